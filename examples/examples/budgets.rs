@@ -1,6 +1,6 @@
 //! Code with a memory budget: an assertion, a function, and tests.
 //!
-//! `cargo run --example budgets`, and `cargo test --example budgets` for the tests, which need no GPU.
+//! `cargo run --features full --example budgets`, and `cargo test --features full --example budgets` for the tests, which need no GPU.
 
 use std::panic;
 

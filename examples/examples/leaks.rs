@@ -2,7 +2,7 @@
 //! `GPUMEM_LEAKS=1 program` prints at the end what was not freed. Add `GPUMEM_BACKTRACE=1` for the lines of blocks below
 //! 1 MiB.
 //!
-//! `GPUMEM_LEAKS=1 cargo run --example leaks`
+//! `GPUMEM_LEAKS=1 cargo run --features full --example leaks`
 
 use gpumem::{Bytes, GpuMemTrace, report::Leaks};
 use gpumem_examples::{Block, Gpu, Result};

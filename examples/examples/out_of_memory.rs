@@ -1,6 +1,6 @@
 //! Out of memory: a report about who holds it, a function that is called, and a second try after the pools were trimmed.
 //!
-//! `cargo run --example out_of_memory`
+//! `cargo run --features full --example out_of_memory`
 
 use gpumem::{
     Bytes, GpuMemTrace,

@@ -1,7 +1,7 @@
 //! Where the memory of the device went: other processes, this one by scope, and what the driver keeps. It adds up to what
 //! `nvidia-smi` shows as used.
 //!
-//! `cargo run --example where_is_my_vram`
+//! `cargo run --features full --example where_is_my_vram`
 
 use gpumem::{Bytes, GpuMemTrace};
 use gpumem_examples::{Gpu, Result};

@@ -37,6 +37,8 @@ CUDA's libraries are those of PyTorch's packages; numpy is needed as well. The m
 """
 
 import argparse
+import ctypes
+import glob
 import json
 import os
 import pickle
@@ -64,6 +66,13 @@ def child_torch(allocator, steps, mode):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
     import torch
 
+    if mode == "handles":
+        # No more than the libraries' handles: one product of small matrices.
+        small = torch.ones(64, 64, device="cuda")
+        (small @ small).sum().item()
+        facts = {"reserved": torch.cuda.max_memory_reserved(), "ended": time.time()}
+        print(json.dumps(facts), flush=True)
+        return
     torch.manual_seed(0)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
@@ -335,6 +344,69 @@ def child_dormant():
         sys.stdin.readline()
 
 
+SIZES = [(number + 1) * 700_001 for number in range(20)]
+
+
+def libcupti():
+    """The path of libcupti: on the loader's path, in a toolkit, or in a Python package."""
+    names = ["libcupti.so.13", "libcupti.so.12"]
+    folders = ["/usr/local/cuda/extras/CUPTI/lib64", "/usr/local/cuda/lib64"]
+    for path in sys.path:
+        folders += [f"{path}/nvidia/cu13/lib", f"{path}/nvidia/cuda_cupti/lib"]
+    for name in names:
+        try:
+            ctypes.CDLL(name)
+            return name
+        except OSError:
+            pass
+    found = [file for folder in folders for name in names for file in glob.glob(f"{folder}/{name}")]
+    return found[0] if found else None
+
+
+class Cupti:
+    """A tool that counts the calls of cuMemAlloc_v2."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(libcupti())
+        self.calls = 0
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
+        # Kept: CUPTI calls it as long as it is subscribed.
+        self.callback = kind(self.observed)
+        self.subscriber = ctypes.c_void_p()
+        code = self.library.cuptiSubscribe(ctypes.byref(self.subscriber), self.callback, None)
+        assert code == 0, f"cuptiSubscribe: {code}"
+        driver_api, mem_alloc = 1, 243
+        code = self.library.cuptiEnableCallback(1, self.subscriber, driver_api, mem_alloc)
+        assert code == 0, f"cuptiEnableCallback: {code}"
+
+    def observed(self, _data, _domain, _number, call):
+        # The first field is CUPTI's `callbackSite`; 1 is the exit.
+        self.calls += ctypes.cast(call, ctypes.POINTER(ctypes.c_int)).contents.value == 1
+
+
+def child_cupti(order):
+    """Another tool subscribes to CUPTI before the driver, and so gpumem's library, is there; or after. Nothing but the driver is used."""
+    cupti = Cupti() if order == "before" else None
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def call(name, *arguments):
+        code = getattr(driver, name)(*arguments)
+        assert code == 0, f"{name}: {code}"
+
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDeviceGet", ctypes.byref(device), 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    call("cuCtxSetCurrent", context)
+    cupti = cupti or Cupti()
+    addresses = [ctypes.c_uint64() for _ in SIZES]
+    for address, size in zip(addresses, SIZES):
+        call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+    for address in addresses:
+        call("cuMemFree_v2", address)
+    print(json.dumps({"calls": cupti.calls}), flush=True)
+
+
 STATIC = r"""
 #include <cstdio>
 #include <cuda_runtime.h>
@@ -474,6 +546,17 @@ class Proof:
         is_right = ran["code"] == 7 and device.get("peak_bytes") == ran["facts"].get("peak")
         self.result("static", is_right, code=ran["code"], peak=device.get("peak_bytes"), said=ran["facts"], missing=missing,
                     besides=device.get("besides"), stderr=ran["stderr"][-1500:])
+
+    def cupti(self):
+        """A tool that uses CUPTI observes all calls, and so does gpumem."""
+        if libcupti() is None:
+            return self.result("cupti", None, why="there is no libcupti")
+        for order in ("before", "after"):
+            ran = self.run(self.child("cupti", order))
+            device, missing = self.device(ran["files"][0]) if ran["files"] else ({}, None)
+            observed = [ran["facts"].get("calls"), device.get("allocations"), device.get("peak_bytes")]
+            self.result(f"cupti-{order}", observed == [len(SIZES), len(SIZES), sum(SIZES)], observed=observed,
+                        expected=[len(SIZES), len(SIZES), sum(SIZES)], missing=missing, stderr=ran["stderr"][-1500:])
 
     def killed(self):
         """A program that is killed at its end, without exit handlers."""
@@ -812,13 +895,15 @@ def main():
             return child_torch(words[0], int(words[1]), words[2])
         if kind == "onnx":
             return child_onnx(*words)
+        if kind == "cupti":
+            return child_cupti(words[0])
         return {"jax": child_jax, "lines": child_lines, "oom": child_oom, "dormant": child_dormant}[kind]()
     if sys.argv[1:2] == ["--join"]:
         return join(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpumem")
     parser.add_argument("--out")
-    parser.add_argument("--only", default="static,killed,lines,oom,dormant,parts,native,expandable,async,profiler,jax,candle,onnx,ranks,torch,times,times-async")
+    parser.add_argument("--only", default="static,killed,cupti,handles,lines,oom,dormant,parts,native,expandable,async,profiler,jax,candle,onnx,ranks,torch,times,times-async")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--steps", type=int, default=0, help="0: as many as take 10 s")
     parser.add_argument("--candle", help="a program with candle, see above")
@@ -832,6 +917,8 @@ def main():
     comparisons = {
         "static": proof.static,
         "killed": proof.killed,
+        "cupti": proof.cupti,
+        "handles": lambda: proof.allocator("handles", "", "reserved", "handles"),
         "lines": proof.lines,
         "oom": proof.oom,
         "dormant": proof.dormant,

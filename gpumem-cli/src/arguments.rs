@@ -1,13 +1,13 @@
 //! The arguments of all commands.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::ffi::OsString;
 
 use clap::{
-    Arg, CommandFactory, FromArgMatches, Parser, Subcommand,
-    builder::{PathBufValueParser, TypedValueParser, ValueParser, styling},
+    Arg, CommandFactory, FromArgMatches, Parser,
+    builder::{ValueParser, styling},
 };
 
-use crate::{commands, exit, size};
+use crate::{commands::Command, exit, values};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,7 +31,7 @@ const STYLES: styling::Styles = styling::Styles::styled()
 #[command(
     name = "gpumem",
     version,
-    after_help = format!("{EXAMPLES}\n\n{}\n\n{}", size::HELP, exit::HELP),
+    after_help = format!("{EXAMPLES}\n\n{}\n\n{}", values::SIZE_HELP, exit::HELP),
     subcommand_required = true,
     arg_required_else_help = true,
     styles = STYLES,
@@ -39,24 +39,6 @@ const STYLES: styling::Styles = styling::Styles::styled()
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-/// One for each file in `commands/`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    Run(commands::run::Arguments),
-    Attach(commands::attach::Arguments),
-    Start(commands::start::Arguments),
-    Stop(commands::stop::Arguments),
-    Report(commands::report::Arguments),
-    Diff(commands::diff::Arguments),
-    Estimate(commands::estimate::Arguments),
-    Info(commands::info::Arguments),
-    Ps(commands::ps::Arguments),
-    Watch(commands::watch::Arguments),
-    Doctor(commands::doctor::Arguments),
-    Completions(commands::completions::Arguments),
-    Man(commands::man::Arguments),
 }
 
 /// Reads the arguments of the process; the first is its name.
@@ -67,17 +49,18 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item: Into<OsString> + Clone>) 
         let takes_dash = is_option && argument.get_value_parser().type_id() != ValueParser::path_buf().type_id();
         if takes_dash { argument.allow_hyphen_values(true) } else { argument }
     };
-    let command = Arguments::command().mut_subcommands(|command| command.mut_args(takes_dash));
+    let mut command = Arguments::command().mut_subcommands(|command| command.mut_args(takes_dash));
+    // Errors would show the usage without `[OPTIONS]`. The names of subcommands are complete after `build`.
+    command.build();
+    let command = command.mut_subcommands(|mut command| {
+        let usage = command.render_usage().ansi().to_string();
+        match usage.split_once(' ') {
+            Some((_, usage)) => command.override_usage(usage.to_owned()),
+            None => command,
+        }
+    });
     let matches = command.try_get_matches_from(arguments)?;
     Arguments::from_arg_matches(&matches)
-}
-
-/// The file of a recording that is to be written: it is no stream.
-pub(crate) fn recording() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path.to_str() {
-        Some("-") => Err("a recording cannot be written to stdout; give the name of a file"),
-        _ => Ok(path),
-    })
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub(crate) enum Exit {
     Program(u8),
 }
 
-/// In the help of the command.
+/// The exit codes, for the help of the command.
 pub(crate) const HELP: &str = "\
 Exit codes:
   0  done

@@ -13,7 +13,7 @@ pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
 }
 
-/// The same, for reading.
+/// Opens a regular file for reading, like [`open`].
 pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
     open(path, File::options().read(true))
 }

@@ -1,7 +1,7 @@
 //! The command `gpumem`: records, shows and compares the GPU memory of any CUDA program.
 //!
-//! `arguments.rs` has what each command takes, `commands/` what it does, `run/` how a program is
-//! run and recorded, `machine/` what the machine has, `exit.rs` the exit codes, `failure.rs` the form of errors.
+//! `commands/` has what each command takes and does, `run/` how a program is run and recorded, `recording/` how the file of a recording is
+//! completed, `history/` what it says, `report/`, `formats/` and `page/` what is shown of that, `machine/` what the machine has.
 
 #![forbid(unsafe_code)]
 
@@ -19,10 +19,11 @@ mod machine;
 mod made;
 mod page;
 mod progress;
+mod recording;
 mod report;
 mod run;
-mod size;
 mod terminal;
+mod values;
 mod watch;
 mod wrap;
 
@@ -32,14 +33,15 @@ use std::{
     process::ExitCode,
 };
 
+use clap::CommandFactory;
 use gpumem_core::model::one_line;
 
-use self::{exit::Exit, failure::Failure};
+use self::{arguments::Arguments, exit::Exit, failure::Failure};
 
 /// Does what the arguments of the process ask for.
 pub fn main() -> ExitCode {
     let done = match arguments::parse(env::args_os()) {
-        Ok(arguments) => commands::execute(arguments),
+        Ok(arguments) => commands::execute(arguments.command, Arguments::command()),
         Err(error) => answer(&error),
     };
     let exit = done.unwrap_or_else(|failure| {

@@ -91,7 +91,7 @@ fn columns(to: &(impl IsTerminal + AsFd)) -> Option<usize> {
     columns.map(|columns| columns.max(LEAST_COLUMNS))
 }
 
-/// The figures of a table need so many.
+/// The figures of a table need at least this many columns.
 const LEAST_COLUMNS: usize = 40;
 
 /// Writes a file, which gets its name when all of it is written. `-` is stdout.

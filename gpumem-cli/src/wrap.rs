@@ -1,4 +1,7 @@
 //! Lines of text in the columns of a terminal.
+//!
+//! The crate `textwrap` adds up the widths of characters. A text such as an emoji of several characters has another width, which the
+//! terminal and the tables of `gpumem-core` use: lines would be broken at other columns than they have.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 

@@ -175,12 +175,6 @@ impl Error {
         matches!(self.0.kind, Kind::NoGauge { .. } | Kind::NoDispatch { .. } | Kind::NoSource { .. })
     }
 
-    /// This gauge is not available.
-    #[doc(hidden)]
-    pub fn lacks_gauge(&self, requested: &str) -> bool {
-        matches!(self.0.kind, Kind::NoGauge { gauge, .. } if gauge == requested)
-    }
-
     /// The number names no device of this process.
     ///
     /// ```

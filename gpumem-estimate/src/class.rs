@@ -1,3 +1,5 @@
+//! What memory is used for.
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};

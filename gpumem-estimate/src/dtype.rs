@@ -47,16 +47,21 @@ pub struct Blocks {
 /// What the parameters of a model are stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Types {
-    /// The weights of linear layers and experts, and the tables of embeddings.
+    /// The weights of linear layers.
     pub(crate) weights: Dtype,
+    /// The tables of embeddings, the weights of experts, and the head of a model.
+    pub(crate) tables: Dtype,
     /// All other parameters, and what is computed.
     pub(crate) others: Dtype,
 }
 
 impl Types {
-    /// Of parameters in this type. `compute`: what is computed in, if nothing can be in that type.
+    /// The types of a model whose parameters have this type. `compute` is the type of all else, if that one is only stored.
     pub(crate) fn new(parameters: Dtype, compute: Dtype) -> Self {
-        Self { weights: parameters, others: if parameters.is_only_stored() { compute } else { parameters } }
+        let others = if parameters.is_only_stored() { compute } else { parameters };
+        // `load_in_8bit` of bitsandbytes replaces linear layers and nothing else. The formats of llama.cpp are for all weights.
+        let tables = if parameters == Dtype::I8 { others } else { parameters };
+        Self { weights: parameters, tables, others }
     }
 }
 
@@ -201,7 +206,12 @@ impl FromStr for Dtype {
         let name = name.strip_prefix("torch.").unwrap_or(&name);
         let plain = PLAIN.iter().chain(OTHER_NAMES).find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
         let blocks = || BLOCKS.iter().find(|blocks| blocks.name == name).copied().map(Self::Blocks);
-        plain.or_else(blocks).ok_or_else(|| Kind::UnknownDtype(text.to_owned()).into())
+        plain.or_else(blocks).ok_or_else(|| {
+            let known = Self::names().collect::<Vec<_>>().join(", ");
+            let what =
+                format!("`{text}` is no type of elements; there are {known}, and PyTorch's names, such as bfloat16");
+            Kind::Syntax(what).into()
+        })
     }
 }
 

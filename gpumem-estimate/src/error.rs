@@ -4,7 +4,7 @@ use std::fmt;
 
 use gpumem_core::model::Bytes;
 
-use crate::{dtype::Dtype, shape::Shape};
+use crate::shape::Shape;
 
 /// Why there is no estimate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,6 @@ pub(crate) enum Kind {
     },
     /// A size does not fit into 64 bits.
     TooLarge,
-    UnknownDtype(String),
     Syntax(String),
     /// A checkpointed block has recomputed all that it saved. This ends the second run and is never returned to a caller.
     RecomputedAll,
@@ -103,10 +102,6 @@ impl fmt::Display for Error {
             }
             Kind::TooLarge => f.write_str("the sizes are too large: the sum does not fit into 62 bits"),
             Kind::RecomputedAll => f.write_str("a checkpointed block has recomputed all that it saved"),
-            Kind::UnknownDtype(name) => {
-                let known = Dtype::names().collect::<Vec<_>>().join(", ");
-                write!(f, "`{name}` is no type of elements; there are {known}, and PyTorch's names, such as bfloat16")
-            }
         }
     }
 }

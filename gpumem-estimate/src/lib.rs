@@ -34,13 +34,17 @@ mod memory;
 mod model;
 mod model_check;
 pub mod models;
+mod parameters;
 mod recording;
+mod settings;
 mod shape;
-mod size;
 mod step;
+mod tensors;
+
+pub use gpumem_core::model::Bytes;
 
 pub use self::{
-    allocator::AllocatorKind,
+    allocator::{AllocatorKind, PyTorchRounding},
     answers::{ClassDifference, Comparison, Difference, Measured, PhaseDifference, Saving, Savings, largest},
     class::Class,
     context::ContextSize,
@@ -48,13 +52,14 @@ pub use self::{
     eager::Optimizer,
     error::Error,
     estimate::{ConvolutionWorkspace, Estimate, Part, PhasePeak},
-    files::{Described, Gguf, TensorInfo, TensorSum, Tensors},
+    files::{Described, Gguf},
     layer::{
         Attention, AttentionNames, Conv, Embeddings, Experts, Function, HeadNorm, Layer, Linear, Named, Pool,
         PositionKind, RelativeAttention, RunExperts, numbered,
     },
     model::{Input, Loss, Model},
+    settings::{Checkpointing, DataParallel, DataParallelKind, Decode, KvCache, Lora, Names, Quantized},
     shape::Shape,
-    size::{LayerSize, ModelSize},
-    step::{Checkpointing, DataParallel, DataParallelKind, Decode, KvCache, Lora, Names, Quantized, Step},
+    step::Step,
+    tensors::{TensorInfo, TensorSum, Tensors},
 };

@@ -79,7 +79,7 @@ struct Rounding {
 #[derive(Debug)]
 struct Uses {
     all: Vec<Use>,
-    /// Of those with a rounding. A model has few sizes, which a tree of them finds faster than a hash.
+    /// The numbers of the uses with a rounding. A model has few sizes, which a tree of them finds faster than a hash.
     numbers: BTreeMap<Use, StackId>,
 }
 
@@ -352,7 +352,7 @@ impl State {
         self.number += 1;
         // The number is the time: the n-th event comes after n nanoseconds.
         let time = Duration::from_nanos(self.number);
-        self.inbox.replay(&Event { number: self.number, time, thread: THREAD, kind })
+        self.inbox.replay(&Event { number: self.number, time, thread: THREAD, kind }, &mut ())
     }
 
     fn name(&mut self, name: &str) -> CallsiteId {

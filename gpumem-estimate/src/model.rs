@@ -30,7 +30,7 @@ pub struct Model {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Input {
-    /// Sequences of so many tokens.
+    /// Sequences of this many tokens.
     Tokens(u64),
     /// Sequences of tokens for an encoder, and sequences for a decoder.
     Pair {
@@ -108,7 +108,7 @@ impl Model {
         let fields = fields().unwrap_or_default();
         let why = match &read {
             Ok(model) => model_check::unknown_field(&fields, model),
-            Err(error) => model_check::wrong_layer(&fields).or_else(|| Some(error.clone())),
+            Err(error) => model_check::wrong_part::<Self>(&fields).or_else(|| Some(error.clone())),
         };
         match (read, why) {
             (Ok(model), None) => Ok(model),

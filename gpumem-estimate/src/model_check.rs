@@ -1,10 +1,10 @@
 //! What is wrong with a model as JSON or TOML: which layer, which field, and what is allowed there. The errors of `serde` do not say
 //! where in a list of layers they are, and fields that no layer has are no errors for it.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use crate::{layer::Named, model::Model};
+use crate::layer::Named;
 
 /// The fields of layers that have layers inside.
 const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];
@@ -39,9 +39,12 @@ impl Place {
     }
 }
 
-/// What is wrong with the first layer that cannot be read. `None`: all of them can.
-pub(crate) fn wrong_layer(model: &Value) -> Option<String> {
-    wrong_in(&Place::default(), "layers", model)
+/// What is wrong with the first layer that cannot be read, else with the model `M` around the layers. `None`: all can be read.
+pub(crate) fn wrong_part<M: DeserializeOwned>(model: &Value) -> Option<String> {
+    wrong_in(&Place::default(), "layers", model).or_else(|| {
+        let error = M::deserialize(model).err()?.to_string();
+        Some(format!("beside the layers, {}", words::<M>(model.as_object()?, error)))
+    })
 }
 
 fn wrong_in(place: &Place, list: &str, outer: &Value) -> Option<String> {
@@ -52,17 +55,19 @@ fn wrong_in(place: &Place, list: &str, outer: &Value) -> Option<String> {
         let inside = INNER.iter().find_map(|list| wrong_in(&place, list, layer));
         inside.or_else(|| {
             let fields = layer.as_object();
-            Some(place.says(&fields.map_or_else(|| "a layer is an object".to_owned(), |fields| words(fields, error))))
+            Some(place.says(
+                &fields.map_or_else(|| "a layer is an object".to_owned(), |fields| words::<Named>(fields, error)),
+            ))
         })
     })
 }
 
 /// What `serde` says about these fields, in words for somebody who writes a file.
-fn words(fields: &Map<String, Value>, error: String) -> String {
+fn words<T: DeserializeOwned>(fields: &Map<String, Value>, error: String) -> String {
     if let Some(rest) = error.strip_prefix("missing field ") {
         return format!("the field {} is missing", rest.trim());
     }
-    let Some((field, value)) = wrong_field(fields, &error) else { return error };
+    let Some((field, value)) = wrong_field::<T>(fields, &error) else { return error };
     let allowed = match error.split_once("expected ").map(|(_, expected)| expected) {
         Some("u64") => "a whole number, 0 or more",
         Some("f64") => "a number",
@@ -80,24 +85,27 @@ fn words(fields: &Map<String, Value>, error: String) -> String {
     format!("the field `{field}` is {value}, and may be {allowed}")
 }
 
-/// The field that the error is about: without it, there is another error or none. Each layer has a type and a name, so there is another
-/// error without these in any case, and they come last.
-fn wrong_field<'a>(fields: &'a Map<String, Value>, error: &str) -> Option<(&'a String, &'a Value)> {
+/// The field that the error is about: without it, there is another error or none. Each layer has a type and a name, and a model has
+/// layers, so there is another error without these in any case, and they come last.
+fn wrong_field<'a, T: DeserializeOwned>(
+    fields: &'a Map<String, Value>,
+    error: &str,
+) -> Option<(&'a String, &'a Value)> {
     if fields.len() > MOST_FIELDS {
         return None;
     }
     let is_about = |field: &str| {
         let mut rest = fields.clone();
         rest.remove(field);
-        Named::deserialize(&Value::Object(rest)).err().is_none_or(|other| other.to_string() != error)
+        T::deserialize(&Value::Object(rest)).err().is_none_or(|other| other.to_string() != error)
     };
     let mut fields: Vec<_> = fields.iter().collect();
-    fields.sort_by_key(|(field, _)| (*field == "name", *field == "type"));
+    fields.sort_by_key(|(field, _)| (*field == "layers", *field == "name", *field == "type"));
     fields.into_iter().find(|(field, _)| is_about(field))
 }
 
 /// A field that a model has and that does not exist, such as one with a typing error, with its place. Otherwise it would be ignored.
-pub(crate) fn unknown_field(read: &Value, model: &Model) -> Option<String> {
+pub(crate) fn unknown_field(read: &Value, model: &impl Serialize) -> Option<String> {
     let known = model.serialize(serde_json::value::Serializer).ok()?;
     unknown_in(&Place::default(), read, &known)
 }

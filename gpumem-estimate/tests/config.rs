@@ -3,7 +3,7 @@
 use gpumem_estimate::{Dtype, Model, Optimizer, Step};
 
 fn parameters(config: &str) -> u64 {
-    Model::from_config(config, 16).unwrap().size(1, Dtype::Bf16).unwrap().parameters
+    Model::from_config(config, 16).unwrap().parameters(Dtype::Bf16).unwrap().sum().elements
 }
 
 fn error(config: &str) -> String {
@@ -27,7 +27,10 @@ fn known_architectures() {
 
 #[test]
 fn what_is_not_known_is_an_error() {
-    assert_eq!(error("{}"), "config.json: it names no architecture");
+    for empty in ["{}", "[]"] {
+        let next = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
+        assert_eq!(error(empty), format!("config.json: it names no architecture and has no `layers`; {next}"));
+    }
     let unknown = error(r#"{"architectures": ["NewLM"]}"#);
     assert!(unknown.starts_with("config.json: the architecture `NewLM` is not supported; supported are "), "{unknown}");
     assert!(Model::known_architectures().all(|name| unknown.contains(name)), "{unknown}");

@@ -1,8 +1,6 @@
 //! Models that do not fit together, and hostile files.
 
-use gpumem_estimate::{
-    Dtype, Input, Layer, Linear, Loss, Model, Optimizer, RelativeAttention, Shape, Step, models, numbered,
-};
+use gpumem_estimate::{Input, Layer, Linear, Loss, Model, Optimizer, RelativeAttention, Shape, Step, models, numbered};
 
 fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
     Model { name: "test".to_owned(), input, layers: numbered(layers), loss: Loss::default() }
@@ -43,7 +41,7 @@ fn sizes_that_overflow_are_errors() {
     assert_eq!(message([Layer::conv2d(u64::MAX, u64::MAX, 3, 1, 1)], image()), format!("layer `0`: {large}"));
     let huge = Input::Numbers(Shape::from([u64::MAX, u64::MAX]));
     assert_eq!(message([Layer::Flatten], huge.clone()), large);
-    assert!(model([Layer::Flatten], huge).size(1, Dtype::F64).is_err());
+    assert!(Step::inference(1).estimate(&model([Layer::Flatten], huge)).is_err());
     let step = Step::training(u64::MAX, Optimizer::Adam);
     assert!(step.estimate(&models::vgg19()).is_err());
 }
@@ -165,6 +163,11 @@ fn a_wrong_layer_is_named_with_its_field() {
     let typo = layer(r#""type": "linear", "inputs": 4, "outputs": 4, "no_bais": true"#);
     assert_eq!(typo, at("there is no field `no_bais`"));
     assert_eq!(error("7"), "layer `mlp` (`layers[0].layers[1]`): a layer is an object");
+    // What is around the layers, with its field too.
+    let model = |fields: &str| Model::from_json(&format!(r#"{{{fields}, "layers": []}}"#)).unwrap_err().to_string();
+    let of_model = "this is no model: beside the layers, the field `";
+    assert_eq!(model(r#""input": {"tokens": 1}"#), format!("{of_model}name` is missing"));
+    assert_eq!(model(r#""input": {"tokens": 1}, "name": 1"#), format!("{of_model}name` is 1, and may be a text"));
     let unnamed = error(r#"{"type": "flatten"}"#);
     assert_eq!(unnamed, "layer `mlp` (`layers[0].layers[1]`): the field `name` is missing");
 }
@@ -216,7 +219,7 @@ fn a_decoder_needs_an_encoder_and_target_tokens() {
     let pair = Layer::EncoderDecoder { encoder: vec![], decoder: vec![] };
     assert_eq!(message([pair.clone()], tokens()), "layer `0`: a decoder needs target tokens");
     let both = model([pair], Input::Pair { source: 4, target: 3 });
-    assert_eq!(both.size(2, Dtype::F32).unwrap().outputs.get(), 0);
+    assert!(Step::inference(2).estimate(&both).is_ok());
     let tied = Layer::TiedEmbedding { tied_to: "x".to_owned() };
     assert_eq!(message([tied], tokens()), "layer `0`: no layer before it has the path `x` and a weight to share");
 }

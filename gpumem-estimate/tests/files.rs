@@ -150,6 +150,9 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
     // Without weights nothing is known at all.
     std::fs::remove_file(index).unwrap();
     assert!(Described::read(folder.0.join("config.json"), 16).is_err());
+    let other = folder.write("other.json", b"[]");
+    let error = Described::read(&other, 16).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("{}: it names no architecture", other.display())), "{error}");
 }
 
 /// What files do not say is not taken for what they say.

@@ -91,8 +91,8 @@ fn parameters_are_those_of_torchvision_and_transformers() {
     assert!(lines.len() >= 40, "{} models", lines.len());
     for line in lines {
         let [library, name, count] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
-        let size = model(name).size(1, Dtype::Bf16).unwrap();
-        assert_eq!(size.parameters.to_string(), count, "{library} {name}");
-        assert_eq!(size.parameter_bytes.get(), 2 * size.parameters);
+        let sum = model(name).parameters(Dtype::Bf16).unwrap().sum();
+        assert_eq!(sum.elements.to_string(), count, "{library} {name}");
+        assert_eq!(sum.bytes.get(), 2 * sum.elements);
     }
 }

@@ -166,14 +166,9 @@ fn weights_alone_are_quantized() {
     assert_eq!(wide.parameter_bytes.get(), 2 * elements);
     assert_eq!(of(&wide, Class::Cache), 1024 << 20);
     // How many bytes so many elements take.
-    for (name, [bytes, of_elements]) in [
-        ("q4_0", [18, 32]),
-        ("q4_k", [144, 256]),
-        ("q8_0", [34, 32]),
-        ("int8", [1, 1]),
-        ("f8", [1, 1]),
-        ("nf4", [36, 64]),
-    ] {
+    for (name, [bytes, of_elements]) in
+        [("q4_0", [18, 32]), ("q4_k", [144, 256]), ("q8_0", [34, 32]), ("f8", [1, 1]), ("nf4", [36, 64])]
+    {
         let narrow = estimate(with(name));
         let weights = (elements - of_norms) / of_elements * bytes + of_norms * 2;
         assert_eq!((narrow.parameters, narrow.parameter_bytes.get()), (elements, weights), "{name}");
@@ -183,6 +178,11 @@ fn weights_alone_are_quantized() {
         }
         assert_eq!(wide.peak.get() - narrow.peak.get(), 2 * elements - weights, "{name}");
     }
+    // `load_in_8bit` of bitsandbytes has the embedding and the head in bf16.
+    let narrow = estimate(with("int8"));
+    let linear = elements - of_norms - 2 * 128_256 * 4096;
+    assert_eq!((narrow.parameters, narrow.parameter_bytes.get()), (elements, 2 * elements - linear));
+    assert_eq!(wide.peak.get() - narrow.peak.get(), linear);
     let wider = estimate(Step { compute: Some(Dtype::F32), ..with("q4_0") });
     assert_eq!(of(&wider, Class::Cache), 2048 << 20);
     let with_autocast = Step { autocast: Some(Dtype::F16), ..with("q4_0") };

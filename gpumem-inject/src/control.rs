@@ -1,7 +1,7 @@
 //! Switches the recording on and off while the program runs: `gpumem run --dormant`, `gpumem start`, `gpumem stop`.
 
 use std::{
-    fs,
+    env, fs,
     io::{self, BufRead, BufReader, ErrorKind, Read, Write},
     mem::{forget, replace},
     os::{
@@ -15,20 +15,32 @@ use std::{
     time::Duration,
 };
 
-use gpumem::__private::{
-    end_injected, exit_without_program, run_beside_program, run_with_own_descriptors, with_high_number,
+use gpumem::recording;
+use gpumem_driver::{
+    beside::{self, run_with_own_descriptors},
+    descriptor,
+    process::exit_without_program,
 };
 
 use crate::{request::Request, torch, variable};
 
-/// Who connects and sends nothing is not waited for longer.
+/// The longest wait for a command that connects and sends nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// After this time it is seen that the program has ended, or has closed the socket.
+/// How often a thread looks whether the program has ended or has closed the socket.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A command, and where its answer goes.
 type Command = (String, Sender<String>);
+
+/// Begins what the environment asks for: to record, or to wait for a command to do so.
+pub(crate) fn begin() -> Result<(), String> {
+    let request = Request::of_environment()?;
+    match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
+        None => request.record().map(drop),
+        Some(folder) => listen(Path::new(&folder), Request { is_late: true, ..request }),
+    }
+}
 
 /// Listens to commands. Until one comes, nothing is intercepted.
 ///
@@ -43,7 +55,7 @@ pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
     let serve = move |has_own_table| serve(&path, has_own_table, &bound, &commands);
     run_with_own_descriptors("gpumem-control", serve).map_err(failed)?;
     is_bound.recv().unwrap_or_else(|_| Err(ErrorKind::BrokenPipe.into())).map_err(failed)?;
-    run_beside_program("gpumem-switch", move || obey(&received, &request)).map_err(failed)
+    beside::run("gpumem-switch", move || obey(&received, &request)).map_err(failed)
 }
 
 /// Obeys commands, until nobody sends any.
@@ -52,7 +64,7 @@ fn obey(received: &Receiver<Command>, request: &Request) {
     loop {
         exit_without_program();
         match received.recv_timeout(LOOK_EVERY) {
-            // Who has asked may be gone.
+            // The command that asked may have ended.
             Ok((command, answer)) => _ = answer.send(answer_to(&command, request, &mut recording)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -89,9 +101,14 @@ fn serve(socket: &Path, has_own_table: bool, bound: &SyncSender<io::Result<()>>,
     }
 }
 
+/// The same file or socket with a number that the program hardly uses.
+fn with_high_number(descriptor: OwnedFd) -> OwnedFd {
+    descriptor::with_high_number(descriptor.into()).into()
+}
+
 /// A listener whose `accept` returns after [`LOOK_EVERY`].
 fn bind(socket: &Path) -> io::Result<UnixListener> {
-    // Of an earlier process with this number, or of the program that called `exec`.
+    // An earlier process with this number may have left one, or the program before it called `exec`.
     _ = fs::remove_file(socket);
     let listener = UnixStream::from(with_high_number(UnixListener::bind(socket)?.into()));
     listener.set_read_timeout(Some(LOOK_EVERY))?;
@@ -122,7 +139,7 @@ fn answer_to(command: &str, request: &Request, recording: &mut Option<PathBuf>) 
             if request.has_torch() {
                 torch::end(&known);
             }
-            end_injected();
+            recording::end();
             Ok(known)
         }
         (variable::STOP, None) => Err("it is not recorded".to_owned()),

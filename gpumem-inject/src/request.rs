@@ -7,9 +7,9 @@ use std::{
     process,
 };
 
-use gpumem::__private::{Injected, Keep, begin_injected};
+use gpumem::recording::{self, Keep};
 
-use crate::{control, torch, variable};
+use crate::{torch, variable};
 
 /// The variables in which launchers put the number of a process among those of a job.
 const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
@@ -29,41 +29,36 @@ pub(crate) struct Request {
     pub(crate) is_late: bool,
 }
 
-/// Begins what the environment asks for.
-pub(crate) fn begin() -> Result<(), String> {
-    // Somebody else's `CUDA_INJECTION64_PATH` names this library: there is no file to write.
-    let Some(file) = env::var_os(variable::FILE).filter(|file| !file.is_empty()) else {
-        return Err(format!("{} is not set; start the program with `gpumem run`", variable::FILE));
-    };
-    let text = |name| env::var(name).unwrap_or_default();
-    let mut request = Request {
-        file: file.into(),
-        backtrace: text(variable::BACKTRACE),
-        keep: text(variable::KEEP),
-        torch: text(variable::TORCH),
-        is_late: false,
-    };
-    match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
-        None => request.record().map(drop),
-        Some(folder) => {
-            request.is_late = true;
-            control::listen(Path::new(&folder), request)
-        }
-    }
-}
-
 impl Request {
+    /// What the environment asks for.
+    pub(crate) fn of_environment() -> Result<Self, String> {
+        // Somebody else's `CUDA_INJECTION64_PATH` names this library: there is no file to write.
+        let Some(file) = env::var_os(variable::FILE).filter(|file| !file.is_empty()) else {
+            return Err(format!("{} is not set; start the program with `gpumem run`", variable::FILE));
+        };
+        let text = |name| env::var(name).unwrap_or_default();
+        Ok(Self {
+            file: file.into(),
+            backtrace: text(variable::BACKTRACE),
+            keep: text(variable::KEEP),
+            torch: text(variable::TORCH),
+            is_late: false,
+        })
+    }
+
     /// Begins the recording. Returns its file.
     pub(crate) fn record(&self) -> Result<PathBuf, String> {
-        let Self { file, backtrace, keep, torch, is_late } = self;
+        let Self { file: base, backtrace, keep, torch, is_late } = self;
         let rank = RANKS.iter().find_map(|name| env::var(name).ok()?.trim().parse().ok());
-        let recording = free_name(file, rank, process::id());
-        begin_injected(Injected { recording: &recording, backtrace, keep: parsed(keep)?, is_late: *is_late })?;
+        let file = free_name(base, rank, process::id());
+        recording::serve_foreign_program(backtrace);
+        let begin = if *is_late { recording::begin } else { recording::begin_at_start };
+        begin(&file, parsed(keep)?).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
         if !torch.is_empty() {
             let number = || format!("{}={torch} is no number of events", variable::TORCH);
-            torch::begin(&recording, torch.parse().map_err(|_| number())?);
+            torch::begin(&file, torch.parse().map_err(|_| number())?);
         }
-        Ok(recording)
+        Ok(file)
     }
 
     /// The history of PyTorch's allocator is to be recorded.

@@ -10,14 +10,19 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use gpumem::__private::leave_own_file;
-
-use crate::{control, request, request::Request};
+use crate::{control, request::Request};
 
 /// The library records the process, or waits for a command to do so.
 ///
 /// A driver that comes here again while gpumem begins must not wait for it: this thread would wait for itself.
 static CALLED: AtomicBool = AtomicBool::new(false);
+
+/// The program does not depend on the file of this library any more: somebody may truncate it.
+fn leave_own_file() {
+    // A system may forbid it. Then the file is as any other library of the program.
+    #[cfg(target_os = "linux")]
+    let _ = gpumem_driver::own_file::leave();
+}
 
 /// The driver calls it inside of `cuInit`. It returns 1, as NVIDIA's examples do.
 #[expect(unsafe_code, reason = "the driver finds the function by this name")]
@@ -29,7 +34,7 @@ pub extern "C" fn InitializeInjection() -> c_int {
         // First: no other thread runs code of this library yet.
         leave_own_file();
         // Nothing unwinds into C. The panic hook has printed the panic.
-        let begun = catch_unwind(request::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
+        let begun = catch_unwind(control::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
         if let Err(why) = begun {
             // The program may have closed stderr.
             let _ = writeln!(io::stderr(), "gpumem: process {} is not recorded: {why}", std::process::id());

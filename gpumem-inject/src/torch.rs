@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpumem::__private::run_in_python;
+use gpumem_driver::python;
 
 use crate::variable;
 
@@ -46,5 +46,5 @@ fn unfinished(file: &Path) -> PathBuf {
 fn run(first: &str, again: &str) -> bool {
     // A text with a zero in it is none of ours.
     let (Ok(first), Ok(again)) = (CString::new(first), CString::new(again)) else { return false };
-    run_in_python(&first, &again)
+    python::run(&first, &again)
 }

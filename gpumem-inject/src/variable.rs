@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// By which the driver finds the library.
+/// The driver loads the library that this variable names.
 pub const INJECTION: &str = "CUDA_INJECTION64_PATH";
 
 /// The file of the recording. The name of each process's file has more before the extension: its rank and its number.

@@ -102,7 +102,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `gauge`
 ///
-/// How the memory is measured: `"exact"`, `"pool"`, `"sampled"`, or `"off"` to measure nothing. By default, the best gauge that is
+/// How the memory is measured: `"exact"`, `"sampled"`, or `"off"` to measure nothing. By default, the best gauge that is
 /// available.
 ///
 /// ```

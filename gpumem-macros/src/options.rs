@@ -141,7 +141,7 @@ pub(crate) const AMOUNT: &str =
 pub(crate) const ORDINAL: &str = "the number of a CUDA device: `device = 1`";
 pub(crate) const THREADS: &str =
     r#""all": `threads = "all"` counts every thread; without it a budget counts its own thread"#;
-const GAUGES: &str = r#""exact", "pool", "sampled" or "off""#;
+const GAUGES: &str = r#""exact", "sampled" or "off""#;
 
 pub(crate) fn string(lit: &Lit) -> Option<String> {
     match lit {
@@ -181,7 +181,6 @@ pub(crate) fn ordinal(lit: &Lit) -> Option<u32> {
 fn gauge(lit: &Lit) -> Option<Ident> {
     let variant = match string(lit)?.as_str() {
         "exact" => "Exact",
-        "pool" => "Pool",
         "sampled" => "Sampled",
         "off" => "Off",
         _ => return None,

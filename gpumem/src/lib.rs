@@ -1,20 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![deny(unsafe_code)]
-// Without one of the sources, parts of the plain data and of the messages are for nobody.
-#![cfg_attr(
-    not(all(
-        feature = "nvml",
-        feature = "sim",
-        feature = "cupti",
-        feature = "dispatch",
-        feature = "backtrace",
-        feature = "capture"
-    )),
-    allow(dead_code, unused_imports)
-)]
-// With CUPTI a caller has two words, without it none.
-#![cfg_attr(not(feature = "cupti"), allow(clippy::trivially_copy_pass_by_ref))]
+#![forbid(unsafe_code)]
 
 #[cfg(feature = "cudarc")]
 mod cudarc_ext;
@@ -22,17 +8,18 @@ pub mod error;
 mod query;
 pub mod report;
 mod session;
-mod settings;
-mod source;
-#[allow(unsafe_code, reason = "the one folder that talks to C")]
-mod sys;
 pub mod torch;
 
 #[doc(hidden)]
 #[path = "private.rs"]
 pub mod __private;
 
-pub(crate) use gpumem_core::{derive, device_model, export, inbox, ledger, model};
+pub(crate) use gpumem_core::{derive, export, inbox, ledger, model};
+#[cfg(feature = "baseline")]
+pub(crate) use gpumem_driver::lock_file;
+#[cfg(feature = "capture")]
+pub(crate) use gpumem_driver::{cgroup, clock, recording_file, ring_memory};
+pub(crate) use gpumem_driver::{process, settings, source};
 
 pub use gpumem_core::error::{Error, Result};
 #[cfg(feature = "macros")]
@@ -45,8 +32,6 @@ pub use query::{
     try_gpu_mem_get_used_fast, try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
 pub use session::{GpuMemTrace, GpuMemTraceBuilder, breakdown, status, summary};
-#[cfg(feature = "sim")]
-pub use source::sim;
 
 /// Devices: how many there are, their names, which one is current.
 pub mod device {
@@ -61,25 +46,6 @@ pub mod intercept {
     };
 }
 
-/// The memory of a training or inference step, estimated before it runs.
-///
-/// ```
-/// use gpumem::{Bytes, estimate::{Model, Optimizer, Step}};
-///
-/// // The `config.json` of a model on Hugging Face, and the length of sequences.
-/// let model = Model::from_config(r#"{"model_type": "gpt2"}"#, 512)?;
-/// let step = Step { limit: Some(Bytes::gib(16)), ..Step::training(8, Optimizer::Adam) };
-/// let estimate = step.estimate(&model)?;
-/// assert!(estimate.peak < Bytes::gib(9));
-/// assert!(step.largest_batch(&model)? > 8);
-/// # Ok::<(), gpumem::estimate::Error>(())
-/// ```
-#[cfg(feature = "estimate")]
-pub mod estimate {
-    #[doc(inline)]
-    pub use gpumem_estimate::*;
-}
-
 /// Functions that are called when memory runs out.
 pub mod oom {
     pub use crate::session::{on_oom, retry_after_trim};
@@ -89,6 +55,28 @@ pub mod oom {
 pub mod scope {
     pub use crate::session::{Entered, InScope, ScopeHandle, Traced};
 }
+
+/// Recordings of this process that begin and end while it runs. `GPUMEM_CAPTURE` records a process from its start without a call.
+///
+/// ```
+/// use gpumem::{Bytes, recording, sim::SimGpu};
+///
+/// let gpu = SimGpu::install(Bytes::gib(16))?;
+/// let file = std::env::temp_dir().join(format!("step-{}.gpumem", std::process::id()));
+/// recording::begin(&file, recording::Keep::All)?;
+/// drop(gpu.alloc(Bytes::mib(64))?);
+/// recording::end(); // `gpumem report step-….gpumem`
+/// # assert!(std::fs::metadata(&file)?.len() > 100);
+/// # std::fs::remove_file(&file)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[cfg(feature = "capture")]
+pub mod recording {
+    pub use crate::session::{Keep, begin, begin_at_start, end, serve_foreign_program};
+}
+
+#[cfg(feature = "sim")]
+pub mod sim;
 
 /// Where output goes: stdout, stderr, a file, JSON lines, or a function.
 pub mod sink {

@@ -2,8 +2,6 @@
 //!
 //! Only [`preload`] creates a CUDA context, and only the `no_cache` functions wait for the device.
 
-#[cfg(feature = "nvml")]
-pub(crate) use crate::source::machine;
 use crate::{
     error::Result,
     model::{Bytes, GpuMemory, GpuProcess},

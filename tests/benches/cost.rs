@@ -16,10 +16,9 @@ use std::{
 };
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use gpumem::{
-    __private::internal, Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, gpu_mem_trace,
-    sim::SimGpu,
-};
+use gpumem::{Bytes, Gauge, GpuHandle, GpuMemTrace, gpu_mem_get, gpu_mem_get_used_fast, gpu_mem_trace, sim::SimGpu};
+use gpumem_core::model::StackId;
+use gpumem_driver::source;
 use gpumem_tests::{bare_inbox::BareInbox, deeper};
 use nvml_wrapper::Nvml;
 
@@ -36,7 +35,7 @@ fn create_and_stop(gauge: Gauge) {
 /// The queries against the bare call, and a sampled trace, which takes two readings.
 fn device(criterion: &mut Criterion) {
     if !gpumem::is_available() {
-        println!("skipped: no device");
+        gpumem_tests::skipped("no device");
         return;
     }
     let nvml = Nvml::builder().lib_path(OsStr::new("libnvidia-ml.so.1")).init().expect("NVML is there");
@@ -333,15 +332,35 @@ fn peaks(criterion: &mut Criterion) {
     group.finish();
 }
 
+#[inline(never)]
+fn remembered() -> u32 {
+    source::current_stack().0
+}
+
+#[inline(never)]
+fn walked() -> u32 {
+    source::forget_stacks();
+    source::current_stack().0
+}
+
+#[inline(never)]
+fn by_the_system() -> u32 {
+    // The number does not matter: what is measured is the walk.
+    source::uncached_stack(|addresses| StackId(u32::try_from(addresses.len()).unwrap_or(0))).0
+}
+
 /// The stack of one block: one that was seen before, one that was not but leads through known functions, and by the unwinder
 /// of the system.
 fn stack(criterion: &mut Criterion) {
+    // Stacks have numbers once the session has begun.
+    SimGpu::install(Bytes::gib(16)).expect("there is no other device");
+    drop(trace(Gauge::Exact));
     let mut group = criterion.benchmark_group("stack");
     for depth in [10, 30, 60] {
         for (name, way) in [
-            ("baseline: the system's unwinder, 32 functions at most", internal::stack_by_the_system as fn() -> u32),
-            ("walked", internal::stack_walked),
-            ("remembered", internal::stack),
+            ("baseline: the system's unwinder, 32 functions at most", by_the_system as fn() -> u32),
+            ("walked", walked),
+            ("remembered", remembered),
         ] {
             group.bench_function(format!("{name}, {depth} calls deep"), |bench| {
                 deeper(depth, &mut || bench.iter(way));
@@ -392,7 +411,7 @@ fn traced() {}
 /// this benchmark comes first, because the others install simulated devices.
 fn off(criterion: &mut Criterion) {
     if GpuMemTrace::new().data().gauge != Gauge::Off {
-        println!("skipped: traces are on");
+        gpumem_tests::skipped("traces are on");
         return;
     }
     let mut group = criterion.benchmark_group("off");

@@ -26,9 +26,9 @@ use std::{
 
 use clap::Parser;
 use cudarc::driver::{result, sys};
-use gpumem::__private::internal::hook_for_nobody;
 use gpumem::{Bytes, Gauge, GpuMemTrace, device, intercept::subscribe, status, torch::memory_snapshot};
 use gpumem_core::capture::{Reader, Step};
+use gpumem_driver::source::trial::intercept_without_recording;
 use gpumem_tests::deeper;
 use libloading::Library;
 
@@ -59,7 +59,7 @@ struct Options {
 
 fn main() {
     if env::var_os("GPUMEM_SIM").is_some() {
-        println!("skipped: no device");
+        gpumem_tests::skipped("no device");
         return;
     }
     // A thread that fails would leave the others at their barrier.
@@ -78,7 +78,7 @@ fn main() {
 /// Starts the others, has them measure in turns, and prints.
 fn control(options: &Options) {
     let Ok(about) = Worker::hello_of(ABOUT) else {
-        println!("skipped: no device");
+        gpumem_tests::skipped("no device");
         return;
     };
     let rows: Vec<_> = Row::ALL.iter().filter(|row| row.is_wanted(options)).collect();
@@ -254,7 +254,7 @@ impl Row {
     /// Whether it is measured in that way.
     fn is_for(&self, way: &Way) -> bool {
         let is_one_trace = way.is_gpumem() && way.traces == 1;
-        if way.name == RECORDED {
+        if way.is_of_pairs() {
             return matches!(self.kind, Kind::Async(_) | Kind::Plain(_)) && !self.is_of_stacks();
         }
         match self.kind {
@@ -271,7 +271,7 @@ impl Row {
     /// The ratio that is required of gpumem.
     fn most_for(&self, way: &Way) -> Option<f64> {
         let is_by_dispatch = matches!(way.observer, Observer::Gpumem { source: "dispatch" });
-        if !is_by_dispatch || way.traces == 0 || way.name == RECORDED || self.is_of_stacks() {
+        if !is_by_dispatch || way.traces == 0 || way.is_of_pairs() || self.is_of_stacks() {
             return None;
         }
         match self.kind {
@@ -295,9 +295,10 @@ impl Row {
         format!("{what}{}{}", with(threads, "threads"), with(self.deeper, "functions deeper"))
     }
 
-    /// What a trace must say to all of it: the least and the most at once.
-    fn most(&self) -> (u64, u64) {
+    /// What a trace must say to all of it: the least and the most at once. The threads of a row are in no scope.
+    fn most(&self, way: &Way) -> (u64, u64) {
         match self.kind {
+            _ if way.name == OVERLAPPED && self.threads > 1 => (0, 0),
             Kind::Async(bytes) | Kind::Plain(bytes) => (bytes as u64, (bytes * self.threads) as u64),
             Kind::Launch | Kind::Graph | Kind::Trace => (0, 0),
         }
@@ -320,6 +321,8 @@ impl Row {
 const UNTRACED: &str = "untraced";
 /// The way in which a recording is written as well.
 const RECORDED: &str = "dispatch1-recorded";
+/// The way in which the trace overlaps a trace of another thread, so that it counts its own scope alone.
+const OVERLAPPED: &str = "dispatch1-overlapped";
 
 /// How allocations are observed in a process.
 struct Way {
@@ -351,7 +354,7 @@ const DISPATCH: Observer = Observer::Gpumem { source: "dispatch" };
 const CUPTI: Observer = Observer::Gpumem { source: "cupti" };
 
 impl Way {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::of(UNTRACED, "nobody", Observer::Nobody, 0),
         // Its ratio to the other shows how far two processes differ that do the same.
         Self::of("untraced-again", "nobody, in another process", Observer::Nobody, 0),
@@ -359,6 +362,7 @@ impl Way {
         Self::of("dispatch0", "gpumem by dispatch, no open trace", DISPATCH, 0),
         Self::of("dispatch1", "gpumem by dispatch, 1 open trace", DISPATCH, 1),
         Self::of("dispatch100", "gpumem by dispatch, 100 open traces", DISPATCH, 100),
+        Self::of(OVERLAPPED, "gpumem by dispatch, a trace of another thread is open as well", DISPATCH, 1),
         Self::of(RECORDED, "gpumem by dispatch, 1 open trace, recorded (`GPUMEM_CAPTURE`)", DISPATCH, 1),
         Self {
             without_stacks: Some("dispatch1"),
@@ -382,6 +386,11 @@ impl Way {
     fn named(name: &str) -> &'static Self {
         let names = || Self::ALL.map(|way| way.name);
         Self::ALL.iter().find(|way| way.name == name).unwrap_or_else(|| panic!("{name} is none of {:?}", names()))
+    }
+
+    /// Only pairs are measured in this way, and no ratio is required of it.
+    fn is_of_pairs(&self) -> bool {
+        [RECORDED, OVERLAPPED].contains(&self.name)
     }
 
     fn is_gpumem(&self) -> bool {
@@ -538,7 +547,7 @@ fn begin(way: &Way) -> Result<(Option<Cupti>, String), String> {
             return Ok((None, format!("{source} {intercepted_by}")));
         }
         Observer::Hooks => {
-            hook_for_nobody().map_err(|error| error.to_string())?;
+            intercept_without_recording().map_err(|error| error.to_string())?;
             check_libraries(way)?;
             return Ok((None, "hooks".to_owned()));
         }
@@ -743,26 +752,42 @@ impl Gpu {
                 );
                 measured
             }
-            Observer::Gpumem { .. } => self.measure_by_gpumem(row, way.traces),
+            Observer::Gpumem { .. } => self.measure_by_gpumem(row, way),
         }
     }
 
-    fn measure_by_gpumem(&self, row: &Row, traces: usize) -> f64 {
+    fn measure_by_gpumem(&self, row: &Row, way: &Way) -> f64 {
         // All but one stay open as long as the process. Who opens and closes a hundred before each measurement leaves holes on the
         // heap, among which the driver then finds its own blocks more slowly.
         static OPEN: Mutex<Vec<GpuMemTrace>> = Mutex::new(Vec::new());
         let mut open = OPEN.lock().expect("nobody panicked");
-        while open.len() + 1 < traces {
+        while open.len() + 1 < way.traces {
             open.push(exact());
         }
-        let trace = (traces > 0).then(exact);
+        let trace = (way.traces > 0).then(exact);
         let before = status();
-        let measured = self.measure(row);
+        let measured = if way.name == OVERLAPPED {
+            let barrier = Barrier::new(2);
+            thread::scope(|threads| {
+                threads.spawn(|| {
+                    let other = exact();
+                    barrier.wait();
+                    barrier.wait();
+                    drop(other);
+                });
+                barrier.wait();
+                let measured = self.measure(row);
+                barrier.wait();
+                measured
+            })
+        } else {
+            self.measure(row)
+        };
         let after = status();
         assert_eq!(after.events - before.events, row.events(), "every call was recorded once");
         assert_eq!((after.lost, after.untracked, after.live.len()), (0, 0, 0), "nothing was missed, nothing is left");
         let Some(newest) = trace.map(|trace| trace.data()) else { return measured };
-        let (least, most) = row.most();
+        let (least, most) = row.most(way);
         let peaked = newest.peaked.get();
         assert!((least..=most).contains(&peaked), "{peaked} B is not from {least} to {most}");
         for data in open.iter().map(GpuMemTrace::data).chain([newest]) {

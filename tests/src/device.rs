@@ -6,10 +6,8 @@ use std::{
     time::Duration,
 };
 
-use gpumem::{
-    __private::calls_of_both_sources,
-    intercept::{subscribe, unsubscribe},
-};
+use gpumem::intercept::{subscribe, unsubscribe};
+use gpumem_driver::source::trial::calls_of_both_sources;
 
 use crate::{Machines, Standin};
 
@@ -17,7 +15,7 @@ use crate::{Machines, Standin};
 pub fn device() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if env::var_os("GPUMEM_DEVICE").is_none() {
-        println!("skipped: no device (GPUMEM_DEVICE=1 switches this test on)");
+        crate::skipped("no device (GPUMEM_DEVICE=1 switches this test on)");
         return None;
     }
     Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
@@ -71,7 +69,7 @@ pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
     reported
         .inspect_err(|error| {
             assert_ne!(env::var("GPUMEM_DEVICE").as_deref(), Ok(BOTH_SOURCES), "{error}");
-            println!("skipped: {error}");
+            crate::skipped(error);
         })
         .ok()
 }

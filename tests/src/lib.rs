@@ -18,6 +18,7 @@ mod python;
 mod random;
 mod script;
 mod simulated;
+mod skipped;
 mod standin;
 mod stub;
 mod text;
@@ -34,6 +35,7 @@ pub use self::{
     random::Random,
     script::{CONTEXT, check, check_answers, each, ensure, ensure_answer, ensure_clean, ensure_error, ensure_unharmed},
     simulated::{reported_lines, simulated_gpu},
+    skipped::skipped,
     standin::{Library, Standin},
     stub::{DEINITIALIZED, Form, Stub},
     text::without_line_numbers,

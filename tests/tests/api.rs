@@ -4,8 +4,8 @@
 use std::{fmt::Debug, fs, future::Future, path::Path};
 
 use gpumem::{
-    __private::TestSession, ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemTraceBuilder, GpuMemory,
-    Trace, error, intercept, report, scope, sim, sink, torch, tracker,
+    ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemTraceBuilder, GpuMemory, Trace, error, intercept,
+    report, scope, sim, sink, torch, tracker,
 };
 
 fn plain<T: Send + Sync + Unpin + Debug>() {}
@@ -35,10 +35,10 @@ fn types_go_from_thread_to_thread() {
 /// What is estimated goes from thread to thread as well, and models are data.
 #[test]
 fn estimates_go_from_thread_to_thread() {
-    use gpumem::estimate as e;
+    use gpumem_estimate as e;
 
     each!(data: e::AllocatorKind, e::Class, e::Comparison, e::Difference, e::Dtype, e::Error, e::Estimate, e::Layer);
-    each!(data: e::Measured, e::Model, e::ModelSize, e::Optimizer, e::Part, e::Savings, e::Shape, e::Step, e::Tensors);
+    each!(data: e::Measured, e::Model, e::Optimizer, e::Part, e::Savings, e::Shape, e::Step, e::Tensors);
 }
 
 /// A tracker writes to what the program gave it, so it is `Send` and not `Sync`. Entering is left on the same thread.
@@ -87,7 +87,7 @@ fn report_data_is_serialized() {
         assert!(text.contains(contains), "{text}");
         assert_eq!(serde_json::from_str::<T>(&text).expect("it can be read"), *data);
     }
-    let session = TestSession::new(&[]).expect("no setting is set");
+    let session = sim::TestSession::new(&[]).expect("no setting is set");
     let gpu = session.add(Bytes::gib(16)).expect("it is the first device");
     session.run(|| {
         let trace = GpuMemTrace::builder().ctx("step").silent(true).at_peak(true).start().expect("it is exact");

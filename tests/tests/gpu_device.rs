@@ -4,8 +4,9 @@
 
 use std::{
     env, fs,
+    panic::{self, AssertUnwindSafe},
     process::Command,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -233,19 +234,73 @@ fn a_thousand_live_traces_cost_one_thread() {
     assert_eq!(threads(), before - usize::from(before > threads()));
 }
 
-/// Run in a process of its own, by the two tests below.
+#[gpu_mem_trace(max_peak = "1 MB")]
+fn on_a_worker(gpu: &Gpu) {
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            gpu.make_current().expect("the device is there");
+            drop(mib(gpu, 256));
+        });
+    });
+}
+
+/// As cubecl does it: a thread allocates for all others, and lives longer than their calls.
+#[gpu_mem_trace(max_peak = "1 MB")]
+fn on_the_thread_of_the_device(jobs: &mpsc::Sender<mpsc::Sender<()>>) {
+    let (done, all) = mpsc::channel();
+    jobs.send(done).expect("the thread lives on");
+    assert!(all.recv().is_ok());
+}
+
+#[gpu_mem_trace(max_peak = "256 MB", threads = "all")]
+fn with_all_threads(jobs: &mpsc::Sender<mpsc::Sender<()>>) {
+    let (done, all) = mpsc::channel();
+    jobs.send(done).expect("the thread lives on");
+    assert!(all.recv().is_ok());
+}
+
+/// Why a budget was not kept.
+fn failure(traced: impl FnOnce()) -> Option<String> {
+    let why = panic::catch_unwind(AssertUnwindSafe(traced)).err()?;
+    Some(*why.downcast::<String>().expect("budgets panic with text"))
+}
+
+fn budgets_of_other_threads() {
+    let gpu = gpu();
+    let (jobs, taken) = mpsc::channel::<mpsc::Sender<()>>();
+    let allocates = move || {
+        let gpu = Gpu::open().expect("the device is there");
+        gpu.make_current().expect("the device is there");
+        for done in taken {
+            drop(mib(&gpu, 256));
+            _ = done.send(());
+        }
+    };
+    thread::Builder::new().name("DSD-0-0".to_owned()).spawn(allocates).expect("the thread starts");
+    for (failure, thread) in
+        [(failure(|| on_a_worker(&gpu)), "thread"), (failure(|| on_the_thread_of_the_device(&jobs)), "DSD-0-0")]
+    {
+        let why = failure.expect("what was measured is not known");
+        println!("budget: {why}");
+        for words in ["is not known", "256 MiB", thread, "GpuMemTrace::handle"] {
+            assert!(why.contains(words), "`{words}` is not in {why}");
+        }
+    }
+    assert_eq!(failure(|| with_all_threads(&jobs)), None);
+}
+
+/// Run in a process of its own, by the tests below.
 #[test]
 fn child() {
     match part().as_deref() {
+        Some("budgets") => budgets_of_other_threads(),
         Some("contexts") => {
             let used = |id| try_gpu_mem_get(id).expect("the device can be read").used;
             let before: Vec<_> = (0..device::count().expect("there is a driver")).map(used).collect();
             let _ = (gpu_mem_get(None), gpu_mem_get_all(), gpumem::gpu_with_max_free_mem(), device::current());
             let _ = (gpumem::gpu_mem_get_free_no_cache(), gpumem::gpu_mem_get_used_no_cache(), device::name(None));
             drop(GpuMemTrace::builder().silent(true).start());
-            let pool = start(Gauge::Pool);
-            assert_eq!((pool.data().used.get(), pool.data().stale), (0, false), "a pool without a context is empty");
-            drop(pool);
+            let _ = gpumem::torch::memory_stats(0);
             let after: Vec<_> = (0..device::count().expect("there is a driver")).map(used).collect();
             println!("used before {before:?} and after {after:?} all queries and traces");
             assert_eq!(before, after, "no query creates a context");
@@ -292,7 +347,7 @@ fn child() {
 fn run_child(part: &str, visible: Option<&str>) {
     let visible = visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible));
     let ended = OwnProcess::new("child").part(part).envs(visible.as_slice()).passes();
-    for line in ended.stdout.lines().filter(|line| line.contains("used") || line.contains("CUDA_")) {
+    for line in ended.stdout.lines().filter(|line| ["used", "CUDA_", "budget"].iter().any(|word| line.contains(word))) {
         println!("{line}");
     }
 }
@@ -301,6 +356,12 @@ fn run_child(part: &str, visible: Option<&str>) {
 fn no_query_creates_a_context() {
     let Some(_one) = device() else { return };
     run_child("contexts", None);
+}
+
+#[test]
+fn a_budget_is_not_known_if_another_thread_allocates() {
+    let Some(_one) = device() else { return };
+    run_child("budgets", None);
 }
 
 #[test]

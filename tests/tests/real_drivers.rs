@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpumem::__private::internal::intercepted;
+use gpumem_driver::source::trial::intercepted_functions;
 use gpumem_tests::built;
 
 /// The package of each driver, and the version of Debian that has it.
@@ -33,11 +33,11 @@ fn hooks_change_no_result() {
         let driver = match driver {
             Ok(driver) => driver,
             Err(why) => {
-                println!("skipped: the driver {version} cannot be had: {why}");
+                gpumem_tests::skipped(format_args!("the driver {version} cannot be had: {why}"));
                 continue;
             }
         };
-        let functions = intercepted();
+        let functions = intercepted_functions();
         let calls = functions.iter().flat_map(|name| [format!("slot_is {name}"), format!("call {name} 0 0 0 0 0 0")]);
         let calls: Vec<String> = std::iter::once("call cuInit 0".to_owned()).chain(calls).collect();
         let probe = built("probe");

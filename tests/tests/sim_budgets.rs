@@ -423,7 +423,7 @@ mod in_a_child {
             "cannot be measured: traces are off (GPUMEM_GAUGE is off); GPUMEM_BUDGETS=skip runs without it",
         );
         // A budget needs exact figures, whatever the environment says.
-        for gauge in ["sampled", "pool", "nonsense"] {
+        for gauge in ["sampled", "nonsense"] {
             passes(TEST, &[("GPUMEM_GAUGE", gauge)]);
         }
         passes(TEST, &[("GPUMEM_SOURCE", "nonsense")]);

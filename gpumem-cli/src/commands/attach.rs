@@ -6,7 +6,14 @@ use clap::Args;
 use gpumem_core::model::one_line;
 
 use super::run::Recorded;
-use crate::{arguments::recording, exit::Exit, failure::Failure, report::json, run::attach, terminal};
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    report::json,
+    run::{AttachOptions, attach},
+    terminal,
+    values::recording,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,22 +28,23 @@ other programs to run code, but that may stop them for ever. Start those with `g
 /// Begins to record a program that runs already, in Python 3.14 or newer.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct AttachArguments {
     /// The number of the process that uses CUDA.
-    pub(crate) pid: u32,
+    pid: u32,
     /// The file of the recording, which gets the number of the process before the extension. Else one in the current folder.
     #[arg(short, long, value_name = "FILE", value_parser = recording())]
-    pub(crate) output: Option<PathBuf>,
+    output: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) recorded: Recorded,
+    recorded: Recorded,
     /// As JSON.
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    let file = attach::attach(arguments)?;
-    answer(arguments.pid, &file, arguments.json)
+pub(super) fn execute(arguments: AttachArguments) -> Result<Exit, Failure> {
+    let AttachArguments { pid, output, recorded, json } = arguments;
+    let file = attach::attach(&AttachOptions { pid, output, recorded: recorded.options() })?;
+    answer(pid, &file, json)
 }
 
 /// The file of a recording that begins or ends.

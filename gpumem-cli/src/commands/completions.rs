@@ -1,6 +1,6 @@
 //! Writes the completions of a shell.
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::{exit::Exit, failure::Failure, terminal};
@@ -14,14 +14,14 @@ Examples:
 /// Writes the completions of a shell to stdout.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct CompletionsArguments {
     /// The shell.
     shell: Shell,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+pub(super) fn execute(arguments: &CompletionsArguments, mut command: Command) -> Result<Exit, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut crate::arguments::Arguments::command(), "gpumem", &mut script);
+    clap_complete::generate(arguments.shell, &mut command, "gpumem", &mut script);
     terminal::print(|out| out.write_all(&script))?;
     Ok(Exit::Done)
 }

@@ -7,6 +7,8 @@ use clap::Args;
 use crate::{
     exit::Exit,
     failure::Failure,
+    history::History,
+    recording::complete_for_report,
     report::{
         difference::{Difference, Limit},
         overview::Overview,
@@ -23,7 +25,7 @@ Examples:
 /// Compares the peaks of two recordings, by scope, place, library and kind of memory, and those of PyTorch's tensors if both have them.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct DiffArguments {
     /// The recording to compare with.
     before: PathBuf,
     /// The recording that is compared. It may be one that an estimate wrote.
@@ -39,8 +41,11 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    let [before, after] = [&arguments.before, &arguments.after].map(|file| Overview::read(file));
+pub(super) fn execute(arguments: &DiffArguments) -> Result<Exit, Failure> {
+    let [before, after] = [&arguments.before, &arguments.after].map(|file| {
+        complete_for_report(file);
+        History::read(file).map(|history| Overview::of(&history))
+    });
     let difference = Difference::of(before?, after?, arguments.fail_on_increase);
     if arguments.markdown {
         terminal::print(|out| difference.write_markdown(out))?;

@@ -28,13 +28,13 @@ Examples:
 /// It looks at the driver, NVML, CUDA, the dispatch table, CUPTI, permissions and settings, and exits with 1 if there is a problem.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct DoctorArguments {
     /// As JSON.
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+pub(super) fn execute(arguments: &DoctorArguments) -> Result<Exit, Failure> {
     machine::leave_out_injection();
     let diagnosis = Diagnosis::make();
     terminal::answer(arguments.json, &diagnosis, |out, paint| write(&diagnosis, out, paint))?;
@@ -56,7 +56,7 @@ fn write(diagnosis: &Diagnosis, out: &mut dyn Write, paint: Paint) -> io::Result
     writeln!(out, "\n{}", InPaint(diagnosis, paint))
 }
 
-/// The settings.
+/// The settings of the library.
 impl Show for Diagnosis {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let mut table =

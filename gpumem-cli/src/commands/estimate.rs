@@ -18,7 +18,14 @@ use gpumem_estimate::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{arguments::recording, exit::Exit, failure::Failure, progress::working, run::place, size::size, terminal};
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    progress::working,
+    recording::refusal,
+    terminal,
+    values::{recording, size},
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,7 +40,7 @@ Examples:
 /// It needs a description of the model, and no weights.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct EstimateArguments {
     /// A `config.json` of Hugging Face or its folder, a GGUF or safetensors file, or a model as JSON or TOML.
     model: PathBuf,
     /// The inputs of a step.
@@ -45,8 +52,8 @@ pub(crate) struct Arguments {
     /// A training step with this optimizer: sgd, momentum, adam (or adamw), adafactor, lion or adam8bit. Without it: inference.
     #[arg(long, value_name = "OPTIMIZER", value_parser = named::<Optimizer>)]
     train: Option<Optimizer>,
-    /// The type of the parameters: f32, f16, bf16 or others. Of `int8`, `nf4`, `q4_0` and the like, only the weights have it, and all else has
-    /// the type of the files, or bf16. Without it, what the files say.
+    /// The type of the parameters: f32, f16, bf16 or others. Of `int8`, `nf4`, `q4_0` and the like, only the weights have it (of `int8` and
+    /// `nf4`, those of linear layers), and all else has the type of the files, or bf16. Without it, what the files say.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Dtype>,
     /// Autocast to this type.
@@ -86,7 +93,7 @@ pub(crate) struct Arguments {
 struct Fit {
     memory: Bytes,
     context: Bytes,
-    /// What is left for the allocator.
+    /// The memory that is left for the allocator.
     limit: Bytes,
     batch: u64,
     /// What a batch of one input needs, if it does not fit.
@@ -97,7 +104,7 @@ struct Fit {
     is_longest: bool,
 }
 
-/// A step, and where the type comes from that it computes in.
+/// A step, and where the type comes from in which it computes.
 struct Asked {
     step: Step,
     dtype_from: &'static str,
@@ -128,7 +135,7 @@ fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(Value::String(text.to_ascii_lowercase())).map_err(|error| error.to_string())
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     let file = &arguments.model;
     // The error names the file too, which may be one in a folder.
     let own = format!("{}: ", file.display());
@@ -140,7 +147,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     if file.metadata().is_ok_and(|known| !known.is_file() && !known.is_dir()) {
         return Err(Failure::new(format!("`{}` cannot be used", file.display()), "it is no file and no folder", ""));
     }
-    if let Some((to, why)) = arguments.record.as_ref().and_then(|to| Some((to, place::refusal(to)?))) {
+    if let Some((to, why)) = arguments.record.as_ref().and_then(|to| Some((to, refusal(to)?))) {
         let what = format!("the recording cannot be written to `{}`", to.display());
         return Err(Failure::new(what, why, "give another --record"));
     }
@@ -196,7 +203,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
 }
 
 /// The step that the options or the file describe. `stored`: the type of the parameters in the files.
-fn asked(arguments: &Arguments, stored: Option<Dtype>) -> Result<Asked, Failure> {
+fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, Failure> {
     if let Some(file) = &arguments.step {
         let own = format!("{}: ", file.display());
         let step = Step::read(file).map_err(|error| {
@@ -301,19 +308,18 @@ impl Asked {
     /// The types of the step, and why the one that is computed in is that one.
     fn types(&self) -> String {
         let Self { step, dtype_from } = self;
-        let why = match *dtype_from {
-            "file" => ", as the file says",
-            "default" => ", because the file says none",
-            _ => "",
+        let [of_all, of_rest] = match *dtype_from {
+            "file" => [", as the file says", " (the type of the file)"],
+            "default" => [", because the file says none", " (the file says no type for it)"],
+            _ => ["", ""],
         };
-        let compute = step.computes_in();
-        if step.quantized.is_some() {
-            format!("weights of linear layers in 4 bits, all else in {compute}{why}")
-        } else if step.parameters.is_only_stored() {
-            format!("weights in {}, all else in {compute}{why}", step.parameters)
-        } else {
-            format!("parameters in {}{why}", step.parameters)
-        }
+        let weights = match step.parameters {
+            _ if step.quantized.is_some() => "weights of linear layers in 4 bits".to_owned(),
+            Dtype::I8 => "weights of linear layers in 8 bits".to_owned(),
+            stored if stored.is_only_stored() => format!("weights in {stored}"),
+            parameters => return format!("parameters in {parameters}{of_all}"),
+        };
+        format!("{weights}, all else in {}{of_rest}", step.computes_in())
     }
 }
 
@@ -401,7 +407,7 @@ impl Answer<'_> {
     }
 }
 
-/// What is beside the weights is `null`: it is not known.
+/// Everything beside the weights is `null`, because it is not known.
 fn weights_as_json(tensors: &Tensors) -> Value {
     let sum = tensors.sum();
     let sums = |sums: BTreeMap<String, TensorSum>| -> Value {

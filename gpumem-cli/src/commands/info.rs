@@ -28,13 +28,13 @@ Examples:
 /// It creates no CUDA context.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct InfoArguments {
     /// As JSON: bytes are exact, and what could not be read is null.
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+pub(super) fn execute(arguments: &InfoArguments) -> Result<Exit, Failure> {
     machine::leave_out_injection();
     let machine = Machine::read_with_cuda()?;
     terminal::answer(arguments.json, &machine, |out, paint| write(&machine, out, paint))?;

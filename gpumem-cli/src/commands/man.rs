@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_mangen::Man;
 
 use crate::{exit::Exit, failure::Failure, terminal};
@@ -15,14 +15,13 @@ Examples:
 /// Writes the manual page to stdout, or the pages of all commands to a folder.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct ManArguments {
     /// Write a page for each command to this folder.
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    let command = crate::arguments::Arguments::command();
+pub(super) fn execute(arguments: &ManArguments, command: Command) -> Result<Exit, Failure> {
     let Some(folder) = &arguments.folder else {
         let mut page = Vec::new();
         Man::new(command).render(&mut page).map_err(|error| Failure::of_output(&error))?;

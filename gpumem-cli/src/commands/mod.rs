@@ -1,30 +1,46 @@
 //! The commands, one in each file: its arguments, and `execute`.
 
-pub(crate) mod attach;
-pub(crate) mod completions;
-pub(crate) mod diff;
-pub(crate) mod doctor;
-pub(crate) mod estimate;
-pub(crate) mod info;
-pub(crate) mod man;
-pub(crate) mod ps;
-pub(crate) mod report;
-pub(crate) mod run;
-pub(crate) mod start;
-pub(crate) mod stop;
-pub(crate) mod watch;
+mod attach;
+mod completions;
+mod diff;
+mod doctor;
+mod estimate;
+mod info;
+mod man;
+mod ps;
+mod report;
+mod run;
+mod start;
+mod stop;
+mod watch;
 
-use crate::{
-    arguments::{Arguments, Command},
-    exit::Exit,
-    failure::Failure,
-};
+use clap::Subcommand;
 
-/// Does what the arguments ask for.
-pub(crate) fn execute(arguments: Arguments) -> Result<Exit, Failure> {
-    let done = match arguments.command {
-        Command::Run(arguments) => run::execute(&arguments),
-        Command::Attach(arguments) => attach::execute(&arguments),
+use crate::{exit::Exit, failure::Failure};
+
+/// A command with its arguments.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(run::RunArguments),
+    Attach(attach::AttachArguments),
+    Start(start::StartArguments),
+    Stop(stop::StopArguments),
+    Report(report::ReportArguments),
+    Diff(diff::DiffArguments),
+    Estimate(estimate::EstimateArguments),
+    Info(info::InfoArguments),
+    Ps(ps::PsArguments),
+    Watch(watch::WatchArguments),
+    Doctor(doctor::DoctorArguments),
+    Completions(completions::CompletionsArguments),
+    Man(man::ManArguments),
+}
+
+/// Does what the arguments ask for. `all` describes all commands, for their manual pages and completions.
+pub(crate) fn execute(command: Command, all: clap::Command) -> Result<Exit, Failure> {
+    let done = match command {
+        Command::Run(arguments) => run::execute(arguments),
+        Command::Attach(arguments) => attach::execute(arguments),
         Command::Start(arguments) => start::execute(&arguments),
         Command::Stop(arguments) => stop::execute(&arguments),
         Command::Report(arguments) => report::execute(&arguments),
@@ -34,8 +50,8 @@ pub(crate) fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Ps(arguments) => ps::execute(&arguments),
         Command::Watch(arguments) => watch::execute(&arguments),
         Command::Doctor(arguments) => doctor::execute(&arguments),
-        Command::Completions(arguments) => completions::execute(&arguments),
-        Command::Man(arguments) => man::execute(&arguments),
+        Command::Completions(arguments) => completions::execute(&arguments, all),
+        Command::Man(arguments) => man::execute(&arguments, all),
     };
     match done {
         Err(Failure::ClosedPipe) => Ok(Exit::Done),

@@ -28,7 +28,7 @@ Examples:
 /// The memory is what the driver reports.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct PsArguments {
     /// As JSON: bytes are exact, and what is not known is null.
     #[arg(long)]
     json: bool,
@@ -40,7 +40,7 @@ const NOTABLE: u64 = 64 << 20;
 /// The most columns of a command in a sentence.
 const LONGEST: usize = 60;
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+pub(super) fn execute(arguments: &PsArguments) -> Result<Exit, Failure> {
     let (machine, failure) = match Machine::read() {
         Ok(machine) if machine.gpus.is_empty() => (machine, Some(machine::no_gpu())),
         Ok(machine) => (machine, None),
@@ -63,7 +63,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
 
 fn write(all: &Usage, is_listed: bool, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     if !is_listed {
-        // An error says why.
+        // An error that is printed elsewhere says why.
     } else if all.processes.is_empty() {
         writeln!(out, "The driver lists no process.")?;
     } else {

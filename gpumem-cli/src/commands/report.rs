@@ -16,9 +16,10 @@ use crate::{
     exit::Exit,
     failure::Failure,
     formats::Format,
-    history::{History, Moment, is_recording},
+    history::{History, Moment},
     page::Page,
     progress::working,
+    recording::{complete_for_report, is_recording},
     report::{
         calls, json, moment,
         overview::{Missing, NotFreed, Overview},
@@ -43,7 +44,7 @@ Examples:
 /// Shows what a recording has: the peak, what it consisted of, what was not freed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct ReportArguments {
     /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -95,7 +96,7 @@ impl View {
     }
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
     // `--html a.capture b.capture` names a recording as the page.
     if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| is_recording(out)) {
         let what = format!("`{}` cannot be written", out.display());
@@ -109,8 +110,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     }
     let missing = if arguments.view.is_summary() {
         let overviews = match arguments.files.as_slice() {
-            [only] if !arguments.json => vec![Overview::read_in_detail(only)?],
-            files => files.iter().map(|file| Overview::read(file)).collect::<Result<Vec<_>, _>>()?,
+            [only] if !arguments.json => vec![Overview::in_detail(&mut read(only)?)],
+            files => files.iter().map(|file| Ok(Overview::of(&read(file)?))).collect::<Result<Vec<_>, Failure>>()?,
         };
         if arguments.json {
             print_objects(&overviews)?;
@@ -122,7 +123,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
         let mut missing = Vec::new();
         let mut objects = Vec::new();
         for (at, file) in arguments.files.iter().enumerate() {
-            let mut history = History::read(file)?;
+            let mut history = read(file)?;
             check_moments(&history, &arguments.view)?;
             if arguments.json {
                 objects.push(object(&mut history, &arguments.view));
@@ -147,6 +148,12 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(exit_of(&missing))
 }
 
+/// Completes a recording if that is necessary, and reads it.
+fn read(file: &Path) -> Result<History, Failure> {
+    complete_for_report(file);
+    History::read(file)
+}
+
 /// One recording is an object, several are a list of objects.
 fn print_objects(objects: &[impl Serialize]) -> Result<(), Failure> {
     terminal::print(|out| match objects {
@@ -160,7 +167,7 @@ fn write_page(files: &[PathBuf], out: &Path) -> Result<Exit, Failure> {
     let mut page = Page::default();
     let mut missing = Vec::new();
     for file in files {
-        let history = History::read(file)?;
+        let history = read(file)?;
         let failed = |error| Failure::new(format!("`{}` cannot be put into a page", file.display()), error, "");
         working("making the page", || page.add(&history)).map_err(failed)?;
         missing.push((file.display().to_string(), Missing::of(&history)));
@@ -170,7 +177,7 @@ fn write_page(files: &[PathBuf], out: &Path) -> Result<Exit, Failure> {
 }
 
 /// Writes recordings in the format of another tool.
-fn export(arguments: &Arguments, format: Format) -> Result<Exit, Failure> {
+fn export(arguments: &ReportArguments, format: Format) -> Result<Exit, Failure> {
     let moment = arguments.view.at.unwrap_or(Moment::Peak);
     if arguments.view.at.is_some() && !format.has_moment() {
         let what = format!("--at cannot be used with --format {}", format.name());
@@ -183,7 +190,7 @@ fn export(arguments: &Arguments, format: Format) -> Result<Exit, Failure> {
         let what = format!("--format {} cannot be written", format.name());
         return Err(Failure::new(what, "it is for one recording", "give one file at a time"));
     };
-    let history = History::read(file)?;
+    let history = read(file)?;
     check_moments(&history, &arguments.view)?;
     check_format(&history, format, moment)?;
     let output = arguments.output.as_deref().unwrap_or(Path::new("-"));
@@ -197,7 +204,7 @@ fn export(arguments: &Arguments, format: Format) -> Result<Exit, Failure> {
 
 /// The tables of all recordings, in one folder.
 #[cfg(feature = "parquet")]
-fn export_tables(arguments: &Arguments) -> Result<Exit, Failure> {
+fn export_tables(arguments: &ReportArguments) -> Result<Exit, Failure> {
     let Some(folder) = arguments.output.as_ref().filter(|folder| !terminal::is_stdout(folder)) else {
         return Err(Failure::new("--format parquet cannot be written", "it is several files", "give --output FOLDER"));
     };
@@ -208,7 +215,7 @@ fn export_tables(arguments: &Arguments) -> Result<Exit, Failure> {
             let what = format!("the tables of `{}` cannot be written", file.display());
             return Err(Failure::new(what, "another recording has the same name", "give them other names or --output"));
         }
-        let history = History::read(file)?;
+        let history = read(file)?;
         let written = working("writing tables", || crate::formats::parquet::write(&history, folder));
         written.map_err(|error| {
             let what = format!("the tables cannot be written to `{}`", folder.display());
@@ -220,12 +227,12 @@ fn export_tables(arguments: &Arguments) -> Result<Exit, Failure> {
 }
 
 #[cfg(not(feature = "parquet"))]
-fn export_tables(_: &Arguments) -> Result<Exit, Failure> {
+fn export_tables(_: &ReportArguments) -> Result<Exit, Failure> {
     let cause = "this gpumem was built without it";
     Err(Failure::new("--format parquet cannot be written", cause, "build gpumem with the feature parquet"))
 }
 
-/// What is missing in files that end too early is an error on stderr too.
+/// An error on stderr says too that a file ends too early.
 pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     let mut exit = Exit::Done;
     for (file, missing) in missing {
@@ -270,7 +277,7 @@ fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
     }
 }
 
-/// The scopes with their figures; `None` if the recording is too large for that.
+/// Writes the report that is shown instead of the summary.
 fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     const TOO_LARGE: &str = "the recording has too many paths of scopes for this report";
     if view.tree && history.has_only_peaks() {
@@ -299,7 +306,7 @@ fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) 
 /// What `--json` prints of a recording.
 struct Object {
     file: String,
-    /// What the report is called.
+    /// The name of the report in the object.
     name: &'static str,
     report: Report,
     missing: Missing,
@@ -314,7 +321,7 @@ enum Report {
     Calls(calls::AllCalls),
     NotFreed(NotFreed),
     Devices(Vec<moment::DeviceMoment>),
-    Places(Vec<places::Place>),
+    Places(Vec<places::PlaceFigures>),
 }
 
 impl Serialize for Object {

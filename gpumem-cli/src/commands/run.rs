@@ -6,7 +6,12 @@ use clap::{Args, ValueEnum};
 use gpumem_core::model::Bytes;
 use gpumem_inject::variable;
 
-use crate::{arguments::recording, exit::Exit, failure::Failure, run, size::size};
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    run::{self, RecordOptions, RunOptions},
+    values::{recording, size},
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,59 +30,55 @@ says why, and the program runs on.";
 /// Runs a program and records its GPU memory.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct RunArguments {
     /// The file of the recording, which is replaced if it exists. Else a new file in the current folder, named after the program.
     #[arg(short, long, value_name = "FILE", value_parser = recording())]
-    pub(crate) output: Option<PathBuf>,
+    output: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) recorded: Recorded,
+    recorded: Recorded,
     /// Record nothing until `gpumem start PID`.
     #[arg(long)]
-    pub(crate) dormant: bool,
-    /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
+    dormant: bool,
+    /// The program and its arguments. `--` before it is needed if its name begins with a dash.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
 }
 
 /// What is recorded of a program.
 #[derive(Debug, Args)]
-pub(crate) struct Recorded {
+pub(super) struct Recorded {
     /// The stacks that are recorded of allocations of 1 MiB or more.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
-    pub(crate) stacks: Stacks,
+    stacks: Stacks,
     /// Keep the newest events only: about SIZE, such as 100MiB, and besides the blocks that were live before them.
     #[arg(long, value_name = "SIZE", value_parser = capture_size)]
-    pub(crate) max_size: Option<Bytes>,
+    max_size: Option<Bytes>,
     /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
     #[arg(long, conflicts_with = "max_size")]
-    pub(crate) only_peak: bool,
+    only_peak: bool,
     /// Record the tensors of PyTorch (2.1 or newer) as well: what is in the memory that its allocator gets from the driver.
     #[arg(long)]
-    pub(crate) torch: bool,
+    torch: bool,
     /// PyTorch keeps so many of the newest events of each device, three for a tensor, in the memory of the program: up to 1 KB each.
     #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "torch",
         value_parser = clap::value_parser!(u64).range(1_000..))]
-    pub(crate) torch_events: u64,
+    torch_events: u64,
 }
 
 impl Recorded {
-    /// As in [`variable::KEEP`].
-    pub(crate) fn keep(&self) -> String {
-        match self.max_size {
+    pub(super) fn options(&self) -> RecordOptions {
+        let keep = match self.max_size {
             _ if self.only_peak => variable::PEAKS.to_owned(),
             Some(size) => size.get().to_string(),
             None => String::new(),
-        }
-    }
-
-    /// As in [`variable::TORCH`].
-    pub(crate) fn torch(&self) -> String {
-        if self.torch { self.torch_events.to_string() } else { String::new() }
+        };
+        let torch_events = self.torch.then_some(self.torch_events);
+        RecordOptions { backtrace: self.stacks.backtrace(), keep, torch_events }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Stacks {
+enum Stacks {
     /// No stacks.
     None,
     /// The functions of the program and of its libraries.
@@ -88,7 +89,7 @@ pub(crate) enum Stacks {
 
 impl Stacks {
     /// The value of the library's setting `GPUMEM_BACKTRACE`.
-    pub(crate) const fn backtrace(self) -> &'static str {
+    const fn backtrace(self) -> &'static str {
         match self {
             Self::None => "0",
             Self::Native => "auto",
@@ -103,6 +104,7 @@ fn capture_size(text: &str) -> Result<Bytes, String> {
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    run::run(arguments)
+pub(super) fn execute(arguments: RunArguments) -> Result<Exit, Failure> {
+    let RunArguments { output, recorded, dormant, command } = arguments;
+    run::run(&RunOptions { output, recorded: recorded.options(), dormant, command })
 }

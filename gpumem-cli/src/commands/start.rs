@@ -12,7 +12,7 @@ Examples:
 /// Begins to record a program that was started with `gpumem run --dormant`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct StartArguments {
     /// The number of the process that uses CUDA.
     pid: u32,
     /// As JSON.
@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+pub(super) fn execute(arguments: &StartArguments) -> Result<Exit, Failure> {
     let file = control::send(arguments.pid, variable::START)?;
     super::attach::answer(arguments.pid, &file, arguments.json)
 }

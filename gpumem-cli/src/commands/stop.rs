@@ -16,7 +16,7 @@ Examples:
 /// Ends the recording that `gpumem start` or `gpumem attach` began. The program runs on.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct StopArguments {
     /// The number of the process that uses CUDA.
     pid: u32,
     /// As JSON.
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
+pub(super) fn execute(arguments: &StopArguments) -> Result<Exit, Failure> {
     let file = control::send(arguments.pid, variable::STOP)?;
     // `gpumem run` completes the recordings of its program when that ends. Nobody else waits for one.
     attach::complete(&file);

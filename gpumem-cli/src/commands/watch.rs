@@ -28,7 +28,7 @@ Examples:
 /// Shows the memory of each GPU over time, processes, and peaks and places of recordings that run. Press ? for the keys.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct WatchArguments {
     /// Recordings to show besides those of this user's processes, which are found by themselves.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -56,8 +56,8 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Exit, Failure> {
-    let Arguments { files, interval, count, json } = arguments;
+pub(super) fn execute(arguments: &WatchArguments) -> Result<Exit, Failure> {
+    let WatchArguments { files, interval, count, json } = arguments;
     let mut sampler = Sampler::new(files.clone());
     if *json {
         return print(&mut sampler, *interval, *count);

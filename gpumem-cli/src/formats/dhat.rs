@@ -28,7 +28,7 @@ struct File {
     tuth: u64,
     cmd: String,
     pid: u32,
-    /// When the most was live, and the end.
+    /// The time when the most was live, and the time when the recording ends.
     tg: u64,
     te: u64,
     pps: Vec<Point>,
@@ -38,18 +38,18 @@ struct File {
 /// A program point.
 #[derive(Clone, Default, Serialize)]
 struct Point {
-    /// All blocks.
+    /// The bytes and the number of all blocks.
     tb: u64,
     tbk: u64,
     /// The sum of their lifetimes.
     tl: u64,
-    /// When it had the most.
+    /// The bytes and the blocks that it had when it had the most.
     mb: u64,
     mbk: u64,
-    /// When all had the most.
+    /// The bytes and the blocks that it had at the moment when the sum of all points was the highest.
     gb: u64,
     gbk: u64,
-    /// At the end.
+    /// The bytes and the blocks that it has at the end.
     eb: u64,
     ebk: u64,
     /// Its stack, the innermost first.
@@ -75,21 +75,21 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         .collect();
     let mut points: Vec<Point> = stacks.all.into_iter().map(|fs| Point { fs, ..Point::default() }).collect();
     let peak = history.busiest().and_then(|device| device.peak_at);
-    for (at, change) in (0_u32..).zip(&history.changes) {
-        let block = &history.blocks[change.block as usize];
+    for (at, change) in (0_u32..).zip(history.lives.changes()) {
+        let block = history.lives.block(change.block);
         let point = &mut points[points_of[block.origin as usize]];
         point.eb = point.eb.saturating_add_signed(change.delta);
         match change.kind {
-            ChangeKind::Alloc => {
+            ChangeKind::Allocated => {
                 point.tb += block.bytes;
                 point.tbk += 1;
                 point.ebk += 1;
             }
             ChangeKind::FreeFailed => point.ebk += 1,
-            ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => {
+            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => {
                 point.ebk = point.ebk.saturating_sub(1);
             }
-            ChangeKind::Shrink => {}
+            ChangeKind::Shrunk => {}
         }
         if point.eb > point.mb {
             (point.mb, point.mbk) = (point.eb, point.ebk);
@@ -101,7 +101,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     let micros = |nanos: u64| nanos / 1000;
-    for block in &history.blocks {
+    for (_, block) in history.lives.blocks() {
         let died = if block.died == LIVE { history.end_nanos() } else { history.time_of(block.died) };
         points[points_of[block.origin as usize]].tl += micros(died) - micros(history.time_of(block.born));
     }

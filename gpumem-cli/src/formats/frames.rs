@@ -10,9 +10,9 @@ use crate::history::{Held, History, Moment, Origin};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CodeFrame {
     pub(super) function: String,
-    /// Empty if it is not known.
+    /// The name of the file; empty if it is not known.
     pub(super) file: String,
-    /// 0 if it is not known.
+    /// The number of the line; 0 if it is not known.
     pub(super) line: u32,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     frames
 }
 
-/// What was live at a moment, by device.
+/// What was live at a moment, of all devices one after the other.
 pub(crate) fn held_at(history: &History, moment: Moment) -> Vec<Held<'_>> {
     let held = history.held_after(&history.changes_at(moment));
     held.into_iter().flatten().filter(|held| history.has_kind_at(held.origin.kind, moment)).collect()

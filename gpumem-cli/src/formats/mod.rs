@@ -11,6 +11,7 @@ mod pickle;
 mod pprof;
 mod rmm;
 mod speedscope;
+mod texts;
 mod torch;
 
 pub(crate) use self::frames::{Numbers, stack};
@@ -19,7 +20,7 @@ use std::io::{self, Write};
 
 use clap::ValueEnum;
 
-use crate::history::{Change, History, Moment};
+use crate::history::{History, Moment};
 
 /// A format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,41 +46,23 @@ pub(crate) enum Format {
     Parquet,
 }
 
-/// Formats with a line or a row for each event repeat names: for each byte of a recording, these may have so many. Those of usual
-/// recordings have less than a tenth.
-const MOST_TEXTS: u64 = 128;
-
-/// Refuses to write names again and again that are long and many. `length` is that of an origin.
-fn check_texts(history: &History, length: impl Fn(u32) -> usize) -> io::Result<()> {
-    let length_of = |change: &Change| length(history.blocks[change.block as usize].origin) as u64;
-    let texts: u64 = history.changes.iter().map(length_of).sum();
-    let most = history.bytes.max(2 << 20) * MOST_TEXTS;
-    if texts <= most {
-        return Ok(());
-    }
-    let why = format!(
-        "the names of places, repeated for each event, have {texts} bytes (at most {most}): write another format"
-    );
-    Err(io::Error::other(why))
-}
-
 impl Format {
-    /// It is no text.
+    /// Says whether files of this format are binary.
     pub(crate) const fn is_binary(self) -> bool {
         matches!(self, Self::Pprof | Self::Perfetto | Self::Torch)
     }
 
-    /// It shows one moment.
+    /// Says whether this format shows one moment.
     pub(crate) const fn has_moment(self) -> bool {
         matches!(self, Self::Folded | Self::Pprof | Self::Speedscope)
     }
 
-    /// It has totals, or each event of all blocks.
+    /// Says whether this format needs all events: it has totals, or each event.
     pub(crate) const fn has_all_events(self) -> bool {
         matches!(self, Self::Dhat | Self::RmmCsv)
     }
 
-    /// As the user chooses it.
+    /// The name by which the user chooses it.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }

@@ -20,11 +20,11 @@ use parquet::{
 };
 
 use crate::{
-    history::{BlockLife, Change, History, LIVE, Origin, tensor_blocks::TensorBlocks, tensors::Tensors},
+    history::{BlockLife, Change, ChangeKind, History, LIVE, Origin, tensor_blocks::TensorBlocks, tensors::Tensors},
     report::tensors::NO_LINE,
 };
 
-/// So many rows are written at once.
+/// This many rows are written at once.
 const ROWS: usize = 1 << 17;
 
 /// A column: its name, and the values of some rows.
@@ -81,7 +81,7 @@ impl Column {
 struct Words {
     recording: ByteArray,
     pid: i64,
-    actions: Vec<(crate::history::ChangeKind, ByteArray)>,
+    actions: Vec<(ChangeKind, ByteArray)>,
     origins: Vec<OriginWords>,
 }
 
@@ -115,7 +115,7 @@ impl Words {
         Self {
             recording: text(&name),
             pid: history.definitions().process().pid.into(),
-            actions: crate::history::ChangeKind::ALL.map(|kind| (kind, text(kind.name()))).to_vec(),
+            actions: ChangeKind::ALL.map(|kind| (kind, text(kind.name()))).to_vec(),
             origins: history.origins.iter().map(origin).collect(),
         }
     }
@@ -125,22 +125,23 @@ impl Words {
 /// tensors. These are a part of the blocks: in a table of their own, no sum counts them twice.
 pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     let words = Words::new(history);
-    super::check_texts(history, |origin| {
+    super::texts::check_texts(history, |origin| {
         let OriginWords { scope, place, .. } = &words.origins[origin as usize];
         scope.len() + place.len()
     })?;
     fs::create_dir_all(folder)?;
     let mut live = vec![0_i64; history.devices.len()];
-    let firsts = (0..).step_by(ROWS);
-    let parts = history.changes.chunks(ROWS).zip(firsts);
-    let events = parts.map(|(rows, first)| events(history, &words, rows, first, &mut live));
+    let events = (0..history.lives.change_count()).step_by(ROWS).map(|first| {
+        let rows: Vec<_> = history.lives.changes_from(first).take(ROWS).collect();
+        events(history, &words, &rows, first, &mut live)
+    });
     let name = history.path.file_stem().unwrap_or_default().to_string_lossy();
     write_table(&folder.join(format!("{name}.events.parquet")), events, || {
         super::parquet::events(history, &words, &[], 0, &mut [])
     })?;
-    let blocks = (0..history.blocks.len()).step_by(ROWS).map(|first| {
-        let rows = &history.blocks[first..history.blocks.len().min(first + ROWS)];
-        blocks(history, &words, rows, first)
+    let blocks = (0_u32..).step_by(ROWS).take(history.lives.block_count().div_ceil(ROWS)).map(|first| {
+        let rows: Vec<_> = history.lives.blocks_from(first).take(ROWS).map(|(_, block)| block).collect();
+        blocks(history, &words, &rows, first as usize)
     });
     write_table(&folder.join(format!("{name}.blocks.parquet")), blocks, || {
         super::parquet::blocks(history, &words, &[], 0)
@@ -148,7 +149,7 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     let path = folder.join(format!("{name}.tensors.parquet"));
     match history.tensors.as_ref().filter(|tensors| tensors.missing.is_none()) {
         Some(tensors) => write_tensors(tensors, &words, &path),
-        // Of an earlier recording of this name.
+        // The file may be that of an earlier recording of this name.
         None => fs::remove_file(&path).or_else(|error| match error.kind() {
             io::ErrorKind::NotFound => Ok(()),
             _ => Err(error),
@@ -159,9 +160,9 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
 fn write_tensors(tensors: &Tensors, words: &Words, path: &Path) -> io::Result<()> {
     let blocks = tensors.blocks();
     let places: Vec<_> = tensors.origins.iter().map(|origin| text(origin.line.as_deref().unwrap_or(NO_LINE))).collect();
-    let all: Vec<_> =
-        (0..blocks.blocks.len()).filter(|number| blocks.blocks[*number].origin != tensors.segment_origin()).collect();
-    let table = |rows: &[usize]| tensor_rows(tensors, &blocks, words, &places, rows);
+    let is_tensor = |(_, block): &(u32, BlockLife)| block.origin != tensors.segment_origin();
+    let all: Vec<_> = blocks.lives.blocks().filter(is_tensor).map(|(number, _)| number).collect();
+    let table = |rows: &[u32]| tensor_rows(tensors, &blocks, words, &places, rows);
     write_table(path, all.chunks(ROWS).map(table), || table(&[]))
 }
 
@@ -204,7 +205,7 @@ fn device(history: &History, block: &BlockLife) -> i32 {
 
 /// `first` is the number of the first of these changes, `live` what each device has before it.
 fn events(history: &History, words: &Words, rows: &[Change], first: usize, live: &mut [i64]) -> Vec<Column> {
-    let block = |change: &Change| &history.blocks[change.block as usize];
+    let block = |change: &Change| history.lives.block(change.block);
     let origin = |change: &Change| &words.origins[block(change).origin as usize];
     let action = |change: &Change| {
         words.actions.iter().find(|(kind, _)| *kind == change.kind).map(|(_, name)| name.clone()).unwrap_or_default()
@@ -216,7 +217,7 @@ fn events(history: &History, words: &Words, rows: &[Change], first: usize, live:
         let peak_at = history.devices[usize::from(block.device)].peak_at;
         let is_known = whole_from.map_or(peak_at.is_some_and(|peak| peak as usize == at), |first| first <= at);
         let live = &mut live[usize::from(block.device)];
-        if history.origin(block).kind.is_on_device() {
+        if history.origin(&block).kind.is_on_device() {
             *live += change.delta;
         }
         is_known.then_some(*live)
@@ -228,7 +229,7 @@ fn events(history: &History, words: &Words, rows: &[Change], first: usize, live:
         Column::Numbers("number", rows.iter().map(|change| signed(change.number)).collect()),
         Column::Numbers("time_ns", rows.iter().map(|change| signed(change.time)).collect()),
         Column::Texts("action", rows.iter().map(action).collect()),
-        Column::SmallNumbers("device", rows.iter().map(|change| device(history, block(change))).collect()),
+        Column::SmallNumbers("device", rows.iter().map(|change| device(history, &block(change))).collect()),
         Column::Numbers("address", rows.iter().map(|change| signed(block(change).key)).collect()),
         Column::Numbers("change_bytes", rows.iter().map(|change| change.delta).collect()),
         Column::OptionalNumbers("live_bytes", in_use),
@@ -246,7 +247,7 @@ fn blocks(history: &History, words: &Words, rows: &[BlockLife], first: usize) ->
     let freed = |block: &BlockLife| (block.died != LIVE).then(|| signed(history.time_of(block.died)));
     let is_at_peak = |block: &BlockLife| {
         let peak = history.devices[usize::from(block.device)].peak_at;
-        peak.is_some_and(|peak| block.born <= peak && peak < block.died)
+        peak.is_some_and(|peak| block.is_live_after(peak))
     };
     let label = |number: usize| {
         let label = u32::try_from(number).ok().and_then(|number| history.labels.get(&number));
@@ -278,18 +279,18 @@ fn tensor_rows(
     blocks: &TensorBlocks,
     words: &Words,
     places: &[ByteArray],
-    rows: &[usize],
+    rows: &[u32],
 ) -> Vec<Column> {
-    let rows: Vec<_> = rows.iter().map(|number| (&blocks.blocks[*number], blocks.steps[*number])).collect();
+    let rows: Vec<_> =
+        rows.iter().map(|number| (blocks.lives.block(*number), blocks.steps[*number as usize])).collect();
     let device = |block: &BlockLife| &tensors.devices[usize::from(block.device)];
     let origin = |block: &BlockLife| &tensors.origins[block.origin as usize];
-    let time = |change: u32| signed(blocks.changes[change as usize].time);
+    let time = |change: u32| signed(blocks.lives.change(change).time);
     let optional = |words: &Option<String>| words.as_deref().map(text);
-    let is_at_peak = |block: &BlockLife| {
-        blocks.peaks[usize::from(block.device)].is_some_and(|peak| block.born <= peak && peak < block.died)
-    };
+    let is_at_peak =
+        |block: &BlockLife| blocks.peaks[usize::from(block.device)].is_some_and(|peak| block.is_live_after(peak));
     // When a tensor came that is older than the history is not known.
-    let allocated = |(block, step): &(&BlockLife, usize)| (*step >= device(block).older()).then(|| time(block.born));
+    let allocated = |(block, step): &(BlockLife, usize)| (*step >= device(block).older()).then(|| time(block.born));
     vec![
         Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
         Column::Numbers("pid", rows.iter().map(|_| words.pid).collect()),

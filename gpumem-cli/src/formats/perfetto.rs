@@ -13,6 +13,7 @@ use gpumem_core::{
 };
 use prost::Message;
 
+use super::texts::check_scopes;
 use crate::history::{Change, History, ScopeLife};
 
 #[derive(Clone, PartialEq, Message)]
@@ -136,8 +137,8 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
 fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(whole_from) = history.whole_from() else { return write_peaks(history, packets, parent) };
     let mut kinds: BTreeMap<(u16, MemKind), (u64, i64)> = BTreeMap::new();
-    for block in &history.blocks {
-        kinds.entry((block.device, history.origin(block).kind)).or_default();
+    for (_, block) in history.lives.blocks() {
+        kinds.entry((block.device, history.origin(&block).kind)).or_default();
     }
     let counter = |name| counter(name, parent);
     let mut totals: Vec<Option<(u64, i64)>> = vec![None; history.devices.len()];
@@ -151,15 +152,15 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
         let name = format!("{}: {kind}", history.devices[usize::from(*device)].device);
         *track = packets.track(counter(name))?;
     }
-    for (at, change) in history.changes.iter().enumerate() {
-        // Before, not all is known: the counters begin with what is live then.
+    for (at, change) in history.lives.changes().enumerate() {
+        // What was live earlier is not known: the counters begin with what is live then.
         if at == whole_from && at > 0 {
             for (track, value) in kinds.values().chain(totals.iter().flatten()) {
                 packets.counter(change.time, *track, *value)?;
             }
         }
-        let block = &history.blocks[change.block as usize];
-        let kind = history.origin(block).kind;
+        let block = history.lives.block(change.block);
+        let kind = history.origin(&block).kind;
         let of_kind = kinds.get_mut(&(block.device, kind));
         let total = totals[usize::from(block.device)].as_mut().filter(|_| kind.is_on_device());
         for (track, value) in of_kind.into_iter().chain(total) {
@@ -195,10 +196,10 @@ fn counter(name: String, parent: u64) -> Track {
 /// What PyTorch's tensors have on each device, and what its segments have. They are parts of the other counters.
 fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(tensors) = &history.tensors else { return Ok(()) };
-    let blocks = tensors.blocks();
-    let mut of_devices: Vec<[Vec<&Change>; 2]> = tensors.devices.iter().map(|_| Default::default()).collect();
-    for change in &blocks.changes {
-        let block = &blocks.blocks[change.block as usize];
+    let lives = tensors.blocks().lives;
+    let mut of_devices: Vec<[Vec<Change>; 2]> = tensors.devices.iter().map(|_| Default::default()).collect();
+    for change in lives.changes() {
+        let block = lives.block(change.block);
         of_devices[usize::from(block.device)][usize::from(block.origin == tensors.segment_origin())].push(change);
     }
     for (of_device, changes) in tensors.devices.iter().zip(of_devices) {
@@ -209,7 +210,7 @@ fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> i
             }
             let track = packets.track(counter(format!("{}: PyTorch {what}", of_device.about.device), parent))?;
             let mut value = 0_i64;
-            // Before the history begins, not all is known: the counter begins with what is live then.
+            // What was live before the history begins is not known: the counter begins with what is live then.
             if let Some(from) = of_device.known_from() {
                 while let Some(change) = changes.next_if(|change| change.time <= from) {
                     value = value.saturating_add(change.delta);
@@ -235,6 +236,7 @@ fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::R
     let callsites: Vec<_> = callsites.into_iter().collect();
     let names = derive::short_names(history.ledger(), history.definitions(), &callsites);
     let names: BTreeMap<_, _> = callsites.into_iter().zip(names).collect();
+    check_scopes(history, history.scopes.iter().filter_map(|scope| names.get(&scope.callsite)).map(String::len))?;
     for (thread, scopes) in threads {
         let known = history.definitions().thread(ThreadId(thread.into()));
         let name = known.and_then(|known| known.name.clone()).unwrap_or_else(|| format!("thread {thread}"));
@@ -269,7 +271,7 @@ fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::R
     Ok(())
 }
 
-/// So many lanes are tried for a scope, the newest ones.
+/// At most this many lanes are tried for a scope, the newest ones.
 const TRIED: usize = 64;
 
 type Lane<'a> = Vec<(u64, u64, &'a ScopeLife)>;

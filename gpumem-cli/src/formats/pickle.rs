@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
 };
 
-/// So many bytes are written at once.
+/// This many bytes are written at once.
 const FULL: usize = 1 << 16;
 
 pub(super) struct Pickle<'a> {
@@ -73,7 +73,7 @@ impl<'a> Pickle<'a> {
                 self.put(b"J")?;
                 self.put(&number.to_le_bytes())
             }
-            // Signed as well, with as many bytes as needed.
+            // This number is signed as well, and has as many bytes as it needs.
             _ => {
                 let bytes = number.to_le_bytes();
                 let used = 8 - number.leading_zeros() as usize / 8;

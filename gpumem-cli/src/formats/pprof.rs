@@ -45,7 +45,7 @@ struct ValueType {
 
 #[derive(Clone, PartialEq, Message)]
 struct Sample {
-    /// The innermost first.
+    /// The functions of the stack, the innermost first.
     #[prost(uint64, repeated, tag = "1")]
     location_id: Vec<u64>,
     #[prost(int64, repeated, tag = "2")]
@@ -161,7 +161,7 @@ pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> i
     Ok(())
 }
 
-/// By device and origin, those with the most first.
+/// The samples by device and origin, those with the most bytes first.
 fn values(history: &History, moment: Moment) -> Vec<((u16, usize), Values)> {
     let number: HashMap<*const crate::history::Origin, usize> =
         history.origins.iter().enumerate().map(|(at, origin)| (std::ptr::from_ref(origin), at)).collect();

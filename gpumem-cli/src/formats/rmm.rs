@@ -7,13 +7,13 @@ use crate::history::{ChangeKind, History};
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "Thread,Time,Action,Pointer,Size,Stream")?;
     let began = history.definitions().process().began.as_micros();
-    for change in &history.changes {
-        let block = &history.blocks[change.block as usize];
+    for change in history.lives.changes() {
+        let block = history.lives.block(change.block);
         let action = match change.kind {
-            ChangeKind::Alloc | ChangeKind::FreeFailed => "allocate",
-            ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => "free",
+            ChangeKind::Allocated | ChangeKind::FreeFailed => "allocate",
+            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => "free",
             // There is no action for it.
-            ChangeKind::Shrink => continue,
+            ChangeKind::Shrunk => continue,
         };
         let micros = began + u128::from(change.time / 1000);
         let (seconds, micros) = (micros / 1_000_000 % 86_400, micros % 1_000_000);

@@ -45,7 +45,7 @@ struct Profile {
     start: i64,
     #[serde(rename = "endValue")]
     end: i64,
-    /// Of each stack, its frames.
+    /// The frames of each stack.
     samples: Vec<Vec<usize>>,
     weights: Vec<i64>,
 }

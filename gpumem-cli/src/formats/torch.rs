@@ -11,7 +11,7 @@ use gpumem_core::{capture::AllocatorAction as Action, model::MemKind};
 use super::{frames::functions, pickle::Pickle};
 use crate::history::{
     BlockLife, Change, ChangeKind, History, Origin,
-    tensors::{State, Step},
+    tensors::{AllocatorState, AllocatorStep},
 };
 
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
@@ -44,19 +44,19 @@ struct Snapshot<'a> {
     history: &'a History,
     pickle: Pickle<'a>,
     /// The numbers of the lists of frames that were written, by origin, and by that of tensors.
-    frames: HashMap<From, u32>,
+    frames: HashMap<EventOrigin, u32>,
     /// The addresses and sizes of what PyTorch's allocator says it got.
     of_allocator: HashSet<(u64, u64)>,
-    /// Of each device in the history: whether the history of its tensors is known.
+    /// Whether the history of its tensors is known, for each device in the history.
     has_tensors: Vec<bool>,
 }
 
-/// Where something comes from.
+/// The origin of a block of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum From {
-    /// In [`History::origins`].
+enum EventOrigin {
+    /// The number of an origin in [`History::origins`].
     Block(u32),
-    /// In the origins of tensors.
+    /// The number of an origin in the origins of tensors.
     Tensor(u32),
     Nowhere,
 }
@@ -90,16 +90,17 @@ impl Snapshot<'_> {
         let mut written = 0;
         let last = history.last_change();
         for number in last.into_iter().flat_map(|last| history.blocks_after(last)) {
-            let block = &history.blocks[number as usize];
-            if !self.is_shown(block) {
+            let block = history.lives.block(number);
+            if !self.is_shown(&block) {
                 continue;
             }
             self.pickle.append_part(written)?;
             written += 1;
-            let bytes = last.map_or(0, |last| history.bytes_after(number, last));
+            let bytes = last.map_or(0, |last| history.lives.bytes_after(number, last));
             let device = history.devices[usize::from(block.device)].device.ordinal;
-            let from = From::Block(block.origin);
-            let only = Part { address: address(block.key), bytes, requested: bytes, state: "active_allocated", from };
+            let from = EventOrigin::Block(block.origin);
+            let only =
+                SegmentPart { address: address(block.key), bytes, requested: bytes, state: "active_allocated", from };
             self.segment(device, (only.address, bytes), from, &[only])?;
         }
         for tensors in history.tensors.iter().flat_map(|tensors| &tensors.devices) {
@@ -108,14 +109,20 @@ impl Snapshot<'_> {
                 self.pickle.append_part(written)?;
                 written += 1;
                 let parts = parts(&state, begin, bytes, room);
-                self.segment(tensors.about.device.ordinal, (begin, bytes), From::Nowhere, &parts)?;
+                self.segment(tensors.about.device.ordinal, (begin, bytes), EventOrigin::Nowhere, &parts)?;
             }
         }
         self.pickle.append()
     }
 
-    fn segment(&mut self, device: u32, (begin, bytes): (u64, u64), from: From, parts: &[Part]) -> io::Result<()> {
-        let sum = |state: &[&str], figure: fn(&Part) -> u64| {
+    fn segment(
+        &mut self,
+        device: u32,
+        (begin, bytes): (u64, u64),
+        from: EventOrigin,
+        parts: &[SegmentPart],
+    ) -> io::Result<()> {
+        let sum = |state: &[&str], figure: fn(&SegmentPart) -> u64| {
             parts.iter().filter(|part| state.contains(&part.state)).map(figure).sum::<u64>()
         };
         let in_use = ["active_allocated", "active_awaiting_free"];
@@ -142,7 +149,7 @@ impl Snapshot<'_> {
             self.pickle.append_part(written)?;
             self.pickle.dictionary()?;
             self.pickle.mark()?;
-            let Part { address, bytes, requested, state, from } = *part;
+            let SegmentPart { address, bytes, requested, state, from } = *part;
             for (name, value) in [("address", address), ("size", bytes), ("requested_size", requested)] {
                 self.entry(name, value)?;
             }
@@ -163,9 +170,9 @@ impl Snapshot<'_> {
         let history = self.history;
         let mut changes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         // What was live when the events begin, a viewer finds out from the end, as in PyTorch's snapshots.
-        let first = history.whole_from().unwrap_or(history.changes.len());
-        for (at, change) in (0_u32..).zip(&history.changes).skip(first) {
-            let device = history.blocks[change.block as usize].device;
+        let first = history.whole_from().unwrap_or(history.lives.change_count());
+        for (at, change) in (0_u32..).zip(history.lives.changes()).skip(first) {
+            let device = history.lives.block(change.block).device;
             changes.entry(history.devices[usize::from(device)].device.ordinal).or_default().push(at);
         }
         (0..devices).try_for_each(|device| self.trace(device, &changes.remove(&device).unwrap_or_default()))?;
@@ -184,13 +191,13 @@ impl Snapshot<'_> {
         let (mut steps, mut sizes) = (steps.peekable(), HashMap::new());
         let mut written = 0;
         for at in changes {
-            let change = &history.changes[*at as usize];
+            let change = history.lives.change(*at);
             while let Some(step) = steps.next_if(|step| step.time < change.time) {
                 self.step(step, &mut sizes, &mut written)?;
             }
-            let block = &history.blocks[change.block as usize];
-            if self.is_shown(block) {
-                self.change(change, block, &mut written)?;
+            let block = history.lives.block(change.block);
+            if self.is_shown(&block) {
+                self.change(&change, &block, &mut written)?;
             }
         }
         for step in steps {
@@ -202,20 +209,20 @@ impl Snapshot<'_> {
     /// A change of what the driver gives.
     fn change(&mut self, change: &Change, block: &BlockLife, written: &mut usize) -> io::Result<()> {
         let actions: &[&'static str] = match change.kind {
-            ChangeKind::Alloc | ChangeKind::FreeFailed => &["segment_alloc", "alloc"],
-            ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => {
+            ChangeKind::Allocated | ChangeKind::FreeFailed => &["segment_alloc", "alloc"],
+            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => {
                 &["free_requested", "free_completed", "segment_free"]
             }
             // A part of a block cannot be freed there.
-            ChangeKind::Shrink => &[],
+            ChangeKind::Shrunk => &[],
         };
-        let from = From::Block(block.origin);
+        let from = EventOrigin::Block(block.origin);
         let about = (address(block.key), block.bytes, 0, change.time);
         actions.iter().try_for_each(|action| self.event(action, about, from, written))
     }
 
     /// What PyTorch's allocator did.
-    fn step(&mut self, step: &Step, sizes: &mut HashMap<u64, u64>, written: &mut usize) -> io::Result<()> {
+    fn step(&mut self, step: &AllocatorStep, sizes: &mut HashMap<u64, u64>, written: &mut usize) -> io::Result<()> {
         let mut bytes = step.requested;
         let action = match step.action {
             Action::SegmentAlloc => "segment_alloc",
@@ -232,20 +239,20 @@ impl Snapshot<'_> {
                 bytes = sizes.remove(&step.address).unwrap_or(0);
                 "free_completed"
             }
-            // It has other fields.
+            // A refusal has other fields than other events.
             Action::OutOfMemory => return Ok(()),
         };
-        self.event(action, (step.address, bytes, step.stream, step.time), From::Tensor(step.origin), written)
+        self.event(action, (step.address, bytes, step.stream, step.time), EventOrigin::Tensor(step.origin), written)
     }
 
     fn event(
         &mut self,
         action: &'static str,
         (address, bytes, stream, nanos): (u64, u64, u64, u64),
-        from: From,
+        from: EventOrigin,
         written: &mut usize,
     ) -> io::Result<()> {
-        // Since 1970, as torch has it.
+        // PyTorch counts microseconds since 1970.
         let began = u64::try_from(self.history.definitions().process().began.as_micros()).unwrap_or(0);
         self.pickle.append_part(*written)?;
         *written += 1;
@@ -267,17 +274,17 @@ impl Snapshot<'_> {
     }
 
     /// The stack, the innermost function first, and after it the scopes.
-    fn frames(&mut self, from: From) -> io::Result<()> {
+    fn frames(&mut self, from: EventOrigin) -> io::Result<()> {
         self.pickle.word("frames")?;
         if let Some(number) = self.frames.get(&from) {
             return self.pickle.get(*number);
         }
         let known: Option<&Origin> = match from {
-            From::Block(origin) => self.history.origins.get(origin as usize),
-            From::Tensor(origin) => {
+            EventOrigin::Block(origin) => self.history.origins.get(origin as usize),
+            EventOrigin::Tensor(origin) => {
                 self.history.tensors.as_ref().and_then(|tensors| tensors.origins.get(origin as usize))
             }
-            From::Nowhere => None,
+            EventOrigin::Nowhere => None,
         };
         self.pickle.list()?;
         self.pickle.mark()?;
@@ -304,38 +311,39 @@ impl Snapshot<'_> {
 
 /// A block in a segment.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct SegmentPart {
     address: u64,
     bytes: u64,
     requested: u64,
     state: &'static str,
-    from: From,
+    from: EventOrigin,
 }
 
-/// All blocks of a segment, also unused ones: their sizes add up to its size. `room` is where its own are.
-fn parts(state: &State, begin: u64, bytes: u64, room: u64) -> Vec<Part> {
+/// All blocks of a segment, also unused ones. The sum of their sizes is the size of the segment. Blocks of the segment itself lie in its
+/// first `room` bytes.
+fn parts(state: &AllocatorState, begin: u64, bytes: u64, room: u64) -> Vec<SegmentPart> {
     let (mut parts, mut at, end) = (Vec::new(), begin, begin + bytes);
-    let unused = |address: u64, until: u64| Part {
+    let unused = |address: u64, until: u64| SegmentPart {
         address,
         bytes: until - address,
         requested: 0,
         state: "inactive",
-        from: From::Nowhere,
+        from: EventOrigin::Nowhere,
     };
     for (address, tensor) in state.within(begin, room) {
-        // One that does not fit contradicts the others.
+        // A tensor that does not fit contradicts the others.
         if address < at || address + tensor.bytes > end {
             continue;
         }
         if address > at {
             parts.push(unused(at, address));
         }
-        parts.push(Part {
+        parts.push(SegmentPart {
             address,
             bytes: tensor.bytes,
             requested: tensor.requested,
             state: if tensor.is_awaiting { "active_awaiting_free" } else { "active_allocated" },
-            from: From::Tensor(tensor.origin),
+            from: EventOrigin::Tensor(tensor.origin),
         });
         at = address + tensor.bytes;
     }

@@ -19,7 +19,7 @@ pub(crate) struct Origin {
     pub(crate) library: Option<String>,
     /// The user's line, unless the library stands in its place.
     pub(crate) line: Option<String>,
-    /// The line that called that one's function.
+    /// The line that called the function of the user's line.
     pub(crate) caller: Option<String>,
     /// Where the innermost scope was opened.
     pub(crate) scope_place: Option<String>,
@@ -27,7 +27,7 @@ pub(crate) struct Origin {
     pub(crate) stack: StackId,
 }
 
-/// Whether so much is left.
+/// Takes `cost` from what is left. False if less is left.
 pub(super) fn pay(left: &mut u64, cost: u64) -> bool {
     let rest = left.checked_sub(cost);
     *left = rest.unwrap_or(0);
@@ -35,7 +35,7 @@ pub(super) fn pay(left: &mut u64, cost: u64) -> bool {
 }
 
 impl Origin {
-    /// One whose names would take too much memory.
+    /// An origin whose names would take too much memory.
     pub(super) fn unnamed(kind: MemKind) -> Self {
         Self {
             path: Vec::new(),
@@ -62,7 +62,7 @@ impl Origin {
         }
     }
 
-    /// The line, else the library, else where the scope was opened.
+    /// The line; else the library; else the place where the scope was opened.
     pub(crate) fn place(&self) -> String {
         let scope_place = self.scope_place.as_deref().filter(|_| !self.path.is_empty());
         let place = || place_in_words(None, scope_place);
@@ -79,24 +79,30 @@ impl Origin {
     }
 }
 
-/// Where there is no stack, nobody knows who allocated.
+/// The name of the library. If there is none but a line, the program allocated. Without a stack it is not known who allocated.
 pub(crate) fn library_or_program(library: Option<&str>, line: Option<&str>) -> String {
     library.or(line.map(|_| "the program")).unwrap_or("not known").to_owned()
 }
+
+/// How many origins are found without a large table.
+const RECENT: usize = 1 << 10;
 
 /// Origins, by what the ledger knows of them.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
     known: HashMap<AllocGroup, u32>,
     all: Vec<AllocGroup>,
-    newest: Option<(AllocGroup, u32)>,
+    /// Some of the known ones, by a hash of a few bits: it takes less time to look here first.
+    recent: Vec<Option<(AllocGroup, u32)>>,
 }
 
 impl Origins {
     /// The number of an origin, and whether it is new.
     pub(super) fn number(&mut self, group: AllocGroup) -> (u32, bool) {
-        if let Some((newest, number)) = self.newest
-            && newest == group
+        self.recent.resize(RECENT, None);
+        let at = (group.stack.0 as usize * 31 + group.kind as usize * 7 + group.node.0 as usize) % RECENT;
+        if let Some((recent, number)) = self.recent[at]
+            && recent == group
         {
             return (number, false);
         }
@@ -106,15 +112,11 @@ impl Origins {
         if is_new {
             self.all.push(group);
         }
-        self.newest = Some((group, number));
+        self.recent[at] = Some((group, number));
         (number, is_new)
     }
 
-    pub(super) fn kind(&self, origin: u32) -> MemKind {
-        self.all[origin as usize].kind
-    }
-
-    /// Their names may have so many bytes. If they have more, the rest of the origins has none.
+    /// The origins in words. Their names may have `left` bytes; if they have more, the rest of the origins has no names.
     pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions, left: &mut u64) -> Vec<Origin> {
         let paths = Paths::now(ledger, definitions);
         let origin = |group: &AllocGroup| {

@@ -2,56 +2,25 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs::File,
-    io::{self, BufReader, Read, Seek, SeekFrom},
+    io,
     path::Path,
     time::Duration,
 };
 
 use gpumem_core::{
     capture::{Reader, RecordedEvent, Step},
-    model::{Block, Device, EventKind, Key, MemKind, ScopeId, ThreadId},
+    ledger::{BlockChange, BlockChangeKind},
+    model::{Block, Device, EventKind, MemKind, ScopeId},
 };
 
-use super::{BlockLife, Change, ChangeKind, DeviceHistory, History, LIVE, Refusal, ScopeLife, names::Origins, tensors};
-use crate::{failure::Failure, files, progress::Progress, run, terminal};
-
-/// The bytes of a recording. It shows how much was read.
-#[derive(Debug)]
-pub(crate) struct Bytes {
-    from: BufReader<File>,
-    progress: Progress,
-}
-
-impl Read for Bytes {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let read = self.from.read(to)?;
-        self.progress.advance(read as u64);
-        Ok(read)
-    }
-}
-
-impl Seek for Bytes {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.from.seek(to)
-    }
-}
-
-/// The process of the recording was killed, or runs still.
-fn add_ring(path: &Path) {
-    let next = "the report covers what comes before";
-    let file = format!("`{}`", path.display());
-    match run::complete(path) {
-        Ok(Some(_)) => {}
-        Ok(None) => terminal::error(&Failure::new(file, "its process records still", next)),
-        // `gpumem run` has ended and given it its name meanwhile. That it cannot be read is said next.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.exists() => {}
-        Err(error) => {
-            let what = format!("what the process of {file} recorded last cannot be added");
-            terminal::error(&Failure::new(what, error, next));
-        }
-    }
-}
+use super::{
+    bytes::RecordingBytes,
+    lives::{LIVE, Lives, NewBlock, When},
+    names::Origins,
+    recorded::{DeviceHistory, History, Refusal, ScopeLife},
+    tensors,
+};
+use crate::{failure::Failure, files, progress::Progress};
 
 impl History {
     /// Reads a whole recording, as far as it is readable: [`incomplete`](Self::incomplete) says where it ends too early.
@@ -69,21 +38,20 @@ impl History {
             let next = "write the recording to a file first";
             return Err(Failure::new(format!("`{}` cannot be read", path.display()), "it is no file", next));
         }
-        if run::is_unfinished(path) {
-            add_ring(path);
-        }
         let file = files::open_to_read(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
-        // The reader reads it twice.
+        // The reader passes over the file twice.
         let progress = Progress::new(&format!("reading {}", path.display()), 2 * length);
-        let bytes = Bytes { from: BufReader::with_capacity(1 << 16, file), progress };
+        let bytes = RecordingBytes::new(file, progress);
         let reader = Reader::new(bytes).map_err(failed)?;
-        let mut reading = Reading::new(reader);
-        while let Some(step) = reading.reader.step().map_err(failed)? {
+        let mut reading = HistoryReading::new(reader);
+        // The ledger writes here what an event does to blocks.
+        let mut changes = Vec::new();
+        while let Some(step) = reading.reader.step_observed(&mut changes).map_err(failed)? {
             match step {
-                Step::Event(event, _) => reading.event(&event),
+                Step::Event(event, _) => reading.event(&event, &mut changes),
                 Step::Label(label) => {
-                    if let Some(block) = reading.live.get(&label.key) {
+                    if let Some(block) = reading.live.get(&label.number) {
                         reading.history.labels.insert(*block, label.label.name.into());
                     }
                 }
@@ -98,11 +66,15 @@ impl History {
                 return Err(Failure::new(format!("`{}` cannot be read", path.display()), cause, ""));
             }
         }
+        // Items that the recording has missed come after the last event.
+        for change in &changes {
+            reading.change(change);
+        }
         Ok(reading.finish(path, length))
     }
 }
 
-/// What a place costs that allocates: memory, with that of the reports about it, and nanoseconds.
+/// What an origin costs: bytes of memory, those of the reports about it included, and nanoseconds.
 const ORIGIN: (u64, u64) = (1 << 10, 3_000);
 
 /// How soon a thread that was refused memory has to obtain it: allocators with a cache empty the cache and try again. The library
@@ -110,70 +82,70 @@ const ORIGIN: (u64, u64) = (1 << 10, 3_000);
 const SOON: u64 = 1_000_000_000;
 
 /// What is known while a recording is read.
-struct Reading {
-    reader: Reader<Bytes>,
-    history: Parts,
+struct HistoryReading {
+    reader: Reader<RecordingBytes>,
+    history: HistoryParts,
     origins: Origins,
-    live: HashMap<Key, u32>,
-    /// The newest free of each thread: a failed one is undone.
-    freed: HashMap<ThreadId, (Key, u32)>,
+    /// The number of the device of each origin. An origin is on one device.
+    origin_devices: Vec<u16>,
+    /// The live blocks, by the numbers of the events that allocated them.
+    live: HashMap<u64, u32>,
     open: HashMap<ScopeId, usize>,
-    /// In the history.
+    /// The numbers of the devices in the history.
     devices: HashMap<Device, u16>,
-    /// Refusals whose thread may still obtain the memory, by how much that is.
+    /// Refusals whose thread may still obtain the memory, by the number of bytes.
     pending: HashMap<(u16, Wanted), BTreeSet<(u64, usize)>>,
-    /// When the newest of them was.
+    /// The time of the newest refusal.
     refused: u64,
     /// Refusals after which their device was not read yet, by device.
     unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
-    time: u64,
-    tensors: tensors::Reading,
+    /// The newest event.
+    newest: When,
+    tensors: tensors::TensorReading,
 }
 
 /// Where a thread wants memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wanted {
-    /// On a device of the history.
+    /// It wants memory on the device of this number in the history.
     On(u16),
-    /// The device is not known.
+    /// It wants memory of this kind on a device that is not known.
     Of(MemKind),
 }
 
 /// What a [`History`] is made of.
 #[derive(Default)]
-struct Parts {
-    changes: Vec<Change>,
-    blocks: Vec<BlockLife>,
-    shrunk: HashMap<u32, Vec<(u32, u64)>>,
+struct HistoryParts {
+    lives: Lives,
     labels: HashMap<u32, Box<str>>,
     scopes: Vec<ScopeLife>,
     devices: Vec<DeviceHistory>,
     refusals: Vec<Refusal>,
 }
 
-impl Reading {
-    fn new(reader: Reader<Bytes>) -> Self {
+impl HistoryReading {
+    fn new(reader: Reader<RecordingBytes>) -> Self {
         let has_clock = reader.definitions().time(0).is_some();
         Self {
             reader,
-            history: Parts::default(),
+            history: HistoryParts::default(),
             origins: Origins::default(),
+            origin_devices: Vec::new(),
             live: HashMap::new(),
-            freed: HashMap::new(),
             open: HashMap::new(),
             devices: HashMap::new(),
             pending: HashMap::new(),
             refused: 0,
             unread: HashMap::new(),
             has_clock,
-            time: 0,
-            tensors: tensors::Reading::default(),
+            newest: When { time: 0, number: 0, thread: 0 },
+            tensors: tensors::TensorReading::default(),
         }
     }
 
     fn is_too_large(&self) -> bool {
-        self.history.changes.len() >= LIVE as usize
+        self.history.lives.change_count() >= LIVE as usize
     }
 
     fn device(&mut self, device: Device) -> u16 {
@@ -187,9 +159,8 @@ impl Reading {
                 less_at: None,
                 highest_sample: None,
                 samples: 0,
-                pool_reserved: None,
             });
-            // A reader of recordings refuses numbers of devices that are too many.
+            // The reader refuses recordings with as many devices as that.
             u16::try_from(devices.len() - 1).unwrap_or(u16::MAX)
         })
     }
@@ -199,45 +170,19 @@ impl Reading {
     fn time_of(&self, event: &RecordedEvent) -> u64 {
         let time = if self.has_clock { self.reader.definitions().time(event.ticks) } else { None };
         let nanos = time.unwrap_or(event.time).as_nanos();
-        u64::try_from(nanos).unwrap_or(u64::MAX).max(self.time)
+        u64::try_from(nanos).unwrap_or(u64::MAX).max(self.newest.time)
     }
 
-    fn event(&mut self, event: &RecordedEvent) {
-        self.time = self.time_of(event);
+    fn event(&mut self, event: &RecordedEvent, changes: &mut Vec<BlockChange>) {
+        self.newest = When { time: self.time_of(event), number: event.number, thread: thread(event) };
         match event.kind {
-            EventKind::Alloc { key, block } => self.alloc(event, key, &block),
-            EventKind::Free { key, .. } => {
-                self.freed.remove(&event.thread);
-                if let Some(block) = self.live.remove(&key) {
-                    self.freed.insert(event.thread, (key, block));
-                    self.end(event, block, ChangeKind::Free);
-                }
+            // The ledger has blocks in no order. Those of a context go in the order in which they came.
+            EventKind::ContextDestroyed { .. } => {
+                changes.sort_by_key(|change| self.live.get(&change.number).copied());
             }
-            EventKind::FreeFailed => {
-                if let Some((key, block)) = self.freed.remove(&event.thread) {
-                    let mut again = self.history.blocks[block as usize];
-                    again.bytes = self.bytes(block);
-                    self.begin(event, key, again, ChangeKind::FreeFailed);
-                }
-            }
-            EventKind::Shrink { key, bytes } => {
-                if let Some(block) = self.live.get(&key).copied() {
-                    let delta = bytes.get().cast_signed() - self.bytes(block).cast_signed();
-                    let change = self.change(event, block, delta, ChangeKind::Shrink);
-                    self.history.shrunk.entry(block).or_default().push((change, bytes.get()));
-                }
-            }
-            EventKind::ContextDestroyed { context } => {
-                let blocks = &self.history.blocks;
-                let is_of = |block: &u32| blocks[*block as usize].context == context;
-                let mut gone: Vec<_> = self.live.extract_if(|_, block| is_of(block)).map(|(_, block)| block).collect();
-                gone.sort_unstable();
-                for block in gone {
-                    self.end(event, block, ChangeKind::FreeWithContext);
-                }
-            }
+            EventKind::Alloc { block, .. } if !self.pending.is_empty() => self.obtained(event, &block),
             EventKind::Sample { device, memory } => {
-                let (time, device) = (self.time, self.device(device));
+                let (time, device) = (self.newest.time, self.device(device));
                 let refusals = &mut self.history.refusals;
                 for at in self.unread.remove(&device).unwrap_or_default() {
                     let refused = &mut refusals[at];
@@ -249,11 +194,6 @@ impl Reading {
                     device.highest_sample = Some((time, memory));
                 }
             }
-            EventKind::PoolUsage { device, usage } => {
-                let device = self.device(device);
-                let reserved = &mut self.history.devices[usize::from(device)].pool_reserved;
-                *reserved = (*reserved).max(Some(usage.reserved_high.get().max(usage.reserved.get())));
-            }
             EventKind::Open { scope, spec } => {
                 // A device on which a scope is opened is reported, even if nothing is allocated there.
                 self.device(spec.device);
@@ -261,7 +201,7 @@ impl Reading {
                 self.history.scopes.push(ScopeLife {
                     callsite: spec.callsite,
                     thread: thread(event),
-                    opened: self.time,
+                    opened: self.newest.time,
                     closed: None,
                 });
             }
@@ -272,18 +212,18 @@ impl Reading {
                 let wanted = device.map_or(Wanted::Of(kind), Wanted::On);
                 let pending = self.pending.entry((thread(event), wanted)).or_default();
                 pending.insert((bytes.get(), history.refusals.len()));
-                self.refused = self.time;
+                self.refused = self.newest.time;
                 if let Some(device) = device {
                     self.unread.entry(device).or_default().push(history.refusals.len());
                 }
                 history.refusals.push(Refusal {
-                    time: self.time,
+                    time: self.newest.time,
                     number: event.number,
                     bytes: bytes.get(),
                     kind,
                     device,
                     stack,
-                    after: u32::try_from(history.changes.len()).unwrap_or(LIVE).checked_sub(1),
+                    after: u32::try_from(history.lives.change_count()).unwrap_or(LIVE).checked_sub(1),
                     live,
                     memory: None,
                     was_obtained: false,
@@ -291,40 +231,55 @@ impl Reading {
             }
             EventKind::Close { scope } => {
                 if let Some(at) = self.open.remove(&scope) {
-                    self.history.scopes[at].closed = Some(self.time);
+                    self.history.scopes[at].closed = Some(self.newest.time);
                 }
             }
             _ => {}
         }
+        changes.drain(..).for_each(|change| self.change(&change));
     }
 
-    fn alloc(&mut self, event: &RecordedEvent, key: Key, block: &Block) {
-        if !self.pending.is_empty() {
-            self.obtained(event, block);
-        }
-        // The ledger has just got it.
-        let Some(known) = self.reader.ledger().block(key) else { return };
-        let (origin, is_new) = self.origins.number(known.group);
-        if is_new {
-            // If that is too much, this event is the last one.
-            self.reader.spend(ORIGIN.0, ORIGIN.1);
-        }
-        let life = BlockLife {
-            key: key.get(),
-            bytes: block.bytes.get(),
-            born: 0,
-            died: LIVE,
-            origin,
-            device: self.device(block.device),
-            context: block.context,
+    /// Notes what the newest event has done to a block.
+    fn change(&mut self, change: &BlockChange) {
+        let BlockChange { kind, key, number, before, after, device, group } = *change;
+        let (at, device) = if kind.blocks() > 0 {
+            let (origin, is_new) = self.origins.number(group);
+            if is_new {
+                // If that is too much, the reader reads nothing after this event.
+                self.reader.spend(ORIGIN.0, ORIGIN.1);
+                let device = self.device(device);
+                self.origin_devices.push(device);
+            }
+            let device = self.origin_devices[origin as usize];
+            let block = NewBlock { key: key.get(), bytes: after.get(), origin, device };
+            let (block, at) = self.history.lives.begin(self.newest, block, kind);
+            self.live.insert(number, block);
+            (at, device)
+        } else if kind == BlockChangeKind::Shrunk {
+            let Some(block) = self.live.get(&number).copied() else { return };
+            let at = self.history.lives.shrink(self.newest, block, after.get());
+            (at, self.history.lives.block(block).device)
+        } else {
+            let Some(block) = self.live.remove(&number) else { return };
+            let at = self.history.lives.end(self.newest, block, kind);
+            (at, self.history.lives.block(block).device)
         };
-        self.begin(event, key, life, ChangeKind::Alloc);
+        if !group.kind.is_on_device() {
+            return;
+        }
+        let device = &mut self.history.devices[usize::from(device)];
+        device.live = (device.live + after.get()).saturating_sub(before.get());
+        if device.live > device.peak {
+            (device.peak, device.peak_at, device.less_at) = (device.live, Some(at), None);
+        } else if after < before && device.peak_at.is_some() {
+            device.less_at.get_or_insert(at);
+        }
     }
 
     /// A thread has obtained memory: perhaps what it was refused.
     #[cold]
     fn obtained(&mut self, event: &RecordedEvent, block: &Block) {
-        if self.time - self.refused > SOON {
+        if self.newest.time - self.refused > SOON {
             return self.pending.clear();
         }
         let on_device = (block.kind != MemKind::PinnedHost).then(|| Wanted::On(self.device(block.device)));
@@ -333,56 +288,16 @@ impl Reading {
             let larger = pending.split_off(&(block.bytes.get() + 1, 0));
             for (_, at) in std::mem::replace(pending, larger) {
                 let refused = &mut self.history.refusals[at];
-                refused.was_obtained = self.time - refused.time <= SOON;
+                refused.was_obtained = self.newest.time - refused.time <= SOON;
             }
         }
-    }
-
-    /// A block is live from now on.
-    fn begin(&mut self, event: &RecordedEvent, key: Key, block: BlockLife, kind: ChangeKind) {
-        let number = u32::try_from(self.history.blocks.len()).unwrap_or(LIVE);
-        if let Some(missed) = self.live.insert(key, number) {
-            self.end(event, missed, ChangeKind::FreeMissed);
-        }
-        self.history.blocks.push(BlockLife { died: LIVE, ..block });
-        let change = self.change(event, number, block.bytes.cast_signed(), kind);
-        self.history.blocks[number as usize].born = change;
-    }
-
-    /// A block is not live any more.
-    fn end(&mut self, event: &RecordedEvent, block: u32, kind: ChangeKind) {
-        let change = self.change(event, block, -self.bytes(block).cast_signed(), kind);
-        self.history.blocks[block as usize].died = change;
-    }
-
-    fn bytes(&self, block: u32) -> u64 {
-        let shrunk = self.history.shrunk.get(&block).and_then(|shrunk| shrunk.last());
-        shrunk.map_or(self.history.blocks[block as usize].bytes, |(_, bytes)| *bytes)
-    }
-
-    fn change(&mut self, event: &RecordedEvent, block: u32, delta: i64, kind: ChangeKind) -> u32 {
-        let Parts { changes, blocks, devices, .. } = &mut self.history;
-        let number = u32::try_from(changes.len()).unwrap_or(LIVE);
-        let (time, event_number, thread) = (self.time, event.number, thread(event));
-        changes.push(Change { time, number: event_number, delta, block, thread, kind });
-        let BlockLife { device, origin, .. } = blocks[block as usize];
-        if self.origins.kind(origin).is_on_device() {
-            let device = &mut devices[usize::from(device)];
-            device.live = device.live.saturating_add_signed(delta);
-            if device.live > device.peak {
-                (device.peak, device.peak_at, device.less_at) = (device.live, Some(number), None);
-            } else if delta < 0 && device.peak_at.is_some() {
-                device.less_at.get_or_insert(number);
-            }
-        }
-        number
     }
 
     fn finish(self, path: &Path, bytes: u64) -> History {
-        let Self { reader, history, origins, time, tensors, .. } = self;
-        let Parts { changes, blocks, shrunk, labels, scopes, devices, refusals } = history;
-        let allocated = changes.iter().filter(|change| change.kind == ChangeKind::Alloc).map(|change| {
-            let block = &blocks[change.block as usize];
+        let Self { reader, history, origins, newest, tensors, .. } = self;
+        let HistoryParts { lives, labels, scopes, devices, refusals } = history;
+        let allocated = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated).map(|change| {
+            let block = lives.block(change.block);
             ((devices[usize::from(block.device)].device, block.key, block.bytes), change.time)
         });
         let mut names_left = reader.names_left();
@@ -391,15 +306,13 @@ impl Reading {
         History {
             path: path.to_owned(),
             bytes,
-            changes,
-            blocks,
+            lives,
             origins,
-            shrunk,
             labels,
             scopes,
             devices,
             refusals,
-            end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(time)),
+            end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(newest.time)),
             tensors,
             reader,
         }

@@ -5,22 +5,22 @@ use std::collections::{BTreeMap, HashMap};
 use gpumem_core::capture::AllocatorAction as Action;
 
 use super::{
-    BlockLife, Change, ChangeKind, LIVE,
-    tensors::{Step, Tensors, remove_range},
+    ChangeKind,
+    lives::{Lives, NewBlock, When},
+    tensors::{AllocatorStep, Tensors},
 };
+use crate::recording::remove_range;
 
 /// A second list of blocks. Their bytes are a part of the driver's, and are not added to them.
 #[derive(Debug, Default)]
 pub(crate) struct TensorBlocks {
-    pub(crate) changes: Vec<Change>,
-    /// Their devices are numbers in [`Tensors::devices`], their origins in [`Tensors::origins`]; that of segments is the one after these.
-    pub(crate) blocks: Vec<BlockLife>,
+    /// The devices of the blocks are numbers in [`Tensors::devices`], their origins in [`Tensors::origins`]; that of segments is the one after
+    /// these.
+    pub(crate) lives: Lives,
     /// The step with which each block came, in those of its device.
     pub(crate) steps: Vec<usize>,
     /// The change at which the tensors of each device reach their peak.
     pub(crate) peaks: Vec<Option<u32>>,
-    /// Segments of which a part was freed: after which change, and how much was left.
-    shrunk: HashMap<u32, Vec<(u32, u64)>>,
 }
 
 /// What is live on a device, by addresses.
@@ -29,7 +29,7 @@ struct Open {
     tensors: HashMap<u64, u32>,
     /// The length and the block of each part of a segment.
     segments: BTreeMap<u64, (u64, u32)>,
-    /// What is left of segments.
+    /// How many bytes are left of each segment.
     left: HashMap<u32, u64>,
 }
 
@@ -49,27 +49,27 @@ impl Tensors {
             let step = &history.steps[at];
             // A block that the program had freed before the history begins is no tensor.
             let next = history.steps[..history.older()].get(at + 1);
-            let is_freed = |next: &Step| next.action == Action::FreeRequested && next.address == step.address;
+            let is_freed = |next: &AllocatorStep| next.action == Action::FreeRequested && next.address == step.address;
             if step.action != Action::Alloc || !next.is_some_and(is_freed) {
                 made.apply((at, step), device, &mut open[usize::from(device)], self.segment_origin());
             }
             if history.peak.is_some_and(|(_, peak)| peak == at) {
                 made.peaks[usize::from(device)] =
-                    u32::try_from(made.changes.len()).ok().and_then(|count| count.checked_sub(1));
+                    u32::try_from(made.lives.change_count()).ok().and_then(|count| count.checked_sub(1));
             }
         }
         made
     }
 
-    /// In place of the origin of segments.
+    /// The number that stands in place of the origin of segments.
     pub(crate) fn segment_origin(&self) -> u32 {
         u32::try_from(self.origins.len()).unwrap_or(u32::MAX)
     }
 }
 
 impl TensorBlocks {
-    fn apply(&mut self, step: (usize, &Step), device: u16, open: &mut Open, segment_origin: u32) {
-        let Step { time, action, address, bytes, origin, .. } = *step.1;
+    fn apply(&mut self, step: (usize, &AllocatorStep), device: u16, open: &mut Open, segment_origin: u32) {
+        let AllocatorStep { time, action, address, bytes, origin, .. } = *step.1;
         match action {
             Action::Alloc => {
                 self.free_tensor(time, open.tensors.remove(&address));
@@ -92,50 +92,35 @@ impl TensorBlocks {
         }
     }
 
-    fn change(&mut self, time: u64, block: u32, bytes: u64, kind: ChangeKind) -> u32 {
-        let at = u32::try_from(self.changes.len()).unwrap_or(LIVE);
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        let delta = if kind == ChangeKind::Alloc { bytes } else { -bytes };
-        self.changes.push(Change { time, number: 0, delta, block, thread: 0, kind });
-        at
-    }
-
-    fn alloc(&mut self, (at, step): (usize, &Step), device: u16, origin: u32) -> u32 {
-        let Step { time, address, bytes, .. } = *step;
-        let block = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
-        let born = self.change(time, block, bytes, ChangeKind::Alloc);
-        self.blocks.push(BlockLife { key: address, bytes, born, died: LIVE, origin, device, context: 0 });
+    fn alloc(&mut self, (at, step): (usize, &AllocatorStep), device: u16, origin: u32) -> u32 {
+        let AllocatorStep { time, address, bytes, .. } = *step;
+        let block = NewBlock { key: address, bytes, origin, device };
         self.steps.push(at);
-        block
+        self.lives.begin(when(time), block, ChangeKind::Allocated).0
     }
 
-    /// `None` if no tensor was at the address.
+    /// Ends a tensor, if one was at the address.
     fn free_tensor(&mut self, time: u64, block: Option<u32>) {
         if let Some(block) = block {
-            self.free(time, block, self.blocks[block as usize].bytes);
+            self.lives.end(when(time), block, ChangeKind::Freed);
         }
     }
 
-    fn free(&mut self, time: u64, block: u32, bytes: u64) {
-        self.blocks[block as usize].died = self.change(time, block, bytes, ChangeKind::Free);
-    }
-
-    /// Of a segment, a part goes or what is left of it.
+    /// A part of a segment goes, or what is left of it.
     fn remove(&mut self, time: u64, block: u32, bytes: u64, left: &mut HashMap<u32, u64>) {
-        let rest = left.get(&block).map_or(0, |left| left.saturating_sub(bytes));
+        let rest = left.remove(&block).map_or(0, |left| left.saturating_sub(bytes));
         if rest == 0 {
-            left.remove(&block);
-            return self.free(time, block, bytes);
+            self.lives.end(when(time), block, ChangeKind::Freed);
+        } else {
+            left.insert(block, rest);
+            self.lives.shrink(when(time), block, rest);
         }
-        left.insert(block, rest);
-        let at = self.change(time, block, bytes, ChangeKind::Shrink);
-        self.shrunk.entry(block).or_default().push((at, rest));
     }
+}
 
-    /// The size of a block after a change.
-    pub(crate) fn bytes_after(&self, block: u32, change: u32) -> u64 {
-        super::bytes_after(self.shrunk.get(&block), self.blocks[block as usize].bytes, change)
-    }
+/// Steps of PyTorch have no number and no thread.
+fn when(time: u64) -> When {
+    When { time, number: 0, thread: 0 }
 }
 
 #[cfg(test)]
@@ -151,7 +136,7 @@ mod tests {
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
     fn tensors(older: u64, steps: &[(u64, Action, u64, u64)]) -> Tensors {
-        let step = |(time, action, address, bytes): &(u64, Action, u64, u64)| Step {
+        let step = |(time, action, address, bytes): &(u64, Action, u64, u64)| AllocatorStep {
             time: *time,
             action: *action,
             address: *address,
@@ -167,7 +152,7 @@ mod tests {
 
     /// The changes: their times, what they add, and their blocks.
     fn changes(tensors: &Tensors) -> Vec<(u64, i64, u32)> {
-        tensors.blocks().changes.iter().map(|change| (change.time, change.delta, change.block)).collect()
+        tensors.blocks().lives.changes().map(|change| (change.time, change.delta, change.block)).collect()
     }
 
     #[test]
@@ -176,9 +161,9 @@ mod tests {
             [(1, Action::SegmentAlloc, 0, 60), (2, Action::SegmentFree, 20, 20), (3, Action::SegmentFree, 0, 100)];
         let tensors = tensors(0, &steps);
         assert_eq!(changes(&tensors), [(1, 60, 0), (2, -20, 0), (3, -20, 0), (3, -20, 0)]);
-        let blocks = tensors.blocks();
-        assert_eq!((blocks.blocks[0].born, blocks.blocks[0].died), (0, 3));
-        assert_eq!([0, 1, 2].map(|change| blocks.bytes_after(0, change)), [60, 40, 20]);
+        let lives = tensors.blocks().lives;
+        assert_eq!((lives.block(0).born, lives.block(0).died), (0, 3));
+        assert_eq!([0, 1, 2].map(|change| lives.bytes_after(0, change)), [60, 40, 20]);
     }
 
     #[test]

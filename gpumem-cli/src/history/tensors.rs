@@ -13,12 +13,16 @@ use gpumem_core::{
     model::{Device, MemKind, StackId},
 };
 
-use super::{Held, Origin, names::pay};
+use super::{
+    held::Held,
+    names::{Origin, pay},
+};
+use crate::recording::remove_range;
 
 /// What is known of a caching allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Tensors {
-    /// Such as `PyTorch 2.11.0`.
+    /// Its name and version, such as `PyTorch 2.11.0`.
     pub(crate) name: String,
     /// Why its history is not there.
     pub(crate) missing: Option<String>,
@@ -31,22 +35,22 @@ pub(crate) struct Tensors {
 #[derive(Debug)]
 pub(crate) struct TensorHistory {
     pub(crate) about: AllocatorDevice,
-    pub(crate) steps: Vec<Step>,
-    /// The most that tensors had together, and the step after which that was so first.
+    pub(crate) steps: Vec<AllocatorStep>,
+    /// The most bytes that tensors had together, and the first step after which they had them.
     pub(crate) peak: Option<(u64, usize)>,
 }
 
 /// What the allocator did.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
-    /// In nanoseconds since the recording began. It never falls.
+pub(crate) struct AllocatorStep {
+    /// The time in nanoseconds since the recording began. It never falls.
     pub(crate) time: u64,
     pub(crate) action: Action,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) requested: u64,
     pub(crate) stream: u64,
-    /// In [`Tensors::origins`].
+    /// The number of its origin in [`Tensors::origins`].
     pub(crate) origin: u32,
 }
 
@@ -62,19 +66,19 @@ pub(crate) struct Tensor {
 
 /// The memory of the allocator at one moment.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct AllocatorState {
     /// Where segments begin, and their sizes.
     pub(crate) segments: BTreeMap<u64, u64>,
-    /// By their addresses.
+    /// The tensors by their addresses.
     pub(crate) tensors: BTreeMap<u64, Tensor>,
 }
 
-impl State {
-    pub(crate) fn apply(&mut self, step: &Step) {
-        let Step { address, bytes, requested, origin, .. } = *step;
+impl AllocatorState {
+    pub(crate) fn apply(&mut self, step: &AllocatorStep) {
+        let AllocatorStep { address, bytes, requested, origin, .. } = *step;
         match step.action {
             Action::SegmentAlloc => _ = self.segments.insert(address, bytes),
-            // Of an expandable segment, parts go.
+            // Parts of an expandable segment go one by one.
             Action::SegmentFree => remove_range(&mut self.segments, address, bytes, |_, _| {}),
             Action::Alloc => {
                 let tensor = Tensor { bytes, requested, origin, is_awaiting: false };
@@ -120,61 +124,10 @@ impl State {
     }
 }
 
-/// A part of a segment, which has a length.
-pub(crate) trait Part: Copy {
-    fn length(self) -> u64;
-    fn with_length(self, length: u64) -> Self;
-}
-
-impl Part for u64 {
-    fn length(self) -> u64 {
-        self
-    }
-
-    fn with_length(self, length: u64) -> u64 {
-        length
-    }
-}
-
-impl<T: Copy> Part for (u64, T) {
-    fn length(self) -> u64 {
-        self.0
-    }
-
-    fn with_length(self, length: u64) -> Self {
-        (length, self.1)
-    }
-}
-
-/// Removes a range of addresses from parts that are known by where they begin. `removed` gets how much of each part that is.
-pub(crate) fn remove_range<T: Part>(
-    parts: &mut BTreeMap<u64, T>,
-    address: u64,
-    bytes: u64,
-    mut removed: impl FnMut(T, u64),
-) {
-    let end = address.saturating_add(bytes);
-    while let Some((begin, part)) = parts.range(..end).next_back().map(|(begin, part)| (*begin, *part)) {
-        let last = begin.saturating_add(part.length());
-        if last <= address {
-            break;
-        }
-        parts.remove(&begin);
-        removed(part, last.min(end) - begin.max(address));
-        if last > end {
-            parts.insert(end, part.with_length(last - end));
-        }
-        if begin < address {
-            parts.insert(begin, part.with_length(address - begin));
-            break;
-        }
-    }
-}
-
 impl TensorHistory {
-    /// The memory after so many steps.
-    pub(crate) fn state(&self, steps: usize) -> State {
-        let mut state = State::default();
+    /// The memory after this many steps.
+    pub(crate) fn state(&self, steps: usize) -> AllocatorState {
+        let mut state = AllocatorState::default();
         self.steps[..steps.min(self.steps.len())].iter().for_each(|step| state.apply(step));
         state
     }
@@ -196,7 +149,7 @@ impl TensorHistory {
         Some(self.steps.get(self.older()).map_or(time, |step| step.time))
     }
 
-    /// When tensors had most between two times, in steps, and how much that was.
+    /// The step between two times after which tensors had most, and how many bytes they had.
     pub(crate) fn most_between(&self, from: u64, to: u64) -> (usize, u64) {
         let (first, end) = (self.steps_until(from), self.steps_until(to));
         let mut most = (first, 0);
@@ -239,14 +192,14 @@ impl TensorHistory {
 
 /// Tensors, while a recording is read.
 #[derive(Debug, Default)]
-pub(super) struct Reading {
-    devices: HashMap<Device, Vec<Step>>,
+pub(super) struct TensorReading {
+    devices: HashMap<Device, Vec<AllocatorStep>>,
     stacks: HashMap<StackId, u32>,
     all: Vec<StackId>,
 }
 
-impl Reading {
-    /// Gives how many new places there are.
+impl TensorReading {
+    /// Adds steps. Returns how many new origins they have.
     pub(super) fn add(&mut self, events: &AllocatorEvents) -> u64 {
         let before = self.all.len();
         let steps = self.devices.entry(events.device).or_default();
@@ -256,7 +209,7 @@ impl Reading {
             if origin == next {
                 self.all.push(event.stack);
             }
-            steps.push(Step {
+            steps.push(AllocatorStep {
                 time: u64::try_from(event.time.as_nanos()).unwrap_or(u64::MAX),
                 action: event.action,
                 address: event.address,
@@ -269,9 +222,9 @@ impl Reading {
         (self.all.len() - before) as u64
     }
 
-    /// When the driver gave what the allocator says it got.
+    /// The times at which the driver gave each segment that the allocator says it got.
     fn segments(&self, allocated: impl Iterator<Item = (Segment, u64)>) -> HashMap<Segment, Vec<u64>> {
-        let got = |(device, steps): (&Device, &Vec<Step>)| {
+        let got = |(device, steps): (&Device, &Vec<AllocatorStep>)| {
             let got = steps.iter().filter(|step| step.action == Action::SegmentAlloc);
             got.map(|step| ((*device, step.address, step.bytes), Vec::new())).collect::<Vec<_>>()
         };
@@ -284,7 +237,7 @@ impl Reading {
         segments
     }
 
-    /// `allocated` are the allocations of the driver: their devices, keys, sizes and times. Names may have so many bytes more.
+    /// `allocated` are the allocations of the driver: their devices, keys, sizes and times. Names may have `names_left` bytes.
     pub(super) fn finish(
         mut self,
         definitions: &Definitions,
@@ -331,7 +284,7 @@ type Segment = (Device, u64, u64);
 
 /// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was. No
 /// earlier step gets a later time, and no later step an earlier one. The times of a block rise.
-fn align(device: Device, steps: &mut [Step], segments: &HashMap<Segment, Vec<u64>>) {
+fn align(device: Device, steps: &mut [AllocatorStep], segments: &HashMap<Segment, Vec<u64>>) {
     let mut next = u64::MAX;
     for step in steps.iter_mut().rev() {
         if step.action == Action::SegmentAlloc

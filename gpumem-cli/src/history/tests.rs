@@ -101,10 +101,10 @@ fn what_is_live_is_what_the_ledger_says() {
         }
         let mut noted: BTreeMap<(u64, u64), u64> = BTreeMap::new();
         for number in history.blocks_after(last.unwrap()) {
-            let block = history.blocks[number as usize];
+            let block = history.lives.block(number);
             let device = history.devices[usize::from(block.device)].device;
             *noted.entry((block.key, u64::from(device.ordinal))).or_default() +=
-                history.bytes_after(number, last.unwrap());
+                history.lives.bytes_after(number, last.unwrap());
         }
         assert_eq!(noted, live, "seed {seed}");
         // The same from the changes.
@@ -143,5 +143,5 @@ fn times_are_those_of_the_counter_of_the_processor() {
     made.wait(90);
     made.free(key);
     let history = history("times", made);
-    assert_eq!(history.changes.iter().map(|change| change.time).collect::<Vec<_>>(), [1_000, 92_000]);
+    assert_eq!(history.lives.changes().map(|change| change.time).collect::<Vec<_>>(), [1_000, 92_000]);
 }

@@ -2,18 +2,16 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use super::History;
-
 /// A moment of a recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Moment {
     Start,
-    /// The highest peak; of several devices, each has its own.
+    /// The highest peak. Each of several devices has its own.
     Peak,
     End,
     /// The refused allocation that matters most.
     Oom,
-    /// Since the recording began.
+    /// This time after the recording began.
     Time(Duration),
 }
 
@@ -78,23 +76,6 @@ pub(crate) fn in_words(time: Duration) -> String {
     let text = &text[..text.len() - (3 - decimals)];
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text };
     format!("{} {name}", text.trim_end_matches('.'))
-}
-
-impl History {
-    /// The last change up to a moment; `None` if it is before the first.
-    pub(crate) fn change_at(&self, moment: Moment) -> Option<u32> {
-        match moment {
-            Moment::Start => None,
-            Moment::Peak => self.busiest()?.peak_at,
-            Moment::End => self.last_change(),
-            Moment::Oom => self.oom()?.after,
-            Moment::Time(time) => {
-                let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-                let after = self.changes.partition_point(|change| change.time <= nanos);
-                u32::try_from(after).ok()?.checked_sub(1)
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpumem::{
-    __private::{self as library, Setting},
-    Gauge,
-    intercept::Source,
+use gpumem::{Gauge, intercept::Source};
+use gpumem_driver::{
+    settings::{Setting, settings},
+    source::{self, machine},
 };
 use gpumem_inject::variable;
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub(crate) struct Check {
     pub(crate) name: &'static str,
     pub(crate) verdict: Verdict,
     pub(crate) found: String,
-    /// What to do. Empty if nothing is to be done, or if what was found says it.
+    /// What the user may do; empty if there is nothing to do, or if `found` says it.
     pub(crate) next: String,
 }
 
@@ -65,9 +65,9 @@ pub(crate) struct NewTrace {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SettingInUse {
     pub(crate) name: &'static str,
-    /// What holds.
+    /// The value that holds.
     pub(crate) value: String,
-    /// `environment` or `default`.
+    /// Where the value comes from: `environment` or `default`.
     pub(crate) from: &'static str,
     pub(crate) meaning: &'static str,
     pub(crate) is_usable: bool,
@@ -90,7 +90,7 @@ impl Diagnosis {
         checks.profilers(machine.as_ref());
         checks.surroundings(machine.as_ref());
         checks.command();
-        let settings = library::settings_in_use();
+        let settings = settings().all();
         checks.settings(&settings);
         let text = |error: Option<gpumem::Error>| error.map(|error| error.to_string());
         let trace = NewTrace {
@@ -151,7 +151,7 @@ impl Checks {
     }
 
     fn cuda(&mut self) {
-        match library::cuda_devices() {
+        match machine::cuda_devices() {
             Ok(devices) if devices.is_empty() => {
                 let next = if env::var_os("CUDA_VISIBLE_DEVICES").is_some() {
                     "change CUDA_VISIBLE_DEVICES"
@@ -228,10 +228,10 @@ impl Checks {
     fn device_files(&mut self) {}
 
     fn sources(&mut self, status: &gpumem::intercept::Status) {
-        let dispatch = library::can_intercept(Source::Dispatch);
-        let cupti = library::can_intercept(Source::Cupti);
+        let dispatch = source::can_intercept(Source::Dispatch);
+        let cupti = source::can_intercept(Source::Cupti);
         let is_simulated = status.source == Source::Simulation;
-        // One reason for all, which stands above.
+        // There is one reason for all, which stands above.
         let is_blamed = |checks: &Self, why: &gpumem::Error| {
             let why = why.to_string();
             checks.0.iter().any(|check| check.found == why)
@@ -248,7 +248,7 @@ impl Checks {
         match &cupti {
             _ if is_simulated => {}
             Ok(()) => {
-                let version = library::cupti_version().map_or_else(|| "version not known".to_owned(), cupti_in_words);
+                let version = source::cupti_version().map_or_else(|| "version not known".to_owned(), cupti_in_words);
                 let needed = if dispatch.is_ok() { "; not used while the dispatch table can be used" } else { "" };
                 self.ok("CUPTI", format!("{version}{}{needed}", loaded("libcupti")));
             }
@@ -289,7 +289,7 @@ impl Checks {
     fn profilers(&mut self, machine: Option<&Machine>) {
         let indices = machine.into_iter().flat_map(|machine| machine.gpus.iter().filter_map(|gpu| gpu.index));
         let mut pids: Vec<u32> = indices
-            .flat_map(|index| library::processes_on(index).unwrap_or_default())
+            .flat_map(|index| machine::processes_on(index).unwrap_or_default())
             .map(|process| process.pid)
             .filter(|pid| system::has_loaded(*pid, "libcupti") == Some(true))
             .collect();

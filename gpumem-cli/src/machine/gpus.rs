@@ -2,10 +2,8 @@
 
 use std::env;
 
-use gpumem::{
-    __private::{self as library, CudaDevice},
-    Error, GpuMemory,
-};
+use gpumem::{Error, GpuMemory};
+use gpumem_driver::source::machine::{self as library, CudaDevice};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -15,7 +13,7 @@ use crate::failure::Failure;
 pub(crate) struct Machine {
     pub(crate) driver_version: Option<String>,
     pub(crate) nvml_version: Option<String>,
-    /// The newest that the driver supports.
+    /// The newest version of CUDA that the driver supports.
     pub(crate) cuda_version: Option<String>,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) not_read: Vec<NotRead>,
@@ -52,7 +50,7 @@ pub(crate) struct Memory {
     pub(crate) total_bytes: Option<u64>,
     pub(crate) used_bytes: Option<u64>,
     pub(crate) free_bytes: Option<u64>,
-    /// By the driver for itself.
+    /// The bytes that the driver reserves for itself.
     pub(crate) reserved_bytes: Option<u64>,
 }
 
@@ -61,7 +59,7 @@ pub(crate) struct Memory {
 pub(crate) struct NotRead {
     pub(crate) what: String,
     pub(crate) why: String,
-    /// Something failed. Else it is as somebody has set it, or the driver cannot know it.
+    /// Whether something failed. If not, somebody has set it so, or the driver cannot know it.
     pub(crate) is_error: bool,
 }
 
@@ -107,7 +105,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The same, with CUDA's ordinals; without NVML, what CUDA knows without a context.
+    /// Reads all GPUs, with CUDA's ordinals. Without NVML, they have what CUDA knows without a context.
     pub(crate) fn read_with_cuda() -> Result<Self, Failure> {
         let cuda = library::cuda_devices();
         match Self::read() {

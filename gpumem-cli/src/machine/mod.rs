@@ -16,7 +16,7 @@ pub(crate) use self::{
 };
 use crate::{exit::Exit, failure::Failure, terminal};
 
-/// A line on stderr for each thing that failed, and the exit code.
+/// Prints a line on stderr for each thing that failed. Returns the exit code.
 pub(crate) fn exit_of(not_read: &[NotRead]) -> Exit {
     let mut exit = Exit::Done;
     for not_read in not_read.iter().filter(|not_read| not_read.is_error) {
@@ -26,7 +26,7 @@ pub(crate) fn exit_of(not_read: &[NotRead]) -> Exit {
     exit
 }
 
-/// The driver runs, and has no GPU.
+/// Says that the driver runs and has no GPU.
 pub(crate) fn no_gpu() -> Failure {
     let next = "in a container, start it with --gpus all; else see `lspci` and dmesg";
     Failure::new("no GPU", "the driver runs and knows no GPU", next)

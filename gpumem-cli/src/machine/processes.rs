@@ -2,7 +2,8 @@
 
 use std::{cmp::Reverse, collections::HashMap, path::PathBuf};
 
-use gpumem::{__private as library, report::ProcessKind};
+use gpumem::report::ProcessKind;
+use gpumem_driver::source::machine as library;
 use serde::Serialize;
 
 use crate::report::json;
@@ -17,12 +18,12 @@ use super::{
 pub(crate) struct Process {
     /// NVML's number.
     pub(crate) gpu: u32,
-    /// As the driver reports it. In a container it may be a number outside of it.
+    /// The number that the driver reports. In a container it may be a number outside of it.
     pub(crate) pid: u32,
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
     pub(crate) used_bytes: Option<u64>,
-    /// For computing, graphics, or both.
+    /// Whether it uses the GPU for computing, graphics, or both.
     #[serde(rename = "use")]
     pub(crate) kind: &'static str,
     /// Whether the process with this number is the one that the driver means. `None` if that cannot be found out.
@@ -34,14 +35,14 @@ pub(crate) struct Process {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub(crate) enum Recording {
-    /// Recorded to these files.
+    /// The process is recorded to these files.
     Recorded {
         #[serde(serialize_with = "json::paths")]
         files: Vec<PathBuf>,
     },
     /// It waits for `gpumem start`.
     Dormant,
-    /// Not recorded.
+    /// The process is not recorded.
     None,
     /// It is the process of another user, or not visible here.
     Unknown,
@@ -77,7 +78,7 @@ pub(crate) struct GpuUse {
 /// The processes on all GPUs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Usage {
-    /// By GPU, the most memory first.
+    /// The processes by GPU, those with the most memory first.
     pub(crate) processes: Vec<Process>,
     pub(crate) gpus: Vec<GpuUse>,
     /// Processes that are recorded and that the driver does not list.
@@ -85,13 +86,13 @@ pub(crate) struct Usage {
     /// Processes that wait for `gpumem start` and that the driver does not list.
     pub(crate) dormant_besides: Vec<Dormant>,
     pub(crate) not_read: Vec<NotRead>,
-    /// All that are recorded.
+    /// All processes that are recorded.
     #[serde(skip)]
     pub(crate) recorded: Vec<Recorded>,
 }
 
 impl Usage {
-    /// Of these GPUs. What is recorded or dormant is known without any.
+    /// Reads the processes on these GPUs. Which processes are recorded or dormant is known without any GPU.
     pub(crate) fn read(machine: &Machine, system: &mut Known) -> Self {
         let mut all = Self::default();
         for gpu in &machine.gpus {
@@ -159,7 +160,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The process with this number. One that is not visible here has nothing but that.
+    /// The process with this number. Nothing else is known of a process that is not visible here.
     fn process(&mut self, pid: u32) -> OfSystem {
         let Some(began) = system::began(pid) else {
             self.processes.remove(&pid);

@@ -8,7 +8,7 @@ use std::{
 
 use gpumem_inject::variable;
 
-use crate::history::is_recording;
+use crate::recording::is_recording;
 
 fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
@@ -27,7 +27,7 @@ pub(super) fn pids() -> Vec<u32> {
     pids
 }
 
-/// The command line; else the short name.
+/// The command line of a process; else its short name.
 pub(super) fn command(pid: u32) -> Option<String> {
     let words = read(pid, "cmdline")?;
     let line = words.split('\0').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");

@@ -11,10 +11,10 @@ use gpumem_core::model::{Device, Family};
 use serde::Serialize;
 use serde_json::{Serializer, Value, json};
 
-use super::InScript;
+use super::script::InScript;
 use crate::{
     formats::{Numbers, stack},
-    history::{BlockLife, Change, ChangeKind, History},
+    history::{ChangeKind, History, Lives},
     report::{
         overview::{DeviceOverview, Overview},
         tensors::{NO_LINE, TensorsOverview},
@@ -68,16 +68,16 @@ pub(super) struct Recording {
 /// Columns of numbers in LEB128.
 #[derive(Default)]
 struct Columns {
-    /// Of each change: nanoseconds since the one before.
+    /// For each change: the nanoseconds since the change before it.
     times: Vec<u8>,
-    /// Of each change: 0 for a new block. Else how many blocks came since its block, times 2; and 1 more, or 2 if only a part of it
-    /// goes.
+    /// For each change: 0 if its block is new. Else how many blocks came since its block, times 2; and 1 more if the block goes, or 2 more
+    /// if only a part of it goes.
     blocks: Vec<u8>,
-    /// Of each new block: where it comes from.
+    /// For each new block: its origin.
     origins: Vec<u8>,
-    /// Of each new block: its size; of each change by which a part goes: what is left.
+    /// For each new block: its size. For each change by which a part goes: how much is left.
     sizes: Vec<u8>,
-    /// Of each new block: its device.
+    /// For each new block: its device.
     devices: Vec<u8>,
 }
 
@@ -90,29 +90,28 @@ fn put(column: &mut Vec<u8>, mut number: u64) {
 }
 
 impl Columns {
-    /// `bytes_after` is the size of a block after a change.
-    fn of(changes: &[Change], blocks: &[BlockLife], bytes_after: impl Fn(u32, u32) -> u64) -> Self {
+    fn of(lives: &Lives) -> Self {
         let mut columns = Self::default();
         let (mut last, mut known) = (0, 0_u64);
-        for (at, change) in (0_u32..).zip(changes) {
+        for (at, change) in (0_u32..).zip(lives.changes()) {
             put(&mut columns.times, change.time - last);
             last = change.time;
-            let block = &blocks[change.block as usize];
+            let block = lives.block(change.block);
             let since = || (known - 1 - u64::from(change.block)) * 2;
             match change.kind {
-                ChangeKind::Alloc | ChangeKind::FreeFailed => {
+                ChangeKind::Allocated | ChangeKind::FreeFailed => {
                     put(&mut columns.blocks, 0);
                     put(&mut columns.origins, block.origin.into());
                     put(&mut columns.sizes, block.bytes);
                     put(&mut columns.devices, block.device.into());
                     known += 1;
                 }
-                ChangeKind::Free | ChangeKind::FreeWithContext | ChangeKind::FreeMissed => {
+                ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => {
                     put(&mut columns.blocks, since() + 1);
                 }
-                ChangeKind::Shrink => {
+                ChangeKind::Shrunk => {
                     put(&mut columns.blocks, since() + 2);
-                    put(&mut columns.sizes, bytes_after(change.block, at));
+                    put(&mut columns.sizes, lives.bytes_after(change.block, at));
                 }
             }
         }
@@ -147,8 +146,7 @@ fn refused(history: &History, overview: &Overview) -> Value {
 impl Recording {
     pub(super) fn of(history: &History) -> io::Result<Self> {
         let overview = Overview::of(history);
-        let columns =
-            Columns::of(&history.changes, &history.blocks, |block, change| history.bytes_after(block, change));
+        let columns = Columns::of(&history.lives);
         let data = columns.compressed()?;
         let folder = history.definitions().process().folder.clone();
         let mut frames = Numbers::<String>::default();
@@ -198,8 +196,8 @@ impl Recording {
             "command": overview.command,
             "pid": overview.pid,
             "end": history.end_nanos(),
-            "changes": history.changes.len(),
-            "blocks": history.blocks.len(),
+            "changes": history.lives.change_count(),
+            "blocks": history.lives.block_count(),
             "columns": columns.all().map(<[u8]>::len),
             "devices": devices,
             "labels": labels,
@@ -231,11 +229,11 @@ fn tensors<'a>(
     frames: &mut Numbers<String>,
 ) -> Option<(AboutTensors<'a>, Columns)> {
     let tensors = history.tensors.as_ref()?;
-    let blocks = tensors.blocks();
-    if blocks.changes.is_empty() {
+    let lives = tensors.blocks().lives;
+    if lives.change_count() == 0 {
         return None;
     }
-    let columns = Columns::of(&blocks.changes, &blocks.blocks, |block, change| blocks.bytes_after(block, change));
+    let columns = Columns::of(&lives);
     let origin = |place: &str, kind, is_on_device, caller: Option<&'a str>, frames| {
         let (place, library) = (place.to_owned(), String::new());
         PageOrigin { scope: &[], place, caller, library, kind, is_on_device, frames }
@@ -261,15 +259,15 @@ fn tensors<'a>(
             "name": device.to_string(),
             "model": model(history, device),
             "peak": of_device.peak.map_or(0, |(bytes, _)| bytes),
-            // Before, it is not known what was live.
+            // What was live before this time is not known.
             "knownFrom": of_device.known_from(),
         })
     });
     let rest = json!({
         "allocator": tensors.name,
         "peaks": overview.torch.as_ref().map(TensorsOverview::peaks_in_words),
-        "changes": blocks.changes.len(),
-        "blocks": blocks.blocks.len(),
+        "changes": lives.change_count(),
+        "blocks": lives.block_count(),
         "columns": columns.all().map(<[u8]>::len),
         "devices": devices.collect::<Vec<_>>(),
         "labels": {},
@@ -297,13 +295,13 @@ fn curve(history: &History) -> Vec<Option<u64>> {
     }
     let mut curve = vec![0; STEPS];
     let (mut live, mut step) = (0_u64, 0);
-    for change in &history.changes {
+    for change in history.lives.changes() {
         let at = step_of(change.time);
         while step < at {
             step += 1;
             curve[step] = live;
         }
-        if history.origin(&history.blocks[change.block as usize]).kind.is_on_device() {
+        if history.origin(&history.lives.block(change.block)).kind.is_on_device() {
             live = live.saturating_add_signed(change.delta);
         }
         curve[step] = curve[step].max(live);

@@ -3,11 +3,9 @@
 //! `page.js` says how the data are laid out and drawn. They have every event: what is drawn at a zoom is chosen in the page.
 
 mod data;
+mod script;
 
 use std::io::{self, Write};
-
-use gpumem_core::model::one_line;
-use serde_json::ser::{CharEscape, CompactFormatter, Formatter};
 
 use self::data::Recording;
 use crate::history::History;
@@ -56,32 +54,6 @@ impl Page {
             write!(out, "{}{about}", if number > 0 { "," } else { "" })?;
         }
         write!(out, "]}}")
-    }
-}
-
-/// JSON in a script of the page. A page is text for people, so its names are shown as in a terminal.
-struct InScript;
-
-impl Formatter for InScript {
-    fn write_string_fragment<W: ?Sized + Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
-        // The backslashes are those of `one_line`: JSON's own escapes are no part of a fragment. Only `<` could end the script.
-        let text = one_line(fragment).replace('\\', "\\\\").replace('<', "\\u003c");
-        out.write_all(text.as_bytes())
-    }
-
-    fn write_char_escape<W: ?Sized + Write>(&mut self, out: &mut W, escape: CharEscape) -> io::Result<()> {
-        let control = match escape {
-            CharEscape::Quote | CharEscape::ReverseSolidus | CharEscape::Solidus => {
-                return CompactFormatter.write_char_escape(out, escape);
-            }
-            CharEscape::Backspace => 8,
-            CharEscape::Tab => b'\t',
-            CharEscape::LineFeed => b'\n',
-            CharEscape::FormFeed => 12,
-            CharEscape::CarriageReturn => b'\r',
-            CharEscape::AsciiControl(control) => control,
-        };
-        self.write_string_fragment(out, char::from(control).encode_utf8(&mut [0; 1]))
     }
 }
 

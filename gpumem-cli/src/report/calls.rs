@@ -30,9 +30,9 @@ struct Calls {
     device: u32,
     bytes: i64,
     blocks: i64,
-    /// In `names`: scopes, then functions; the outermost first.
+    /// The numbers of its scopes and then of its functions in `names`, the outermost first.
     frames: Vec<usize>,
-    /// Of the device, in the history.
+    /// The number of the device in the history.
     number: u16,
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn calls(history: &History) -> AllCalls {
     AllCalls { all, names: names.all }
 }
 
-/// So many rows are printed; JSON has all.
+/// At most this many rows are printed; JSON has all.
 const MOST: usize = 40;
 
 pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {

@@ -14,12 +14,13 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{
-    overview::{DeviceOverview, Missing, Overview, PlaceSum},
+    overview::{DeviceOverview, Missing, Overview},
+    sums::PlaceSum,
     tensors::{NO_LINE, TensorsOverview},
 };
-use crate::size::size;
+use crate::values::size;
 
-/// So many rows of a table are printed; JSON has all.
+/// At most this many rows of a table are printed; JSON has all.
 const MOST_ROWS: usize = 20;
 
 /// How much more a peak may be: `5%` or `100MiB`.
@@ -94,7 +95,7 @@ pub(crate) struct DeviceDifference {
     pub(crate) by_place: Vec<Named>,
     pub(crate) by_library: Vec<Named>,
     pub(crate) by_kind: Vec<Named>,
-    /// If both recordings have the tensors of PyTorch.
+    /// The tensors of PyTorch, if both recordings have them.
     pub(crate) tensors: Option<TensorsDifference>,
 }
 
@@ -106,7 +107,7 @@ pub(crate) struct TensorsDifference {
     pub(crate) by_place: Vec<Named>,
 }
 
-/// At the peak before, and at the peak after.
+/// What something had at the peak before, and at the peak after.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Change {
     #[serde(rename = "before_bytes")]
@@ -238,7 +239,11 @@ impl Difference {
                 };
                 let sides = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
                 let places = sides.map(|side| side.map_or(&[][..], |side| &side.peak_by_place));
-                let [by_scope, by_place, by_library, by_kind] = BY.map(|(_, name)| named(places, name));
+                let [by_scope, mut by_place, by_library, by_kind] = BY.map(|(_, name)| named(places, name));
+                // The same place would have another name on the other side.
+                if before.missing.symbols != after.missing.symbols {
+                    by_place.clear();
+                }
                 let peaks = sides.map(|side| side.and_then(|side| side.peak_bytes).map_or(0, signed));
                 let peak = Change::new(peaks[0], peaks[1]);
                 let tensors = TensorsDifference::of([&before, &after], device).filter(|_| !simulated);
@@ -299,7 +304,7 @@ impl Difference {
         Ok(())
     }
 
-    /// For a comment on a pull request.
+    /// Writes tables in Markdown, for a comment on a pull request.
     pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "### GPU memory\n")?;
         for device in &self.devices {
@@ -364,7 +369,7 @@ fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) -> io::Resu
     writeln!(out)
 }
 
-/// In a cell of a table in Markdown: as code, so that no sign has a meaning.
+/// A text in a cell of a table in Markdown: it is code, so that no sign has a meaning.
 fn escaped(text: &str) -> String {
     let text = one_line(text);
     if !text.is_empty() && !text.contains(['|', '`']) {

@@ -8,13 +8,13 @@ use std::{
 use gpumem_core::export::JsonEscapes;
 use serde::{Serialize, Serializer};
 
-/// A report: one object, indented.
+/// Writes a report: one object, indented.
 pub(crate) fn write(report: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer_pretty(JsonEscapes(&mut *out), report)?;
     writeln!(out)
 }
 
-/// On one line.
+/// Writes a value on one line.
 pub(crate) fn write_line(value: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(JsonEscapes(&mut *out), value)?;
     writeln!(out)
@@ -25,7 +25,7 @@ pub(crate) fn path<S: Serializer>(path: &impl AsRef<Path>, serializer: S) -> Res
     serializer.serialize_str(&path.as_ref().to_string_lossy())
 }
 
-/// The same of several.
+/// Several paths as JSON, like [`path`].
 pub(crate) fn paths<S: Serializer>(paths: &impl AsRef<[PathBuf]>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(paths.as_ref().iter().map(|path| path.to_string_lossy()))
 }

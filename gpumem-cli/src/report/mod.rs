@@ -9,5 +9,6 @@ pub(crate) mod places;
 pub(crate) mod ranks;
 pub(crate) mod refused;
 pub(crate) mod summary;
+pub(crate) mod sums;
 pub(crate) mod tensors;
 mod text;

@@ -12,7 +12,7 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{
-    overview::{PlaceSum, Sum, place_sums, sums},
+    sums::{PlaceSum, Sum, place_sums, sums},
     text::{Bars, device_in_words, has_scopes, merged, shares, shown, signed_amount, tree},
 };
 use crate::history::{Held, History, Moment, Origin, in_words, sums_by};
@@ -22,7 +22,7 @@ use crate::history::{Held, History, Moment, Origin, in_words, sums_by};
 pub(crate) struct DeviceMoment {
     pub(crate) device: u32,
     pub(crate) simulated: bool,
-    /// In the memory of the device. `None`, as all that follows, if it is not in the recording.
+    /// The bytes in the memory of the device. They are `None`, like all that follows, if they are not in the recording.
     pub(crate) bytes: Option<i64>,
     pub(crate) blocks: Option<i64>,
     pub(crate) by_kind: Option<Vec<Sum>>,
@@ -31,7 +31,7 @@ pub(crate) struct DeviceMoment {
     pub(crate) by_place: Option<Vec<PlaceSum>>,
 }
 
-/// By device, in the order of the history; `None` if it is not in the recording.
+/// What is held on each device, in the order of the history; `None` if it is not in the recording.
 type AllHeld<'a> = Vec<Option<Vec<Held<'a>>>>;
 
 /// What is known of what came to `held` at these moments.

@@ -1,6 +1,6 @@
 //! What a recording comes to: the peak of each device, what it consisted of, what was not freed, what was not seen.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use gpumem_core::{
     model::{Device, Family},
@@ -10,10 +10,11 @@ use serde::Serialize;
 
 use super::{
     refused::Refused,
+    sums::{PlaceSum, Sum, place_sums, sums},
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
 };
-use crate::history::{ChangeKind, DeviceHistory, Held, History, Moment, in_words, library_or_program, sums_by};
+use crate::history::{ChangeKind, DeviceHistory, Held, History, Moment, in_words, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -22,7 +23,7 @@ pub(crate) struct Overview {
     pub(crate) command: Vec<String>,
     pub(crate) pid: u32,
     pub(crate) seconds: f64,
-    /// How many there were. `None` if only some of them are in the recording.
+    /// How many allocations there were. `None` if only some of them are in the recording.
     pub(crate) allocations: Option<u64>,
     pub(crate) frees: Option<u64>,
     pub(crate) sources: Vec<SourceOverview>,
@@ -60,34 +61,13 @@ pub(crate) struct DeviceOverview {
     /// in the recording.
     pub(crate) besides: Option<Vec<Sum>>,
     pub(crate) live_at_end_bytes: u64,
-    pub(crate) pool_reserved_bytes: Option<u64>,
     /// Readings of the whole device, with the context and other processes.
     pub(crate) samples: u64,
     pub(crate) highest_sample_bytes: Option<u64>,
     pub(crate) highest_sample_seconds: Option<f64>,
-    /// The same as the library prints it: only for a report that shows it.
+    /// The peak as the library prints it. Only a report that shows it has it.
     #[serde(skip)]
     pub(crate) holders: Option<PeakHolders>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Sum {
-    pub(crate) name: String,
-    pub(crate) bytes: i64,
-    pub(crate) blocks: i64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct PlaceSum {
-    pub(crate) scope: Vec<String>,
-    /// The line; else the library, or where the scope was opened.
-    pub(crate) place: String,
-    pub(crate) line: Option<String>,
-    pub(crate) caller: Option<String>,
-    pub(crate) library: Option<String>,
-    pub(crate) kind: &'static str,
-    pub(crate) bytes: i64,
-    pub(crate) blocks: i64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -107,7 +87,7 @@ pub(crate) struct NotFreedPlace {
     pub(crate) bytes: u64,
 }
 
-/// Of more devices, only the peak is shown, without a table of what made it.
+/// For more devices than this, only the peak is shown, without a table of what made it.
 const IN_DETAIL: usize = 32;
 
 /// What the recording does not have. All 0 and empty: nothing is known to be missing.
@@ -115,42 +95,48 @@ const IN_DETAIL: usize = 32;
 pub(crate) struct Missing {
     /// Why the file ends too early.
     pub(crate) incomplete: Option<String>,
-    /// Of events up to this number, there are only those of blocks that were live then. A peak before that is not known.
+    /// Why the symbols of the program are not there. `None`: they are, or it has none.
+    pub(crate) symbols: Option<&'static str>,
+    /// The recording has the events up to this number only of blocks that were live then. A peak before that is not known.
     pub(crate) begins_after_event: Option<u64>,
     /// Only what was live at the peaks and at the end is there.
     pub(crate) has_only_peaks: bool,
-    /// The process had run for so long when the recording began. What it had allocated before is not known.
+    /// How long the process had run when the recording began. What it had allocated before is not known.
     pub(crate) begins_after_seconds: Option<f64>,
-    /// Allocations were not intercepted.
+    /// Whether no allocations were intercepted.
     pub(crate) not_intercepted: bool,
     pub(crate) lost_events: u64,
-    /// Frees of unknown blocks.
+    /// How many frees were of unknown blocks.
     pub(crate) untracked_frees: u64,
-    /// Frees that were missed: the address was given to another block.
+    /// How many frees were missed: the address was given to another block.
     pub(crate) missed_frees: u64,
     /// The command and the ledger of the library disagree: figures may be wrong.
     pub(crate) contradictory: bool,
-    /// What the reader left out.
+    /// How many items the reader left out.
     pub(crate) unreadable_items: u64,
 }
+
+/// Why a recording without an end has no lines.
+const NO_SYMBOLS: &str =
+    "the recording has no end, where its symbols are; those of a process that records still come when it ends";
 
 impl Missing {
     pub(crate) fn of(history: &History) -> Self {
         let counts = history.counts();
         let part = history.definitions().part();
         let skipped = history.skipped();
-        let missed = history.changes.iter().filter(|change| change.kind == ChangeKind::FreeMissed).count();
         Self {
             incomplete: history.incomplete(),
+            symbols: (history.incomplete().is_some() && history.definitions().lacks_symbols()).then_some(NO_SYMBOLS),
             begins_after_event: part.filter(|part| !part.is_peaks).map(|part| part.after),
             has_only_peaks: history.has_only_peaks(),
             begins_after_seconds: history.definitions().process().ran_before.map(|before| before.as_secs_f64()),
             not_intercepted: history.incomplete().is_none()
                 && history.sources().is_empty()
-                && history.blocks.is_empty(),
+                && history.lives.block_count() == 0,
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
-            missed_frees: missed as u64,
+            missed_frees: history.lives.count_of(ChangeKind::FreeMissed),
             contradictory: history.disagrees(),
             unreadable_items: skipped.unknown_records
                 + skipped.not_understood
@@ -174,6 +160,9 @@ impl Missing {
         let mut lines = Vec::new();
         if let Some(why) = &self.incomplete {
             lines.push(format!("The file has no end: {why}. The report covers what comes before."));
+        }
+        if let Some(why) = self.symbols {
+            lines.push(format!("Lines and functions are not known: {why}."));
         }
         if let Some(after) = self.begins_after_event {
             let first = if after == 1 { "event is".to_owned() } else { format!("{after} events are") };
@@ -226,44 +215,6 @@ impl Missing {
     }
 }
 
-impl PlaceSum {
-    pub(crate) fn library_or_program(&self) -> String {
-        library_or_program(self.library.as_deref(), self.line.as_deref())
-    }
-}
-
-pub(crate) fn sums(sums: Vec<(String, i64, i64)>) -> Vec<Sum> {
-    sums.into_iter().map(|(name, bytes, blocks)| Sum { name, bytes, blocks }).collect()
-}
-
-/// By scope, place and kind, the largest first.
-pub(crate) fn place_sums(held: &[Held<'_>]) -> Vec<PlaceSum> {
-    let mut all: Vec<PlaceSum> = Vec::new();
-    let mut known = std::collections::HashMap::new();
-    for Held { origin, bytes, blocks, .. } in held {
-        let key = (&origin.path, origin.place(), &origin.caller, origin.kind);
-        let at = *known.entry(key).or_insert(all.len());
-        match all.get_mut(at) {
-            Some(sum) => {
-                sum.bytes += bytes;
-                sum.blocks += blocks;
-            }
-            None => all.push(PlaceSum {
-                scope: origin.path.clone(),
-                place: origin.place(),
-                line: origin.line.clone(),
-                caller: origin.caller.clone(),
-                library: origin.library.clone(),
-                kind: origin.kind.name(),
-                bytes: *bytes,
-                blocks: *blocks,
-            }),
-        }
-    }
-    all.sort_by_key(|sum| std::cmp::Reverse(sum.bytes));
-    all
-}
-
 impl Overview {
     pub(crate) fn of(history: &History) -> Self {
         let held = history.held_after(&history.changes_at(Moment::Peak));
@@ -272,18 +223,15 @@ impl Overview {
         let devices =
             devices.into_iter().map(|(of, (held, besides))| DeviceOverview::of(history, of, held, besides)).collect();
         let leaks = history.leaks();
-        let changes = |kind: ChangeKind| {
-            let count = || history.changes.iter().filter(|change| change.kind == kind).count() as u64;
-            (!history.has_only_peaks()).then(count)
-        };
+        let changes = |kind: ChangeKind| (!history.has_only_peaks()).then(|| history.lives.count_of(kind));
         let process = history.definitions().process();
         Self {
             file: history.path.display().to_string(),
             command: process.arguments.clone(),
             pid: process.pid,
             seconds: history.end.as_secs_f64(),
-            allocations: changes(ChangeKind::Alloc),
-            frees: changes(ChangeKind::Free),
+            allocations: changes(ChangeKind::Allocated),
+            frees: changes(ChangeKind::Freed),
             sources: history
                 .sources()
                 .into_iter()
@@ -298,19 +246,14 @@ impl Overview {
         }
     }
 
-    pub(crate) fn read(path: &Path) -> Result<Self, crate::failure::Failure> {
-        Ok(Self::of(&History::read(path)?))
-    }
-
     /// The same for the summary of a single recording, which shows the peaks in detail.
-    pub(crate) fn read_in_detail(path: &Path) -> Result<Self, crate::failure::Failure> {
-        let mut history = History::read(path)?;
-        let mut overview = Self::of(&history);
+    pub(crate) fn in_detail(history: &mut History) -> Self {
+        let mut overview = Self::of(history);
         for of in overview.devices.iter_mut().take(IN_DETAIL) {
             let family = if of.simulated { Family::Simulated } else { Family::Cuda };
             of.holders = history.reader().device_peak(Device { family, ordinal: of.device });
         }
-        Ok(overview)
+        overview
     }
 
     /// One line for each thing that is missing.
@@ -324,7 +267,7 @@ impl Overview {
         self.tensors_at_peak(device).map(|peak| peak.allocated_bytes)
     }
 
-    /// When tensors had most on a device.
+    /// What tensors had on a device when they had most.
     pub(super) fn tensors_at_peak(&self, device: u32) -> Option<&TensorMoment> {
         let devices = &self.torch.as_ref()?.devices;
         devices.iter().find(|tensors| tensors.device == device)?.peak.as_ref()
@@ -374,7 +317,6 @@ impl DeviceOverview {
             peak_by_place: place_sums(&on_device),
             besides: (!history.has_only_peaks()).then(|| sums(besides)),
             live_at_end_bytes: all.live,
-            pool_reserved_bytes: all.pool_reserved,
             samples: all.samples,
             highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),
             highest_sample_seconds: all.highest_sample.map(|(time, _)| seconds(time)),
@@ -385,7 +327,7 @@ impl DeviceOverview {
     /// The place that holds most of the peak: `src/adam.rs:30 in train > step, called from src/main.rs:9, holds 60 % of the peak`.
     pub(crate) fn most(&self) -> Option<String> {
         let peak = self.peak_bytes?;
-        // One without a line, a library and a scope is no place that a reader could go to.
+        // Without a line, a library and a scope, a reader could not go there.
         let is_known = |sum: &&PlaceSum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty();
         let PlaceSum { scope, place, caller, bytes, .. } = self.peak_by_place.iter().find(is_known)?;
         let scope = if scope.is_empty() { String::new() } else { format!(" in {}", scope.join(" > ")) };

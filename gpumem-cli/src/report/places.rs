@@ -14,7 +14,7 @@ use crate::history::{Held, History, Moment};
 
 /// One place, over the whole recording.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Place {
+pub(crate) struct PlaceFigures {
     pub(crate) scope: Vec<String>,
     #[serde(rename = "place")]
     pub(crate) name: String,
@@ -22,25 +22,25 @@ pub(crate) struct Place {
     pub(crate) library: Option<String>,
     pub(crate) kind: &'static str,
     pub(crate) device: u32,
-    /// At the peak of its device. `None` if it is not in the recording.
+    /// The bytes that it has at the peak of its device. `None` if they are not in the recording.
     pub(crate) at_peak_bytes: Option<i64>,
     pub(crate) at_peak_blocks: Option<i64>,
     pub(crate) live_at_end_bytes: i64,
-    /// Ever. `None` if it is not in the recording.
+    /// The bytes that it ever allocated. `None` if they are not in the recording.
     pub(crate) allocated_bytes: Option<i64>,
     pub(crate) allocations: Option<i64>,
 }
 
-/// Those with the most at the peak first.
-pub(crate) fn places<'a>(history: &'a History) -> Vec<Place> {
-    let mut places: Vec<Place> = Vec::new();
+/// The places of a recording, those with the most at the peak first.
+pub(crate) fn places<'a>(history: &'a History) -> Vec<PlaceFigures> {
+    let mut places: Vec<PlaceFigures> = Vec::new();
     let mut known = HashMap::new();
     let is_whole = !history.has_only_peaks();
-    let mut of = |held: &Held<'a>, add: &dyn Fn(&mut Place)| {
+    let mut of = |held: &Held<'a>, add: &dyn Fn(&mut PlaceFigures)| {
         let origin = held.origin;
         let key = (held.device, &origin.path, origin.place(), &origin.caller, origin.kind);
         let at = *known.entry(key).or_insert_with(|| {
-            places.push(Place {
+            places.push(PlaceFigures {
                 scope: origin.path.clone(),
                 name: origin.place(),
                 caller: origin.caller.clone(),
@@ -51,7 +51,7 @@ pub(crate) fn places<'a>(history: &'a History) -> Vec<Place> {
                 at_peak_blocks: history.has_kind_at(origin.kind, Moment::Peak).then_some(0),
                 allocated_bytes: is_whole.then_some(0),
                 allocations: is_whole.then_some(0),
-                ..Place::default()
+                ..PlaceFigures::default()
             });
             places.len() - 1
         });
@@ -73,7 +73,7 @@ pub(crate) fn places<'a>(history: &'a History) -> Vec<Place> {
         of(held, &|place| place.live_at_end_bytes += held.bytes);
     }
     places.sort_by(|a, b| {
-        let order = |place: &Place| (Reverse(place.at_peak_bytes), Reverse(place.allocated_bytes));
+        let order = |place: &PlaceFigures| (Reverse(place.at_peak_bytes), Reverse(place.allocated_bytes));
         order(a).cmp(&order(b)).then_with(|| (&a.scope, &a.name).cmp(&(&b.scope, &b.name)))
     });
     places
@@ -83,7 +83,7 @@ fn add_to(sum: &mut Option<i64>, more: i64) {
     *sum = sum.map(|sum| sum + more);
 }
 
-/// So many rows are printed; JSON has all.
+/// At most this many rows are printed; JSON has all.
 const MOST: usize = 40;
 
 pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -95,16 +95,16 @@ pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io:
     if places.is_empty() {
         return writeln!(out, "nothing was allocated");
     }
-    writeln!(out, "{}", InPaint(&Places(&places[..places.len().min(MOST)]), paint))?;
+    writeln!(out, "{}", InPaint(&PlaceFiguresTable(&places[..places.len().min(MOST)]), paint))?;
     if places.len() > MOST {
         writeln!(out, "({} more places; --json has all)", places.len() - MOST)?;
     }
     Ok(())
 }
 
-struct Places<'a>(&'a [Place]);
+struct PlaceFiguresTable<'a>(&'a [PlaceFigures]);
 
-impl Show for Places<'_> {
+impl Show for PlaceFiguresTable<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let in_use = Amounts::of(
             self.0.iter().flat_map(|place| place.at_peak_bytes.into_iter().chain([place.live_at_end_bytes])),

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::history::in_words;
 
-/// So many places are compared.
+/// At most this many places are compared.
 const MOST_PLACES: usize = 15;
 
 pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -35,7 +35,7 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
     let places = places(overviews);
     if !places.is_empty() {
         writeln!(out, "\n{}", paint.on(Role::Heading, "at the peaks, by scope and place"))?;
-        writeln!(out, "{}", InPaint(&Places { places: &places, names: &names(overviews) }, paint))?;
+        writeln!(out, "{}", InPaint(&RankPlaces { places: &places, names: &names(overviews) }, paint))?;
     }
     let missing: Vec<_> = overviews
         .iter()
@@ -127,12 +127,12 @@ impl Show for Peaks<'_> {
 }
 
 /// What one place has at the peak of each recording.
-struct Place {
+struct RankPlace {
     name: String,
     bytes: Vec<i64>,
 }
 
-fn places(overviews: &[Overview]) -> Vec<Place> {
+fn places(overviews: &[Overview]) -> Vec<RankPlace> {
     let mut places: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     for (at, overview) in overviews.iter().enumerate() {
         for sum in overview.busiest().into_iter().flat_map(|device| &device.peak_by_place) {
@@ -141,19 +141,19 @@ fn places(overviews: &[Overview]) -> Vec<Place> {
             bytes[at] += sum.bytes;
         }
     }
-    let mut places: Vec<_> = places.into_iter().map(|(name, bytes)| Place { name, bytes }).collect();
+    let mut places: Vec<_> = places.into_iter().map(|(name, bytes)| RankPlace { name, bytes }).collect();
     places.sort_by_key(|place| std::cmp::Reverse(place.bytes.iter().copied().max()));
     places.truncate(MOST_PLACES);
     places
 }
 
-struct Places<'a> {
-    places: &'a [Place],
+struct RankPlaces<'a> {
+    places: &'a [RankPlace],
     names: &'a [String],
 }
 
-impl Show for Places<'_> {
-    /// Of a few recordings a column each, of more the least and the most.
+impl Show for RankPlaces<'_> {
+    /// A few recordings have a column each. More recordings have columns for the least and the most.
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         const MOST_COLUMNS: usize = 4;
         let amounts = Amounts::of(self.places.iter().flat_map(|place| place.bytes.iter().copied()));

@@ -12,26 +12,26 @@ use serde::Serialize;
 
 use crate::history::{History, Refusal, in_words};
 
-/// So many are listed in JSON and in the page, the newest ones.
+/// At most this many are listed in JSON and in the page, the newest ones.
 const MOST: usize = 1_000;
 
 /// The allocations that the driver refused. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Refused {
     pub(crate) count: u64,
-    /// After so many of them the same thread obtained as much memory within a second.
+    /// How many of them were followed within a second by an allocation of as much memory on the same thread.
     pub(crate) obtained_soon: u64,
     pub(crate) largest_bytes: u64,
-    /// The one that matters most: the last after which the thread did not obtain the memory, else the last one.
+    /// The refusal that matters most: the last one after which the thread did not obtain the memory, else the last one.
     pub(crate) main: RefusedAllocation,
-    /// The newest ones.
+    /// The newest refusals.
     pub(crate) newest: Vec<RefusedAllocation>,
-    /// What was live at the main one is in the recording.
+    /// Whether the recording has what was live at the main refusal.
     #[serde(skip)]
     pub(crate) is_live_known: bool,
 }
 
-/// One of them.
+/// One refused allocation.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RefusedAllocation {
     pub(crate) seconds: f64,

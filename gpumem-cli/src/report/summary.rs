@@ -13,14 +13,15 @@ use gpumem_core::{
 };
 
 use super::{
-    overview::{DeviceOverview, Overview, PlaceSum, Sum},
+    overview::{DeviceOverview, Overview},
     ranks,
     refused::Refused,
+    sums::{PlaceSum, Sum},
     text::{percent, shares},
 };
 use crate::history::in_words;
 
-/// Of one in detail, of several side by side.
+/// Writes one recording in detail, or several side by side.
 pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     match overviews {
         [only] => write_one(only, out, paint),
@@ -50,7 +51,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     writeln!(out, "{}", paint.on(Role::Heading, heading))?;
     let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
     let process = format!("process {pid}, {duration}, {}", number(frees, "free", "frees"));
-    // At least the name of the program, and at most 60 characters.
+    // The line has at least the name of the program, and at most 60 characters.
     let room = paint.width().saturating_sub(2 + process.len()).clamp(20, 60);
     let command =
         if command.is_empty() { String::new() } else { format!("{}; ", shortened_command(&command.join(" "), room)) };
@@ -67,7 +68,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     }
     for device in devices {
         writeln!(out)?;
-        write_device(device, out, paint)?;
+        write_device(device, overview.missing.symbols, out, paint)?;
         match torch {
             Some(torch) => torch.write_device(device.device, out, paint)?,
             None if holds_cache(device) => {
@@ -95,7 +96,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))
 }
 
-/// Most of the peak are segments of PyTorch's caching allocator, or what it asked the driver's pool for.
+/// Whether most of the peak is PyTorch's: segments of its caching allocator, or what it asked the driver's pool for.
 fn holds_cache(device: &DeviceOverview) -> bool {
     let sums = device.peak_by_library.iter().filter(|sum| sum.name == "PyTorch");
     let bytes: u64 = sums.map(|sum| sum.bytes.unsigned_abs()).sum();
@@ -111,7 +112,12 @@ fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
     leaks.is_intercepted && leaks.gone == 0 && besides < peaks / 100 && devices.iter().all(is_at_peak)
 }
 
-fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+fn write_device(
+    device: &DeviceOverview,
+    no_symbols: Option<&str>,
+    out: &mut dyn Write,
+    paint: Paint,
+) -> io::Result<()> {
     let Some((peak, at)) = device.peak_bytes.zip(device.peak_seconds) else {
         writeln!(out, "{}: nothing was allocated", one_line(&device.words()))?;
         return write_samples(device, out);
@@ -140,7 +146,11 @@ fn write_device(device: &DeviceOverview, out: &mut dyn Write, paint: Paint) -> i
     }
     if let Some(share) = share(|sum| sum.line.as_deref().is_some_and(|line| !has_line_number(line))) {
         let how = "build it with -g, or with Cargo's debug = \"line-tables-only\" and strip = false";
-        line(out, "no line", &format!("{share} of the peak is of code without debug information: {how}"))?;
+        let why = match no_symbols {
+            Some(why) => format!("has no line: {why}"),
+            None => format!("is of code without debug information: {how}"),
+        };
+        line(out, "no line", &format!("{share} of the peak {why}"))?;
     }
     match &device.besides {
         None => line(out, "besides", "? (managed and pinned host memory at the peak is not in the recording)")?,

@@ -13,17 +13,17 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{
-    overview::{PlaceSum, place_sums},
+    sums::{PlaceSum, place_sums},
     text::{Bars, percent, shown},
 };
 use crate::history::{
     History, Moment, in_words,
-    tensors::{State, TensorHistory},
+    tensors::{AllocatorState, TensorHistory},
 };
 
-/// So many lines are printed; JSON has all.
+/// At most this many lines are printed; JSON has all.
 const MOST_ROWS: usize = 12;
-/// In place of the line of a tensor.
+/// What stands in place of the line of a tensor.
 pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
 
 /// What is known of a caching allocator. The names of the fields are those in JSON.
@@ -41,16 +41,16 @@ pub(crate) struct DeviceTensors {
     pub(crate) events: u64,
     /// When the history begins, if the allocator did something before.
     pub(crate) known_from_seconds: Option<f64>,
-    /// When tensors had most.
+    /// The moment when tensors had most.
     pub(crate) peak: Option<TensorMoment>,
-    /// While the device had most: when tensors had most.
+    /// The moment when tensors had most while the device had most.
     pub(crate) at_device_peak: Option<TensorMoment>,
     pub(crate) at_end: Option<TensorMoment>,
     /// What the allocator says of itself at the end.
     pub(crate) said: Option<Said>,
 }
 
-/// As `torch.cuda.memory_allocated()` and so on.
+/// What `torch.cuda.memory_allocated()` and the like say, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Said {
     pub(crate) memory_allocated: u64,
@@ -65,26 +65,26 @@ pub(crate) struct TensorMoment {
     pub(crate) device: u32,
     pub(crate) seconds: f64,
     pub(crate) tensors: u64,
-    /// With what is rounded up.
+    /// The bytes of the tensors, rounded up as PyTorch does.
     pub(crate) allocated_bytes: u64,
     pub(crate) requested_bytes: u64,
-    /// Freed by the program, but work on another stream may use it.
+    /// The bytes of tensors that the program has freed, but that work on another stream may use.
     pub(crate) awaiting_bytes: u64,
-    /// All segments.
+    /// The bytes of all segments.
     pub(crate) reserved_bytes: u64,
-    /// Unused, in segments with tensors.
+    /// The unused bytes in segments with tensors.
     pub(crate) unused_beside_tensors_bytes: u64,
-    /// Segments without tensors.
+    /// The bytes of segments without tensors.
     pub(crate) unused_segments_bytes: u64,
     pub(crate) by_place: Vec<PlaceSum>,
 }
 
 impl TensorMoment {
-    /// After so many steps, at a time.
+    /// The memory after this many steps, at a time.
     fn of(history: &History, tensors: &TensorHistory, steps: usize, nanos: u64) -> Self {
         let state = tensors.state(steps);
         let origins = history.tensors.as_ref().map(|tensors| &*tensors.origins).unwrap_or_default();
-        let State { segments, tensors: live } = &state;
+        let AllocatorState { segments, tensors: live } = &state;
         let (mut beside, mut unused) = (0, 0);
         for (begin, bytes, room) in state.segments() {
             let used: u64 = state.within(begin, room).map(|(_, tensor)| tensor.bytes).sum();
@@ -248,7 +248,7 @@ pub(crate) fn at(history: &History, moment: Moment) -> Option<Vec<TensorMoment>>
     let of_device = |tensors: &TensorHistory| {
         let window = match moment {
             Moment::Start => (0, 0),
-            // When tensors had most meanwhile.
+            // The step after which tensors had most while the device had its peak.
             Moment::Peak => history.peak_of(tensors.about.device)?,
             Moment::End => (u64::MAX, u64::MAX),
             Moment::Oom => [history.oom()?.time; 2].into(),

@@ -94,7 +94,7 @@ impl Show for Bars<'_> {
     }
 }
 
-/// In this paint.
+/// Writes something in this paint.
 pub(super) fn shown<T: Show>(what: &T, paint: Paint) -> InPaint<'_, T> {
     InPaint(what, paint)
 }

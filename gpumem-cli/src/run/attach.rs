@@ -15,8 +15,8 @@ use std::{
 
 use gpumem_inject::variable;
 
-use super::{control, library, place, recordings};
-use crate::{commands::attach::Arguments, failure::Failure, terminal};
+use super::{AttachOptions, control, destination, library};
+use crate::{failure::Failure, recording, terminal};
 
 /// What the program runs.
 const CODE: &str = include_str!("attach.py");
@@ -32,30 +32,29 @@ const DORMANT: &str =
 const OLDEST: (u32, u32) = (3, 14);
 
 /// Begins to record a process. Returns the file of the recording.
-pub(crate) fn attach(arguments: &Arguments) -> Result<String, Failure> {
-    let pid = arguments.pid;
+pub(crate) fn attach(options: &AttachOptions) -> Result<String, Failure> {
+    let pid = options.pid;
     let what = format!("process {pid}");
     let failed = |error: io::Error| Failure::new(&what, error, "");
     let folder = control::folder().map_err(failed)?;
-    // Its library waits already.
+    // The library in the process waits already.
     if control::socket(&folder, pid).exists() {
         return begin(pid);
     }
     let process = Target::new(pid).map_err(|Refusal { cause, next }| Failure::new(&what, cause, next))?;
     let library = library::unpacked().map_err(|error| Failure::new("the library", error, ""))?;
     let file =
-        env::current_dir().map_err(failed)?.join(arguments.output.clone().unwrap_or_else(|| process.default_name()));
-    place::try_folder(&file).map_err(|error| {
-        Failure::new(format!("cannot record to `{}`", file.display()), error, "give another --output")
-    })?;
+        env::current_dir().map_err(failed)?.join(options.output.clone().unwrap_or_else(|| process.default_name()));
+    destination::try_folder(&file)
+        .map_err(|error| Failure::new(format!("cannot record to `{}`", file.display()), error, ""))?;
     let [script, answer] = ["py", "answer"].map(|extension| folder.join(format!("attach-{pid}.{extension}")));
     _ = fs::remove_file(&answer);
-    let recorded = &arguments.recorded;
+    let recorded = &options.recorded;
     let texts = [
         folder.as_os_str().as_bytes(),
         file.as_os_str().as_bytes(),
-        recorded.stacks.backtrace().as_bytes(),
-        recorded.keep().as_bytes(),
+        recorded.backtrace.as_bytes(),
+        recorded.keep.as_bytes(),
         recorded.torch().as_bytes(),
     ]
     .map(variable::python_bytes);
@@ -92,22 +91,22 @@ pub(crate) fn attach(arguments: &Arguments) -> Result<String, Failure> {
 fn begin(pid: u32) -> Result<String, Failure> {
     let file = control::send(pid, variable::START)?;
     // Nobody waits for the end of the program: the next report completes the recording.
-    _ = fs::File::create(recordings::mark(Path::new(&file)));
+    _ = fs::File::create(recording::mark(Path::new(&file)));
     Ok(file)
 }
 
 /// Completes a recording that ended before its program, if nobody else does.
 pub(crate) fn complete(file: &str) {
     let file = Path::new(file);
-    if recordings::mark(file).exists()
-        && let Err(error) = recordings::complete(file)
+    if recording::mark(file).exists()
+        && let Err(error) = recording::complete(file)
     {
         let what = format!("`{}` cannot be completed", file.display());
         terminal::error(&Failure::new(what, error, ""));
     }
 }
 
-/// For the owner alone: another one's program would run it.
+/// Writes a script that only its owner may change: otherwise another user could choose what the program runs.
 fn write_script(path: &Path, code: &str) -> io::Result<()> {
     _ = fs::remove_file(path);
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(code.as_bytes())
@@ -156,11 +155,10 @@ impl Target {
             }
         }
         let read = |name: &str| {
-            let no_permission = |error: io::Error| match error.kind() {
-                io::ErrorKind::NotFound => Refusal::new("it does not run", ""),
-                _ => Refusal::new(format!("it cannot be read: {error}"), "run gpumem as root"),
-            };
-            fs::read(proc.join(name)).map_err(no_permission)
+            fs::read(proc.join(name)).map_err(|error| {
+                let (cause, next) = control::unreadable(&error);
+                Refusal::new(cause, next)
+            })
         };
         let split = |bytes: Vec<u8>| bytes.split(|byte| *byte == 0).map(<[u8]>::to_owned).collect::<Vec<_>>();
         let (environment, arguments) = (split(read("environ")?), split(read("cmdline")?));
@@ -188,7 +186,7 @@ impl Target {
     fn run(&self, script: &Path) -> Result<(), Refusal> {
         const CODE: &str = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])";
         let mut command = Command::new(&self.python);
-        // Nothing of the user's is imported.
+        // This interpreter imports no file of the user.
         command.args(["-I", "-S", "-c", CODE]).arg(self.pid.to_string()).arg(script);
         let output = command.output().map_err(|error| {
             Refusal::new(format!("its interpreter `{}` cannot be started: {error}", self.python.display()), DORMANT)
@@ -270,7 +268,7 @@ fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, Refusal> {
         })?;
         return if version < OLDEST { Err(too_old(version)) } else { Ok(executable.to_owned()) };
     }
-    // A program with Python in it.
+    // It is another program that has Python in it.
     let library = maps.lines().find_map(|line| {
         let (_, version) = line.rsplit_once("/libpython")?;
         let (major, minor) = version.split_once(".so")?.0.split_once('.')?;

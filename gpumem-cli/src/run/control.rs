@@ -49,7 +49,7 @@ fn remove_old(folder: &Path) {
     }
 }
 
-/// By a signal or a debugger.
+/// Whether a signal or a debugger has stopped the process.
 fn is_stopped(pid: u32) -> bool {
     let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
@@ -59,14 +59,21 @@ fn is_stopped(pid: u32) -> bool {
         .is_some_and(|state| matches!(state.trim().get(..1), Some("T" | "t")))
 }
 
+/// Why what the system says of a process cannot be read, and what to do.
+pub(super) fn unreadable(error: &io::Error) -> (String, &'static str) {
+    match error.kind() {
+        io::ErrorKind::NotFound => ("it does not run".to_owned(), ""),
+        _ => (format!("it cannot be read: {error}"), "run gpumem as root"),
+    }
+}
+
 /// Sends a command to a program, and returns the file of its recording.
 pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
     let process = format!("process {pid}");
     let next = "start the program with `gpumem run --dormant`";
     let environment = fs::read(format!("/proc/{pid}/environ")).map_err(|error| {
-        let cause =
-            if error.kind() == io::ErrorKind::NotFound { "it does not run".to_owned() } else { error.to_string() };
-        Failure::new(&process, cause, "")
+        let (cause, next) = unreadable(&error);
+        Failure::new(&process, cause, next)
     })?;
     if is_stopped(pid) {
         return Err(Failure::new(
@@ -103,5 +110,17 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
     match answer.strip_prefix(variable::DONE) {
         Some(file) => Ok(file.to_owned()),
         None => Err(Failure::new(process, answer, "")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_of_another_user_has_a_next_step() {
+        let (cause, next) = unreadable(&io::Error::from_raw_os_error(13));
+        assert_eq!((&*cause, next), ("it cannot be read: Permission denied (os error 13)", "run gpumem as root"));
+        assert_eq!(unreadable(&io::ErrorKind::NotFound.into()), ("it does not run".to_owned(), ""));
     }
 }

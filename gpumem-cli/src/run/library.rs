@@ -11,7 +11,7 @@ use std::{
 
 use crate::files;
 
-/// What the build script has built. Empty on systems where gpumem does not record programs.
+/// The library that the build script has built. It is empty on systems where gpumem does not record programs.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
 
 /// The path of the unpacked library, whose content is that of this command.
@@ -68,7 +68,8 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
         make_readable(&path, FILE_MODE);
         return Ok(path);
     }
-    // Under another name first: a program that begins meanwhile must not load a part of it. What a running program has loaded stays.
+    // The file gets its name at the end: a program that begins meanwhile must not load a part of it. What a running program has loaded
+    // stays.
     let part = path.with_extension(process::id().to_string());
     let mut file = fs::File::options().write(true).create_new(true).mode(0o700).open(&part)?;
     make_readable(&part, FILE_MODE);
@@ -108,7 +109,7 @@ mod tests {
         let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
         let path = unpack(&folder, b"the library").unwrap();
         assert_eq!((mode(&folder), mode(&path)), (0o755, 0o555));
-        // As another version left it.
+        // Another version has left it like this.
         for path in [&folder, &path] {
             fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
         }

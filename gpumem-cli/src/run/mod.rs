@@ -2,33 +2,32 @@
 
 pub(crate) mod attach;
 pub(crate) mod control;
+mod destination;
+mod finish;
 mod library;
-mod parts;
-pub(crate) mod place;
+mod options;
 mod program;
-mod recordings;
-mod symbols;
-mod torch;
 
-use std::{borrow::Cow, env, io, path::Path};
+use std::{
+    borrow::Cow,
+    env, io,
+    path::{Path, PathBuf},
+};
 
-use gpumem::__private::cuda_devices;
 use gpumem_core::export::Role;
+use gpumem_driver::source::machine::cuda_devices;
 use gpumem_inject::variable;
 
+pub(crate) use self::options::{AttachOptions, RecordOptions, RunOptions};
 use self::{
-    place::Place,
+    destination::Destination,
+    finish::{Finished, finish},
     program::Program,
-    recordings::{Finished, Recording},
-};
-pub(crate) use self::{
-    recordings::{complete, is_unfinished},
-    symbols::of_module,
 };
 use crate::{
-    commands::run::Arguments,
     exit::Exit,
     failure::Failure,
+    history::History,
     progress::working,
     report::{overview::Overview, summary},
     terminal,
@@ -42,31 +41,31 @@ pub(crate) fn check() -> io::Result<std::path::PathBuf> {
 }
 
 /// Runs the program, recorded if that is possible.
-pub(crate) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let mut program = Program::new(&arguments.command);
-    let place = match prepare(arguments, &mut program) {
-        Ok(place) => Some(place),
+pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
+    let mut program = Program::new(&options.command);
+    let destination = match prepare(options, &mut program) {
+        Ok(destination) => Some(destination),
         Err(failure) => {
             terminal::error(&failure);
             None
         }
     };
-    let is_dormant = arguments.dormant && place.is_some();
+    let is_dormant = options.dormant && destination.is_some();
     let ended = program.run(|pid| {
         if is_dormant {
             terminal::error(&format_args!("process {pid} is not recorded until `gpumem start {pid}`"));
         }
     })?;
-    if let Some(place) = place.filter(|_| ended.has_started) {
-        let finished = working("completing the recordings", || recordings::finish(&place, is_dormant));
-        explain(&finished, &place, arguments);
-        summarize(&finished.recordings, arguments, ended.signal);
+    if let Some(destination) = destination.filter(|_| ended.has_started) {
+        let finished = working("completing the recordings", || finish(&destination, is_dormant));
+        explain(&finished, &destination, options);
+        summarize(&finished.recordings, options, ended.signal);
     }
     Ok(Exit::Program(ended.code()))
 }
 
 /// Tells the program's processes how to record themselves. Returns where the recordings will be.
-fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failure> {
+fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, Failure> {
     let runs_on = "the program runs without being recorded";
     if let Some(outer) = env::var_os(variable::FILE).filter(|path| !path.is_empty()) {
         let cause = format!("the `gpumem run` around it records to `{}`", outer.display());
@@ -76,11 +75,11 @@ fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failur
         let what = format!("{} is set", variable::INJECTION);
         return Err(Failure::new(what, format_args!("another tool has `{}` loaded", other.display()), runs_on));
     }
-    let Arguments { output, recorded, dormant, command } = arguments;
-    let place = Place::new(output.as_deref(), &command[0], &command[1..])
+    let RunOptions { output, recorded, dormant, command } = options;
+    let destination = Destination::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
-    if let Some(asked) = &place.instead_of {
-        let (asked, file) = (asked.display(), place.file().display());
+    if let Some(asked) = &destination.instead_of {
+        let (asked, file) = (asked.display(), destination.file().display());
         terminal::error(&format_args!("another `gpumem run` records to `{asked}`; this one records to `{file}`"));
     }
     let library = library::unpacked().map_err(|error| Failure::new("the injected library", error, runs_on))?;
@@ -89,17 +88,17 @@ fn prepare(arguments: &Arguments, program: &mut Program) -> Result<Place, Failur
             control::folder().map_err(|error| Failure::new("the folder for `gpumem start`", error, runs_on))?;
         program.environment(variable::CONTROL, folder);
     }
-    program.environment(variable::KEEP, recorded.keep());
+    program.environment(variable::KEEP, &recorded.keep);
     program.environment(variable::TORCH, recorded.torch());
     program.environment(variable::INJECTION, library);
-    program.environment(variable::FILE, place.file());
-    program.environment(variable::BACKTRACE, recorded.stacks.backtrace());
-    Ok(place)
+    program.environment(variable::FILE, destination.file());
+    program.environment(variable::BACKTRACE, recorded.backtrace);
+    Ok(destination)
 }
 
 /// Says which recordings are not finished, and why nothing was recorded.
-fn explain(finished: &Finished, place: &Place, arguments: &Arguments) {
-    let running = || place.running();
+fn explain(finished: &Finished, destination: &Destination, options: &RunOptions) {
+    let running = || destination.running();
     let who = |pid: u32| format!("process {pid}, which the program started, runs on");
     for path in &finished.unfinished {
         let of_path = |pid: &u32| path.to_string_lossy().split('.').any(|part| part == format!("pid{pid}"));
@@ -113,12 +112,15 @@ fn explain(finished: &Finished, place: &Place, arguments: &Arguments) {
     if !finished.recordings.is_empty() || !finished.unfinished.is_empty() {
         return;
     }
-    let what = format!("nothing was recorded in `{}`", place.file().display());
-    let failure = if arguments.dormant {
+    let what = format!("nothing was recorded in `{}`", destination.file().display());
+    let failure = if options.dormant {
         Failure::new(what, "`gpumem start` was not called, or nothing was allocated after it", "")
     } else if let [pid, ..] = *running() {
-        let next = format!("what it allocates will be in `{}`", place.of_process(pid).display());
+        let next = format!("what it allocates will be in `{}`", destination.of_process(pid).display());
         Failure::new(what, who(pid), next)
+    } else if env::var_os("GPUMEM_SIM").is_some_and(|devices| !devices.is_empty()) {
+        let cause = "`gpumem run` records CUDA programs, and GPUMEM_SIM is set";
+        Failure::new(what, cause, "a program with simulated devices records itself with GPUMEM_CAPTURE=FILE")
     } else if let Err(why) = cuda_devices() {
         Failure::new(what, why, "`gpumem doctor` says what is missing")
     } else {
@@ -129,16 +131,19 @@ fn explain(finished: &Finished, place: &Place, arguments: &Arguments) {
     terminal::error(&failure);
 }
 
-/// On stderr: stdout belongs to the program.
-fn summarize(recordings: &[Recording], arguments: &Arguments, signal: Option<i32>) {
+/// Prints the summary on stderr, because stdout belongs to the program.
+fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>) {
     let mut overviews = Vec::new();
     for recording in recordings {
-        match Overview::read(below_folder(&recording.path)) {
+        match History::read(below_folder(recording)).map(|history| Overview::of(&history)) {
             Ok(overview) => overviews.push(overview),
             Err(failure) => terminal::error(&failure),
         }
     }
-    if arguments.recorded.torch && !overviews.is_empty() && overviews.iter().all(|overview| overview.torch.is_none()) {
+    if options.recorded.torch_events.is_some()
+        && !overviews.is_empty()
+        && overviews.iter().all(|overview| overview.torch.is_none())
+    {
         let cause = "no recorded process has used PyTorch with CUDA";
         terminal::error(&Failure::new("--torch had nothing to record", cause, ""));
     }
@@ -156,17 +161,17 @@ fn summarize(recordings: &[Recording], arguments: &Arguments, signal: Option<i32
                 _ => Ok(()),
             }
         });
-        // If nobody reads stderr any more, there is no other place.
+        // If nobody reads stderr any more, there is no other place for the summary.
         drop(printed);
     }
 }
 
-/// As a user in this folder would name it.
+/// The path as a user in this folder would name it.
 fn below_folder(path: &Path) -> &Path {
     env::current_dir().ok().and_then(|folder| path.strip_prefix(folder).ok()).unwrap_or(path)
 }
 
-/// What else there is to see, as it is typed in a shell.
+/// The next commands, as they are typed in a shell.
 fn next_step(file: &str) -> String {
     let file = in_shell(file);
     format!("More: gpumem report --calls {file}, or --html page.html {file}")

@@ -33,14 +33,14 @@ pub(super) struct Program {
 /// How a program ended.
 pub(super) struct Ended {
     code: i32,
-    /// That ended it.
+    /// The signal that ended the program.
     pub(super) signal: Option<i32>,
-    /// Else an error was printed, and there is nothing to report.
+    /// Whether it was started. If not, an error was printed, and there is nothing to report.
     pub(super) has_started: bool,
 }
 
 impl Ended {
-    /// As a shell gives it: the program's own code, or 128 and the number of the signal.
+    /// The exit code that a shell would give: the program's own code, or 128 and the number of the signal.
     pub(super) fn code(&self) -> u8 {
         u8::try_from(self.code).unwrap_or(u8::MAX)
     }
@@ -70,7 +70,7 @@ impl Program {
         };
         let (program, words) = (&self.words[0], &self.words[1..]);
         let started = spawn(program, words);
-        // As shells do with a script that does not name its interpreter.
+        // Shells do the same with a script that does not name its interpreter.
         match script(program) {
             Some(script) if started.as_ref().is_err_and(|error| error.raw_os_error() == Some(NO_PROGRAM)) => {
                 spawn(SHELL.as_ref(), &[&[script.into_os_string()], words].concat())
@@ -89,7 +89,7 @@ impl Program {
         let child = match self.start() {
             Ok(child) => child,
             Err(error) => {
-                // As `env` and `nohup` do.
+                // `env` and `nohup` end with the same codes.
                 let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
                 let what = format!("cannot start `{}`", self.words[0].display());
                 crate::terminal::error(&Failure::new(what, error, ""));
@@ -201,7 +201,7 @@ fn script(program: &OsStr) -> Option<PathBuf> {
     let mut begin = Vec::new();
     files::open_to_read(&path).ok()?.take(4096).read_to_end(&mut begin).ok()?;
     let is_text = begin.split(|byte| *byte == b'\n').next().is_some_and(|line| !line.contains(&0));
-    // What begins so would be an option of the shell.
+    // A name that begins with a dash would be an option of the shell.
     let path = if path.as_os_str().as_bytes().starts_with(b"-") { Path::new(".").join(path) } else { path };
     is_text.then_some(path)
 }
@@ -223,7 +223,7 @@ fn is_for_us_alone(origin: &Origin) -> bool {
 
 fn send(pid: Pid, signal: i32) {
     if let Some(signal) = Signal::from_named_raw(signal) {
-        // It may have ended.
+        // The program may have ended.
         _ = kill_process(pid, signal);
     }
 }

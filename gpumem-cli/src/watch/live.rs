@@ -18,9 +18,9 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use crate::{files, history::Origin, report::json, run::of_module};
+use crate::{files, history::Origin, recording::of_module, report::json};
 
-/// So many places of a device are shown.
+/// At most this many places of a device are shown.
 const MOST_PLACES: usize = 32;
 
 /// What a running recording says. The names of the fields are those in JSON.
@@ -30,14 +30,14 @@ pub(crate) struct RecordingView {
     pub(crate) file: PathBuf,
     pub(crate) pid: Option<u32>,
     pub(crate) command: Option<String>,
-    /// A process writes it.
+    /// Whether a process writes it.
     pub(crate) is_running: bool,
-    /// Since the recording began: up to now, or up to the newest event if no process writes it.
+    /// How long the recording has run: up to now, or up to the newest event if no process writes it.
     pub(crate) seconds: f64,
     /// When the recording began, in seconds since 1970.
     #[serde(skip)]
     pub(crate) began: Option<f64>,
-    /// The figures may be wrong if it is not 0.
+    /// How many events were lost. If it is not 0, the figures may be wrong.
     pub(crate) lost_events: u64,
     pub(crate) devices: Vec<DeviceView>,
     /// Why it cannot be read. What is here was read before.
@@ -73,7 +73,7 @@ pub(super) struct Live {
     open: Option<(File, (u64, u64))>,
     follower: Follower,
     lines: Lines,
-    /// Of files that this one has replaced (`--max-size`, `--only-peak`).
+    /// The peaks of files that this one has replaced (`--max-size`, `--only-peak`).
     earlier_peaks: HashMap<Device, u64>,
     error: Option<String>,
 }
@@ -180,12 +180,12 @@ impl Live {
 /// lines are not known.
 #[derive(Debug, Default)]
 struct Lines {
-    /// Looked up, or being looked up.
+    /// The addresses that were looked up, or are being looked up.
     known: HashSet<CodeAddress>,
     found: Option<mpsc::Receiver<Vec<SymbolsDefinition>>>,
 }
 
-/// So many groups of blocks are looked up, the largest.
+/// At most this many groups of blocks are looked up, the largest ones.
 const MOST_GROUPS: usize = 64;
 
 impl Lines {
@@ -230,7 +230,7 @@ impl Lines {
     }
 }
 
-/// Adds up those of one scope and place.
+/// Adds up the blocks of one scope and place.
 fn largest(all: impl Iterator<Item = PlaceView>) -> Vec<PlaceView> {
     let mut sums: HashMap<(Vec<String>, String), i64> = HashMap::new();
     for PlaceView { scope, place, bytes } in all {
@@ -249,6 +249,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        history::History,
         made::{MIB, Made},
         report::overview::Overview,
     };
@@ -266,7 +267,7 @@ mod tests {
         fs::write(&path, &whole).unwrap();
         live.read();
         let view = live.view();
-        let expected = Overview::read(&path).unwrap();
+        let expected = Overview::of(&History::read(&path).unwrap());
         let device = &view.devices[0];
         assert_eq!((Some(device.peak_bytes), device.used_bytes), (expected.devices[0].peak_bytes, 32 * MIB));
         assert_eq!((view.error.clone(), view.pid, view.lost_events), (None, Some(4711), 0));

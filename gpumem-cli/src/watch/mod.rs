@@ -47,7 +47,7 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
             if to.send(sampler.sample()).is_err() {
                 break;
             }
-            // At most half of the time of a processor, however slow a reading is.
+            // Readings take at most half of the time of a processor, however slow one is.
             thread::sleep(every.saturating_sub(began.elapsed()).max(began.elapsed()));
         }
     });

@@ -14,7 +14,7 @@ use crate::machine::{Known, Machine, NotRead, Usage};
 /// One reading. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample {
-    /// Seconds since 1970.
+    /// The time of the reading, in seconds since 1970.
     pub(crate) time: f64,
     #[serde(flatten)]
     pub(crate) machine: Machine,
@@ -22,12 +22,12 @@ pub(crate) struct Sample {
     pub(crate) recordings: Vec<RecordingView>,
 }
 
-/// Reads. It asks NVML and `/proc`, reads recordings, and asks no program for anything.
+/// Makes readings. It asks NVML and `/proc`, reads recordings, and asks no program for anything.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     known: Known,
     lives: Vec<Live>,
-    /// Named by the user: shown whether or not a process writes them.
+    /// The recordings that the user named, which are shown whether or not a process writes them.
     named: Vec<PathBuf>,
 }
 

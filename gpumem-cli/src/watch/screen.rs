@@ -1,4 +1,4 @@
-//! The terminal: as it was before, however the command ends.
+//! The terminal. It is as it was before, however the command ends.
 
 use std::{io, panic, sync::Once};
 
@@ -40,7 +40,7 @@ impl Screen {
 
     /// Draws on a terminal that others had meanwhile.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
-        // They may have changed its settings.
+        // Other programs may have changed its settings.
         disable_raw_mode()?;
         // `Terminal::clear` asks the terminal where the cursor is, and some terminals do not answer.
         self.0 = enter()?;

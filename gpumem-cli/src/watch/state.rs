@@ -13,14 +13,14 @@ use super::{
 };
 use crate::machine::Gpu;
 
-/// So many readings of a GPU are kept: more than a terminal has columns.
+/// This many readings of a GPU are kept, which is more than a terminal has columns.
 const MOST_READINGS: usize = 1_000;
 
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is switched by a key of its own")]
 pub(crate) struct State {
     pub(crate) sample: Option<Sample>,
-    /// By NVML's numbers.
+    /// The graphs of the GPUs, by NVML's numbers.
     pub(crate) gpus: HashMap<u32, Readings>,
     /// Which row is selected.
     pub(crate) selected: usize,
@@ -37,9 +37,9 @@ pub(crate) struct State {
 /// What was in use on a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Readings {
-    /// The newest last; `None` if it could not be read.
+    /// The bytes in use at each reading, the newest last; `None` if they could not be read.
     pub(crate) used: VecDeque<Option<u64>>,
-    /// The most, of all readings.
+    /// The most bytes of all readings.
     pub(crate) most: u64,
 }
 
@@ -61,11 +61,11 @@ pub(crate) struct Row {
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
     pub(crate) used: Option<u64>,
-    /// `used` is what the recording has: without the context, and what else it does not see.
+    /// Whether `used` is what the recording has: without the context, and without what else it does not see.
     pub(crate) is_of_recording: bool,
     pub(crate) is_visible: bool,
     pub(crate) is_dormant: bool,
-    /// In the sample's list.
+    /// The number of the recording in the sample's list.
     pub(crate) recording: Option<usize>,
 }
 
@@ -77,7 +77,7 @@ pub(super) fn index_of(device: &DeviceView, gpus: &[Gpu]) -> Option<u32> {
 }
 
 impl State {
-    /// After a new reading.
+    /// Takes a new reading.
     pub(crate) fn with(mut self, sample: Sample) -> Self {
         if self.is_paused {
             return self;
@@ -102,7 +102,7 @@ impl State {
         self
     }
 
-    /// After a key or the mouse.
+    /// Does what a key or the mouse asks for.
     pub(crate) fn after(mut self, event: &Event) -> Self {
         match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => self.key(*key),
@@ -133,7 +133,7 @@ impl State {
         let was_help = std::mem::take(&mut self.shows_help);
         match key.code {
             KeyCode::Char('q') => self.is_over = true,
-            // It closes the help first.
+            // This key closes the help first.
             KeyCode::Esc => self.is_over = !was_help,
             KeyCode::Char('?' | 'h') => self.shows_help = !was_help,
             KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
@@ -153,7 +153,7 @@ impl State {
         self.selected = self.selected.saturating_add_signed(rows).min(last);
     }
 
-    /// Processes by memory, then recordings of other processes.
+    /// The processes by memory, then the recordings of other processes.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let Some(sample) = &self.sample else { return Vec::new() };
         let of_pid = |pid: u32| sample.recordings.iter().position(|recording| recording.pid == Some(pid));

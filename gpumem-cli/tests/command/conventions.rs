@@ -109,6 +109,42 @@ fn a_value_that_begins_with_a_dash() {
     }
 }
 
+/// A word with a dash before the program is an option of `gpumem run`.
+#[test]
+fn an_unknown_option_of_run_is_no_program() {
+    let unknown = ran(&["run", "--outptu", "x", "--", "true"]);
+    assert_eq!(unknown.code, Some(2), "{unknown:?}");
+    for part in ["unexpected argument '--outptu'", "--output", "Usage: gpumem run [OPTIONS] <COMMAND>..."] {
+        assert!(unknown.stderr.contains(part), "{part}: {unknown:?}");
+    }
+    let program = ran(&["run", "-x"]);
+    assert!(program.code == Some(2) && program.stderr.contains("use '-- -x'"), "{program:?}");
+    let none = ran(&["run"]);
+    assert!(none.stderr.contains("Usage: gpumem run [OPTIONS] <COMMAND>..."), "{none:?}");
+    let help = ran(&["run", "--help"]);
+    assert!(help.stdout.contains("Usage: gpumem run [OPTIONS] <COMMAND>..."), "{help:?}");
+}
+
+/// What `gpumem run` cannot do, with its cause and the next step. The program runs on.
+#[test]
+fn run_says_why_it_records_nothing() {
+    let folder = file("run-nothing");
+    fs::create_dir_all(&folder).expect("it can be made");
+    let run = |output: &str, devices: &str| {
+        let mut command = gpumem(&["run", "-o", output, "--", "sh", "-c", "exit $0", "7"]);
+        command.current_dir(&folder).env("XDG_CACHE_HOME", &folder).env("GPUMEM_SIM", devices);
+        crate::Ran::of(&command.output().expect("the command starts"))
+    };
+    let folderless = run("nodir/x.capture", "");
+    let why = "/nodir`; create it, or give another --output; the program runs without being recorded\n";
+    assert!(folderless.code == Some(7) && folderless.stderr.ends_with(why), "{folderless:?}");
+    assert!(folderless.stderr.contains("x.capture`: there is no folder `"), "{folderless:?}");
+    let simulated = run("x.capture", "16GiB");
+    let why = "GPUMEM_SIM is set; a program with simulated devices records itself with GPUMEM_CAPTURE=FILE\n";
+    assert!(simulated.code == Some(7) && simulated.stderr.ends_with(why), "{simulated:?}");
+    assert!(!run("x.capture", "").stderr.contains("GPUMEM_SIM"));
+}
+
 /// As elsewhere, `-` is stdout. A recording is no stream.
 #[test]
 fn a_dash_is_stdout() {

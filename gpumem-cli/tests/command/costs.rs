@@ -496,6 +496,19 @@ fn no_recording_costs_much() {
     }
 }
 
+/// The names of scopes are long here, and a slice of each call has one.
+#[test]
+fn no_output_is_without_end() {
+    let (path, out) = (file("costs-scopes.capture"), file("costs-scopes.out"));
+    let (_, make) = CASES.iter().find(|(name, _)| *name == "deep scopes").expect("it is there");
+    fs::write(&path, make(40_000)).expect("the file can be written");
+    let [path, out] = [path, out].map(|path| path.into_os_string().into_string().expect("the name is text"));
+    let spent = Limits::OF_A_RECORDING.run(&["report", "--format", "perfetto", "-o", &out, &path]);
+    assert!(spent.as_ref().is_ok_and(|spent| spent.is_refused), "{spent:?}");
+    let written = fs::metadata(&out).map_or(0, |file| file.len());
+    assert!(written < 300_000_000, "{written} bytes");
+}
+
 /// Writes each kind of recording to a folder, with so many items and bytes: `GPUMEM_COSTS=FOLDER,ITEMS,BYTES`.
 #[test]
 fn recordings_can_be_kept() {

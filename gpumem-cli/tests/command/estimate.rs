@@ -197,9 +197,9 @@ fn types_have_their_usual_names_and_say_where_they_come_from() {
         (&none, "float16", "parameters in f16"),
         (&none, "half", "parameters in f16"),
         (&none, "fp32", "parameters in f32"),
-        (&none, "int8", "weights in i8, all else in bf16, because the file says none"),
-        (&half, "q4_0", "weights in q4_0, all else in f16, as the file says"),
-        (&half, "NF4", "weights of linear layers in 4 bits, all else in f16, as the file says"),
+        (&none, "int8", "weights of linear layers in 8 bits, all else in bf16 (the file says no type for it)"),
+        (&half, "q4_0", "weights in q4_0, all else in f16 (the type of the file)"),
+        (&half, "NF4", "weights of linear layers in 4 bits, all else in f16 (the type of the file)"),
     ] {
         let dtype: &[&str] = if dtype.is_empty() { &[] } else { &["--dtype", dtype] };
         assert_eq!(line(file, dtype), expected, "{dtype:?}");

@@ -39,6 +39,15 @@ const PLACES: [(&str, &str, u32, u32); 6] = [
 
 impl Made {
     pub(crate) fn new(name: &str) -> Self {
+        Self::begun(name, true)
+    }
+
+    /// What a program has written before its end: its symbols come last.
+    pub(crate) fn without_symbols(name: &str) -> Self {
+        Self::begun(name, false)
+    }
+
+    fn begun(name: &str, has_symbols: bool) -> Self {
         let writer = Writer::new(Vec::new()).expect("memory takes all");
         let mut made =
             Self { writer, number: 0, micros: 0, thread: ThreadId(1), next_key: 0x7f00_0000_0000, next_scope: 0 };
@@ -70,7 +79,9 @@ impl Made {
                 line: Some(line).filter(|line| *line > 0),
                 column: None,
             };
-            made.item(&Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol] }));
+            if has_symbols {
+                made.item(&Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol] }));
+            }
             // Each place is called by the last one.
             let last = CodeAddress { module: 1, offset: PLACES.len() as u64 * 16 };
             made.item(&Item::Stack(StackDefinition { id: StackId(at), addresses: vec![address, last] }));

@@ -12,8 +12,10 @@ mod limits;
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod made;
 mod names;
+mod old;
 mod page;
 mod parts;
+mod pickled;
 mod report;
 mod widths;
 

@@ -12,6 +12,7 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     process::Command,
+    sync::OnceLock,
 };
 
 use gpumem_core::{
@@ -26,9 +27,10 @@ use serde_json::Value;
 
 use crate::{
     Ran, file,
-    formats::{Fields, rows, unpickled},
+    formats::{Fields, rows},
     gpumem,
     made::{DEVICE, MIB, Made},
+    pickled::unpickled,
     report::written,
 };
 
@@ -167,8 +169,14 @@ fn event(micros: u64, action: AllocatorAction, address: u64, bytes: u64) -> Allo
     AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack: StackId(50) }
 }
 
-/// With tensors; with an allocator whose history is missing; and with neither.
+/// A recording with tensors, one with an allocator whose history is missing, and one with neither.
 fn recordings() -> [PathBuf; 3] {
+    // Tests that run at the same time read the same files.
+    static FILES: OnceLock<[PathBuf; 3]> = OnceLock::new();
+    FILES.get_or_init(written_recordings).clone()
+}
+
+fn written_recordings() -> [PathBuf; 3] {
     let device = |said: u64| AllocatorDevice {
         device: DEVICE,
         older: 0,

@@ -255,6 +255,31 @@ fn a_program_without_debug_information_is_said() {
     assert!(text.contains("library  the program 4 MiB (100 %)\n"), "{text}");
 }
 
+/// The symbols of a program come at the end of its recording.
+#[test]
+fn a_recording_without_an_end_has_no_symbols() {
+    let bytes = Made::without_symbols("endless").training(200, 100, MIB).file();
+    let cut = written("endless.capture", &bytes[..bytes.len() * 2 / 3]);
+    let missing_symbols = |file: &str| {
+        let json: Value = serde_json::from_str(&ran(&["report", "--json", file]).stdout).expect("it is JSON");
+        json["missing"]["symbols"].clone()
+    };
+    let why =
+        "the recording has no end, where its symbols are; those of a process that records still come when it ends";
+    let Ran { stdout, .. } = ran(&["report", &cut]);
+    assert!(stdout.contains(" of the peak has no line: ") && !stdout.contains("-g"), "{stdout}");
+    assert_eq!(stdout.matches(why).count(), 2, "{stdout}");
+    assert_eq!(missing_symbols(&cut), why);
+    // A place without a name is no new place.
+    let whole = training("endless-whole.capture");
+    assert_eq!(missing_symbols(&whole), Value::Null);
+    for [before, after] in [[&cut, &whole], [&whole, &cut]] {
+        let Ran { stdout, stderr, .. } = ran(&["diff", before, after]);
+        assert!(!stdout.contains("no symbols") && stdout.contains(why), "{stdout}{stderr}");
+        assert!(stdout.contains("\n scope "), "what is known is compared: {stdout}");
+    }
+}
+
 #[test]
 fn from_a_later_moment_to_an_earlier_one_the_sign_is_the_other_one() {
     let file = training("reversed.capture");

@@ -48,7 +48,7 @@ const OPEN_SCOPE: u64 = 640;
 /// For each refused allocation.
 const REFUSAL: u64 = 96;
 /// For each event of a caching allocator.
-const ALLOCATOR_EVENT: u64 = 112;
+const ALLOCATOR_EVENT: u64 = 128;
 
 /// The steps that an event takes, one of scopes, and one after which frees may be missing.
 const EVENT: u64 = 20;
@@ -233,13 +233,7 @@ impl Checks {
                 check_device(device)?;
                 check_memory(&memory)?;
             }
-            EventKind::PoolUsage { device, usage } => {
-                check_device(device)?;
-                check_usage(&usage)?;
-            }
-            EventKind::ReadFailed { device, .. }
-            | EventKind::ResetPeaks { device }
-            | EventKind::PoolMarkDisturbed { device } => check_device(device)?,
+            EventKind::ReadFailed { device, .. } | EventKind::ResetPeaks { device } => check_device(device)?,
             EventKind::Open { scope, spec } => self.open(scope, &spec, thread)?,
             EventKind::Enter { scope } => {
                 limit(scope.0 < FIRST_OWN_SCOPE)?;

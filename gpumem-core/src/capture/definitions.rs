@@ -8,7 +8,7 @@ use std::{
 
 use super::item::{
     CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item,
-    ModuleDefinition, PartDefinition, PoolDefinition, Process, RingDefinition, Symbol, ThreadDefinition,
+    ModuleDefinition, PartDefinition, Process, RingDefinition, Symbol, ThreadDefinition,
 };
 use super::{allocator::AllocatorDefinition, budget::Budget};
 use crate::{
@@ -60,7 +60,6 @@ pub struct Definitions {
     symbols: HashMap<CodeAddress, Vec<Symbol>>,
     devices: HashMap<Device, DeviceDefinition>,
     contexts: HashMap<u8, ContextDefinition>,
-    pools: HashMap<u64, PoolDefinition>,
     interceptions: Vec<Interception>,
     part: Option<PartDefinition>,
     allocator: Option<AllocatorDefinition>,
@@ -111,10 +110,6 @@ impl Definitions {
             }
             Item::Context(context) => {
                 self.contexts.insert(context.context, context);
-                true
-            }
-            Item::Pool(pool) => {
-                self.pools.insert(pool.pool, pool);
                 true
             }
             Item::Interception(interception) => {
@@ -183,11 +178,6 @@ impl Definitions {
         self.contexts.get(&context)
     }
 
-    /// A pool.
-    pub fn pool(&self, pool: u64) -> Option<&PoolDefinition> {
-        self.pools.get(&pool)
-    }
-
     /// Through what allocations were intercepted, one after the other.
     pub fn interceptions(&self) -> &[Interception] {
         &self.interceptions
@@ -206,6 +196,11 @@ impl Definitions {
     /// The process runs, or has ended without writing all that it recorded. Recordings of early versions do not say that.
     pub fn lacks_end(&self) -> bool {
         self.ring.is_some() && !self.is_finished
+    }
+
+    /// There are files with code, and none of their addresses stands for a function or a line. Lines of Python have no file.
+    pub fn lacks_symbols(&self) -> bool {
+        !self.modules.is_empty() && self.symbols.keys().all(|address| address.module == 0)
     }
 
     /// The addresses of a stack.

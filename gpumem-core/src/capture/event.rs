@@ -8,8 +8,7 @@ use super::{
     wire::{Wire, nanoseconds},
 };
 use crate::model::{
-    Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, MemKind, PoolUsage, ScopeId, ScopeSpec, StackId, ThreadId,
-    Time,
+    Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId, ThreadId, Time,
 };
 
 /// An event as it came through the inbox.
@@ -267,6 +266,9 @@ macro_rules! events {
             fn get(from: &mut Input<'_>) -> Result<Self> {
                 match from.byte()? {
                     $($code => Ok(Self::$variant { $($field: <$type as Wire>::get(from)?),* }),)*
+                    // Older versions wrote readings of a pool (9), and that another library had reset the pool's high-water mark
+                    // (21). The traces that used them are read as ones that were off.
+                    9 | 21 => Ok(Self::ReadFailed { device: Device::get(from)?, gauge: Gauge::Off }),
                     _ => Err(Malformed("a number stands for no event")),
                 }
             }
@@ -283,7 +285,6 @@ events! {
     Shrink = 6 { key: Key, bytes: Bytes }
     ContextDestroyed = 7 { context: u8 }
     Sample = 8 { device: Device, memory: GpuMemory }
-    PoolUsage = 9 { device: Device, usage: PoolUsage }
     ReadFailed = 10 { device: Device, gauge: Gauge }
     Open = 11 { scope: ScopeId, spec: ScopeSpec }
     Enter = 12 { scope: ScopeId }
@@ -295,6 +296,5 @@ events! {
     ResetPeaks = 18 { device: Device }
     Lost = 19 { count: u64 }
     Displaced = 20 { now: u64, more: u64 }
-    PoolMarkDisturbed = 21 { device: Device }
     Refused = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
 }

@@ -82,9 +82,9 @@ impl Follower {
         while let Some((item, bytes)) = items.next()? {
             let budget = &mut items.budget;
             let applied = match item {
-                Item::Event(event) => self.state.apply(&event, budget).map(drop),
+                Item::Event(event) => self.state.apply(&event, budget, &mut ()).map(drop),
                 Item::ThreadReused(thread) => self.state.reuse_thread(thread, budget),
-                Item::Missed(count) => self.state.miss(count, budget),
+                Item::Missed(count) => self.state.miss(count, budget, &mut ()),
                 Item::PeakReleased(scope) => {
                     self.state.release_peak(scope);
                     Ok(())

@@ -38,8 +38,6 @@ pub enum Item {
     Device(DeviceDefinition),
     /// A CUDA context.
     Context(ContextDefinition),
-    /// A stream-ordered pool.
-    Pool(PoolDefinition),
     /// Through what allocations are intercepted.
     Interception(Interception),
     /// What the program calls a block.
@@ -218,15 +216,6 @@ pub struct DeviceDefinition {
 pub struct ContextDefinition {
     /// In blocks. The number of a context that is gone is given to another.
     pub context: u8,
-    /// Where it is.
-    pub device: Device,
-}
-
-/// A stream-ordered pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PoolDefinition {
-    /// The driver's name for it.
-    pub pool: u64,
     /// Where it is.
     pub device: Device,
 }
@@ -439,7 +428,6 @@ fields!(Symbol { function, file, line, column });
 fields!(SymbolsDefinition { address, symbols });
 fields!(DeviceDefinition { device, name, total, uuid });
 fields!(ContextDefinition { context, device });
-fields!(PoolDefinition { pool, device });
 fields!(Interception { source, library });
 fields!(BlockLabel { key, number, label });
 fields!(DeviceReading { device, name, memory, processes, pool });
@@ -516,6 +504,8 @@ macro_rules! items {
 }
 
 const EVENT: u8 = 1;
+/// Early versions defined the pools of their readings. Nothing refers to these definitions any more.
+pub(super) const OLD_POOL: u8 = 11;
 
 items! {
     Process = 2,
@@ -527,7 +517,6 @@ items! {
     Symbols = 8,
     Device = 9,
     Context = 10,
-    Pool = 11,
     Interception = 12,
     Label = 13,
     ThreadReused = 14,

@@ -59,6 +59,7 @@ impl<R: Read> Items<R> {
                 self.stop(limit);
                 return Ok(None);
             }
+            let first = self.plain[self.at];
             let mut input = Input::new(&self.plain[self.at..]);
             let item = item::get(&mut self.events, &mut input);
             let bytes = self.plain.len() - self.at - input.len();
@@ -66,7 +67,7 @@ impl<R: Read> Items<R> {
             self.cut_texts += input.cut_texts;
             match item {
                 Ok(Some(item)) => return Ok(Some((item, bytes as u64))),
-                Ok(None) => self.not_understood += 1,
+                Ok(None) => self.not_understood += u64::from(first != item::OLD_POOL),
                 // Where the next one begins is not known.
                 Err(_) => {
                     self.not_understood += 1;

@@ -32,8 +32,8 @@ pub use self::{
     follow::Follower,
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request,
-        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
+        Finished, Interception, Item, ModuleDefinition, PartDefinition, Process, Request, RingDefinition,
+        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
     items::{for_each_item, items_of},
     output::ReplayedReport,

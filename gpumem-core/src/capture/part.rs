@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{event::RecordedEvent, item::PartDefinition};
-use crate::model::{Block, Device, EventKind, ThreadId};
+use crate::{
+    ledger::{BlockChange, BlockChangeKind, Ledger},
+    model::{Block, Device, Event, EventKind, ThreadId},
+};
 
 /// So many events that say that numbers may be wrong are kept.
 const MOST_WARNINGS: usize = 1 << 10;
@@ -14,7 +17,11 @@ const MOST_REFUSALS: usize = 1 << 14;
 /// What is kept of the events of a program.
 #[derive(Debug)]
 pub struct Part {
-    /// The blocks that are live, by key: the events that allocated them.
+    /// Knows what an event does to blocks.
+    ledger: Ledger,
+    /// What the newest event has done to blocks.
+    changes: Vec<BlockChange>,
+    /// The events that allocated the live blocks, by their numbers.
     live: HashMap<u64, RecordedEvent>,
     /// What each thread freed last.
     freed_last: HashMap<ThreadId, RecordedEvent>,
@@ -51,54 +58,23 @@ impl Part {
 
     fn new(peaks: Option<HashMap<Device, Peak>>) -> Self {
         let (live, freed_last) = (HashMap::new(), HashMap::new());
-        Self { live, freed_last, peaks, warnings: Vec::new(), refusals: Vec::new(), newest: 0 }
+        Self {
+            ledger: Ledger::default(),
+            changes: Vec::new(),
+            live,
+            freed_last,
+            peaks,
+            warnings: Vec::new(),
+            refusals: Vec::new(),
+            newest: 0,
+        }
     }
 
     /// Applies an event. Events come in the order of their numbers.
     pub fn apply(&mut self, event: &RecordedEvent) {
         self.newest = event.number;
-        match event.kind {
-            EventKind::Alloc { key, block } => {
-                if let Some(missed) = self.live.insert(key.get(), *event) {
-                    // Its free was missed. It is gone at this event.
-                    self.gone(&missed, None);
-                }
-                self.came(event.number, &block);
-            }
-            EventKind::Free { key, .. } => {
-                if let Some(freed) = self.live.remove(&key.get()) {
-                    self.freed_last.insert(event.thread, freed);
-                    self.gone(&freed, Some(event));
-                }
-            }
-            EventKind::FreeFailed => {
-                if let Some(still) = self.freed_last.remove(&event.thread)
-                    && let EventKind::Alloc { key, block } = still.kind
-                {
-                    self.live.insert(key.get(), still);
-                    self.came_back(&still, &block, event.number);
-                }
-            }
-            EventKind::Shrink { key, bytes } => {
-                if let Some(whole) = self.live.get(&key.get()).copied()
-                    && let EventKind::Alloc { block, .. } = whole.kind
-                {
-                    let block = Block { bytes, ..block };
-                    self.gone(&whole, Some(event));
-                    self.live.insert(key.get(), RecordedEvent { kind: EventKind::Alloc { key, block }, ..whole });
-                    self.add(&block);
-                }
-            }
-            EventKind::ContextDestroyed { context } => {
-                let is_gone = |event: &RecordedEvent| block_of(event).is_some_and(|block| block.context == context);
-                let gone: Vec<_> = self.live.values().filter(|event| is_gone(event)).copied().collect();
-                for block in gone {
-                    if let EventKind::Alloc { key, .. } = block.kind {
-                        self.live.remove(&key.get());
-                    }
-                    self.gone(&block, Some(event));
-                }
-            }
+        let RecordedEvent { number, time, thread, ref kind, .. } = *event;
+        match kind {
             EventKind::Lost { .. } | EventKind::Displaced { .. } | EventKind::Untracked
                 if self.warnings.len() < MOST_WARNINGS =>
             {
@@ -106,6 +82,70 @@ impl Part {
             }
             EventKind::Refused { .. } if self.refusals.len() < MOST_REFUSALS => self.refusals.push(*event),
             _ => {}
+        }
+        // Scopes and readings do nothing to blocks.
+        if let EventKind::Alloc { .. }
+        | EventKind::Free { .. }
+        | EventKind::FreeFailed
+        | EventKind::Untracked
+        | EventKind::LateLookup { .. }
+        | EventKind::Shrink { .. }
+        | EventKind::ContextDestroyed { .. }
+        | EventKind::Lost { .. }
+        | EventKind::Displaced { .. } = kind
+        {
+            let mut changes = std::mem::take(&mut self.changes);
+            self.ledger.apply_observed(&Event { number, time, thread, kind }, &mut changes);
+            changes.drain(..).for_each(|change| self.change(event, &change));
+            self.changes = changes;
+        }
+    }
+
+    /// Notes what an event has done to a block.
+    fn change(&mut self, event: &RecordedEvent, change: &BlockChange) {
+        let number = change.number;
+        match change.kind {
+            BlockChangeKind::Allocated => {
+                self.live.insert(number, *event);
+                if let Some(block) = block_of(event) {
+                    self.came(number, &block);
+                }
+            }
+            BlockChangeKind::Freed => {
+                if let Some(freed) = self.live.remove(&number) {
+                    self.freed_last.insert(event.thread, freed);
+                    self.gone(&freed, Some(event));
+                }
+            }
+            BlockChangeKind::FreeFailed => {
+                if let Some(still) = self.freed_last.remove(&event.thread)
+                    && let Some(block) = block_of(&still)
+                {
+                    self.live.insert(number, still);
+                    self.came_back(&still, &block, event.number);
+                }
+            }
+            BlockChangeKind::Shrunk => {
+                if let Some(whole) = self.live.get(&number).copied()
+                    && let EventKind::Alloc { key, block } = whole.kind
+                {
+                    let block = Block { bytes: change.after, ..block };
+                    self.gone(&whole, Some(event));
+                    self.live.insert(number, RecordedEvent { kind: EventKind::Alloc { key, block }, ..whole });
+                    self.add(&block);
+                }
+            }
+            BlockChangeKind::RemovedWithContext => {
+                if let Some(gone) = self.live.remove(&number) {
+                    self.gone(&gone, Some(event));
+                }
+            }
+            // Nothing in the recording ends it.
+            BlockChangeKind::FreeMissed => {
+                if let Some(missed) = self.live.remove(&number) {
+                    self.gone(&missed, None);
+                }
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     derive::LedgerView,
+    ledger::Observer,
     model::{Device, Time, Trace},
     report::{Leaks, LiveBlock, MemoryStats, PeakHolders, Summary},
 };
@@ -113,8 +114,17 @@ impl<R: io::Read> Reader<R> {
     /// # Errors
     /// Of reading.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
+        self.step_observed(&mut ())
+    }
+
+    /// Like [`step`](Self::step), and tells the observer what the event does to blocks. Few changes come before the step of another event:
+    /// they belong to something that was read before it.
+    ///
+    /// # Errors
+    /// Of reading.
+    pub fn step_observed(&mut self, observer: &mut impl Observer) -> io::Result<Option<Step>> {
         loop {
-            match self.next(false)? {
+            match self.next(false, observer)? {
                 Some(Read::Step(step)) => return Ok(Some(step)),
                 Some(Read::Report(_)) => {}
                 None => return Ok(None),
@@ -122,9 +132,9 @@ impl<R: io::Read> Reader<R> {
         }
     }
 
-    fn next(&mut self, with_reports: bool) -> io::Result<Option<Read>> {
+    fn next(&mut self, with_reports: bool, observer: &mut impl Observer) -> io::Result<Option<Read>> {
         while let Some((item, bytes)) = self.items.next()? {
-            match self.item(item, bytes, with_reports) {
+            match self.item(item, bytes, with_reports, observer) {
                 Ok(None) => {}
                 Ok(read) => return Ok(read),
                 Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
@@ -135,10 +145,16 @@ impl<R: io::Read> Reader<R> {
         Ok(None)
     }
 
-    fn item(&mut self, item: Item, bytes: u64, with_reports: bool) -> Result<Option<Read>, Rejection> {
+    fn item(
+        &mut self,
+        item: Item,
+        bytes: u64,
+        with_reports: bool,
+        observer: &mut impl Observer,
+    ) -> Result<Option<Read>, Rejection> {
         let (state, budget) = (&mut self.state, &mut self.items.budget);
         let step = match item {
-            Item::Event(event) => Step::Event(event, state.apply(&event, budget)?),
+            Item::Event(event) => Step::Event(event, state.apply(&event, budget, observer)?),
             Item::Request(request) if with_reports => {
                 return Ok(state.output(request, budget)?.map(|report| Read::Report(Box::new(report))));
             }
@@ -151,7 +167,7 @@ impl<R: io::Read> Reader<R> {
                 return Ok(None);
             }
             Item::Missed(count) => {
-                state.miss(count, budget)?;
+                state.miss(count, budget, observer)?;
                 return Ok(None);
             }
             Item::Label(label) => {
@@ -185,7 +201,7 @@ impl<R: io::Read> Reader<R> {
     /// # Errors
     /// Of reading.
     pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
-        while let Some(read) = self.next(true)? {
+        while let Some(read) = self.next(true, &mut ())? {
             if let Read::Report(output) = read {
                 report(&output);
             }

@@ -12,9 +12,14 @@ use super::bytes::Malformed;
 /// The first bytes of a file. The first one is not ASCII and the last one is a line feed, so that a transfer as text is noticed.
 pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
 
-/// Whether a file that begins with these bytes is a recording.
-pub fn is_recording(head: &[u8]) -> bool {
-    head.starts_with(&MAGIC)
+/// Reads the first bytes of a file, and says whether it begins as recordings do.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn is_recording(file: impl Read) -> io::Result<bool> {
+    let mut head = Vec::new();
+    file.take(MAGIC.len() as u64).read_to_end(&mut head)?;
+    Ok(head == MAGIC)
 }
 
 /// A reader of this version understands files of this one and of all before it.

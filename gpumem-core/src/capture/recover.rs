@@ -96,7 +96,7 @@ impl Found {
             return Ok(None);
         }
         // A child that outlives the process has the segment too. What is not visible here may run elsewhere.
-        let is_filled = is_in_use && creator.is_none_or(|pid| is_there(pid).is_some());
+        let is_filled = is_in_use && creator.is_none_or(|pid| start_time(pid).is_some());
         Ok(Some(Self { bytes, place: RingPlace::Segment(segment), is_filled: Some(is_filled) }))
     }
 
@@ -147,7 +147,7 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
         // A process that has no ring may write. While it writes a file that takes the place of this one, it has the lock of that one.
         let may_record = is_locked || is_held(&new_path(recording));
         // It has just begun if it has not written who it is.
-        let records = may_record && Head::of(&file).pid.is_none_or(|pid| is_there(pid).is_some());
+        let records = may_record && Head::of(&file).pid.is_none_or(|pid| start_time(pid).is_some());
         return Ok((!records).then_some(Ended { added: 0, _lock: file }));
     };
     if found.is_filled.unwrap_or(is_locked) {
@@ -266,11 +266,11 @@ fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &
 
 /// Whether the process runs. Another one may have got its number.
 fn is_running(owner: &RingOwner) -> bool {
-    u32::try_from(owner.pid).is_ok_and(|pid| is_there(pid) == Some(owner.began))
+    u32::try_from(owner.pid).is_ok_and(|pid| start_time(pid) == Some(owner.began))
 }
 
 /// The start time of the process with this number. `None` if no such process runs.
-fn is_there(pid: u32) -> Option<u64> {
+fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets need not be UTF-8.
     let stat = String::from_utf8_lossy(&stat);

@@ -103,9 +103,14 @@ struct Ring<M> {
 
 impl<M: RingMemory> Ring<M> {
     #[inline]
-    fn slot(&self, at: u64) -> &[AtomicU64; WORDS] {
+    fn slot_line(&self, at: u64) -> &Line {
         #[expect(clippy::cast_possible_truncation, reason = "the mask leaves less than there are slots")]
-        self.line(HEADER + (at & self.mask) as usize)
+        &self.memory.lines()[HEADER + (at & self.mask) as usize]
+    }
+
+    #[inline]
+    fn slot(&self, at: u64) -> &[AtomicU64; WORDS] {
+        &self.slot_line(at).0
     }
 
     #[inline]
@@ -304,6 +309,12 @@ impl<M: RingMemory> RingWriter<M> {
             to.store(word, Relaxed);
         }
         self.publish(1);
+    }
+
+    /// The line that is filled after so many others.
+    #[inline]
+    pub fn line_ahead(&self, slots: u64) -> &Line {
+        self.ring.slot_line(self.head + slots)
     }
 
     /// How many items had no room since that was last put into the ring.
@@ -586,7 +597,7 @@ mod tests {
 
     #[test]
     fn nothing_is_torn_between_two_threads() {
-        const EVENTS: u64 = if cfg!(miri) { 500 } else { 200_000 };
+        const EVENTS: u64 = 200_000;
         let (mut writer, mut reader) = ring(128);
         thread::scope(|threads| {
             threads.spawn(move || (1..=EVENTS).for_each(|number| put(&mut writer, number)));

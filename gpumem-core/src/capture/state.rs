@@ -12,7 +12,7 @@ use super::{
 use crate::{
     derive::{self, Labels, Snapshot},
     inbox::Inbox,
-    ledger::ScopePeriod,
+    ledger::{Observer, ScopePeriod},
     model::{Device, Event, EventKind, ScopeId, ThreadId, Time, Trace},
     report::{Groups, Lines},
 };
@@ -96,15 +96,20 @@ impl State {
         ScopeId(self.next_own)
     }
 
-    pub(super) fn apply(&mut self, event: &RecordedEvent, budget: &mut Budget) -> Result<Option<Trace>, Rejection> {
+    pub(super) fn apply(
+        &mut self,
+        event: &RecordedEvent,
+        budget: &mut Budget,
+        observer: &mut impl Observer,
+    ) -> Result<Option<Trace>, Rejection> {
         self.checks.spend(event, budget)?;
         let before = self.checks.count();
-        let applied = self.apply_paid(event);
+        let applied = self.apply_paid(event, observer);
         budget.give_back(self.checks.given_back(event, before));
         applied
     }
 
-    fn apply_paid(&mut self, event: &RecordedEvent) -> Result<Option<Trace>, Rejection> {
+    fn apply_paid(&mut self, event: &RecordedEvent, observer: &mut impl Observer) -> Result<Option<Trace>, Rejection> {
         let inbox = &self.inbox;
         self.checks.event(event, |key| inbox.block(key).map(|block| block.bytes.get()))?;
         let closing = match event.kind {
@@ -113,7 +118,7 @@ impl State {
         };
         self.time = event.time;
         let RecordedEvent { number, time, thread, ref kind, .. } = *event;
-        let trace = self.inbox.replay(&Event { number, time, thread, kind });
+        let trace = self.inbox.replay(&Event { number, time, thread, kind }, observer);
         match *kind {
             EventKind::ContextDestroyed { .. } => {
                 let blocks = self.inbox.blocks(None);
@@ -145,12 +150,18 @@ impl State {
     }
 
     /// The recording missed so many items: events may be among them.
-    pub(super) fn miss(&mut self, count: u64, budget: &mut Budget) -> Result<(), Rejection> {
+    pub(super) fn miss(
+        &mut self,
+        count: u64,
+        budget: &mut Budget,
+        observer: &mut impl Observer,
+    ) -> Result<(), Rejection> {
         budget.work(LOST)?;
         self.checks.lost(count)?;
         self.missed += count;
         let kind = &EventKind::Lost { count };
-        self.inbox.replay(&Event { number: self.checks.number(), time: self.time, thread: ThreadId(0), kind });
+        let event = Event { number: self.checks.number(), time: self.time, thread: ThreadId(0), kind };
+        self.inbox.replay(&event, observer);
         Ok(())
     }
 

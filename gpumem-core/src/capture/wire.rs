@@ -31,9 +31,9 @@ macro_rules! fields {
 }
 pub(super) use fields;
 
-/// The number of each value, in one byte.
+/// The number of each value, in one byte. `or` names a number that older versions wrote and that is read as the same value.
 macro_rules! codes {
-    ($type:ty { $($variant:ident = $code:literal),* $(,)? }) => {
+    ($type:ty { $($variant:ident = $code:literal $(or $old:literal)?),* $(,)? }) => {
         impl $crate::capture::wire::Wire for $type {
             fn put(&self, to: &mut Vec<u8>) {
                 to.push(match self {
@@ -43,7 +43,7 @@ macro_rules! codes {
 
             fn get(from: &mut $crate::capture::bytes::Input<'_>) -> $crate::capture::bytes::Result<Self> {
                 match from.byte()? {
-                    $($code => Ok(Self::$variant),)*
+                    $($code $(| $old)? => Ok(Self::$variant),)*
                     _ => Err($crate::capture::bytes::Malformed(concat!("a number stands for no ", stringify!($type)))),
                 }
             }
@@ -54,8 +54,10 @@ pub(super) use codes;
 
 codes!(MemKind { Device = 0, Pool = 1, Managed = 2, PinnedHost = 3, Vmm = 4, Graph = 5 });
 codes!(Family { Cuda = 0, Simulated = 1 });
-codes!(Gauge { Exact = 0, Pool = 1, Sampled = 2, Off = 3 });
-codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, PoolMark = 3, Sampling = 4, Off = 5 });
+// Older versions measured a pool by the driver's high-water mark (1), from the source 3. This version does not know these figures, so
+// such a trace counts as one that was off.
+codes!(Gauge { Exact = 0, Sampled = 2, Off = 3 or 1 });
+codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, Sampling = 4, Off = 5 or 3 });
 codes!(ProcessKind { Compute = 0, Graphics = 1, Both = 2 });
 
 fields!(Device { family, ordinal });

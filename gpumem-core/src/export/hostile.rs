@@ -145,7 +145,6 @@ fn check(form: Form, output: &Output) {
             let is_short = matches!(output.content, Content::Budget(_) | Content::Notice(_));
             assert!(!is_short || form.write(output, Paint::PLAIN).lines().count() == 1);
         }
-        #[cfg(feature = "json")]
         Form::Json => {
             let line = form.write(output, Paint::PLAIN);
             assert_printable(&line);
@@ -155,7 +154,6 @@ fn check(form: Form, output: &Output) {
     }
 }
 
-#[cfg(feature = "json")]
 fn has_name(value: &serde_json::Value) -> bool {
     use serde_json::Value;
     match value {
@@ -174,7 +172,6 @@ fn all_that_is_printed() {
         let mut output = Output::new(this, UNIX_EPOCH, 7);
         (output.thread_name, output.module) = (Some(name()), Some(name().into()));
         check(Form::Text, &output);
-        #[cfg(feature = "json")]
         check(Form::Json, &output);
     }
 }
@@ -200,7 +197,6 @@ fn all_that_a_program_prints_itself() {
     for text in [block().to_string(), without_line.to_string(), summary.to_string(), breakdown.to_string()] {
         assert_printable(&text);
     }
-    #[cfg(feature = "json")]
     for json in [block().to_json(), summary.to_json(), breakdown.to_json()] {
         assert_printable(&json);
         assert!(has_name(&serde_json::from_str(&json).unwrap()), "{json}");

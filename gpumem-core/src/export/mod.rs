@@ -6,7 +6,6 @@ mod breakdown;
 mod holders;
 #[cfg(test)]
 mod hostile;
-#[cfg(feature = "json")]
 mod json;
 mod json_escapes;
 mod memory_stats;
@@ -37,7 +36,6 @@ pub enum Form {
     /// Text for people.
     Text,
     /// A JSON object on each line.
-    #[cfg(feature = "json")]
     Json,
 }
 
@@ -46,7 +44,6 @@ impl Form {
     pub fn write(self, output: &Output, paint: Paint) -> String {
         let mut text = match self {
             Self::Text => output::text(output, paint),
-            #[cfg(feature = "json")]
             Self::Json => json::output(output),
         };
         text.push('\n');

@@ -36,10 +36,8 @@ pub enum Sink {
     /// Everything as text at the end of a file. Each output is one write, so that several processes can share the file.
     File(PathBuf),
     /// Everything as JSON objects on stdout, one a line.
-    #[cfg(feature = "json")]
     Json,
     /// Everything as JSON objects at the end of a file, one a line.
-    #[cfg(feature = "json")]
     JsonFile(PathBuf),
     /// Prints nothing.
     Off,
@@ -73,7 +71,6 @@ impl Sink {
     #[doc(hidden)]
     pub fn form(&self) -> Form {
         match self {
-            #[cfg(feature = "json")]
             Self::Json | Self::JsonFile(_) => Form::Json,
             _ => Form::Text,
         }
@@ -87,9 +84,7 @@ impl fmt::Display for Sink {
             Self::Stdout => f.pad("stdout"),
             Self::Stderr => f.pad("stderr"),
             Self::File(path) => write!(f, "file:{}", path.display()),
-            #[cfg(feature = "json")]
             Self::Json => f.pad("json"),
-            #[cfg(feature = "json")]
             Self::JsonFile(path) => write!(f, "json:{}", path.display()),
             Self::Off => f.pad("off"),
             Self::Custom(_) => f.pad("a function"),
@@ -114,11 +109,8 @@ pub struct ParseSinkError(String);
 
 impl fmt::Display for ParseSinkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = if cfg!(feature = "json") {
-            "stdout, stderr, file:PATH, json, json:PATH or off"
-        } else {
-            "stdout, stderr, file:PATH or off"
-        };
+        let names =
+            if true { "stdout, stderr, file:PATH, json, json:PATH or off" } else { "stdout, stderr, file:PATH or off" };
         write!(f, "`{}` is not one of {names}", self.0)
     }
 }
@@ -137,9 +129,7 @@ impl FromStr for Sink {
             ("stderr", None) => Ok(Self::Stderr),
             ("off", None) => Ok(Self::Off),
             ("file", Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            #[cfg(feature = "json")]
             ("json", None) => Ok(Self::Json),
-            #[cfg(feature = "json")]
             ("json", Some(path)) if !path.is_empty() => Ok(Self::JsonFile(path.into())),
             _ => Err(refused()),
         }
@@ -156,7 +146,6 @@ mod tests {
             assert_eq!(text.parse::<Sink>().unwrap().to_string(), text);
         }
         assert_eq!(" STDERR ".parse::<Sink>().unwrap().to_string(), "stderr");
-        #[cfg(feature = "json")]
         for text in ["json", "json:Out.jsonl"] {
             assert_eq!(text.parse::<Sink>().unwrap().to_string(), text);
         }

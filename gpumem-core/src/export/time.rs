@@ -15,7 +15,6 @@ pub(super) fn clock(time: SystemTime) -> String {
 }
 
 /// `2018-09-15T13:59:03.000250Z`, as RFC 3339 has it.
-#[cfg_attr(not(feature = "json"), allow(dead_code))]
 pub(super) fn rfc3339(time: SystemTime) -> String {
     let (seconds, micros) = since_1970(time);
     let (year, month, day) = date(seconds / 86_400);

@@ -27,7 +27,7 @@ pub use self::{
     watches::Watch,
 };
 use crate::{
-    ledger::{BLOCK_PARTS, Ledger},
+    ledger::{BLOCK_PARTS, Ledger, Observer},
     model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time, Trace},
 };
 
@@ -196,13 +196,13 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         state.number += 1;
     }
 
-    /// Applies an event of a recording, with its recorded number, time and thread. Returns the figures if the event is a
-    /// query of a scope.
-    pub fn replay(&self, event: &Event<'_>) -> Option<Trace> {
+    /// Applies an event of a recording, with its recorded number, time and thread, and tells the observer what it does to
+    /// blocks. Returns the figures if the event is a query of a scope.
+    pub fn replay(&self, event: &Event<'_>, observer: &mut impl Observer) -> Option<Trace> {
         let replay = |state: &mut InboxState<T>, _| {
             (state.number, state.time) = (event.number, event.time);
             state.ledger.set_time(event.time);
-            state.apply(event.thread, event.kind);
+            state.ledger.apply_observed(event, observer);
             state.ledger.last_trace()
         };
         self.enter(1, replay).flatten()
@@ -325,8 +325,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     }
 
     /// Sets the number of the newest event, for tests of large numbers.
-    #[doc(hidden)]
-    pub fn pretend_events(&self, number: u64) {
+    #[cfg(test)]
+    pub(crate) fn pretend_events(&self, number: u64) {
         self.lock().number = number;
     }
 }

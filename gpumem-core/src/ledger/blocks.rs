@@ -6,11 +6,12 @@ use super::{
     groups::{AllocGroup, GroupId, GroupState},
     live::{Attribution, Entry},
     meters::Meter,
+    observer::{BlockChange, BlockChangeKind, Observer},
     pending::PendingDelta,
     stats::add_signed,
     thread::{Freed, Thread},
 };
-use crate::model::{Answer, Block, Bytes, Device, Gauge, Key, Tag, ThreadId};
+use crate::model::{Answer, Block, Bytes, Device, Gauge, Key, OwnerThread, Tag, ThreadId};
 
 impl Ledger {
     /// Applies an allocation that differs from the newest events in its key and size only; most do. If it differs in more,
@@ -51,9 +52,22 @@ impl Ledger {
 
     /// Applies an allocation. `number` is the number of its event.
     pub fn alloc(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
+        self.alloc_observed(key, bytes, tag, number, thread, &mut ());
+    }
+
+    pub(super) fn alloc_observed<O: Observer>(
+        &mut self,
+        key: Key,
+        bytes: Bytes,
+        tag: Tag,
+        number: u64,
+        thread: ThreadId,
+        observer: &mut O,
+    ) {
         let attribution = self.attribution(tag, number, thread);
         let entry = Entry::new(bytes, number, self.tenths, attribution);
-        self.insert_block(key, entry);
+        self.insert_block(key, entry, observer);
+        self.tell(BlockChangeKind::Allocated, key, &entry, observer);
         self.pending.allocated(bytes.get());
         if self.has_thread_scopes {
             self.notice(&entry, false, thread);
@@ -61,11 +75,43 @@ impl Ledger {
     }
 
     /// Inserts a new block, or one whose free has failed.
-    fn insert_block(&mut self, key: Key, entry: Entry) {
-        if let Some(missed) = self.live.insert(key, entry) {
+    fn insert_block<O: Observer>(&mut self, key: Key, entry: Entry, observer: &mut O) {
+        if let Some((key, missed)) = self.live.insert(key, entry) {
             self.remove_without_free(&missed);
+            self.tell(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
         self.count(&entry);
+    }
+
+    /// Tells the observer what happened to a block.
+    #[inline]
+    pub(super) fn tell<O: Observer>(&self, kind: BlockChangeKind, key: Key, entry: &Entry, observer: &mut O) {
+        if O::OBSERVES {
+            let (before, after) = match kind {
+                BlockChangeKind::Allocated | BlockChangeKind::FreeFailed => (Bytes::ZERO, entry.bytes),
+                _ => (entry.bytes, Bytes::ZERO),
+            };
+            self.tell_change(kind, key, entry, (before, after), observer);
+        }
+    }
+
+    /// Tells the observer of an allocation like the newest one.
+    pub(super) fn tell_newest<O: Observer>(&self, key: Key, bytes: Bytes, number: u64, observer: &mut O) {
+        let entry = Entry::new(bytes, number, self.tenths, Attribution::new(OwnerThread(0), self.pending.group));
+        self.tell(BlockChangeKind::Allocated, key, &entry, observer);
+    }
+
+    fn tell_change<O: Observer>(
+        &self,
+        kind: BlockChangeKind,
+        key: Key,
+        entry: &Entry,
+        (before, after): (Bytes, Bytes),
+        observer: &mut O,
+    ) {
+        let group = *self.groups.get(entry.group());
+        let device = self.meters.0[usize::from(group.meter)].device;
+        observer.changed(BlockChange { kind, key, number: entry.number(), before, after, device, group });
     }
 
     fn count(&mut self, entry: &Entry) {
@@ -173,12 +219,23 @@ impl Ledger {
 
     /// Applies a free. `older` is what the source knows of a block that is older than the session.
     pub fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
+        self.free_observed(key, older, thread, &mut ())
+    }
+
+    pub(super) fn free_observed<O: Observer>(
+        &mut self,
+        key: Key,
+        older: Option<&Block>,
+        thread: ThreadId,
+        observer: &mut O,
+    ) -> Answer {
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
         self.remove_block(&entry);
         self.thread(thread).freed = Freed::Block(key, entry);
         if self.has_thread_scopes {
             self.notice(&entry, true, thread);
         }
+        self.tell(BlockChangeKind::Freed, key, &entry, observer);
         Answer::Applied
     }
 
@@ -203,14 +260,15 @@ impl Ledger {
     }
 
     /// Undoes the newest free of a thread, which failed. It is not counted as an event.
-    pub(super) fn free_failed(&mut self, thread: ThreadId) {
+    pub(super) fn free_failed<O: Observer>(&mut self, thread: ThreadId, observer: &mut O) {
         match std::mem::take(&mut self.thread(thread).freed) {
             Freed::Nothing => return,
             // The pending delta gets a block without an allocation, which lowers the number of events by one (see
             // `GroupDelta::events`). So the failed free is not counted.
             Freed::Block(key, entry) => {
                 self.guests.mark_used([entry.attribution().owner()]);
-                return self.insert_block(key, entry);
+                self.insert_block(key, entry, observer);
+                return self.tell(BlockChangeKind::FreeFailed, key, &entry, observer);
             }
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
             Freed::Uncounted => {}
@@ -228,21 +286,29 @@ impl Ledger {
 
     /// Changes the size of a block. Its entry keeps its attribution and its place in the tables, so a thread that reads the
     /// blocks in parts finds it once.
-    pub(super) fn shrink(&mut self, key: Key, bytes: Bytes) {
+    pub(super) fn shrink<O: Observer>(&mut self, key: Key, bytes: Bytes, observer: &mut O) {
         if let Some(entry) = self.live.get_mut(key) {
             let (before, now) = (*entry, entry.with_bytes(bytes));
             *entry = now;
             self.remove_block(&before);
             self.count(&now);
+            if O::OBSERVES {
+                self.tell_change(BlockChangeKind::Shrunk, key, &now, (before.bytes, bytes), observer);
+            }
         }
     }
 
     /// Removes the blocks of a context that was destroyed: one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS).
     pub fn remove_context(&mut self, context: u8, part: usize) {
+        self.remove_context_observed(context, part, &mut ());
+    }
+
+    pub(super) fn remove_context_observed<O: Observer>(&mut self, context: u8, part: usize, observer: &mut O) {
         let groups = &self.groups;
-        for entry in self.live.drain(part, |entry| groups.get(entry.group()).context == context) {
+        for (key, entry) in self.live.drain(part, |entry| groups.get(entry.group()).context == context) {
             self.counts.removed_with_context += 1;
             self.remove_without_free(&entry);
+            self.tell(BlockChangeKind::RemovedWithContext, key, &entry, observer);
         }
     }
 }

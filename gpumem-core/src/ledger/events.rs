@@ -5,6 +5,7 @@ use super::{
     counts::Counts,
     live::{BLOCK_PARTS, tenths},
     meters::{DeviceStats, Meter},
+    observer::{BlockChangeKind, Observer},
     stats::Stat,
     thread::Freed,
 };
@@ -14,20 +15,35 @@ impl Ledger {
     /// Applies one event.
     #[inline]
     pub fn apply(&mut self, event: &Event<'_>) -> Answer {
+        self.apply_observed(event, &mut ())
+    }
+
+    /// Like [`apply`](Self::apply), and tells the observer what the event does to blocks.
+    #[inline]
+    pub fn apply_observed<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) -> Answer {
         match event.kind {
             EventKind::Alloc { key, block } => {
                 self.set_time(event.time);
                 let (bytes, tag) = (block.bytes, block.tag());
                 if !self.alloc_like_newest(*key, bytes, tag, event.number, event.thread) {
-                    self.alloc(*key, bytes, tag, event.number, event.thread);
+                    self.alloc_observed(*key, bytes, tag, event.number, event.thread, observer);
+                } else if O::OBSERVES {
+                    self.tell_newest(*key, bytes, event.number, observer);
                 }
                 Answer::Applied
             }
-            EventKind::Free { key, .. } if self.free_like_newest(*key, event.thread) => Answer::Applied,
-            EventKind::Free { key, block } => self.free(*key, block.as_ref(), event.thread),
+            EventKind::Free { key, .. } if self.free_like_newest(*key, event.thread) => {
+                if O::OBSERVES
+                    && let Freed::Block(key, entry) = self.thread(event.thread).freed
+                {
+                    self.tell(BlockChangeKind::Freed, key, &entry, observer);
+                }
+                Answer::Applied
+            }
+            EventKind::Free { key, block } => self.free_observed(*key, block.as_ref(), event.thread, observer),
             _ => {
                 self.flush_pending();
-                self.last_trace = self.apply_rare(event);
+                self.last_trace = self.apply_rare(event, observer);
                 Answer::Applied
             }
         }
@@ -41,27 +57,26 @@ impl Ledger {
     /// Applies all other events. It is a function of its own, so that the code of allocations and frees stays small in the
     /// instruction cache.
     #[cold]
-    fn apply_rare(&mut self, event: &Event<'_>) -> Option<Trace> {
+    fn apply_rare<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) -> Option<Trace> {
         match *event.kind {
             // What was refused changes nothing.
             EventKind::Alloc { .. } | EventKind::Free { .. } | EventKind::Refused { .. } => {}
-            EventKind::FreeFailed => self.free_failed(event.thread),
+            EventKind::FreeFailed => self.free_failed(event.thread, observer),
             EventKind::Untracked => {
                 self.counts.untracked += 1;
                 self.thread(event.thread).freed = Freed::Untracked(event.number);
             }
-            EventKind::Shrink { key, bytes } => self.shrink(key, bytes),
+            EventKind::Shrink { key, bytes } => self.shrink(key, bytes, observer),
             EventKind::LateLookup { block } => {
                 let freed = self.free_older(&block);
                 self.thread(event.thread).freed = freed;
             }
             EventKind::ContextDestroyed { context } => {
-                (0..BLOCK_PARTS).for_each(|part| self.remove_context(context, part));
+                (0..BLOCK_PARTS).for_each(|part| self.remove_context_observed(context, part, observer));
             }
             EventKind::Sample { device, memory } => {
                 self.meters.of(device, Gauge::Sampled).apply_sample(event.time, &memory);
             }
-            EventKind::PoolUsage { device, usage } => self.meters.of(device, Gauge::Pool).apply_pool_usage(&usage),
             EventKind::ReadFailed { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
             EventKind::Open { scope, spec } => self.open(scope, spec, event),
             EventKind::Enter { scope } => self.enter(scope, event),
@@ -76,12 +91,11 @@ impl Ledger {
                 let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
-            EventKind::PoolMarkDisturbed { device } => self.meters.of(device, Gauge::Pool).samples.disturbed += 1,
-            EventKind::Lost { count } => self.lost(count, event.number),
+            EventKind::Lost { count } => self.lost(count, event.number, observer),
             EventKind::Displaced { now, more } => {
                 let before = std::mem::replace(&mut self.displaced, now);
                 if more > 0 || (now > 0) != (before > 0) {
-                    self.lost(more, event.number);
+                    self.lost(more, event.number, observer);
                 }
             }
         }
@@ -90,11 +104,12 @@ impl Ledger {
 
     /// `count` events before the one with this number were missed. While functions are displaced, later frees may be missed
     /// as well.
-    fn lost(&mut self, count: u64, number: u64) {
+    fn lost<O: Observer>(&mut self, count: u64, number: u64, observer: &mut O) {
         self.counts.lost += count;
         let until = if self.displaced > 0 { u64::MAX } else { number };
-        for missed in self.live.frees_missed_until(until) {
+        for (key, missed) in self.live.frees_missed_until(until) {
             self.remove_without_free(&missed);
+            self.tell(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
     }
 

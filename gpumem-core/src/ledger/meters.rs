@@ -1,9 +1,9 @@
-//! Bytes in use on each device: what allocations add up to, what samples show, what a pool's usage shows.
+//! Bytes in use on each device: what allocations add up to, and what samples show.
 
 use std::time::Duration;
 
 use super::{counts::signed, open_traces::OpenTraces, peaks::PeakHistory, stats::Stat, watermark::Watermark};
-use crate::model::{Device, Gauge, GpuMemory, MemKind, PoolUsage, Time};
+use crate::model::{Device, Gauge, GpuMemory, MemKind, Time};
 
 /// One meter for each device and gauge. There are few, so a linear search is faster than a hash table.
 #[derive(Debug, Default)]
@@ -43,8 +43,6 @@ pub(super) struct Samples {
     pub(super) gaps: Watermark<Duration>,
     /// The newest reading failed.
     pub(super) failed: bool,
-    /// How often another library reset the pool's high-water mark or replaced the pool.
-    pub(super) disturbed: u64,
 }
 
 /// The allocator's statistics of one device.
@@ -123,13 +121,6 @@ impl Meter {
             self.samples.gaps.raise(time.saturating_sub(before));
         }
         self.samples.count += 1;
-        self.samples.failed = false;
-    }
-
-    /// The high-water mark comes first, because it was read before the current usage.
-    pub(super) fn apply_pool_usage(&mut self, usage: &PoolUsage) {
-        self.level.peaks.raise(signed(usage.used_high));
-        self.level.set(signed(usage.used));
         self.samples.failed = false;
     }
 }

@@ -13,7 +13,9 @@ mod live;
 mod meters;
 mod moved_out;
 mod noticed;
+mod observer;
 mod open_traces;
+mod others;
 mod own_level;
 mod own_scopes;
 mod peaks;
@@ -26,7 +28,6 @@ mod thread_level;
 mod thread_levels;
 mod threads;
 mod tree;
-mod uncounted;
 mod views;
 mod watermark;
 
@@ -39,6 +40,7 @@ pub use self::{
     live::BLOCK_PARTS,
     meters::DeviceStats,
     noticed::{Noticed, Noticing},
+    observer::{BlockChange, BlockChangeKind, Observer},
     stats::Stat,
     tree::{NodeId, ScopeNode},
     views::{GroupUsage, KnownBlock, ScopePeriod},
@@ -80,6 +82,8 @@ pub struct Ledger {
     thread_levels: ThreadLevels,
     /// The scopes that count only what is allocated in them.
     own_scopes: OwnScopes,
+    /// Some of them may have counted blocks with lower numbers while they counted the whole process.
+    separated_before: u64,
     /// Some budget must know what other threads do.
     watched: Vec<Watched>,
     /// The newest event, if it is such.

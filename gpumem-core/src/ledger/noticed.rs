@@ -5,8 +5,8 @@ use crate::model::{Bytes, Device, OwnerThread};
 /// Which allocations and frees on a device are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noticing {
-    /// The allocations of threads that no scope of one thread counts.
-    Uncounted,
+    /// The allocations of threads that are not the one that began to watch, nor in a scope of another thread.
+    AllocationsOfOthers,
     /// What threads allocate and free that are not the one that began to watch, nor in a scope of it.
     OfOthers,
 }
@@ -24,8 +24,8 @@ pub struct Noticed {
     pub is_free: bool,
     /// The thread is in a scope that it opened itself.
     pub is_in_scope: bool,
-    /// A scope of one thread counts it.
-    pub is_counted: bool,
+    /// The thread is in a scope that another thread opened, and works for that one.
+    pub is_guest: bool,
 }
 
 /// A device that is watched.

@@ -15,4 +15,6 @@ pub(super) struct OwnLevel {
     pub(super) in_use: i64,
     /// The most since the scope began.
     pub(super) peak: i64,
+    /// The scope counted the whole process before the event with this number.
+    pub(super) whole_before: u64,
 }

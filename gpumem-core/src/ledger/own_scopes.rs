@@ -1,6 +1,6 @@
 //! Scopes that count only what was allocated in them, because a trace of another thread is or was open beside them. Such a scope
 //! counts the whole process until the other trace opens. From then on it counts the blocks that are allocated in it, by its
-//! thread or by threads that entered it, and the frees of such blocks, on any thread.
+//! thread or by threads that entered it. The free of a block that it has counted is counted as well, on any thread.
 
 use super::{Ledger, live::Entry, own_level::OwnLevel, scope::Scope};
 use crate::model::{Gauge, OwnerThread, ScopeId};
@@ -12,7 +12,7 @@ const MOST: usize = 64;
 impl Ledger {
     /// A thread opens a trace on the device of this meter. The open scopes of another thread count by themselves from now on, if
     /// no trace has overlapped them before.
-    pub(super) fn separate_others(&mut self, exact_meter: u16, thread: OwnerThread) {
+    pub(super) fn separate_others(&mut self, exact_meter: u16, thread: OwnerThread, number: u64) {
         let alone = &mut self.meters.0[usize::from(exact_meter)].open_traces.alone;
         // All of them are of one thread: if two threads have open traces, these overlap.
         let is_others = alone.front().and_then(|first| self.scopes.get(first)).is_some_and(|scope| scope.own != thread);
@@ -21,10 +21,11 @@ impl Ledger {
         }
         for id in std::mem::take(alone).into_iter().take(MOST) {
             if let Some(mut scope) = self.scopes.remove(&id) {
-                self.count_by_itself(id, &mut scope);
+                self.count_by_itself(id, &mut scope, number);
                 self.scopes.insert(id, scope);
             }
         }
+        self.separated_before = number;
     }
 
     /// A scope begins: it counts the whole process, unless a trace of another thread is open on its device.
@@ -35,7 +36,7 @@ impl Ledger {
         }
         let open_traces = &mut self.meters.0[usize::from(scope.exact_meter)].open_traces;
         if open_traces.has_others(scope.own) {
-            self.count_by_itself(id, scope);
+            self.count_by_itself(id, scope, scope.start.number);
         } else {
             let at = open_traces.alone.partition_point(|other| *other < id);
             open_traces.alone.insert(at, id);
@@ -60,32 +61,41 @@ impl Ledger {
         self.update_has_thread_scopes();
     }
 
-    fn count_by_itself(&mut self, id: ScopeId, scope: &mut Scope) {
+    fn count_by_itself(&mut self, id: ScopeId, scope: &mut Scope, whole_before: u64) {
         let ids = self.own_scopes.entry(scope.owner).or_default();
         if ids.len() < MOST {
             ids.push(id);
             let level = &self.meters.0[usize::from(scope.meter)].level;
             let peak = level.peaks.max_since(scope.start.peak);
-            scope.by_itself = Some(OwnLevel { in_use: level.in_use, peak });
+            scope.by_itself = Some(OwnLevel { in_use: level.in_use, peak, whole_before });
             self.has_thread_scopes = true;
         }
     }
 
-    /// Changes the levels of the scopes that a block was allocated in.
+    /// Changes the levels of the scopes that count this block.
     pub(super) fn count_for_own_scopes(&mut self, entry: &Entry, bytes: i64) {
-        let Self { groups, guests, own_scopes, scopes, tree, .. } = self;
-        let group = groups.get(entry.group());
-        let ids = guests.hosts(entry.attribution().owner()).filter_map(|owner| own_scopes.get(&owner));
-        for id in ids.flatten() {
-            if let Some(scope) = scopes.get_mut(id)
-                && scope.meter == group.meter
-                && scope.number <= entry.number()
-                && scope.nodes().any(|outer| tree.is_inside(group.node, outer))
-                && let Some(level) = &mut scope.by_itself
-            {
-                level.in_use = level.in_use.saturating_add(bytes);
-                level.peak = level.peak.max(level.in_use);
+        let Self { groups, guests, own_scopes, scopes, tree, separated_before, .. } = self;
+        let (group, owner) = (groups.get(entry.group()), entry.attribution().owner());
+        let mut count = |ids: &[ScopeId], may_be_inside: bool| {
+            for id in ids {
+                let Some(scope) = scopes.get_mut(id).filter(|scope| scope.meter == group.meter) else { continue };
+                let is_inside = may_be_inside
+                    && scope.number <= entry.number()
+                    && scope.nodes().any(|outer| tree.is_inside(group.node, outer));
+                let Some(level) = &mut scope.by_itself else { continue };
+                if is_inside || (scope.start.number..level.whole_before).contains(&entry.number()) {
+                    level.in_use = level.in_use.saturating_add(bytes);
+                    level.peak = level.peak.max(level.in_use);
+                }
             }
+        };
+        if entry.number() < *separated_before {
+            // Any scope may have counted it while it counted the whole process.
+            for (of, ids) in own_scopes.iter() {
+                count(ids, guests.hosts(owner).any(|host| host == *of));
+            }
+        } else {
+            guests.hosts(owner).filter_map(|owner| own_scopes.get(&owner)).for_each(|ids| count(ids, true));
         }
     }
 }

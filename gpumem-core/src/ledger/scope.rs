@@ -52,7 +52,6 @@ pub(super) struct ScopeStart {
     pub(super) gap: Mark,
     /// How often the device was sampled before. The sample that the scope begins with is its own.
     pub(super) samples_before: u64,
-    pub(super) disturbed_before: u64,
     /// The device could not be read at this moment (this happens at a reset), so the figures at the start are not known.
     pub(super) is_unread: bool,
     pub(super) before: Counts,

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::{
     Ledger,
     meters::{Meter, UsageLevel},
-    own_level::OwnLevel,
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
 };
@@ -43,7 +42,7 @@ impl Ledger {
             by_itself: None,
             watched: None,
         };
-        self.separate_others(exact_meter, own);
+        self.separate_others(exact_meter, own, event.number);
         self.meters.0[usize::from(exact_meter)].open_traces.opened(own);
         open.start = self.begin(&open, event.number);
         self.begin_alone_or_not(scope, &mut open);
@@ -57,8 +56,8 @@ impl Ledger {
         let exact = &mut self.meters.0[usize::from(scope.exact_meter)].level;
         let device_peak = exact.peaks.open(exact.in_use);
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
-        let (gap, samples_before, disturbed_before, is_unread) =
-            (samples.gaps.open(Duration::ZERO), samples.count.saturating_sub(1), samples.disturbed, samples.failed);
+        let (gap, samples_before, is_unread) =
+            (samples.gaps.open(Duration::ZERO), samples.count.saturating_sub(1), samples.failed);
         let level = match scope.of_thread {
             None => level,
             Some(thread) => &mut self.thread_levels.entry((thread, scope.meter)).or_default().level,
@@ -66,7 +65,7 @@ impl Ledger {
         let (in_use, peak) = (level.in_use, level.peaks.open(level.in_use));
         let mut before = self.counts;
         before.lost -= self.displaced;
-        ScopeStart { number, in_use, peak, device_peak, gap, samples_before, disturbed_before, is_unread, before }
+        ScopeStart { number, in_use, peak, device_peak, gap, samples_before, is_unread, before }
     }
 
     /// Reads a scope, which then starts again from 0. Unless `keep_peak`, so does the record of which allocations make its
@@ -138,11 +137,10 @@ impl Ledger {
     /// The figures of a scope since it began.
     pub(super) fn trace(&self, scope: &Scope) -> Trace {
         let Meter { device, gauge, samples, .. } = &self.meters.0[usize::from(scope.meter)];
-        let ScopeStart { in_use: start, peak, gap, samples_before, disturbed_before, is_unread, before, .. } =
-            scope.start;
+        let ScopeStart { in_use: start, peak, gap, samples_before, is_unread, before, .. } = scope.start;
         let level = self.level(scope);
-        let whole = OwnLevel { in_use: level.in_use, peak: level.peaks.max_since(peak) };
-        let OwnLevel { in_use: end, peak } = scope.by_itself.unwrap_or(whole);
+        let whole = (level.in_use, level.peaks.max_since(peak));
+        let (end, peak) = scope.by_itself.map_or(whole, |own| (own.in_use, own.peak));
         let peaked = peak_above(peak, start.max(end));
         debug_assert!(peaked.is_some(), "a peak of {peak} is below {start} or {end}");
         let sampled = *gauge == Gauge::Sampled;
@@ -168,7 +166,6 @@ impl Ledger {
             lost: u64::from(peaked.is_none())
                 + match gauge {
                     Gauge::Exact => self.counts.lost - before.lost,
-                    Gauge::Pool => samples.disturbed - disturbed_before,
                     // Samples are readings of the device and do not depend on intercepted calls.
                     Gauge::Sampled | Gauge::Off => 0,
                 },

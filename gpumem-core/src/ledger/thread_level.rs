@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use super::{
     groups::GroupId,
-    guests::Guests,
     live::hash::KeyHashBuilder,
     meters::UsageLevel,
     peaks::{GroupBytes, PeakHistory},
@@ -67,10 +66,3 @@ impl ThreadGroups {
 
 /// What one thread has in use on one meter. An entry exists while a scope counts that thread only.
 pub(super) type ThreadLevels = HashMap<(OwnerThread, u16), ThreadLevel, KeyHashBuilder>;
-
-/// Whether a scope of one thread counts the blocks of this owner thread.
-pub(super) fn counts_any(guests: &Guests, levels: &ThreadLevels, owner: OwnerThread, meter: u16) -> bool {
-    let mut is_counted = false;
-    guests.for_each_thread(owner, |thread| is_counted |= levels.contains_key(&(thread, meter)));
-    is_counted
-}

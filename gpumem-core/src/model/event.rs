@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, PoolUsage, Source, StackId};
+use super::{Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, Source, StackId};
 
 /// Time since the session began.
 pub type Time = Duration;
@@ -48,8 +48,6 @@ pub enum EventKind {
     ContextDestroyed { context: u8 },
     /// The memory of a device was read.
     Sample { device: Device, memory: GpuMemory },
-    /// The usage of a device's pool was read.
-    PoolUsage { device: Device, usage: PoolUsage },
     /// A reading of a device for this gauge failed.
     ReadFailed { device: Device, gauge: Gauge },
     /// This thread opens a scope inside the scope that it is in, and enters it.
@@ -74,8 +72,6 @@ pub enum EventKind {
     /// Other tools have replaced `now` functions of the driver, `more` of them since the last such event. The calls of these
     /// functions are missed.
     Displaced { now: u64, more: u64 },
-    /// Another library reset the high-water mark of a device's pool, or gave the device another pool.
-    PoolMarkDisturbed { device: Device },
     /// The driver refused an allocation, because there was not enough memory. Only posted while a recording is made. The device is
     /// not known for some pools, and for memory of the host.
     Refused { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId },

@@ -15,17 +15,6 @@ pub enum Gauge {
     /// Each allocation of this process on the device is intercepted, by the driver's dispatch table or CUPTI (see
     /// [`Source`](super::Source)), or reported by the simulated device. The figures are exact to the byte.
     Exact,
-    /// The usage of the device's current stream-ordered pool by this process (cudarc's `alloc`, `cudaMallocAsync`), and its
-    /// high-water mark, which the driver keeps. It includes blocks that live very shortly. Allocations are not intercepted.
-    /// It is used only on request, because **it does not include any other memory**: `cuMemAlloc`, other pools, other
-    /// processes.
-    ///
-    /// A pool has one high-water mark, so gpumem resets it when a trace starts or is reset, and keeps the value that it read
-    /// before for all open traces. A program that reads `CU_MEMPOOL_ATTR_USED_MEM_HIGH` itself sees these resets. Memory
-    /// that other threads allocate *and* free between the reading and the reset is missed: about 30 ns, longer if the thread
-    /// loses its processor there. If another library resets the mark or makes another pool current and gpumem notices it,
-    /// because the mark is lower than before, [`Trace::lost`](super::Trace::lost) is not 0.
-    Pool,
     /// The whole device is sampled, with all its processes. A peak between two samples is missed.
     Sampled,
     /// Nothing is measured, because there is no GPU or it cannot be read. All numbers are 0 and have no meaning.
@@ -41,7 +30,6 @@ impl Gauge {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
-            Self::Pool => "pool",
             Self::Sampled => "sampled",
             Self::Off => "off",
         }
@@ -65,7 +53,7 @@ pub struct ParseGaugeError(String);
 
 impl fmt::Display for ParseGaugeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a gauge; write exact, pool, sampled or off", self.0)
+        write!(f, "`{}` is not a gauge; write exact, sampled or off", self.0)
     }
 }
 
@@ -75,7 +63,7 @@ impl FromStr for Gauge {
     type Err = ParseGaugeError;
 
     fn from_str(text: &str) -> Result<Self, ParseGaugeError> {
-        [Self::Exact, Self::Pool, Self::Sampled, Self::Off]
+        [Self::Exact, Self::Sampled, Self::Off]
             .into_iter()
             .find(|gauge| text.trim().eq_ignore_ascii_case(gauge.name()))
             .ok_or_else(|| ParseGaugeError(text.to_owned()))

@@ -21,8 +21,6 @@ pub enum Source {
     Cupti,
     /// The simulated device, which reports its allocations itself.
     Simulation,
-    /// The high-water mark of one stream-ordered pool, which the driver keeps.
-    PoolMark,
     /// Samples of the whole device, one in each millisecond (`GPUMEM_SAMPLE_MS`).
     Sampling,
     /// Nothing is measured.
@@ -40,7 +38,6 @@ impl Source {
             Self::Dispatch => "dispatch",
             Self::Cupti => "cupti",
             Self::Simulation => "simulation",
-            Self::PoolMark => "pool mark",
             Self::Sampling => "sampling",
             Self::Off => "off",
         }

@@ -55,8 +55,8 @@ pub struct Trace {
     /// trace, and their lookup failed. If this is not 0, `used` may be too high.
     pub untracked: u64,
     /// Events of the whole process that were not recorded while the trace was open, plus functions of the driver that
-    /// another tool replaced, so that their calls are missed. For [`Gauge::Pool`]: how often another library reset the
-    /// high-water mark or replaced the pool. If this is not 0, the numbers may be wrong.
+    /// another tool replaced, so that their calls are missed. If this is not 0, the
+    /// numbers may be wrong.
     pub lost: u64,
 }
 

@@ -1,24 +1,16 @@
-//! Damaged and hostile files: they are read as far as they make sense, and do no harm.
+//! Damaged and hostile files: they are read as far as they make sense, and do no harm. `fuzz/` looks for files that do harm.
 
-use std::{
-    env,
-    io::Cursor,
-    time::{Duration, Instant},
-};
+use std::{io::Cursor, time::Duration};
 
 use gpumem_core::{
-    capture::{CallsiteDefinition, End, Item, Reader, RecordedEvent, Request, Skipped, VERSION, Writer, items_of},
+    capture::{CallsiteDefinition, End, Item, Reader, RecordedEvent, Request, Skipped, Writer, items_of},
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId,
         ThreadId,
     },
 };
 
-use crate::{
-    Random,
-    live::recording,
-    round_trip::{items, written},
-};
+use crate::{Random, live::recording};
 
 /// Items in records of at most so many.
 fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
@@ -33,16 +25,15 @@ fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
 }
 
 /// Reads all of it, and asks for everything.
-fn read(file: &[u8]) -> Option<(u64, Skipped)> {
+fn read(file: &[u8]) -> Option<Skipped> {
     let mut reader = Reader::new(Cursor::new(file)).ok()?;
-    let mut outputs = 0;
-    reader.replay(|output| outputs += u64::from(!output.to_string().is_empty())).unwrap();
+    reader.replay(|output| drop(output.to_string())).unwrap();
     for device in reader.used_devices() {
         let _ = (reader.device_peak(device), reader.memory_stats(device).to_string());
     }
     let _ = (reader.summary().map(|summary| summary.to_string()), reader.live_blocks(), reader.leaks());
     assert!(reader.end().is_some());
-    Some((outputs, reader.skipped()))
+    Some(reader.skipped())
 }
 
 #[test]
@@ -74,148 +65,6 @@ fn a_file_that_is_cut_is_readable_up_to_the_last_complete_record() {
     }
 }
 
-/// A file with one record that holds these bytes, whatever they are.
-fn file_of(plain: &[u8]) -> Vec<u8> {
-    let mut file = b"\x89gpumem\n".to_vec();
-    file.extend_from_slice(&VERSION.to_le_bytes());
-    file.extend_from_slice(&[0; 6]);
-    for plain in plain.chunks(1 << 20) {
-        let length = u32::try_from(plain.len()).unwrap().to_le_bytes();
-        let mut header = vec![1, 0, 0, 0];
-        header.extend_from_slice(&length);
-        header.extend_from_slice(&length);
-        let mut checksum = crc32fast::Hasher::new();
-        checksum.update(&header);
-        checksum.update(plain);
-        header.extend_from_slice(&checksum.finalize().to_le_bytes());
-        file.extend_from_slice(&header);
-        file.extend_from_slice(plain);
-    }
-    file
-}
-
-/// The items of a file, as bytes.
-fn plain_of(items: &[Item]) -> Vec<u8> {
-    let file = written_in_parts(items, items.len());
-    let [method, stored] = [file[17], file[32]];
-    let plain = if method == 0 {
-        file[32..].to_vec()
-    } else {
-        miniz_oxide::inflate::decompress_to_vec(&file[32..]).expect("it was compressed")
-    };
-    assert!(!plain.is_empty(), "{stored}");
-    plain
-}
-
-/// Changes some bytes.
-fn mutate(plain: &mut Vec<u8>, random: &mut Random) {
-    for _ in 0..=random.below(6) {
-        if plain.is_empty() {
-            return;
-        }
-        let at = random.index(plain.len());
-        let length = 1 + random.index((plain.len() - at).min(40));
-        match random.below(7) {
-            0 => plain[at] ^= 1 << random.below(8),
-            1 => plain[at] = (random.next() & 0xff) as u8,
-            2 => drop(plain.drain(at..at + length)),
-            3 => {
-                let copy = plain[at..at + length].to_vec();
-                let to = random.index(plain.len());
-                plain.splice(to..to, copy);
-            }
-            4 => drop(plain.splice(at..at, [0xff; 9].into_iter().chain([1]))),
-            5 => drop(plain.splice(at..at, [0x80, 0x80, 0x80, 0x80, 0x10])),
-            _ => plain.truncate(at),
-        }
-    }
-}
-
-/// Items that contradict each other: left out, there twice, in another order, of another recording.
-fn shuffle(items: &mut Vec<Item>, others: &[Item], random: &mut Random) {
-    for _ in 0..=random.below(20) {
-        let at = random.index(items.len());
-        match random.below(5) {
-            0 => drop(items.remove(at)),
-            1 => items.insert(at, items[random.index(items.len())].clone()),
-            2 => items.insert(at, others[random.index(others.len())].clone()),
-            3 => {
-                let other = random.index(items.len());
-                items.swap(at, other);
-            }
-            _ => {
-                if let Item::Event(event) = &mut items[at] {
-                    match random.below(4) {
-                        0 => event.number = random.any(),
-                        1 => event.thread = ThreadId(random.small()),
-                        2 => event.time = Duration::from_nanos(random.any()),
-                        _ => event.kind = EventKind::FreeFailed,
-                    }
-                }
-            }
-        }
-        if items.is_empty() {
-            return;
-        }
-    }
-    // As if the order were right.
-    let numbers =
-        (1..).zip(items.iter_mut().filter_map(|item| if let Item::Event(event) = item { Some(event) } else { None }));
-    if random.is(2) {
-        numbers.for_each(|(number, event)| event.number = number);
-    }
-}
-
-/// `GPUMEM_FUZZ_SECONDS=600 cargo test --release … hostile::files` looks for so long, from a seed of the clock.
-#[test]
-fn files_that_make_no_sense_do_no_harm() {
-    let seconds: Option<u64> = env::var("GPUMEM_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
-    let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let first = if seconds.is_some() { std::process::id().into() } else { 0 };
-    let recordings: Vec<_> = (1..=4).map(|seed| recording(seed, 250).0).collect();
-    let (mut files, mut refused, mut outputs, mut slowest) = (0_u64, 0_u64, 0_u64, Duration::ZERO);
-    let mut skipped = Skipped::default();
-    while until.map_or(files < 600, |until| Instant::now() < until) {
-        let seed = first + files + 1;
-        let mut random = Random::new(seed);
-        let mut all = recordings[random.index(recordings.len())].clone();
-        let others = items(&mut random, 100);
-        if random.is(2) {
-            shuffle(&mut all, &others, &mut random);
-        }
-        let file = match random.below(4) {
-            0 => written(&all),
-            1 => written(&others),
-            2 => {
-                let mut file = written_in_parts(&all, 1 + random.index(200));
-                mutate(&mut file, &mut random);
-                file
-            }
-            _ => {
-                let mut plain = plain_of(&all);
-                mutate(&mut plain, &mut random);
-                file_of(&plain)
-            }
-        };
-        let began = Instant::now();
-        match read(&file) {
-            None => refused += 1,
-            Some((reports, left_out)) => {
-                outputs += reports;
-                skipped.contradictions += left_out.contradictions;
-                skipped.above_limits += left_out.above_limits;
-                skipped.not_understood += left_out.not_understood;
-            }
-        }
-        slowest = slowest.max(began.elapsed());
-        files += 1;
-    }
-    println!("{files} files, {refused} refused, {outputs} reports, {skipped:?}, slowest {slowest:?}");
-    assert!(
-        outputs > 1_000 && skipped.contradictions > 100 && skipped.above_limits > 100 && skipped.not_understood > 10
-    );
-}
-
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
 fn event(number: u64, kind: EventKind) -> Item {
@@ -239,7 +88,7 @@ fn open(number: u64, scope: u64) -> Item {
 fn check(what: &str, items: &[Item], is_left_out: impl Fn(Skipped) -> bool) {
     // Each by itself: within a record numbers cannot fall.
     let part = if items.len() < 10 { 1 } else { items.len() };
-    let (_, skipped) = read(&written_in_parts(items, part)).expect("it is a recording");
+    let skipped = read(&written_in_parts(items, part)).expect("it is a recording");
     assert!(is_left_out(skipped), "{what}: {skipped:?}");
 }
 

@@ -323,7 +323,7 @@ impl Live {
         if self.open.len() > 12 {
             return self.close();
         }
-        let gauge = [Gauge::Exact, Gauge::Exact, Gauge::Exact, Gauge::Sampled, Gauge::Pool][self.random.index(5)];
+        let gauge = [Gauge::Exact, Gauge::Exact, Gauge::Exact, Gauge::Sampled][self.random.index(4)];
         let id = ScopeId(self.next());
         let at_peak = self.random.is(2);
         let thread = (gauge == Gauge::Exact && self.random.is(4)).then(|| self.inbox.this_thread());
@@ -341,10 +341,6 @@ impl Live {
         match gauge {
             Gauge::Sampled => {
                 let reading = EventKind::Sample { device, memory: memory(&mut self.random) };
-                self.inbox.ask(Some(&reading), &open);
-            }
-            Gauge::Pool => {
-                let reading = EventKind::PoolUsage { device, usage: usage(&mut self.random) };
                 self.inbox.ask(Some(&reading), &open);
             }
             _ => self.post(open),
@@ -405,30 +401,28 @@ impl Live {
 
     fn rare(&mut self) {
         let device = device(&mut self.random);
-        let (memory, usage, count) = (memory(&mut self.random), usage(&mut self.random), self.random.below(3));
-        match self.random.below(11) {
+        let (memory, count) = (memory(&mut self.random), self.random.below(3));
+        match self.random.below(9) {
             0 => self.post(EventKind::Sample { device, memory }),
-            1 => self.post(EventKind::PoolUsage { device, usage }),
-            2 => self.post(EventKind::ReadFailed { device, gauge: Gauge::Sampled }),
-            3 => self.post(EventKind::ResetPeaks { device }),
-            4 => self.post(EventKind::PoolMarkDisturbed { device }),
-            10 => {
+            1 => self.post(EventKind::ReadFailed { device, gauge: Gauge::Sampled }),
+            2 => self.post(EventKind::ResetPeaks { device }),
+            3 => {
                 let (kind, stack) = (MemKind::Vmm, StackId::NONE);
                 self.post(EventKind::Refused { device: Some(device), bytes: memory.used, kind, stack });
             }
-            5 if self.random.is(4) => self.post(EventKind::Lost { count }),
-            6 if self.random.is(4) => {
+            4 if self.random.is(4) => self.post(EventKind::Lost { count }),
+            5 if self.random.is(4) => {
                 let now = self.random.below(3);
                 self.post(EventKind::Displaced { now, more: now.saturating_sub(self.displaced) });
                 self.displaced = now;
             }
-            7 if self.random.is(4) => {
+            6 if self.random.is(4) => {
                 let context = u8::try_from(self.random.below(3)).unwrap();
                 self.post(EventKind::ContextDestroyed { context });
                 let inbox = &self.inbox;
                 self.blocks.retain(|(key, _)| inbox.block(*key).is_some());
             }
-            8 => {
+            7 => {
                 let last = self.blocks.len();
                 if let Some((key, bytes)) =
                     last.checked_sub(1).map(|last| self.random.index(last + 1)).map(|at| self.blocks[at])

@@ -4,57 +4,9 @@
 mod example;
 mod hostile;
 mod live;
+mod old;
+mod random;
 mod replay;
 mod round_trip;
 
-/// A small generator with a fixed seed: what fails once fails always.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 16) % bound
-    }
-
-    fn index(&mut self, length: usize) -> usize {
-        usize::try_from(self.below(length as u64)).expect("it is below a length")
-    }
-
-    fn is(&mut self, one_in: u64) -> bool {
-        self.below(one_in) == 0
-    }
-
-    /// Small numbers mostly, and large ones.
-    fn any(&mut self) -> u64 {
-        let bits = self.below(65);
-        if bits == 0 { 0 } else { self.next() >> (64 - bits) }
-    }
-
-    fn small(&mut self) -> u32 {
-        u32::try_from(self.any() & 0xffff_ffff).expect("it has 32 bits")
-    }
-
-    fn text(&mut self) -> String {
-        const TEXTS: [&str; 6] =
-            ["", "epoch", "src/train.rs", "△ Used\n\"quoted\"", "/usr/lib/libcublas.so.12", "λ::<T>"];
-        TEXTS[self.index(TEXTS.len())].to_owned()
-    }
-
-    fn option<T>(&mut self, value: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        if self.is(3) { None } else { Some(value(self)) }
-    }
-
-    fn list<T>(&mut self, mut value: impl FnMut(&mut Self) -> T) -> Vec<T> {
-        (0..self.below(4)).map(|_| value(self)).collect()
-    }
-}
+use self::random::Random;

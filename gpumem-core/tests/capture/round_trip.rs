@@ -6,8 +6,8 @@ use gpumem_core::{
     capture::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        End, Finished, Interception, Item, ModuleDefinition, PoolDefinition, Process, Reader, RecordedEvent, Request,
-        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
+        End, Finished, Interception, Item, ModuleDefinition, Process, Reader, RecordedEvent, Request, RingDefinition,
+        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
     },
     derive::Names,
     model::{
@@ -36,11 +36,11 @@ fn kind(random: &mut Random) -> MemKind {
 }
 
 fn gauge(random: &mut Random) -> Gauge {
-    [Gauge::Exact, Gauge::Pool, Gauge::Sampled, Gauge::Off][random.index(4)]
+    [Gauge::Exact, Gauge::Sampled, Gauge::Off][random.index(3)]
 }
 
 fn source(random: &mut Random) -> Source {
-    let all = [Source::Dispatch, Source::Cupti, Source::Simulation, Source::PoolMark, Source::Sampling, Source::Off];
+    let all = [Source::Dispatch, Source::Cupti, Source::Simulation, Source::Sampling, Source::Off];
     all[random.index(all.len())]
 }
 
@@ -86,7 +86,7 @@ fn reading(random: &mut Random) -> DeviceReading {
 
 fn event_kind(random: &mut Random) -> EventKind {
     let scope = ScopeId(random.any());
-    match random.below(22) {
+    match random.below(20) {
         0 => EventKind::Free { key: key(random), block: random.option(block) },
         1 => EventKind::LateLookup { block: block(random) },
         2 => EventKind::Untracked,
@@ -94,9 +94,8 @@ fn event_kind(random: &mut Random) -> EventKind {
         4 => EventKind::Shrink { key: key(random), bytes: bytes(random) },
         5 => EventKind::ContextDestroyed { context: (random.next() & 0xff) as u8 },
         6 => EventKind::Sample { device: device(random), memory: memory(random) },
-        7 => EventKind::PoolUsage { device: device(random), usage: usage(random) },
-        8 => EventKind::ReadFailed { device: device(random), gauge: gauge(random) },
-        9 => {
+        7 => EventKind::ReadFailed { device: device(random), gauge: gauge(random) },
+        8 => {
             let spec = ScopeSpec {
                 device: device(random),
                 gauge: gauge(random),
@@ -108,17 +107,16 @@ fn event_kind(random: &mut Random) -> EventKind {
             };
             EventKind::Open { scope, spec }
         }
-        10 => EventKind::Enter { scope },
-        11 => EventKind::Leave { scope },
-        12 => EventKind::Read { scope },
-        13 => EventKind::Reset { scope },
-        14 => EventKind::ResetKeepingPeak { scope },
-        15 => EventKind::Close { scope },
-        16 => EventKind::ResetPeaks { device: device(random) },
-        17 => EventKind::Lost { count: random.any() },
-        18 => EventKind::Displaced { now: random.any(), more: random.any() },
-        19 => EventKind::PoolMarkDisturbed { device: device(random) },
-        20 => {
+        9 => EventKind::Enter { scope },
+        10 => EventKind::Leave { scope },
+        11 => EventKind::Read { scope },
+        12 => EventKind::Reset { scope },
+        13 => EventKind::ResetKeepingPeak { scope },
+        14 => EventKind::Close { scope },
+        15 => EventKind::ResetPeaks { device: device(random) },
+        16 => EventKind::Lost { count: random.any() },
+        17 => EventKind::Displaced { now: random.any(), more: random.any() },
+        18 => {
             let Block { bytes, kind, stack, .. } = block(random);
             EventKind::Refused { device: random.option(device), bytes, kind, stack }
         }
@@ -187,7 +185,7 @@ fn definition(random: &mut Random) -> Item {
         line: random.option(Random::small),
         column: random.option(Random::small),
     };
-    match random.below(19) {
+    match random.below(18) {
         0 => Item::Process(Process {
             pid: random.small(),
             executable: random.text(),
@@ -227,16 +225,15 @@ fn definition(random: &mut Random) -> Item {
             uuid: random.option(Random::text),
         }),
         8 => Item::Context(ContextDefinition { context: (random.next() & 0xff) as u8, device: device(random) }),
-        9 => Item::Pool(PoolDefinition { pool: random.any(), device: device(random) }),
-        10 => Item::Interception(Interception { source: source(random), library: random.text() }),
-        11 => {
+        9 => Item::Interception(Interception { source: source(random), library: random.text() }),
+        10 => {
             let shape = random.list(|random| usize::try_from(random.any()).unwrap_or(7));
             let label = Label { name: random.text(), shape, dtype: random.text() };
             Item::Label(BlockLabel { key: key(random), number: random.any(), label })
         }
-        12 => Item::ThreadReused(ThreadId(random.small())),
-        13 => Item::PeakReleased(ScopeId(random.any())),
-        14 => Item::Allocator(AllocatorDefinition {
+        11 => Item::ThreadReused(ThreadId(random.small())),
+        12 => Item::PeakReleased(ScopeId(random.any())),
+        13 => Item::Allocator(AllocatorDefinition {
             name: random.text(),
             missing: random.option(Random::text),
             devices: random.list(|random| AllocatorDevice {
@@ -251,7 +248,7 @@ fn definition(random: &mut Random) -> Item {
                 }),
             }),
         }),
-        15 => Item::AllocatorEvents(AllocatorEvents {
+        14 => Item::AllocatorEvents(AllocatorEvents {
             device: device(random),
             events: random.list(|random| AllocatorEvent {
                 time: Duration::from_nanos(random.any()),
@@ -264,8 +261,8 @@ fn definition(random: &mut Random) -> Item {
                 stack: StackId(random.small()),
             }),
         }),
-        16 => Item::Ring(RingDefinition { segment: random.option(Random::any), recording: random.any() }),
-        17 => Item::Finished(Finished),
+        15 => Item::Ring(RingDefinition { segment: random.option(Random::any), recording: random.any() }),
+        16 => Item::Finished(Finished),
         _ => Item::Missed(random.any()),
     }
 }

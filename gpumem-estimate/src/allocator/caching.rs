@@ -10,12 +10,11 @@
 
 use std::collections::BTreeSet;
 
-use super::Placement;
+use super::{
+    Placement,
+    rounding::{PyTorchRounding, SMALL},
+};
 
-/// `kMinBlockSize`: sizes are multiples of this.
-const ROUNDING: u64 = 512;
-/// `kSmallSize`: larger requests are of the large pool.
-const SMALL: u64 = 1 << 20;
 /// `kSmallBuffer`: the segments of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
 /// `kMinLargeAlloc`: requests of the large pool that are smaller than this get a segment of `LARGE_SEGMENT`.
@@ -24,7 +23,7 @@ const OWN_SEGMENT: u64 = 10 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
 /// `kRoundLarge`: larger segments are multiples of this.
 const SEGMENT_ROUNDING: u64 = 2 << 20;
-/// Far from 0 and a multiple of each unit.
+/// The first address is far from 0, and a multiple of each unit.
 const FIRST_ADDRESS: u64 = LARGE_SEGMENT << 22;
 /// An expandable segment has addresses for 9/8 of the memory of the device, and here for no more than this.
 const MOST_ADDRESSES: u64 = 1 << 50;
@@ -53,9 +52,9 @@ struct Block {
 
 #[derive(Debug, Default)]
 struct Pool {
-    /// By size, then address.
+    /// The free blocks, ordered by size and then by address.
     free: BTreeSet<(u64, u64, BlockId)>,
-    /// By address.
+    /// The ranges without memory, ordered by address.
     unmapped: BTreeSet<(u64, BlockId)>,
 }
 
@@ -66,6 +65,7 @@ pub(crate) struct Caching {
     unused: Vec<BlockId>,
     small: Pool,
     large: Pool,
+    rounding: PyTorchRounding,
     has_expandable_segments: bool,
     segments_end: u64,
     /// What the driver has for the segments.
@@ -85,7 +85,7 @@ impl Caching {
     }
 
     pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
-        let size = bytes.max(1).checked_next_multiple_of(ROUNDING)?;
+        let size = self.rounding.size(bytes)?;
         let is_small = size <= SMALL;
         let block = match self.best_fit(size, is_small) {
             Some(found) => found,
@@ -97,8 +97,7 @@ impl Caching {
         self.remove(block);
         let Block { address, bytes: free, .. } = *self.at(block);
         let rest = free - size;
-        let splits = if is_small || self.has_expandable_segments { rest >= ROUNDING } else { rest > SMALL };
-        if splits {
+        if self.rounding.splits(size, rest, self.has_expandable_segments) {
             let rest = self.split(block, size);
             self.insert(rest, State::Free);
         }

@@ -3,10 +3,14 @@
 mod caching;
 mod counting;
 mod cubecl;
+mod placement;
+mod rounding;
 
 use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::placement::Placement;
+pub use self::rounding::PyTorchRounding;
 use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
 
 /// Which allocator a step uses.
@@ -35,15 +39,6 @@ pub enum AllocatorKind {
 
 /// The step in which the stream-ordered pool grows.
 const POOL_STEP: u64 = 32 << 20;
-
-/// Where a block is, and how many bytes it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// What the allocator needs to free it.
-    block: u32,
-}
 
 #[derive(Debug)]
 pub(crate) enum Allocator {

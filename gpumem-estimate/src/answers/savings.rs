@@ -8,7 +8,8 @@ use crate::{
     eager::Optimizer,
     error::Error,
     model::Model,
-    step::{DataParallel, DataParallelKind, Lora, Quantized, Step},
+    settings::{DataParallel, DataParallelKind, Lora, Quantized},
+    step::Step,
 };
 
 /// What each of some changes of a step would save, if it were the only one. `Display` is a table.

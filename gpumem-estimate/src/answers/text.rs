@@ -15,10 +15,10 @@ use super::{ClassDifference, Comparison, Difference, PhaseDifference, Saving, Sa
 use crate::{
     class::Class,
     estimate::{ConvolutionWorkspace, Estimate, Part},
-    files::{TensorSum, Tensors},
+    tensors::{TensorSum, Tensors},
 };
 
-/// So many rows of layers are shown.
+/// A report shows at most this many rows of layers.
 const MOST_LAYERS: usize = 24;
 
 fn signed(bytes: Bytes) -> i64 {

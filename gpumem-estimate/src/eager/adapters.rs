@@ -1,23 +1,14 @@
 //! Linear layers with adapters, and with weights in 4 bits.
 
-use std::{cell::RefCell, rc::Rc};
+use std::rc::Rc;
 
 use super::{Eager, ParameterId, Tensor};
 use crate::{
     dtype::Dtype,
     error::{Error, Kind},
+    settings::{Lora, Quantized},
     shape::Shape,
-    step::{Lora, Quantized},
 };
-
-/// What changes the linear layers of a model.
-#[derive(Debug, Default)]
-pub(super) struct Adapters {
-    lora: RefCell<Option<Rc<Lora>>>,
-    quantized: RefCell<Option<Rc<Quantized>>>,
-    /// The paths of all linear layers that were built.
-    linear: RefCell<Vec<String>>,
-}
 
 /// What a linear layer has besides or instead of its weight.
 #[derive(Clone, Debug, Default)]
@@ -185,10 +176,6 @@ impl Eager {
     /// `clone()`: the gradient is passed on.
     fn copied(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape, input.dtype)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
-        let [output] = self.record(&[input], [output], |_, grads| Ok(grads.to_vec()));
-        Ok(output)
+        Ok(self.recorded(&[input], output, |_, grads| Ok(grads.to_vec())))
     }
 }

@@ -1,19 +1,7 @@
 //! Autocast: matrix products and convolutions run in a smaller type, and some operations in `f32`.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::BTreeMap,
-};
-
 use super::{Eager, Tensor};
 use crate::{class::Class, dtype::Dtype, error::Error};
-
-#[derive(Debug, Default)]
-pub(super) struct Autocast {
-    dtype: Cell<Option<Dtype>>,
-    /// Copies of parameters, which live until autocast ends.
-    copies: RefCell<BTreeMap<usize, Tensor>>,
-}
 
 impl Eager {
     /// Runs under autocast to this type, if any.

@@ -1,47 +1,9 @@
 //! The backward graph and the engine that runs it.
 
-use std::{cell::RefCell, collections::BinaryHeap, fmt, mem, rc::Rc};
+use std::{collections::BinaryHeap, mem, rc::Rc};
 
-use gpumem_core::model::CallsiteId;
-
-use super::{Eager, Edge, Tensor};
-use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
-
-/// Gradients of the outputs of a node, or of its inputs. `None`: there is none.
-pub(crate) type Grads = Vec<Option<Tensor>>;
-
-/// What a node does: from the gradients of its outputs it makes those of its inputs. What the forward pass saved belongs to it
-/// and is freed after it ran.
-type Function = Box<dyn FnOnce(&Eager, &[Option<Tensor>]) -> Result<Grads, Error>>;
-
-/// The nodes of one step, in the order of the forward pass.
-#[derive(Default)]
-pub(super) struct Tape(RefCell<Vec<Node>>);
-
-struct Node {
-    function: Option<Function>,
-    /// Where the gradients of the inputs go.
-    inputs: Vec<Option<Input>>,
-    outputs: usize,
-    /// The parameter whose gradient this node accumulates.
-    parameter: Option<usize>,
-    /// The layer of the forward pass.
-    layers: Rc<[CallsiteId]>,
-}
-
-/// An input of an operation. Its gradient has the same shape and type.
-struct Input {
-    edge: Edge,
-    shape: Shape,
-    dtype: Dtype,
-    parameter: bool,
-}
-
-impl fmt::Debug for Tape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tape").field("nodes", &self.0.borrow().len()).finish()
-    }
-}
+use super::{Eager, Edge, Grads, Node, NodeInput, Tape, Tensor};
+use crate::{class::Class, error::Error};
 
 impl Eager {
     /// Records an operation: its outputs need a gradient.
@@ -54,7 +16,7 @@ impl Eager {
         let inputs = inputs.iter().map(|input| {
             let edge = input.edge?;
             let parameter = input.parameter.is_some();
-            Some(Input { edge, shape: input.shape.clone(), dtype: input.dtype, parameter })
+            Some(NodeInput { edge, shape: input.shape.clone(), dtype: input.dtype, parameter })
         });
         let node = Node {
             function: Some(Box::new(function)),
@@ -68,6 +30,20 @@ impl Eager {
             output.edge = Some(Edge { node, output: at });
         }
         outputs
+    }
+
+    /// The output of an operation, recorded if an input needs a gradient.
+    pub(crate) fn recorded(
+        &self,
+        inputs: &[&Tensor],
+        output: Tensor,
+        function: impl FnOnce(&Self, &[Option<Tensor>]) -> Result<Grads, Error> + 'static,
+    ) -> Tensor {
+        if !self.needs_grad(inputs) {
+            return output;
+        }
+        let [output] = self.record(inputs, [output], function);
+        output
     }
 
     /// Gives a new tensor a gradient of its own. It is not kept.
@@ -87,7 +63,7 @@ impl Eager {
     }
 
     /// How many nodes were recorded.
-    pub(super) fn recorded(&self) -> usize {
+    pub(super) fn node_count(&self) -> usize {
         self.tape.0.borrow().len()
     }
 
@@ -139,7 +115,7 @@ impl Eager {
             drop(grads);
             self.release_variables();
             for (input, result) in inputs.iter().zip(results) {
-                let Some(Input { edge, .. }) = input else { continue };
+                let Some(NodeInput { edge, .. }) = input else { continue };
                 if let Some(result) = result {
                     self.add_to_buffer(&mut waiting, *edge, result)?;
                 }
@@ -163,7 +139,7 @@ impl Eager {
     }
 
     /// A gradient in the shape and type of its input: broadcast dimensions are summed, and another type is converted.
-    fn validated(&self, input: &Input, grad: Tensor) -> Result<Tensor, Error> {
+    fn validated(&self, input: &NodeInput, grad: Tensor) -> Result<Tensor, Error> {
         let class = if input.parameter { Class::Gradients } else { Class::Activations };
         let grad = if grad.shape.elements() == input.shape.elements() {
             grad
@@ -222,7 +198,7 @@ impl Tape {
         let mut next = vec![root];
         is_known[root] = true;
         while let Some(node) = next.pop() {
-            for Input { edge, .. } in nodes[node].inputs.iter().flatten() {
+            for NodeInput { edge, .. } in nodes[node].inputs.iter().flatten() {
                 counts[edge.node] += 1;
                 if !mem::replace(&mut is_known[edge.node], true) {
                     next.push(edge.node);

@@ -1,36 +1,11 @@
 //! The keys and values that attention keeps while a model generates tokens.
 
-use std::cell::{Cell, RefCell};
-
-use super::{Eager, Tensor};
+use super::{Eager, KeptTokens, Tensor};
 use crate::{
     class::Class,
     error::{Error, Kind},
-    step::KvCache,
+    settings::KvCache,
 };
-
-#[derive(Debug, Default)]
-pub(super) struct Cache {
-    kind: Cell<KvCache>,
-    /// One pair for each attention layer, in the order of the forward pass.
-    layers: RefCell<Vec<Kept>>,
-    /// The layer that is next.
-    next: Cell<usize>,
-    /// Tokens are generated.
-    is_generating: Cell<bool>,
-    /// What variables of the model refer to until its output is there.
-    held: RefCell<Vec<Tensor>>,
-}
-
-#[derive(Debug)]
-struct Kept {
-    keys: Option<Tensor>,
-    values: Option<Tensor>,
-    /// How many tokens it has.
-    tokens: u64,
-    /// Pages before the newest one.
-    pages: Vec<Tensor>,
-}
 
 impl Eager {
     /// Sets how keys and values are kept.
@@ -54,7 +29,7 @@ impl Eager {
     ) -> Result<[Tensor; 2], Error> {
         let number = self.cache.next.replace(self.cache.next.get() + 1);
         if self.cache.layers.borrow().len() == number {
-            self.cache.layers.borrow_mut().push(Kept { keys: None, values: None, tokens: 0, pages: Vec::new() });
+            self.cache.layers.borrow_mut().push(KeptTokens { keys: None, values: None, tokens: 0, pages: Vec::new() });
         }
         let before = self.memory.set_class(Some(Class::Cache));
         let both = match self.cache.kind.get() {

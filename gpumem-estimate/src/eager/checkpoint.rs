@@ -1,59 +1,22 @@
 //! Checkpointing: a block keeps its input only, and runs again in the backward pass when something is needed that it would have
 //! saved (`torch.utils.checkpoint` with `use_reentrant=False`).
 
-use std::{cell::RefCell, fmt, rc::Rc};
+use std::{cell::RefCell, rc::Rc};
 
-use gpumem_core::model::CallsiteId;
-
-use super::{Eager, Tensor};
+use super::{BlockRun, Eager, RecomputedBlock, RunBlock, Tensor};
 use crate::error::{Error, Kind};
-
-#[derive(Debug, Default)]
-pub(super) struct Checkpointing(RefCell<Option<Mode>>);
-
-#[derive(Clone, Debug)]
-enum Mode {
-    /// A block runs for the first time: what it saves is counted and not kept.
-    First(Rc<Block>),
-    /// A block runs again: what it saves is kept.
-    Again(Rc<Block>),
-}
-
-type Run = Box<dyn Fn(&Eager) -> Result<(), Error>>;
-
-/// A block whose saved tensors are recomputed.
-struct Block {
-    run: Run,
-    /// The layer that the block is in.
-    layers: Rc<[CallsiteId]>,
-    state: RefCell<BlockState>,
-}
-
-#[derive(Debug, Default)]
-struct BlockState {
-    /// How many tensors the first run saved.
-    saved: usize,
-    /// What the second run saved and the backward pass has not used yet.
-    again: Vec<Option<Tensor>>,
-}
-
-impl fmt::Debug for Block {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block").field("state", &self.state).finish_non_exhaustive()
-    }
-}
 
 /// A tensor that the forward pass saved for the backward pass.
 #[derive(Debug)]
 pub(crate) enum Saved {
     Tensor(Tensor),
-    /// Of a block that runs again: the number of the tensor.
+    /// The number of a tensor of a block that runs again.
     Recomputed(RecomputedTensor),
 }
 
 #[derive(Debug)]
 pub(crate) struct RecomputedTensor {
-    block: Rc<Block>,
+    block: Rc<RecomputedBlock>,
     number: usize,
 }
 
@@ -81,7 +44,7 @@ impl Saved {
 impl Eager {
     /// A checkpointed block runs again.
     pub(super) fn runs_again(&self) -> bool {
-        matches!(*self.checkpointing.0.borrow(), Some(Mode::Again(_)))
+        matches!(*self.checkpointing.0.borrow(), Some(BlockRun::Again(_)))
     }
 
     /// Keeps a tensor for the backward pass.
@@ -89,14 +52,14 @@ impl Eager {
         let mode = self.checkpointing.0.borrow().clone();
         match mode {
             None => Ok(Saved::Tensor(tensor.detached())),
-            Some(Mode::First(block)) => {
+            Some(BlockRun::First(block)) => {
                 let mut state = block.state.borrow_mut();
                 let number = state.saved;
                 state.saved += 1;
                 drop(state);
                 Ok(Saved::Recomputed(RecomputedTensor { block, number }))
             }
-            Some(Mode::Again(block)) => {
+            Some(BlockRun::Again(block)) => {
                 let mut state = block.state.borrow_mut();
                 state.again.push(Some(tensor.detached()));
                 // The rest of the block is not needed.
@@ -123,22 +86,22 @@ impl Eager {
         let autocast = self.autocast_dtype();
         let context = self.context();
         // The second run ends at its last saved tensor, so it has no output.
-        let again: Run = Box::new(move |eager| {
+        let again: RunBlock = Box::new(move |eager| {
             let before = eager.set_context(context.clone());
             let result = eager.with_autocast(autocast, || again(eager, &kept)).map(drop);
             eager.set_context(before);
             result
         });
-        let block = Rc::new(Block { run: again, layers: self.layers(), state: RefCell::default() });
-        self.checkpointing.0.replace(Some(Mode::First(block)));
+        let block = Rc::new(RecomputedBlock { run: again, layers: self.layers(), state: RefCell::default() });
+        self.checkpointing.0.replace(Some(BlockRun::First(block)));
         let output = run(self, input);
         self.checkpointing.0.replace(None);
         output
     }
 
-    fn run_again(&self, block: &Rc<Block>) -> Result<(), Error> {
-        let before = self.checkpointing.0.replace(Some(Mode::Again(Rc::clone(block))));
-        let (layers, first) = (self.layers(), self.recorded());
+    fn run_again(&self, block: &Rc<RecomputedBlock>) -> Result<(), Error> {
+        let before = self.checkpointing.0.replace(Some(BlockRun::Again(Rc::clone(block))));
+        let (layers, first) = (self.layers(), self.node_count());
         self.memory.move_to(&block.layers);
         let result = self.with_grad(true, || (block.run)(self));
         self.memory.move_to(&layers);

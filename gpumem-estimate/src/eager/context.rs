@@ -52,7 +52,7 @@ impl Eager {
         tensor.ok_or_else(|| self.error(Kind::Invalid(format!("no layer before it leaves `{slot}`"))))
     }
 
-    /// The same; it is not there afterwards.
+    /// Takes the last tensor that was left under this name.
     pub(crate) fn take_left(&self, slot: &str) -> Result<Tensor, Error> {
         let tensor = self.left(slot)?;
         let removed = self.context.borrow_mut().slots.get_mut(slot).and_then(Vec::pop);

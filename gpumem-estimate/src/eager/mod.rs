@@ -10,6 +10,7 @@ mod context;
 mod ops;
 mod optimizer;
 mod parameters;
+mod segments;
 mod sharding;
 mod tensor;
 mod vocabulary;
@@ -17,8 +18,12 @@ mod workspace;
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fmt,
     rc::Rc,
 };
+
+use gpumem_core::model::CallsiteId;
 
 pub use self::optimizer::Optimizer;
 pub(crate) use self::{
@@ -27,45 +32,22 @@ pub(crate) use self::{
     context::Context,
     ops::{AttentionArguments, ConvArguments, PoolArguments},
     optimizer::OptimizerState,
-    parameters::ParameterId,
+    segments::Segments,
     sharding::ROOT,
-    tensor::{Edge, Tensor},
-    workspace::{Convolution, Libraries},
-};
-use gpumem_core::model::CallsiteId;
-
-use self::{
-    adapters::Adapters,
-    autocast::Autocast,
-    backward::{Grads, Tape},
-    cache::Cache,
-    checkpoint::Checkpointing,
-    parameters::Parameters,
-    sharding::Sharding,
-    tensor::{channels_last_strides, contiguous_strides},
-    workspace::Workspaces,
+    tensor::{Edge, Tensor, channels_last_strides, contiguous_strides},
+    workspace::Convolution,
 };
 use crate::{
     class::Class,
     dtype::Dtype,
     error::{Error, Kind},
-    layer::{Layer, Segments},
     memory::{Memory, Storage},
+    settings::{DataParallel, KvCache, Lora, Quantized},
     shape::Shape,
 };
 
 /// What a shared tensor is for, with a number; its shape and type.
 type SharedKey = (&'static str, u64, Shape, Dtype);
-
-/// The output of a layer that has no layers inside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LayerOutput {
-    pub(crate) path: String,
-    pub(crate) shape: Shape,
-    pub(crate) dtype: Dtype,
-    /// It has the memory of the input.
-    pub(crate) is_in_place: bool,
-}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -91,9 +73,211 @@ pub(crate) struct Eager {
     unpacked: RefCell<Vec<Rc<Storage>>>,
     /// Tensors that the model makes once and all its layers read, such as the angles of positions.
     shared: RefCell<Vec<(SharedKey, Tensor)>>,
-    /// The outputs of all layers; `None` if nobody asks.
-    pub(crate) layer_outputs: RefCell<Option<Vec<LayerOutput>>>,
     workspaces: Workspaces,
+}
+
+/// The nodes of one step, in the order of the forward pass.
+#[derive(Default)]
+struct Tape(RefCell<Vec<Node>>);
+
+struct Node {
+    function: Option<BackwardFunction>,
+    /// Where the gradients of the inputs go.
+    inputs: Vec<Option<NodeInput>>,
+    outputs: usize,
+    /// The parameter whose gradient this node accumulates.
+    parameter: Option<usize>,
+    /// The layer of the forward pass.
+    layers: Rc<[CallsiteId]>,
+}
+
+/// An input of an operation. Its gradient has the same shape and type.
+struct NodeInput {
+    edge: Edge,
+    shape: Shape,
+    dtype: Dtype,
+    parameter: bool,
+}
+
+/// Gradients of the outputs of a node, or of its inputs. `None`: there is none.
+pub(crate) type Grads = Vec<Option<Tensor>>;
+
+/// What a node does: from the gradients of its outputs it makes those of its inputs. What the forward pass saved belongs to it
+/// and is freed after it ran.
+type BackwardFunction = Box<dyn FnOnce(&Eager, &[Option<Tensor>]) -> Result<Grads, Error>>;
+
+impl fmt::Debug for Tape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tape").field("nodes", &self.0.borrow().len()).finish()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Parameters {
+    all: RefCell<Vec<Parameter>>,
+}
+
+#[derive(Debug)]
+struct Parameter {
+    tensor: Tensor,
+    grad: Option<Tensor>,
+    /// The node of this step that accumulates its gradients.
+    edge: Option<Edge>,
+    is_trainable: bool,
+    is_buffer: bool,
+    /// How many elements it has, if several are in one byte.
+    packed_elements: Option<u64>,
+    /// What its bytes are, if it is computed with in another type.
+    stored: Option<Dtype>,
+    /// What this rank has of it. `None`: all.
+    shard: Option<Shard>,
+    /// The layer that it belongs to.
+    layers: Rc<[CallsiteId]>,
+}
+
+/// The number of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ParameterId(usize);
+
+#[derive(Debug, Default)]
+struct Autocast {
+    dtype: Cell<Option<Dtype>>,
+    /// Copies of parameters, which live until autocast ends.
+    copies: RefCell<BTreeMap<usize, Tensor>>,
+}
+
+#[derive(Debug, Default)]
+struct Checkpointing(RefCell<Option<BlockRun>>);
+
+#[derive(Clone, Debug)]
+enum BlockRun {
+    /// A block runs for the first time: what it saves is counted and not kept.
+    First(Rc<RecomputedBlock>),
+    /// A block runs again: what it saves is kept.
+    Again(Rc<RecomputedBlock>),
+}
+
+type RunBlock = Box<dyn Fn(&Eager) -> Result<(), Error>>;
+
+/// A block whose saved tensors are recomputed.
+struct RecomputedBlock {
+    run: RunBlock,
+    /// The layer that the block is in.
+    layers: Rc<[CallsiteId]>,
+    state: RefCell<RecomputedState>,
+}
+
+#[derive(Debug, Default)]
+struct RecomputedState {
+    /// How many tensors the first run saved.
+    saved: usize,
+    /// What the second run saved and the backward pass has not used yet.
+    again: Vec<Option<Tensor>>,
+}
+
+impl fmt::Debug for RecomputedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecomputedBlock").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Cache {
+    kind: Cell<KvCache>,
+    /// One pair for each attention layer, in the order of the forward pass.
+    layers: RefCell<Vec<KeptTokens>>,
+    /// The layer that is next.
+    next: Cell<usize>,
+    /// Tokens are generated.
+    is_generating: Cell<bool>,
+    /// What variables of the model refer to until its output is there.
+    held: RefCell<Vec<Tensor>>,
+}
+
+#[derive(Debug)]
+struct KeptTokens {
+    keys: Option<Tensor>,
+    values: Option<Tensor>,
+    /// How many tokens it has.
+    tokens: u64,
+    /// Pages before the newest one.
+    pages: Vec<Tensor>,
+}
+
+/// What changes the linear layers of a model.
+#[derive(Debug, Default)]
+struct Adapters {
+    lora: RefCell<Option<Rc<Lora>>>,
+    quantized: RefCell<Option<Rc<Quantized>>>,
+    /// The paths of all linear layers that were built.
+    linear: RefCell<Vec<String>>,
+}
+
+#[derive(Debug, Default)]
+struct Sharding {
+    parallel: Cell<Option<DataParallel>>,
+    /// `FSDPParamGroup`: what is gathered together.
+    groups: RefCell<Vec<ParameterGroup>>,
+    /// The group of the parameters that are being built.
+    building: Cell<usize>,
+    /// `post_forward_order`.
+    order: RefCell<Vec<usize>>,
+    /// `all_gather_state`: what the last group of the forward pass was gathered in.
+    gathered: RefCell<Option<Tensor>>,
+    /// `reduce_scatter_state`: the gradients that are being added up.
+    reduced: RefCell<Option<Tensor>>,
+    /// The buckets of `DistributedDataParallel`.
+    buckets: RefCell<Vec<Tensor>>,
+}
+
+#[derive(Debug, Default)]
+struct ParameterGroup {
+    /// The numbers of its parameters.
+    parameters: Vec<usize>,
+    /// `_all_gather_result`: it was requested, and not copied out yet.
+    pending: Option<Tensor>,
+    is_gathered: bool,
+    /// Its gradients have been added up in this backward pass.
+    is_reduced: bool,
+}
+
+/// What a rank has of a parameter.
+#[derive(Debug)]
+struct Shard {
+    /// `_sharded_param_data`: with what is added so that all shards are of the same size.
+    tensor: Tensor,
+    gradient: Option<Tensor>,
+    /// The bytes of the whole parameter, as it is gathered.
+    whole_bytes: u64,
+}
+
+/// What the libraries take.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Libraries {
+    /// The workspace of cuBLAS. 0: none has a workspace.
+    pub(crate) cublas: u64,
+    /// The multiprocessors of the card.
+    pub(crate) multiprocessors: u64,
+    /// Attention in 16 bits is `FlashAttention`'s instead of cuDNN's.
+    pub(crate) prefers_flash_attention: bool,
+    /// Each convolution takes the most that cuDNN may want, instead of nothing.
+    pub(crate) convolutions_take_most: bool,
+}
+
+#[derive(Debug, Default)]
+struct Workspaces {
+    libraries: Libraries,
+    /// One workspace for each thread: the first thread runs the forward pass, the second one the backward pass.
+    cublas: RefCell<[Option<Tensor>; 2]>,
+    cublaslt: RefCell<[Option<Tensor>; 2]>,
+    /// The most that a convolution may take.
+    largest: Cell<u64>,
+}
+
+impl Workspaces {
+    fn new(libraries: Libraries) -> Self {
+        Self { libraries, ..Self::default() }
+    }
 }
 
 impl Eager {
@@ -114,7 +298,6 @@ impl Eager {
             context: RefCell::default(),
             unpacked: RefCell::default(),
             shared: RefCell::default(),
-            layer_outputs: RefCell::default(),
             workspaces: Workspaces::new(libraries),
         }
     }
@@ -164,17 +347,6 @@ impl Eager {
     /// Which layers run again in the backward pass; `None` if none do.
     pub(crate) fn segments(&self) -> Option<Rc<Segments>> {
         self.segments.borrow().clone()
-    }
-
-    /// A layer has made its output.
-    pub(crate) fn layer_done(&self, layer: &Layer, input: &Tensor, output: &Tensor) {
-        if let Some(outputs) = &mut *self.layer_outputs.borrow_mut()
-            && layer.is_single()
-        {
-            let is_in_place = Rc::ptr_eq(&input.storage, &output.storage);
-            let (path, shape) = (self.memory.path(), output.shape.clone());
-            outputs.push(LayerOutput { path, shape, dtype: output.dtype, is_in_place });
-        }
     }
 
     pub(crate) fn error(&self, kind: Kind) -> Error {

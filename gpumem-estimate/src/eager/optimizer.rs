@@ -35,7 +35,7 @@ pub enum Optimizer {
 /// What an optimizer keeps from one update to the next.
 #[derive(Debug, Default)]
 pub(crate) struct OptimizerState {
-    /// Made in the first update.
+    /// The tensors of the state, which the first update makes.
     states: Vec<Tensor>,
     /// The parameters in `f32`, if they have a smaller type.
     masters: Vec<Option<Tensor>>,

@@ -1,44 +1,11 @@
 //! Parameters, their gradients, and buffers.
 
-use std::{cell::RefCell, rc::Rc};
+use std::rc::Rc;
 
 use gpumem_core::model::{Bytes, CallsiteId};
 
-use super::{Eager, Edge, Grads, Tensor, sharding::Shard};
-use crate::{
-    class::Class,
-    dtype::{Dtype, Types},
-    error::Error,
-    files::TensorInfo,
-    shape::Shape,
-};
-
-/// The number of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ParameterId(usize);
-
-#[derive(Debug, Default)]
-pub(super) struct Parameters {
-    pub(super) all: RefCell<Vec<Parameter>>,
-}
-
-#[derive(Debug)]
-pub(super) struct Parameter {
-    pub(super) tensor: Tensor,
-    pub(super) grad: Option<Tensor>,
-    /// The node of this step that accumulates its gradients.
-    edge: Option<Edge>,
-    is_trainable: bool,
-    is_buffer: bool,
-    /// How many elements it has, if several are in one byte.
-    packed_elements: Option<u64>,
-    /// What its bytes are, if it is computed with in another type.
-    stored: Option<Dtype>,
-    /// What this rank has of it. `None`: all.
-    pub(super) shard: Option<Shard>,
-    /// The layer that it belongs to.
-    layers: Rc<[CallsiteId]>,
-}
+use super::{Eager, Grads, Parameter, ParameterId, Shard, Tensor};
+use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape, tensors::TensorInfo};
 
 /// A parameter for the optimizer.
 #[derive(Debug)]
@@ -59,13 +26,13 @@ impl Eager {
 
     /// Adds the weight of products or a table of rows. If it is stored in another type than it is computed with, the kernels read what is
     /// stored: there is no copy in the other type.
-    pub(crate) fn add_weight(&self, shape: &Shape, types: Types) -> Result<ParameterId, Error> {
-        if types.weights == types.others {
-            return self.add_parameter(shape, types.others, true);
+    pub(crate) fn add_weight(&self, shape: &Shape, stored: Dtype, computed: Dtype) -> Result<ParameterId, Error> {
+        if stored == computed {
+            return self.add_parameter(shape, computed, true);
         }
-        let mut tensor = self.empty(shape, types.weights, Class::Weights)?;
-        tensor.dtype = types.others;
-        Ok(self.push_tensor(tensor, None, false, false, Some(types.weights)))
+        let mut tensor = self.empty(shape, stored, Class::Weights)?;
+        tensor.dtype = computed;
+        Ok(self.push_tensor(tensor, None, false, false, Some(stored)))
     }
 
     /// Adds a parameter that is trained while those of the model are frozen.

@@ -1,14 +1,10 @@
 //! Several ranks: `fully_shard` (FSDP2), `DistributedDataParallel` and `ZeroRedundancyOptimizer`. Comments name functions of
 //! `torch/distributed/fsdp/_fully_shard/`.
 
-use std::{
-    cell::{Cell, RefCell},
-    cmp::Reverse,
-    rc::Rc,
-};
+use std::{cmp::Reverse, rc::Rc};
 
 use super::{
-    Eager, Tensor,
+    Eager, ParameterGroup, Shard, Tensor,
     parameters::{Updated, trainable},
 };
 use crate::{
@@ -16,8 +12,8 @@ use crate::{
     dtype::Dtype,
     error::{Error, Kind},
     memory::Storage,
+    settings::{DataParallel, DataParallelKind},
     shape::Shape,
-    step::{DataParallel, DataParallelKind},
 };
 
 /// The parameters outside of all blocks.
@@ -26,49 +22,11 @@ pub(crate) const ROOT: usize = 0;
 /// `dist._DEFAULT_FIRST_BUCKET_BYTES` and the default of `bucket_cap_mb` of `DistributedDataParallel`.
 const BUCKETS: [u64; 2] = [1 << 20, 25 << 20];
 
-#[derive(Debug, Default)]
-pub(super) struct Sharding {
-    parallel: Cell<Option<DataParallel>>,
-    /// `FSDPParamGroup`: what is gathered together.
-    groups: RefCell<Vec<Group>>,
-    /// The group of the parameters that are being built.
-    building: Cell<usize>,
-    /// `post_forward_order`.
-    order: RefCell<Vec<usize>>,
-    /// `all_gather_state`: what the last group of the forward pass was gathered in.
-    gathered: RefCell<Option<Tensor>>,
-    /// `reduce_scatter_state`: the gradients that are being added up.
-    reduced: RefCell<Option<Tensor>>,
-    /// The buckets of `DistributedDataParallel`.
-    buckets: RefCell<Vec<Tensor>>,
-}
-
-#[derive(Debug, Default)]
-struct Group {
-    /// The numbers of its parameters.
-    parameters: Vec<usize>,
-    /// `_all_gather_result`: it was requested, and not copied out yet.
-    pending: Option<Tensor>,
-    is_gathered: bool,
-    /// Its gradients have been added up in this backward pass.
-    is_reduced: bool,
-}
-
-/// What a rank has of a parameter.
-#[derive(Debug)]
-pub(super) struct Shard {
-    /// `_sharded_param_data`: with what is added so that all shards are of the same size.
-    pub(super) tensor: Tensor,
-    pub(super) gradient: Option<Tensor>,
-    /// The bytes of the whole parameter, as it is gathered.
-    whole_bytes: u64,
-}
-
 impl Eager {
     /// Sets how the parameters that are built from now on are shared out.
     pub(crate) fn set_parallel(&self, parallel: Option<DataParallel>) {
         self.sharding.parallel.set(parallel);
-        self.sharding.groups.replace(vec![Group::default()]);
+        self.sharding.groups.replace(vec![ParameterGroup::default()]);
     }
 
     fn shards(&self) -> Option<DataParallel> {
@@ -81,7 +39,7 @@ impl Eager {
             return (None, build());
         }
         let number = self.sharding.groups.borrow().len();
-        self.sharding.groups.borrow_mut().push(Group::default());
+        self.sharding.groups.borrow_mut().push(ParameterGroup::default());
         let before = self.sharding.building.replace(number);
         let result = build();
         self.sharding.building.set(before);

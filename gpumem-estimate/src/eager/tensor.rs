@@ -1,3 +1,5 @@
+//! Tensors without values: a shape, strides, a type and a reference to memory.
+
 use std::rc::Rc;
 
 use smallvec::{SmallVec, smallvec};

@@ -1,6 +1,6 @@
 //! The memory that NVIDIA's libraries work in. PyTorch allocates it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 use super::{Eager, Tensor};
 use crate::{
@@ -10,39 +10,10 @@ use crate::{
     shape::Shape,
 };
 
-/// What the libraries take.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Libraries {
-    /// The workspace of cuBLAS. 0: none has a workspace.
-    pub(crate) cublas: u64,
-    /// The multiprocessors of the card.
-    pub(crate) multiprocessors: u64,
-    /// Attention in 16 bits is `FlashAttention`'s instead of cuDNN's.
-    pub(crate) prefers_flash_attention: bool,
-    /// Each convolution takes the most that cuDNN may want, instead of nothing.
-    pub(crate) convolutions_take_most: bool,
-}
-
 /// The workspace that PyTorch gives cuBLASLt (`CUDABlas.cpp`, `_parseChosenWorkspaceSize`).
 const CUBLASLT: u64 = 1 << 20;
 /// The largest tile of a result that one multiprocessor computes: 256 × 128 sums in `f32`.
 const TILE: u64 = 256 * 128 * 4;
-
-#[derive(Debug, Default)]
-pub(super) struct Workspaces {
-    libraries: Libraries,
-    /// Of each thread: the first runs the forward pass, the second the backward pass.
-    cublas: RefCell<[Option<Tensor>; 2]>,
-    cublaslt: RefCell<[Option<Tensor>; 2]>,
-    /// The most that a convolution may take.
-    largest: Cell<u64>,
-}
-
-impl Workspaces {
-    pub(super) fn new(libraries: Libraries) -> Self {
-        Self { libraries, ..Self::default() }
-    }
-}
 
 /// The sizes of a convolution.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::{
-    Gguf, Tensors,
+    Gguf,
     input::{LONGEST_TEXT, text},
     refused,
 };
@@ -13,6 +13,7 @@ use crate::{
     dtype::Dtype,
     error::{Error, Kind},
     model::Model,
+    tensors::Tensors,
 };
 
 /// The files with weights that a folder may have, in the order in which they are looked for.
@@ -86,10 +87,14 @@ impl Described {
                 match Model::from_config(&text, length) {
                     Ok(model) => only(model, stored_type(&fields), positions(&fields)),
                     // At least the weights are known if they are beside it.
-                    Err(why) => match weights_in(path.parent().unwrap_or(Path::new(""))) {
-                        Some(found) => weights(&found, path, length),
-                        None => Err(why),
-                    },
+                    Err(why) => {
+                        let weights_beside = weights_in(path.parent().unwrap_or(Path::new("")));
+                        let named = || {
+                            let why = why.to_string();
+                            refused(path, why.strip_prefix("config.json: ").unwrap_or(&why))
+                        };
+                        weights(&weights_beside.ok_or_else(named)?, path, length)
+                    }
                 }
             }
         }

@@ -9,8 +9,13 @@ use std::{
 
 use gpumem_core::model::Bytes;
 
-use super::{TensorInfo, Tensors, input, refused};
-use crate::{dtype::Dtype, error::Error, shape::Shape};
+use super::{input, refused};
+use crate::{
+    dtype::Dtype,
+    error::Error,
+    shape::Shape,
+    tensors::{TensorInfo, Tensors},
+};
 
 /// The longest header. The largest vocabularies take some 20 MB.
 const LONGEST_HEADER: u64 = 50_000_000;
@@ -22,9 +27,9 @@ const MOST_TENSORS: u64 = 1 << 18;
 const LONGEST_NAME: u64 = 65_535;
 /// Strings up to this length are kept: names and templates. Longer ones are skipped.
 const LONGEST_KEPT: u64 = 1 << 20;
-/// Arrays of up to so many numbers are kept: settings of layers. Vocabularies are counted.
+/// Longer arrays, such as vocabularies, are counted and not kept; settings of layers are shorter.
 const LONGEST_ARRAY: u64 = 4096;
-/// A model is split into at most so many files.
+/// The most files that a model is split into.
 const MOST_FILES: u64 = 10_000;
 
 /// The header of a GGUF file: what it says about the model, and its tensors.

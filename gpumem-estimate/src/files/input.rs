@@ -6,8 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::refused;
-use crate::error::Error;
+use crate::error::{Error, Kind};
 
 /// The longest configuration or model that is read. Some bytes of JSON need a hundred times as much memory. That of a vision model with
 /// the names of 21,000 classes has 1.5 MB.
@@ -23,7 +22,7 @@ pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
     File::open(path).map(|file| (file, known.len())).map_err(failed)
 }
 
-/// All of a file that has at most so many bytes.
+/// Reads a file that has at most `longest` bytes.
 pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
     let (file, _) = open(path)?;
     let mut bytes = Vec::new();
@@ -35,7 +34,12 @@ pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The same, as text.
+/// Reads a text that has at most `longest` bytes.
 pub(crate) fn text(path: &Path, longest: u64) -> Result<String, Error> {
     String::from_utf8(bytes(path, longest)?).map_err(|_| refused(path, "it is no text in UTF-8"))
+}
+
+/// The error of a file.
+pub(crate) fn refused(path: &Path, what: impl std::fmt::Display) -> Error {
+    Kind::Syntax(format!("{}: {what}", path.display())).into()
 }

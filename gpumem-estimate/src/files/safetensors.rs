@@ -13,8 +13,13 @@ use serde::{
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
 };
 
-use super::{TensorInfo, input, refused};
-use crate::{dtype::Dtype, error::Error, shape::Shape};
+use super::{input, refused};
+use crate::{
+    dtype::Dtype,
+    error::Error,
+    shape::Shape,
+    tensors::{TensorInfo, Tensors},
+};
 
 /// The limit that the format has for its header.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -67,10 +72,17 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<TensorInfo>, Error> {
-    let mut tensors =
+impl Tensors {
+    /// Reads the header of a `.safetensors` file, or of all files that a `.safetensors.index.json` names. Nothing else of these
+    /// files is read.
+    pub fn from_safetensors(path: impl AsRef<Path>) -> Result<Self, Error> {
+        read(path.as_ref()).map(Self::new)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<TensorInfo>, Error> {
+    let tensors =
         if path.extension().is_some_and(|extension| extension == "json") { all_files(path)? } else { one_file(path)? };
-    tensors.sort_by(|a, b| a.name.cmp(&b.name));
     // A sum of many files could still be too large for the ledger.
     let sum = tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
     sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| refused(path, "the tensors have more than 2^62 bytes"))?;

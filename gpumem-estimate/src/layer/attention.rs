@@ -57,7 +57,7 @@ pub struct Attention {
     /// Queries and keys are rotated by their position.
     #[serde(default)]
     pub rotates: bool,
-    /// Only the first elements of a head are rotated, so many, and joined with the rest; 0: all.
+    /// How many of the first elements of a head are rotated; the rest is joined with them. 0: all.
     #[serde(default)]
     pub rotated: u64,
     /// Pairs of elements are rotated as complex numbers, in `f32`.
@@ -66,7 +66,7 @@ pub struct Attention {
     /// Queries are multiplied with a number for each position.
     #[serde(default)]
     pub scales_queries: bool,
-    /// A token sees only so many tokens before it; 0: all.
+    /// How many tokens before it a token sees; 0: all.
     #[serde(default)]
     pub window: u64,
     /// Scores are limited: `cap * tanh(score / cap)`. This needs stored scores.

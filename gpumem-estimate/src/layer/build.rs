@@ -2,10 +2,8 @@
 
 use std::{collections::HashMap, rc::Rc};
 
-use gpumem_core::model::CallsiteId;
-
 use super::{
-    Attention, AttentionNames, Conv, Embeddings, Experts, Function, Layer, Linear, Named, PositionKind,
+    Attention, AttentionNames, Built, Conv, Embeddings, Experts, Function, Layer, Linear, Named, PositionKind,
     RelativeAttention, RunExperts,
 };
 use crate::{
@@ -14,23 +12,6 @@ use crate::{
     error::{Error, Kind},
     shape::Shape,
 };
-
-/// A layer with its parameters and the layers inside it.
-#[derive(Debug)]
-pub(crate) struct Built {
-    pub(crate) name: String,
-    /// What the scope of the layer is called. `None`: it has no scope.
-    pub(super) scope: Option<CallsiteId>,
-    pub(super) kind: Layer,
-    pub(super) parameters: Vec<ParameterId>,
-    /// Of a linear layer.
-    pub(super) adapted: Adapted,
-    /// Of a block whose parameters are gathered from several ranks.
-    pub(super) group: Option<usize>,
-    pub(super) children: Vec<Rc<Built>>,
-    /// Of a residual layer: what the input passes through.
-    pub(super) shortcut: Vec<Rc<Built>>,
-}
 
 /// Layers are nested no deeper than this, so that a hostile file cannot overflow the stack.
 const DEEPEST: usize = 64;
@@ -51,14 +32,6 @@ pub(super) struct Building<'a> {
 /// Builds layers: allocates their parameters in the order of the layers.
 pub(crate) fn build(eager: &Eager, layers: &[Named], types: Types) -> Result<Vec<Rc<Built>>, Error> {
     Building { eager, types, weights: HashMap::new(), depth: 0, path: 0 }.all(layers)
-}
-
-impl Built {
-    /// An inner layer, which `build` has made.
-    pub(super) fn child(&self, name: &str) -> &Rc<Self> {
-        let child = self.children.iter().find(|child| child.name == name);
-        child.expect("`build` makes all inner layers that `forward` names")
-    }
 }
 
 impl Building<'_> {
@@ -119,7 +92,7 @@ impl Building<'_> {
             Layer::Conv(conv) => parameters = self.conv(conv)?,
             Layer::Linear(linear) => (parameters, adapted) = self.linear(linear)?,
             Layer::Embedding { rows, size } => {
-                let table = self.add_weight([*rows, *size])?;
+                let table = self.add_table([*rows, *size])?;
                 self.share(table);
                 parameters.push(table);
             }
@@ -321,8 +294,8 @@ impl Building<'_> {
         let both = hidden.checked_mul(2).ok_or_else(|| self.eager.error(Kind::TooLarge))?;
         self.eager.memory.open("experts");
         let parameters = match run {
-            RunExperts::Grouped => [self.add_weight([count, both, size])?, self.add_weight([count, size, hidden])?],
-            RunExperts::All => [self.add_weight([count, size, both])?, self.add_weight([count, hidden, size])?],
+            RunExperts::Grouped => [self.add_table([count, both, size])?, self.add_table([count, size, hidden])?],
+            RunExperts::All => [self.add_table([count, size, both])?, self.add_table([count, hidden, size])?],
         };
         self.eager.memory.close();
         if shared > 0 {
@@ -342,9 +315,9 @@ impl Building<'_> {
         self.eager.add_parameter(&Shape::from(sizes), self.types.others, true)
     }
 
-    /// The weight of products, or a table of rows.
-    pub(super) fn add_weight<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
-        self.eager.add_weight(&Shape::from(sizes), self.types)
+    /// The weights of experts, or a table of rows.
+    fn add_table<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
+        self.eager.add_weight(&Shape::from(sizes), self.types.tables, self.types.others)
     }
 
     /// Lets later layers use this weight.

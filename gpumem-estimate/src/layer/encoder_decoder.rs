@@ -120,24 +120,26 @@ fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor, Error> {
     Ok(offset)
 }
 
-/// The encoder reads the input, the decoder the target tokens. While training these are the labels, moved by one position.
-pub(super) fn run_both(built: &Built, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
-    let mut context = eager.context();
-    let Some(target) = context.target.clone() else {
-        return Err(eager.error(Kind::Invalid("a decoder needs target tokens".to_owned())));
-    };
-    (context.bias, context.cross_bias) = (None, None);
-    eager.set_context(context.clone());
-    let encoded = run_all(&built.children, eager, input)?;
-    let target = if eager.training.get() { eager.shifted_labels(&target)? } else { target };
-    context.encoded = Some(encoded);
-    eager.set_context(context.clone());
-    let output = run_all(&built.shortcut, eager, &target)?;
-    (context.bias, context.cross_bias) = (None, None);
-    // The output of the model refers to the output of the encoder.
-    if eager.training.get() {
-        context.encoded = None;
+impl Built {
+    /// The encoder reads the input, the decoder the target tokens. While training these are the labels, moved by one position.
+    pub(super) fn run_both(&self, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
+        let mut context = eager.context();
+        let Some(target) = context.target.clone() else {
+            return Err(eager.error(Kind::Invalid("a decoder needs target tokens".to_owned())));
+        };
+        (context.bias, context.cross_bias) = (None, None);
+        eager.set_context(context.clone());
+        let encoded = run_all(&self.children, eager, input)?;
+        let target = if eager.training.get() { eager.shifted_labels(&target)? } else { target };
+        context.encoded = Some(encoded);
+        eager.set_context(context.clone());
+        let output = run_all(&self.shortcut, eager, &target)?;
+        (context.bias, context.cross_bias) = (None, None);
+        // The output of the model refers to the output of the encoder.
+        if eager.training.get() {
+            context.encoded = None;
+        }
+        eager.set_context(context);
+        Ok(output)
     }
-    eager.set_context(context);
-    Ok(output)
 }

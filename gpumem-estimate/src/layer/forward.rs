@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use super::{Built, Conv, Function, Layer, Pool, Segments, encoder_decoder};
+use super::{Built, Conv, Function, Layer, Pool};
 use crate::{
     dtype::Dtype,
-    eager::{ConvArguments, Eager, ParameterId, PoolArguments, Tensor},
+    eager::{ConvArguments, Eager, PoolArguments, Segments, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -74,16 +74,10 @@ impl Built {
             Some(group) => eager.in_group(group, input, |input| self.output(eager, input))?,
             None => self.output(eager, input)?,
         };
-        eager.layer_done(&self.kind, input, &output);
         if self.scope.is_some() {
             eager.memory.close();
         }
         Ok(output)
-    }
-
-    pub(super) fn parameter(&self, eager: &Eager, number: usize) -> Tensor {
-        let id: ParameterId = self.parameters[number];
-        eager.parameter(id)
     }
 
     fn output(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
@@ -121,7 +115,7 @@ impl Built {
                 let shortcut = run_all(&self.shortcut, eager, input)?;
                 if *in_place { eager.add_in_place(&output, &shortcut) } else { eager.add(&shortcut, &output) }
             }
-            Layer::EncoderDecoder { .. } => encoder_decoder::run_both(self, eager, input),
+            Layer::EncoderDecoder { .. } => self.run_both(eager, input),
             Layer::Conv(conv) => self.conv(conv, eager, input),
             Layer::Linear(linear) => self.linear(linear, eager, input),
             Layer::Embedding { .. } | Layer::TiedEmbedding { .. } => eager.embedding(input, &self.parameter(eager, 0)),

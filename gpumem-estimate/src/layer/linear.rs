@@ -2,8 +2,10 @@
 
 use super::{Built, Linear, build::Building};
 use crate::{
+    dtype::Types,
     eager::{Adapted, Eager, ParameterId, Tensor},
     error::Error,
+    settings::Quantized,
     shape::Shape,
 };
 
@@ -14,7 +16,12 @@ impl Building<'_> {
         let weight = match (tied_to, &adapted.in_4_bits) {
             (Some(path), _) => self.shared(path)?,
             (None, Some(weight)) => weight.packed,
-            (None, None) => self.add_weight([*outputs, *inputs])?,
+            (None, None) => {
+                let Types { weights, tables, others } = self.types;
+                let is_head = weights != tables && Quantized::default().except.contains(&self.eager.memory.path());
+                let stored = if is_head { tables } else { weights };
+                self.eager.add_weight(&Shape::from([*outputs, *inputs]), stored, others)?
+            }
         };
         if adapted.in_4_bits.is_none() {
             self.share(weight);

@@ -2,6 +2,7 @@
 
 mod attention;
 mod build;
+mod built;
 mod encoder_decoder;
 mod experts;
 mod forward;
@@ -17,9 +18,10 @@ pub use self::{
     experts::{Experts, RunExperts},
 };
 pub(crate) use self::{
-    build::{Built, build},
+    build::build,
+    built::Built,
     forward::{run_all, run_model},
-    segments::Segments,
+    segments::segments,
 };
 
 /// A layer with its name.
@@ -43,7 +45,7 @@ pub enum Layer {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// The same, as a block that checkpointing may recompute.
+    /// Layers one after the other, as a block that checkpointing may recompute.
     Block {
         /// The layers.
         layers: Vec<Named>,
@@ -159,7 +161,7 @@ pub enum Layer {
     MaxPool(Pool),
     /// The mean of each window.
     AveragePool(Pool),
-    /// Means, so many that the result has this size.
+    /// The means of windows that are chosen so that the result has this size.
     AdaptiveAveragePool {
         /// The sizes of the result.
         size: Vec<u64>,
@@ -168,7 +170,7 @@ pub enum Layer {
     Flatten,
     /// Dimensions in another order: from (n, c, h, w) to (n, h, w, c).
     ChannelsToLast,
-    /// The reverse.
+    /// Dimensions in another order: from (n, h, w, c) to (n, c, h, w).
     ChannelsToFirst,
     /// Softmax over the last dimension.
     Softmax,
@@ -201,7 +203,7 @@ pub enum Layer {
     Normalize,
     /// Group norm over the channels of an image.
     GroupNorm {
-        /// The channels are split into so many groups.
+        /// How many groups the channels are split into.
         groups: u64,
         /// The channels.
         channels: u64,
@@ -361,7 +363,7 @@ pub struct Conv {
     /// The distance between elements of the window; 1 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dilation: Vec<u64>,
-    /// The channels are split into so many groups; 0 counts as 1.
+    /// How many groups the channels are split into; 0 counts as 1.
     #[serde(default)]
     pub groups: u64,
     /// It has no bias.
@@ -377,7 +379,7 @@ pub struct Conv {
 pub struct Linear {
     /// The size of the last dimension of the input.
     pub inputs: u64,
-    /// That of the output.
+    /// The size of the last dimension of the output.
     pub outputs: u64,
     /// It has no bias.
     #[serde(default)]
@@ -430,24 +432,6 @@ impl Embeddings {
 }
 
 impl Layer {
-    /// It has no layers inside.
-    pub(crate) fn is_single(&self) -> bool {
-        !matches!(
-            self,
-            Self::Sequential { .. }
-                | Self::Block { .. }
-                | Self::Residual { .. }
-                | Self::Branches { .. }
-                | Self::Product { .. }
-                | Self::Idle { .. }
-                | Self::AsTokens { .. }
-                | Self::Derive { .. }
-                | Self::Provide { .. }
-                | Self::AddLeft { .. }
-                | Self::EncoderDecoder { .. }
-        )
-    }
-
     /// This layer under a name.
     pub fn named(self, name: impl Into<String>) -> Named {
         Named { name: name.into(), layer: self }

@@ -1,74 +1,53 @@
 //! Which layers run again in the backward pass.
 
-use std::{
-    collections::{HashMap, HashSet},
-    rc::Rc,
-};
+use std::{collections::HashMap, rc::Rc};
 
 use super::{Built, Layer};
 use crate::{
+    eager::Segments,
     error::{Error, Kind},
-    step::Checkpointing,
+    settings::Checkpointing,
 };
 
-/// What [`Checkpointing`] means for the layers of a model.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Segments {
-    /// Each block runs again by itself.
-    pub(super) blocks: bool,
-    /// The paths of layers that run again.
-    pub(super) layers: HashSet<String>,
-    /// The paths of sequences, with the lengths of their groups and whether a group runs again.
-    pub(super) groups: HashMap<String, Vec<(usize, bool)>>,
-}
-
-impl Segments {
-    pub(crate) fn new(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> Result<Self, Error> {
-        let invalid = |what: String| Err(Kind::Invalid(what).into());
-        let mut sequences = Vec::new();
-        let mut paths = Vec::new();
-        walk(layers, String::new(), &mut sequences, &mut paths);
-        let has_blocks = sequences.iter().any(|(_, layers)| layers.iter().any(is_block));
-        match checkpointing {
-            Checkpointing::Off => Ok(Self::default()),
-            Checkpointing::Blocks if layers.iter().any(has_block) => Ok(Self { blocks: true, ..Self::default() }),
-            Checkpointing::Blocks => invalid("the model has no blocks that checkpointing could run again".to_owned()),
-            Checkpointing::Layers(names) => {
-                if let Some(name) = names.unused(&paths) {
-                    return invalid(format!("checkpointing: no layer has the name `{name}`"));
-                }
-                let layers = paths.into_iter().filter(|path| names.contains(path)).collect();
-                Ok(Self { layers, ..Self::default() })
+/// What a setting means for the layers of a model.
+pub(crate) fn segments(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> Result<Segments, Error> {
+    let invalid = |what: String| Err(Kind::Invalid(what).into());
+    let mut sequences = Vec::new();
+    let mut paths = Vec::new();
+    walk(layers, String::new(), &mut sequences, &mut paths);
+    let has_blocks = sequences.iter().any(|(_, layers)| layers.iter().any(is_block));
+    match checkpointing {
+        Checkpointing::Off => Ok(Segments::default()),
+        Checkpointing::Blocks if layers.iter().any(has_block) => Ok(Segments { blocks: true, ..Segments::default() }),
+        Checkpointing::Blocks => invalid("the model has no blocks that checkpointing could run again".to_owned()),
+        Checkpointing::Layers(names) => {
+            if let Some(name) = names.unused(&paths) {
+                return invalid(format!("checkpointing: no layer has the name `{name}`"));
             }
-            Checkpointing::Every(0) => invalid("checkpointing of every 0 blocks makes no sense".to_owned()),
-            Checkpointing::Segments(0) => invalid("checkpointing with 0 segments makes no sense".to_owned()),
-            Checkpointing::Every(_) | Checkpointing::Segments(_) | Checkpointing::SquareRoot => {
-                // Without blocks, the layers of the longest sequence are the units.
-                let longest = sequences.iter().map(|(_, layers)| layers.len()).max().unwrap_or(0);
-                let mut groups = HashMap::new();
-                for (path, layers) in sequences {
-                    let is_unit: Vec<_> = layers.iter().map(|layer| is_block(layer) || !has_blocks).collect();
-                    let units = is_unit.iter().filter(|is_unit| **is_unit).count();
-                    if units == 0 || (!has_blocks && layers.len() < longest) {
-                        continue;
-                    }
-                    let of_path = around_others(&is_unit, &checkpointing.groups(units));
-                    check_beginnings(&path, layers, &of_path)?;
-                    groups.insert(path, of_path);
-                    if !has_blocks {
-                        break;
-                    }
-                }
-                Ok(Self { groups, ..Self::default() })
-            }
+            let layers = paths.into_iter().filter(|path| names.contains(path)).collect();
+            Ok(Segments { layers, ..Segments::default() })
         }
-    }
-}
-
-impl Segments {
-    /// The layers at this path are in groups.
-    pub(crate) fn groups_at(&self, path: &str) -> bool {
-        self.groups.contains_key(path)
+        Checkpointing::Every(0) => invalid("checkpointing of every 0 blocks makes no sense".to_owned()),
+        Checkpointing::Segments(0) => invalid("checkpointing with 0 segments makes no sense".to_owned()),
+        Checkpointing::Every(_) | Checkpointing::Segments(_) | Checkpointing::SquareRoot => {
+            // Without blocks, the layers of the longest sequence are the units.
+            let longest = sequences.iter().map(|(_, layers)| layers.len()).max().unwrap_or(0);
+            let mut groups = HashMap::new();
+            for (path, layers) in sequences {
+                let is_unit: Vec<_> = layers.iter().map(|layer| is_block(layer) || !has_blocks).collect();
+                let units = is_unit.iter().filter(|is_unit| **is_unit).count();
+                if units == 0 || (!has_blocks && layers.len() < longest) {
+                    continue;
+                }
+                let of_path = around_others(&is_unit, &checkpointing.groups(units));
+                check_beginnings(&path, layers, &of_path)?;
+                groups.insert(path, of_path);
+                if !has_blocks {
+                    break;
+                }
+            }
+            Ok(Segments { groups, ..Segments::default() })
+        }
     }
 }
 

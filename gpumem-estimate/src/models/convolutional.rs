@@ -211,7 +211,7 @@ pub fn mobilenet_v2() -> Model {
     classifier_of_images("mobilenet_v2", layers)
 }
 
-/// `ConvNeXt` with so many blocks and channels in each stage. Stochastic depth is left out: it multiplies by a random number.
+/// `ConvNeXt` with these numbers of blocks and channels in each stage. Stochastic depth is left out: it multiplies by a random number.
 pub fn convnext(name: &str, blocks: [usize; 4], channels: [u64; 4]) -> Model {
     // Layer norm over the channels of an image.
     let image_norm = |size| [Layer::ChannelsToLast, Layer::LayerNorm { size }, Layer::ChannelsToFirst];

@@ -1,10 +1,5 @@
 //! A step of inference or training, as events.
 
-mod adapters;
-mod checkpointing;
-mod decode;
-mod names;
-mod parallel;
 mod tensor_parallel;
 
 use std::{fmt, io, path::Path, rc::Rc};
@@ -15,13 +10,6 @@ use serde::{
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-pub use self::{
-    adapters::{Lora, Quantized},
-    checkpointing::Checkpointing,
-    decode::{Decode, KvCache},
-    names::Names,
-    parallel::{DataParallel, DataParallelKind},
-};
 use crate::{
     allocator::AllocatorKind,
     class::Class,
@@ -30,9 +18,10 @@ use crate::{
     error::{Error, Kind},
     estimate::{ConvolutionWorkspace, Estimate, PhasePeak},
     files,
-    layer::{Built, Segments, build, run_all, run_model},
+    layer::{Built, build, run_all, run_model, segments},
     memory::Memory,
     model::{Loss, Model},
+    settings::{Checkpointing, DataParallel, DataParallelKind, Decode, Lora, Quantized},
     shape::Shape,
 };
 
@@ -63,7 +52,7 @@ pub struct Step {
     pub batch: u64,
     /// `None`: inference. Else a forward pass, a backward pass and an update by this optimizer.
     pub optimizer: Option<Optimizer>,
-    /// So many passes forward and backward, with a batch each, before each update: 1 or more. Their gradients are added up.
+    /// How many passes forward and backward, with a batch each, come before an update: 1 or more. Their gradients are added up.
     /// From the fifth pass on, nothing is allocated that the fourth one did not allocate, so these are not run.
     pub micro_batches: u64,
     /// Inference goes on with tokens that the model generates. `None`: the prompt alone is read, and logits are computed for all of its
@@ -71,6 +60,7 @@ pub struct Step {
     pub decode: Option<Decode>,
     /// The type of the parameters. If it [is only stored](Dtype::is_only_stored), it is the type of the weights of linear layers and
     /// experts and of the tables of embeddings, as llama.cpp has them: its kernels read them as they are. All else has the type `compute`.
+    /// `i8` is the type of linear layers without `lm_head` alone, as `load_in_8bit` of bitsandbytes has them.
     pub parameters: Dtype,
     /// The type of activations, of the cache, of logits and of small parameters, if that of the parameters is only stored: `f16`, `bf16`
     /// or `f32`. `None`: what autocast is to, else `bf16`.
@@ -86,7 +76,7 @@ pub struct Step {
     pub quantized: Option<Quantized>,
     /// Several GPUs, each with a batch of its own. The estimate is for one of them.
     pub data_parallel: Option<DataParallel>,
-    /// So many GPUs share each layer, as Megatron-LM splits it: attention by heads, an MLP by the size between its layers, the tokens
+    /// How many GPUs share each layer, as Megatron-LM splits it: attention by heads, an MLP by the size between its layers, the tokens
     /// of the vocabulary. The estimate, its parameters as well, is for one of them. Each of them may be one of several of
     /// [`data_parallel`](Self::data_parallel). 1: one GPU has all. Small tensors of integers, which say what tokens a GPU has,
     /// are not counted.
@@ -283,7 +273,7 @@ impl Step {
         memory.close();
         eager.check_adapters()?;
         if self.checkpointing != Checkpointing::Off {
-            eager.set_segments(Segments::new(&self.checkpointing, &layers)?);
+            eager.set_segments(segments(&self.checkpointing, &layers)?);
         }
         let (parameters, parameter_bytes) = eager.count_parameters();
         memory.open("input");

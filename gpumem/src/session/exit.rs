@@ -9,7 +9,7 @@ use super::{
     SESSION,
     output::{exit_reports, oom},
 };
-use crate::{source, sys::process};
+use crate::{process, source};
 
 /// At exit, libraries release their state in handlers that they registered when they were loaded. No thread may be inside a library
 /// then, or call it later. Handlers run in reverse order, so this one is registered again for each library that is loaded after the

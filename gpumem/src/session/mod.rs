@@ -22,9 +22,9 @@ mod budgets;
 mod capture;
 mod exit;
 mod guards;
-#[cfg(all(feature = "capture", feature = "dispatch"))]
-mod injected;
 mod output;
+#[cfg(feature = "capture")]
+mod recorded;
 mod recording;
 #[cfg(feature = "sim")]
 mod testing;
@@ -42,10 +42,6 @@ use std::{
 use crate::inbox::{Readings, Subscription};
 use once_cell::{race::OnceBox, sync::OnceCell};
 
-#[cfg(all(feature = "backtrace", feature = "capture", feature = "dispatch"))]
-pub use self::injected::run_in_python;
-#[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use self::recording::{hook_for_nobody, intercepted, rehearse};
 pub use self::{
     budgets::Budget,
     guards::{
@@ -54,39 +50,27 @@ pub use self::{
     },
     output::{on_oom, retry_after_trim, set_sink},
     recording::{label, subscribe, unsubscribe},
-    views::{LiveMemory, Status, breakdown, can_intercept, cupti_version, settings_in_use, status, summary},
+    views::{LiveMemory, Status, breakdown, status, summary},
 };
 #[cfg(feature = "sim")]
 pub use self::{budgets::simulated_gpu, testing::TestSession};
-#[cfg(all(feature = "capture", feature = "dispatch"))]
+#[cfg(feature = "capture")]
 pub use self::{
     capture::Keep,
-    injected::{
-        Injected, begin_injected, end_injected, exit_without_program, leave_own_file, run_beside_program,
-        run_with_own_descriptors, with_high_number,
-    },
+    recorded::{begin, begin_at_start, end, serve_foreign_program},
 };
 pub(crate) use self::{output::Notice, views::statistics};
 use self::{
     output::{Notices, Refusals, SinkState},
-    recording::{CallsiteTable, Pools, Sampler},
+    recording::{CallsiteTable, Sampler},
 };
-pub use crate::settings::Setting;
-#[cfg(all(feature = "__internal", feature = "cupti", feature = "dispatch"))]
-pub use crate::source::calls_of_both_sources;
-#[cfg(all(feature = "__internal", feature = "backtrace"))]
-pub(crate) use crate::source::{WAYS_TO_A_STACK, python_line_at, python_lines};
-#[cfg(any(feature = "baseline", feature = "capture"))]
-pub use crate::sys::lock_file::LockFile;
-#[cfg(feature = "capture")]
-pub use crate::sys::ring_memory::SharedMemory;
 use crate::{
     derive::{Labels, Stack},
     error::{Error, Kind, Result},
     model::{Family, ScopeId, StackId},
+    process,
     settings::{self, Settings},
     source::{self, Devices, StackTable},
-    sys::process,
 };
 pub use gpumem_core::report::{Figure, Relation};
 
@@ -120,7 +104,6 @@ pub(crate) struct Session {
     refusals: Refusals,
     sampler: Sampler,
     readings: Readings,
-    pools: Pools,
     /// The next number for a scope or a kept peak.
     scopes: AtomicU64,
     subscription: Subscription<Error>,
@@ -152,7 +135,6 @@ impl Session {
             refusals: Refusals::default(),
             sampler: Sampler::default(),
             readings: Readings::new(),
-            pools: Pools::default(),
             scopes: AtomicU64::new(0),
             subscription: Subscription::new(),
             was_cupti_used: AtomicBool::new(false),
@@ -219,10 +201,7 @@ impl Session {
     }
 
     /// The number of a stack. A recording has what a new stack consists of before any event with it.
-    #[cfg_attr(
-        not(any(feature = "sim", feature = "cupti", feature = "dispatch")),
-        allow(dead_code, reason = "no source")
-    )]
+    #[cfg_attr(not(any(feature = "sim", feature = "cuda")), allow(dead_code, reason = "no source"))]
     fn number_stack(&self, addresses: &[usize]) -> StackId {
         #[cfg(feature = "capture")]
         if self.capture.defines_stacks() {
@@ -235,14 +214,6 @@ impl Session {
     fn next_scope(&self) -> ScopeId {
         ScopeId(self.scopes.fetch_add(1, Relaxed))
     }
-}
-
-/// The frames of the calling thread's stack.
-#[cfg(all(feature = "__internal", feature = "backtrace"))]
-pub(crate) fn stack_lines() -> Vec<String> {
-    let session = current().begun();
-    let stack = session.stacks.get(source::current_stack());
-    source::frames(&stack).iter().map(crate::model::Frame::with_function).collect()
 }
 
 /// The session of the calling thread: the process's, unless a test put another one in its place.

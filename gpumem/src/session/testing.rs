@@ -1,6 +1,6 @@
 //! Sessions for tests: each has its own simulated devices, settings and tables, so that tests need no process of their own.
 
-use super::{OVERRIDE, Session, output::oom};
+use super::{OVERRIDE, Session, output::oom, recording::label_block};
 use crate::{
     error::Result,
     model::{Block, Bytes, Device, EventKind, MemKind, StackId},
@@ -11,7 +11,16 @@ use crate::{
     },
 };
 
-/// A separate session with simulated devices. It is never freed, because guards hold a `'static` reference to their session.
+/// Simulated devices with traces, settings and reports of their own, for a test that runs beside others. Its memory is never freed,
+/// because guards refer to it for as long as the process runs.
+///
+/// ```
+/// use gpumem::{Bytes, GpuMemTrace, sim::TestSession};
+///
+/// let session = TestSession::new(&[("GPUMEM_SIM", "16GiB"), ("GPUMEM_REPORT", "off")])?;
+/// session.run(|| assert_eq!(gpumem::gpu_mem_get(0).total, Bytes::gib(16)));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 pub struct TestSession {
     session: &'static Session,
     devices: &'static SimDevices,
@@ -24,6 +33,7 @@ impl TestSession {
     /// When `GPUMEM_SIM` is not valid.
     pub fn new(variables: &[(&str, &str)]) -> Result<Self> {
         source::ask_for_each_trace();
+        source::label_with(label_block);
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
         let settings: &'static Settings = Box::leak(Box::new(Settings::read(value)));
         let session: &'static Session = Box::leak(Box::new(Session::new(settings)));

@@ -28,7 +28,6 @@ pages! {
     async_code "async.md"
     tests "tests.md"
     estimates "estimates.md"
-    inject "inject.md"
     troubleshooting "troubleshooting.md"
     cudarc "frameworks/cudarc.md"
     candle "frameworks/candle.md"

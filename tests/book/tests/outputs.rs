@@ -8,7 +8,7 @@ use std::{
 
 use gpumem_book_tests::PAGES;
 
-const START: &str = "cargo run --example ";
+const START: &str = "cargo run ";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -19,7 +19,8 @@ struct Shown {
     page: String,
     /// Variables for the example, such as `GPUMEM_LEAKS=1`.
     variables: Vec<(String, String)>,
-    example: String,
+    /// What follows `cargo run`.
+    arguments: String,
     output: String,
 }
 
@@ -28,12 +29,12 @@ fn shown(page: &str, text: &str) -> Vec<Shown> {
     let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split_once("```").map(|(block, _)| block));
     let read = |block: &str| {
         let (command, output) = block.split_once('\n')?;
-        let (before, example) = command.strip_prefix("$ ")?.split_once(START)?;
+        let (before, arguments) = command.strip_prefix("$ ")?.split_once(START)?;
         let variables = before.split_whitespace().filter_map(|word| word.split_once('='));
-        (!output.is_empty()).then(|| Shown {
+        (!output.is_empty() && arguments.contains("--example ")).then(|| Shown {
             page: page.to_owned(),
             variables: variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-            example: example.to_owned(),
+            arguments: arguments.to_owned(),
             output: comparable(output),
         })
     };
@@ -58,19 +59,20 @@ fn without_value(line: &str, key: &str) -> String {
 fn check(shown: &Shown) {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let run = Command::new(cargo)
-        .args(["run", "--quiet", "--example", &shown.example])
+        .args(["run", "--quiet"])
+        .args(shown.arguments.split_whitespace())
         .current_dir(root())
         .env("GPUMEM_SIM", "16GiB")
         .envs(shown.variables.iter().map(|(name, value)| (name, value)))
         .output()
         .expect("cargo starts");
-    assert!(run.status.success(), "{}: {}", shown.example, String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{}: {}", shown.arguments, String::from_utf8_lossy(&run.stderr));
     let [stdout, stderr] = [&run.stdout, &run.stderr].map(|bytes| comparable(&String::from_utf8_lossy(bytes)));
     assert!(
         stdout.contains(&shown.output) || stderr.contains(&shown.output),
         "{} shows of `{}`:\n{}\nbut it prints:\n{stdout}\nand on stderr:\n{stderr}",
         shown.page,
-        shown.example,
+        shown.arguments,
         shown.output
     );
 }

@@ -12,8 +12,8 @@ use gpumem_book_tests::PAGES;
 /// Pages that only include a document of the project.
 const INCLUDES: &[&str] = &["architecture.md", "measurements.md"];
 
-/// Variables that are not in the table of `environment.md`: of the library in `examples/inject`, of the project's own tests.
-const OTHER_VARIABLES: &[&str] = &["GPUMEM_INJECT_OUT", "GPUMEM_DEVICE", "GPUMEM_STANDIN_FAIL"];
+/// Variables that are not in the table of `environment.md`: those of the project's own tests.
+const OTHER_VARIABLES: &[&str] = &["GPUMEM_DEVICE", "GPUMEM_STANDIN_FAIL"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("this is in a checkout")

@@ -6,12 +6,56 @@ use std::{
     hint::black_box,
     slice,
     sync::mpsc::{Receiver, Sender, channel},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
-use gpumem::__private::internal::{python_line_at, python_lines, stack, stack_lines};
+use gpumem_core::model::{Answer, Bytes, EventKind, Frame, Key, StackId, Tag};
+use gpumem_driver::{
+    python::{line_at as python_line_at, lines as python_lines},
+    settings::settings,
+    source::{self, RecordEvents, StackTable},
+};
+
+static STACKS: LazyLock<StackTable> = LazyLock::new(StackTable::default);
+
+/// Numbers stacks, and records nothing.
+struct NumberStacks;
+
+impl RecordEvents for NumberStacks {
+    fn alloc(_: Key, _: Bytes, _: Tag) {}
+
+    fn free(_: Key) -> Answer {
+        Answer::Applied
+    }
+
+    fn record(_: &EventKind) -> Answer {
+        Answer::Applied
+    }
+
+    fn number_stack(addresses: &[usize]) -> StackId {
+        STACKS.number(addresses, |_| {})
+    }
+
+    fn addresses(stack: StackId) -> Arc<[usize]> {
+        STACKS.get(stack)
+    }
+}
+
+/// The number of the stack that is recorded for a large block.
+#[inline(never)]
+fn stack() -> u32 {
+    source::current_stack().0
+}
+
+/// The lines of that stack, innermost first.
+#[inline(never)]
+fn stack_lines() -> Vec<String> {
+    source::record_to::<NumberStacks>(settings());
+    let stack = STACKS.get(source::current_stack());
+    source::frames(&stack).iter().map(Frame::with_function).collect()
+}
 
 /// Puts a text into a buffer of Python. Returns its length; what does not fit is cut.
 fn put(text: &str, at: *mut u8, room: usize) -> usize {

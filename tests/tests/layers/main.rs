@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The crates of the floors. `gpumem` names the modules of `gpumem-core` as its own.
-const CRATES: [&str; 2] = ["gpumem-core", "gpumem"];
+/// The crates of the floors. Each names the modules of those before it as its own.
+const CRATES: [&str; 3] = ["gpumem-core", "gpumem-driver", "gpumem"];
 
 /// Each floor, and what it may name besides itself.
 const FLOORS: &[(&str, &[&str])] = &[
@@ -24,9 +24,9 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("capture", &["derive", "inbox", "ledger", "export", "report", "model", "error"]),
     ("export", &["report", "model", "error"]),
     ("settings", &["export", "model", "error"]),
-    ("sys", &["settings", "inbox", "error"]),
+    ("sys", &["settings", "inbox", "model", "error"]),
     ("source", &["sys", "device_model", "settings", "model", "error"]),
-    // Of `sys`, the session names what recordings and the process need alone.
+    // From `process` on: what `gpumem-driver` re-exports of `sys`.
     (
         "session",
         &[
@@ -39,19 +39,19 @@ const FLOORS: &[(&str, &[&str])] = &[
             "settings",
             "model",
             "error",
-            "sys::process",
-            "sys::clock",
-            "sys::ring_memory",
-            "sys::cgroup",
-            "sys::descriptor",
-            "sys::lock_file",
-            "sys::own_file",
+            "process",
+            "clock",
+            "ring_memory",
+            "cgroup",
+            "recording_file",
+            "lock_file",
         ],
     ),
     ("query", &["session", "source", "model", "error"]),
     ("cudarc_ext", &["session", "model", "error"]),
     ("torch", &["query", "session", "report", "model", "error"]),
-    ("private", &["session", "query", "model", "error"]),
+    ("sim", &["session"]),
+    ("private", &["session", "model"]),
 ];
 
 fn sources(folder: &Path, files: &mut Vec<PathBuf>) {

@@ -77,7 +77,7 @@ fn check(folder: &Folder, outcome: &Outcome) {
 #[test]
 fn the_code_that_python_runs_makes_the_library_wait() {
     let Some(python) = interpreters().into_values().next() else {
-        println!("skipped: no Python from 3.11 to 3.14 was found");
+        gpumem_tests::skipped("no Python from 3.11 to 3.14 was found");
         return;
     };
     let folder = Folder::new();
@@ -119,7 +119,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
 #[test]
 fn a_program_in_a_new_python_is_recorded_from_now_on() {
     let Some(python) = interpreters().remove(&(3, 14)) else {
-        println!("skipped: no Python 3.14 was found");
+        gpumem_tests::skipped("no Python 3.14 was found");
         return;
     };
     for ends_by_itself in [false, true] {

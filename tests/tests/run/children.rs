@@ -77,11 +77,12 @@ fn children_of_fork_are_recorded_if_cuda_works_there() {
 fn a_process_that_runs_on_keeps_its_recording() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let [ready, go_on] = ["ready", "go_on"].map(|name| folder.file(name));
+    let go_on = folder.file("go_on");
     let steps = in_shell(&[&ALLOCATES[..], &[&format!("await_file {go_on}")]].concat());
     let log = folder.file("log");
-    let script =
-        format!("{}{steps} > {log} & while ! grep -q freed: {log}; do sleep 0.01; done; echo > {ready}", probe());
+    // It waits for a minute at most. `seq` counts as many rounds.
+    let waits = format!("for _ in $(seq 6000); do grep -q freed: {log} && exit; sleep 0.01; done; exit 1");
+    let script = format!("{}{steps} > {log} & {waits}", probe());
     let outcome = run(&machine(), &file, &["sh", "-c", &script]);
     assert!(outcome.succeeded() && outcome.stderr.contains("is not finished"), "{outcome}");
     let name = folder.names().into_iter().find(|name| name.ends_with(".capture")).expect("it is there");

@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use gpumem::__private::SharedMemory;
 use gpumem_core::{
     capture::{CodeAddress, Item, Segments, items_of},
     model::StackId,
 };
+use gpumem_driver::ring_memory::SharedMemory;
 use gpumem_tests::{Random, built};
 
 use super::*;
@@ -114,7 +114,7 @@ fn a_killed_program_loses_no_line_of_python() {
     let (file, script) = (folder.file("a.capture"), folder.file("train.py"));
     fs::write(&script, KILLED_TRAIN).unwrap();
     if !has_python() {
-        println!("skipped: there is no Python from 3.11 to 3.14");
+        gpumem_tests::skipped("no Python from 3.11 to 3.14 was found");
         return;
     }
     let mut random = Random::new(22);

@@ -6,6 +6,7 @@ mod dormant;
 mod failures;
 mod files;
 mod killed;
+mod library;
 mod parts;
 mod program;
 mod reports;

@@ -186,7 +186,7 @@ fn the_place_is_a_line_of_python() {
     let script = folder.file("train.py");
     std::fs::write(&script, TRAIN).unwrap();
     if !has_python() {
-        println!("skipped: there is no Python from 3.11 to 3.14");
+        gpumem_tests::skipped("no Python from 3.11 to 3.14 was found");
         return;
     }
     let outcome = run(&machine(), &folder.file("a.capture"), &["python3", &script]);

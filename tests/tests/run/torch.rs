@@ -40,7 +40,7 @@ struct Run {
 impl Run {
     fn of(options: &[&str], machine: &Standin, python: &[&str]) -> Option<Self> {
         let Some(interpreter) = interpreters().into_values().next() else {
-            println!("skipped: no Python from 3.11 to 3.14 was found");
+            gpumem_tests::skipped("no Python from 3.11 to 3.14 was found");
             return None;
         };
         Some(Self::with(&interpreter, options, machine, python))
@@ -210,7 +210,7 @@ fn a_program_without_pytorch_is_recorded_as_ever() {
 #[test]
 fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
     let Some(python) = interpreters().into_values().next() else {
-        println!("skipped: no Python from 3.11 to 3.14 was found");
+        gpumem_tests::skipped("no Python from 3.11 to 3.14 was found");
         return;
     };
     let folder = Folder::new();

@@ -1,9 +1,8 @@
 //! The names of scopes in reports.
 
 use gpumem::{
-    __private::TestSession,
     Bytes, GpuMemTrace, gpu_mem_trace,
-    sim::SimGpu,
+    sim::{SimGpu, TestSession},
     sink::{Content, Sink},
     tracker::MemTracker,
 };

@@ -2,7 +2,6 @@
 //! threads.
 
 mod fastai;
-mod pool;
 mod sampled;
 
 use std::{

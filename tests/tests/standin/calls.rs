@@ -501,7 +501,7 @@ fn while_a_stream_is_captured() {
     check(&both_sources(), "context 0; capture; new; figures = 0 0; report; status; drop; end_capture = whole");
     check(
         &both_sources(),
-        "context 0; capture; pool; figures = 0 0, pool; reset; figures = 0 0, pool; drop; memory_stats; end_capture = whole",
+        "context 0; capture; exact; figures = 0 0; reset; figures = 0 0; drop; memory_stats; end_capture = whole",
     );
     let script = "context 0; capture; new; call cuMemAllocAsync &a 1000 0 = 900; figures = 0 0; end_capture";
     check(&both_sources(), script);

@@ -2,7 +2,7 @@
 
 #![cfg(target_arch = "x86_64")]
 
-use gpumem_tests::{CONTEXT, Outcome, Standin, built, check, each, ensure};
+use gpumem_tests::{CONTEXT, Outcome, Standin, check, each, ensure};
 
 /// A machine with a dispatch table, and without libcupti.
 fn machine() -> Standin {
@@ -324,26 +324,6 @@ fn a_hook_of_the_programs_that_panics() {
     ensure(outcome.succeeded() && outcome.stderr.contains("the hook's own"), "did not panic", &outcome);
     ensure(outcome.answer("call cuMemAlloc_v2 &a 99999999999999") == "2", "the call was not the driver's", &outcome);
     ensure(outcome.answer("figures") == "1000 0", "not counted any more", &outcome);
-}
-
-/// Its hooks stay in the driver, so it stays too.
-#[test]
-fn a_library_with_gpumem_in_it_is_closed() {
-    let path = built("libgpumem_inject_example.so");
-    let script = format!(
-        "load_and_close {} = 1; maps libgpumem_inject_example = yes; slot_is cuMemAlloc_v2 = other; {CONTEXT}; call cuMemAlloc_v2 &a 1048576; \
-         call cuMemFree_v2 a; call cuMemAlloc_v2 &b 4194304",
-        path.display()
-    );
-    let outcome = check(&machine(), &script);
-    ensure(
-        outcome.stderr.contains("\nexact: intercepted by lib") || outcome.stderr.contains("exact: intercepted by"),
-        "no summary",
-        &outcome,
-    );
-    let row = outcome.stderr.lines().find_map(|line| line.trim_start().strip_prefix("allocated"));
-    let row: Vec<_> = row.unwrap_or_default().split_whitespace().collect();
-    ensure(row == ["4", "MiB", "4", "MiB", "2"], "another summary", &outcome);
 }
 
 /// The driver's functions may be points at which a thread is cancelled. Then the C library unwinds the stack, through the hook as well.

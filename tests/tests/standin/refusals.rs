@@ -115,7 +115,7 @@ fn what_is_freed_on_a_refusal_is_counted() {
 
 #[test]
 fn without_exact_traces_nothing_is_intercepted() {
-    for gauge in ["sampled", "pool", "off"] {
+    for gauge in ["sampled", "off"] {
         let outcome =
             run(&with_cupti().env("GPUMEM_GAUGE", gauge), "breakdown; retry cuMemAlloc_v2 &a 99999999999999; status");
         ensure_answer(&outcome, "retry cuMemAlloc_v2 &a 99999999999999", "2 2");

@@ -72,7 +72,6 @@ fn without_interception_every_figure_is_an_error() {
     for (machine, first, says) in [
         (Standin::new(), "count", "cannot load libcupti"),
         (with_cupti().env("GPUMEM_GAUGE", "sampled"), "count", "GPUMEM_GAUGE is sampled"),
-        (with_cupti().env("GPUMEM_GAUGE", "pool"), "count", "GPUMEM_GAUGE is pool"),
         (with_cupti().env("GPUMEM_GAUGE", "off"), "count", "GPUMEM_GAUGE is off"),
         (with_cupti().env("GPUMEM_GAUGE", "nonsense"), "count", "`nonsense` is not a gauge"),
         (with_cupti(), "unsubscribe", "gpumem::intercept::unsubscribe() was called"),

@@ -81,25 +81,25 @@ impl LiveBlocks {
         true
     }
 
-    /// Inserts a block. Returns a block with the same key whose free was not observed. If `frees_may_be_missing` is false,
-    /// such a block may be returned only later, when the new one moves to its shard.
-    pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<Entry> {
+    /// Inserts a block. Returns a block with its key, if the free of that block was not observed. Most have the key of the new block; if
+    /// `frees_may_be_missing` is false, such a block may be returned only later, when the new one moves to its shard.
+    pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<(Key, Entry)> {
         let slot = &mut self.front[upper_bits(key)];
         if slot.key == key && !slot.entry.is_none() {
-            return Some(std::mem::replace(&mut slot.entry, entry));
+            return Some((key, std::mem::replace(&mut slot.entry, entry)));
         }
         if self.frees_may_be_missing
             && let Some(missed) = self.remove_possibly_freed(key)
         {
             // Not to the front cache: the block in that slot would move to its shard, and could replace a second block.
             self.move_to_shard(key, entry);
-            return Some(missed);
+            return Some((key, missed));
         }
         let old = std::mem::replace(&mut self.front[upper_bits(key)], FrontSlot { key, entry });
         if old.entry.is_none() { None } else { self.move_to_shard(old.key, old.entry) }
     }
 
-    fn move_to_shard(&mut self, key: Key, entry: Entry) -> Option<Entry> {
+    fn move_to_shard(&mut self, key: Key, entry: Entry) -> Option<(Key, Entry)> {
         let is_possibly_freed = entry.number() <= self.lost_at;
         let shard = self.shard(key);
         let replaced = shard.blocks.insert(key, entry);
@@ -113,7 +113,7 @@ impl LiveBlocks {
         if let Some(replaced) = &replaced {
             self.left_shard(key, replaced);
         }
-        replaced
+        replaced.map(|replaced| (key, replaced))
     }
 
     fn remove_possibly_freed(&mut self, key: Key) -> Option<Entry> {
@@ -178,7 +178,7 @@ impl LiveBlocks {
     /// Frees were missed before the event with this number; with the highest number, they are still being missed. All live
     /// blocks that were allocated before are possibly freed. Returns blocks that are replaced now, as
     /// [`insert`](Self::insert) does.
-    pub(super) fn frees_missed_until(&mut self, number: u64) -> Vec<Entry> {
+    pub(super) fn frees_missed_until(&mut self, number: u64) -> Vec<(Key, Entry)> {
         let in_front: Vec<_> = self.front.iter_mut().map(|slot| std::mem::replace(slot, Self::EMPTY)).collect();
         let replaced = in_front
             .into_iter()
@@ -195,19 +195,16 @@ impl LiveBlocks {
     }
 
     /// Removes the blocks of a [part](Self::part) that `is_removed` selects, and returns them.
-    pub(super) fn drain(&mut self, part: usize, is_removed: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+    pub(super) fn drain(&mut self, part: usize, is_removed: impl Fn(&Entry) -> bool) -> Vec<(Key, Entry)> {
         let Some(shard) = part.checked_sub(1) else {
-            let in_front = self.front.iter_mut().map(|slot| &mut slot.entry);
-            return in_front.filter(|entry| !entry.is_none() && is_removed(entry)).map(std::mem::take).collect();
+            let removed = self.front.iter_mut().filter(|slot| !slot.entry.is_none() && is_removed(&slot.entry));
+            return removed.map(|slot| (slot.key, std::mem::take(&mut slot.entry))).collect();
         };
         let removed: Vec<_> = self.shards[shard].blocks.extract_if(|_, entry| is_removed(entry)).collect();
+        for (key, entry) in &removed {
+            self.left_shard(*key, entry);
+        }
         removed
-            .into_iter()
-            .map(|(key, entry)| {
-                self.left_shard(key, &entry);
-                entry
-            })
-            .collect()
     }
 
     /// One part of the blocks, of [`BLOCK_PARTS`]: part 0 is the front cache, each other part is a shard.

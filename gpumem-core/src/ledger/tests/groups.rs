@@ -58,7 +58,7 @@ fn the_newest_group_of_a_thread_is_not_forgotten() {
 /// A sweep looks at a few groups only, because other threads wait. Still there are never many more groups than are needed.
 #[test]
 fn groups_are_forgotten_in_parts() {
-    let (kept, all) = if cfg!(miri) { (10, 100) } else { (6_000, 60_000) };
+    let (kept, all) = (6_000, 60_000);
     let mut ledger = Ledger::default();
     let device = Device { family: Family::Cuda, ordinal: 0 };
     let mut most = 0;

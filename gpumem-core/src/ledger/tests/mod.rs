@@ -5,7 +5,7 @@
 //! ```text
 //! open a                               opens a scope with exact figures
 //! open a of 2                          one that counts thread 2 only
-//! open a sampled, open a pool          one that is sampled, or reads the usage of a pool
+//! open a sampled                       one that is sampled
 //! enter a %2, leave a %2               a thread enters and leaves an open scope
 //! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [own, whole] [on=1, here] [lost=1]
 //!                                      used and peaked
@@ -13,11 +13,10 @@
 //! free_failed, untracked, found 10     what follows a free: it failed; the size is not known; a late lookup
 //! gone 1                               context 1 is destroyed
 //! sample 100, unread                   a sample (MiB in use of 1000); a reading that failed
-//! usage 30 10, unread pool             the usage of a pool: high-water mark and current; a reading that failed
 //! lost 1, displaced 2 1                lost events; displaced functions of the driver: how many, and how many new ones
 //! inside a = 10 20                     the sizes of the live blocks that were allocated in a scope
-//! watch 1 uncounted, watch 1 others, unwatch 1    a budget wants to know what other threads do
-//! noticed = alloc 1 @0 [in scope] [counted]       what the event before was to it, or `nothing`
+//! watch 1 allocations, watch 1 others, unwatch 1    a budget wants to know what other threads do
+//! noticed = alloc 1 @0 [in scope] [guest]       what the event before was to it, or `nothing`
 //! tree /a/b = calls used peak device-peak allocated allocations    (the last two without the scopes inside)
 //! ```
 
@@ -26,17 +25,18 @@ mod fast_path;
 mod groups;
 mod guests;
 mod histories;
+mod noticed;
+mod observed;
 mod samples;
 mod scopes;
 mod tree;
-mod uncounted;
 
 use std::{collections::HashMap, fmt::Write, time::Duration};
 
 use super::{scopes::peak_above, stats::Count, *};
 use crate::model::{
     Answer, Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, OwnerThread,
-    PoolUsage, ScopeSpec, Space, StackId, Tag, ThreadId,
+    ScopeSpec, Space, StackId, Tag, ThreadId,
 };
 
 const MIB: i64 = 1 << 20;
@@ -141,7 +141,6 @@ impl Runner {
         let kind = match words[..] {
             ["open", scope] => self.open(scope, device, Gauge::Exact, None),
             ["open", scope, "sampled"] => self.open(scope, device, Gauge::Sampled, None),
-            ["open", scope, "pool"] => self.open(scope, device, Gauge::Pool, None),
             ["open", scope, "of", thread] => self.open(scope, device, Gauge::Exact, Some(thread)),
             ["alloc", block, size] => self.alloc(block, device, mib(size), MemKind::Device),
             ["alloc", block, size, "pool"] => self.alloc(block, device, mib(size), MemKind::Pool),
@@ -169,13 +168,7 @@ impl Runner {
                 let free = total.checked_sub(used).expect(line);
                 EventKind::Sample { device, memory: GpuMemory { total, free, used, reserved: None } }
             }
-            ["usage", high, used] => {
-                let (used_high, used) = (mib(high), mib(used));
-                let usage = PoolUsage { pool: 0, used, used_high, reserved: used_high, reserved_high: used_high };
-                EventKind::PoolUsage { device, usage }
-            }
             ["unread"] => EventKind::ReadFailed { device, gauge: Gauge::Sampled },
-            ["unread", "pool"] => EventKind::ReadFailed { device, gauge: Gauge::Pool },
             ["read", scope] => EventKind::Read { scope: ScopeId(self.id(scope)) },
             ["reset", scope] => EventKind::Reset { scope: ScopeId(self.id(scope)) },
             ["close", scope] => EventKind::Close { scope: ScopeId(self.id(scope)) },
@@ -183,7 +176,7 @@ impl Runner {
             ["leave", scope] => EventKind::Leave { scope: ScopeId(self.id(scope)) },
             ["reset-peaks"] => EventKind::ResetPeaks { device },
             ["watch", id, what] => {
-                let what = if what == "uncounted" { Noticing::Uncounted } else { Noticing::OfOthers };
+                let what = if what == "allocations" { Noticing::AllocationsOfOthers } else { Noticing::OfOthers };
                 self.ledger.watch(id.parse().expect(line), device, what, thread);
                 return;
             }
@@ -195,8 +188,8 @@ impl Runner {
                 let noticed = self.noticed.map_or("nothing".to_owned(), |it| {
                     let what = if it.is_free { "free" } else { "alloc" };
                     let scope = if it.is_in_scope { " in scope" } else { "" };
-                    let counted = if it.is_counted { " counted" } else { "" };
-                    format!("{what} {} @{}{scope}{counted}", it.bytes.mb(), it.device.ordinal)
+                    let guest = if it.is_guest { " guest" } else { "" };
+                    format!("{what} {} @{}{scope}{guest}", it.bytes.mb(), it.device.ordinal)
                 });
                 assert_eq!(Some(noticed.as_str()), expected, "{line}");
                 return;
@@ -216,7 +209,6 @@ impl Runner {
                 assert_eq!(Some(sizes.as_str()), expected, "{line}");
                 return;
             }
-            ["mark-disturbed"] => EventKind::PoolMarkDisturbed { device },
             ["displaced", now, more] => {
                 EventKind::Displaced { now: now.parse().expect(line), more: more.parse().expect(line) }
             }

@@ -152,11 +152,6 @@ fn a_trace_reports_that_it_overlaps_a_trace_of_another_thread() {
 #[test]
 fn lost_events_are_reported_by_the_scopes_that_were_open() {
     check("open a; lost 3; open b; lost 1; close b = 0 0 lost=1; close a = 0 0 lost=4");
-    // A disturbed high-water mark is reported by scopes of that pool only.
-    check(
-        "open a; open p pool; mark-disturbed; open q pool; read q = 0 0 lost=0; read p = 0 0 lost=1; close a = 0 0 lost=0",
-    );
-    check("open p pool; open o @1 pool; lost 1; mark-disturbed @1; close p = 0 0 lost=0; close o = 0 0 lost=1");
 }
 
 #[test]
@@ -171,7 +166,7 @@ fn closed_scopes_leave_no_records() {
 /// steps.
 #[test]
 fn closing_the_oldest_of_many_scopes_looks_at_few_of_them() {
-    let scopes = if cfg!(miri) { 100 } else { 100_000 };
+    let scopes = 100_000;
     let mut runner = Runner::default();
     for scope in 0..scopes {
         runner.line(&format!("open s.{scope}"));
@@ -195,6 +190,9 @@ fn a_peak_below_the_bytes_in_use_is_no_peak() {
 fn a_trace_that_overlaps_another_threads_counts_its_own_scope() {
     // Another thread frees what it had, or what this thread allocated before: neither is of this scope.
     check("alloc x 27 %2; alloc y 5; open a; open b %2; alloc z 33; free x %2; free y %2; free z; close a = 0 33 own");
+    // What was counted before the other trace opened is counted when it is freed, whoever allocated it.
+    check("open a; alloc x 30; alloc y 40 %3; open b %2; read a = 70 0 own; free x; free y %3; close a = 0 70 own");
+    check("open a; alloc y 40 %3; reset a = 40 0; alloc z 2 %3; open b %2; free y %3; free z; close a = 0 2 own");
     // Both allocate at once. Each has its own figures, and its own peak.
     check(
         "open a; open b %2; alloc x 10; alloc y 20 %2; free x; alloc z 1; alloc w 2 %2

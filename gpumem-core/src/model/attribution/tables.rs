@@ -62,12 +62,14 @@ pub(super) const FRAMEWORKS: &[&str] =
     &["candle", "burn", "cubecl", "tch", "torch_sys", "dfdx", "cust", "ort", "rayon", "tokio"];
 
 /// Crates between a user's line and the driver.
-pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "gpumem", "gpumem_core", "gpumem-core", "cudarc"];
+pub(super) const CRATES: &[&str] =
+    &["std", "core", "alloc", "gpumem", "gpumem_core", "gpumem-core", "gpumem_driver", "gpumem-driver", "cudarc"];
 
 /// Those of them that say nothing about where a program allocates.
-pub(super) const RUNTIME: &[&str] = &["std", "core", "alloc", "gpumem", "gpumem_core", "gpumem-core"];
+pub(super) const RUNTIME: &[&str] =
+    &["std", "core", "alloc", "gpumem", "gpumem_core", "gpumem-core", "gpumem_driver", "gpumem-driver"];
 /// The crates of gpumem that run in programs, by their names in functions and in files.
-pub(super) const GPUMEM: &[&str] = &["gpumem", "gpumem_core", "gpumem-core"];
+pub(super) const GPUMEM: &[&str] = &["gpumem", "gpumem_core", "gpumem-core", "gpumem_driver", "gpumem-driver"];
 
 /// Folders of the standard library's sources. Their full paths are needed, because a folder of a user may be called `core`
 /// as well.

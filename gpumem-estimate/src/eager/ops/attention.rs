@@ -96,7 +96,7 @@ impl Eager {
         })
     }
 
-    /// Of queries (batch, heads, n, size), keys and values (batch, heads, m, size). Several heads of queries may share one of keys. It
+    /// Attention of queries (batch, heads, n, size), keys and values (batch, heads, m, size). Several heads of queries may share one of keys. It
     /// keeps its inputs, its output and one number for each query.
     pub(crate) fn fused_attention(
         &self,
@@ -185,11 +185,7 @@ impl Eager {
         let padded = self.output(&mask.shape.with_last(last + 8 - last % 8), mask.dtype)?;
         let strides = padded.strides();
         let padded = padded.as_view().with_shape(mask.shape.clone()).with_strides(&strides);
-        if !self.needs_grad(&[mask]) {
-            return Ok(padded);
-        }
-        let [padded] = self.record(&[mask], [padded], |_, grads| Ok(grads.to_vec()));
-        Ok(padded)
+        Ok(self.recorded(&[mask], padded, |_, grads| Ok(grads.to_vec())))
     }
 
     /// What `_efficient_attention_backward` needs besides its results (`attention_backward.cu`).

@@ -2,7 +2,7 @@
 
 use crate::{
     dtype::Dtype,
-    eager::{Eager, Tensor},
+    eager::{Eager, Saved, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -20,6 +20,21 @@ enum Saves {
     InputWith(usize),
     /// The output, as above.
     OutputWith(usize),
+}
+
+/// The gradient of an operation that keeps something: a new tensor like the gradient of its result.
+fn new_gradient(saved: Saved) -> impl FnOnce(&Eager, &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, Error> {
+    move |eager, grads| {
+        let Some(grad) = &grads[0] else { return Ok(vec![None]) };
+        let _saved = saved.unpack(eager)?;
+        Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
+    }
+}
+
+/// The gradient of a sum, for the inputs that need one.
+#[expect(clippy::unnecessary_wraps, reason = "other operations allocate here")]
+fn passed_on(needs: [bool; 2], grads: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, Error> {
+    Ok(needs.iter().map(|needs| grads[0].clone().filter(|_| *needs)).collect())
 }
 
 impl Eager {
@@ -79,11 +94,7 @@ impl Eager {
         }
         let saved = self.save(&kept()?)?;
         let output = input.detached();
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-            let _saved = saved.unpack(eager)?;
-            Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
-        });
+        let [output] = self.record(&[input], [output], new_gradient(saved));
         Ok(output)
     }
 
@@ -167,14 +178,8 @@ impl Eager {
 
     pub(crate) fn add(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
         let output = self.result_of_two("a sum", first, second)?;
-        if !self.needs_grad(&[first, second]) {
-            return Ok(output);
-        }
         let needs = [first, second].map(|input| input.edge.is_some());
-        let [output] = self.record(&[first, second], [output], move |_, grads| {
-            Ok(needs.iter().map(|needs| grads[0].clone().filter(|_| *needs)).collect())
-        });
-        Ok(output)
+        Ok(self.recorded(&[first, second], output, move |_, grads| passed_on(needs, grads)))
     }
 
     /// `first += second`.
@@ -184,14 +189,8 @@ impl Eager {
             return Err(self.error(Kind::Pair { operation: "a sum in place", first, second }));
         }
         let output = first.detached();
-        if !self.needs_grad(&[first, second]) {
-            return Ok(output);
-        }
         let needs = [first, second].map(|input| input.edge.is_some());
-        let [output] = self.record(&[first, second], [output], move |_, grads| {
-            Ok(needs.iter().map(|needs| grads[0].clone().filter(|_| *needs)).collect())
-        });
-        Ok(output)
+        Ok(self.recorded(&[first, second], output, move |_, grads| passed_on(needs, grads)))
     }
 
     pub(crate) fn multiply(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
@@ -206,7 +205,7 @@ impl Eager {
         }
         let [output] = self.record(&[first, second], [output], move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None, None]) };
-            let unpack = |saved: Option<super::super::Saved>| saved.map(|saved| saved.unpack(eager)).transpose();
+            let unpack = |saved: Option<Saved>| saved.map(|saved| saved.unpack(eager)).transpose();
             let saved = [unpack(second_saved)?, unpack(first_saved)?];
             let product = |factor: &Option<Tensor>| {
                 let new = |_: &Tensor| Ok(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad));
@@ -229,11 +228,7 @@ impl Eager {
         }
         let saved = self.save(&mask)?;
         drop(mask);
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-            let _mask = saved.unpack(eager)?;
-            Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
-        });
+        let [output] = self.record(&[input], [output], new_gradient(saved));
         Ok(output)
     }
 
@@ -245,11 +240,7 @@ impl Eager {
         let saved = needs.then(|| self.save(&condition)).transpose()?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         let Some(saved) = saved else { return Ok(output) };
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-            let _condition = saved.unpack(eager)?;
-            Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
-        });
+        let [output] = self.record(&[input], [output], new_gradient(saved));
         Ok(output)
     }
 
@@ -259,16 +250,12 @@ impl Eager {
             return Ok(input.clone());
         }
         let output = self.output(&input.shape, dtype)?.in_order_of(input);
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
         let like = (input.shape.clone(), input.dtype, input.parameter);
-        let [output] = self.record(&[input], [output], move |eager, grads| {
+        Ok(self.recorded(&[input], output, move |eager, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None]) };
             let (shape, dtype, parameter) = &like;
             let class = if parameter.is_some() { crate::Class::Gradients } else { crate::Class::Activations };
             Ok(vec![Some(eager.empty(shape, *dtype, class)?.in_order_of(grad))])
-        });
-        Ok(output)
+        }))
     }
 }

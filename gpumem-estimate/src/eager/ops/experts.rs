@@ -104,19 +104,15 @@ impl Eager {
         let mut sizes = input.shape.sizes().to_vec();
         sizes.remove(dimension);
         let output = self.output(&sizes.into(), input.dtype)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
         let shape = input.shape.clone();
-        let [output] = self.record(&[input], [output], move |_, grads| {
+        Ok(self.recorded(&[input], output, move |_, grads| {
             let repeated = |grad: &Tensor| {
                 let mut strides = grad.strides();
                 strides.insert(dimension, 0);
                 grad.as_view().with_shape(shape.clone()).with_strides(&strides)
             };
             Ok(vec![grads[0].as_ref().map(repeated)])
-        });
-        Ok(output)
+        }))
     }
 
     /// A tensor several times, one after the other: a copy.

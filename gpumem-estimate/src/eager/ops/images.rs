@@ -88,7 +88,7 @@ impl Eager {
         Ok(loss)
     }
 
-    /// A tensor with the same elements and strides, and dimensions of size 1 at its end, so many that it has this rank.
+    /// A tensor with the same elements and strides. Dimensions of size 1 at its end give it this rank.
     pub(crate) fn with_rank(&self, input: &Tensor, rank: usize) -> Result<Tensor, Error> {
         if input.shape.rank() >= rank {
             return Ok(input.clone());

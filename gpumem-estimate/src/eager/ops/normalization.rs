@@ -79,12 +79,8 @@ impl Eager {
     /// The mean of the last dimension, which has size 1 afterwards.
     pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape.with_last(1), input.dtype)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
         let (shape, dtype) = (input.shape.clone(), input.dtype);
-        let [output] = self.record(&[input], [output], move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]));
-        Ok(output)
+        Ok(self.recorded(&[input], output, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)])))
     }
 
     /// Batch norm over dimension 1. It keeps its input and, while training, a mean and a deviation of each channel.

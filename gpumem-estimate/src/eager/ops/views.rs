@@ -12,27 +12,19 @@ impl Eager {
     /// A new tensor of another shape that consists of copies of the input. Its backward pass needs only the shape of the input.
     pub(super) fn copied_to(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         let output = self.output(shape, input.dtype)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
         let like = Like::of(input);
-        let [output] = self.record(&[input], [output], move |eager, grads| {
+        Ok(self.recorded(&[input], output, move |eager, grads| {
             Ok(vec![grads[0].as_ref().map(|_| like.empty(eager)).transpose()?])
-        });
-        Ok(output)
+        }))
     }
 
     /// Records a view: its gradient is a view of the gradient of the result.
     fn viewed(&self, input: &Tensor, shape: Shape) -> Tensor {
         let view = input.as_view().with_shape(shape);
-        if !self.needs_grad(&[input]) {
-            return view;
-        }
         let shape = input.shape.clone();
-        let [view] = self.record(&[input], [view], move |_, grads| {
+        self.recorded(&[input], view, move |_, grads| {
             Ok(vec![grads[0].as_ref().map(|grad| grad.as_view().with_shape(shape.clone()))])
-        });
-        view
+        })
     }
 
     /// Elements in order: a copy, if they are not.
@@ -41,11 +33,7 @@ impl Eager {
             return Ok(input.clone());
         }
         let output = self.output(&input.shape, input.dtype)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
-        let [output] = self.record(&[input], [output], |_, grads| Ok(grads.to_vec()));
-        Ok(output)
+        Ok(self.recorded(&[input], output, |_, grads| Ok(grads.to_vec())))
     }
 
     /// Another shape with the same number of elements. Copies the elements if they are not in order.
@@ -70,12 +58,8 @@ impl Eager {
         let mut strides = input.strides();
         strides[dimension] = 0;
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
-        if !self.needs_grad(&[input]) {
-            return view;
-        }
         // The sum over the repeated dimension is made where the gradient is checked against the shape of the input.
-        let [view] = self.record(&[input], [view], |_, grads| Ok(grads.to_vec()));
-        view
+        self.recorded(&[input], view, |_, grads| Ok(grads.to_vec()))
     }
 
     /// Each head of (batch, heads, n, size) is copied this many times.
@@ -83,12 +67,8 @@ impl Eager {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[1] = sizes[1].checked_mul(repeats).ok_or_else(|| self.error(Kind::TooLarge))?;
         let output = self.output(&sizes.into(), input.dtype)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
         let (shape, dtype) = (input.shape.clone(), input.dtype);
-        let [output] = self.record(&[input], [output], move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]));
-        Ok(output)
+        Ok(self.recorded(&[input], output, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)])))
     }
 
     /// Two dimensions change places.
@@ -97,13 +77,9 @@ impl Eager {
         sizes.swap(first, second);
         strides.swap(first, second);
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
-        if !self.needs_grad(&[input]) {
-            return view;
-        }
-        let [view] = self.record(&[input], [view], move |eager, grads| {
+        self.recorded(&[input], view, move |eager, grads| {
             Ok(vec![grads[0].as_ref().map(|grad| eager.transpose(grad, first, second))])
-        });
-        view
+        })
     }
 
     /// A view with a new first dimension of size 1.
@@ -114,15 +90,11 @@ impl Eager {
         let mut strides = of_input.clone();
         strides.insert(0, input.shape.sizes().first().unwrap_or(&1) * of_input.first().unwrap_or(&1));
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
-        if !self.needs_grad(&[input]) {
-            return view;
-        }
         let shape = input.shape.clone();
-        let [view] = self.record(&[input], [view], move |_, grads| {
+        self.recorded(&[input], view, move |_, grads| {
             let back = |grad: &Tensor| grad.as_view().with_shape(shape.clone()).with_strides(&of_input);
             Ok(vec![grads[0].as_ref().map(back)])
-        });
-        view
+        })
     }
 
     /// Parts of the last dimension, as views. The gradients of all parts are copied into one tensor.
@@ -151,12 +123,8 @@ impl Eager {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[dimension] = size;
         let view = input.as_view().with_shape(sizes.into()).with_strides(&input.strides());
-        if !self.needs_grad(&[input]) {
-            return view;
-        }
         let (shape, dtype) = (input.shape.clone(), input.dtype);
-        let [view] = self.record(&[input], [view], move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]));
-        view
+        self.recorded(&[input], view, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]))
     }
 
     /// One tensor of several along a dimension.
@@ -179,19 +147,15 @@ impl Eager {
             sizes[dimension] = sizes[dimension].checked_add(size).ok_or_else(|| self.error(Kind::TooLarge))?;
         }
         let output = self.output(&sizes.into(), first.dtype)?;
-        if !self.needs_grad(inputs) {
-            return Ok(output);
-        }
         let parts: Vec<_> = inputs.iter().map(|input| (input.shape.clone(), input.edge.is_some())).collect();
-        let [output] = self.record(inputs, [output], move |_, grads| {
+        Ok(self.recorded(inputs, output, move |_, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None; parts.len()]) };
             // Each gradient is a view of a part.
             let part = |(shape, needs): &(Shape, bool)| {
                 needs.then(|| grad.as_view().with_shape(shape.clone()).with_strides(&grad.strides()))
             };
             Ok(parts.iter().map(part).collect())
-        });
-        Ok(output)
+        }))
     }
 
     /// A new tensor of integers, such as positions.

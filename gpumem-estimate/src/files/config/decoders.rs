@@ -178,7 +178,7 @@ pub(super) fn mixtral(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, (0..blocks).map(|_| block(attention.clone(), mlp.clone()))))
 }
 
-/// Of Qwen 2 and 3: the window of each layer.
+/// The window of each layer of Qwen 2 and 3.
 fn qwen_windows(fields: Fields<'_>, blocks: usize) -> Result<Vec<u64>, Error> {
     let slides = fields.flag("use_sliding_window", false)?;
     let window = if slides { fields.number_or_null("sliding_window", 4096)? } else { 0 };

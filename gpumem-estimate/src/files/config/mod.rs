@@ -45,6 +45,9 @@ const ARCHITECTURES: &[(&str, &str, Build)] = &[
     ("Transformer2DModel", "transformer_2d", diffusion::old_dit),
 ];
 
+/// The files that are read.
+const READ: &str = "give a `config.json` of Hugging Face, a file .gguf, .safetensors or .toml, or a model as JSON";
+
 /// Sizes that no model can have as 0.
 const SIZES: &[&str] = &[
     "vocab_size",
@@ -79,7 +82,8 @@ impl Model {
     ///
     /// Where a model reads images as well as text, the part for images has its parameters and does not run.
     pub fn from_config(text: &str, length: u64) -> Result<Self, Error> {
-        let fields: Value = serde_json::from_str(text).map_err(|error| wrong(format!("this is no JSON: {error}")))?;
+        let no_json = |error| wrong(format!("this is no JSON: {error}; {READ}"));
+        let fields: Value = serde_json::from_str(text).map_err(no_json)?;
         Self::from_fields(&fields, length)
     }
 
@@ -91,7 +95,7 @@ impl Model {
         let found = match (&class, &kind) {
             (Some(class), _) => ARCHITECTURES.iter().find(|(known, ..)| known == class),
             (None, Some(kind)) => ARCHITECTURES.iter().find(|(_, known, _)| known == kind),
-            (None, None) => return Err(wrong("it names no architecture")),
+            (None, None) => return Err(wrong(format!("it names no architecture and has no `layers`; {READ}"))),
         };
         let name = class.or(kind).unwrap_or_default();
         let known = || Self::known_architectures().collect::<Vec<_>>().join(", ");

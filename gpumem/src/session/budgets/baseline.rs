@@ -27,7 +27,7 @@ mod file {
 
     use crate::{
         error::{Error, Kind, Result},
-        sys::lock_file::LockFile,
+        lock_file::LockFile,
     };
 
     /// Writing takes milliseconds. Only a process that hangs has the lock for so long.
@@ -93,7 +93,7 @@ mod file {
         for _ in 0..MAX_LINKS {
             match fs::read_link(&path) {
                 Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
-                // Not a link, or no file.
+                // It is not a link, or there is no file.
                 Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
                     return Ok(path);
                 }

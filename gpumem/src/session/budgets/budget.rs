@@ -8,9 +8,9 @@ use once_cell::sync::OnceCell;
 use super::{baseline, others::Others, turns::Turn};
 use crate::{
     model::{Gauge, Trace, one_line},
+    process,
     report::{Content, Counted, Figure, Limit, LiveBlock, Measurement, Place, Relation, Verdict, by_place, judge},
     session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current},
-    sys::process,
 };
 
 /// How many blocks were allocated inside the trace and are still live. `None` if it is not known.
@@ -41,6 +41,7 @@ pub struct Budget {
     /// The function also fails if its memory cannot be measured.
     strict: bool,
     /// The function uses a GPU, if there is one.
+    #[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "no simulated device hides a real one"))]
     real_if_any: bool,
     baseline: Option<BaselineLimit>,
     counted: Counted,

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use crate::{derive::Stack, report::ThreadFacts, session::views::folder, source, sys::process};
+use crate::{derive::Stack, process, report::ThreadFacts, session::views::folder, source};
 
 /// What is found out of a thread while it allocates. What it means is read from files later.
 #[derive(Default)]
@@ -13,7 +13,7 @@ pub(super) struct RawFacts {
 }
 
 impl RawFacts {
-    /// Of the calling thread.
+    /// The facts about the calling thread.
     pub(super) fn here() -> Self {
         let name = thread::current().name().map(ToOwned::to_owned);
         Self { name, system_name: process::thread_name(), stack: source::addresses_here() }

@@ -54,7 +54,7 @@ impl Others {
     pub(super) fn watch(session: &'static Session, device: Device, counted: Counted) -> Option<Self> {
         let noticing = match counted {
             Counted::OwnThreadOnly => return None,
-            Counted::OwnThread => Noticing::Uncounted,
+            Counted::OwnThread => Noticing::AllocationsOfOthers,
             Counted::AllThreads => Noticing::OfOthers,
         };
         let watcher = Watcher { device, counted, thread: thread::current().id(), seen: Mutex::default() };
@@ -79,7 +79,13 @@ impl Others {
                 }
                 (BelongsTo::OtherTest(_), _) | (_, Counted::AllThreads) => return None,
                 (BelongsTo::ThisTest, _) => {
-                    tally.add(in_scopes);
+                    // The harness names the thread of a test, which waits for those that it starts. These have no names. With scopes
+                    // of their own, they do not count for each other.
+                    if own.name.is_some() {
+                        tally.add(in_scopes);
+                    } else if tally.blocks == 0 {
+                        return None;
+                    }
                     facts.in_words()
                 }
                 // A thread in a scope of its own is measured there, and may have nothing to do with this function.
@@ -107,10 +113,12 @@ impl Watcher {
 
 impl Watch for Watcher {
     fn notice(&self, noticed: &Noticed) {
-        let Noticed { device, thread, is_free, is_counted, .. } = *noticed;
-        let is_counted_elsewhere = self.counted == Counted::OwnThread && (is_free || is_counted);
+        let Noticed { device, thread, is_free, is_guest, .. } = *noticed;
+        // What several budgets are told of may concern another one.
+        let is_counted = thread::current().id() == self.thread;
+        let is_anothers = self.counted == Counted::OwnThread && (is_free || is_guest);
         // While the test waits for its turn, nothing that happens is its own.
-        if device != self.device || is_counted_elsewhere || turns::waits(self.thread) {
+        if device != self.device || is_counted || is_anothers || turns::waits(self.thread) {
             return;
         }
         let (is_new, is_full) = {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::facts::RawFacts;
-use crate::sys::process;
+use crate::process;
 
 /// The budget of a test, or of code in a test. While it exists, tests that must be alone wait, or all others do.
 pub(super) struct Turn {

@@ -7,8 +7,8 @@ use std::{
 };
 
 use gpumem_core::capture::{
-    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, PoolDefinition, Process,
-    Request, StackDefinition,
+    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, Process, Request,
+    StackDefinition,
 };
 
 use super::{
@@ -17,9 +17,9 @@ use super::{
 };
 use crate::{
     model::{Block, CallsiteId, Device, EventKind, Frame, StackId},
+    process,
     session::{Session, recording::DefinedCallsite, views},
     source,
-    sys::process,
 };
 
 /// How long the end of a recording reads debug information.
@@ -39,11 +39,25 @@ pub(super) struct Definer {
     addresses: HashMap<usize, CodeAddress>,
     devices: HashSet<Device>,
     contexts: HashMap<u8, Device>,
-    pools: HashSet<u64>,
     interception: Option<&'static str>,
 }
 
 type Write<'a> = &'a mut dyn FnMut(Item) -> io::Result<()>;
+
+impl DefinedCallsite {
+    /// As recordings have it.
+    pub(super) fn definition(self, id: CallsiteId) -> CallsiteDefinition {
+        let Self { name, location, module } = self;
+        CallsiteDefinition {
+            id,
+            name: name.map(Into::into),
+            file: location.file().to_owned(),
+            line: location.line(),
+            column: location.column(),
+            module_path: module.map(Into::into),
+        }
+    }
+}
 
 impl Definer {
     pub(super) fn new(session: &'static Session) -> Self {
@@ -55,7 +69,6 @@ impl Definer {
             addresses: HashMap::new(),
             devices: HashSet::new(),
             contexts: HashMap::new(),
-            pools: HashSet::new(),
             interception: None,
         }
     }
@@ -63,7 +76,7 @@ impl Definer {
     /// The process.
     pub(super) fn process(&self) -> Item {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-        // Not more than a command line that somebody typed.
+        // A command line that somebody typed is shorter. A longer one is cut.
         let arguments = env::args_os().take(256).map(text).map(|mut argument| {
             argument.truncate(argument.char_indices().nth(1_000).map_or(argument.len(), |(at, _)| at));
             argument
@@ -97,16 +110,13 @@ impl Definer {
                     self.device(spec.device, write)?;
                     self.callsite(spec.callsite, write)
                 }
-                EventKind::PoolUsage { device, usage } => {
-                    self.device(device, write)?;
-                    if self.pools.insert(usage.pool) {
-                        write(Item::Pool(PoolDefinition { pool: usage.pool, device }))?;
-                    }
-                    Ok(())
-                }
                 EventKind::Sample { device, .. } => self.device(device, write),
                 _ => Ok(()),
             },
+            Item::Callsite(callsite) => {
+                self.callsites.insert(callsite.id);
+                Ok(())
+            }
             Item::Thread(thread) => {
                 let name = fs::read(format!("/proc/self/task/{}/comm", thread.os_id));
                 thread.name = name.ok().map(|name| String::from_utf8_lossy(&name).trim_end().to_owned());
@@ -150,15 +160,7 @@ impl Definer {
         if id == CallsiteId::NONE || id == CallsiteId::OTHERS || !self.callsites.insert(id) {
             return Ok(());
         }
-        let DefinedCallsite { name, location, module } = self.session.callsites.defined(id);
-        write(Item::Callsite(CallsiteDefinition {
-            id,
-            name: name.map(Into::into),
-            file: location.file().to_owned(),
-            line: location.line(),
-            column: location.column(),
-            module_path: module.map(Into::into),
-        }))
+        write(Item::Callsite(self.session.callsites.defined(id).definition(id)))
     }
 
     fn stack(&mut self, id: StackId, write: Write<'_>) -> io::Result<()> {

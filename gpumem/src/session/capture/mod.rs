@@ -8,7 +8,6 @@
 
 mod build_id;
 mod definitions;
-mod file;
 mod modules;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
@@ -30,23 +29,27 @@ use gpumem_core::capture::{
     Item, Request, RingDefinition, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring,
 };
 
-#[cfg_attr(not(feature = "dispatch"), expect(unreachable_pub, reason = "only injected programs choose"))]
 pub use self::thread::Keep;
 use self::{
     definitions::Definer,
-    file::RecordingFile,
     modules::{EarlyDefinitions, ModuleTable, ResolvedAddress},
 };
 use super::{Notice, Session};
 use crate::{
+    cgroup, clock,
     inbox::Tap,
-    model::{Bytes, Device, Event, EventKind, MemKind, ScopeId, StackId, ThreadId},
-    sys::{cgroup, clock, process, ring_memory::RingPages},
+    model::{Bytes, CallsiteId, Device, Event, EventKind, MemKind, ScopeId, StackId, ThreadId},
+    process,
+    recording_file::RecordingFile,
+    ring_memory::{RingPages, prefetch_for_writing},
 };
 
 /// The ring has so many slots of 64 bytes; an allocation or a free takes one. It lasts for some 10 ms of a program that does nothing
 /// else.
 const SLOTS: usize = 1 << 17;
+
+/// How many events of all threads may come before a line has arrived that was prefetched.
+const SLOTS_AHEAD: u64 = 4;
 
 /// With less memory left than that, the ring has fewer slots, which are private memory: the kernel might end the program instead of
 /// refusing more.
@@ -65,6 +68,8 @@ impl Tap for EventTap {
     fn record(&mut self, event: &Event<'_>) {
         if let Some(ring) = &mut self.0 {
             ring.event(event, clock::ticks());
+            // The thread that empties the ring has read that line on another processor.
+            prefetch_for_writing(ring.line_ahead(SLOTS_AHEAD));
         }
     }
 
@@ -113,13 +118,11 @@ struct Running {
 impl Capture {
     /// The program does not know gpumem: the command looks up the functions of stacks after the program has ended, and the lines of
     /// the user are in the program, not in the file with this code.
-    #[cfg(feature = "dispatch")]
     pub(super) fn set_injected(&self) {
         self.is_injected.store(true, Relaxed);
     }
 
     /// The recording that begins next does not begin with the process.
-    #[cfg(feature = "dispatch")]
     pub(super) fn set_late(&self) {
         let age = process::age().unwrap_or_default();
         *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(age);
@@ -258,17 +261,23 @@ impl Session {
         }
     }
 
-    /// Records that the calling thread was refused an allocation.
     /// Whether a recording is made of this process.
     pub(in crate::session) fn is_captured(&self) -> bool {
         self.capture.is_on.load(Relaxed) && !process::is_forked()
     }
 
+    /// Records that the calling thread was refused an allocation.
     pub(super) fn record_refused(&self, device: Option<Device>, bytes: Bytes, kind: MemKind) {
         if self.capture.is_on.load(Relaxed) && !process::is_forked() {
             let stack = self.stack_of_refusal();
             self.inbox.post(&EventKind::Refused { device, bytes, kind, stack });
         }
+    }
+
+    /// Records what a new callsite is. The thread that writes defines it too, but only when it comes to the first scope there: the
+    /// program may be killed before.
+    pub(super) fn record_callsite(&self, id: CallsiteId) {
+        self.record_item(|| Item::Callsite(self.callsites.defined(id).definition(id)));
     }
 
     pub(super) fn record_request(&self, request: impl FnOnce() -> Request) {

@@ -12,8 +12,8 @@ use gpumem_core::capture::{
 use super::build_id;
 use crate::{
     model::{Frame, StackId},
+    ring_memory::RingPages,
     source::{self, LoadedFile},
-    sys::ring_memory::RingPages,
 };
 
 /// The numbers of modules: the same in all recordings of a session, and in the ring.

@@ -76,9 +76,8 @@ fn all_reports_of_a_session_are_in_its_recording() {
             drop(other);
         }
         let sampled = GpuMemTrace::builder().ctx("sampled").device(2).gauge(Gauge::Sampled).start().unwrap();
-        let pool = GpuMemTrace::builder().ctx("pool").device(2).gauge(Gauge::Pool).start().unwrap();
         drop(gpu.alloc_async(Bytes::mib(3)).unwrap());
-        drop((pool, sampled));
+        drop(sampled);
         printed.push(format!("{:?}", tracker.track()));
         printed.push(format!("{:?}", summary()));
         printed.push(format!("{:?}", breakdown(2).unwrap()));
@@ -107,7 +106,7 @@ fn all_reports_of_a_session_are_in_its_recording() {
         }
     }
     assert_eq!(replayed_reports, *live_reports);
-    assert!(live_reports.len() >= 9, "{live_reports:#?}");
+    assert!(live_reports.len() >= 8, "{live_reports:#?}");
     assert_eq!(replayed, printed);
     // And what a reader needs of the process.
     let definitions = reader.definitions();

@@ -14,10 +14,12 @@ use gpumem_core::{
     model::ThreadId,
 };
 
-use super::{definitions::Definer, file::RecordingFile};
+use super::definitions::Definer;
 use crate::{
+    clock, process,
+    recording_file::RecordingFile,
+    ring_memory::RingPages,
     session::{Notice, Session},
-    sys::{clock, process, ring_memory::RingPages},
 };
 
 /// The ring is emptied so often.
@@ -36,7 +38,6 @@ const THREADS_EVERY: Duration = Duration::from_millis(250);
 const PEAKS_EVERY: Duration = Duration::from_secs(1);
 
 /// What is kept in the recording.
-#[cfg_attr(not(feature = "dispatch"), expect(unreachable_pub, reason = "only injected programs choose"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// All events.

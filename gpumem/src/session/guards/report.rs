@@ -5,8 +5,8 @@ use std::fmt::{self, Display};
 use super::trace::{ActiveTrace, GpuMemTrace};
 use crate::{
     model::{Gauge, Trace},
+    process,
     report::{Content, Line, Report},
-    sys::process,
 };
 
 impl GpuMemTrace {

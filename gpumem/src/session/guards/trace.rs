@@ -59,8 +59,13 @@ pub(super) struct ActiveTrace {
 enum TraceState {
     Off,
     Running(OpenScope),
-    /// With the id and the last figures of the closed scope.
-    Stopped(ScopeId, Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>),
+    /// The scope is closed: its id and its last figures.
+    Stopped(
+        #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only a recording names it"))] ScopeId,
+        Trace,
+        Option<ScopePeriod>,
+        Option<KeptPeak<'static>>,
+    ),
 }
 
 impl GpuMemTrace {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::session::Session;
-use crate::{error::Error, model::Device, report::Content, settings::Settings, sys::process};
+use crate::{error::Error, model::Device, process, report::Content, settings::Settings};
 
 /// The topic of a notice.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,6 @@ pub(crate) enum Notice {
     Sampled,
     Simulated,
     Stale,
-    PoolReset,
     Lost,
     Untracked,
     Settings,

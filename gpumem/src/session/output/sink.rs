@@ -20,8 +20,8 @@ use crate::session::{
 };
 use crate::{
     export::{Form, Paint, Sink},
+    process,
     report::{Content, Output},
-    sys::process,
 };
 
 /// Where the output of a session goes.
@@ -108,12 +108,8 @@ impl Session {
         match &sink {
             Sink::Off => {}
             Sink::Stdout if output.content.is_report() => self.write_stdout(output, Form::Text),
-            Sink::Stdout | Sink::Stderr => self.write_stderr(output),
-            Sink::File(path) => self.write_file(path, &sink.form().write(output, Paint::PLAIN)),
-            #[cfg(feature = "json")]
+            Sink::File(path) | Sink::JsonFile(path) => self.write_file(path, &sink.form().write(output, Paint::PLAIN)),
             Sink::Json => self.write_stdout(output, Form::Json),
-            #[cfg(feature = "json")]
-            Sink::JsonFile(path) => self.write_file(path, &sink.form().write(output, Paint::PLAIN)),
             Sink::Custom(to) => self.write_to_function(output, &**to),
             // A sink that this file does not know yet: its output must not be lost.
             _ => self.write_stderr(output),
@@ -272,7 +268,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "json")]
     fn each_json_object_says_what_when_who_and_where() {
         let file = TempFile::new("json");
         work(&session(&[("GPUMEM_REPORT", &format!("json:{}", file.0.display()))]));

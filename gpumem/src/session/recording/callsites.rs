@@ -4,6 +4,7 @@ use std::{
     borrow::Cow,
     collections::HashMap,
     panic::Location,
+    ptr,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -21,6 +22,9 @@ struct Callsites {
     /// A name is one callsite wherever it is opened, because reports show only the name.
     by_name: HashMap<Box<str>, CallsiteId>,
     by_location: HashMap<&'static Location<'static>, LocationNames>,
+    /// The callsites without names, by the address of their location: hashing that is faster than hashing the name of a file. Equal
+    /// locations may have several addresses.
+    unnamed_by_address: HashMap<usize, CallsiteId>,
 }
 
 /// What is known of a callsite.
@@ -49,14 +53,16 @@ struct LocationNames {
 pub(in crate::session) struct CallsiteTable(Mutex<Callsites>);
 
 impl CallsiteTable {
-    /// The number of a callsite. Equal callsites have one number.
+    /// The number of a callsite, and whether it is new. Equal callsites have one number.
     pub(in crate::session) fn number(
         &self,
         ctx: Option<&str>,
         location: &'static Location<'static>,
         module: Option<&'static str>,
-    ) -> CallsiteId {
-        self.lock().number(ctx, location, module)
+    ) -> (CallsiteId, bool) {
+        let mut callsites = self.lock();
+        let known = callsites.all.len();
+        (callsites.number(ctx, location, module), callsites.all.len() > known)
     }
 
     /// The callsite with this number.
@@ -88,7 +94,13 @@ impl Callsites {
         if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
             return *known;
         }
-        let Self { all, by_name, by_location } = self;
+        let address = ptr::from_ref(location).addr();
+        if ctx.is_none()
+            && let Some(known) = self.unnamed_by_address.get(&address)
+        {
+            return *known;
+        }
+        let Self { all, by_name, by_location, unnamed_by_address } = self;
         let place = by_location.entry(location).or_default();
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
@@ -97,7 +109,11 @@ impl Callsites {
             number
         };
         match ctx {
-            None => *place.unnamed.get_or_insert_with(|| add(None)),
+            None => {
+                let number = *place.unnamed.get_or_insert_with(|| add(None));
+                unnamed_by_address.insert(address, number);
+                number
+            }
             Some(_) if place.names == MAX_PER_LOCATION || by_name.len() == MAX_NAMES => {
                 *place.more.get_or_insert_with(|| {
                     let (file, line) = (location.file(), location.line());
@@ -121,7 +137,7 @@ mod tests {
     #[test]
     fn a_callsite_has_one_number() {
         let (callsites, here) = (CallsiteTable::default(), Location::caller());
-        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None);
+        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None).0;
         let (unnamed, named) = (number(None, here), number(Some("epoch"), here));
         assert_eq!((number(Some(""), here), number(Some("epoch"), here)), (unnamed, named));
         assert_ne!(unnamed, named);
@@ -134,7 +150,7 @@ mod tests {
     #[test]
     fn a_location_with_too_many_names_leaves_room_for_others() {
         let (callsites, here) = (CallsiteTable::default(), Location::caller());
-        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None);
+        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None).0;
         for name in 0..MAX_PER_LOCATION + 100 {
             number(Some(&name.to_string()), here);
         }

@@ -40,7 +40,8 @@ pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>,
     label_block(Key::new(Space::Address, address), &label, address)
 }
 
-fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
+/// Labels the block with this key. The address is for the error's text.
+pub(in crate::session) fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
     alive()?;
     let session = current();
     if session.is_begun() {
@@ -55,25 +56,4 @@ fn label_block(key: Key, label: &Label, address: u64) -> Result<()> {
         }
     }
     Err(Kind::UnknownBlock { address, why: views::why_not_intercepted(session).map(Box::new) }.into())
-}
-
-#[cfg(feature = "sim")]
-impl crate::source::sim::SimBlock {
-    /// Labels the block: see [`label`](crate::tracker::label).
-    ///
-    /// ```
-    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-    /// # let mut tracker = gpumem::tracker::MemTracker::new();
-    /// # let block = gpu.alloc(gpumem::Bytes::mib(9))?;
-    /// block.label("conv1.weight", &[512, 512, 3, 3], "f32")?;
-    /// assert_eq!(tracker.track().changes.unwrap()[0].names[0].0, "conv1.weight");
-    /// # Ok::<(), gpumem::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// When it is older than the first trace.
-    pub fn label(&self, name: impl Into<String>, shape: &[usize], dtype: impl Into<String>) -> Result<()> {
-        let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
-        label_block(self.key(), &label, self.address())
-    }
 }

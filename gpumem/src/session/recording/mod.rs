@@ -2,7 +2,6 @@
 
 mod callsites;
 mod labels;
-mod pools;
 mod process;
 mod sampler;
 mod scope;
@@ -10,11 +9,10 @@ mod subscribe;
 
 #[cfg(feature = "capture")]
 pub(super) use self::callsites::DefinedCallsite;
-#[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use self::process::{hook_for_nobody, intercepted, rehearse};
+#[cfg(feature = "sim")]
+pub(super) use self::labels::label_block;
 pub(super) use self::{
     callsites::CallsiteTable,
-    pools::Pools,
     process::record as record_process,
     sampler::Sampler,
     scope::{OpenScope, ScopeRequest},

@@ -2,13 +2,9 @@
 
 use std::sync::Arc;
 
-#[cfg(all(feature = "__internal", feature = "dispatch"))]
-use crate::model::{Family, ScopeId, ScopeSpec};
-#[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) use crate::source::{hook_for_nobody, intercepted};
 use crate::{
     model::{Answer, Bytes, Device, EventKind, Key, MemKind, StackId, Tag},
-    session::{SESSION, of_process, output::oom},
+    session::{SESSION, of_process, output::oom, recording::labels::label_block},
     settings::Settings,
     source::{self, RecordEvents},
 };
@@ -17,6 +13,7 @@ use crate::{
 pub(in crate::session) fn record(settings: &Settings) {
     source::record_to::<ToSession>(settings);
     source::handle_refusals(source::RefusalHandler { refused, obtained });
+    source::label_with(label_block);
 }
 
 fn refused(device: Option<Device>, bytes: Bytes, kind: MemKind) {
@@ -57,14 +54,4 @@ impl RecordEvents for ToSession {
     fn addresses(stack: StackId) -> Arc<[usize]> {
         of_process().stacks.get(stack)
     }
-}
-
-/// For benchmarks: a stream-ordered allocation and its free through the hooks of the dispatch table, with a function of its own
-/// in the driver's place, and the same without hooks.
-#[cfg(all(feature = "__internal", feature = "dispatch"))]
-pub(crate) fn rehearse() -> [fn(u64); 2] {
-    let device = Device { family: Family::Cuda, ordinal: 0 };
-    let spec = ScopeSpec::exact(device);
-    of_process().begun().inbox.post(&EventKind::Open { scope: ScopeId(u64::MAX), spec });
-    source::rehearse::<ToSession>()
 }

@@ -17,8 +17,8 @@ use crate::session::Session;
 use crate::{
     error::{Error, Kind, Result},
     model::{Device, EventKind, Gauge},
+    process,
     source::Devices,
-    sys::process,
 };
 
 /// How long the thread waits without a device to poll before it ends.

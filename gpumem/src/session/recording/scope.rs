@@ -7,9 +7,9 @@ use crate::{
     error::{Error, Kind, Result},
     ledger::ScopePeriod,
     model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Trace},
+    process,
     session::{Notice, Session, alive, recording::sampler},
     source::Devices,
-    sys::process,
 };
 
 /// The settings that the program requests for a new scope.
@@ -71,14 +71,13 @@ impl OpenScope {
             Some(_) => format!("the program requests the gauge `{gauge}`"),
             None => format!("GPUMEM_GAUGE is {gauge}"),
         };
-        if let (Some(gauge @ (Gauge::Sampled | Gauge::Pool)), Some(source)) = (gauge, request.source) {
+        if let (Some(gauge @ Gauge::Sampled), Some(source)) = (gauge, request.source) {
             let detail = format!("`{source}` gives exact figures, and {}; leave one of them out", requested_by(gauge));
             return Err(Kind::BadSetting { setting: "source", detail }.into());
         }
         let interruptions = session.subscription.interruptions();
         let (gauge, source, not_exact) = match gauge {
             Some(Gauge::Sampled) => (Gauge::Sampled, Source::Sampling, None),
-            Some(Gauge::Pool) => (Gauge::Pool, Source::PoolMark, None),
             _ => match session.subscribe(devices, request.source, needs_exact) {
                 Ok(source) => (Gauge::Exact, source, None),
                 Err(why) if gauge.is_none() && request.source.is_none() => {
@@ -95,30 +94,31 @@ impl OpenScope {
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
         let thread = request.of_thread.then(|| session.inbox.this_thread());
-        let callsite = session.callsites.number(ctx, location, request.module);
+        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
+        let (callsite, is_new) = session.callsites.number(ctx, location, request.module);
+        #[cfg(feature = "capture")]
+        if is_new {
+            session.record_callsite(callsite);
+        }
         let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };
-        match gauge {
-            Gauge::Sampled => {
-                let read = || {
-                    let memory = devices.read(ordinal)?;
-                    session.sampler.add_scope(session, device, devices)?;
-                    Ok::<_, Error>(EventKind::Sample { device, memory })
-                };
-                session.readings.ask(&session.inbox, device, read, &open)?;
+        if sampled {
+            let read = || {
+                let memory = devices.read(ordinal)?;
+                session.sampler.add_scope(session, device, devices)?;
+                Ok::<_, Error>(EventKind::Sample { device, memory })
+            };
+            session.readings.ask(&session.inbox, device, read, &open)?;
+        } else {
+            devices.check(ordinal)?;
+            if !process::is_forked() {
+                session.post_polled(device, devices);
             }
-            Gauge::Pool => session.pools.open(session, device, devices, &open)?,
-            _ => {
-                devices.check(ordinal)?;
-                if gauge == Gauge::Exact && !process::is_forked() {
-                    session.post_polled(device, devices);
-                }
-                session.inbox.post(&open);
-                // `unsubscribe` may have recorded its loss before this scope opened.
-                if session.subscription.interruptions() != interruptions {
-                    session.inbox.post(&EventKind::Lost { count: 1 });
-                }
+            session.inbox.post(&open);
+            // `unsubscribe` may have recorded its loss before this scope opened.
+            if session.subscription.interruptions() != interruptions {
+                session.inbox.post(&EventKind::Lost { count: 1 });
             }
         }
         // The notice about an invalid setting has printed what happens instead.
@@ -148,7 +148,7 @@ impl OpenScope {
 
     fn ask(&self, query: EventKind) -> Trace {
         let Self { session, device, devices, .. } = *self;
-        let Session { inbox, pools, readings, .. } = session;
+        let Session { inbox, readings, .. } = session;
         if self.gauge == Gauge::Exact && !process::is_forked() {
             session.post_polled(device, devices);
         }
@@ -158,7 +158,6 @@ impl OpenScope {
                 let Ok(trace) = readings.ask(inbox, device, read, &query);
                 trace
             }
-            Gauge::Pool if !process::is_forked() => pools.ask(session, device, devices, &query),
             _ => inbox.ask(None, &query),
         };
         // A thread that is inside the inbox already gets no answer, nor does the child of a fork.

@@ -8,9 +8,9 @@ use crate::{error::Error, model::Trace};
 use crate::{
     error::Result,
     model::{Device, EventKind, Family, Gauge, Source},
+    process,
     session::{Session, current, exit, views::unsubscribed_error},
     source::Devices,
-    sys::process,
 };
 
 /// Intercepts every allocation from now on: through the source that `GPUMEM_SOURCE` names, else through the driver's dispatch

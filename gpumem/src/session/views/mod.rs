@@ -6,7 +6,7 @@ mod status;
 
 pub use self::{
     places::{breakdown, summary},
-    status::{LiveMemory, Status, can_intercept, cupti_version, settings_in_use, status},
+    status::{LiveMemory, Status, status},
 };
 pub(super) use self::{
     places::{folder, path_of_this_thread, read},

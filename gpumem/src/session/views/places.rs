@@ -92,7 +92,7 @@ pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<
         memory,
         processes: devices.processes(ordinal).ok(),
         own_pid: std::process::id(),
-        pool: devices.read_pool(ordinal).ok(),
+        pool: devices.read_pool(ordinal).ok().flatten(),
         live: Vec::new(),
     })
 }

@@ -5,7 +5,7 @@ use crate::session::{Session, current};
 use crate::{
     derive,
     error::Result,
-    model::{Device, EventKind, Gauge, PoolUsage},
+    model::{Device, EventKind, PoolUsage},
     report::{AllocStats, KindStats, LiveBlock, MemoryStats, ReservedStats},
     source::Devices,
 };
@@ -50,21 +50,14 @@ impl InterceptedDevice {
     /// Also resets the pool's high-water mark of reserved memory, which traces do not use.
     pub(crate) fn reset_peaks(&self) -> Result<()> {
         let Self { session, devices, device } = *self;
-        without_pools(devices.reset_pool_reserved(device.ordinal))?;
+        devices.reset_pool_reserved(device.ordinal)?;
         session.inbox.post(&EventKind::ResetPeaks { device });
         Ok(())
     }
 
+    /// The usage of the device's current pool; `None` if the device has no pools.
     fn usage(&self) -> Result<Option<PoolUsage>> {
-        without_pools(self.devices.read_pool(self.device.ordinal))
-    }
-}
-
-/// `None` if the device has no pools.
-fn without_pools<T>(read: Result<T>) -> Result<Option<T>> {
-    match read {
-        Err(error) if error.lacks_gauge(Gauge::Pool.name()) => Ok(None),
-        read => read.map(Some),
+        self.devices.read_pool(self.device.ordinal)
     }
 }
 

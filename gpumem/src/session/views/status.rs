@@ -6,10 +6,10 @@ use crate::session::{Session, current};
 use crate::{
     error::{Error, Kind, Result},
     model::{Bytes, Gauge, MemKind, Source, one_line},
+    process,
     report::counted,
-    settings::{Setting, Settings},
+    settings::Settings,
     source::Devices,
-    sys::process,
 };
 
 /// What gpumem measures, how, and since when. The result of [`status`].
@@ -118,24 +118,6 @@ fn integrated(session: &'static Session) -> Vec<u32> {
     (0..devices.count().unwrap_or(0)).filter(|ordinal| devices.is_integrated(*ordinal)).collect()
 }
 
-/// All settings of this process, and where their values come from.
-pub fn settings_in_use() -> Vec<Setting> {
-    current().settings().all()
-}
-
-/// Whether this source could intercept the allocations of this process.
-///
-/// # Errors
-/// Why it could not.
-pub fn can_intercept(source: Source) -> Result<()> {
-    current().devices()?.can_subscribe(Some(source)).map(drop)
-}
-
-/// The version of CUPTI's interface, if it can be used: 130002 is that of CUDA 13.0.
-pub fn cupti_version() -> Option<u32> {
-    current().devices().ok()?.cupti_version()
-}
-
 /// Why allocations are not intercepted. `None` if they are.
 pub(in crate::session) fn why_not_intercepted(session: &'static Session) -> Option<Error> {
     NewTrace::find(session).why_not_exact
@@ -172,7 +154,7 @@ impl NewTrace {
         devices.check(0)?;
         let live = devices.subscribed();
         let intercepted_by = live.map(|live| live.library.to_owned());
-        if let Some(gauge @ (Gauge::Off | Gauge::Pool | Gauge::Sampled)) = request {
+        if let Some(gauge @ (Gauge::Off | Gauge::Sampled)) = request {
             return Ok(Self { intercepted_by, ..Self::inexact(gauge, not_exact_by_setting(request)) });
         }
         let source = match (live, why_not_subscribed(session)) {
@@ -192,7 +174,6 @@ impl NewTrace {
 
     fn inexact(gauge: Gauge, why_not_exact: Option<Error>) -> Self {
         let source = match gauge {
-            Gauge::Pool => Source::PoolMark,
             Gauge::Sampled => Source::Sampling,
             _ => Source::Off,
         };
@@ -211,7 +192,6 @@ pub(in crate::session) fn not_exact_by_setting(request: Option<Gauge>) -> Option
     let why = match request {
         None | Some(Gauge::Exact) => return None,
         Some(Gauge::Off) => "GPUMEM_GAUGE is off",
-        Some(Gauge::Pool) => "GPUMEM_GAUGE is pool",
         Some(_) => "GPUMEM_GAUGE is sampled",
     };
     Some(Kind::NoGauge { gauge: "exact", why }.into())

@@ -18,7 +18,7 @@ fn alone() {}
 #[gpu_mem_trace(max_peak = "1 MB", gauge = "sampled")]
 fn not_exact() {}
 
-#[gpu_mem_trace(thread_local, gauge = "pool")]
+#[gpu_mem_trace(thread_local, gauge = "off")]
 fn one_thread() {}
 
 fn main() {

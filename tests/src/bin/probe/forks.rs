@@ -28,7 +28,6 @@ impl Own {
         let traces = vec![
             silent().start()?,
             silent().gauge(Gauge::Sampled).start()?,
-            silent().gauge(Gauge::Pool).start()?,
             silent().thread_local_only().start()?,
             silent().gauge(Gauge::Off).start()?,
         ];
@@ -98,7 +97,7 @@ fn busy(random: &mut Random) {
         }
         3 => drop(builder().start_or_off()),
         4 => drop(builder().gauge(Gauge::Sampled).start_or_off()),
-        5 => drop(builder().gauge(Gauge::Pool).start_or_off()),
+        5 => _ = gpumem::torch::memory_stats(0),
         6 => {
             _ = gpumem::summary().to_string();
             _ = gpumem::status().to_string();

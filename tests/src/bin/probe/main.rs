@@ -14,7 +14,7 @@
 //! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`, `forget`: what to do with the last one;
 //! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
 //!   a stream is captured until `end_capture`, whose answer is whether the capture is whole;
-//! - `exact [device]`, `of_thread [device]`, `pool [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
+//! - `exact [device]`, `of_thread [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
 //!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`; `status_text`, with `|` between its lines;
 //!   `intercepted_by`, `why_not_dispatch`: these fields of the status; `environment`: the variables that its text lists, with `|` between them;
 //! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
@@ -231,11 +231,10 @@ impl Probe {
     fn trace(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let trace = self.traces.last_mut();
         Ok(Some(match verb {
-            "exact" | "pool" | "sampled" | "of_thread" | "by_dispatch" | "by_cupti" | "sampled_by_dispatch" => {
+            "exact" | "sampled" | "of_thread" | "by_dispatch" | "by_cupti" | "sampled_by_dispatch" => {
                 let builder = GpuMemTrace::builder();
                 let builder = match verb {
                     "exact" => builder.gauge(Gauge::Exact),
-                    "pool" => builder.gauge(Gauge::Pool),
                     "sampled" => builder.gauge(Gauge::Sampled),
                     "by_dispatch" => builder.source(Source::Dispatch),
                     "by_cupti" => builder.source(Source::Cupti),

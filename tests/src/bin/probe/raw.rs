@@ -384,7 +384,7 @@ pub(crate) fn inject() -> Result<c_int, Trouble> {
 
 /// Loads a tool's library, has it begin as the driver would, and closes it.
 pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
-    // SAFETY: the library is the example's, whose initialisers have no preconditions.
+    // SAFETY: the library is gpumem's, whose initialisers have no preconditions.
     let library = unsafe { libloading::Library::new(path) }?;
     // SAFETY: of that type, which is the driver's contract with tools.
     let begin = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"InitializeInjection") }?;

@@ -8,7 +8,7 @@ use super::{super::tests::numbers, GroupBytes, PeakHistory};
 
 #[test]
 fn ten_thousand_histories_agree_with_the_simple_way() {
-    let histories = if cfg!(miri) { 3 } else { 10_000 };
+    let histories = 10_000;
     let compared: usize = (1..=histories).map(|seed| history(seed, 1 << (seed % 3), 80)).sum();
     assert!(compared as u64 > 5 * histories, "{compared}");
 }
@@ -16,7 +16,7 @@ fn ten_thousand_histories_agree_with_the_simple_way() {
 /// There are so many groups that their numbers are reused.
 #[test]
 fn forgotten_groups_are_not_part_of_a_peak() {
-    for seed in 1..if cfg!(miri) { 1 } else { 2 } {
+    for seed in 1..2 {
         history(seed, 20_000, 30_000);
     }
 }
@@ -29,7 +29,7 @@ fn unneeded_saved_bytes_are_removed() {
     let mut groups = [GroupBytes::default(), GroupBytes::default()];
     let mut scopes = std::collections::VecDeque::new();
     let mut longest = 0;
-    for round in 0..if cfg!(miri) { 50 } else { 3000_usize } {
+    for round in 0..3000_usize {
         for group in &mut groups {
             for by in [3, 1 + numbers(9).cast_signed(), -3] {
                 group.change(if group.bytes > 100 { -90 } else { by }, &peaks);

@@ -22,9 +22,9 @@ use super::{
 use crate::model::EventKind;
 use crate::{
     model::{Bytes, Device, MemKind},
+    process,
     session::{Session, views},
     source,
-    sys::process,
 };
 
 thread_local! {

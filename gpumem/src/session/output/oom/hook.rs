@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use super::pending::Hook;
-use crate::{report::OutOfMemory, session::current, sys::process};
+use crate::{process, report::OutOfMemory, session::current};
 
 /// Sets a function that is called whenever an allocation is refused because memory ran out. It replaces the function before it.
 ///

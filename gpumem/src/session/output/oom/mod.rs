@@ -9,7 +9,7 @@ mod refusal;
 mod reporter;
 mod retry;
 
-#[cfg(all(feature = "capture", feature = "dispatch"))]
+#[cfg(feature = "capture")]
 pub(in crate::session) use self::print::print_none;
 pub(in crate::session) use self::{
     handler::{obtained, refused},

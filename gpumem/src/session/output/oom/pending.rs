@@ -51,7 +51,7 @@ impl Refusals {
 pub(super) struct PendingReport {
     pub(super) number: u64,
     pub(super) refusal: Refusal,
-    /// To the refused thread.
+    /// The report goes to the refused thread.
     pub(super) updates: Sender<OomUpdate>,
     /// The report, as far as it is known.
     pub(super) oom: OutOfMemory,

@@ -33,7 +33,7 @@ pub(super) fn print(session: &Session, pending: PendingReport) {
 }
 
 /// From now on no refusal is reported.
-#[cfg(all(feature = "capture", feature = "dispatch"))]
+#[cfg(feature = "capture")]
 pub(in crate::session) fn print_none(session: &Session) {
     session.refusals.printed.store(MAX_PRINTED, Relaxed);
 }

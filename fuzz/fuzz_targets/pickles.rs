@@ -1,0 +1,74 @@
+//! Pickles: a document of JSON that is written as a pickle is read back as it was.
+
+#![no_main]
+
+use std::io;
+
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+#[path = "../../gpumem-cli/src/formats/pickle.rs"]
+mod pickle;
+#[path = "../../gpumem-cli/tests/command/pickled.rs"]
+mod pickled;
+mod seeds;
+
+use self::pickle::Pickle;
+
+/// Keys that are written as the names of fields are.
+const WORDS: [&str; 3] = ["action", "addr", "frames"];
+
+fuzz_target!(init: write_seeds(), |data: &[u8]| {
+    let Ok(document) = serde_json::from_slice(data) else { return };
+    let mut file = Vec::new();
+    let written = Pickle::new(&mut file).and_then(|mut pickle| {
+        let is_known = put(&mut pickle, &document)?;
+        pickle.end()?;
+        Ok(is_known)
+    });
+    if written.expect("memory can be written") {
+        assert_eq!(pickled::unpickled(&file), document);
+    }
+});
+
+/// False if the document has something that the command does not write: other numbers, truths and nothing.
+fn put(pickle: &mut Pickle<'_>, value: &Value) -> io::Result<bool> {
+    let mut is_known = true;
+    match value {
+        Value::String(text) => pickle.text(text)?,
+        Value::Number(number) if number.is_u64() => pickle.number(number.as_u64().unwrap_or_default())?,
+        Value::Array(values) => {
+            pickle.list()?;
+            pickle.mark()?;
+            for (number, value) in values.iter().enumerate() {
+                pickle.append_part(number)?;
+                is_known &= put(pickle, value)?;
+            }
+            pickle.append()?;
+        }
+        Value::Object(fields) => {
+            // A dictionary is written at once, and the web viewer cannot read more.
+            is_known &= fields.len() <= 500;
+            pickle.dictionary()?;
+            pickle.mark()?;
+            for (key, value) in fields {
+                match WORDS.iter().find(|word| *word == key) {
+                    Some(word) => pickle.word(word)?,
+                    None => pickle.text(key)?,
+                }
+                is_known &= put(pickle, value)?;
+            }
+            pickle.set()?;
+        }
+        _ => is_known = false,
+    }
+    Ok(is_known)
+}
+
+fn write_seeds() {
+    let documents = [
+        r#"{"action":"alloc","addr":140000000000,"frames":[{"name":"a","line":12},{"name":"a","line":65536}]}"#,
+        r#"[0,255,256,2147483647,2147483648,18446744073709551615,"","é",[],{}]"#,
+    ];
+    seeds::write("pickles", documents.map(|document| document.as_bytes().to_vec()));
+}

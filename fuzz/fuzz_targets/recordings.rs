@@ -1,0 +1,90 @@
+//! Recordings: a whole file, or the items of one, which get a record with a correct checksum. It is read and all is asked for.
+
+#![no_main]
+
+use std::io::Cursor;
+
+use gpumem_core::capture::{Item, Reader, VERSION, Writer};
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../gpumem-core/tests/capture/live.rs"]
+mod live;
+#[path = "../../gpumem-core/tests/capture/random.rs"]
+mod random;
+#[allow(unused_imports, reason = "its tests are not compiled")]
+#[path = "../../gpumem-core/tests/capture/round_trip.rs"]
+mod round_trip;
+mod seeds;
+
+use self::random::Random;
+
+/// The first bytes of a file.
+const MAGIC: &[u8] = b"\x89gpumem\n";
+/// The lengths of the headers of a file and of a record.
+const HEADER: usize = 16;
+const RECORD: usize = 16;
+
+fuzz_target!(init: write_seeds(), |data: &[u8]| {
+    let made;
+    let file = if data.starts_with(MAGIC) {
+        data
+    } else {
+        made = file_of(data);
+        &made
+    };
+    let Ok(mut reader) = Reader::new(Cursor::new(file)) else { return };
+    reader.replay(|output| drop(output.to_string())).expect("memory can be read");
+    for device in reader.used_devices() {
+        drop((reader.device_peak(device), reader.memory_stats(device).to_string()));
+    }
+    drop((reader.summary().map(|summary| summary.to_string()), reader.live_blocks(), reader.leaks()));
+    assert!(reader.end().is_some());
+});
+
+/// Makes a file whose records contain these bytes.
+fn file_of(items: &[u8]) -> Vec<u8> {
+    let mut file = MAGIC.to_vec();
+    file.extend_from_slice(&VERSION.to_le_bytes());
+    file.resize(HEADER, 0);
+    for items in items.chunks(1 << 20) {
+        let length = u32::try_from(items.len()).expect("a chunk is short").to_le_bytes();
+        let mut header = vec![1, 0, 0, 0];
+        header.extend_from_slice(&length);
+        header.extend_from_slice(&length);
+        let mut checksum = crc32fast::Hasher::new();
+        checksum.update(&header);
+        checksum.update(items);
+        header.extend_from_slice(&checksum.finalize().to_le_bytes());
+        file.extend_from_slice(&header);
+        file.extend_from_slice(items);
+    }
+    file
+}
+
+fn write_seeds() {
+    let recordings = (1..=4).map(|seed| live::recording(seed, 60).0);
+    let others = (1..=4).map(|seed| round_trip::items(&mut Random::new(seed), 60));
+    let both = |items: Vec<Item>| {
+        let file = written(&items);
+        [items_in(&file), file]
+    };
+    seeds::write("recordings", recordings.chain(others).flat_map(both));
+}
+
+fn written(items: &[Item]) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new()).expect("memory can be written");
+    for item in items {
+        writer.write(item).expect("memory can be written");
+    }
+    writer.finish().expect("memory can be written")
+}
+
+/// The items of a file with one record.
+fn items_in(file: &[u8]) -> Vec<u8> {
+    let stored = &file[HEADER + RECORD..];
+    if file[HEADER + 1] == 0 {
+        stored.to_vec()
+    } else {
+        miniz_oxide::inflate::decompress_to_vec(stored).expect("it was compressed")
+    }
+}

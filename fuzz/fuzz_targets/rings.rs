@@ -1,0 +1,57 @@
+//! The ring of a program that was killed: what can be read of it is added to a recording, which is read.
+
+#![no_main]
+
+use std::{io::Cursor, sync::atomic::Ordering::Relaxed};
+
+use gpumem_core::{
+    capture::{Item, Reader, RingOwner, RingReader, Writer, on_the_heap, ring},
+    model::Event,
+};
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../gpumem-core/tests/capture/live.rs"]
+mod live;
+#[path = "../../gpumem-core/tests/capture/random.rs"]
+mod random;
+mod seeds;
+
+use self::random::Random;
+
+fuzz_target!(init: write_seeds(), |data: &[u8]| {
+    let Some(content) = RingReader::from_bytes(data) else { return };
+    let mut writer = Writer::new(Vec::new()).expect("memory can be written");
+    for item in content.definitions.into_iter().chain(content.items) {
+        writer.write(&item).expect("memory can be written");
+    }
+    let file = writer.finish().expect("memory can be written");
+    let mut reader = Reader::new(Cursor::new(file)).expect("it is a recording");
+    reader.replay(|output| drop(output.to_string())).expect("memory can be read");
+    assert!(reader.end().is_some());
+});
+
+/// Rings that are filled by recordings, some of them more than once.
+fn write_seeds() {
+    const SLOTS: usize = 32;
+    let filled = |seed| {
+        let owner = RingOwner { pid: 7, began: 9, recording: 11 };
+        let (mut writer, mut reader) = ring(on_the_heap(SLOTS), owner, 500);
+        let mut definitions = writer.definitions();
+        for item in live::recording(seed, 40).0 {
+            match &item {
+                Item::Event(event) => {
+                    let event_of =
+                        Event { number: event.number, time: event.time, thread: event.thread, kind: &event.kind };
+                    writer.event(&event_of, event.ticks);
+                }
+                Item::Stack(_) | Item::Module(_) => drop(definitions.add(&[item])),
+                _ => writer.item(&item),
+            }
+            if seed % 2 == 0 && reader.next().is_some() {
+                reader.release(500);
+            }
+        }
+        reader.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect()
+    };
+    seeds::write("rings", (1..=8).map(filled));
+}

@@ -1,0 +1,272 @@
+//! What is known of one recording.
+
+use std::{collections::HashMap, io, path::PathBuf, time::Duration};
+
+use gpumem_core::{
+    capture::{Definitions, End, Reader, Skipped},
+    derive::LedgerView,
+    ledger::Counts,
+    model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
+    report::{Leaks, Place, leak_in_words},
+};
+
+use super::{
+    bytes::RecordingBytes,
+    lives::{BlockLife, LIVE, Lives},
+    names::Origin,
+    tensors::Tensors,
+    time::Moment,
+};
+
+/// The history of one recording.
+#[derive(Debug)]
+pub(crate) struct History {
+    pub(crate) path: PathBuf,
+    /// The length of the file.
+    pub(crate) bytes: u64,
+    /// When blocks came and went, in the order of the recording.
+    pub(crate) lives: Lives,
+    /// Where blocks come from.
+    pub(crate) origins: Vec<Origin>,
+    /// What the program calls blocks.
+    pub(crate) labels: HashMap<u32, Box<str>>,
+    /// Each time that a scope was open, in the order of their beginning.
+    pub(crate) scopes: Vec<ScopeLife>,
+    /// The devices on which something happened. Other parts of the history have their numbers in this list.
+    pub(crate) devices: Vec<DeviceHistory>,
+    /// Allocations that the driver refused, in their order.
+    pub(crate) refusals: Vec<Refusal>,
+    /// The last moment that is known of the program, since the recording began: it may run on without an event.
+    pub(crate) end: Duration,
+    /// What is known of PyTorch's tensors, if that was asked for.
+    pub(crate) tensors: Option<Tensors>,
+    pub(super) reader: Reader<RecordingBytes>,
+}
+
+/// An allocation that the driver refused, because there was not enough memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    /// The time in nanoseconds since the recording began.
+    pub(crate) time: u64,
+    /// The number of the event.
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
+    pub(crate) kind: MemKind,
+    /// The number of the device in [`History::devices`], if it is known.
+    pub(crate) device: Option<u16>,
+    pub(crate) stack: StackId,
+    /// The last change before it.
+    pub(crate) after: Option<u32>,
+    /// What was live on the device then.
+    pub(crate) live: Option<u64>,
+    /// The reading of the device that was made because of it.
+    pub(crate) memory: Option<GpuMemory>,
+    /// Within a second, the same thread obtained as much memory of that kind of place.
+    pub(crate) was_obtained: bool,
+}
+
+/// One time that a scope was open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScopeLife {
+    pub(crate) callsite: CallsiteId,
+    pub(crate) thread: u16,
+    pub(crate) opened: u64,
+    /// `None` if it is still open.
+    pub(crate) closed: Option<u64>,
+}
+
+/// One device.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceHistory {
+    pub(crate) device: Device,
+    /// The bytes that are live in its memory at the end.
+    pub(crate) live: u64,
+    /// The most bytes that were live in its memory.
+    pub(crate) peak: u64,
+    /// The first change after which the peak was live; `None` if nothing was allocated.
+    pub(crate) peak_at: Option<u32>,
+    /// The first change after the peak by which less was live.
+    pub(crate) less_at: Option<u32>,
+    /// The reading of the whole device with the most in use, and when it was.
+    pub(crate) highest_sample: Option<(u64, GpuMemory)>,
+    pub(crate) samples: u64,
+}
+
+impl History {
+    /// The last change up to a moment; `None` if it is before the first.
+    pub(crate) fn change_at(&self, moment: Moment) -> Option<u32> {
+        match moment {
+            Moment::Start => None,
+            Moment::Peak => self.busiest()?.peak_at,
+            Moment::End => self.last_change(),
+            Moment::Oom => self.oom()?.after,
+            Moment::Time(time) => {
+                let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+                u32::try_from(self.lives.first_after_time(nanos)).ok()?.checked_sub(1)
+            }
+        }
+    }
+
+    pub(crate) fn definitions(&self) -> &Definitions {
+        self.reader.definitions()
+    }
+
+    /// The reader at the end of the recording, for the reports of `gpumem-core`.
+    pub(crate) fn reader(&mut self) -> &mut Reader<impl io::Read + use<>> {
+        &mut self.reader
+    }
+
+    pub(crate) fn ledger(&self) -> &dyn LedgerView {
+        self.reader.ledger()
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.reader.ledger().counts()
+    }
+
+    pub(crate) fn skipped(&self) -> Skipped {
+        self.reader.skipped()
+    }
+
+    /// Why the recording has no end, in words.
+    pub(crate) fn incomplete(&self) -> Option<String> {
+        match self.reader.end() {
+            Some(End::Cut { at }) => Some(format!("it is cut within the record at byte {at}")),
+            Some(End::Damaged { at, why }) => Some(format!("it is damaged at byte {at}: {why}")),
+            Some(End::AboveLimit { at, limit }) => {
+                Some(format!("what follows byte {at} is not read, because gpumem writes no such file: {limit}"))
+            }
+            Some(End::Complete) | None if self.definitions().lacks_end() => {
+                let who = "its process records still, or could not write it, or was killed";
+                Some(format!("{who}, which loses up to 0.2 seconds (1 second with --only-peak)"))
+            }
+            Some(End::Complete) | None => None,
+        }
+    }
+
+    /// Whether the sizes that were noted add up to something else than the ledger has live. That must not be: it is reported as a fault.
+    pub(crate) fn disagrees(&self) -> bool {
+        let stats = self.reader.ledger().stats();
+        let current = |device: &DeviceHistory| {
+            let of_device = stats.iter().find(|stats| stats.device == device.device);
+            of_device.map_or(0, |stats| stats.on_device.bytes.current)
+        };
+        self.devices.iter().any(|device| device.live != current(device))
+    }
+
+    /// Which source recorded, and through which library.
+    pub(crate) fn sources(&self) -> Vec<(Source, &str)> {
+        let mut sources: Vec<_> =
+            self.definitions().interceptions().iter().map(|by| (by.source, by.library.as_str())).collect();
+        sources.dedup();
+        sources
+    }
+
+    /// The device whose peak was the highest.
+    pub(crate) fn busiest(&self) -> Option<&DeviceHistory> {
+        let used = self.devices.iter().filter(|device| device.peak_at.is_some());
+        // Of devices with equal peaks, this is the first one.
+        used.rev().max_by_key(|device| device.peak)
+    }
+
+    /// When the peak of a device was, and when less was live again, in nanoseconds since the recording began.
+    pub(crate) fn peak_of(&self, device: Device) -> Option<(u64, u64)> {
+        let device = self.devices.iter().find(|known| known.device == device)?;
+        Some((self.time_of(device.peak_at?), device.less_at.map_or(u64::MAX, |at| self.time_of(at))))
+    }
+
+    /// What was not freed at the end.
+    pub(crate) fn leaks(&self) -> Leaks {
+        // The blocks and the bytes of each origin, and the size of a block if all have the same size.
+        let mut sums: Vec<(u64, u64, Option<u64>)> = vec![(0, 0, None); self.origins.len()];
+        for number in self.last_change().into_iter().flat_map(|last| self.blocks_after(last)) {
+            let bytes = self.lives.bytes_after(number, LIVE);
+            let (blocks, all, each) = &mut sums[self.lives.block(number).origin as usize];
+            *each = if *blocks == 0 { Some(bytes) } else { each.filter(|each| *each == bytes) };
+            (*blocks, *all) = (*blocks + 1, *all + bytes);
+        }
+        let live: Vec<_> = self.origins.iter().zip(sums).filter(|(_, (blocks, ..))| *blocks > 0).collect();
+        let has_scopes = live.iter().any(|(origin, _)| !origin.path.is_empty());
+        let place = |(origin, (blocks, bytes, each)): (&Origin, (u64, u64, Option<u64>))| {
+            let Origin { path, line, caller, scope_place, .. } = origin;
+            // If there is a line, it says where the block comes from, and not the library.
+            let library = origin.library.as_deref().filter(|_| line.is_none());
+            let name = leak_in_words(path, library, line.as_deref(), scope_place.as_deref(), has_scopes);
+            Place::new(name, caller.clone(), blocks, Bytes::new(bytes), each.map(Bytes::new))
+        };
+        let mut leaks = Leaks::at(Place::largest(live.into_iter().map(place)));
+        leaks.gone = self.counts().removed_with_context;
+        leaks
+    }
+
+    /// The refusal that matters most: the last one after which the thread did not get the memory, else the last one.
+    pub(crate) fn oom(&self) -> Option<&Refusal> {
+        let not_obtained = self.refusals.iter().rev().find(|refused| !refused.was_obtained);
+        not_obtained.or(self.refusals.last())
+    }
+
+    /// Whether the recording has only what was live at the peak of each device and at the end.
+    pub(crate) fn has_only_peaks(&self) -> bool {
+        self.definitions().part().is_some_and(|part| part.is_peaks)
+    }
+
+    /// From this change on, all that was live is in the recording; `None` if it has only the peaks.
+    pub(crate) fn whole_from(&self) -> Option<usize> {
+        match self.definitions().part() {
+            Some(part) if part.is_peaks => None,
+            Some(part) => Some(self.lives.first_after_number(part.after)),
+            None => Some(0),
+        }
+    }
+
+    /// Since when all that was live is in the recording, in nanoseconds since it began, if that is not so from its beginning. A recording
+    /// of the peaks has no such time.
+    pub(crate) fn known_from(&self) -> Option<u64> {
+        self.definitions().part()?;
+        Some(self.time_of(u32::try_from(self.whole_from()?).unwrap_or(LIVE)))
+    }
+
+    /// Whether what was live after a change on its device is in the recording.
+    pub(crate) fn is_known_after(&self, change: u32) -> bool {
+        match self.whole_from() {
+            Some(first) => first <= change as usize,
+            None => self.devices.iter().any(|device| device.peak_at == Some(change)),
+        }
+    }
+
+    /// Whether what was live at a moment is in the recording.
+    pub(crate) fn is_known_at(&self, moment: Moment) -> bool {
+        match moment {
+            Moment::Start | Moment::Peak | Moment::End => true,
+            Moment::Oom => self.oom().is_none_or(|refused| self.is_whole_at(refused.number)),
+            Moment::Time(time) if time >= self.end => true,
+            Moment::Time(_) => match self.change_at(moment) {
+                Some(change) => self.is_known_after(change) && !self.has_only_peaks(),
+                None => self.definitions().part().is_none(),
+            },
+        }
+    }
+
+    /// Whether what was live of this kind at a moment that is known is in the recording: a peak is one of the device's memory.
+    pub(crate) fn has_kind_at(&self, kind: MemKind, moment: Moment) -> bool {
+        kind.is_on_device() || moment != Moment::Peak || !self.has_only_peaks()
+    }
+
+    /// Whether what was live at the event of this number is in the recording.
+    pub(crate) fn is_whole_at(&self, number: u64) -> bool {
+        self.definitions().part().is_none_or(|part| !part.is_peaks && part.after < number)
+    }
+
+    pub(crate) fn origin(&self, block: &BlockLife) -> &Origin {
+        &self.origins[block.origin as usize]
+    }
+
+    /// When a change was, in nanoseconds since the recording began.
+    pub(crate) fn time_of(&self, change: u32) -> u64 {
+        self.lives.time_of(change).unwrap_or_else(|| self.end_nanos())
+    }
+
+    pub(crate) fn end_nanos(&self) -> u64 {
+        u64::try_from(self.end.as_nanos()).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,127 @@
+//! What was live at one moment, and what came and went between two.
+
+use std::cmp::Reverse;
+
+use gpumem_core::model::MemKind;
+
+use super::{
+    ChangeKind,
+    held::Held,
+    lives::{BlockLife, LIVE},
+    recorded::History,
+    time::Moment,
+};
+
+impl History {
+    /// The last change up to a moment, for each device: each device has its own peak.
+    pub(crate) fn changes_at(&self, moment: Moment) -> Vec<Option<u32>> {
+        let change = self.change_at(moment);
+        self.devices.iter().map(|device| if moment == Moment::Peak { device.peak_at } else { change }).collect()
+    }
+
+    /// What was live on each device after a change, the largest first. `None` stands for the beginning.
+    pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<Held<'_>>> {
+        let mut sums = Sums::new(self);
+        for (number, block) in changes.iter().flatten().max().into_iter().flat_map(|last| self.lives.born_until(*last))
+        {
+            if let Some(change) = changes[usize::from(block.device)].filter(|change| block.is_live_after(*change)) {
+                sums.add(&block, self.lives.bytes_after(number, change).cast_signed(), 1);
+            }
+        }
+        sums.held(self)
+    }
+
+    /// What more was live on each device after the second change than after the first.
+    pub(crate) fn held_between(&self, changes: &[(Option<u32>, Option<u32>)]) -> Vec<Vec<Held<'_>>> {
+        // The changes between them, and the sign of these.
+        let between = |(from, to): &(Option<u32>, Option<u32>)| {
+            let [from, to] = [from, to].map(|change| change.map_or(0, |change| change as usize + 1));
+            (from.min(to), from.max(to), if from <= to { 1 } else { -1 })
+        };
+        let between: Vec<_> = changes.iter().map(between).collect();
+        let mut sums = Sums::new(self);
+        for (at, change) in self.lives.changes().enumerate() {
+            let block = self.lives.block(change.block);
+            let (first, end, sign) = between[usize::from(block.device)];
+            if !(first..end).contains(&at) {
+                continue;
+            }
+            sums.add(&block, sign * change.delta, sign * change.kind.blocks());
+        }
+        sums.held(self)
+    }
+
+    /// What each origin ever allocated.
+    pub(crate) fn allocated(&self) -> Vec<Held<'_>> {
+        let mut sums = Sums::new(self);
+        for change in self.lives.changes().filter(|change| change.kind == ChangeKind::Allocated) {
+            sums.add(&self.lives.block(change.block), change.delta, 1);
+        }
+        sums.held(self).into_iter().flatten().collect()
+    }
+
+    /// The most that was live on each device of each kind that is not in its memory, each at its own moment: bytes and blocks.
+    pub(crate) fn most_besides(&self) -> Vec<Vec<(String, i64, i64)>> {
+        let mut sums = vec![[[(0_i64, 0_i64); 2]; MemKind::ALL.len()]; self.devices.len()];
+        let is_used = self.origins.iter().any(|origin| !origin.kind.is_on_device());
+        for change in is_used.then(|| self.lives.changes()).into_iter().flatten() {
+            let block = self.lives.block(change.block);
+            let kind = self.origins[block.origin as usize].kind;
+            let at = MemKind::ALL.iter().position(|known| *known == kind);
+            let Some(at) = at.filter(|_| !kind.is_on_device()) else { continue };
+            let [now, most] = &mut sums[usize::from(block.device)][at];
+            *now = (now.0 + change.delta, now.1 + change.kind.blocks());
+            *most = (*most).max(*now);
+        }
+        let of_device = |kinds: &[[(i64, i64); 2]; MemKind::ALL.len()]| {
+            let used = MemKind::ALL.iter().zip(kinds).filter(|(_, [_, (bytes, _)])| *bytes > 0);
+            used.map(|(kind, [_, (bytes, blocks)])| (kind.name().to_owned(), *bytes, *blocks)).collect()
+        };
+        sums.iter().map(of_device).collect()
+    }
+
+    /// The numbers of the blocks that are live after a change.
+    pub(crate) fn blocks_after(&self, change: u32) -> impl Iterator<Item = u32> {
+        self.lives.born_until(change).filter(move |(_, block)| block.died > change).map(|(number, _)| number)
+    }
+
+    /// The last change; `None` if there is none.
+    pub(crate) fn last_change(&self) -> Option<u32> {
+        u32::try_from(self.lives.change_count()).unwrap_or(LIVE).checked_sub(1)
+    }
+}
+
+/// The sums of blocks by their origins. An origin is on one device.
+struct Sums(Vec<Sum>);
+
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    bytes: i64,
+    blocks: i64,
+    device: u16,
+}
+
+impl Sums {
+    fn new(history: &History) -> Self {
+        Self(vec![Sum::default(); history.origins.len()])
+    }
+
+    fn add(&mut self, block: &BlockLife, bytes: i64, blocks: i64) {
+        let sum = &mut self.0[block.origin as usize];
+        *sum = Sum { bytes: sum.bytes + bytes, blocks: sum.blocks + blocks, device: block.device };
+    }
+
+    /// The sums by device.
+    fn held(self, history: &History) -> Vec<Vec<Held<'_>>> {
+        let mut held: Vec<Vec<Held<'_>>> = history.devices.iter().map(|_| Vec::new()).collect();
+        for (Sum { bytes, blocks, device }, origin) in self.0.into_iter().zip(&history.origins) {
+            if (bytes, blocks) != (0, 0) {
+                held[usize::from(device)].push(Held { device, origin, bytes, blocks });
+            }
+        }
+        for held in &mut held {
+            held.sort_by_key(|held| Reverse(held.bytes));
+        }
+        held
+    }
+}

@@ -1,0 +1,84 @@
+//! Completes a recording whose process has ended.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use gpumem_core::capture::{End, has_ring, recover};
+use gpumem_driver::{lock_file::LockFile, ring_memory::SharedMemory};
+
+use super::{content::Content, locks::lock_file, parts, symbols, torch};
+use crate::{failure::Failure, files, terminal};
+
+/// To complete a large recording takes some seconds. A process that has its lock for longer hangs, or wants to stop others.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A file beside a recording that nobody completes when its program ends: the next report does.
+pub(crate) fn mark(recording: &Path) -> PathBuf {
+    let mut mark = recording.as_os_str().to_owned();
+    mark.push(".attached");
+    mark.into()
+}
+
+/// Completes a recording before it is reported, if something is missing in its file. If that fails, an error on stderr says so, and
+/// the recording is readable up to where it was before.
+pub(crate) fn complete_for_report(recording: &Path) {
+    // A pipe would be waited for. Whoever reads the recording refuses it.
+    if recording.metadata().is_ok_and(|known| !known.is_file()) || !is_unfinished(recording) {
+        return;
+    }
+    let next = "the report covers what comes before";
+    let file = format!("`{}`", recording.display());
+    match complete(recording) {
+        Ok(Some(_)) => {}
+        Ok(None) => terminal::error(&Failure::new(file, "its process records still", next)),
+        // `gpumem run` has ended and given the recording its name meanwhile. The reader says that it cannot be read.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !recording.exists() => {}
+        Err(error) => {
+            let what = format!("what the process of {file} recorded last cannot be added");
+            terminal::error(&Failure::new(what, error, next));
+        }
+    }
+}
+
+/// Whether something belongs to a recording that is not in its file.
+fn is_unfinished(recording: &Path) -> bool {
+    has_ring(recording, &SharedMemory) || mark(recording).exists() || torch::has_history(recording)
+}
+
+/// Adds what a killed process left in its ring, the older part of a recording of the newest events, the functions at the addresses of
+/// stacks, and PyTorch's history. Returns what was there before; `None` if the process records still.
+///
+/// # Errors
+/// If a file cannot be read or written. The recording is readable up to where it was before.
+pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
+    // Of all processes that complete it at the same time, one does it; the others wait until it is complete.
+    let lock = lock_file(path, "completing");
+    let _turn = LockFile::wait(&lock, PATIENCE, || {
+        let (path, lock) = (path.display(), lock.display());
+        terminal::error(&format_args!("waiting for another process, which completes `{path}` and has locked `{lock}`"));
+    })?;
+    // Until all is added, no process begins a recording with this name.
+    let Some(_ended) = recover(path, &SharedMemory)? else { return Ok(None) };
+    parts::join(path)?;
+    let (content, end) = Content::read(io::BufReader::new(files::open_to_read(path)?))?;
+    match end {
+        End::Complete => {}
+        // The disk was full. What is added has to follow a complete record.
+        End::Cut { at } => files::open(path, File::options().write(true))?.set_len(at)?,
+        End::Damaged { .. } | End::AboveLimit { .. } => return Ok(Some(content)),
+    }
+    if let Err(error) = symbols::add(path, &content) {
+        let what = format!("`{}` lacks the functions of stacks", path.display());
+        terminal::error(&Failure::new(what, error, ""));
+    }
+    if let Err(error) = torch::add(path, &content) {
+        let what = format!("`{}` lacks the history of PyTorch's allocator", path.display());
+        terminal::error(&Failure::new(what, error, ""));
+    }
+    _ = fs::remove_file(mark(path));
+    Ok(Some(content))
+}

@@ -1,0 +1,67 @@
+//! What has to be known of a recording to complete it.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    io,
+    time::Duration,
+};
+
+use gpumem_core::{
+    capture::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item},
+    model::EventKind,
+};
+
+/// What has to be known of a recording to complete it.
+#[derive(Debug, Default)]
+pub(crate) struct Content {
+    /// The time when its session began, since 1970.
+    pub(super) began: Option<Duration>,
+    pub(super) modules: HashMap<u32, ModuleDefinition>,
+    /// The addresses of its stacks that stand for nothing yet.
+    pub(super) addresses: BTreeSet<CodeAddress>,
+    /// The largest number of a stack.
+    pub(super) last_stack: u32,
+    /// The history of a caching allocator is there.
+    pub(super) has_allocator: bool,
+    pub(crate) has_blocks: bool,
+    /// The devices on which its process allocated.
+    pub(crate) devices: BTreeSet<u32>,
+}
+
+/// At most this many addresses are looked up.
+const MOST_ADDRESSES: usize = 1 << 20;
+
+impl Content {
+    /// Reads a recording as a stream.
+    pub(super) fn read(from: impl io::Read) -> io::Result<(Self, End)> {
+        let (mut content, mut known) = (Self::default(), HashSet::new());
+        let end = for_each_item(from, |item| {
+            content.add(item, &mut known);
+            Ok(())
+        })?;
+        content.addresses.retain(|address| !known.contains(address));
+        Ok((content, end))
+    }
+
+    fn add(&mut self, item: Item, known: &mut HashSet<CodeAddress>) {
+        match item {
+            Item::Process(process) => _ = self.began.get_or_insert(process.began),
+            Item::Module(module) => _ = self.modules.insert(module.id, module),
+            Item::Stack(stack) => {
+                self.last_stack = self.last_stack.max(stack.id.0);
+                let room = MOST_ADDRESSES.saturating_sub(self.addresses.len());
+                self.addresses.extend(stack.addresses.into_iter().take(room));
+            }
+            Item::Symbols(symbols) => _ = known.insert(symbols.address),
+            Item::Allocator(_) => self.has_allocator = true,
+            Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => {
+                self.has_blocks = true;
+                // Memory of the host has the number of a device that says nothing.
+                if block.kind.is_on_device() {
+                    self.devices.insert(block.device.ordinal);
+                }
+            }
+            _ => {}
+        }
+    }
+}

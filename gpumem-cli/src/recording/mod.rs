@@ -1,0 +1,41 @@
+//! The files of recordings, below the history that is made of them.
+//!
+//! A program that ends by itself writes its recording to the end. What a killed program left, and what would delay the end of a program,
+//! is added later: [`complete`] joins the parts of `--max-size`, adds the ring, the functions at the addresses of stacks and PyTorch's
+//! history. It reads recordings as streams, so its memory does not grow with the number of events.
+
+mod complete;
+mod content;
+mod locks;
+mod parts;
+mod ranges;
+mod symbols;
+mod torch;
+
+use std::path::Path;
+
+pub(crate) use self::{
+    complete::{complete, complete_for_report, mark},
+    locks::lock_file,
+    ranges::remove_range,
+    symbols::of_module,
+};
+use crate::files;
+
+/// Whether a file begins as recordings do.
+pub(crate) fn is_recording(file: &Path) -> bool {
+    files::open_to_read(file).and_then(gpumem_core::capture::is_recording).unwrap_or(false)
+}
+
+/// Why what has this name already must not be replaced: only recordings are, and what is empty.
+pub(crate) fn refusal(file: &Path) -> Option<&'static str> {
+    let known = file.metadata().ok()?;
+    if known.is_dir() {
+        return Some("it is a folder");
+    }
+    if !known.is_file() {
+        return Some("it is no regular file");
+    }
+    let may_go = known.len() == 0 || is_recording(file);
+    (!may_go).then_some("it exists and is no recording")
+}

@@ -1,0 +1,71 @@
+//! Ranges of addresses of which parts come and go.
+
+use std::collections::BTreeMap;
+
+/// A range of addresses. A map has where it begins.
+pub(crate) trait AddressRange: Copy {
+    fn length(self) -> u64;
+    fn with_length(self, length: u64) -> Self;
+}
+
+impl AddressRange for u64 {
+    fn length(self) -> u64 {
+        self
+    }
+
+    fn with_length(self, length: u64) -> u64 {
+        length
+    }
+}
+
+impl<T: Copy> AddressRange for (u64, T) {
+    fn length(self) -> u64 {
+        self.0
+    }
+
+    fn with_length(self, length: u64) -> Self {
+        (length, self.1)
+    }
+}
+
+/// Removes a range of addresses from parts that are known by where they begin. `removed` gets how much of each part that is.
+pub(crate) fn remove_range<T: AddressRange>(
+    parts: &mut BTreeMap<u64, T>,
+    address: u64,
+    bytes: u64,
+    mut removed: impl FnMut(T, u64),
+) {
+    let end = address.saturating_add(bytes);
+    while let Some((begin, part)) = parts.range(..end).next_back().map(|(begin, part)| (*begin, *part)) {
+        let last = begin.saturating_add(part.length());
+        if last <= address {
+            break;
+        }
+        parts.remove(&begin);
+        removed(part, last.min(end) - begin.max(address));
+        if last > end {
+            parts.insert(end, part.with_length(last - end));
+        }
+        if begin < address {
+            parts.insert(begin, part.with_length(address - begin));
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_range_come_and_go() {
+        let mut ranges = BTreeMap::from([(0, (60, true))]);
+        let remove = |ranges: &mut _, address, bytes| remove_range(ranges, address, bytes, |_, _| {});
+        remove(&mut ranges, 20, 20);
+        assert_eq!(ranges, [(0, (20, true)), (40, (20, true))].into());
+        remove(&mut ranges, 10, 40);
+        assert_eq!(ranges, [(0, (10, true)), (50, (10, true))].into());
+        remove(&mut ranges, 0, 100);
+        assert!(ranges.is_empty());
+    }
+}

@@ -1,0 +1,94 @@
+//! The functions and lines at the addresses of a recording, from the files of the program and of its libraries. This is done after the
+//! program has ended: it takes time, and in the program it would delay the exit.
+
+use std::{
+    borrow::Cow,
+    fs::File,
+    io::{self, Seek, SeekFrom},
+    path::Path,
+};
+
+use addr2line::Loader;
+use gpumem_core::capture::{CodeAddress, Item, ModuleDefinition, Symbol, SymbolsDefinition, Writer};
+use object::{Object, ObjectSegment, ReadCache};
+
+use super::content::Content;
+use crate::files;
+
+/// Adds what the addresses stand for to a complete recording, which has this.
+pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
+    let addresses: Vec<_> = content.addresses.iter().collect();
+    let mut file = files::open(recording, File::options().append(true))?;
+    let end = file.seek(SeekFrom::End(0))?;
+    let mut writer = Writer::append(&file, end);
+    // They are sorted.
+    for addresses in addresses.chunk_by(|a, b| a.module == b.module) {
+        let Some(module) = content.modules.get(&addresses[0].module) else { continue };
+        for symbols in of_module(module, addresses.iter().map(|address| address.offset)) {
+            writer.write(&Item::Symbols(symbols))?;
+        }
+    }
+    writer.flush()
+}
+
+/// What these addresses in a module stand for, as far as that is known.
+pub(crate) fn of_module(module: &ModuleDefinition, offsets: impl Iterator<Item = u64>) -> Vec<SymbolsDefinition> {
+    let Some(resolver) = Resolver::new(module) else { return Vec::new() };
+    let of = |offset| SymbolsDefinition {
+        address: CodeAddress { module: module.id, offset },
+        symbols: resolver.symbols(offset),
+    };
+    let is_known = |of: &SymbolsDefinition| of.symbols.iter().any(|symbol| *symbol != Symbol::default());
+    offsets.map(of).filter(is_known).collect()
+}
+
+/// Reads the debug information of one file.
+struct Resolver {
+    loader: Loader,
+    /// Where the file is mapped if its base address is 0.
+    first: u64,
+}
+
+impl Resolver {
+    /// `None` if there is no such file, or if it is not the one that the program had.
+    fn new(module: &ModuleDefinition) -> Option<Self> {
+        let cache = ReadCache::new(File::open(&module.path).ok()?);
+        let file = object::File::parse(&cache).ok()?;
+        let build_id = file.build_id().ok().flatten().unwrap_or_default();
+        if build_id != module.build_id {
+            return None;
+        }
+        let first = file.segments().map(|segment| segment.address() & !(segment.align().max(1) - 1)).min()?;
+        Some(Self { loader: Loader::new(&module.path).ok()?, first })
+    }
+
+    /// What is at a return address, inlined functions first.
+    fn symbols(&self, offset: u64) -> Vec<Symbol> {
+        // The call is before the address to which it returns.
+        let at = self.first.wrapping_add(offset).wrapping_sub(1);
+        let mut symbols = Vec::new();
+        if let Ok(mut frames) = self.loader.find_frames(at) {
+            while let Ok(Some(frame)) = frames.next() {
+                let name = frame.function.as_ref().and_then(|function| function.demangle().ok());
+                let location = frame.location.as_ref();
+                symbols.push(Symbol {
+                    function: name.map(Cow::into_owned),
+                    file: location.and_then(|location| location.file).map(str::to_owned),
+                    line: location.and_then(|location| location.line),
+                    column: location.and_then(|location| location.column),
+                });
+            }
+        }
+        // Without debug information there is still the table of functions.
+        if symbols.iter().all(|symbol| symbol.function.is_none())
+            && let Some(name) = self.loader.find_symbol(at)
+        {
+            let function = Some(addr2line::demangle_auto(name.into(), None).into_owned());
+            match symbols.last_mut() {
+                Some(outermost) => outermost.function = function,
+                None => symbols.push(Symbol { function, ..Symbol::default() }),
+            }
+        }
+        symbols
+    }
+}

@@ -1,0 +1,329 @@
+//! Reads what `torch.py` wrote: PyTorch's history of each device, and what was live at its end.
+//!
+//! The events are not kept. Where they lie in the file is kept, and they are read three times: to find them, backwards for what was
+//! live before the first one, and for the recording.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, BufRead, Seek, SeekFrom},
+};
+
+use gpumem_core::{
+    capture::{AllocatorAction as Action, AllocatorFigures, Symbol},
+    model::Bytes,
+};
+use gpumem_estimate::PyTorchRounding;
+use serde_json::Value;
+
+/// What PyTorch said at the end of the program.
+#[derive(Debug, Default)]
+pub(super) struct TorchHistory {
+    pub(super) version: String,
+    /// Why there is no history.
+    pub(super) missing: Option<String>,
+    /// PyTorch keeps at most this many events of each device.
+    pub(super) most: u64,
+    pub(super) frames: Vec<Symbol>,
+    /// Stacks of frames, the innermost first.
+    pub(super) stacks: Vec<Vec<u32>>,
+    pub(super) settings: PyTorchRounding,
+    pub(super) devices: Vec<DeviceHistory>,
+}
+
+/// What PyTorch said of one device.
+#[derive(Debug, Default)]
+pub(super) struct DeviceHistory {
+    pub(super) ordinal: u32,
+    pub(super) said: Option<AllocatorFigures>,
+    pub(super) trace: Trace,
+    /// What the allocator had from the driver at the end.
+    pub(super) segments: Segments,
+    /// What was live at the end.
+    pub(super) blocks: BTreeMap<u64, LiveBlock>,
+}
+
+/// An event as PyTorch logs it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LoggedEvent {
+    pub(super) action: Action,
+    /// The segment is expandable: parts of it come and go.
+    pub(super) is_part: bool,
+    pub(super) address: u64,
+    /// What the program asked for.
+    pub(super) bytes: u64,
+    pub(super) stream: u64,
+    pub(super) micros: u64,
+    pub(super) stack: u32,
+}
+
+/// Where segments begin, their sizes, and whether they are expandable.
+pub(super) type Segments = BTreeMap<u64, (u64, bool)>;
+
+/// A block that is in use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LiveBlock {
+    /// `None` if it is not known yet.
+    pub(super) bytes: Option<u64>,
+    pub(super) requested: u64,
+    pub(super) stack: u32,
+    /// Its free was requested.
+    pub(super) is_awaiting: bool,
+}
+
+/// Where the events of a device lie in the file.
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    count: u64,
+    /// The time of the first event.
+    first: Option<u64>,
+    /// Where each piece of [`PIECE`] events begins.
+    pieces: Vec<u64>,
+}
+
+/// This many events are in memory at one time.
+const PIECE: u64 = 4096;
+
+impl Trace {
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The time of the first event, in microseconds.
+    pub(super) fn first(&self) -> Option<u64> {
+        self.first
+    }
+
+    fn add(&mut self, at: u64, event: &LoggedEvent) {
+        self.first.get_or_insert(event.micros);
+        if self.count.is_multiple_of(PIECE) {
+            self.pieces.push(at);
+        }
+        self.count += 1;
+    }
+
+    /// The events in pieces, the first piece first.
+    pub(super) fn pieces<'a, R: BufRead + Seek>(
+        &'a self,
+        from: &'a mut R,
+    ) -> impl DoubleEndedIterator<Item = io::Result<Vec<LoggedEvent>>> {
+        self.pieces.iter().enumerate().map(|(number, at)| {
+            let count = (self.count - number as u64 * PIECE).min(PIECE);
+            piece(from, *at, count)
+        })
+    }
+}
+
+/// The events that begin at this byte of the file. There are other lines between them.
+fn piece(from: &mut (impl BufRead + Seek), at: u64, count: u64) -> io::Result<Vec<LoggedEvent>> {
+    from.seek(SeekFrom::Start(at))?;
+    let mut events = Vec::new();
+    let mut line = String::new();
+    while (events.len() as u64) < count {
+        line.clear();
+        if from.read_line(&mut line)? == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "PyTorch's history was changed meanwhile"));
+        }
+        events.extend(event(line.trim_end()).and_then(|(name, numbers)| LoggedEvent::of(action_of(name)?, &numbers)));
+    }
+    Ok(events)
+}
+
+fn settings_of(value: &Value) -> PyTorchRounding {
+    let of_megabytes = value["roundup_power2_divisions"].as_object();
+    let mut divisions: Vec<(u64, u64)> = of_megabytes
+        .into_iter()
+        .flatten()
+        .filter_map(|(megabytes, divisions)| Some((megabytes.parse().ok()?, divisions.as_u64()?)))
+        .collect();
+    divisions.sort_unstable();
+    PyTorchRounding {
+        // PyTorch writes the largest number as -1.
+        max_split: value["max_split_size"].as_u64().unwrap_or(u64::MAX),
+        divisions: divisions.into_iter().map(|(_, divisions)| divisions).collect(),
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned)
+}
+
+fn number(value: &Value) -> u32 {
+    value.as_u64().and_then(|number| number.try_into().ok()).unwrap_or(0)
+}
+
+/// An event is `["alloc",140000,512,0,1700000000,3]`: the action, and numbers. PyTorch's numbers are signed.
+fn event(line: &str) -> Option<(&str, Vec<u64>)> {
+    let (action, numbers) = line.strip_prefix("[\"")?.strip_suffix(']')?.split_once("\",")?;
+    let number = |text: &str| text.parse::<i64>().map(i64::cast_unsigned).or_else(|_| text.parse()).ok();
+    Some((action, numbers.split(',').map(number).collect::<Option<_>>()?))
+}
+
+/// What an event does, and whether it does it to a part of an expandable segment. `None` if it is none of these: "inactive", "snapshot",
+/// and what later versions may log.
+fn action_of(name: &str) -> Option<(Action, bool)> {
+    Some(match name {
+        "alloc" => (Action::Alloc, false),
+        "free_requested" => (Action::FreeRequested, false),
+        "free_completed" => (Action::FreeCompleted, false),
+        "segment_alloc" => (Action::SegmentAlloc, false),
+        "segment_free" => (Action::SegmentFree, false),
+        "segment_map" => (Action::SegmentAlloc, true),
+        "segment_unmap" => (Action::SegmentFree, true),
+        "oom" => (Action::OutOfMemory, false),
+        _ => return None,
+    })
+}
+
+impl LoggedEvent {
+    /// `None` if it is malformed.
+    fn of((action, is_part): (Action, bool), numbers: &[u64]) -> Option<Self> {
+        let [address, bytes, stream, micros, stack] = *numbers else { return None };
+        Some(Self { action, is_part, address, bytes, stream, micros, stack: stack.try_into().ok()? })
+    }
+}
+
+impl TorchHistory {
+    /// Reads the lines. A history that is not complete is of no use: what is live is at its end.
+    pub(super) fn read(from: &mut impl BufRead, is_complete: bool) -> io::Result<Self> {
+        let mut history = Self::default();
+        let malformed =
+            |line: usize| io::Error::new(io::ErrorKind::InvalidData, format!("line {line} of PyTorch's history"));
+        let (mut ended, mut at, mut line) = (false, 0, String::new());
+        for number_of_line in 0.. {
+            line.clear();
+            let length = from.read_line(&mut line)?;
+            if length == 0 {
+                break;
+            }
+            let (begin, line) = (at, line.trim_end());
+            at += length as u64;
+            if let Some((action, numbers)) = event(line) {
+                let device = history.devices.last_mut().ok_or_else(|| malformed(number_of_line))?;
+                device.event(begin, action, &numbers).ok_or_else(|| malformed(number_of_line))?;
+                continue;
+            }
+            let Ok(value) = serde_json::from_str::<Value>(line) else {
+                // The process was killed while it wrote.
+                if is_complete {
+                    return Err(malformed(number_of_line));
+                }
+                break;
+            };
+            ended |= value.get("end").is_some();
+            history.line(&value);
+        }
+        if !ended && history.missing.is_none() {
+            let cause = if is_complete {
+                "it was not written to its end"
+            } else {
+                "the process ended without Python's exit handlers (it was killed, or called os._exit or exec)"
+            };
+            history.missing = Some(cause.to_owned());
+        }
+        if history.missing.is_some() {
+            history.devices.clear();
+        }
+        Ok(history)
+    }
+
+    fn line(&mut self, value: &Value) {
+        if let Some(version) = text(&value["torch"]) {
+            self.version = version;
+            self.missing = text(&value["why"]);
+            if value["is_enabled"] == false {
+                self.missing = Some("the program itself has switched the history off".to_owned());
+            }
+            self.most = value["most"].as_u64().unwrap_or(0);
+        } else if value.get("frame").is_some() {
+            self.frames.push(Symbol {
+                function: text(&value["name"]),
+                file: text(&value["file"]),
+                line: Some(number(&value["line"])).filter(|line| *line > 0),
+                column: None,
+            });
+        } else if value.get("stack").is_some() {
+            self.stacks.push(value["frames"].as_array().into_iter().flatten().map(number).collect());
+        } else if let Some(settings) = value.get("settings") {
+            self.settings = settings_of(settings);
+        } else if value.get("device").is_some() {
+            let figure = |at: usize| value["said"][at].as_u64().map(Bytes::new);
+            let said = || {
+                Some(AllocatorFigures {
+                    allocated: figure(0)?,
+                    allocated_high: figure(1)?,
+                    reserved: figure(2)?,
+                    reserved_high: figure(3)?,
+                })
+            };
+            let ordinal = number(&value["device"]);
+            self.devices.push(DeviceHistory { ordinal, said: said(), ..DeviceHistory::default() });
+        } else if let (Some(segment), Some(device)) = (value["segment"].as_u64(), self.devices.last_mut()) {
+            let bytes = value["bytes"].as_u64().unwrap_or(0);
+            device.segments.insert(segment, (bytes, value["is_expandable"] == true));
+        }
+    }
+}
+
+impl DeviceHistory {
+    /// Adds a line that lies at this byte of the file. `None` if it is malformed.
+    fn event(&mut self, at: u64, action: &str, numbers: &[u64]) -> Option<()> {
+        if let "active_allocated" | "active_awaiting_free" | "active_pending_free" = action {
+            let [address, bytes, requested, stack] = *numbers else { return None };
+            let is_awaiting = action != "active_allocated";
+            let stack = stack.try_into().ok()?;
+            self.blocks.insert(address, LiveBlock { bytes: Some(bytes), requested, stack, is_awaiting });
+        } else if let Some(action) = action_of(action) {
+            self.trace.add(at, &LoggedEvent::of(action, numbers)?);
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    #[test]
+    fn events_are_read_in_pieces() {
+        let count = 2 * PIECE + 5;
+        let mut text = "{\"torch\": \"2.11.0\"}\n{\"device\": 0}\n".to_owned();
+        for number in 0..count {
+            _ = writeln!(text, "[\"alloc\",{number},1,0,{},0]", 100 + number);
+            text += if number % 7 == 0 { "{\"frame\": 0, \"name\": \"f\"}\n[\"inactive\",1,2,3]\n" } else { "" };
+        }
+        text += "{\"end\": true}\n";
+        let mut from = io::Cursor::new(text);
+        let history = TorchHistory::read(&mut from, true).unwrap();
+        let trace = &history.devices[0].trace;
+        assert_eq!((trace.count(), trace.first(), trace.pieces.len()), (count, Some(100), 3));
+        let addresses = |pieces: Vec<io::Result<Vec<LoggedEvent>>>| {
+            pieces.into_iter().flat_map(Result::unwrap).map(|event| event.address).collect::<Vec<_>>()
+        };
+        assert_eq!(addresses(trace.pieces(&mut from).collect()), (0..count).collect::<Vec<_>>());
+        let last = trace.pieces(&mut from).next_back().unwrap().unwrap();
+        assert_eq!((last.len(), last[0].address), (5, 2 * PIECE));
+        from.get_mut().truncate(5_000);
+        assert!(trace.pieces(&mut from).next().unwrap().is_err());
+    }
+
+    #[test]
+    fn divisions_are_those_of_each_power_of_two() {
+        let settings = settings_of(&serde_json::json!({ "roundup_power2_divisions": { "4": 1, "1": 4, "2": 8 } }));
+        assert_eq!((settings.divisions, settings.max_split), (vec![4, 8, 1], u64::MAX));
+    }
+
+    #[test]
+    fn why_there_is_no_history_is_kept() {
+        let read = |text: &str, is_complete| TorchHistory::read(&mut text.as_bytes(), is_complete);
+        let missing = |text: &str, is_complete| read(text, is_complete).unwrap().missing.unwrap();
+        assert_eq!(missing("{\"torch\": \"1.13\", \"why\": \"it is old\"}\n", true), "it is old");
+        assert!(
+            missing("{\"torch\": \"2.11\", \"is_own\": false}\n", false).contains("without Python's exit handlers")
+        );
+        assert!(missing("{\"torch\": \"2.11\"}\n{\"device\": 0}\n[\"alloc\",1,2,", false).contains("exit handlers"));
+        assert!(missing("{\"torch\": \"2.11\", \"is_enabled\": false}\n{\"end\": true}", true).contains("itself"));
+        assert!(read("[\"alloc\",1,2,3,4,5]", true).is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! `--torch`: what `torch.py` in the program wrote becomes a part of the recording.
+
+mod history;
+mod sizes;
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use gpumem_core::{
+    capture::{
+        AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, StackDefinition, SymbolsDefinition,
+        Writer,
+    },
+    model::{Device, Family, StackId},
+};
+use gpumem_inject::variable;
+
+use self::history::TorchHistory;
+use super::content::Content;
+use crate::files;
+
+/// Lines of Python have addresses from here on: no code has such ones, nor have the lines of the recording.
+const LINES: u64 = 0b11 << 62;
+
+/// The file of the history, and the unfinished one.
+fn history_files(recording: &Path) -> [PathBuf; 2] {
+    let file = variable::torch_file(recording);
+    let mut part = file.clone().into_os_string();
+    part.push(variable::UNFINISHED);
+    [file, part.into()]
+}
+
+/// Whether a history lies beside the recording.
+pub(super) fn has_history(recording: &Path) -> bool {
+    history_files(recording).iter().any(|file| file.exists())
+}
+
+/// Adds the history to a complete recording, which has this content.
+pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
+    let [file, part] = history_files(recording);
+    let is_complete = file.exists();
+    let from = if is_complete { &file } else { &part };
+    if !from.exists() {
+        return Ok(());
+    }
+    if !content.has_allocator {
+        let mut from = BufReader::new(files::open_to_read(from)?);
+        let history = TorchHistory::read(&mut from, is_complete)?;
+        let mut to = files::open(recording, File::options().append(true))?;
+        let end = to.seek(SeekFrom::End(0))?;
+        let mut writer = Writer::append(&to, end);
+        write(&history, &mut from, content, &mut writer)?;
+        writer.flush()?;
+    }
+    for file in [file, part] {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Writes the history as items.
+fn write(
+    history: &TorchHistory,
+    from: &mut BufReader<File>,
+    content: &Content,
+    writer: &mut Writer<&File>,
+) -> io::Result<()> {
+    let began = content.began.unwrap_or_default();
+    let time = |micros: u64| Duration::from_micros(micros).saturating_sub(began);
+    let first = content.last_stack.saturating_add(1);
+    let stack = |number: u32| if number == 0 { StackId::NONE } else { StackId(first.saturating_add(number - 1)) };
+    let address = |frame: u32| CodeAddress { module: 0, offset: LINES | u64::from(frame) };
+    for (number, symbol) in (0..).zip(&history.frames) {
+        writer.write(&Item::Symbols(SymbolsDefinition { address: address(number), symbols: vec![symbol.clone()] }))?;
+    }
+    for (number, frames) in (1..).zip(&history.stacks) {
+        let addresses = frames.iter().copied().map(address).collect();
+        writer.write(&Item::Stack(StackDefinition { id: stack(number), addresses }))?;
+    }
+    let mut devices = Vec::new();
+    for of_device in &history.devices {
+        let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
+        let mut events = Vec::new();
+        let mut put = |events: Vec<_>| writer.write(&Item::AllocatorEvents(AllocatorEvents { device, events }));
+        let older = of_device.events(from, &history.settings, time, stack, |event| {
+            events.push(event);
+            if events.len() == AllocatorEvents::MOST { put(std::mem::take(&mut events)) } else { Ok(()) }
+        })?;
+        if !events.is_empty() {
+            put(events)?;
+        }
+        let is_full = history.most > 0 && of_device.trace.count() >= history.most;
+        let known_from = of_device.trace.first().filter(|_| is_full || older > 0).map(time);
+        devices.push(AllocatorDevice { device, older, known_from, said: of_device.said });
+    }
+    let name = if history.version.is_empty() { "PyTorch".to_owned() } else { format!("PyTorch {}", history.version) };
+    writer.write(&Item::Allocator(AllocatorDefinition { name, missing: history.missing.clone(), devices }))
+}

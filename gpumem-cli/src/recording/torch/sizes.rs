@@ -1,0 +1,215 @@
+//! The sizes of PyTorch's blocks.
+//!
+//! PyTorch logs how much the program asked for. How much a block takes, which is what `torch.cuda.memory_allocated()` counts, follows from
+//! where it lies: PyTorch rounds up, and does not split off what is too small to be of use.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, BufRead, Seek},
+    time::Duration,
+};
+
+use gpumem_core::{
+    capture::{AllocatorAction as Action, AllocatorEvent},
+    model::{Bytes, StackId},
+};
+use gpumem_estimate::PyTorchRounding;
+
+use super::{
+    super::ranges::remove_range,
+    history::{DeviceHistory, LiveBlock, LoggedEvent, Segments},
+};
+
+impl DeviceHistory {
+    /// What was live before the first event, by going back from the end.
+    fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<(Segments, BTreeMap<u64, LiveBlock>)> {
+        let (mut segments, mut blocks) = (self.segments.clone(), self.blocks.clone());
+        for piece in self.trace.pieces(from).rev() {
+            for event in piece?.into_iter().rev() {
+                let LoggedEvent { address, bytes, stack, is_part, .. } = event;
+                match event.action {
+                    Action::SegmentAlloc => remove(&mut segments, address, bytes),
+                    Action::SegmentFree => _ = segments.insert(address, (bytes, is_part)),
+                    Action::Alloc => _ = blocks.remove(&address),
+                    Action::FreeRequested => {
+                        let known = LiveBlock { bytes: None, requested: bytes, stack, is_awaiting: false };
+                        blocks.entry(address).or_insert(known).is_awaiting = false;
+                    }
+                    Action::FreeCompleted => {
+                        let known = LiveBlock { bytes: None, requested: bytes, stack, is_awaiting: true };
+                        _ = blocks.insert(address, known);
+                    }
+                    Action::OutOfMemory => {}
+                }
+            }
+        }
+        Ok((segments, blocks))
+    }
+
+    /// Hands over the events of this device, with the sizes of blocks: first those that stand for what was live before. Returns how many
+    /// these are. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording.
+    pub(super) fn events(
+        &self,
+        from: &mut (impl BufRead + Seek),
+        rounding: &PyTorchRounding,
+        time: impl Fn(u64) -> Duration,
+        stack: impl Fn(u32) -> StackId,
+        mut each: impl FnMut(AllocatorEvent) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let (mut segments, blocks) = self.before(from)?;
+        let first = self.trace.first().unwrap_or(0);
+        let mut add = |action, address, bytes, requested, (stream, micros, of): (u64, u64, u32)| {
+            let (time, stack) = (time(micros), stack(of));
+            let [bytes, requested] = [bytes, requested].map(Bytes::new);
+            each(AllocatorEvent { time, action, address, bytes, requested, stream, stack })
+        };
+        for (address, (bytes, _)) in &segments {
+            add(Action::SegmentAlloc, *address, *bytes, *bytes, (0, first, 0))?;
+        }
+        let mut occupied: BTreeMap<u64, u64> = blocks.iter().map(|(at, live)| (*at, live.bytes.unwrap_or(1))).collect();
+        for (address, live) in &blocks {
+            let bytes = live.bytes.unwrap_or_else(|| size(&segments, &occupied, rounding, *address, live.requested));
+            occupied.insert(*address, bytes);
+            add(Action::Alloc, *address, bytes, live.requested, (0, first, live.stack))?;
+            if live.is_awaiting {
+                add(Action::FreeRequested, *address, 0, 0, (0, first, live.stack))?;
+            }
+        }
+        let older = segments.len() as u64 + blocks.values().map(|live| 1 + u64::from(live.is_awaiting)).sum::<u64>();
+        for piece in self.trace.pieces(from) {
+            for LoggedEvent { action, is_part, address, bytes, stream, micros, stack } in piece? {
+                let about = (stream, micros, stack);
+                match action {
+                    Action::SegmentAlloc => {
+                        segments.insert(address, (bytes, is_part));
+                        add(action, address, bytes, bytes, about)?;
+                    }
+                    Action::SegmentFree => {
+                        remove(&mut segments, address, bytes);
+                        add(action, address, bytes, bytes, about)?;
+                    }
+                    Action::Alloc => {
+                        let size = size(&segments, &occupied, rounding, address, bytes);
+                        occupied.insert(address, size);
+                        add(action, address, size, bytes, about)?;
+                    }
+                    Action::FreeRequested => add(action, address, 0, 0, about)?,
+                    Action::FreeCompleted => {
+                        occupied.remove(&address);
+                        add(action, address, 0, 0, about)?;
+                    }
+                    Action::OutOfMemory => add(action, 0, 0, bytes, about)?,
+                }
+            }
+        }
+        Ok(older)
+    }
+}
+
+/// Removes a part of the segments.
+fn remove(segments: &mut Segments, address: u64, bytes: u64) {
+    remove_range(segments, address, bytes, |_, _| {});
+}
+
+/// The size of a new block: the rest of the room where it lies is a part of it, unless PyTorch splits that off.
+fn size(
+    segments: &Segments,
+    occupied: &BTreeMap<u64, u64>,
+    rounding: &PyTorchRounding,
+    address: u64,
+    requested: u64,
+) -> u64 {
+    let rounded = rounding.size(requested).unwrap_or(requested);
+    let segment = segments.range(..=address).next_back().filter(|(begin, (length, _))| address - **begin < *length);
+    let Some((begin, (length, is_expandable))) = segment else { return rounded };
+    let end = begin + length;
+    let next = occupied.range(address + 1..).next().map_or(end, |(next, _)| end.min(*next));
+    match (next - address).checked_sub(rounded) {
+        Some(rest) if !rounding.splits(rounded, rest, *is_expandable) => rounded + rest,
+        _ => rounded,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::history::TorchHistory, *};
+
+    const MIB: u64 = 1 << 20;
+
+    fn text(lines: &[String]) -> io::Cursor<String> {
+        let head =
+            [r#"{"torch": "2.11.0", "is_enabled": true, "most": 1000}"#, r#"{"settings": {"max_split_size": -1}}"#];
+        let lines = head.iter().map(ToString::to_string).chain(lines.iter().cloned()).collect::<Vec<_>>();
+        io::Cursor::new(lines.join("\n"))
+    }
+
+    /// The events of the first device, and how many of them stand for what was live before.
+    fn events(lines: &[String]) -> (Vec<AllocatorEvent>, u64) {
+        let mut from = text(lines);
+        let history = TorchHistory::read(&mut from, true).unwrap();
+        assert_eq!(history.missing, None);
+        let mut events = Vec::new();
+        let add = |event| {
+            events.push(event);
+            Ok(())
+        };
+        let older =
+            history.devices[0].events(&mut from, &history.settings, Duration::from_micros, StackId, add).unwrap();
+        (events, older)
+    }
+
+    /// What blocks come to, in order.
+    fn sizes(lines: &[String]) -> Vec<(u64, u64)> {
+        let (events, _) = events(lines);
+        let allocated = events.iter().filter(|event| event.action == Action::Alloc);
+        allocated.map(|event| (event.address, event.bytes.get())).collect()
+    }
+
+    fn lines(steps: &[(&str, u64, u64)], end: &[&str]) -> Vec<String> {
+        let step = |(action, address, bytes): &(&str, u64, u64)| format!("[\"{action}\",{address},{bytes},0,5,0]");
+        let head = r#"{"device": 0, "said": [1, 2, 3, 4]}"#.to_owned();
+        let end = end.iter().map(ToString::to_string).chain([r#"{"end": true}"#.to_owned()]);
+        [head].into_iter().chain(steps.iter().map(step)).chain(end).collect()
+    }
+
+    #[test]
+    fn a_rest_that_is_not_split_off_is_part_of_a_block() {
+        let base = 1 << 30;
+        let steps = [
+            ("segment_alloc", base, 20 * MIB),
+            // The rest has more than 1 MiB.
+            ("alloc", base, 10 * MIB + 1),
+            // The rest has 1 MiB less 512 bytes.
+            ("alloc", base + 10 * MIB + 512, 9 * MIB - 511),
+            ("free_requested", base, 10 * MIB + 1),
+            ("free_completed", base, 10 * MIB + 1),
+            // There is room for 10 MiB and 512 bytes up to the next block, of which 512 bytes are no rest.
+            ("alloc", base, 10 * MIB),
+        ];
+        let expected = [(base, 10 * MIB + 512), (base + 10 * MIB + 512, 10 * MIB - 512), (base, 10 * MIB + 512)];
+        let live = format!("[\"active_allocated\",{base},{},{},0]", 10 * MIB + 512, 10 * MIB);
+        let other = format!("[\"active_allocated\",{},{},5,0]", base + 10 * MIB + 512, 10 * MIB - 512);
+        let segment = format!("{{\"segment\": {base}, \"bytes\": {}, \"is_expandable\": false}}", 20 * MIB);
+        assert_eq!(sizes(&lines(&steps, &[&segment, &live, &other])), expected);
+    }
+
+    #[test]
+    fn what_was_live_before_the_history_is_known_from_its_end() {
+        let base = 1 << 30;
+        let steps = [
+            // The allocation of this block is not in the history.
+            ("free_requested", base, 700),
+            ("free_completed", base, 700),
+            ("alloc", base, 100),
+        ];
+        let segment = format!("{{\"segment\": {base}, \"bytes\": {}, \"is_expandable\": false}}", 2 * MIB);
+        let kept = format!("[\"active_allocated\",{},{},1000,0]", base + MIB, 1024);
+        let new = format!("[\"active_allocated\",{base},512,100,0]");
+        let all = lines(&steps, &[&segment, &new, &kept]);
+        assert_eq!(sizes(&all), [(base, 1024), (base + MIB, 1024), (base, 512)]);
+        let (events, older) = events(&all);
+        // A segment and two blocks.
+        assert_eq!((older, events.len()), (3, 6));
+        assert_eq!(events[0].bytes, Bytes::new(2 * MIB));
+    }
+}

@@ -1,0 +1,63 @@
+//! Bytes and blocks by what they have in common.
+
+use serde::Serialize;
+
+use crate::history::{Held, library_or_program};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Sum {
+    pub(crate) name: String,
+    pub(crate) bytes: i64,
+    pub(crate) blocks: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PlaceSum {
+    pub(crate) scope: Vec<String>,
+    /// The line; else the library, or the place where the scope was opened.
+    pub(crate) place: String,
+    pub(crate) line: Option<String>,
+    pub(crate) caller: Option<String>,
+    pub(crate) library: Option<String>,
+    pub(crate) kind: &'static str,
+    pub(crate) bytes: i64,
+    pub(crate) blocks: i64,
+}
+
+impl PlaceSum {
+    pub(crate) fn library_or_program(&self) -> String {
+        library_or_program(self.library.as_deref(), self.line.as_deref())
+    }
+}
+
+pub(crate) fn sums(sums: Vec<(String, i64, i64)>) -> Vec<Sum> {
+    sums.into_iter().map(|(name, bytes, blocks)| Sum { name, bytes, blocks }).collect()
+}
+
+/// The sums by scope, place and kind, the largest first.
+pub(crate) fn place_sums(held: &[Held<'_>]) -> Vec<PlaceSum> {
+    let mut all: Vec<PlaceSum> = Vec::new();
+    let mut known = std::collections::HashMap::new();
+    for Held { origin, bytes, blocks, .. } in held {
+        let key = (&origin.path, origin.place(), &origin.caller, origin.kind);
+        let at = *known.entry(key).or_insert(all.len());
+        match all.get_mut(at) {
+            Some(sum) => {
+                sum.bytes += bytes;
+                sum.blocks += blocks;
+            }
+            None => all.push(PlaceSum {
+                scope: origin.path.clone(),
+                place: origin.place(),
+                line: origin.line.clone(),
+                caller: origin.caller.clone(),
+                library: origin.library.clone(),
+                kind: origin.kind.name(),
+                bytes: *bytes,
+                blocks: *blocks,
+            }),
+        }
+    }
+    all.sort_by_key(|sum| std::cmp::Reverse(sum.bytes));
+    all
+}

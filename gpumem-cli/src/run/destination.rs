@@ -1,0 +1,234 @@
+//! Where the recordings of a run are.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fs::{self, File},
+    io,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+    process,
+};
+
+use gpumem_driver::lock_file::LockFile;
+use gpumem_inject::variable;
+
+use crate::recording::{lock_file, refusal};
+
+const EXTENSION: &str = "capture";
+
+/// The file of a recording, and by its name those of all processes of the run.
+#[derive(Debug)]
+pub(super) struct Destination {
+    file: PathBuf,
+    /// Files that were there before the run and have such names.
+    older: Vec<PathBuf>,
+    /// What the user named, if another run records to it.
+    pub(super) instead_of: Option<PathBuf>,
+    /// Keeps other runs away: the files of both would have the same names, and the later one would replace the other.
+    _claim: Option<LockFile>,
+}
+
+impl Destination {
+    /// The file that the user named, else a new one that is named after the program. If another run records to it, one with the number
+    /// of this process. The error says which file cannot be written.
+    pub(super) fn new(
+        output: Option<&Path>,
+        program: &OsStr,
+        arguments: &[OsString],
+    ) -> Result<Self, (PathBuf, io::Error)> {
+        let asked = output.map(Path::to_owned);
+        let names: &mut dyn Iterator<Item = PathBuf> = match &asked {
+            Some(asked) => &mut [asked.clone(), with_number(asked, &process::id().to_string())].into_iter(),
+            None => &mut free_names(program, arguments),
+        };
+        for (at, name) in names.enumerate() {
+            let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
+            let refused = refusal(&file).map(|why| io::Error::other(format!("{why}; give another --output")));
+            let lock = || LockFile::try_new(&lock_file(&file, "lock")).map_err(|error| of_folder(&file, error));
+            let claim = refused.map_or_else(lock, Err);
+            let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
+            // A run that ended meanwhile has the name.
+            if asked.is_none() && file.exists() {
+                continue;
+            }
+            let instead_of = asked.filter(|_| at > 0);
+            let mut destination = Self { file, older: Vec::new(), instead_of, _claim: Some(claim) };
+            destination.older = destination.of_processes();
+            return Ok(destination);
+        }
+        let file = asked.unwrap_or_else(|| env::current_dir().unwrap_or_default());
+        Err((file, io::Error::other("no name is free; give another --output")))
+    }
+
+    /// The file that the user knows.
+    pub(super) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The recordings that the processes of this run have written, by name.
+    pub(super) fn of_processes(&self) -> Vec<PathBuf> {
+        let folder = self.file.parent().unwrap_or(Path::new("."));
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        // A link or a pipe that has taken the place of a recording is left alone.
+        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        let mut files: Vec<_> = files
+            .map(|entry| entry.path())
+            .filter(|path| self.is_of_a_process(path) && !self.older.contains(path))
+            .collect();
+        files.sort();
+        files
+    }
+
+    /// Whether the path is that of a process: `train.rank3.pid17.2.capture`, if the file is `train.capture`.
+    fn is_of_a_process(&self, path: &Path) -> bool {
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let between = || {
+            // Names need not be UTF-8, but the part in between is.
+            let [name, stem] = [path.file_name()?, self.file.file_stem()?].map(OsStr::as_bytes);
+            let rest = name.strip_prefix(stem)?;
+            let rest = match self.file.extension() {
+                Some(extension) => rest.strip_suffix(extension.as_bytes())?.strip_suffix(b".")?,
+                None => rest,
+            };
+            str::from_utf8(rest.strip_prefix(b".")?).ok()
+        };
+        let Some(between) = between() else { return false };
+        let mut parts = between.split('.').peekable();
+        parts.next_if(|part| part.strip_prefix("rank").is_some_and(is_number));
+        let is_process = parts.next().is_some_and(|part| part.strip_prefix("pid").is_some_and(is_number));
+        parts.next_if(|part| is_number(part));
+        is_process && parts.next().is_none()
+    }
+
+    /// `train.rank3.gpu0.pid17.capture` of `train.rank3.pid17.capture`.
+    pub(super) fn with_devices(path: &Path, devices: &[u32]) -> PathBuf {
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        let at = name.windows(4).rposition(|part| part == b".pid").filter(|_| !devices.is_empty());
+        let Some((before, after)) = at.map(|at| name.split_at(at)) else { return path.to_owned() };
+        let devices: Vec<_> = devices.iter().map(u32::to_string).collect();
+        let name = [before, b".gpu", devices.join("+").as_bytes(), after].concat();
+        path.with_file_name(OsString::from_vec(name))
+    }
+
+    /// Where the process with this number records, unless it is one of a job.
+    pub(super) fn of_process(&self, pid: u32) -> PathBuf {
+        with_number(&self.file, &format!("pid{pid}"))
+    }
+
+    /// The processes of this run that have not ended, as far as this user may see them: they have inherited the name of the file.
+    pub(super) fn running(&self) -> Vec<u32> {
+        let named = [variable::FILE.as_bytes(), b"=", self.file.as_os_str().as_bytes()].concat();
+        let is_of_the_run = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == named)
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut running: Vec<u32> =
+            entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_of_the_run).collect();
+        running.sort_unstable();
+        running
+    }
+}
+
+/// Why no file can be created beside this one. Only an error that is about the lock itself names the lock.
+fn of_folder(file: &Path, error: io::Error) -> io::Error {
+    let folder = file.parent().unwrap_or(file);
+    let (is_there, folder) = (folder.is_dir(), folder.display());
+    let why = match error.kind() {
+        io::ErrorKind::NotFound if !is_there => {
+            format!("there is no folder `{folder}`; create it, or give another --output")
+        }
+        io::ErrorKind::NotADirectory => format!("`{folder}` is no folder; give another --output"),
+        kind @ (io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
+            format!("no file can be created in `{folder}` ({kind}); give another --output")
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), why)
+}
+
+/// Whether a file can be created in this folder. Without this check, the error appears only when the program initialises CUDA.
+pub(super) fn try_folder(file: &Path) -> io::Result<()> {
+    let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
+    let tried = File::create(&probe).map(drop);
+    _ = fs::remove_file(&probe);
+    tried.map_err(|error| of_folder(file, error))
+}
+
+/// `train.capture` for `python train.py`; with a number if there is such a file.
+fn free_names(program: &OsStr, arguments: &[OsString]) -> impl Iterator<Item = PathBuf> {
+    let stem = |path: &OsStr| Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let script = || {
+        let is_script = |path: &&OsString| {
+            let extension = Path::new(path).extension().and_then(OsStr::to_str);
+            matches!(extension, Some("py" | "sh"))
+        };
+        stem(arguments.iter().find(is_script)?)
+    };
+    let stem = script().or_else(|| stem(program)).unwrap_or_else(|| "program".to_owned());
+    let first = PathBuf::from(format!("{stem}.{EXTENSION}"));
+    let others = (2..=1_000).map({
+        let first = first.clone();
+        move |count| with_number(&first, &count.to_string())
+    });
+    [first].into_iter().chain(others).filter(|path| !path.exists())
+}
+
+/// `train.2.capture` of `train.capture`.
+fn with_number(file: &Path, number: &str) -> PathBuf {
+    let mut name = file.file_stem().unwrap_or_default().to_owned();
+    for part in [Some(OsStr::new(number)), file.extension()].into_iter().flatten() {
+        name.push(".");
+        name.push(part);
+    }
+    file.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_the_processes_are_known_by_their_names() {
+        let file = |file: &str| Path::new("/folder").join(file);
+        let place = |name: &str| Destination { file: file(name), older: Vec::new(), instead_of: None, _claim: None };
+        let is = |file: &str, path: &str| place(file).is_of_a_process(&Path::new("/folder").join(path));
+        for path in ["a.b.pid1.capture", "a.b.rank0.pid17.capture", "a.b.rank12.pid17.3.capture"] {
+            assert!(is("a.b.capture", path), "{path}");
+        }
+        for path in [
+            "a.b.capture",
+            "a.b.pid.capture",
+            "a.b.pid1.capture.ring",
+            "a.pid1.capture",
+            "a.b.rank0.capture",
+            "a.b.rank0.gpu0.pid1.capture",
+            "a.b.pid1.2.3.capture",
+            "xa.b.pid1.capture",
+        ] {
+            assert!(!is("a.b.capture", path), "{path}");
+        }
+        assert!(is("a", "a.pid3") && !is("a", "a.pid3.capture"));
+        let bytes = |name: &[u8]| Path::new("/folder").join(OsStr::from_bytes(name));
+        let mut other = place("");
+        other.file = bytes(b"n\xff.capture");
+        assert!(
+            other.is_of_a_process(&bytes(b"n\xff.pid3.capture"))
+                && !other.is_of_a_process(&bytes(b"n\xfe.pid3.capture"))
+        );
+        assert_eq!(Destination::with_devices(&bytes(b"n\xff.pid3.capture"), &[1]), bytes(b"n\xff.gpu1.pid3.capture"));
+        let named = Destination::with_devices(Path::new("/folder/a.rank1.pid2.3.capture"), &[0, 2]);
+        assert_eq!(named, Path::new("/folder/a.rank1.gpu0+2.pid2.3.capture"));
+    }
+
+    #[test]
+    fn a_file_is_named_after_the_program() {
+        let name = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            free_names(&words[0], &words[1..]).next().unwrap().to_str().unwrap().to_owned()
+        };
+        assert_eq!(name(&["/usr/bin/python3", "-u", "src/no-such-train.py", "--x"]), "no-such-train.capture");
+        assert_eq!(name(&["./no-such-program", "8"]), "no-such-program.capture");
+    }
+}

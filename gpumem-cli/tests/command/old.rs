@@ -1,0 +1,37 @@
+//! Recordings that an earlier version wrote are read, and give the reports that it gave.
+//!
+//! `tests/data` has the recordings, and beside each the commands and what they printed then: `training.capture` is a training run with
+//! PyTorch's tensors, `events.capture` has each kind of event on two devices, and `unfinished.capture` is that of a killed process, in
+//! all its files: the newer part, the older part, the ring and PyTorch's history. These files are never written again.
+
+use std::{fs, path::Path};
+
+use crate::{file, gpumem};
+
+#[test]
+fn old_recordings_give_the_reports_that_they_gave() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let folder = file("old");
+    _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let files = || fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path());
+    for from in files() {
+        fs::copy(&from, folder.join(from.file_name().unwrap())).unwrap();
+    }
+    for expected in files().filter(|path| path.extension().is_some_and(|extension| extension == "txt")) {
+        let expected = fs::read_to_string(expected).unwrap();
+        let commands: Vec<&str> = expected.lines().filter_map(|line| line.strip_prefix("$ gpumem ")).collect();
+        assert!(commands.len() > 5);
+        let mut printed = String::new();
+        for command in commands {
+            let arguments: Vec<&str> = command.split(' ').collect();
+            let output = gpumem(&arguments).current_dir(&folder).output().unwrap();
+            let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+            printed += &["$ gpumem ", command, "\n", &stdout, &stderr].concat();
+        }
+        assert_eq!(printed, expected);
+    }
+    let left: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left = left.iter().filter(|name| name.to_string_lossy().starts_with("unfinished.capture")).count();
+    assert_eq!(left, 1, "what lay beside the recording is in it: {left}");
+}

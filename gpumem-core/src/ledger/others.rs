@@ -1,0 +1,59 @@
+//! Allocations and frees that a budget must know of, although it does not count them or they are not its own.
+
+use super::{
+    Ledger,
+    groups::AllocGroup,
+    live::Entry,
+    noticed::{Noticed, Noticing, Watched},
+};
+use crate::model::{Device, Gauge, ThreadId};
+
+impl Ledger {
+    /// From now on these allocations and frees on the device are [noticed](Self::noticed). Events are counted one by one meanwhile.
+    pub fn watch(&mut self, id: u64, device: Device, noticing: Noticing, thread: ThreadId) {
+        let meter = self.meters.index(device, Gauge::Exact);
+        let thread = self.thread(thread).own;
+        self.watched.push(Watched { id, meter, noticing, thread });
+        self.update_has_thread_scopes();
+    }
+
+    /// Undoes [`watch`](Self::watch).
+    pub fn unwatch(&mut self, id: u64) {
+        self.watched.retain(|watched| watched.id != id);
+        self.update_has_thread_scopes();
+    }
+
+    /// What the newest event was, if it was noticed.
+    #[inline]
+    pub fn noticed(&mut self) -> Option<Noticed> {
+        // The flag is where each event looks anyway.
+        if self.has_thread_scopes { self.noticed.take() } else { None }
+    }
+
+    /// `thread` allocated or freed this block.
+    #[cold]
+    pub(super) fn notice(&mut self, entry: &Entry, is_free: bool, thread: ThreadId) {
+        let AllocGroup { kind, meter, node, .. } = *self.groups.get(entry.group());
+        if !kind.is_on_device() || self.watched.iter().all(|watched| watched.meter != meter) {
+            return;
+        }
+        let own = self.thread(thread).own;
+        let Self { guests, watched, tree, threads, .. } = self;
+        let owner = if is_free { threads[thread.0 as usize].owner } else { entry.attribution().owner() };
+        // In a scope that another thread opened, a thread works for that one.
+        let host = guests.hosts(owner).last().unwrap_or(owner);
+        let concerns = |watched: &Watched| {
+            watched.meter == meter
+                && match watched.noticing {
+                    Noticing::AllocationsOfOthers => !is_free && host == own && own != watched.thread,
+                    Noticing::OfOthers => host != watched.thread,
+                }
+        };
+        if watched.iter().any(concerns) {
+            let is_in_scope = tree.is_in_scope(if is_free { threads[thread.0 as usize].node } else { node });
+            let device = self.meters.0[usize::from(meter)].device;
+            let bytes = entry.bytes;
+            self.noticed = Some(Noticed { device, thread: own, bytes, is_free, is_in_scope, is_guest: host != own });
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Recordings that earlier versions wrote are read.
+
+use std::io::Cursor;
+
+use gpumem_core::capture::{Reader, ReplayedReport};
+
+/// A program with the simulated device and two traces of a pool's high-water mark, which this version has no figures for: their
+/// lines have no numbers. An exact trace beside them has its own.
+#[test]
+fn traces_of_a_high_water_mark_are_read_as_off() {
+    let file = include_bytes!("old/pool-gauge.gpumem");
+    let mut reader = Reader::new(Cursor::new(file)).unwrap();
+    let mut lines = Vec::new();
+    reader
+        .replay(|output| {
+            if let ReplayedReport::Report(report) = output {
+                let (trace, line) = (&report.trace, report.to_string());
+                lines.push(format!(
+                    "{}, {}: {}",
+                    trace.gauge,
+                    trace.source,
+                    line.trim_start_matches("△Used Peaked MB: ")
+                ));
+            }
+        })
+        .unwrap();
+    assert!(reader.skipped().is_nothing(), "{:?}", reader.skipped());
+    assert_eq!(
+        lines,
+        [
+            "off, off:      ?      ? (pool)",
+            "off, off:      ?      ? (second)",
+            "off, off:      ?      ? (pool)",
+            "off, off:      ?      ? (second: exit)",
+            "off, off:      ?      ? (pool: exit)",
+            "exact, simulation:      5    120 (train: exit)",
+        ]
+    );
+}

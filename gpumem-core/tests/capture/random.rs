@@ -1,0 +1,53 @@
+//! Random values for recordings.
+
+/// A small generator with a fixed seed: what fails once fails always.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        (self.next() >> 16) % bound
+    }
+
+    pub(crate) fn index(&mut self, length: usize) -> usize {
+        usize::try_from(self.below(length as u64)).expect("it is below a length")
+    }
+
+    pub(crate) fn is(&mut self, one_in: u64) -> bool {
+        self.below(one_in) == 0
+    }
+
+    /// Small numbers mostly, and large ones.
+    pub(crate) fn any(&mut self) -> u64 {
+        let bits = self.below(65);
+        if bits == 0 { 0 } else { self.next() >> (64 - bits) }
+    }
+
+    pub(crate) fn small(&mut self) -> u32 {
+        u32::try_from(self.any() & 0xffff_ffff).expect("it has 32 bits")
+    }
+
+    pub(crate) fn text(&mut self) -> String {
+        const TEXTS: [&str; 6] =
+            ["", "epoch", "src/train.rs", "△ Used\n\"quoted\"", "/usr/lib/libcublas.so.12", "λ::<T>"];
+        TEXTS[self.index(TEXTS.len())].to_owned()
+    }
+
+    pub(crate) fn option<T>(&mut self, value: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        if self.is(3) { None } else { Some(value(self)) }
+    }
+
+    pub(crate) fn list<T>(&mut self, mut value: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.below(4)).map(|_| value(self)).collect()
+    }
+}

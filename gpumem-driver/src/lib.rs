@@ -1,0 +1,34 @@
+//! The part of gpumem that talks to NVIDIA's driver, to the C library and to Python: it finds devices and reads them, intercepts the
+//! calls that allocate memory, walks stacks, and has what code in a foreign program needs (locks, descriptors, shared memory).
+//!
+//! Programs use the crate `gpumem`. This one is for tools that are built beside it, such as the command and the library that it puts
+//! into programs. Everything here works without a GPU: what needs a library that is missing returns an error that names it.
+//!
+//! All `unsafe` code of gpumem's libraries is in the folder `sys` of this crate; its modules are re-exported here.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![deny(unsafe_code)]
+
+pub mod settings;
+pub mod source;
+#[allow(unsafe_code, reason = "the one folder that talks to C")]
+mod sys;
+
+#[cfg(feature = "sim")]
+pub(crate) use gpumem_core::device_model;
+pub(crate) use gpumem_core::{error, export, inbox, model};
+
+#[cfg(target_os = "linux")]
+pub use self::sys::own_file;
+/// The Python interpreter of this process, if there is one.
+#[cfg(feature = "backtrace")]
+pub mod python {
+    pub use crate::{
+        source::python::python_lines as lines,
+        sys::python::{line_at, run_in_python as run},
+    };
+}
+
+pub use self::sys::{beside, cgroup, clock, descriptor, lock_file, process};
+#[cfg(feature = "capture")]
+pub use self::sys::{recording_file, ring_memory};

@@ -1,0 +1,72 @@
+//! Reads the environment variables.
+
+use std::{env, ffi::OsString};
+
+use once_cell::race::OnceBox;
+
+use super::{
+    parse::InvalidValue,
+    values::{Problem, SOURCE, SetVariable, Setting, Settings},
+    variables::{VARIABLES, Variable},
+};
+use crate::error::Kind;
+
+/// Several threads may read at the same time. None waits for another, which might not exist in the child of a fork.
+static SETTINGS: OnceBox<Settings> = OnceBox::new();
+
+/// These settings, and not those of the environment, are the settings of this process. Without effect after the first use.
+pub fn preset(settings: Settings) {
+    let _ = SETTINGS.set(Box::new(settings));
+}
+
+/// The settings of this process, read at the first use.
+pub fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(|| Box::new(Settings::read(|name| env::var_os(name))))
+}
+
+impl Settings {
+    /// The settings of a process whose program does not know gpumem: those in its environment are for the program, which may use gpumem
+    /// itself. `backtrace` is a value of `GPUMEM_BACKTRACE`.
+    pub fn of_foreign_program(backtrace: &str) -> Self {
+        let values = [("GPUMEM_REPORT", "stderr"), (SOURCE, "dispatch"), ("GPUMEM_BACKTRACE", backtrace)];
+        let value = |name: &str| values.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
+        Self { is_foreign: true, ..Self::read(value) }
+    }
+
+    /// Reads each variable with this function.
+    pub fn read(value: impl Fn(&str) -> Option<OsString>) -> Self {
+        let mut settings = Self::default();
+        for variable in VARIABLES {
+            let Some(text) = value(variable.name).filter(|text| !text.to_string_lossy().trim().is_empty()) else {
+                continue;
+            };
+            let stands_for =
+                (variable.read)(&text, &mut settings).unwrap_or_else(|InvalidValue { detail, instead }| {
+                    let stands_for = format!("cannot be used: {detail}; {instead}");
+                    let error = Kind::BadSetting { setting: variable.name, detail }.into();
+                    settings.problems.push(Problem { variable: variable.name, error, instead });
+                    stands_for
+                });
+            let text = text.to_string_lossy().into_owned();
+            settings.set.push(SetVariable { name: variable.name, meaning: variable.meaning, text, stands_for });
+        }
+        settings
+    }
+
+    /// All variables, whether or not they are set.
+    pub fn all(&self) -> Vec<Setting> {
+        let setting = |&Variable { name, meaning, values, default, .. }: &Variable| {
+            let set = self.set.iter().find(|set| set.name == name);
+            Setting {
+                name,
+                meaning,
+                values,
+                default,
+                text: set.map(|set| set.text.clone()),
+                stands_for: set.map(|set| set.stands_for.clone()),
+                is_usable: !self.problems.iter().any(|problem| problem.variable == name),
+            }
+        };
+        VARIABLES.iter().map(setting).collect()
+    }
+}

@@ -1,0 +1,190 @@
+//! The values of the environment variables.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use super::parse::with_pid;
+use crate::{
+    error::{Error, Result},
+    export::Sink,
+    model::{Bytes, Gauge, Source},
+};
+
+pub(super) const GAUGE: &str = "GPUMEM_GAUGE";
+pub(super) const SOURCE: &str = "GPUMEM_SOURCE";
+pub(super) const SIM: &str = "GPUMEM_SIM";
+
+/// The allocations whose stack is recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stacks {
+    /// Those of 1 MiB or more.
+    #[default]
+    Large,
+    /// Those of 1 MiB or more, with the functions of Python.
+    Python,
+    /// All of them.
+    All,
+    /// None.
+    None,
+}
+
+/// The values of all variables. If a value cannot be used, its field keeps the default and `problems` has the error.
+#[expect(clippy::struct_excessive_bools, reason = "each is a variable of its own")]
+pub struct Settings {
+    /// Where output goes, unless the program chooses (`GPUMEM_REPORT`).
+    pub report: Sink,
+    /// Output has no colours (`NO_COLOR`).
+    pub no_color: bool,
+    /// `None`: the best. See [`gauge`](Self::gauge).
+    pub(super) gauge: Option<Gauge>,
+    /// `None`: the best. See [`source`](Self::source).
+    pub(super) source: Option<Source>,
+    /// The time between two readings of a sampled trace (`GPUMEM_SAMPLE_MS`).
+    pub sample_every: Duration,
+    /// Where `libcupti` is (`GPUMEM_CUPTI`).
+    pub cupti: Option<PathBuf>,
+    /// The allocations whose stack is recorded (`GPUMEM_BACKTRACE`).
+    pub stacks: Stacks,
+    /// Report what was not freed (`GPUMEM_LEAKS`).
+    pub leaks: bool,
+    /// Report what made the peaks (`GPUMEM_PEAK`).
+    pub peak: bool,
+    /// The file of the recording (`GPUMEM_CAPTURE`), as it was written. See [`recording`](Self::recording).
+    pub capture: Option<PathBuf>,
+    /// A budget that cannot be measured is no failure (`GPUMEM_BUDGETS`).
+    pub skip_budgets: bool,
+    /// The file of earlier peaks (`GPUMEM_BASELINE`).
+    pub baseline: Option<PathBuf>,
+    /// Write peaks to that file (`GPUMEM_BASELINE_UPDATE`).
+    pub update_baseline: bool,
+    /// The memory of each device. See [`sim`](Self::sim).
+    pub(super) sim: Vec<Bytes>,
+    /// The program does not know gpumem: neither NVML nor CUPTI is loaded into it. A program that loads them itself, as profilers
+    /// do, is not disturbed.
+    pub is_foreign: bool,
+    pub(super) problems: Vec<Problem>,
+    /// The variables that are set.
+    pub(super) set: Vec<SetVariable>,
+}
+
+/// A value that cannot be used.
+pub(super) struct Problem {
+    pub(super) variable: &'static str,
+    pub(super) error: Error,
+    /// What happens instead.
+    pub(super) instead: &'static str,
+}
+
+/// A variable that is set.
+pub(super) struct SetVariable {
+    pub(super) name: &'static str,
+    /// What it decides.
+    pub(super) meaning: &'static str,
+    pub(super) text: String,
+    /// What the text means, or why it cannot be used.
+    pub(super) stands_for: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            report: Sink::default(),
+            no_color: false,
+            gauge: None,
+            source: None,
+            sample_every: Duration::from_millis(1),
+            cupti: None,
+            stacks: Stacks::default(),
+            leaks: false,
+            peak: false,
+            capture: None,
+            skip_budgets: false,
+            baseline: None,
+            update_baseline: false,
+            sim: Vec::new(),
+            is_foreign: false,
+            problems: Vec::new(),
+            set: Vec::new(),
+        }
+    }
+}
+
+/// The variables that are set.
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.set()).finish()
+    }
+}
+
+impl Settings {
+    /// The gauge of traces; `None` for the best.
+    ///
+    /// # Errors
+    /// If `GPUMEM_GAUGE` has a value that cannot be used.
+    pub fn gauge(&self) -> Result<Option<Gauge>> {
+        self.check(GAUGE).map(|()| self.gauge)
+    }
+
+    /// The source of allocations; `None` for the best.
+    ///
+    /// # Errors
+    /// If `GPUMEM_SOURCE` has a value that cannot be used.
+    pub fn source(&self) -> Result<Option<Source>> {
+        self.check(SOURCE).map(|()| self.source)
+    }
+
+    /// The memory of each simulated device.
+    ///
+    /// # Errors
+    /// If `GPUMEM_SIM` has a value that cannot be used.
+    pub fn sim(&self) -> Result<&[Bytes]> {
+        self.check(SIM).map(|()| &*self.sim)
+    }
+
+    /// The file of the recording, if one is requested.
+    pub fn recording(&self) -> Option<PathBuf> {
+        self.capture.as_deref().map(with_pid)
+    }
+
+    fn check(&self, variable: &str) -> Result<()> {
+        match self.problems.iter().find(|problem| problem.variable == variable) {
+            Some(problem) => Err(problem.error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether this error comes from a value that cannot be used. [`problems`](Self::problems) has its text.
+    pub fn is_problem(&self, error: &Error) -> bool {
+        self.problems.iter().any(|problem| problem.error == *error)
+    }
+
+    /// The values that cannot be used, and what holds instead of each.
+    pub fn problems(&self) -> impl Iterator<Item = String> {
+        self.problems.iter().map(|Problem { error, instead, .. }| format!("{error}; {instead}"))
+    }
+
+    /// A line for each variable that is set: its text, what the variable decides, and what the text stands for.
+    pub fn set(&self) -> impl Iterator<Item = String> {
+        self.set
+            .iter()
+            .map(|SetVariable { name, meaning, text, stands_for }| format!("{name}={text} ({meaning}): {stands_for}"))
+    }
+}
+
+/// A variable, and the value that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The name of the variable.
+    pub name: &'static str,
+    /// What it decides.
+    pub meaning: &'static str,
+    /// The values that it can have.
+    pub values: &'static str,
+    /// What holds if it is not set.
+    pub default: &'static str,
+    /// Its text in the environment; `None` if it is not set.
+    pub text: Option<String>,
+    /// What the text stands for, or why it cannot be used and what holds instead.
+    pub stands_for: Option<String>,
+    /// The text can be used.
+    pub is_usable: bool,
+}

@@ -1,0 +1,193 @@
+//! The list of the environment variables.
+
+use std::{ffi::OsStr, time::Duration};
+
+use super::{
+    parse::{InvalidValue, flag, invalid, lower, not_one_of, path, unless_auto},
+    values::{GAUGE, SIM, SOURCE, Settings, Stacks},
+};
+use crate::{
+    export::Sink,
+    model::{Bytes, Gauge, Source},
+};
+
+/// The smallest simulated device: a page of a GPU.
+const PAGE: Bytes = Bytes::mib(2);
+
+/// One environment variable.
+pub(super) struct Variable {
+    pub(super) name: &'static str,
+    /// What it decides.
+    pub(super) meaning: &'static str,
+    pub(super) values: &'static str,
+    pub(super) default: &'static str,
+    /// Stores a value that is not empty, and returns what it stands for.
+    pub(super) read: fn(&OsStr, &mut Settings) -> Result<String, InvalidValue>,
+}
+
+/// All variables, in the order of `docs/book/src/environment.md`.
+pub(super) const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "GPUMEM_REPORT",
+        meaning: "where output goes, unless the program calls `set_sink`",
+        values: "`stdout` (reports of traces and trackers; all else goes to stderr), `stderr`, `file:PATH` (added at its end), `json` (one object per line on stdout, in bytes), `json:PATH`, `off` (nothing)",
+        default: "`stdout`",
+        read: |text, settings| {
+            let instead = "output goes to stdout and stderr, unless the program calls set_sink";
+            let Some(name) = text.to_str() else {
+                return invalid(format!("`{}` is not UTF-8", text.display()), instead);
+            };
+            settings.report = name.parse::<Sink>().or_else(|error| invalid(error.to_string(), instead))?;
+            Ok(settings.report.to_string())
+        },
+    },
+    Variable {
+        name: "NO_COLOR",
+        meaning: "output to a terminal has no colours",
+        values: "any",
+        default: "colours, if it is a terminal",
+        read: |text, settings| {
+            settings.no_color = true;
+            Ok(text.to_string_lossy().into_owned())
+        },
+    },
+    Variable {
+        name: GAUGE,
+        meaning: "how a trace measures, unless the program chooses its gauge",
+        values: "`auto` (the best that works), `exact`, `sampled`, `off`",
+        default: "`auto`",
+        read: |text, settings| {
+            let instead = "traces are off, unless the program chooses their gauge";
+            settings.gauge = unless_auto(text, instead)?;
+            Ok(settings.gauge.map_or("auto", Gauge::name).to_owned())
+        },
+    },
+    Variable {
+        name: SOURCE,
+        meaning: "how allocations are intercepted, unless the program chooses the source",
+        values: "`auto`: the dispatch table, else CUPTI, else sampling; `dispatch`, `cupti`: this one, else sampling",
+        default: "`auto`",
+        read: |text, settings| {
+            let instead = "traces are sampled, and shorter peaks are missed, unless the program chooses the source";
+            settings.source = unless_auto(text, instead)?;
+            Ok(settings.source.map_or("auto", Source::name).to_owned())
+        },
+    },
+    Variable {
+        name: "GPUMEM_SAMPLE_MS",
+        meaning: "milliseconds between two readings of a sampled trace",
+        values: "a whole number from 1 to 4294967295",
+        default: "`1`",
+        read: |text, settings| {
+            let Some(every @ 1..) = text.to_str().and_then(|text| text.trim().parse::<u32>().ok()) else {
+                let detail = format!("`{}` is not a whole number of milliseconds from 1 to 4294967295", text.display());
+                return invalid(detail, "readings are 1 ms apart");
+            };
+            settings.sample_every = Duration::from_millis(every.into());
+            Ok(every.to_string())
+        },
+    },
+    Variable {
+        name: "GPUMEM_CUPTI",
+        meaning: "where `libcupti` is, if CUPTI is used",
+        values: "the path of the file, or of its folder",
+        default: "searched on the loader's path, in `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda*`, and among the Python \
+                  packages of the active environment",
+        read: |text, settings| Ok(path(text, &mut settings.cupti)),
+    },
+    Variable {
+        name: "GPUMEM_BACKTRACE",
+        meaning: "the allocations whose stack is recorded",
+        values: "`1`: all; `0`: none; `auto`: those of 1 MiB or more; `python`: those of 1 MiB or more, with the lines of Python \
+                 (3.11 to 3.14 on Linux)",
+        default: "`auto`",
+        read: |text, settings| {
+            let (stacks, name) = match &*lower(text) {
+                "auto" => (Stacks::Large, "auto"),
+                "python" => (Stacks::Python, "python"),
+                "0" | "off" => (Stacks::None, "none"),
+                "1" | "on" | "full" => (Stacks::All, "all"),
+                _ => return invalid(not_one_of(text, "1, 0, auto or python"), "stacks of large blocks are recorded"),
+            };
+            settings.stacks = stacks;
+            Ok(name.to_owned())
+        },
+    },
+    Variable {
+        name: "GPUMEM_LEAKS",
+        meaning: "report at the end of the process what was not freed",
+        values: "`1`, `0`",
+        default: "`0`",
+        read: |text, settings| flag(text, &mut settings.leaks),
+    },
+    Variable {
+        name: "GPUMEM_PEAK",
+        meaning: "report at the end of the process which allocations made the peak of each device, by scope and line",
+        values: "`1`, `0`",
+        default: "`0`",
+        read: |text, settings| flag(text, &mut settings.peak),
+    },
+    Variable {
+        name: "GPUMEM_CAPTURE",
+        meaning: "record the session to this file (feature `capture`); an existing recording is replaced",
+        values: "a path, in which `%p` stands for the number of the process",
+        default: "none",
+        read: |text, settings| {
+            if !cfg!(feature = "capture") {
+                let detail =
+                    "this build cannot record; add the feature `capture` of gpumem in the Cargo.toml of the program";
+                return invalid(detail.to_owned(), "the session is not recorded");
+            }
+            Ok(path(text, &mut settings.capture))
+        },
+    },
+    Variable {
+        name: "GPUMEM_BUDGETS",
+        meaning: "what happens to a budget that cannot be measured, or is not known",
+        values: "`skip`: stderr has a line about it, and the program continues",
+        default: "it fails; a function whose budget cannot be measured prints one notice",
+        read: |text, settings| {
+            if lower(text) != "skip" {
+                return invalid(format!("`{}` is not `skip`", text.display()), "budgets are held");
+            }
+            settings.skip_budgets = true;
+            Ok("skip".to_owned())
+        },
+    },
+    Variable {
+        name: "GPUMEM_BASELINE",
+        meaning: "the file with the earlier peaks of tests (feature `baseline`)",
+        values: "a path",
+        default: "none",
+        read: |text, settings| Ok(path(text, &mut settings.baseline)),
+    },
+    Variable {
+        name: "GPUMEM_BASELINE_UPDATE",
+        meaning: "write the peaks of tests to that file, instead of comparing them",
+        values: "`1`, `0`",
+        default: "`0`",
+        read: |text, settings| flag(text, &mut settings.update_baseline),
+    },
+    Variable {
+        name: SIM,
+        meaning: "simulated devices instead of real ones (feature `sim`)",
+        values: "the memory of each, such as `16GiB` or `16GiB,8GiB`",
+        default: "none",
+        read: |text, settings| {
+            if !cfg!(feature = "sim") {
+                let detail = "this build has no simulated devices; add the feature `sim` of gpumem in the Cargo.toml of the program";
+                return invalid(detail.to_owned(), "the real devices are used");
+            }
+            let instead = "traces are off";
+            let list = text.to_string_lossy();
+            let totals: Result<Vec<Bytes>, _> = list.split(',').map(str::parse).collect();
+            let whole = if list.contains(',') { format!(" (in `{list}`)") } else { String::new() };
+            settings.sim = totals.or_else(|error| invalid(format!("{error}{whole}"), instead))?;
+            if let Some(total) = settings.sim.iter().find(|total| **total < PAGE) {
+                let detail = format!("{total} is less than a page of a GPU ({PAGE}); write a unit, such as 16GiB");
+                return invalid(detail, instead);
+            }
+            Ok(settings.sim.iter().map(Bytes::to_string).collect::<Vec<_>>().join(", "))
+        },
+    },
+];

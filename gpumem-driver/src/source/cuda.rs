@@ -1,0 +1,208 @@
+//! CUDA's devices. Numbers and contexts come from the driver. Memory figures come from NVML, which finds the device by its UUID; if
+//! NVML has none, from `cuMemGetInfo`. Of a device without memory of its own, NVML has no figures: there they are those of the
+//! machine's memory.
+
+use once_cell::sync::OnceCell;
+
+use super::devices::{Devices, Interception, Selection};
+use super::driver;
+use super::processes;
+use crate::sys::nvml;
+use crate::{
+    error::{Error, Kind, Result},
+    model::{Bytes, Family, GpuMemory, GpuProcess, PoolUsage, Source},
+    sys::cuda::{self, CudaDevice},
+};
+
+#[derive(Debug)]
+struct Cuda;
+
+#[expect(clippy::unnecessary_wraps, reason = "all families have one signature")]
+pub(super) fn select() -> Selection {
+    Some(Ok(&Cuda))
+}
+
+fn device(ordinal: u32) -> Result<CudaDevice> {
+    let devices = cuda::devices()?;
+    devices.get(ordinal as usize).copied().ok_or_else(|| {
+        let count = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        Kind::NoDevice { ordinal, count, simulated: false }.into()
+    })
+}
+
+impl Devices for Cuda {
+    fn family(&self) -> Family {
+        Family::Cuda
+    }
+
+    fn count(&self) -> Result<u32> {
+        cuda::devices().map(|devices| u32::try_from(devices.len()).unwrap_or(u32::MAX))
+    }
+
+    fn current(&self) -> Result<u32> {
+        // Without devices there is no current one.
+        device(0)?;
+        Ok(cuda::current()?.unwrap_or(0))
+    }
+
+    fn check(&self, ordinal: u32) -> Result<()> {
+        device(ordinal).map(|_| ())
+    }
+
+    fn name(&self, ordinal: u32) -> Result<String> {
+        device(ordinal)?.name()
+    }
+
+    fn uuid(&self, ordinal: u32) -> Option<String> {
+        let device = device(ordinal).ok()?;
+        if let Ok(handle) = handle(device) {
+            return Some(handle.uuid.clone());
+        }
+        Some(device.uuid())
+    }
+
+    fn read(&self, ordinal: u32) -> Result<GpuMemory> {
+        let device = device(ordinal)?;
+        by_nvml(device).or_else(|why| by_driver(device, why))
+    }
+
+    fn is_integrated(&self, ordinal: u32) -> bool {
+        device(ordinal).is_ok() && cuda::is_integrated(ordinal)
+    }
+
+    fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>> {
+        processes::on(handle(device(ordinal)?)?, ordinal)
+    }
+
+    fn read_pool(&self, ordinal: u32) -> Result<Option<PoolUsage>> {
+        device(ordinal)?.read_pool()
+    }
+
+    fn reset_pool_reserved(&self, ordinal: u32) -> Result<()> {
+        device(ordinal)?.reset_pool_reserved()
+    }
+
+    fn trim(&self, ordinal: u32) -> Result<()> {
+        device(ordinal)?.trim()
+    }
+
+    fn preload(&self, ordinal: u32) -> Result<()> {
+        device(ordinal)?.preload()
+    }
+
+    fn subscribe(&self, wanted: Option<Source>) -> Result<Interception> {
+        driver::subscribe(wanted)
+    }
+
+    fn can_subscribe(&self, wanted: Option<Source>) -> Result<Source> {
+        driver::can_subscribe(wanted)
+    }
+
+    fn cupti_version(&self) -> Option<u32> {
+        driver::cupti_version()
+    }
+
+    fn unsubscribe(&self) {
+        driver::unsubscribe();
+    }
+
+    fn subscribed(&self) -> Option<Interception> {
+        driver::subscribed()
+    }
+
+    fn poll(&self, ordinal: u32) {
+        driver::poll(ordinal);
+    }
+
+    fn displaced(&self) -> u128 {
+        crate::sys::dispatch::displaced()
+    }
+}
+
+/// NVML's handle of this device. It is looked up once.
+fn handle(device: CudaDevice) -> Result<&'static nvml::Handle> {
+    static HANDLES: OnceCell<Vec<OnceCell<nvml::Handle>>> = OnceCell::new();
+    let handles =
+        HANDLES.get_or_try_init(|| Ok::<_, Error>(cuda::devices()?.iter().map(|_| OnceCell::new()).collect()))?;
+    handles[device.ordinal as usize].get_or_try_init(|| nvml::device_by_uuid(&device.uuid(), device.ordinal))
+}
+
+fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
+    read_by_nvml(handle(device)?, device.ordinal)
+}
+
+/// NVML's figures of the device behind this handle. Errors name it by this number.
+pub(super) fn read_by_nvml(handle: &nvml::Handle, number: u32) -> Result<GpuMemory> {
+    let nvml::Figures { total, free, used, reserved } = handle.memory(number)?;
+    // If a figure is not available, NVML returns u64::MAX, or 0 as the total.
+    if total == 0 || total == u64::MAX || free > total || used > total {
+        return Err(Kind::NoFigure { source: "NVML", device: number }.into());
+    }
+    Ok(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), reserved.map(Bytes::new)))
+}
+
+/// The figures of the driver, if it can be asked without creating a context. `why` is the error of NVML.
+fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
+    // If the device is lost, it is lost for the driver as well, and asking the driver may hang.
+    let ordinal = device.ordinal;
+    let worth_asking = why.is_unavailable() || matches!(why.code(), Some((_, "NVML_ERROR_NOT_FOUND")));
+    if !worth_asking {
+        return Err(why);
+    }
+    // Not `cuMemGetInfo`: it needs a context, and does not count what the kernel would give back from its caches.
+    if cuda::is_integrated(ordinal)
+        && let Some(memory) = machine_memory()
+    {
+        return Ok(memory);
+    }
+    let Some((free, total)) = device.mem_get_info()? else {
+        return Err(Kind::NoContext { ordinal, why: Box::new(why) }.into());
+    };
+    if total == 0 || total == u64::MAX || free > total {
+        return Err(Kind::NoFigure { source: "cuMemGetInfo", device: ordinal }.into());
+    }
+    let (total, free) = (Bytes::new(total), Bytes::new(free));
+    Ok(GpuMemory::new(total, free, total.checked_sub(free).unwrap_or_default(), None))
+}
+
+/// The memory of the machine. What programs can get without swapping counts as free. `None` if the kernel does not say.
+#[doc(alias = "MemAvailable")]
+pub(super) fn machine_memory() -> Option<GpuMemory> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    memory_of(&text)
+}
+
+/// `MemTotal:       16384 kB`
+fn memory_of(text: &str) -> Option<GpuMemory> {
+    let figure = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let (total, free) = (figure("MemTotal")?, figure("MemAvailable")?);
+    let used = total.checked_sub(free).filter(|_| total > 0)?;
+    Some(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_the_machine() {
+        let text =
+            "MemTotal:       125829120 kB\nMemFree:         1048576 kB\nMemAvailable:   62914560 kB\nBuffers: 7 kB\n";
+        let memory = memory_of(text).unwrap();
+        assert_eq!([memory.total, memory.free, memory.used], [120, 60, 60].map(Bytes::gib));
+        assert_eq!(memory.reserved, None);
+        for damaged in [
+            "",
+            "MemTotal: 8 kB\n",
+            "MemTotal: 8 kB\nMemAvailable: 9 kB\n",
+            "MemTotal: 8\nMemAvailable: 4 kB\n",
+            "MemTotal: 0 kB\nMemAvailable: 0 kB\n",
+            "MemTotal: 18446744073709551615 kB\nMemAvailable: 4 kB\n",
+        ] {
+            assert_eq!(memory_of(damaged), None, "{damaged}");
+        }
+    }
+}

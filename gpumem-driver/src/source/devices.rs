@@ -1,0 +1,109 @@
+//! What every family of devices can be asked.
+
+use std::panic::RefUnwindSafe;
+
+use crate::{
+    error::Result,
+    model::{Device, Family, GpuMemory, GpuProcess, PoolUsage, Source},
+};
+
+/// The devices of one family, by number. A method that returns a `Result` fails if there is no such device, or if the library that it
+/// asks is missing or fails; the error names it.
+#[expect(clippy::missing_errors_doc, reason = "stated above, for all methods")]
+pub trait Devices: Send + Sync + RefUnwindSafe {
+    /// The family.
+    fn family(&self) -> Family;
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// If that cannot be found out.
+    fn count(&self) -> Result<u32>;
+
+    /// The calling thread's current device; 0 if it has not chosen one.
+    fn current(&self) -> Result<u32>;
+
+    /// The device with this number, else the current one. It does not check whether the device exists.
+    fn device(&self, id: Option<u32>) -> Result<Device> {
+        let ordinal = id.map_or_else(|| self.current(), Ok)?;
+        Ok(Device { family: self.family(), ordinal })
+    }
+
+    /// An error if there is no such device.
+    fn check(&self, ordinal: u32) -> Result<()>;
+
+    /// The device's name, such as `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// If the device cannot be asked.
+    fn name(&self, ordinal: u32) -> Result<String>;
+
+    /// The UUID, as `nvidia-smi -L` prints it; without `GPU-` or `MIG-` if NVML cannot be used. `None` if it has none.
+    fn uuid(&self, _ordinal: u32) -> Option<String> {
+        None
+    }
+
+    /// One reading of the whole device. Never creates a context.
+    fn read(&self, ordinal: u32) -> Result<GpuMemory>;
+
+    /// Whether the device has no memory of its own, but uses that of the machine.
+    fn is_integrated(&self, _ordinal: u32) -> bool {
+        false
+    }
+
+    /// The processes that use the device, by pid. In a container this process may be missing, or have another pid. A figure that
+    /// is not known is `None`, not 0.
+    fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>>;
+
+    /// One reading of the device's current stream-ordered pool; `None` if the device has no pools. Never creates a context.
+    fn read_pool(&self, ordinal: u32) -> Result<Option<PoolUsage>>;
+
+    /// Resets the high-water mark of that pool's reserved memory to what the pool reserves now.
+    fn reset_pool_reserved(&self, ordinal: u32) -> Result<()>;
+
+    /// Waits for the device and releases the unused memory of its pools.
+    fn trim(&self, ordinal: u32) -> Result<()>;
+
+    /// Does now what the first use of the device would do, such as creating a context.
+    fn preload(&self, ordinal: u32) -> Result<()>;
+
+    /// Intercepts every allocation on the devices from now on, unless this is already the case: through the wanted source, else
+    /// through the best one.
+    fn subscribe(&self, wanted: Option<Source>) -> Result<Interception>;
+
+    /// The source that [`subscribe`](Self::subscribe) would use.
+    fn can_subscribe(&self, wanted: Option<Source>) -> Result<Source>;
+
+    /// The version of CUPTI, if it can be used.
+    fn cupti_version(&self) -> Option<u32> {
+        None
+    }
+
+    /// Stops intercepting.
+    fn unsubscribe(&self);
+
+    /// The source that intercepts allocations now; `None` if there is none.
+    fn subscribed(&self) -> Option<Interception>;
+
+    /// Records what concerns traces of this device and can only be asked for. It is called before a trace begins and at each of
+    /// its readings.
+    fn poll(&self, _: u32) {}
+
+    /// Which functions are no longer intercepted because another tool replaced our hooks, one bit for each. Their calls may be
+    /// missed.
+    fn displaced(&self) -> u128 {
+        0
+    }
+}
+
+/// How allocations are intercepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interception {
+    /// What intercepts them.
+    pub source: Source,
+    /// The path of the library whose calls are intercepted.
+    pub library: &'static str,
+}
+
+/// Whether this process uses a family: `None` if not; an error if it would, but cannot.
+pub(super) type Selection = Option<Result<&'static dyn Devices>>;

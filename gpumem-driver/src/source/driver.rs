@@ -1,0 +1,24 @@
+//! From driver calls to events: what was allocated on which device, and what is freed. The dispatch table and CUPTI share this.
+//!
+//! It runs in a hook or a callback, on the thread that makes the call. The device of a call follows from earlier calls, which are
+//! kept in [`state`]: the context, the stream, the pool, the properties. The driver is asked for the rest: the device of a
+//! context, of an older stream, or of an older pool, and the size of a block that is freed and was allocated before the
+//! subscription.
+
+mod blocks;
+mod captures;
+mod contexts;
+mod events;
+mod frees;
+mod graphs;
+mod handles;
+mod observer;
+mod owners;
+mod record;
+mod refusals;
+mod state;
+mod subscription;
+
+pub(super) use self::subscription::{
+    can_subscribe, cupti_version, poll, subscribe, subscribe_to, subscribed, unsubscribe,
+};

@@ -1,0 +1,53 @@
+//! The events that driver calls become.
+
+use super::super::{recorder::record, refusals, stacks};
+use crate::{
+    model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space},
+    sys::{
+        calls::{IdKind, Memory},
+        cuda,
+    },
+};
+
+/// A block was allocated.
+pub(super) fn record_allocation(key: Key, ordinal: u32, bytes: u64, kind: MemKind, context: u8) {
+    let stack = stacks::stack_for(bytes);
+    let kind = kind_on(ordinal, kind);
+    let block = Block { context, stack, ..Block::new(cuda_device(ordinal), Bytes::new(bytes), kind) };
+    record(&EventKind::Alloc { key, block });
+    refusals::allocated(&block);
+}
+
+/// Memory was allocated or freed that cannot be counted. Reports show the number of such losses.
+pub(super) fn record_lost() {
+    record(&EventKind::Lost { count: 1 });
+}
+
+#[inline]
+pub(super) fn cuda_device(ordinal: u32) -> Device {
+    Device { family: Family::Cuda, ordinal }
+}
+
+/// As which kind memory of this kind counts. A device without memory of its own uses that of the machine: pinned and managed memory is its
+/// memory, which `cuMemAlloc` gives out as well.
+pub(super) fn kind_on(ordinal: u32, kind: MemKind) -> MemKind {
+    if !kind.is_on_device() && cuda::is_integrated(ordinal) { MemKind::Device } else { kind }
+}
+
+pub(super) fn kind_of(memory: Memory) -> MemKind {
+    match memory {
+        Memory::Device => MemKind::Device,
+        Memory::Managed => MemKind::Managed,
+        Memory::PinnedHost => MemKind::PinnedHost,
+    }
+}
+
+#[inline]
+pub(super) fn block_key(id_kind: IdKind, id: u64) -> Key {
+    let space = match id_kind {
+        IdKind::Address => Space::Address,
+        IdKind::Array => Space::Array,
+        IdKind::Registered => Space::Registered,
+    };
+    Key::new(space, id)
+}

@@ -1,0 +1,199 @@
+//! The memory of graphs: what each device has mapped for nodes that allocate.
+//!
+//! The driver returns one figure for each device. It rises inside a launch whose graph needs more memory than is mapped, and it
+//! falls when the memory is trimmed. Freeing a block of a graph and destroying a graph change nothing: the memory stays mapped for
+//! the next launch. So the figure is read where it can have changed, and each rise is recorded as one block.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    mem,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use once_cell::sync::Lazy;
+
+use super::{
+    super::{recorder::record, stacks},
+    events::{cuda_device, record_lost},
+};
+use crate::{
+    model::{Answer, Block, Bytes, EventKind, Key, MemKind, Space, StackId},
+    sys::{calls, cuda},
+};
+
+/// What a device has mapped, as far as it was recorded.
+#[derive(Debug)]
+struct GraphMemory {
+    /// It was not read since the subscription began.
+    unread: bool,
+    /// It may have risen since it was read.
+    may_have_risen: bool,
+    /// The bytes that were mapped while nothing was intercepted.
+    older: u64,
+    /// The recorded rises that are still mapped: the id and the bytes of each.
+    rises: Vec<(u64, u64)>,
+}
+
+static GRAPHS: Lazy<Mutex<BTreeMap<u32, GraphMemory>>> = Lazy::new(Mutex::default);
+
+/// The id of the next rise. No id is used twice.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Locked from a reading until its events are recorded, so that events are recorded in the order of the readings.
+fn graphs() -> MutexGuard<'static, BTreeMap<u32, GraphMemory>> {
+    GRAPHS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A subscription begins. While there was none, the figures may have changed.
+pub(super) fn forget() {
+    graphs().values_mut().for_each(|memory| memory.unread = true);
+}
+
+/// A graph has a node that allocates, so each launch must be recorded from now on.
+pub(super) fn record_launches() {
+    calls::record_graph_launches();
+}
+
+/// A call that can change what is mapped is about to be made, or (`done`) was made. It may change the device of its context and
+/// the devices of a graph's nodes.
+#[cold]
+pub(super) fn launched(current: Option<u32>, done: bool) {
+    let mut graphs = graphs();
+    if let Some(ordinal) = current
+        && let Entry::Vacant(entry) = graphs.entry(ordinal)
+    {
+        entry.insert(GraphMemory::UNREAD);
+    }
+    let first = calls::take_unrecorded_launches();
+    for (ordinal, memory) in graphs.iter_mut() {
+        if done || memory.unread || first {
+            memory.read(*ordinal, stacks::stack_for);
+        }
+        // Until the call has returned, it may change.
+        memory.may_have_risen = !done;
+    }
+}
+
+/// A trace of that device is about to begin, or to be read. The driver is asked only if the figure can have changed: it rises in
+/// launches, and what has risen may fall at any time.
+pub(super) fn poll(ordinal: u32) {
+    let mut graphs = graphs();
+    if calls::take_unrecorded_launches() {
+        graphs.values_mut().for_each(|memory| memory.may_have_risen = true);
+    }
+    let memory = graphs.entry(ordinal).or_insert(GraphMemory::UNREAD);
+    if memory.unread || memory.may_have_risen || memory.recorded() > 0 {
+        memory.read(ordinal, |_| StackId::NONE);
+    }
+}
+
+impl GraphMemory {
+    const UNREAD: Self = Self { unread: true, may_have_risen: false, older: 0, rises: Vec::new() };
+
+    fn read(&mut self, ordinal: u32, stack: impl FnOnce(u64) -> StackId) {
+        self.may_have_risen = false;
+        let Ok(used) = cuda::graph_memory(ordinal) else { return record_lost() };
+        let (was_unread, used) = (self.unread, used.unwrap_or(0));
+        // The figure rose in a launch that was not recorded: it was not known that this graph allocates, because it was built before
+        // the subscription. The time of the rise is not known.
+        if used > self.recorded() && !calls::record_graph_launches() && !was_unread {
+            record_lost();
+        }
+        for event in self.events_of_reading(ordinal, used, stack) {
+            if record(&event) == Answer::Untracked {
+                record(&EventKind::Untracked);
+            }
+        }
+    }
+
+    /// The events that a reading means.
+    fn events_of_reading(&mut self, ordinal: u32, used: u64, stack: impl FnOnce(u64) -> StackId) -> Vec<EventKind> {
+        if mem::take(&mut self.unread) {
+            self.older += used.saturating_sub(self.recorded());
+        }
+        let recorded = self.recorded();
+        if used <= recorded {
+            return self.fall(ordinal, recorded - used);
+        }
+        let (id, rise) = (NEXT_ID.fetch_add(1, Relaxed), used - recorded);
+        self.rises.push((id, rise));
+        let block = Block { stack: stack(rise), ..Block::new(cuda_device(ordinal), Bytes::new(rise), MemKind::Graph) };
+        vec![EventKind::Alloc { key: Key::new(Space::Graph, id), block }]
+    }
+
+    /// The bytes that are recorded as mapped.
+    fn recorded(&self) -> u64 {
+        self.older + self.rises.iter().map(|(_, bytes)| bytes).sum::<u64>()
+    }
+
+    /// This much is no longer mapped. The driver does not say for which graph it was mapped. So this removes a rise of exactly
+    /// this size; if there is none, it removes the newest rises.
+    fn fall(&mut self, ordinal: u32, mut bytes: u64) -> Vec<EventKind> {
+        let mut events = Vec::new();
+        while bytes > 0 {
+            let alike = self.rises.iter().rposition(|(_, rise)| *rise == bytes);
+            let Some(at) = alike.or_else(|| self.rises.len().checked_sub(1)) else { break };
+            let (id, rise) = &mut self.rises[at];
+            let key = Key::new(Space::Graph, *id);
+            if *rise > bytes {
+                *rise -= bytes;
+                events.push(EventKind::Shrink { key, bytes: Bytes::new(*rise) });
+                return events;
+            }
+            bytes -= *rise;
+            self.rises.remove(at);
+            events.push(EventKind::Free { key, block: None });
+        }
+        if bytes > 0 {
+            self.older = self.older.saturating_sub(bytes);
+            let block = Some(Block::new(cuda_device(ordinal), Bytes::new(bytes), MemKind::Graph));
+            events.push(EventKind::Free { key: Key::new(Space::Graph, 0), block });
+        }
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The events of a row of readings, in bytes: a rise, a fall, what is left of a rise, a fall of older memory.
+    fn events(memory: &mut GraphMemory, readings: &[u64]) -> Vec<String> {
+        let of = |used: &u64| memory.events_of_reading(0, *used, |_| StackId::NONE);
+        let events: Vec<_> = readings.iter().flat_map(of).collect();
+        events
+            .iter()
+            .map(|event| match event {
+                EventKind::Alloc { block, .. } => format!("+{}", block.bytes.get()),
+                EventKind::Free { block: None, .. } => "-".to_owned(),
+                EventKind::Free { block: Some(older), .. } => format!("older -{}", older.bytes.get()),
+                EventKind::Shrink { bytes, .. } => format!("={}", bytes.get()),
+                other => format!("{other:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn readings_become_rises_and_falls() {
+        let mut memory = GraphMemory::UNREAD;
+        assert_eq!(events(&mut memory, &[0, 0, 64, 64, 0]), ["+64", "-"]);
+        assert_eq!(events(&mut memory, &[32, 96, 128, 64]), ["+32", "+64", "+32", "-"], "a rise of 64 went");
+        assert_eq!(memory.rises.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>(), [32, 32]);
+        assert_eq!(events(&mut memory, &[48, 16, 0]), ["=16", "-", "-"], "the newest first, then one of that size");
+        assert!(memory.rises.is_empty());
+    }
+
+    #[test]
+    fn memory_mapped_before_the_subscription_is_older() {
+        let mut memory = GraphMemory::UNREAD;
+        assert_eq!(events(&mut memory, &[64, 96, 80, 32]), ["+32", "=16", "-", "older -32"]);
+        memory.unread = true;
+        assert_eq!(events(&mut memory, &[64, 0]), ["older -64"], "it rose before the subscription");
+        assert_eq!(events(&mut memory, &[32]), ["+32"]);
+        memory.unread = true;
+        assert_eq!(events(&mut memory, &[0]), ["-"], "it fell before the subscription");
+    }
+}

@@ -1,0 +1,103 @@
+//! Which source intercepts the calls of the driver.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::{
+    super::{
+        devices::Interception,
+        recorder::{self, RecordEvents},
+    },
+    blocks, graphs,
+    observer::Observer,
+    state,
+};
+use crate::{
+    error::{Error, Kind, Result},
+    model::Source,
+    sys::{calls, cuda, cupti, dispatch},
+};
+
+/// Intercepts every allocation from now on, unless this is already the case: through the wanted source, else through the dispatch
+/// table, else through CUPTI.
+pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interception> {
+    // Two threads must not choose two sources, because each allocation would be counted twice.
+    static CHOICE: Mutex<()> = Mutex::new(());
+    let _choice = CHOICE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(live) = subscribed() {
+        return match wanted {
+            Some(requested) if requested != live.source => {
+                Err(Kind::OtherSource { requested: requested.name(), using: live.source.name() }.into())
+            }
+            _ => Ok(live),
+        };
+    }
+    state::forget_handles();
+    blocks::forget_first_block();
+    graphs::forget();
+    let not_exact = |why| Error::from(Kind::NoGauge { gauge: "exact", why });
+    let recorder = recorder::get().ok_or_else(|| not_exact("gpumem has not begun to count"))?;
+    choose(wanted, recorder.subscribe)?;
+    subscribed().ok_or_else(|| not_exact("gpumem::intercept::unsubscribe() was called on another thread meanwhile"))
+}
+
+/// From now on the calls that this source intercepts are recorded to `R`.
+pub(in crate::source) fn subscribe_to<R: RecordEvents>(source: Source) -> Result<()> {
+    if source == Source::Dispatch {
+        return dispatch::subscribe::<Observer<R>>();
+    }
+    // Without a driver there is nothing to intercept, and the error must not blame CUPTI.
+    cuda::devices()?;
+    cupti::subscribe::<Observer<R>>()
+}
+
+/// The source that [`subscribe`] would use.
+pub(in crate::source) fn can_subscribe(wanted: Option<Source>) -> Result<Source> {
+    choose(wanted, |source| {
+        if source == Source::Dispatch {
+            return dispatch::check_available();
+        }
+        cuda::devices()?;
+        cupti::check_available()
+    })
+}
+
+/// The source with which `attempt` succeeds: the wanted one, else the dispatch table, else CUPTI.
+fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Result<Source> {
+    // Without a driver there is one reason for all sources.
+    cuda::load_for_hooks()?;
+    if let Some(wanted) = wanted {
+        return attempt(wanted).map(|()| wanted);
+    }
+    let Err(dispatch) = attempt(Source::Dispatch) else { return Ok(Source::Dispatch) };
+    match attempt(Source::Cupti) {
+        Ok(()) => Ok(Source::Cupti),
+        // Without a device both reasons may be the same.
+        Err(cupti) if cupti == dispatch => Err(cupti),
+        Err(cupti) => Err(Kind::NoSource { dispatch, cupti }.into()),
+    }
+}
+
+/// The version of CUPTI, if it can be used.
+pub(in crate::source) fn cupti_version() -> Option<u32> {
+    cupti::version()
+}
+
+pub(in crate::source) fn unsubscribe() {
+    dispatch::unsubscribe();
+    cupti::unsubscribe();
+}
+
+/// The source that intercepts allocations now.
+pub(in crate::source) fn subscribed() -> Option<Interception> {
+    let by = |source| move |library| Interception { source, library };
+    let dispatch = dispatch::subscribed().map(by(Source::Dispatch));
+    dispatch.or_else(|| cupti::subscribed().map(by(Source::Cupti)))
+}
+
+/// Records what only the driver knows about a device. It is called before a trace begins and at each of its readings.
+pub(in crate::source) fn poll(ordinal: u32) {
+    calls::as_observer(|| {
+        blocks::find_first_block();
+        graphs::poll(ordinal);
+    });
+}

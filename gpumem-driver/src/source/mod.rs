@@ -1,0 +1,91 @@
+//! The sources: everything that brings events or readings in. Each family of devices can be asked (a reading, the current
+//! device). Some also record an event for each allocation and free, as it happens.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+mod devices;
+#[cfg(feature = "cuda")]
+mod driver;
+mod files;
+mod hasher;
+#[cfg(feature = "cuda")]
+pub mod machine;
+mod off;
+#[cfg(feature = "cuda")]
+mod processes;
+#[cfg(feature = "backtrace")]
+pub(crate) mod python;
+#[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
+mod recorder;
+#[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
+mod refusals;
+#[cfg(feature = "sim")]
+pub mod sim;
+#[cfg(feature = "backtrace")]
+mod stack;
+#[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
+mod stacks;
+#[cfg(feature = "cuda")]
+pub mod trial;
+#[cfg_attr(not(feature = "backtrace"), path = "no_walks.rs")]
+mod walks;
+
+pub use self::{
+    devices::{Devices, Interception},
+    files::{LoadedFile, files_of, own_module},
+    off::{ask_for_each_trace, traces_are_off, turn_traces_off},
+    recorder::{LabelBlock, RecordEvents, label_with},
+    refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},
+    stacks::{StackTable, min_bytes_of},
+    walks::{addresses_here, current_stack, forget_stacks, frames, python_frame, uncached_stack},
+};
+
+use self::devices::Selection;
+use crate::{
+    error::{Error, Kind, Result},
+    model::Source,
+    settings::Settings,
+};
+
+/// The families, in the order in which they are asked.
+const FAMILIES: &[fn() -> Selection] = &[
+    #[cfg(feature = "sim")]
+    sim::select,
+    #[cfg(feature = "cuda")]
+    cuda::select,
+];
+
+/// The devices of this process: simulated ones if there are any, else CUDA's.
+///
+/// # Errors
+/// If a value of `GPUMEM_SIM` cannot be used, or if the build has no devices.
+pub fn devices() -> Result<&'static dyn Devices> {
+    let selected = FAMILIES.iter().find_map(|select| select());
+    selected.unwrap_or_else(|| Err(Error::from(Kind::NotBuilt { feature: "cuda" })))
+}
+
+/// Whether this source could intercept the allocations of this process.
+///
+/// # Errors
+/// Why it could not.
+pub fn can_intercept(source: Source) -> Result<()> {
+    devices()?.can_subscribe(Some(source)).map(drop)
+}
+
+/// The version of CUPTI's interface, if it can be used: 130002 is that of CUDA 13.0.
+pub fn cupti_version() -> Option<u32> {
+    devices().ok()?.cupti_version()
+}
+
+/// From now on all sources record to `R`, with the stacks that these settings ask for. Only the first call of a
+/// process has an effect.
+pub fn record_to<R: RecordEvents>(settings: &Settings) {
+    recorder::set(recorder::EventRecorder {
+        record: R::record,
+        number_stack: R::number_stack,
+        addresses: R::addresses,
+        #[cfg(feature = "cuda")]
+        subscribe: driver::subscribe_to::<R>,
+    });
+    stacks::begin(settings);
+}

@@ -1,0 +1,182 @@
+//! Python's functions on the stacks of allocations.
+//!
+//! A stack is a list of addresses. A line of Python has no address, so it gets a number that no address has. The addresses inside
+//! the interpreter and outside of it are left out: the lines of Python stand in their place.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    hash::{BuildHasher, BuildHasherDefault},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    model::{self, StackId},
+    sys::{
+        python::{CodeParts, Frame, FrameKey, Frames, Interpreter, PythonLine},
+        stack::{as_observer_cold, files_of},
+    },
+};
+
+use super::{hasher::AddressHasher, recorder};
+
+/// The most Python functions of a stack that are recorded.
+const MAX_FRAMES: usize = 128;
+
+/// The bit that numbers of lines have, and addresses of programs do not.
+const LINE: usize = 1 << (usize::BITS - 1);
+
+/// The number of stacks in the cache of a thread.
+const CACHED: usize = 64;
+
+/// How many of the innermost functions choose the place in the cache.
+const HASHED: usize = 8;
+
+type Hasher = BuildHasherDefault<AddressHasher>;
+
+/// The lines of Python that are on stacks. They belong to the process, as its code objects do.
+#[derive(Default)]
+struct Lines {
+    numbers: HashMap<(FrameKey, CodeParts), usize, Hasher>,
+    lines: Vec<Arc<PythonLine>>,
+}
+
+static LINES: Mutex<Option<Lines>> = Mutex::new(None);
+
+/// A stack with Python's functions, and its number.
+struct CachedStack {
+    native: StackId,
+    frames: Vec<(FrameKey, CodeParts)>,
+    number: StackId,
+}
+
+/// What a thread keeps: less than 3 KiB, and its stacks.
+struct StackCache {
+    /// The functions of the newest stack. They are kept here because to fill a new array costs as much as three functions.
+    keys: [FrameKey; MAX_FRAMES],
+    stacks: [Option<CachedStack>; CACHED],
+}
+
+thread_local! {
+    static CACHE: RefCell<Option<Box<StackCache>>> = const { RefCell::new(None) };
+}
+
+/// From now on stacks have Python's functions, if a Python runs in this process.
+pub(super) fn begin() {
+    Interpreter::find();
+}
+
+/// The number of the calling thread's stack with Python's functions. `native` is its number without them, which is returned if the
+/// thread runs no Python.
+#[cold]
+#[inline(never)]
+pub(super) fn with_python(native: StackId) -> StackId {
+    as_observer_cold(|| number(native)).flatten().unwrap_or(native)
+}
+
+fn number(native: StackId) -> Option<StackId> {
+    let interpreter = Interpreter::of_process()?;
+    let of_thread = |cache: &RefCell<Option<Box<StackCache>>>| {
+        let mut cache = cache.try_borrow_mut().ok()?;
+        cache.get_or_insert_with(StackCache::empty).number(native, interpreter)
+    };
+    CACHE.try_with(of_thread).ok()?
+}
+
+impl StackCache {
+    fn empty() -> Box<Self> {
+        Box::new(Self { keys: [FrameKey::default(); MAX_FRAMES], stacks: [const { None }; CACHED] })
+    }
+
+    fn number(&mut self, native: StackId, interpreter: &Interpreter) -> Option<StackId> {
+        let Self { keys, stacks } = self;
+        let read = |frames: Frames<'_>| {
+            let keys = frames.keys();
+            // The outer functions of two stacks are often the same.
+            let inner = &keys[..keys.len().min(HASHED)];
+            let at = usize::try_from(Hasher::default().hash_one((native.0, keys.len(), inner))).unwrap_or(0) % CACHED;
+            match &stacks[at] {
+                Some(known) if known.native == native && frames.are_same(&known.frames) => Found::Known(known.number),
+                _ => Found::New(at, NewStack::of(frames)),
+            }
+        };
+        match interpreter.with_frames(keys, read)? {
+            Found::Known(number) => Some(number),
+            Found::New(at, NewStack { frames, lines }) => {
+                let number = number_of(native, interpreter, &lines);
+                stacks[at] = Some(CachedStack { native, frames, number });
+                Some(number)
+            }
+        }
+    }
+}
+
+/// What is known of the thread's Python functions.
+enum Found {
+    /// The number of their stack.
+    Known(StackId),
+    /// Their stack is not in the cache, where it has this place.
+    New(usize, NewStack),
+}
+
+struct NewStack {
+    frames: Vec<(FrameKey, CodeParts)>,
+    /// The numbers of their lines.
+    lines: Vec<usize>,
+}
+
+impl NewStack {
+    fn of(frames: Frames<'_>) -> Self {
+        let mut locked = lines();
+        let Lines { numbers, lines } = locked.get_or_insert_default();
+        let number_of = |(frame, known): (Frame<'_>, &(FrameKey, CodeParts))| {
+            let next = lines.len();
+            let number = *numbers.entry(*known).or_insert(next);
+            if number == next {
+                lines.push(Arc::new(frame.line()));
+            }
+            number
+        };
+        let known: Vec<_> = frames.iter().map(|frame| (frame.key(), frame.parts())).collect();
+        let lines = frames.iter().zip(&known).map(number_of).collect();
+        Self { frames: known, lines }
+    }
+}
+
+/// The number of a stack that is not in the cache.
+fn number_of(native: StackId, interpreter: &Interpreter, lines: &[usize]) -> StackId {
+    let mut stack = recorder::addresses(native).to_vec();
+    // As a return address behind its first byte, it is inside the interpreter.
+    stack.push(interpreter.address() + 1);
+    let files = files_of(&stack);
+    let inner = files.iter().position(|file| Some(file) == files.last()).unwrap_or(0);
+    stack.truncate(inner);
+    stack.extend(lines.iter().map(|number| LINE | number));
+    recorder::number_stack(&stack)
+}
+
+fn lines() -> MutexGuard<'static, Option<Lines>> {
+    LINES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The frame that a number on a stack stands for; `None` if it is an address.
+pub(super) fn frame(number: usize) -> Option<model::Frame> {
+    if number & LINE == 0 {
+        return None;
+    }
+    let line = lines().as_ref()?.lines.get(number ^ LINE).cloned()?;
+    let PythonLine { function, file, line } = (*line).clone();
+    Some(model::Frame { function: Some(function), file: Some(file), line, ..model::Frame::default() })
+}
+
+/// The Python functions that the calling thread is in, innermost first, each as `file:line function`.
+pub fn python_lines() -> Vec<String> {
+    Interpreter::find();
+    let Some(interpreter) = Interpreter::of_process() else { return Vec::new() };
+    let text = |frame: Frame<'_>| {
+        let PythonLine { function, file, line } = frame.line();
+        format!("{file}:{} {function}", line.unwrap_or(0))
+    };
+    let mut keys = [FrameKey::default(); MAX_FRAMES];
+    interpreter.with_frames(&mut keys, |frames| frames.iter().map(text).collect()).unwrap_or_default()
+}

@@ -1,0 +1,115 @@
+//! The stacks of allocations. A stack is recorded as a number when a block is allocated, and resolved to functions and lines only
+//! when it is read.
+
+use std::{
+    collections::HashMap,
+    hash::BuildHasherDefault,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::{hasher::AddressHasher, walks};
+use crate::{
+    model::StackId,
+    settings::{self, Settings},
+};
+
+/// By default, stacks are recorded for blocks of at least this size. A program allocates such blocks in few places, whose stacks
+/// are in the thread's cache.
+const LARGE: u64 = 1 << 20;
+
+/// The number of different stacks that are kept. All further ones have no number.
+const CAPACITY: usize = 1 << 16;
+
+/// Stacks are recorded for blocks of at least this size. No block is that large before [`begin`].
+static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// The stacks of a session.
+#[derive(Default)]
+pub struct StackTable(Mutex<NumberedStacks>);
+
+#[derive(Default)]
+struct NumberedStacks {
+    numbers: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<AddressHasher>>,
+    /// By number; the first one has number 1.
+    stacks: Vec<Arc<[usize]>>,
+}
+
+impl StackTable {
+    /// The number of a stack; the same each time. 0 if the stack is empty, or if there are too many stacks. `define` is called with
+    /// the number of a new stack, before any thread gets it.
+    pub fn number(&self, addresses: &[usize], define: impl FnOnce(StackId)) -> StackId {
+        self.lock().number(addresses, define)
+    }
+
+    /// The number of a stack that has one.
+    pub fn find(&self, addresses: &[usize]) -> Option<StackId> {
+        self.lock().numbers.get(addresses).copied()
+    }
+
+    /// Calls `begin`, and returns all stacks that had numbers then.
+    pub fn all_before(&self, begin: impl FnOnce()) -> Vec<(StackId, Arc<[usize]>)> {
+        let stacks = self.lock();
+        begin();
+        (1..).map(StackId).zip(stacks.stacks.iter().cloned()).collect()
+    }
+
+    /// The return addresses of a stack, innermost first. Empty if the number is 0.
+    pub fn get(&self, number: StackId) -> Arc<[usize]> {
+        self.lock().get(number)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NumberedStacks> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// From now on the stacks of the process's blocks are recorded as the settings say.
+pub(super) fn begin(settings: &Settings) {
+    walks::begin(settings.stacks == settings::Stacks::Python);
+    MIN_BYTES.store(min_bytes_of(settings), Relaxed);
+}
+
+/// The size from which on the stack of a block is recorded.
+pub fn min_bytes_of(settings: &Settings) -> u64 {
+    match settings.stacks {
+        settings::Stacks::Large | settings::Stacks::Python => LARGE,
+        settings::Stacks::None => u64::MAX,
+        settings::Stacks::All => 0,
+    }
+}
+
+/// The size from which on the stack of a block is recorded. It does not change after [`begin`].
+pub(super) fn min_bytes() -> u64 {
+    MIN_BYTES.load(Relaxed)
+}
+
+/// The number of the calling thread's stack, if stacks are recorded for blocks of this size.
+#[inline]
+pub(super) fn stack_for(bytes: u64) -> StackId {
+    if bytes < min_bytes() { StackId::NONE } else { walks::current_stack() }
+}
+
+impl NumberedStacks {
+    fn number(&mut self, addresses: &[usize], define: impl FnOnce(StackId)) -> StackId {
+        if let Some(number) = self.numbers.get(addresses) {
+            return *number;
+        }
+        if addresses.is_empty() || self.stacks.len() >= CAPACITY {
+            return StackId::NONE;
+        }
+        let stack: Arc<[usize]> = addresses.into();
+        self.stacks.push(Arc::clone(&stack));
+        let number = StackId(u32::try_from(self.stacks.len()).unwrap_or(0));
+        self.numbers.insert(stack, number);
+        define(number);
+        number
+    }
+
+    fn get(&self, number: StackId) -> Arc<[usize]> {
+        let at = (number.0 as usize).checked_sub(1);
+        at.and_then(|at| self.stacks.get(at)).cloned().unwrap_or_default()
+    }
+}

@@ -1,0 +1,98 @@
+//! Interception without a session, for the project's benchmarks and tests: what a hook alone costs, and whether both sources record the
+//! same calls.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    thread::{self, ThreadId},
+};
+
+use super::driver;
+use crate::{
+    error::{Kind, Result},
+    sys::{
+        calls::{self, Call, Caller, IdKind, Observe},
+        cupti, dispatch,
+    },
+};
+
+/// The calls so far, each with its thread: of the dispatch table, then of CUPTI.
+static CALLS: [Mutex<Vec<(ThreadId, String)>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
+
+/// Keeps each call; `AT` is its index in [`CALLS`].
+struct KeepCalls<const AT: usize>;
+
+impl<const AT: usize> Observe for KeepCalls<AT> {
+    fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64) {
+        Self::other(caller, &Call::Pooled { address, bytes, stream, pool: None });
+    }
+
+    fn freeing(caller: &Caller, address: u64) {
+        Self::other(caller, &Call::Freeing { id_kind: IdKind::Address, id: address });
+    }
+
+    fn other(_: &Caller, call: &Call) {
+        let mut calls = CALLS[AT].lock().unwrap_or_else(PoisonError::into_inner);
+        calls.push((thread::current().id(), format!("{call:?}")));
+    }
+}
+
+/// The functions of the driver that are intercepted. A driver need not have all of them.
+pub fn intercepted_functions() -> Vec<&'static str> {
+    calls::names().collect()
+}
+
+/// Receives each call and does nothing.
+struct RecordNothing;
+
+impl Observe for RecordNothing {
+    #[inline]
+    fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
+
+    #[inline]
+    fn freeing(_: &Caller, _: u64) {}
+
+    fn other(_: &Caller, _: &Call) {}
+}
+
+/// Puts hooks into the dispatch table that record nothing. They stay there.
+///
+/// # Errors
+/// Why the dispatch table cannot be used.
+pub fn intercept_without_recording() -> Result<()> {
+    dispatch::subscribe::<RecordNothing>()
+}
+
+/// Runs a program, and returns the calls that the dispatch table recorded, then those that CUPTI recorded. The calls of each thread
+/// are together, in their order; the order between threads may differ between the two sources.
+///
+/// # Errors
+/// If one of the sources cannot be used, or is in use.
+pub fn calls_of_both_sources(program: impl FnOnce()) -> Result<[Vec<String>; 2]> {
+    if let Some(live) = driver::subscribed() {
+        return Err(Kind::OtherSource { requested: "both", using: live.source.name() }.into());
+    }
+    dispatch::subscribe::<KeepCalls<0>>()?;
+    let cupti = cupti::subscribe::<KeepCalls<1>>();
+    if cupti.is_ok() {
+        program();
+    }
+    dispatch::unsubscribe();
+    cupti::unsubscribe();
+    let calls =
+        CALLS.each_ref().map(|calls| std::mem::take(&mut *calls.lock().unwrap_or_else(PoisonError::into_inner)));
+    // In the order in which the first source saw them.
+    let mut threads: Vec<ThreadId> = Vec::new();
+    for (thread, _) in calls.iter().flatten() {
+        if !threads.contains(thread) {
+            threads.push(*thread);
+        }
+    }
+    let of_each = |calls: Vec<(ThreadId, String)>| {
+        let of = |thread: &ThreadId| {
+            let its: Vec<_> = calls.iter().filter(|(on, _)| on == thread).collect();
+            its.into_iter().map(move |(_, call)| format!("{thread:?}: {call}")).collect::<Vec<_>>()
+        };
+        threads.iter().flat_map(of).collect()
+    };
+    cupti.map(|()| calls.map(of_each))
+}

@@ -1,0 +1,60 @@
+//! Walks stacks, and finds the functions and lines at addresses.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::{python, recorder, stack as resolved};
+use crate::{
+    model::{Frame, StackId, is_driver},
+    sys::stack,
+};
+
+/// Stacks have Python's functions as well.
+static IS_PYTHON_RECORDED: AtomicBool = AtomicBool::new(false);
+
+/// From now on, stacks have Python's functions or not.
+pub(super) fn begin(is_python_recorded: bool) {
+    if is_python_recorded {
+        python::begin();
+    }
+    IS_PYTHON_RECORDED.store(is_python_recorded, Relaxed);
+}
+
+/// The number of the calling thread's stack, by the recorder of the process. The stacks that a thread has had before are in its cache.
+#[inline]
+pub fn current_stack() -> StackId {
+    // The driver's functions are left out, since they are the same on each stack, and so are the hook or callback inside them.
+    let is_driver = |file: &[u8]| std::str::from_utf8(file).is_ok_and(is_driver);
+    let native = StackId(stack::number(is_driver, |addresses| recorder::number_stack(addresses).0));
+    if IS_PYTHON_RECORDED.load(Relaxed) {
+        return python::with_python(native);
+    }
+    native
+}
+
+/// Empties the calling thread's cache of stacks.
+pub fn forget_stacks() {
+    stack::forget();
+}
+
+/// The number of the calling thread's stack, by the unwinder of the system and without the thread's cache: the numbers in the cache are
+/// those of the process's recorder. It has at most 32 functions.
+pub fn uncached_stack(number: impl Fn(&[usize]) -> StackId) -> StackId {
+    StackId(stack::captured(|addresses| number(addresses).0))
+}
+
+/// The return addresses of the calling thread's stack, innermost first: at most 256. Empty without the feature `backtrace`.
+pub fn addresses_here() -> Vec<usize> {
+    let mut addresses = [0; 256];
+    let count = stack::capture(&mut addresses, 1);
+    addresses[..count].to_vec()
+}
+
+/// The functions at these return addresses, innermost first. Slow, so only for printing. Empty without the feature `backtrace`.
+pub fn frames(addresses: &[usize]) -> Vec<Frame> {
+    resolved::frames(addresses)
+}
+
+/// The frame of a line of Python, whose number is on a stack in the place of an address.
+pub fn python_frame(number: usize) -> Option<Frame> {
+    python::frame(number)
+}

@@ -1,0 +1,24 @@
+//! Threads of gpumem in a program that does not know about them.
+
+use std::{io, thread};
+
+use super::{descriptor, process};
+
+/// Runs `code` on a thread of its own, which gets no signals of the program. Its name is to begin with
+/// [`process::OWN_THREADS`].
+///
+/// # Errors
+/// If no thread can be started.
+pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = thread::Builder::new().name(name.to_owned());
+    process::with_signals_blocked(|| thread.spawn(code)).map(drop)
+}
+
+/// As [`run`], on a thread that has descriptors of its own, if that is possible: `code` gets whether it is. It brings no descriptor
+/// with it.
+///
+/// # Errors
+/// If no thread can be started.
+pub fn run_with_own_descriptors(name: &str, code: impl FnOnce(bool) + Send + 'static) -> io::Result<()> {
+    run(name, || code(descriptor::leave_table_of_program()))
+}

@@ -1,0 +1,38 @@
+//! The driver calls that allocate and free memory: the table of them, and the decoding of one call into a [`Call`].
+//!
+//! Every argument that is read here is 64 bits wide, or is the last one that is read. So a row of the table and the arguments
+//! as 64-bit words describe a call completely. CUPTI passes the arguments as a C struct that begins with the same words; a
+//! hook in the dispatch table puts its arguments into an array.
+
+mod arguments;
+mod call;
+mod decode;
+mod graph_launches;
+mod observer;
+mod shape;
+mod table;
+mod thread_state;
+
+pub(super) use self::{
+    arguments::Arguments,
+    decode::{record_entry, record_exit},
+    observer::{CallRecorder, RecordCall},
+    shape::Shape,
+    table::CALLS,
+    thread_state::{STATE, ThreadState, as_library},
+};
+pub(crate) use self::{
+    call::{Call, Caller, Context, IdKind, Memory},
+    graph_launches::{record_graph_launches, take_unrecorded_launches},
+    observer::Observe,
+    thread_state::{as_observer, as_observer_cold, as_program},
+};
+pub(super) use self::{shape::DefaultStream, table::with_calls, thread_state::in_state};
+
+/// The names of the calls that are intercepted.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    CALLS.iter().map(|(_, name, _)| *name)
+}
+
+#[cfg(test)]
+mod tests;

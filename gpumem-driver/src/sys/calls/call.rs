@@ -1,0 +1,138 @@
+//! One intercepted call, decoded.
+
+/// The sort of memory that a call allocates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Device,
+    Managed,
+    PinnedHost,
+}
+
+/// What the number in a call means that identifies a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IdKind {
+    Address,
+    /// A `CUarray` or `CUmipmappedArray`.
+    Array,
+    /// The address of host memory that was registered, and not allocated, through the driver.
+    Registered,
+}
+
+/// `CUcontext` and an id that no other context of the process has. The driver may use the pointer again for a later context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Context {
+    pub(crate) handle: usize,
+    pub(crate) uid: u64,
+}
+
+/// In which context a call was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Caller {
+    /// CUPTI passes the context with each call.
+    Cupti(Context),
+    /// The thread's current context. The driver is asked for it only where it matters, because most calls name a stream.
+    Dispatch,
+}
+
+/// What a call did, or is about to do. A copy: it does not refer to the arguments of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Memory was allocated on the device of the context.
+    Allocated {
+        id_kind: IdKind,
+        id: u64,
+        bytes: u64,
+        memory: Memory,
+    },
+    /// Stream-ordered memory was allocated, on the device of the pool; without a pool, of the stream; else of the context.
+    Pooled {
+        address: u64,
+        bytes: u64,
+        stream: u64,
+        pool: Option<u64>,
+    },
+    /// An allocation failed because there was not enough memory. With `memory`, it was on the device of the context; without, it
+    /// was stream-ordered.
+    Refused {
+        bytes: u64,
+        memory: Option<Memory>,
+        pool: Option<u64>,
+        stream: u64,
+    },
+    /// There was not enough memory on the device for a handle.
+    NotCreated {
+        bytes: u64,
+        device: u32,
+    },
+    /// A call that cannot be counted: an array whose format has no known size, or a call that the observer made itself.
+    Uncounted,
+    /// A block is about to be freed.
+    Freeing {
+        id_kind: IdKind,
+        id: u64,
+    },
+    /// A call that frees has returned. Not recorded for a plain free that succeeded.
+    Freed {
+        succeeded: bool,
+    },
+    /// Memory was imported. Its free releases no memory of this process.
+    Foreign {
+        id_kind: IdKind,
+        id: u64,
+    },
+    /// A handle of such memory.
+    ForeignHandle {
+        handle: u64,
+    },
+    /// A capture began. From now on, stream-ordered calls on this stream, and on streams that join it, become nodes of a graph.
+    CaptureBegun {
+        stream: u64,
+    },
+    /// A call that ends a capture has returned.
+    CaptureEnded {
+        stream: u64,
+        succeeded: bool,
+    },
+    /// A graph has a node that allocates.
+    GraphNode,
+    /// The memory that is mapped for graphs is about to change, or (`done`) has changed.
+    Graphs {
+        done: bool,
+    },
+    /// Physical memory was allocated behind a handle. `device` is `None` if the memory is on the host.
+    Created {
+        handle: u64,
+        bytes: u64,
+        device: Option<u32>,
+    },
+    Retained {
+        handle: u64,
+    },
+    Releasing {
+        handle: u64,
+    },
+    Mapped {
+        at: u64,
+        handle: u64,
+    },
+    /// All mappings in this range are about to be removed.
+    Unmapping {
+        at: u64,
+        bytes: u64,
+    },
+    /// The device of a pool; `None` if its memory is on the host.
+    Pool {
+        pool: u64,
+        device: Option<u32>,
+    },
+    StreamCreated {
+        stream: u64,
+    },
+    StreamDestroyed {
+        stream: u64,
+    },
+    /// A context is destroyed, with everything in it.
+    ContextGone {
+        handle: usize,
+    },
+}

@@ -1,0 +1,24 @@
+//! The CUDA driver, called through cudarc's `result` functions: device numbers, contexts, blocks, pools.
+//!
+//! Only [`CudaDevice::preload`] creates a context, and only [`CudaDevice::trim`] waits for the device. After each call, the
+//! calling thread's current context is the one that it was before.
+
+mod blocks;
+mod capture;
+mod context;
+mod device;
+mod failure;
+mod library;
+mod pool;
+
+pub(crate) use self::context::{current_context, identify_context};
+pub(crate) use self::device::{CudaDevice, current, devices, is_integrated};
+pub(crate) use self::{
+    blocks::{AddressRange, belongs_to_graph, block_number, device_at, next_block_number, range_at},
+    capture::{graph_memory, is_capturing},
+    library::load_for_hooks,
+};
+pub(super) use self::{
+    context::{has_primary_context, primary_context},
+    library::{LIBRARY, load},
+};

@@ -1,0 +1,60 @@
+//! Contexts: the current one, and primary ones.
+
+use cudarc::driver::{result, sys};
+
+use super::failure::call_failed;
+use super::library::ctx_get_id;
+use crate::error::Error;
+
+pub(super) fn current_device() -> Result<Option<sys::CUdevice>, Error> {
+    if result::ctx::get_current().map_err(|error| call_failed("cuCtxGetCurrent", error, None))?.is_none() {
+        return Ok(None);
+    }
+    let mut device = 0;
+    // SAFETY: the driver is initialised and the out-parameter is a live `CUdevice`.
+    unsafe { sys::cuCtxGetDevice(&raw mut device) }
+        .result()
+        .map_err(|error| call_failed("cuCtxGetDevice", error, None))?;
+    Ok(Some(device))
+}
+
+/// The calling thread's current context, if it has one. A hook may call this.
+#[doc(alias = "cuCtxGetCurrent")]
+pub(crate) fn current_context() -> Option<usize> {
+    result::ctx::get_current().ok().flatten().map(<*mut _>::addr)
+}
+
+/// The device of the current context, and an id that no other context of the process has. The id is 0 if the driver is older than
+/// 12.0.
+#[doc(alias("cuCtxGetDevice", "cuCtxGetId"))]
+pub(crate) fn identify_context() -> Option<(u32, u64)> {
+    let device = u32::try_from(current_device().ok()??).ok()?;
+    let mut uid = 0;
+    if let Some(get) = ctx_get_id() {
+        // SAFETY: null means the current context, and the out-parameter is live.
+        unsafe { get(std::ptr::null_mut(), &raw mut uid) };
+    }
+    Some((device, uid))
+}
+
+/// Whether the device's primary context exists.
+#[doc(alias = "cuDevicePrimaryCtxGetState")]
+pub(in crate::sys) fn has_primary_context(device: sys::CUdevice) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: the driver accepts any number, and both out-parameters are live.
+    let asked = unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };
+    asked.result().is_ok() && active != 0
+}
+
+/// The device's primary context, if it exists.
+pub(in crate::sys) fn primary_context(device: sys::CUdevice) -> Option<usize> {
+    if !has_primary_context(device) {
+        return None;
+    }
+    // SAFETY: the context exists, so this adds a reference to it and does not create one. The same reference is released.
+    unsafe {
+        let context = result::primary_ctx::retain(device).ok()?;
+        let _ = result::primary_ctx::release(device);
+        Some(context.addr())
+    }
+}

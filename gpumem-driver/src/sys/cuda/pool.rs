@@ -1,0 +1,59 @@
+//! The figures of stream-ordered pools.
+
+use cudarc::driver::{
+    result::{self, DriverError},
+    sys::{self, CUmemPool_attribute as Attribute},
+};
+
+use super::{capture::relaxed, device::CudaDevice, failure::call_failed};
+use crate::{
+    error::Error,
+    model::{Bytes, PoolUsage},
+};
+
+impl CudaDevice {
+    /// The figures of the device's current pool, from which `cuMemAllocAsync` allocates; `None` if the device has no pools. The
+    /// high-water marks are read first, so they do not include what happens after the usage is read.
+    #[doc(alias("cuMemPoolGetAttribute", "CU_MEMPOOL_ATTR_USED_MEM_HIGH", "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"))]
+    pub(crate) fn read_pool(self) -> Result<Option<PoolUsage>, Error> {
+        self.current_pool()?.map(|pool| relaxed(|| self.read_figures(pool))).transpose()
+    }
+
+    /// Resets the high-water mark of the current pool's reserved memory to what is reserved now. A device without pools has none.
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub(crate) fn reset_pool_reserved(self) -> Result<(), Error> {
+        let Some(pool) = self.current_pool()? else { return Ok(()) };
+        let (mark, mut zero) = (Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0_u64);
+        // SAFETY: the attribute is `cuuint64_t`, as `zero` is, and 0 is the only value that it can be set to. The pool is alive: see
+        // `read_figures`.
+        relaxed(|| unsafe { result::mem_pool::set_attribute(pool, mark, (&raw mut zero).cast()) })
+            .map_err(self.failed("cuMemPoolSetAttribute"))
+    }
+
+    /// The pool that is current on the device; `None` if the device has no pools.
+    fn current_pool(self) -> Result<Option<sys::CUmemoryPool>, Error> {
+        // SAFETY: the device came from the driver, which is initialised.
+        match unsafe { result::device::get_mem_pool(self.device) } {
+            Ok(pool) => Ok(Some(pool)),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => Ok(None),
+            Err(error) => Err(call_failed("cuDeviceGetMemPool", error, Some(self.ordinal))),
+        }
+    }
+
+    fn read_figures(self, pool: sys::CUmemoryPool) -> Result<PoolUsage, Error> {
+        let figure = |attribute| {
+            let mut bytes = 0_u64;
+            // SAFETY: the four attributes below are `cuuint64_t`, as the live out-parameter is. The pool is alive: the driver has
+            // just returned it as the device's current pool. A program that destroys its current pool while other threads may
+            // allocate from it has the same race with its own `cuMemAllocAsync`.
+            unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }
+                .map_err(self.failed("cuMemPoolGetAttribute"))?;
+            Ok::<_, Error>(Bytes::new(bytes))
+        };
+        let reserved_high = figure(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
+        let used_high = figure(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?;
+        let used = figure(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        let reserved = figure(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        Ok(PoolUsage { pool: pool.addr() as u64, used, used_high, reserved, reserved_high })
+    }
+}

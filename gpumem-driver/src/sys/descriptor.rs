@@ -1,0 +1,154 @@
+//! Descriptors in a process whose program may close them.
+
+use std::{
+    fs::{File, Metadata},
+    io,
+    path::Path,
+};
+
+/// What a descriptor stands for: the numbers of the device and of the file. `None` if it is closed, and where that is not known.
+pub fn identity(file: &File) -> Option<(u64, u64)> {
+    file.metadata().ok().and_then(|known| numbers(&known))
+}
+
+/// The same for what has this path. A link is not followed.
+pub fn identity_at(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().ok().and_then(|known| numbers(&known))
+}
+
+#[cfg(unix)]
+#[expect(clippy::unnecessary_wraps, reason = "other systems have none")]
+fn numbers(known: &Metadata) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    Some((known.dev(), known.ino()))
+}
+
+#[cfg(not(unix))]
+fn numbers(_: &Metadata) -> Option<(u64, u64)> {
+    None
+}
+
+/// Whether a file that is open has no name any more.
+#[cfg(unix)]
+pub fn is_removed(known: &Metadata) -> bool {
+    std::os::unix::fs::MetadataExt::nlink(known) == 0
+}
+
+/// Whether a file that is open has no name any more. This is not known here.
+#[cfg(not(unix))]
+pub fn is_removed(_: &Metadata) -> bool {
+    false
+}
+
+/// Opens a regular file for writing, or creates it. A pipe that somebody has put there is not waited for.
+///
+/// # Errors
+/// If that fails, or if it is no regular file.
+pub fn open(path: &Path, creates: bool) -> io::Result<File> {
+    open_with(path, creates, false)
+}
+
+/// Opens or creates a file whose lock is used. A link is refused: somebody may have put it there.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    open_with(path, true, true)
+}
+
+fn open_with(path: &Path, creates: bool, refuses_links: bool) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(creates).truncate(false);
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(libc::O_NONBLOCK | if refuses_links { libc::O_NOFOLLOW } else { 0 });
+    }
+    let known = if refuses_links { path.symlink_metadata() } else { path.metadata() };
+    let is_other = known.is_ok_and(|known| !known.is_file());
+    let file = options.open(path).map_err(|error| if is_other { no_file() } else { error })?;
+    if !is_other && file.metadata()?.is_file() { Ok(file) } else { Err(no_file()) }
+}
+
+fn no_file() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
+}
+
+/// The same file with a number that the program hardly uses: programs get the lowest free one. If there is none, the file as it is.
+pub fn with_high_number(file: File) -> File {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        // The kernel's table of a process has room for the highest number, so a much higher one costs memory.
+        const HIGH: u64 = 1000;
+        let from = limit(libc::RLIMIT_NOFILE).map_or(HIGH, |limit| HIGH.min(limit.saturating_sub(24)));
+        let from = libc::c_int::try_from(from).unwrap_or(3).max(3);
+        // SAFETY: the descriptor is open. The result is a new one, which nobody else has, or -1.
+        let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, from) };
+        if number >= 0 {
+            // SAFETY: as above.
+            return unsafe { File::from_raw_fd(number) };
+        }
+    }
+    file
+}
+
+/// The calling thread has a table of descriptors of its own from now on, which is empty at first: the program cannot close what the
+/// thread opens, and does not get other numbers because of it. `false` if the kernel (before 5.9) or its rules do not allow that: the
+/// thread shares the table of the program then. To be called before the thread uses a descriptor.
+pub fn leave_table_of_program() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        const CLOSE_RANGE_UNSHARE: libc::c_uint = 1 << 1;
+        // SAFETY: the call reads no memory. The thread gets a new table, into which it copies nothing, so all descriptors of other threads
+        // stay open.
+        unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, CLOSE_RANGE_UNSHARE) == 0 }
+    }
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
+/// The owner may read and write a file that was just created, whatever the umask of the program is.
+pub fn give_owner_access(file: &File) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let Ok(mut permissions) = file.metadata().map(|known| known.permissions()) else { return };
+        if permissions.mode() & 0o600 != 0o600 {
+            permissions.set_mode(permissions.mode() | 0o600);
+            // A file of another user is as it is.
+            let _ = file.set_permissions(permissions);
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = file;
+}
+
+/// How many bytes a file of this process may have at most; `None` if there is no limit.
+pub fn file_size_limit() -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        limit(libc::RLIMIT_FSIZE)
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
+#[cfg(target_os = "linux")]
+fn limit(of: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the function fills the structure that it is given.
+    let is_known = unsafe { libc::getrlimit(of, &raw mut limit) } == 0;
+    (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// What a program does that closes a number, after which a file of its own gets it. The result is the program's.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) fn replace(number: std::os::fd::RawFd, file: &File) -> File {
+    use std::os::fd::{AsRawFd, FromRawFd};
+    // SAFETY: both are open; the first one's owner expects this.
+    let replaced = unsafe { libc::dup2(file.as_raw_fd(), number) };
+    assert_eq!(replaced, number);
+    // SAFETY: it is open, and its former owner does not close it any more.
+    unsafe { File::from_raw_fd(number) }
+}

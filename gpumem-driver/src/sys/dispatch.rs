@@ -1,0 +1,52 @@
+//! The driver's dispatch table. Each function that `libcuda` exports is a stub, which calls the implementation through a pointer
+//! in libcuda's writable data: the slot. A hook in the slot sees every call, no matter how the caller found the function, and no
+//! code is patched.
+//!
+//! NVIDIA does not document the table. So each function is checked before a slot is replaced: the instructions of its stub
+//! ([`stub`]), where its slot is ([`image`]), and that no other function uses the slot and that it still points into the
+//! driver's own code ([`verify`]). If one check fails, no slot is replaced.
+
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod hooks;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod image;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod slots;
+#[cfg(any(test, all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod stub;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod subscription;
+#[cfg(any(test, all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod verify;
+
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod subscription {
+    //! On other systems the table is not known.
+
+    use crate::{
+        error::{Error, Kind},
+        sys::calls::Observe,
+    };
+
+    pub(crate) fn check_available() -> Result<(), Error> {
+        let detail = "it is known on Linux on x86-64 and arm64 alone".to_owned();
+        Err(Kind::NoDispatch { detail }.into())
+    }
+
+    pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
+        check_available()
+    }
+
+    pub(crate) fn unsubscribe() {}
+
+    pub(crate) fn subscribed() -> Option<&'static str> {
+        None
+    }
+
+    pub(crate) fn displaced() -> u128 {
+        0
+    }
+}
+
+pub(crate) use self::subscription::{check_available, displaced, subscribe, subscribed, unsubscribe};

@@ -1,0 +1,96 @@
+//! Puts hooks into the slots, and removes them.
+
+use std::{
+    mem,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{Ordering::Relaxed, Ordering::SeqCst},
+    },
+};
+
+use super::{
+    hooks::{HOOKS, hooks},
+    slots::{Slot, table, unusable},
+};
+use crate::{
+    error::Error,
+    sys::{
+        calls::{CALLS, Observe},
+        cuda, loader, process,
+    },
+};
+
+/// Whether the hooks are in their slots. Locked while slots are replaced, so that two threads do not replace them at once.
+static SUBSCRIBED: Mutex<bool> = Mutex::new(false);
+
+/// An error if the dispatch table of this process's driver cannot be used.
+pub(crate) fn check_available() -> Result<(), Error> {
+    table().map(|_| ())
+}
+
+/// From now on `O` receives each call, on the thread that makes it. A call that `O` makes itself is
+/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). Without
+/// effect if there is a subscription already.
+///
+/// The driver is loaded but not initialised, so this may be called while the driver initialises itself.
+pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
+    let mut subscribed = SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *subscribed {
+        return Ok(());
+    }
+    let table = table()?;
+    cuda::load()?;
+    loader::pin().map_err(unusable)?;
+    process::at_fork(|| HOOKS.active.store(false, Relaxed));
+    let hooks = hooks::<O>();
+    for slot in &table.slots {
+        HOOKS.drivers[slot.row].store(slot.driver, Relaxed);
+        slot.set_hook(hooks[slot.row]);
+    }
+    HOOKS.active.store(true, SeqCst);
+    if let Some(displaced) = table.slots.iter().position(|slot| !slot.install()) {
+        remove_hooks(&table.slots[..displaced]);
+        let name = CALLS[table.slots[displaced].row].1;
+        return Err(unusable(format!("another tool has replaced the pointer of {name}")));
+    }
+    *subscribed = true;
+    Ok(())
+}
+
+/// Restores the driver's own pointers in the slots that still hold our hooks.
+pub(crate) fn unsubscribe() {
+    let mut subscribed = SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !mem::take(&mut *subscribed) {
+        return;
+    }
+    if let Ok(table) = table() {
+        remove_hooks(&table.slots);
+    }
+}
+
+fn remove_hooks(slots: &[Slot]) {
+    slots.iter().for_each(Slot::restore);
+    HOOKS.active.store(false, SeqCst);
+}
+
+/// The path of the driver, if there is a subscription.
+pub(crate) fn subscribed() -> Option<&'static str> {
+    let subscribed = SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner);
+    subscribed.then(|| table().ok()).flatten().map(|table| table.path.as_str())
+}
+
+/// Which slots no longer hold our hooks, one bit for each row of [`CALLS`]. Another tool has replaced them, or has restored what
+/// it found before us, so calls may be missed.
+pub(crate) fn displaced() -> u128 {
+    const { assert!(CALLS.len() <= 128) };
+    if !HOOKS.active.load(Relaxed) {
+        return 0;
+    }
+    let Ok(table) = table() else { return 0 };
+    // Each reading of a trace asks this, and nearly always each slot holds its hook: without branches that takes half the time.
+    if table.slots.iter().fold(0, |bits, slot| bits | slot.difference()) == 0 {
+        return 0;
+    }
+    let displaced = table.slots.iter().filter(|slot| slot.difference() != 0);
+    displaced.fold(0, |rows, slot| rows | 1 << slot.row)
+}

@@ -1,0 +1,200 @@
+//! What the loader knows about the program and its libraries.
+//!
+//! # The two locks of the loader
+//!
+//! The loader of glibc has two locks, and this crate keeps them apart:
+//!
+//! - The lock of loading (`dl_load_lock`): `dlopen` and `dlclose` hold it to their end, also while they run constructors and destructors
+//!   of libraries; `dlsym` and `dladdr` take it. A constructor may do anything, such as wait for a thread that is in a hook. So hooks
+//!   and callbacks of the driver do not take this lock: [`pin`], [`dl`](super::dl) and Python's functions are looked up before. glibc
+//!   before 2.35 takes it all the same when a thread uses the thread-local variables of a library for the first time that was loaded
+//!   by `dlopen`.
+//! - The lock of the list (`dl_load_write_lock`): `dl_iterate_phdr` holds it during all its callbacks, and `dlopen` and `dlclose` while
+//!   they change the list, unmap a file or release its name. No code of a library runs under it but the callbacks of `dl_iterate_phdr`.
+//!   Hooks take it, as unwinders do for each exception. It is taken last: the callbacks here only copy, so they take no lock but that
+//!   of the memory allocator, which never waits for the loader. A thread that has the lock of loading may wait for this one, and never
+//!   the other way round, so no thread waits for another in a circle. A program that waits in a callback of its own for a thread in a
+//!   hook would wait for ever, as it would for a thread that walks its stack.
+//!
+//! What the loader says is valid as long as the file is loaded. So all of it is copied in a callback of `dl_iterate_phdr`: nobody can
+//! unload a file meanwhile. (musl has one lock for both. It is not held while constructors run, so the same holds there.)
+
+use std::path::PathBuf;
+#[cfg(not(target_os = "linux"))]
+use std::sync::Arc;
+
+/// A program or library that is loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LoadedFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// The address at which it is mapped.
+    pub base: usize,
+    /// Its notes, which have the name that its linker gave it. Empty if they are not in memory.
+    pub notes: Vec<u8>,
+}
+
+/// The files that contain these return addresses. It takes the lock of the loader's list once for all of them, so hooks and callbacks
+/// may call it.
+#[cfg(target_os = "linux")]
+#[doc(alias = "dl_iterate_phdr")]
+pub(crate) use self::linux::files_of;
+
+/// On other systems the loader's list is not read.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
+    vec![None; addresses.len()]
+}
+
+/// The file with the code at an address.
+pub(crate) fn file_of(address: usize) -> Option<PathBuf> {
+    let file = files_of(&[address.checked_add(1)?]).pop()??;
+    Some(file.path.clone())
+}
+
+#[cfg(target_os = "linux")]
+pub(super) use self::linux::pin;
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::{
+        ffi::{CStr, OsStr, c_char, c_int, c_void},
+        mem::MaybeUninit,
+        ops::Range,
+        os::unix::ffi::OsStrExt,
+        ptr, slice,
+        sync::Arc,
+    };
+
+    use libc::{PF_R, PF_X, PT_LOAD, PT_NOTE, dl_phdr_info};
+
+    use super::LoadedFile;
+    use crate::sys::process;
+
+    /// Files are mapped at pages of this size, or of a multiple of it.
+    const PAGE: usize = 4096;
+
+    /// Longer notes are not copied.
+    const MOST_NOTES: usize = 1 << 12;
+
+    struct Search<'a> {
+        addresses: &'a [usize],
+        /// For each address, the index of its file.
+        found: Vec<Option<usize>>,
+        files: Vec<LoadedFile>,
+    }
+
+    pub(crate) fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
+        let mut search = Search { addresses, found: vec![None; addresses.len()], files: Vec::new() };
+        // SAFETY: `visit` is called only before this returns, with this pointer, and only by this thread.
+        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+        let Search { found, files, .. } = search;
+        let named = |mut file: LoadedFile| {
+            // The loader has no name for the program.
+            if file.path.as_os_str().is_empty() {
+                file.path = process::executable().unwrap_or_default();
+            }
+            Arc::new(file)
+        };
+        let files: Vec<_> = files.into_iter().map(named).collect();
+        found.into_iter().map(|at| files.get(at?).cloned()).collect()
+    }
+
+    unsafe extern "C" fn visit(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: the loader passes the pointer that it received, which is to a live `Search`, and a record of its own.
+        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
+        search.add(info);
+        0
+    }
+
+    impl Search<'_> {
+        fn add(&mut self, info: &dl_phdr_info) {
+            if info.dlpi_phdr.is_null() {
+                return;
+            }
+            // SAFETY: the loader passes the headers of a file that it keeps loaded during this call.
+            let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+            let start = |header: &libc::Elf64_Phdr| word(info.dlpi_addr.wrapping_add(header.p_vaddr));
+            let range = |header: &libc::Elf64_Phdr| {
+                let start = start(header);
+                start..start.saturating_add(word(header.p_memsz.min(header.p_filesz)))
+            };
+            let of = |kind, flags| {
+                headers.iter().filter(move |header| header.p_type == kind && header.p_flags & flags == flags)
+            };
+            let mut is_found = false;
+            for (address, found) in self.addresses.iter().zip(&mut self.found) {
+                // After a call that never returns, the return address may be behind the function, and even behind the file.
+                let is_inside = |code: Range<usize>| code.contains(&address.wrapping_sub(1));
+                if found.is_none() && of(PT_LOAD, PF_X).map(range).any(is_inside) {
+                    *found = Some(self.files.len());
+                    is_found = true;
+                }
+            }
+            if !is_found {
+                return;
+            }
+            let base = of(PT_LOAD, 0).map(start).min().unwrap_or(0) & !(PAGE - 1);
+            let mut notes = Vec::new();
+            for note in of(PT_NOTE, PF_R).map(range).filter(|note| note.len() <= MOST_NOTES) {
+                let is_around = |part: Range<usize>| part.start <= note.start && note.end <= part.end;
+                if of(PT_LOAD, PF_R).map(range).any(is_around) {
+                    // SAFETY: the loader has mapped this part of the file, readable, and keeps it mapped during this call.
+                    notes.extend_from_slice(unsafe {
+                        slice::from_raw_parts(ptr::with_exposed_provenance(note.start), note.len())
+                    });
+                }
+            }
+            // SAFETY: the loader keeps the file loaded during this call, and the name is copied below.
+            let name = unsafe { text(info.dlpi_name) }.map(CStr::to_bytes);
+            self.files.push(LoadedFile { path: OsStr::from_bytes(name.unwrap_or_default()).into(), base, notes });
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on Linux")]
+    const fn word(value: u64) -> usize {
+        value as usize
+    }
+
+    /// Keeps the file with this code loaded until the process ends, even if other code closes it. The error says why this is not
+    /// possible. It takes the lock of loading.
+    #[doc(alias = "RTLD_NODELETE")]
+    pub(in super::super) fn pin() -> Result<(), String> {
+        let here = info(pin as *const () as usize).ok_or("the loader does not know the file of gpumem")?;
+        // The program itself is never unloaded. The kernel knows the address of its headers.
+        // SAFETY: `getauxval` accepts any value.
+        let program = unsafe { libc::getauxval(libc::AT_PHDR) };
+        #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on Linux")]
+        if info(program as usize).is_some_and(|program| program.dli_fbase == here.dli_fbase) {
+            return Ok(());
+        }
+        // SAFETY: the file is the one with this code, which runs, so it stays loaded.
+        let file = unsafe { text(here.dli_fname) }.ok_or("the loader has no name for the file of gpumem")?;
+        // SAFETY: the name is the loader's own; with `RTLD_NOLOAD` nothing is loaded, and no initialiser runs.
+        let pinned = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+        if pinned.is_null() {
+            return Err(format!("{} cannot be kept loaded", file.to_string_lossy()));
+        }
+        Ok(())
+    }
+
+    /// What `dladdr` says of an address. Its strings are valid as long as the file is loaded.
+    fn info(address: usize) -> Option<libc::Dl_info> {
+        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: `dladdr` accepts any address, since it only compares it; `info` is a live `Dl_info`, for which zeros are a valid
+        // value.
+        unsafe {
+            let found = libc::dladdr(ptr::without_provenance::<c_void>(address), info.as_mut_ptr());
+            (found != 0).then(|| info.assume_init())
+        }
+    }
+
+    /// A string of the loader or of a loaded file.
+    ///
+    /// # Safety
+    /// It is null, or a string of a file that stays loaded as long as the string is used.
+    unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
+        // SAFETY: the caller guarantees it.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+    }
+}

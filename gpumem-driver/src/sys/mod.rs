@@ -1,0 +1,44 @@
+//! The only unsafe code: NVIDIA's libraries, found and loaded at run time, behind safe functions that return numbers. The names in
+//! this folder are NVIDIA's own.
+
+pub mod beside;
+#[cfg(feature = "cuda")]
+pub(crate) mod calls;
+pub mod cgroup;
+pub mod clock;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+#[cfg(feature = "cuda")]
+pub(crate) mod cupti;
+pub mod descriptor;
+#[cfg(feature = "cuda")]
+pub(crate) mod dispatch;
+#[cfg(feature = "cuda")]
+mod dl;
+#[cfg_attr(
+    not(any(feature = "backtrace", feature = "cuda")),
+    allow(dead_code, unused_imports, reason = "nothing has to stay loaded")
+)]
+pub(crate) mod loader;
+pub mod lock_file;
+#[cfg(feature = "cuda")]
+pub(crate) mod nvml;
+#[cfg(target_os = "linux")]
+pub mod own_file;
+pub mod process;
+#[cfg(feature = "backtrace")]
+pub(crate) mod python;
+#[cfg(feature = "capture")]
+pub mod recording_file;
+#[cfg(feature = "capture")]
+pub mod ring_memory;
+#[cfg(feature = "backtrace")]
+pub(crate) mod stack;
+// Stacks are walked by the tables of the loaded files on these targets only; the manifest has the same condition.
+#[cfg(all(
+    feature = "backtrace",
+    target_os = "linux",
+    target_pointer_width = "64",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+mod walker;

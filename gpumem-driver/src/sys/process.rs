@@ -1,0 +1,250 @@
+//! The process itself: its exit, and its forks.
+
+use std::{
+    ffi::c_int,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use crate::inbox::{Primitives, Std};
+use once_cell::sync::OnceCell;
+
+unsafe extern "C" {
+    fn atexit(callback: extern "C" fn()) -> c_int;
+
+    #[cfg(unix)]
+    fn pthread_atfork(
+        prepare: Option<unsafe extern "C" fn()>,
+        parent: Option<unsafe extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
+    ) -> c_int;
+}
+
+/// Calls `callback` when the process exits. Handlers run in reverse order, so libraries that have registered their handlers by now
+/// still work at that moment. `callback` must not unwind.
+pub fn at_exit(callback: extern "C" fn()) {
+    // SAFETY: `atexit` is in the C library that every target of `std` with NVIDIA drivers links; it keeps the function
+    // pointer, which is `'static`, and calls it once with no argument. If `atexit` fails for want of memory, the handler is not
+    // called, which is harmless.
+    unsafe { atexit(callback) };
+}
+
+/// Runs code in which the calling thread is not cancelled (`pthread_cancel`), but later. Functions such as `write` are points at which
+/// a thread is cancelled, and the C library would unwind through code that catches panics, which ends the process.
+#[cfg(feature = "cuda")]
+#[inline]
+pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
+    #[cfg(target_os = "linux")]
+    {
+        unsafe extern "C" {
+            fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+        }
+        const DISABLE: c_int = 1;
+
+        struct Restore(c_int);
+
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                let mut disabled = DISABLE;
+                // SAFETY: the state is one that the C library returned.
+                unsafe { pthread_setcancelstate(self.0, &raw mut disabled) };
+            }
+        }
+
+        let mut before = DISABLE;
+        // SAFETY: it concerns this thread alone, and writes to a live variable.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        let _restore = Restore(before);
+        code()
+    }
+    #[cfg(not(target_os = "linux"))]
+    code()
+}
+
+/// The file of the program.
+///
+/// # Errors
+/// If the system does not say.
+pub fn executable() -> std::io::Result<std::path::PathBuf> {
+    // `/proc/self` is the first thread, which may have ended before the others: it has no file then.
+    #[cfg(target_os = "linux")]
+    if let Ok(path) = std::fs::read_link("/proc/thread-self/exe") {
+        return Ok(path);
+    }
+    std::env::current_exe()
+}
+
+/// The number that the operating system gives the calling thread; 0 where that is not known.
+pub fn thread_id() -> u64 {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: `gettid` has no arguments and cannot fail.
+        let id = unsafe { libc::gettid() };
+        u64::try_from(id).unwrap_or(0)
+    }
+    #[cfg(not(target_os = "linux"))]
+    0
+}
+
+/// The name that the operating system has for the calling thread, cut off after 15 bytes. A thread that was given none has that of the
+/// thread that started it. `None` where this is not so.
+pub fn thread_name() -> Option<String> {
+    #[cfg(target_os = "linux")]
+    {
+        unsafe extern "C" {
+            fn prctl(option: c_int, ...) -> c_int;
+        }
+        const PR_GET_NAME: c_int = 16;
+        let mut name = [0_u8; 16];
+        // SAFETY: with this option, `prctl` writes a name and its zero to the 16 bytes at the address, and concerns the calling thread
+        // alone. It is in the C library of every Linux.
+        let result = unsafe { prctl(PR_GET_NAME, name.as_mut_ptr()) };
+        let name = std::ffi::CStr::from_bytes_until_nul(&name).ok().filter(|_| result == 0)?;
+        Some(name.to_string_lossy().into_owned())
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
+/// Runs `begin_thread`, with all signals blocked in the threads that it begins: a signal that the program handles is delivered to the
+/// program's own threads.
+pub fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
+    #[cfg(target_os = "linux")]
+    {
+        use std::{mem::MaybeUninit, ptr};
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the first call fills `all`. The second one reads it and, if it succeeds, fills `before`. Both are valid for these
+        // calls, which concern the calling thread alone.
+        let is_blocked = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr()) == 0
+        };
+        let begun = begin_thread();
+        if is_blocked {
+            // SAFETY: `before` was filled, because the call succeeded.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+        }
+        begun
+    }
+    #[cfg(not(target_os = "linux"))]
+    begin_thread()
+}
+
+/// The names of all threads of gpumem begin so.
+pub const OWN_THREADS: &str = "gpumem-";
+
+/// Ends the process with code 0 if the program's threads have ended: the C library does so after the last thread, and the threads of
+/// gpumem must not keep the process alive. A program that ends its main thread with `pthread_exit` comes to this.
+pub fn exit_without_program() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if is_without_program() && !DONE.swap(true, Relaxed) {
+        // On a thread of its own: handlers of the exit wait for the threads of gpumem.
+        let exit = std::thread::Builder::new().name(format!("{OWN_THREADS}exit"));
+        let _ = exit.spawn(|| std::process::exit(0));
+    }
+}
+
+/// Whether the main thread and all others of the program have ended.
+#[cfg(target_os = "linux")]
+fn is_without_program() -> bool {
+    use std::{fs, io};
+    // This needs no descriptor: the program may just now expect the lowest one.
+    let has_main = !matches!(fs::read_link("/proc/self/exe"), Err(error) if error.kind() == io::ErrorKind::NotFound);
+    if has_main {
+        return false;
+    }
+    let main = std::process::id().to_string();
+    let is_own = |thread: io::Result<fs::DirEntry>| {
+        let thread = thread.ok()?;
+        let has_ended = || {
+            let stat = fs::read_to_string(thread.path().join("stat")).ok()?;
+            Some(stat.rsplit_once(')')?.1.trim_start().starts_with(['Z', 'X']))
+        };
+        let is_of_gpumem = || Some(fs::read_to_string(thread.path().join("comm")).ok()?.starts_with(OWN_THREADS));
+        if thread.file_name() == *main { has_ended() } else { is_of_gpumem() }
+    };
+    fs::read_dir("/proc/self/task").is_ok_and(|mut threads| threads.all(|thread| is_own(thread) == Some(true)))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_without_program() -> bool {
+    false
+}
+
+/// When this process began, as `/proc` says; 0 where that is not known. Another process that gets the same number began later.
+pub fn began() -> u64 {
+    let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
+    // The name of the program is in brackets and may contain anything, also what is not UTF-8.
+    let stat = String::from_utf8_lossy(&stat);
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+}
+
+/// How long this process has run; `None` where that is not known.
+pub fn age() -> Option<std::time::Duration> {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: `sysconf` has no preconditions; it returns -1 for what it does not know.
+        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        let per_second = u32::try_from(per_second).ok().filter(|per_second| *per_second > 0)?;
+        let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
+        let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+        let began = std::time::Duration::from_millis(began().checked_mul(1000)? / u64::from(per_second));
+        Some(std::time::Duration::try_from_secs_f64(uptime).ok()?.saturating_sub(began))
+    }
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
+/// The code that runs in the child of a fork.
+static IN_CHILD: OnceCell<fn()> = OnceCell::new();
+
+/// Runs `code` in the child of a fork. `code` may only store to atomics.
+#[cfg(feature = "cuda")]
+pub(super) fn at_fork(code: fn()) {
+    let _ = IN_CHILD.set(code);
+    notice_forks();
+}
+
+/// From now on forks of this process are noticed.
+pub fn notice_forks() {
+    // Not a `OnceCell`: a child that is forked while another thread initialises it would wait for that thread for ever.
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.load(Relaxed) && !DONE.swap(true, Relaxed) {
+        #[cfg(unix)]
+        // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
+        // and calls it in the child of a fork. The function only stores to atomics, which is allowed there.
+        unsafe {
+            pthread_atfork(None, None, Some(forked))
+        };
+    }
+}
+
+#[cfg(unix)]
+unsafe extern "C" fn forked() {
+    crate::inbox::set_forked();
+    if let Some(code) = IN_CHILD.get() {
+        code();
+    }
+}
+
+/// Whether this process is the child of a fork of a process that used this crate, if [`notice_forks`] was called before the fork. The
+/// other threads do not exist in the child, so locks that they held stay locked for ever, and the CUDA driver does not work there.
+/// So this crate takes no lock in the child, neither its own nor one of the standard library, and prints nothing. Every request
+/// returns an error.
+#[inline]
+pub fn is_forked() -> bool {
+    <Std as Primitives>::is_forked()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #[test]
+    fn the_name_of_the_process_does_not_matter() {
+        let began = super::began();
+        // Linux cuts long names at a byte, which may be within a character.
+        std::fs::write("/proc/self/comm", b"a) gpumem\xff").unwrap();
+        assert_eq!(super::began(), began);
+        assert_ne!(began, 0);
+    }
+}

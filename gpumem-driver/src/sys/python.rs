@@ -1,0 +1,317 @@
+//! The Python functions that the calling thread is in, read without Python's global lock.
+//!
+//! A library such as PyTorch releases that lock before it allocates, so a hook may not call most of Python's functions. But a thread
+//! that is inside native code does not change its own frames, and its frames keep their code objects alive. Only the end of the
+//! interpreter deletes them: it deletes the states of all threads but one, also of those that run native code. [`threads`] prevents
+//! that while a thread reads. Only functions of the interpreter that read memory are called here.
+
+mod access;
+mod code;
+mod layout;
+mod lines;
+mod threads;
+
+use std::{
+    ffi::{c_int, c_ulong, c_void},
+    marker::PhantomData,
+    ptr, slice,
+    sync::OnceLock,
+};
+
+pub use self::code::run_in_python;
+pub use self::lines::line_at;
+use self::{
+    access::{byte, function, symbol, word},
+    layout::{Identity, Layout},
+    threads::{Threads, ThreadsGuard},
+};
+
+/// A frame chain with more frames than this is not read to its end.
+const MAX_CHAIN: usize = 1024;
+
+/// File and function names are cut at this length.
+const MAX_CHARACTERS: isize = 4096;
+
+/// What identifies a Python function on a stack, as numbers: the function may have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct FrameKey {
+    /// The address of its code object.
+    code: usize,
+    /// The offset of its current instruction in the code, in bytes; negative before the first instruction.
+    offset: isize,
+}
+
+/// The addresses of what a code object consists of, and its identity. A new code object may have the address of one that is gone, and
+/// even its names and its table of lines may have the addresses of theirs; then the identity differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct CodeParts([usize; 3], usize);
+
+impl CodeParts {
+    /// Equality, word by word. The derived one compares vectors of two words: it stores the words that were just read and loads them
+    /// again as a vector, which waits for the stores (store forwarding). That takes longer than all the rest.
+    fn are(&self, others: Self) -> bool {
+        let (Self([file, function, lines], identity), now) = (*self, others.0);
+        file == now[0] && function == now[1] && lines == now[2] && identity == others.1
+    }
+}
+
+/// The Python functions that the calling thread is in, innermost first. Their code objects live as long as this.
+#[derive(Clone, Copy)]
+pub(crate) struct Frames<'a> {
+    interpreter: &'a Interpreter,
+    keys: &'a [FrameKey],
+    /// They are those of one thread.
+    thread: PhantomData<*const ()>,
+}
+
+/// One of these functions.
+#[derive(Clone, Copy)]
+pub(crate) struct Frame<'a> {
+    interpreter: &'a Interpreter,
+    key: FrameKey,
+    thread: PhantomData<*const ()>,
+}
+
+/// What a frame stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PythonLine {
+    /// With the names of its classes, such as `Trainer.step`.
+    pub(crate) function: String,
+    /// As Python names it, such as `train.py` or `<stdin>`.
+    pub(crate) file: String,
+    /// `None` if the instruction belongs to no line.
+    pub(crate) line: Option<u32>,
+}
+
+static FOUND: OnceLock<Option<Interpreter>> = OnceLock::new();
+
+/// The interpreter in this process.
+#[derive(Debug)]
+pub(crate) struct Interpreter {
+    functions: Functions,
+    layout: Layout,
+    threads: Threads,
+    /// The addresses of the types of code objects, strings and bytes.
+    code_type: usize,
+    text_type: usize,
+    bytes_type: usize,
+}
+
+/// The interpreter's functions. None of them needs Python's lock.
+#[derive(Clone, Copy, Debug)]
+struct Functions {
+    is_initialized: unsafe extern "C" fn() -> c_int,
+    is_finalizing: unsafe extern "C" fn() -> c_int,
+    /// The state of this thread while it holds the lock. Not on 3.11, where it may be another thread's.
+    attached_thread: Option<unsafe extern "C" fn() -> *mut c_void>,
+    /// The state of this thread, whether it holds the lock or not.
+    this_thread: unsafe extern "C" fn() -> *mut c_void,
+    text_length: unsafe extern "C" fn(*mut c_void) -> isize,
+    character: unsafe extern "C" fn(*mut c_void, isize) -> u32,
+}
+
+impl Interpreter {
+    /// The interpreter of this process. `None` before [`find`](Self::find), or if that found none.
+    pub(crate) fn of_process() -> Option<&'static Self> {
+        FOUND.get()?.as_ref()
+    }
+
+    /// Looks for the interpreter of this process: only the first time. It finds none if no Python runs, or one of another version than
+    /// 3.11 to 3.14, or without a global lock. It takes the loader's lock of loading, so hooks and callbacks must
+    /// not call it.
+    pub(crate) fn find() {
+        FOUND.get_or_init(Self::new);
+    }
+
+    fn new() -> Option<Self> {
+        let version: *const c_ulong = symbol(c"Py_Version")?.cast();
+        // SAFETY: Python 3.11 and later export a constant `unsigned long` of this name.
+        let version = u32::try_from(unsafe { version.read() } >> 16).ok()?;
+        let runtime: *const u64 = symbol(c"_PyRuntime")?.cast();
+        // SAFETY: the structure of 3.13 and later begins with a record of offsets, and is longer than that. Earlier versions have no
+        // record, and `of` does not read it.
+        let layout = Layout::of(version, |index| unsafe { runtime.add(index).read() })?;
+        // SAFETY: these functions have these types in all versions that have a layout.
+        let functions = unsafe {
+            Functions {
+                is_initialized: function(c"Py_IsInitialized")?,
+                is_finalizing: function(c"Py_IsFinalizing").or_else(|| function(c"_Py_IsFinalizing"))?,
+                attached_thread: (version > 0x030b)
+                    .then(|| {
+                        function(c"PyThreadState_GetUnchecked").or_else(|| function(c"_PyThreadState_UncheckedGet"))
+                    })
+                    .flatten(),
+                this_thread: function(c"PyGILState_GetThisThreadState")?,
+                text_length: function(c"PyUnicode_GetLength")?,
+                character: function(c"PyUnicode_ReadChar")?,
+            }
+        };
+        let [code_type, text_type, bytes_type] = [c"PyCode_Type", c"PyUnicode_Type", c"PyBytes_Type"].map(symbol);
+        let (code_type, text_type, bytes_type) = (code_type?.addr(), text_type?.addr(), bytes_type?.addr());
+        // SAFETY: both functions may be called on any thread at any time.
+        if unsafe { (functions.is_initialized)() == 0 || (functions.is_finalizing)() != 0 } {
+            return None;
+        }
+        // The interpreter calls a function of this library at its end.
+        #[cfg(target_os = "linux")]
+        super::loader::pin().ok()?;
+        // SAFETY: the address is that of `_PyRuntime`, and the layout that of its version.
+        let threads = unsafe { Threads::of(runtime.expose_provenance(), layout.threads_lock, layout.thread_id) }?;
+        Some(Self { functions, layout, threads, code_type, text_type, bytes_type })
+    }
+
+    /// An address in the file that contains the interpreter.
+    pub(crate) fn address(&self) -> usize {
+        self.functions.is_initialized as *const () as usize
+    }
+
+    /// Calls `read` with the Python functions that the calling thread is in, as many of the innermost as there is room for in `keys`.
+    /// `None` on a thread that runs no Python, and while the interpreter ends.
+    ///
+    /// The interpreter begins and ends no thread meanwhile. So `read` must be short, and must not call Python.
+    pub(crate) fn with_frames<R>(&self, keys: &mut [FrameKey], read: impl FnOnce(Frames<'_>) -> R) -> Option<R> {
+        let state = self.own_state()?;
+        let guard = self.threads.lock()?;
+        let count = self.walk(&guard, state, keys);
+        let frames = Frames { interpreter: self, keys: &keys[..count], thread: PhantomData };
+        (count > 0).then(|| read(frames))
+    }
+
+    /// The address of the calling thread's state, which may have been deleted.
+    fn own_state(&self) -> Option<usize> {
+        let Functions { is_initialized, is_finalizing, attached_thread, this_thread, .. } = self.functions;
+        // SAFETY: these functions may be called on any thread at any time.
+        let state = unsafe {
+            if is_initialized() == 0 || is_finalizing() != 0 {
+                return None;
+            }
+            let attached = attached_thread.map_or(ptr::null_mut(), |attached| attached());
+            if attached.is_null() { this_thread() } else { attached }
+        };
+        (!state.is_null()).then(|| state.expose_provenance())
+    }
+
+    /// Writes the functions of the calling thread, innermost first, until `keys` is full. Returns their number: 0 if this is not the
+    /// state of the calling thread.
+    fn walk(&self, guard: &ThreadsGuard<'_>, state: usize, keys: &mut [FrameKey]) -> usize {
+        if !guard.is_own(state) {
+            return 0;
+        }
+        let Layout { code, instruction, previous, entry_owner, object_type, first_instruction, .. } = self.layout;
+        let (owner_at, entry) = entry_owner.map_or((0, None), |(at, owner)| (at, Some(owner)));
+        let mut free = keys.iter_mut();
+        // SAFETY: the state is that of this thread, and exists while the lock is held. Only this thread changes the chain of its
+        // frames, and it is here now. So the chain is complete, its frames exist, and each has the fields of the layout.
+        unsafe {
+            let record = self.layout.thread_record.map_or(state, |at| word(state + at));
+            let mut frame = if record == 0 { 0 } else { word(record + self.layout.current_frame) };
+            for _ in 0..MAX_CHAIN {
+                if frame == 0 {
+                    break;
+                }
+                let code = word(frame + code) & !layout::TAGS;
+                let is_entry = entry.is_some_and(|entry| byte(frame + owner_at) == entry);
+                if code != 0 && !is_entry && word(code + object_type) == self.code_type {
+                    let Some(out) = free.next() else { break };
+                    let offset = word(frame + instruction).wrapping_sub(code + first_instruction).cast_signed();
+                    *out = FrameKey { code, offset };
+                }
+                frame = word(frame + previous);
+            }
+        }
+        let unused = free.len();
+        keys.len() - unused
+    }
+}
+
+impl<'a> Frames<'a> {
+    pub(crate) fn keys(self) -> &'a [FrameKey] {
+        self.keys
+    }
+
+    pub(crate) fn iter(self) -> impl Iterator<Item = Frame<'a>> {
+        let Self { interpreter, keys, thread } = self;
+        keys.iter().map(move |key| Frame { interpreter, key: *key, thread })
+    }
+
+    /// Whether these are the frames of an earlier stack.
+    pub(crate) fn are_same(self, known: &[(FrameKey, CodeParts)]) -> bool {
+        let is_same =
+            |((key, parts), frame): (&(FrameKey, CodeParts), Frame<'_>)| *key == frame.key && parts.are(frame.parts());
+        known.len() == self.keys.len() && known.iter().zip(self.iter()).all(is_same)
+    }
+}
+
+// The code object of a `Frame` is that of a function on the stack of this thread, and alive: only `with_frames` makes one, for the
+// time in which the thread is in native code and its state is not deleted. So it has the fields of the layout.
+impl Frame<'_> {
+    pub(crate) fn key(self) -> FrameKey {
+        self.key
+    }
+
+    /// The parts of its code object.
+    pub(crate) fn parts(self) -> CodeParts {
+        let Layout { code_parts, identity, .. } = self.interpreter.layout;
+        let code = self.key.code;
+        // SAFETY: the code object is alive, as said above. Its name is a string, which has a hash.
+        unsafe {
+            let parts = code_parts.map(|at| word(code + at));
+            let identity = match identity {
+                Identity::Version { at } => word(code + at),
+                Identity::Name { at, hash, first_line } => {
+                    word(word(code + at) + hash) ^ word(code + first_line).rotate_left(32)
+                }
+            };
+            CodeParts(parts, identity)
+        }
+    }
+
+    /// What it stands for.
+    pub(crate) fn line(self) -> PythonLine {
+        let CodeParts([file, function, table], _) = self.parts();
+        // SAFETY: the code object is alive, as said above, and so are its parts.
+        unsafe {
+            let first_line =
+                ptr::with_exposed_provenance::<c_int>(self.key.code + self.interpreter.layout.first_line).read();
+            let line = lines::line_at(self.interpreter.bytes(table), first_line, self.key.offset);
+            PythonLine { function: self.interpreter.text(function), file: self.interpreter.text(file), line }
+        }
+    }
+}
+
+impl Interpreter {
+    /// The characters of a string; `?` if it is of a type derived from strings.
+    ///
+    /// # Safety
+    /// It is the address of an object that lives.
+    unsafe fn text(&self, text: usize) -> String {
+        // SAFETY: the caller guarantees that it is an object. If its type is that of strings, both functions only read it: strings do
+        // not change, and the index is less than the length.
+        unsafe {
+            if word(text + self.layout.object_type) != self.text_type {
+                return "?".to_owned();
+            }
+            let text = ptr::with_exposed_provenance_mut(text);
+            let length = (self.functions.text_length)(text).min(MAX_CHARACTERS);
+            (0..length)
+                .map(|at| char::from_u32((self.functions.character)(text, at)).unwrap_or(char::REPLACEMENT_CHARACTER))
+                .collect()
+        }
+    }
+
+    /// The first [`lines::MAX_TABLE`] bytes of an object of bytes; none if it is another object.
+    ///
+    /// # Safety
+    /// It is the address of an object that lives as long as the slice.
+    unsafe fn bytes<'a>(&self, bytes: usize) -> &'a [u8] {
+        let [length, first] = layout::BYTES;
+        // SAFETY: the caller guarantees that it is an object. If its type is that of bytes, it has so many, which do not change.
+        unsafe {
+            if word(bytes + self.layout.object_type) != self.bytes_type {
+                return &[];
+            }
+            let length = word(bytes + length).min(lines::MAX_TABLE);
+            slice::from_raw_parts(ptr::with_exposed_provenance(bytes + first), length)
+        }
+    }
+}

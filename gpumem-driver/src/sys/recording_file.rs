@@ -1,0 +1,193 @@
+//! The file of a recording.
+
+use std::{
+    fs::{File, TryLockError},
+    io::{self, Seek, SeekFrom, Write},
+    mem::forget,
+    path::{Path, PathBuf},
+};
+
+use gpumem_core::capture::is_recording;
+
+use super::descriptor;
+
+/// A file that only this process writes to, even if the program closes descriptors that are not its own.
+///
+/// Daemons and programs that start others close all numbers from 3 on. After that the number of this file is free, and the next file or
+/// connection of the program may get it. So each write first compares what the number stands for, and opens the file again if it was
+/// closed.
+#[derive(Debug)]
+pub struct RecordingFile {
+    /// `None` if the program has closed the descriptor and the file cannot be opened again.
+    file: Option<File>,
+    identity: Option<(u64, u64)>,
+    /// Where the file is, and where it will be when it takes the place of another one.
+    paths: [PathBuf; 2],
+    written: u64,
+}
+
+impl RecordingFile {
+    /// Creates the file, or empties it. It is moved to `place` later, if that is another path.
+    ///
+    /// The lock lasts until the process ends: two processes that write to one file would destroy both recordings. A pipe or a device is
+    /// refused, because opening or writing it can block the program.
+    ///
+    /// # Errors
+    /// If the file cannot be created, if it is not a regular file, if it has something else than a recording, or if another process
+    /// records to it.
+    pub fn create(path: &Path, place: &Path) -> io::Result<Self> {
+        let file = descriptor::open(path, true)?;
+        lock(&file)?;
+        if file.metadata()?.len() > 0 && !is_recording(File::open(path)?)? {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is no recording"));
+        }
+        file.set_len(0)?;
+        descriptor::give_owner_access(&file);
+        let file = descriptor::with_high_number(file);
+        let identity = descriptor::identity(&file);
+        // The program may change its folder.
+        let paths = [std::path::absolute(path)?, std::path::absolute(place)?];
+        Ok(Self { file: Some(file), identity, paths, written: 0 })
+    }
+
+    /// The file, which is opened again if the program has closed it.
+    fn own(&mut self) -> io::Result<&mut File> {
+        let identity = self.identity;
+        let is_own = |file: &File| descriptor::identity(file) == identity;
+        if self.file.as_ref().is_none_or(|file| !is_own(file)) {
+            // The number is the program's now, which must not be closed.
+            forget(self.file.take());
+            let opened = |path: &PathBuf| descriptor::open(path, false).ok().filter(is_own);
+            let Some(mut file) = self.paths.iter().find_map(opened) else {
+                let why = "the program has closed its descriptor, and it is not where it was";
+                return Err(io::Error::new(io::ErrorKind::NotFound, why));
+            };
+            lock(&file)?;
+            file.seek(SeekFrom::Start(self.written))?;
+            self.file = Some(descriptor::with_high_number(file));
+        }
+        self.file.as_mut().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Write for RecordingFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Above the limit the kernel would end the program with SIGXFSZ.
+        if let Some(limit) = descriptor::file_size_limit().filter(|limit| self.written + bytes.len() as u64 > *limit) {
+            let why = format!("files of this process may have {limit} bytes at most (ulimit -f)");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+        }
+        let written = self.written;
+        let file = self.own()?;
+        // What comes after a gap is no recording.
+        let known = file.metadata()?;
+        if descriptor::is_removed(&known) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "it was removed while the program ran"));
+        }
+        if known.len() < written {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "another process has made it shorter"));
+        }
+        let count = file.write(bytes)?;
+        self.written += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for RecordingFile {
+    fn drop(&mut self) {
+        if self.file.as_ref().is_some_and(|file| descriptor::identity(file) != self.identity) {
+            forget(self.file.take());
+        }
+    }
+}
+
+fn lock(file: &File) -> io::Result<()> {
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        let why = "another process records to it; with %p in the name, each process has a file of its own";
+        return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+    }
+    Ok(())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::{env, fs, os::fd::AsRawFd, process};
+
+    use super::*;
+
+    #[test]
+    fn what_gets_the_number_of_a_closed_file_is_left_alone() {
+        let path = env::temp_dir().join(format!("gpumem-{}-closed", process::id()));
+        let mut recording = RecordingFile::create(&path, &path).unwrap();
+        recording.write_all(b"one ").unwrap();
+        // The program closes the number, and a file of its own gets it.
+        let number = recording.file.as_ref().unwrap().as_raw_fd();
+        let other = env::temp_dir().join(format!("gpumem-{}-other", process::id()));
+        let kept = descriptor::replace(number, &File::create(&other).unwrap());
+        recording.write_all(b"two ").unwrap();
+        recording.write_all(b"three").unwrap();
+        drop(recording);
+        assert_eq!(descriptor::identity(&kept), descriptor::identity(&File::open(&other).unwrap()), "it is still open");
+        assert_eq!((fs::read(&path).unwrap(), fs::read(&other).unwrap()), (b"one two three".to_vec(), Vec::new()));
+        drop(kept);
+
+        // The file was moved, so nothing can be written.
+        fs::remove_file(&path).unwrap();
+        let mut recording = RecordingFile::create(&path, &path).unwrap();
+        let number = recording.file.as_ref().unwrap().as_raw_fd();
+        let kept = descriptor::replace(number, &File::create(&other).unwrap());
+        fs::remove_file(&path).unwrap();
+        assert!(recording.write_all(b"four").unwrap_err().to_string().contains("it is not where it was"));
+        drop((recording, kept));
+        fs::remove_file(&other).unwrap();
+    }
+
+    /// A clean-up job empties files that have become old.
+    #[test]
+    fn a_recording_that_was_emptied_ends() {
+        let path = env::temp_dir().join(format!("gpumem-{}-emptied", process::id()));
+        let mut recording = RecordingFile::create(&path, &path).unwrap();
+        recording.write_all(b"one ").unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(2).unwrap();
+        assert!(recording.write_all(b"two").unwrap_err().to_string().contains("made it shorter"));
+        assert_eq!(fs::read(&path).unwrap(), b"on");
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_no_recording_is_left_alone() {
+        let path = env::temp_dir().join(format!("gpumem-{}-notes.txt", process::id()));
+        fs::write(&path, "text of the user").unwrap();
+        let error = RecordingFile::create(&path, &path).unwrap_err();
+        assert_eq!(error.to_string(), "it exists and is no recording");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "text of the user");
+        fs::write(&path, "\x09gpumem\n").unwrap();
+        assert!(RecordingFile::create(&path, &path).is_err(), "the first byte differs");
+        fs::write(&path, b"\x89gpumem\nolder").unwrap();
+        drop(RecordingFile::create(&path, &path).unwrap());
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_recording_that_was_removed_ends() {
+        let path = env::temp_dir().join(format!("gpumem-{}-removed", process::id()));
+        let mut recording = RecordingFile::create(&path, &path).unwrap();
+        recording.write_all(b"one ").unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(recording.write_all(b"two").unwrap_err().to_string(), "it was removed while the program ran");
+    }
+
+    /// Somebody has put a pipe there meanwhile: without a reader, opening it would wait.
+    #[test]
+    fn a_pipe_in_the_place_of_the_file_is_not_waited_for() {
+        let path = env::temp_dir().join(format!("gpumem-{}-pipe", process::id()));
+        assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = descriptor::open(&path, true).unwrap_err();
+        assert_eq!(error.to_string(), "it is not a regular file");
+        fs::remove_file(&path).unwrap();
+    }
+}

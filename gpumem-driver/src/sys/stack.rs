@@ -1,0 +1,302 @@
+//! The calling thread's stack as addresses, which is cheap, and the functions and lines at these addresses, which is slow.
+
+use std::{fs, path::PathBuf, ptr};
+
+use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
+
+pub(crate) use super::loader::files_of;
+
+/// The most functions that are captured without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
+const MAX_CAPTURED: usize = 32;
+
+/// Files are mapped at pages of this size, or of a multiple of it.
+const PAGE: u64 = 4096;
+
+/// A function at an address: the one that contains it, or one that was inlined there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Symbol {
+    pub(crate) function: Option<String>,
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) line: Option<u32>,
+    pub(crate) column: Option<u32>,
+}
+
+/// The number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same number for
+/// equal stacks. `number` receives the return addresses, innermost first: at most 128, without the functions of files for which
+/// `is_skipped` is true, and without all functions that these call.
+///
+/// For a stack in the thread's cache this compares the words of the stack, and takes no lock and allocates nothing. If stacks cannot
+/// be walked by tables, `number` receives the result of [`capture`]: fewer functions, because it is slow, and none left out.
+#[inline]
+pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> u32 {
+    #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    if let Some(number) = super::walker::number(is_skipped, &number) {
+        return number;
+    }
+    let _ = is_skipped;
+    as_observer_cold(|| captured(number)).unwrap_or(0)
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) use super::calls::as_observer_cold;
+
+/// Without a source that intercepts calls, there is no state of the thread to change.
+#[expect(clippy::unnecessary_wraps, reason = "with such a source, the code may have panicked")]
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
+    Some(code())
+}
+
+/// Empties the calling thread's cache of stacks.
+pub(crate) fn forget() {
+    #[cfg(all(
+        target_os = "linux",
+        target_pointer_width = "64",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ))]
+    super::walker::forget();
+}
+
+/// The number of a stack that is not in the cache.
+#[cold]
+#[inline(never)]
+pub(crate) fn captured(number: impl Fn(&[usize]) -> u32) -> u32 {
+    let mut addresses = [0; MAX_CAPTURED];
+    let count = capture(&mut addresses, 1);
+    number(&addresses[..count])
+}
+
+/// Writes the return addresses of the calling thread's stack, innermost first, until `addresses` is full. Returns their number. The
+/// first one is in the function that calls this one; `skip` leaves out as many more.
+///
+/// It may be called anywhere, also in a callback from C: it allocates nothing, takes no lock of its own, and does not panic. Each
+/// frame costs the same, so a short `addresses` is cheap.
+#[inline(never)]
+pub(crate) fn capture(addresses: &mut [usize], mut skip: usize) -> usize {
+    // Stacks grow downwards, so this frame and the frames of the unwinder begin below the address of a local variable.
+    let local = 0_u8;
+    let here = ptr::from_ref(&local).addr();
+    let mut free = addresses.iter_mut();
+    let mut count = 0;
+    let visit = |frame: &backtrace::Frame| {
+        if frame.sp().addr() <= here {
+            return true;
+        }
+        if skip > 0 {
+            skip -= 1;
+            return true;
+        }
+        // The outermost frame of a thread may be in no function.
+        let (address @ 1.., Some(address_out)) = (frame.ip().addr(), free.next()) else { return false };
+        *address_out = address;
+        count += 1;
+        free.len() > 0
+    };
+    // SAFETY: on Windows the crate's use of `dbghelp.dll` is not synchronised; nothing else here uses it. On other systems this is
+    // `_Unwind_Backtrace`, which any thread may call at any time, and `visit` does not unwind through it.
+    unsafe { backtrace::trace_unsynchronized(visit) };
+    count
+}
+
+/// The functions at an address that [`capture`] wrote, innermost first: several if functions were inlined there, none if none is
+/// known. It is slow, because it reads debug information from files while it holds a lock. So it is for printing only.
+///
+/// For libraries that were loaded after its first call it finds functions, and no lines.
+pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
+    let mut symbols = Vec::new();
+    backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
+        symbols.push(Symbol {
+            function: symbol.name().map(|name| format!("{name:#}")),
+            file: symbol.filename().map(Into::into),
+            line: symbol.lineno(),
+            column: symbol.colno(),
+        });
+    });
+    if symbols.is_empty() {
+        symbols.extend(function_of(address).map(|name| Symbol { function: Some(name), ..Symbol::default() }));
+    }
+    symbols
+}
+
+/// The function that contains a return address, by the symbols in its file.
+fn function_of(address: usize) -> Option<String> {
+    let loaded = files_of(&[address]).pop()??;
+    if !fs::metadata(&loaded.path).ok()?.is_file() {
+        return None;
+    }
+    let data = ReadCache::new(fs::File::open(&loaded.path).ok()?);
+    let object = object::File::parse(&data).ok()?;
+    let first = object.segments().map(|segment| segment.address()).min()? / PAGE * PAGE;
+    // As the address is behind the call.
+    let at = (address.checked_sub(loaded.base)? as u64).checked_add(first)?.checked_sub(1)?;
+    let symbols = object.symbols().chain(object.dynamic_symbols());
+    let mut functions = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text);
+    let function =
+        functions.find(|symbol| at.checked_sub(symbol.address()).is_some_and(|after| after < symbol.size()))?;
+    Some(format!("{:#}", backtrace::SymbolName::new(function.name_bytes().ok()?)))
+}
+
+/// The file of the program or library that contains an address. Hooks and callbacks may call it.
+pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
+    files_of(&[address]).pop()?.map(|file| file.path.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{hint::black_box, path::Path, thread};
+
+    use super::*;
+
+    /// Calls itself `depth` times; `black_box` prevents a tail call.
+    #[inline(never)]
+    fn deeper(depth: usize, at_the_bottom: &mut dyn FnMut()) {
+        match depth {
+            0 => at_the_bottom(),
+            _ => deeper(depth - 1, at_the_bottom),
+        }
+        black_box(());
+    }
+
+    /// The addresses as `capture` wrote them, at most 64.
+    fn captured(skip: usize) -> Vec<usize> {
+        let mut addresses = vec![0; 64];
+        let count = capture(&mut addresses, skip);
+        assert!(addresses[count..].iter().all(|address| *address == 0), "wrote more than it said");
+        addresses.truncate(count);
+        addresses
+    }
+
+    fn functions(address: usize) -> Vec<String> {
+        resolve(address).into_iter().filter_map(|symbol| symbol.function).collect()
+    }
+
+    fn is_deeper(address: usize) -> bool {
+        functions(address).iter().any(|function| function.contains("deeper"))
+    }
+
+    #[inline(never)]
+    fn here(addresses: &mut [usize], skip: usize) -> (usize, u32) {
+        (capture(addresses, skip), line!())
+    }
+
+    #[test]
+    fn the_first_frame_is_the_caller_with_its_line() {
+        let mut addresses = [0; 16];
+        let (count, line) = here(&mut addresses, 0);
+        assert!(count > 2, "{count} frames");
+        let symbols = resolve(addresses[0]);
+        let last = symbols.last().expect("something is known of this test");
+        assert!(last.function.as_ref().unwrap().contains("here"), "{last:?}");
+        assert!(last.file.as_ref().unwrap().ends_with("sys/stack.rs"), "{last:?}");
+        assert_eq!(last.line, Some(line), "{last:?}");
+        assert!(functions(addresses[1]).iter().any(|function| function.contains("the_first_frame_is")));
+    }
+
+    #[test]
+    fn skipped_frames_are_the_innermost_ones() {
+        let [all, fewer, none] = [0, 3, 10_000].map(|skip| {
+            let mut addresses = [0; 64];
+            let (count, _) = here(&mut addresses, skip);
+            addresses[..count].to_vec()
+        });
+        assert!(all.len() > 5 && all[3..] == fewer && none.is_empty(), "{all:x?} {fewer:x?} {none:x?}");
+    }
+
+    #[test]
+    fn capture_stops_when_the_array_is_full() {
+        for room in [0, 1, 8, 32] {
+            let (mut addresses, mut count) = ([0; 33], 0);
+            deeper(40, &mut || count = capture(&mut addresses[..room], 0));
+            assert_eq!(count, room);
+            assert!(addresses[..room].iter().all(|address| *address != 0) && addresses[room..] == [0; 33][room..]);
+        }
+        let mut addresses = Vec::new();
+        deeper(10, &mut || addresses = captured(0));
+        assert_eq!(addresses.iter().filter(|address| is_deeper(**address)).count(), 11, "walked past none of them");
+    }
+
+    #[test]
+    fn capture_allocates_nothing() {
+        let mut addresses = [0; 32];
+        let allocations = allocation_counter::measure(|| {
+            deeper(40, &mut || assert_eq!(capture(&mut addresses, 0), 32));
+        });
+        assert_eq!(allocations.count_total, 0);
+    }
+
+    /// Called by the C library, which calls Rust back.
+    #[test]
+    fn through_c() {
+        static ADDRESSES: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
+
+        extern "C" fn compare(a: *const c_void, b: *const c_void) -> c_int {
+            *ADDRESSES.lock().unwrap() = captured(0);
+            (a > b).into()
+        }
+
+        unsafe extern "C" {
+            fn qsort(
+                base: *mut c_void,
+                count: usize,
+                size: usize,
+                compare: extern "C" fn(*const c_void, *const c_void) -> c_int,
+            );
+        }
+        use std::ffi::{c_int, c_void};
+
+        let mut numbers = [2_u64, 1];
+        // SAFETY: the numbers are as many and as large as it says, and `compare` reads none of them.
+        unsafe { qsort(numbers.as_mut_ptr().cast(), 2, 8, compare) };
+        let addresses = ADDRESSES.lock().unwrap().clone();
+        let at = |function: &str| {
+            addresses.iter().position(|address| functions(*address).iter().any(|name| name.ends_with(function)))
+        };
+        let libc = addresses.iter().position(|address| {
+            let module = module_of(*address).unwrap();
+            module.file_name().unwrap().to_string_lossy().starts_with("libc.so")
+        });
+        let (callback, caller) = (at("compare"), at("through_c"));
+        assert!(callback.is_some() && callback < libc && libc < caller, "{callback:?} {libc:?} {caller:?}");
+    }
+
+    #[test]
+    fn capture_works_on_another_thread_and_while_its_locals_are_destroyed() {
+        struct CaptureOnDrop(Option<crossbeam_channel::Sender<usize>>);
+
+        impl Drop for CaptureOnDrop {
+            fn drop(&mut self) {
+                let sender = self.0.take().expect("sent once");
+                sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
+            }
+        }
+
+        thread_local! {
+            static LATE: std::cell::RefCell<Option<CaptureOnDrop>> = const { std::cell::RefCell::new(None) };
+        }
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        thread::spawn(move || {
+            sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
+            LATE.set(Some(CaptureOnDrop(Some(sender))));
+        });
+        let counts: Vec<usize> = receiver.iter().collect();
+        assert!(counts.len() == 2 && counts.iter().all(|count| *count > 0), "{counts:?}");
+    }
+
+    #[test]
+    fn module_of_returns_the_file() {
+        let program = module_of(here as *const () as usize).expect("this test is in a file");
+        assert_eq!(program, std::env::current_exe().unwrap());
+        let malloc = {
+            unsafe extern "C" {
+                fn malloc(size: usize) -> *mut std::ffi::c_void;
+            }
+            malloc as *const () as usize
+        };
+        let library = module_of(malloc + 1).expect("the C library is a file");
+        assert!(library.is_absolute() && library.file_name() != Path::new("libc.so").file_name(), "{library:?}");
+        assert!(library.to_string_lossy().contains("libc"), "{library:?}");
+        for nowhere in [0, 1, 4096, usize::MAX, ptr::from_ref(&library).addr()] {
+            assert_eq!((module_of(nowhere), resolve(nowhere)), (None, Vec::new()), "{nowhere:#x}");
+        }
+    }
+}

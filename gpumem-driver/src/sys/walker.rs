@@ -1,0 +1,256 @@
+//! The number of the calling thread's stack: from the thread's cache, else by a walk.
+
+mod cache;
+mod last;
+mod modules;
+mod rules;
+mod tables;
+mod unwind;
+
+use std::{
+    arch::asm,
+    cell::{RefCell, UnsafeCell},
+    mem::MaybeUninit,
+    ops::Range,
+    ptr,
+    sync::Arc,
+};
+
+use self::{
+    cache::{CachedStack, StackCache},
+    last::LastStack,
+    modules::Modules,
+    rules::CALLEE_SAVED,
+    tables::address_of,
+    unwind::{RegisterAddresses, Unwinder, WalkStart, WalkedFrame},
+};
+use super::stack::as_observer_cold;
+
+/// The most functions of a stack that are recorded. It is large enough for the user's line to be among them, below all functions of
+/// a framework.
+const MAX_FUNCTIONS: usize = 128;
+
+/// The functions of a stack, without those of libraries that are left out, such as the driver.
+struct Functions {
+    addresses: [usize; MAX_FUNCTIONS],
+    count: usize,
+    /// The walk has reached a function that is left out.
+    has_skipped: bool,
+}
+
+impl Functions {
+    /// Adds a function. Returns whether there is room for more.
+    fn add(&mut self, walked: &WalkedFrame) -> bool {
+        if walked.is_skipped {
+            // The functions inside the driver are our hook or callback, so they are left out as well.
+            self.count = if self.has_skipped { self.count } else { 0 };
+            self.has_skipped = true;
+        } else if let Some(place) = self.addresses.get_mut(self.count) {
+            *place = address_of(walked.address);
+            self.count += 1;
+        }
+        self.count < MAX_FUNCTIONS
+    }
+}
+
+/// What a thread keeps to walk its stacks: less than 64 KiB, from its first stack until it ends.
+struct Walker {
+    /// The thread's stack. The walk reads nothing outside of it.
+    bounds: Range<u64>,
+    cache: StackCache,
+    unwinder: Unwinder,
+    modules: Option<Arc<Modules>>,
+}
+
+thread_local! {
+    // It has no destructor, so access needs no check whether it was initialised.
+    static LAST: UnsafeCell<LastStack> = const { UnsafeCell::new(LastStack::NONE) };
+    static WALKER: RefCell<Option<Walker>> = const { RefCell::new(None) };
+}
+
+/// The program counter, then the registers that functions preserve, as they are at the program counter.
+type Registers = [u64; 1 + CALLEE_SAVED.len()];
+
+/// The number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same number for
+/// equal stacks. `number` receives the return addresses, innermost first: at most [`MAX_FUNCTIONS`], without the functions of files
+/// for which `is_skipped` is true, and without all functions that the innermost of these files calls.
+///
+/// `None` if the stack cannot be walked: the thread runs on another stack than its own, or is about to end, or a function on the
+/// stack is in no file or in a file without tables. It does not panic. For a stack in the cache it takes no lock and allocates
+/// nothing.
+#[inline]
+pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
+    let mut registers = MaybeUninit::<Registers>::uninit();
+    let sp: u64;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it writes the whole record at the address that it receives, and one register.
+    unsafe {
+        asm!(
+            "lea {sp}, [rip]",
+            "mov [{to}], {sp}",
+            "mov [{to} + 8], rbx",
+            "mov [{to} + 16], rbp",
+            "mov [{to} + 24], r12",
+            "mov [{to} + 32], r13",
+            "mov [{to} + 40], r14",
+            "mov [{to} + 48], r15",
+            "mov qword ptr [{to} + 56], 0",
+            "mov {sp}, rsp",
+            to = in(reg) registers.as_mut_ptr(),
+            sp = out(reg) sp,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: it writes the whole record at the address that it receives, and one register.
+    unsafe {
+        asm!(
+            "adr {sp}, .",
+            "str {sp}, [{to}]",
+            "stp x19, x20, [{to}, #8]",
+            "stp x21, x22, [{to}, #24]",
+            "stp x23, x24, [{to}, #40]",
+            "stp x25, x26, [{to}, #56]",
+            "stp x27, x28, [{to}, #72]",
+            "stp x29, x30, [{to}, #88]",
+            "mov {sp}, sp",
+            to = in(reg) registers.as_mut_ptr(),
+            sp = out(reg) sp,
+            options(nostack, preserves_flags),
+        );
+    }
+    let record = registers.as_ptr().expose_provenance() as u64;
+    let last = LAST.with(UnsafeCell::get);
+    // SAFETY: it exists as long as the thread, only this thread uses it, and there is no other reference to it: `find` only calls
+    // `word`.
+    let last = unsafe { &*last };
+    // SAFETY: `find` reads words on the thread's own stack, at and above `sp`, as they were when it was set, because the stack of a
+    // thread does not move.
+    if let Some(number) = last.find(sp, |address| unsafe { word(address) }) {
+        return Some(number);
+    }
+    as_observer_cold(|| find(record, sp, is_skipped, number)).flatten()
+}
+
+/// As [`number`], for another stack than the last one.
+#[inline(never)]
+fn find(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
+    let of_thread = |walker: &RefCell<Option<Walker>>| {
+        let walker = &mut *walker.try_borrow_mut().ok()?;
+        let walker = walker.get_or_insert_with(Walker::new);
+        if !walker.bounds.contains(&sp) {
+            return None;
+        }
+        // The words that a walk reads include the registers. Their address depends only on `sp` and the program counter, which is
+        // one of them.
+        // SAFETY: `sp` is on this thread's stack, and the cache reads multiples of 8 from there up to the end of the stack.
+        match walker.cache.find(sp, walker.bounds.end, |address| unsafe { word(address) }) {
+            Some(stack) => {
+                set_last(sp, stack);
+                Some(stack.number)
+            }
+            None => walker.walk(record, sp, is_skipped, number),
+        }
+    };
+    WALKER.try_with(of_thread).ok()?
+}
+
+/// Sets the thread's last stack.
+#[inline]
+fn set_last(sp: u64, stack: CachedStack<'_>) {
+    // SAFETY: only this thread uses it, and there is no other reference to it now.
+    LAST.with(|last| unsafe { &mut *last.get() }.set(sp, stack));
+}
+
+/// From now on the thread has no last stack.
+fn clear_last() {
+    // SAFETY: as above.
+    LAST.with(|last| unsafe { *last.get() = LastStack::NONE });
+}
+
+/// Empties the cache of the calling thread.
+pub(super) fn forget() {
+    clear_last();
+    WALKER.with_borrow_mut(|walker| {
+        if let Some(walker) = walker {
+            walker.cache.clear();
+        }
+    });
+}
+
+/// A word of the calling thread's stack.
+///
+/// # Safety
+/// The address is a multiple of 8, and is on the stack on which this thread runs, not below the stack pointer.
+unsafe fn word(address: u64) -> u64 {
+    // SAFETY: the caller guarantees the address. Only this thread writes to its stack, and any word is a valid number.
+    unsafe { ptr::with_exposed_provenance::<u64>(address_of(address)).read_volatile() }
+}
+
+impl Walker {
+    fn new() -> Self {
+        // If the bounds are not known, no address is inside them.
+        let bounds = stack_of_thread().unwrap_or_default();
+        Self { bounds, cache: StackCache::new(), unwinder: Unwinder::new(), modules: None }
+    }
+
+    #[cold]
+    fn walk(
+        &mut self,
+        record: u64,
+        sp: u64,
+        is_skipped: fn(&[u8]) -> bool,
+        number: impl Fn(&[usize]) -> u32,
+    ) -> Option<u32> {
+        let modules = Modules::current(self.modules.as_ref(), is_skipped)?;
+        if self.modules.as_ref().is_some_and(|known| known.generation.unloaded != modules.generation.unloaded) {
+            // A cached rule or stack may be of a library that was unloaded.
+            clear_last();
+            self.cache.clear();
+            self.unwinder.clear();
+        }
+        self.modules = Some(Arc::clone(&modules));
+        let Self { bounds, cache, unwinder, .. } = self;
+        let mut walk = cache.begin(sp);
+        let mut read = |address: u64| {
+            let is_on_stack = address.is_multiple_of(8) && sp <= address && address.checked_add(8)? <= bounds.end;
+            is_on_stack.then(|| {
+                // SAFETY: it was compared with the bounds of this thread's stack, and with the stack pointer.
+                let value = unsafe { word(address) };
+                cache.add_word(&mut walk, address, value);
+                value
+            })
+        };
+        let pc = read(record)?;
+        let registers: RegisterAddresses = std::array::from_fn(|at| record + 8 * (1 + at as u64));
+        let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };
+        let start = WalkStart { pc, sp, registers };
+        // SAFETY: the list was compared with that of the loader just now. A file with a function on this thread's stack is not unloaded:
+        // the thread would return into it. What another thread loads or unloads meanwhile has no function on this stack.
+        unsafe { unwinder.walk(&modules, &start, read, |walked| functions.add(&walked)) }?;
+        let number = number(&functions.addresses[..functions.count]);
+        cache.insert(walk, number);
+        Some(number)
+    }
+}
+
+/// The bounds of the calling thread's stack. For the main thread, the C library reads them from a file.
+fn stack_of_thread() -> Option<Range<u64>> {
+    let mut attributes = MaybeUninit::uninit();
+    // SAFETY: the thread is this one, which runs. The call initialises the attributes unless it returns an error.
+    if unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    let (mut start, mut size) = (ptr::null_mut(), 0);
+    // SAFETY: the attributes were initialised. They are read, and destroyed once.
+    let is_known = unsafe {
+        let answer = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut size);
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        answer == 0
+    };
+    let start = start.addr() as u64;
+    is_known.then_some(start..start.checked_add(size as u64)?)
+}
+
+#[cfg(test)]
+mod tests;

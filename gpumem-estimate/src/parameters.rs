@@ -1,0 +1,36 @@
+//! The parameters of a model, without running it.
+
+use std::rc::Rc;
+
+use crate::{
+    allocator::AllocatorKind,
+    dtype::{Dtype, Types},
+    eager::{Eager, Libraries},
+    error::Error,
+    layer::build,
+    memory::Memory,
+    model::Model,
+    step::COMPUTE,
+    tensors::Tensors,
+};
+
+impl Model {
+    /// The parameters of the model, each with the path of its layer as its name: two parameters of one layer have the same name.
+    /// Tied weights count once.
+    ///
+    /// ```
+    /// use gpumem_estimate::{Dtype, models};
+    ///
+    /// let parameters = models::gpt2(16).parameters(Dtype::F32)?;
+    /// assert_eq!(parameters.sum().elements, 124_439_808);
+    /// assert_eq!(parameters.by_module(2)["transformer.wpe"].elements, 1024 * 768);
+    /// # Ok::<(), gpumem_estimate::Error>(())
+    /// ```
+    pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
+        let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
+        let eager = Eager::new(Rc::clone(&memory), Libraries::default());
+        memory.open("model");
+        build(&eager, &self.layers, Types::new(dtype, COMPUTE))?;
+        Ok(Tensors::new(eager.list_parameters()))
+    }
+}

@@ -1,0 +1,72 @@
+//! Adapters, and weights in 4 bits.
+
+use serde::{Deserialize, Serialize};
+
+use super::Names;
+use crate::dtype::Dtype;
+
+/// Low-rank adapters (`LoRA`, as in peft): the parameters of the model are frozen, and the chosen linear layers get two small matrices
+/// each, which are trained instead.
+///
+/// A linear layer of `inputs` and `outputs` gets matrices of the shapes (rank, inputs) and (outputs, rank), without a bias. They are
+/// `f32` where the parameters of the model are `f16` or `bf16`, as with peft's default `autocast_adapter_dtype`. The factor `alpha`
+/// changes no size.
+///
+/// What a frozen layer would need for the gradient of its own weight is not kept; what the gradient of its input needs is.
+///
+/// ```
+/// use gpumem_estimate::{Lora, Optimizer, Step, models};
+///
+/// let lora = Lora { rank: 8, targets: ["c_attn"].into(), dropout: 0.0 };
+/// let step = Step { adapters: Some(lora), ..Step::training(1, Optimizer::Adam) };
+/// let estimate = step.estimate(&models::gpt2(128))?;
+/// // 12 layers with 8 × 768 and 2304 × 8 numbers more than the model has.
+/// assert_eq!(estimate.parameters, 124_439_808 + 12 * 8 * (768 + 2304));
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lora {
+    /// The number of columns of the first matrix and of rows of the second one. 0 is an error.
+    pub rank: u64,
+    /// The linear layers that get an adapter. A name that stands for no linear layer is an error.
+    pub targets: Names,
+    /// The dropout of what goes into an adapter: a probability.
+    #[serde(default)]
+    pub dropout: f64,
+}
+
+/// Weights of linear layers in 4 bits (`Linear4bit` of bitsandbytes with `nf4` or `fp4`): half a byte for each element and a scale for
+/// each block of 64 elements. Each matrix product makes the weight in the wider type first, and frees it afterwards: in the forward pass
+/// and in the backward pass.
+///
+/// Such weights have no gradients, so training needs adapters: [`Lora`].
+///
+/// ```
+/// use gpumem_estimate::{Dtype, Quantized, Step, models};
+///
+/// let model = models::llama_1b(128);
+/// let wide = Step { parameters: Dtype::Bf16, ..Step::inference(1) };
+/// let narrow = Step { quantized: Some(Quantized::default()), ..wide.clone() };
+/// let saved = wide.estimate(&model)?.parameter_bytes.get() - narrow.estimate(&model)?.parameter_bytes.get();
+/// // One and a half bytes for each of 973 million elements of linear layers; the embedding and the head stay as they are.
+/// assert_eq!(saved, 973_078_528 * 3 / 2);
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quantized {
+    /// The scales are quantized as well (`bnb_4bit_use_double_quant`): one byte for each instead of four, and four for each block of
+    /// 256 of them.
+    pub double: bool,
+    /// The type of the products and of their inputs (`bnb_4bit_compute_dtype`), and of the weights that they are made with.
+    pub compute: Dtype,
+    /// The linear layers that stay as they are. transformers leaves the head of a model alone.
+    pub except: Names,
+}
+
+impl Default for Quantized {
+    fn default() -> Self {
+        Self { double: true, compute: Dtype::Bf16, except: ["lm_head"].into() }
+    }
+}

@@ -1,0 +1,95 @@
+//! Which layers the backward pass runs again.
+
+use serde::{Deserialize, Serialize};
+
+use super::Names;
+
+/// Which layers the backward pass runs again, so that what they keep need not stay in memory.
+///
+/// All variants are `torch.utils.checkpoint` with `use_reentrant=False`: the input of what runs again stays in memory.
+///
+/// A group must not begin with a layer that overwrites its input, such as `relu` in place: PyTorch refuses its backward pass, and an
+/// estimate is an error.
+///
+/// ```
+/// use gpumem_estimate::{Checkpointing, Optimizer, Step, models};
+///
+/// let peak = |checkpointing| {
+///     let step = Step { checkpointing, ..Step::training(32, Optimizer::Sgd) };
+///     step.estimate(&models::vgg19()).map(|estimate| estimate.peak)
+/// };
+/// assert!(peak(Checkpointing::Segments(4))? < peak(Checkpointing::Off)?);
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Checkpointing {
+    /// None.
+    #[default]
+    Off,
+    /// Each block by itself, as `gradient_checkpointing_enable` of transformers.
+    Blocks,
+    /// This many neighbouring blocks run again together. The last group may be smaller. 0 is an error.
+    Every(usize),
+    /// `checkpoint_sequential`: the blocks are split into this many segments of the same length. The last segment takes what is left over, and
+    /// does not run again. 0 is an error.
+    Segments(usize),
+    /// As many segments as the square root of the number of blocks, rounded up: a sequence of n layers keeps about √n inputs of
+    /// segments and what one segment makes.
+    SquareRoot,
+    /// The layers with these names. A name that stands for no layer is an error.
+    Layers(Names),
+}
+
+/// `true` is each block.
+impl From<bool> for Checkpointing {
+    fn from(is_on: bool) -> Self {
+        if is_on { Self::Blocks } else { Self::Off }
+    }
+}
+
+impl Checkpointing {
+    /// The lengths of the groups of this many blocks, and whether each runs again. It is for variants that make groups.
+    pub(crate) fn groups(&self, blocks: usize) -> Vec<(usize, bool)> {
+        match self {
+            Self::Every(length) => {
+                let length = (*length).max(1);
+                (0..blocks).step_by(length).map(|first| (length.min(blocks - first), true)).collect()
+            }
+            Self::Segments(segments) => sequential(blocks, *segments),
+            Self::SquareRoot => {
+                let root = blocks.isqrt();
+                sequential(blocks, if root * root == blocks { root } else { root + 1 })
+            }
+            Self::Off | Self::Blocks | Self::Layers(_) => Vec::new(),
+        }
+    }
+}
+
+/// `torch.utils.checkpoint.checkpoint_sequential`: `segment_size = len(functions) // segments`.
+fn sequential(blocks: usize, segments: usize) -> Vec<(usize, bool)> {
+    let length = blocks / segments.max(1);
+    // With more segments than blocks, PyTorch's segments have no blocks but the last one.
+    let before = if length == 0 { 0 } else { segments.max(1) - 1 };
+    let mut groups = vec![(length, true); before];
+    groups.push((blocks - length * before, false));
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Checkpointing;
+
+    #[test]
+    fn groups_are_those_of_pytorch() {
+        let all = |length, count| vec![(length, true); count];
+        assert_eq!(Checkpointing::Every(4).groups(12), all(4, 3));
+        assert_eq!(Checkpointing::Every(5).groups(12), [(5, true), (5, true), (2, true)]);
+        // 37 layers of VGG19 in 7 segments: `range(0, 5 * 6, 5)`, and the layers 30 to 36 at the end.
+        assert_eq!(Checkpointing::SquareRoot.groups(37), [all(5, 6), vec![(7, false)]].concat());
+        assert_eq!(Checkpointing::SquareRoot.groups(36), [all(6, 5), vec![(6, false)]].concat());
+        assert_eq!(Checkpointing::Segments(1).groups(12), [(12, false)]);
+        assert_eq!(Checkpointing::Segments(13).groups(12), [(12, false)]);
+    }
+}

@@ -1,0 +1,45 @@
+//! Tokens that a model generates.
+
+use serde::{Deserialize, Serialize};
+
+/// Tokens that a language model generates after it has read its input, the prompt: `generate` of transformers.
+///
+/// The first token comes from the pass over the prompt (the phase `prefill`), each other one from a pass over the token before it
+/// (the phase `decode`). Logits are computed for the last position only. All passes are run, so the time that an estimate takes grows
+/// with the number of tokens.
+///
+/// ```
+/// use gpumem_estimate::{Decode, KvCache, Step, models};
+///
+/// let decode = Decode { tokens: 8, cache: KvCache::Dynamic };
+/// let estimate = Step { decode: Some(decode), ..Step::inference(1) }.estimate(&models::gpt2(32))?;
+/// let phases: Vec<_> = estimate.phases.iter().map(|phase| phase.name).collect();
+/// assert_eq!(phases, ["prefill", "decode"]);
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decode {
+    /// How many tokens are generated. 0 is an error.
+    pub tokens: u64,
+    /// How the keys and values of former tokens are kept.
+    #[serde(default)]
+    pub cache: KvCache,
+}
+
+/// How attention keeps the keys and values of former tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum KvCache {
+    /// `DynamicCache` of transformers: each pass joins the old keys with the new ones in a new tensor, so that the keys of a layer are
+    /// there twice for a moment; then the same with the values.
+    #[default]
+    Dynamic,
+    /// `StaticCache`: the first pass allocates room for this many tokens. A prompt and tokens that do not fit are an error.
+    Static(u64),
+    /// Pages of this many tokens for each sequence, which attention reads where they are: nothing is joined or copied. A page is
+    /// allocated when its first token comes. 0 is an error. (A server that takes all pages when it starts, as vLLM does, has what its
+    /// settings say, and no estimate is needed.)
+    Paged(u64),
+}

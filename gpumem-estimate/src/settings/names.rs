@@ -1,0 +1,99 @@
+//! Names that stand for layers.
+
+use serde::{Deserialize, Serialize};
+
+/// Names of layers, such as those that get an adapter.
+///
+/// A name stands for the layers whose path is the name or ends with a dot and the name: `q_proj` is `layers.0.self_attn.q_proj` as
+/// well. `*` stands for any characters, dots included.
+///
+/// ```
+/// use gpumem_estimate::Names;
+///
+/// let names = Names::from(["q_proj", "layers.1*.mlp"]);
+/// assert!(names.contains("layers.0.self_attn.q_proj"));
+/// assert!(names.contains("model.layers.12.mlp"));
+/// assert!(!names.contains("layers.0.self_attn.k_proj"));
+/// assert!(!names.contains("layers.12.mlp.up_proj"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Names(Vec<String>);
+
+impl Names {
+    /// One of the names stands for this path.
+    pub fn contains(&self, path: &str) -> bool {
+        self.0.iter().any(|name| stands_for(name, path))
+    }
+
+    /// No name at all.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The names, one after the other.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
+    /// The first name that stands for none of these paths.
+    pub(crate) fn unused(&self, paths: &[String]) -> Option<&str> {
+        let is_unused = |name: &&String| !paths.iter().any(|path| stands_for(name, path));
+        self.0.iter().find(is_unused).map(String::as_str)
+    }
+}
+
+impl<S: Into<String>, const N: usize> From<[S; N]> for Names {
+    fn from(names: [S; N]) -> Self {
+        names.into_iter().collect()
+    }
+}
+
+impl<S: Into<String>> FromIterator<S> for Names {
+    fn from_iter<I: IntoIterator<Item = S>>(names: I) -> Self {
+        Self(names.into_iter().map(Into::into).collect())
+    }
+}
+
+fn stands_for(name: &str, path: &str) -> bool {
+    if matches(name.as_bytes(), path.as_bytes()) {
+        return true;
+    }
+    path.match_indices('.').any(|(dot, _)| matches(name.as_bytes(), &path.as_bytes()[dot + 1..]))
+}
+
+/// `*` stands for any bytes. The last `*` is the only one that is tried again, so the time is at most the product of both lengths.
+fn matches(name: &[u8], path: &[u8]) -> bool {
+    let (mut at, mut path_at, mut star) = (0, 0, None);
+    while path_at < path.len() {
+        if name.get(at) == Some(&b'*') {
+            star = Some((at, path_at));
+            at += 1;
+        } else if name.get(at) == path.get(path_at) {
+            at += 1;
+            path_at += 1;
+        } else if let Some((star_at, skipped)) = star {
+            star = Some((star_at, skipped + 1));
+            at = star_at + 1;
+            path_at = skipped + 1;
+        } else {
+            return false;
+        }
+    }
+    name[at..].iter().all(|byte| *byte == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Names;
+
+    #[test]
+    fn stars_and_ends_of_paths() {
+        let contains = |name: &str, path: &str| Names::from([name]).contains(path);
+        assert!(contains("*", "") && contains("*", "a.b"));
+        assert!(contains("a*c", "abc") && contains("a*c", "ac") && !contains("a*c", "acb"));
+        assert!(contains("*a*b*", "xaybz") && contains("a**b", "axb"));
+        assert!(contains("b.c", "a.b.c") && !contains("b", "a.b.c") && !contains("c", "a.bc"));
+        assert!(!contains("", "a") && contains("", ""));
+    }
+}

@@ -1,0 +1,55 @@
+//! Several GPUs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::Dtype;
+
+/// Several GPUs, each of which reads a batch of its own. An estimate is for one of them: the one that needs most.
+///
+/// ```
+/// use gpumem_estimate::{DataParallel, DataParallelKind, Dtype, Optimizer, Step, models};
+///
+/// let shards = DataParallel { kind: DataParallelKind::Zero3, ranks: 8, gathered: Some(Dtype::Bf16) };
+/// let alone = Step::training(1, Optimizer::Adam);
+/// let model = models::gpt2(128);
+/// let with_others = Step { data_parallel: Some(shards), ..alone.clone() };
+/// assert!(with_others.estimate(&model)?.peak < alone.estimate(&model)?.peak);
+/// # Ok::<(), gpumem_estimate::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataParallel {
+    /// What each rank has.
+    pub kind: DataParallelKind,
+    /// How many ranks there are: 2 or more.
+    pub ranks: u64,
+    /// Shards are gathered as this type, and the model computes in it (`MixedPrecisionPolicy(param_dtype=…)`); shards, their gradients
+    /// and the state of the optimizer keep [`Step::parameters`](crate::Step::parameters). Only with shards of the parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gathered: Option<Dtype>,
+}
+
+/// How parameters, gradients and the state of the optimizer are shared out: the stages of `ZeRO` as PyTorch has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum DataParallelKind {
+    /// `DistributedDataParallel`: all of each. Gradients are added up in buckets, which together are as large as all gradients.
+    Replicas,
+    /// The same with `ZeroRedundancyOptimizer`: each rank has the state for some of the parameters, chosen so that all ranks have about as
+    /// many elements.
+    Zero1,
+    /// `fully_shard` with `reshard_after_forward=False`: each rank has a shard of each parameter, of its gradient and of its state. The
+    /// forward pass gathers a block's parameters, and the backward pass frees them.
+    Zero2,
+    /// `fully_shard` (FSDP2) as it is by default: parameters are freed after each block's forward pass as well, and gathered again in the
+    /// backward pass, one block ahead. Parameters outside of all blocks stay until the end of the backward pass.
+    Zero3,
+}
+
+impl DataParallelKind {
+    /// Each rank has shards of the parameters.
+    pub(crate) fn has_shards(self) -> bool {
+        matches!(self, Self::Zero2 | Self::Zero3)
+    }
+}

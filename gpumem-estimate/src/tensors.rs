@@ -1,0 +1,87 @@
+//! The tensors of a model: names, types and sizes.
+
+use std::collections::BTreeMap;
+
+use gpumem_core::model::Bytes;
+
+use crate::{dtype::Dtype, shape::Shape};
+
+/// The tensors of a model, as a file or a [`Model`](crate::Model) describes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tensors {
+    pub(crate) all: Vec<TensorInfo>,
+}
+
+/// A tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo {
+    /// Its name, such as `model.layers.0.mlp.up_proj.weight`.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Shape,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+/// A sum over tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorSum {
+    /// Their elements.
+    pub elements: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+}
+
+impl Tensors {
+    pub(crate) fn new(mut all: Vec<TensorInfo>) -> Self {
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Self { all }
+    }
+
+    /// All tensors, sorted by name.
+    pub fn all(&self) -> &[TensorInfo] {
+        &self.all
+    }
+
+    /// The sum over all tensors.
+    pub fn sum(&self) -> TensorSum {
+        sum(&self.all)
+    }
+
+    /// The sums by type of elements.
+    pub fn by_dtype(&self) -> BTreeMap<String, TensorSum> {
+        self.by(|tensor| tensor.dtype.to_string())
+    }
+
+    /// The sums by module: by the first `depth` parts of the names.
+    pub fn by_module(&self, depth: usize) -> BTreeMap<String, TensorSum> {
+        self.by(|tensor| tensor.name.split('.').take(depth).collect::<Vec<_>>().join("."))
+    }
+
+    /// The type of most elements, if a model can have its parameters in it.
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        let most = self.by_dtype().into_iter().max_by_key(|(_, sum)| sum.elements);
+        let dtype: Option<Dtype> = most.and_then(|(name, _)| name.parse().ok());
+        dtype.filter(|dtype| dtype.is_float() || dtype.is_only_stored())
+    }
+
+    fn by(&self, key: impl Fn(&TensorInfo) -> String) -> BTreeMap<String, TensorSum> {
+        let mut groups: BTreeMap<String, Vec<&TensorInfo>> = BTreeMap::new();
+        for tensor in &self.all {
+            groups.entry(key(tensor)).or_default().push(tensor);
+        }
+        groups.into_iter().map(|(key, tensors)| (key, sum(tensors))).collect()
+    }
+}
+
+/// The readers have checked that the sums fit.
+fn sum<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> TensorSum {
+    tensors.into_iter().fold(TensorSum::default(), |sum, tensor| TensorSum {
+        elements: sum.elements.saturating_add(tensor.shape.elements().unwrap_or(u64::MAX)),
+        bytes: sum.bytes + tensor.bytes,
+    })
+}

@@ -1,0 +1,62 @@
+//! Recordings that begin and end while the process runs.
+
+use std::{fs, io, path::Path};
+
+use super::{
+    capture::Keep,
+    of_process,
+    output::oom,
+    recording::{subscribe, unsubscribe},
+};
+use crate::settings::{self, Settings};
+
+/// Records to this file what the process allocates from now on, on all threads. An existing recording is
+/// replaced.
+///
+/// Blocks that are older are in the recording only if gpumem has intercepted their allocation. A process has one recording at a time.
+///
+/// # Errors
+/// If the file cannot be written, if it exists and is no recording, if the process is recorded already, or if allocations cannot be intercepted: without a GPU, or for a
+/// reason that [`status`](crate::status) shows as well. Nothing is recorded then.
+pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
+    of_process().capture.set_late();
+    begin_at_start(file, keep)
+}
+
+/// As [`begin`], before the program has allocated anything: the recording does not say that older blocks may be missing.
+///
+/// # Errors
+/// As [`begin`].
+pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
+    let session = of_process();
+    if session.is_captured() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "this process is recorded already"));
+    }
+    session.try_capture(file, keep)?;
+    subscribe().map_err(|why| {
+        session.end_capture();
+        let _ = fs::remove_file(file);
+        io::Error::other(why)
+    })
+}
+
+/// Ends the recording: the file is complete. From now on nothing is intercepted, until [`begin`],
+/// [`subscribe`](crate::intercept::subscribe) or [`preload`](crate::preload) is called.
+pub fn end() {
+    // First: what the end of the interception loses is no loss of this recording.
+    of_process().end_capture();
+    unsubscribe();
+}
+
+/// For a library that is put into a program which does not know gpumem, before anything else of gpumem is used. The settings in the
+/// environment are for the program, and have no effect here; `backtrace` is the value of `GPUMEM_BACKTRACE`. Nothing is printed on
+/// stdout, and on stderr only what keeps a recording from being complete. Neither NVML nor CUPTI is loaded.
+///
+/// A later call has no effect.
+pub fn serve_foreign_program(backtrace: &str) {
+    settings::preset(Settings::of_foreign_program(backtrace));
+    let session = of_process();
+    // The program handles a refusal, and does not wait for a report about it.
+    oom::print_none(session);
+    session.capture.set_injected();
+}

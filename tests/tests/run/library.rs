@@ -1,0 +1,58 @@
+//! What the injected library does to the program's driver and libraries.
+
+use gpumem_inject::variable;
+
+use super::*;
+
+/// The library that `gpumem run` has put into this folder.
+fn unpacked(cache: &Path) -> PathBuf {
+    let entries = fs::read_dir(cache.join("gpumem")).expect("it was unpacked").flatten();
+    let is_library = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "so");
+    entries.map(|entry| entry.path()).find(is_library).expect("it was unpacked")
+}
+
+/// The driver is in the middle of `cuInit`: what is asked of it may wait for that, or fail. Afterwards the library asks neither CUPTI nor
+/// NVML: a profiler may use the one, and a program that never initialises the other pays nothing for it. A refused allocation is in it,
+/// because the library looks for the device's free memory then.
+#[test]
+fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_and_nvml_never() {
+    let steps = [&ALLOCATES[..], &["call cuMemAlloc_v2 &refused 99999999999999"]].concat();
+    for machine in [machine(), machine().cupti(), machine().cupti().env("GPUMEM_SOURCE", "cupti")] {
+        let folder = Folder::new();
+        let file = folder.file("a.gpumem");
+        let plain = machine.run_program(&built("probe"), &steps);
+        let traced = run_probe(&machine, &file, &steps);
+        assert!(plain.succeeded() && traced.succeeded(), "{plain}\n{traced}");
+        assert_eq!(traced.stdout, plain.stdout);
+        let at = |line: &str| traced.calls.iter().position(|call| call == line).unwrap_or_else(|| panic!("{traced}"));
+        let within = &traced.calls[at("injection_begins=0") + 1..at("injection_ends=1")];
+        assert!(within.is_empty(), "{within:?}\n{traced}");
+        let of_others = |calls: &[String]| {
+            calls
+                .iter()
+                .filter(|call| call.starts_with("cupti") || call.starts_with("nvml"))
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of_others(&traced.calls), of_others(&plain.calls), "{traced}");
+        assert_eq!(recorded(&folder.file(&folder.names()[0])), of_allocates());
+    }
+}
+
+/// Its hooks stay in the driver, so its code stays in the process too.
+#[test]
+fn a_library_with_gpumem_in_it_is_closed() {
+    let (folder, cache) = (Folder::new(), Folder::new());
+    let machine = machine().env("XDG_CACHE_HOME", &cache.0);
+    assert!(run_probe(&machine, &folder.file("first.gpumem"), &ALLOCATES).succeeded());
+    let library = unpacked(&cache.0);
+    let file = folder.file("closed.gpumem");
+    let load = format!("load_and_close {}", library.display());
+    let steps = [&[load.as_str(), "slot_is cuMemAlloc_v2"], &ALLOCATES[..]].concat();
+    let outcome = machine.env(variable::FILE, &file).run_program(&built("probe"), &steps);
+    assert!(outcome.succeeded(), "{outcome}");
+    assert_eq!(outcome.answer(&load), "1", "{outcome}");
+    assert_eq!(outcome.answer("slot_is cuMemAlloc_v2"), "other", "{outcome}");
+    let name = folder.names().into_iter().find(|name| name.starts_with("closed.")).expect("it was recorded");
+    assert_eq!(recorded(&folder.file(&name)), of_allocates());
+}

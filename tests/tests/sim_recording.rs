@@ -1,0 +1,89 @@
+//! Recordings that the program begins and ends.
+
+use std::{env, fs, io::ErrorKind, path::Path};
+
+use gpumem::{Bytes, GpuMemTrace, recording, recording::Keep, sim::SimGpu};
+use gpumem_core::{
+    capture::{Reader, Step, recover},
+    derive::Names,
+    model::EventKind,
+};
+use gpumem_driver::ring_memory::SharedMemory;
+use gpumem_tests::{OwnProcess, part};
+
+/// The bytes of the allocations in a recording, in their order, and whether the process may have allocated before it began.
+fn recorded(file: &Path) -> (Vec<u64>, bool) {
+    let mut reader = Reader::new(fs::File::open(file).expect("it was written")).expect("it is a recording");
+    let mut bytes = Vec::new();
+    while let Some(step) = reader.step().expect("it can be read") {
+        if let Step::Event(event, _) = step
+            && let EventKind::Alloc { block, .. } = event.kind
+        {
+            bytes.push(block.bytes.get());
+        }
+    }
+    (bytes, reader.definitions().process().ran_before.is_some())
+}
+
+#[test]
+fn a_program_records_parts_of_its_run() {
+    let folder = env::temp_dir().join(format!("gpumem-sim-recording-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("it can be written");
+    let [first, second, none] = ["first", "second", "none/file"].map(|name| folder.join(name));
+    let gpu = SimGpu::install(Bytes::gib(16)).expect("there is no other device");
+    let alloc = |bytes| drop(gpu.alloc(Bytes::new(bytes)).expect("there is room"));
+
+    alloc(1);
+    recording::begin(&none, Keep::All).expect_err("there is no such folder");
+    recording::begin(&first, Keep::All).expect("it can be written");
+    alloc(2);
+    let twice = recording::begin(&second, Keep::All).expect_err("a process has one recording at a time");
+    assert_eq!((twice.kind(), second.exists()), (ErrorKind::AlreadyExists, false));
+    recording::end();
+    alloc(3);
+    recording::begin(&second, Keep::All).expect("it can be written");
+    alloc(4);
+    recording::end();
+
+    assert_eq!(recorded(&first), (vec![2], true));
+    assert_eq!(recorded(&second), (vec![4], true));
+    fs::remove_dir_all(&folder).expect("it is there");
+}
+
+/// Run in a process of its own, by the test below. Between the scopes, the thread that writes the recording comes to the end of the ring.
+#[test]
+fn child() {
+    if part().is_none() {
+        return;
+    }
+    let gpu = SimGpu::install(Bytes::gib(16)).expect("there is no other device");
+    for name in ["first", "newest"] {
+        let _trace = GpuMemTrace::with_ctx(name);
+        let _block = gpu.alloc(Bytes::mib(1)).expect("there is room");
+        if name == "newest" {
+            std::process::abort();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn a_killed_program_keeps_the_name_of_its_newest_scope() {
+    let file = env::temp_dir().join(format!("gpumem-sim-killed-{}.capture", std::process::id()));
+    let mut command = OwnProcess::new("child").part("killed").command();
+    let ended = command.env("GPUMEM_CAPTURE", &file).output().expect("it can be run again");
+    assert!(!ended.status.success());
+    recover(&file, &SharedMemory).expect("it is a recording").expect("it was not complete");
+    let mut reader = Reader::new(fs::File::open(&file).expect("it was written")).expect("it is a recording");
+    let mut scopes = Vec::new();
+    while let Some(step) = reader.step().expect("it can be read") {
+        if let Step::Event(event, _) = step
+            && let EventKind::Open { spec, .. } = event.kind
+        {
+            scopes.push(spec.callsite);
+        }
+    }
+    let names: Vec<_> = scopes.iter().map(|id| reader.definitions().callsite(*id).to_string()).collect();
+    assert_eq!(names, ["first", "newest"]);
+    fs::remove_file(&file).expect("it is there");
+}
