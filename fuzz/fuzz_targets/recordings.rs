@@ -4,15 +4,15 @@
 
 use std::io::Cursor;
 
-use gpumem_core::capture::{Item, Reader, VERSION, Writer};
+use gpumem_core::recording::{Item, Reader, VERSION, Writer};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gpumem-core/tests/capture/live.rs"]
+#[path = "../../gpumem-core/tests/recording/live.rs"]
 mod live;
-#[path = "../../gpumem-core/tests/capture/random.rs"]
+#[path = "../../gpumem-core/tests/recording/random.rs"]
 mod random;
 #[allow(unused_imports, reason = "its tests are not compiled")]
-#[path = "../../gpumem-core/tests/capture/round_trip.rs"]
+#[path = "../../gpumem-core/tests/recording/round_trip.rs"]
 mod round_trip;
 mod seeds;
 

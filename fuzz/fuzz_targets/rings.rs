@@ -5,14 +5,14 @@
 use std::{io::Cursor, sync::atomic::Ordering::Relaxed};
 
 use gpumem_core::{
-    capture::{Item, Reader, RingOwner, RingReader, Writer, on_the_heap, ring},
     model::Event,
+    recording::{Item, Reader, RingOwner, RingReader, Writer, on_the_heap, ring},
 };
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gpumem-core/tests/capture/live.rs"]
+#[path = "../../gpumem-core/tests/recording/live.rs"]
 mod live;
-#[path = "../../gpumem-core/tests/capture/random.rs"]
+#[path = "../../gpumem-core/tests/recording/random.rs"]
 mod random;
 mod seeds;
 

@@ -7,8 +7,6 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::missing_errors_doc, reason = "`gpumem` documents the errors of its functions")]
 
-#[cfg(feature = "capture")]
-pub mod capture;
 pub mod derive;
 pub mod device_model;
 pub mod error;
@@ -16,4 +14,6 @@ pub mod export;
 pub mod inbox;
 pub mod ledger;
 pub mod model;
+#[cfg(feature = "capture")]
+pub mod recording;
 pub mod report;

@@ -3,13 +3,13 @@
 use std::{collections::HashSet, io};
 
 use gpumem_core::{
-    capture::{
-        CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
-        RecordedEvent, Request, StackDefinition, Writer,
-    },
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Key, MemKind, ScopeId, ScopeSpec, Source, Space, StackId,
         ThreadId, Time,
+    },
+    recording::{
+        CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
+        RecordedEvent, Request, StackDefinition, Writer,
     },
 };
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use gpumem_core::{
-    capture::Reader,
     export::{InPaint, Paint},
     model::Bytes,
+    recording::Reader,
 };
 use gpumem_estimate::{
     AllocatorKind, Class, Difference, Dtype, Estimate, Input, Layer, Loss, Measured, Model, Optimizer, Shape, Step,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::Cursor};
 
-use gpumem_core::{capture::Reader, report::PeakHolder};
+use gpumem_core::{recording::Reader, report::PeakHolder};
 use gpumem_estimate::{AllocatorKind, Estimate, Model, Optimizer, Step, models};
 
 fn check(step: &Step, model: &Model) -> Estimate {

@@ -27,7 +27,7 @@ use std::{
 use clap::Parser;
 use cudarc::driver::{result, sys};
 use gpumem::{Bytes, Gauge, GpuMemTrace, device, intercept::subscribe, status, torch::memory_snapshot};
-use gpumem_core::capture::{Reader, Step};
+use gpumem_core::recording::{Reader, Step};
 use gpumem_driver::source::trial::intercept_without_recording;
 use gpumem_tests::deeper;
 use libloading::Library;

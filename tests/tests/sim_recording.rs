@@ -4,9 +4,9 @@ use std::{env, fs, io::ErrorKind, path::Path};
 
 use gpumem::{Bytes, GpuMemTrace, recording, recording::Keep, sim::SimGpu};
 use gpumem_core::{
-    capture::{Reader, Step, recover},
     derive::Names,
     model::EventKind,
+    recording::{Reader, Step, recover},
 };
 use gpumem_driver::ring_memory::SharedMemory;
 use gpumem_tests::{OwnProcess, part};

@@ -51,7 +51,7 @@ pub(super) struct Recorded {
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     stacks: Stacks,
     /// Keep the newest events only: about SIZE, such as 100MiB, and besides the blocks that were live before them.
-    #[arg(long, value_name = "SIZE", value_parser = capture_size)]
+    #[arg(long, value_name = "SIZE", value_parser = recording_size)]
     max_size: Option<Bytes>,
     /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
     #[arg(long, conflicts_with = "max_size")]
@@ -99,7 +99,7 @@ impl Stacks {
 }
 
 /// A recording has to have room for what is live.
-fn capture_size(text: &str) -> Result<Bytes, String> {
+fn recording_size(text: &str) -> Result<Bytes, String> {
     let size = size(text)?;
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
 }

@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::{capture::AllocatorAction as Action, model::MemKind};
+use gpumem_core::{model::MemKind, recording::AllocatorAction as Action};
 
 use super::{frames::functions, pickle::Pickle};
 use crate::history::{

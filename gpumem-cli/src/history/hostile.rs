@@ -7,15 +7,15 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Item, ModuleDefinition, Process, RecordedEvent,
-        StackDefinition, Symbol, SymbolsDefinition, Writer,
-    },
     export::Paint,
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec,
         Source, StackId, ThreadId,
+    },
+    recording::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Item, ModuleDefinition, Process, RecordedEvent,
+        StackDefinition, Symbol, SymbolsDefinition, Writer,
     },
 };
 

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use gpumem_core::{
-    capture::Definitions,
     derive::{LedgerView, Names, Paths},
     ledger::AllocGroup,
     model::{MemKind, StackId},
+    recording::Definitions,
     report::{path_in_words, place_in_words},
 };
 

@@ -8,9 +8,9 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{Reader, RecordedEvent, Step},
     ledger::{BlockChange, BlockChangeKind},
     model::{Block, Device, EventKind, MemKind, ScopeId},
+    recording::{Reader, RecordedEvent, Step},
 };
 
 use super::{

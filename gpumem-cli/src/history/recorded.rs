@@ -3,10 +3,10 @@
 use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
 use gpumem_core::{
-    capture::{Definitions, End, Reader, Skipped},
     derive::LedgerView,
     ledger::Counts,
     model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
+    recording::{Definitions, End, Reader, Skipped},
     report::{Leaks, Place, leak_in_words},
 };
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use gpumem_core::capture::AllocatorAction as Action;
+use gpumem_core::recording::AllocatorAction as Action;
 
 use super::{
     ChangeKind,
@@ -126,8 +126,8 @@ fn when(time: u64) -> When {
 #[cfg(test)]
 mod tests {
     use gpumem_core::{
-        capture::AllocatorDevice,
         model::{Device, Family},
+        recording::AllocatorDevice,
     };
 
     use super::*;

@@ -8,9 +8,9 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{AllocatorAction as Action, AllocatorDevice, AllocatorEvents, Definitions},
     derive::Names,
     model::{Device, MemKind, StackId},
+    recording::{AllocatorAction as Action, AllocatorDevice, AllocatorEvents, Definitions},
 };
 
 use super::{

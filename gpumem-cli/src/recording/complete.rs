@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::capture::{End, has_ring, recover};
+use gpumem_core::recording::{End, has_ring, recover};
 use gpumem_driver::{lock_file::LockFile, ring_memory::SharedMemory};
 
 use super::{content::Content, locks::lock_file, parts, symbols, torch};

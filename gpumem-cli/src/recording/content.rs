@@ -7,8 +7,8 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item},
     model::EventKind,
+    recording::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item},
 };
 
 /// What has to be known of a recording to complete it.

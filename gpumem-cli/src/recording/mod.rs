@@ -24,7 +24,7 @@ use crate::files;
 
 /// Whether a file begins as recordings do.
 pub(crate) fn is_recording(file: &Path) -> bool {
-    files::open_to_read(file).and_then(gpumem_core::capture::is_recording).unwrap_or(false)
+    files::open_to_read(file).and_then(gpumem_core::recording::is_recording).unwrap_or(false)
 }
 
 /// Why what has this name already must not be replaced: only recordings are, and what is empty.

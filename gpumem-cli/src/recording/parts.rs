@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use gpumem_core::capture::{Interception, Item, Writer, for_each_item, new_path, old_path};
+use gpumem_core::recording::{Interception, Item, Writer, for_each_item, new_path, old_path};
 
 use crate::files;
 
@@ -97,8 +97,8 @@ mod tests {
     use std::{path::PathBuf, time::Duration};
 
     use gpumem_core::{
-        capture::{RecordedEvent, items_of},
         model::{EventKind, ThreadId},
+        recording::{RecordedEvent, items_of},
     };
 
     use super::*;

@@ -12,9 +12,9 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{CodeAddress, Follower, ModuleDefinition, SymbolsDefinition},
     derive::Paths,
     model::{Device, Family},
+    recording::{CodeAddress, Follower, ModuleDefinition, SymbolsDefinition},
 };
 use serde::Serialize;
 

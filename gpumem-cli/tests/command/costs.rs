@@ -3,14 +3,14 @@
 use std::{env, fs, time::Duration};
 
 use gpumem_core::{
-    capture::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, BlockLabel,
-        CallsiteDefinition, CodeAddress, Item, ModuleDefinition, RecordedEvent, Request, StackDefinition, Symbol,
-        SymbolsDefinition, Writer,
-    },
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, Label, MemKind, ScopeId, ScopeSpec, Source,
         StackId, ThreadId,
+    },
+    recording::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, BlockLabel,
+        CallsiteDefinition, CodeAddress, Item, ModuleDefinition, RecordedEvent, Request, StackDefinition, Symbol,
+        SymbolsDefinition, Writer,
     },
 };
 

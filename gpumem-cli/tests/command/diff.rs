@@ -1,8 +1,8 @@
 //! `gpumem diff`.
 
 use gpumem_core::{
-    capture::{Item, PartDefinition},
     model::{Device, EventKind, Family, MemKind},
+    recording::{Item, PartDefinition},
 };
 use serde_json::Value;
 

@@ -73,14 +73,14 @@ fn json_has_the_same_figures() {
 #[test]
 fn the_events_are_a_recording() {
     let config = written("estimate-record.json", CONFIG);
-    let capture = file("estimate.capture");
-    let capture = capture.to_str().expect("the name is text");
-    let arguments = ["estimate", &config, "--length", "64", "--json", "--record", capture];
+    let recording = file("estimate.capture");
+    let recording = recording.to_str().expect("the name is text");
+    let arguments = ["estimate", &config, "--length", "64", "--json", "--record", recording];
     let json: Value = serde_json::from_str(&printed(&arguments)).expect("it is JSON");
-    let report: Value = serde_json::from_str(&printed(&["report", capture, "--json"])).expect("it is JSON");
+    let report: Value = serde_json::from_str(&printed(&["report", recording, "--json"])).expect("it is JSON");
     let peak = json["estimate"]["peak"].as_u64().expect("a number");
     assert!(report.to_string().contains(&format!(":{peak},")), "{peak} is not in {report}");
-    assert_eq!(ran(&["diff", capture, capture, "--fail-on-increase", "0%"]).code, Some(0));
+    assert_eq!(ran(&["diff", recording, recording, "--fail-on-increase", "0%"]).code, Some(0));
 }
 
 /// What a file of weights does not say is not estimated: it is unknown, and the exit code says so.
@@ -153,10 +153,10 @@ fn a_file_that_is_no_recording_is_kept() {
         assert!(stderr.ends_with(&why), "{stderr}");
         assert_eq!(fs::read(file).expect("it is still there"), before);
     }
-    let capture = file("estimate-keep.capture");
-    let capture = capture.to_str().expect("the name is text");
+    let recording = file("estimate-keep.capture");
+    let recording = recording.to_str().expect("the name is text");
     for _ in 0..2 {
-        assert_eq!(record(capture).code, Some(0), "a recording is replaced");
+        assert_eq!(record(recording).code, Some(0), "a recording is replaced");
     }
 }
 

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use gpumem_core::{
-    capture::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
-        RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer,
-    },
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
         ThreadId,
+    },
+    recording::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+        CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
+        RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer,
     },
 };
 

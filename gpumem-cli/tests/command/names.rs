@@ -16,12 +16,12 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{
+    model::{Bytes, CallsiteId, Label, MemKind, Source, StackId, ThreadId},
+    recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         BlockLabel, CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
         StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
-    model::{Bytes, CallsiteId, Label, MemKind, Source, StackId, ThreadId},
 };
 use serde_json::Value;
 

@@ -3,8 +3,8 @@
 use std::{fs, process::Command};
 
 use gpumem_core::{
-    capture::{Item, Part, Writer, items_of},
     model::MemKind,
+    recording::{Item, Part, Writer, items_of},
 };
 use parquet::record::Field;
 use serde_json::{Value, json};

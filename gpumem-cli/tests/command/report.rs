@@ -3,8 +3,8 @@
 use std::{fs, path::PathBuf};
 
 use gpumem_core::{
-    capture::{CodeAddress, Item, Process, StackDefinition},
     model::{Device, Family, MemKind, StackId},
+    recording::{CodeAddress, Item, Process, StackDefinition},
 };
 use serde_json::Value;
 

@@ -94,7 +94,7 @@ fn each_value_is_read_and_listed() {
     }
     assert!(check("GPUMEM_BUDGETS", "skip", "skip").skip_budgets);
     #[cfg(feature = "capture")]
-    assert_eq!(check("GPUMEM_CAPTURE", "a-%p", "a-%p").capture.as_deref(), Some("a-%p".as_ref()));
+    assert_eq!(check("GPUMEM_CAPTURE", "a-%p", "a-%p").recording.as_deref(), Some("a-%p".as_ref()));
     assert_eq!(check("GPUMEM_BASELINE", "a b", "a b").baseline.as_deref(), Some("a b".as_ref()));
     #[cfg(feature = "sim")]
     assert_eq!(check("GPUMEM_SIM", "16GiB, 8GiB", "16 GiB, 8 GiB").sim(), Ok(&[Bytes::gib(16), Bytes::gib(8)][..]));

@@ -49,7 +49,7 @@ pub struct Settings {
     /// Report what made the peaks (`GPUMEM_PEAK`).
     pub peak: bool,
     /// The file of the recording (`GPUMEM_CAPTURE`), as it was written. See [`recording`](Self::recording).
-    pub capture: Option<PathBuf>,
+    pub recording: Option<PathBuf>,
     /// A budget that cannot be measured is no failure (`GPUMEM_BUDGETS`).
     pub skip_budgets: bool,
     /// The file of earlier peaks (`GPUMEM_BASELINE`).
@@ -96,7 +96,7 @@ impl Default for Settings {
             stacks: Stacks::default(),
             leaks: false,
             peak: false,
-            capture: None,
+            recording: None,
             skip_budgets: false,
             baseline: None,
             update_baseline: false,
@@ -142,7 +142,7 @@ impl Settings {
 
     /// The file of the recording, if one is requested.
     pub fn recording(&self) -> Option<PathBuf> {
-        self.capture.as_deref().map(with_pid)
+        self.recording.as_deref().map(with_pid)
     }
 
     fn check(&self, variable: &str) -> Result<()> {

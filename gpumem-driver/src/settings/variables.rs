@@ -138,7 +138,7 @@ pub(super) const VARIABLES: &[Variable] = &[
                     "this build cannot record; add the feature `capture` of gpumem in the Cargo.toml of the program";
                 return invalid(detail.to_owned(), "the session is not recorded");
             }
-            Ok(path(text, &mut settings.capture))
+            Ok(path(text, &mut settings.recording))
         },
     },
     Variable {

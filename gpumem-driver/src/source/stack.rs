@@ -36,7 +36,7 @@ mod tests {
     #[test]
     fn the_line_of_this_test_is_not_a_line_of_the_user() {
         let mut addresses = [0; 64];
-        let count = stack::capture(&mut addresses, 0);
+        let count = stack::unwind(&mut addresses, 0);
         let frames = frames(&addresses[..count]);
         assert!(frames[0].file.as_ref().unwrap().ends_with("source/stack.rs"), "{frames:#?}");
         assert!(frames.iter().all(|frame| frame.module.is_some()), "{frames:#?}");

@@ -39,13 +39,13 @@ pub fn forget_stacks() {
 /// The number of the calling thread's stack, by the unwinder of the system and without the thread's cache: the numbers in the cache are
 /// those of the process's recorder. It has at most 32 functions.
 pub fn uncached_stack(number: impl Fn(&[usize]) -> StackId) -> StackId {
-    StackId(stack::captured(|addresses| number(addresses).0))
+    StackId(stack::unwound(|addresses| number(addresses).0))
 }
 
 /// The return addresses of the calling thread's stack, innermost first: at most 256. Empty without the feature `backtrace`.
 pub fn addresses_here() -> Vec<usize> {
     let mut addresses = [0; 256];
-    let count = stack::capture(&mut addresses, 1);
+    let count = stack::unwind(&mut addresses, 1);
     addresses[..count].to_vec()
 }
 

@@ -6,7 +6,7 @@ use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
 
 pub(crate) use super::loader::files_of;
 
-/// The most functions that are captured without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
+/// The most functions that are found without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
 const MAX_CAPTURED: usize = 32;
 
 /// Files are mapped at pages of this size, or of a multiple of it.
@@ -26,7 +26,7 @@ pub(crate) struct Symbol {
 /// `is_skipped` is true, and without all functions that these call.
 ///
 /// For a stack in the thread's cache this compares the words of the stack, and takes no lock and allocates nothing. If stacks cannot
-/// be walked by tables, `number` receives the result of [`capture`]: fewer functions, because it is slow, and none left out.
+/// be walked by tables, `number` receives the result of [`unwind`]: fewer functions, because it is slow, and none left out.
 #[inline]
 pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> u32 {
     #[cfg(all(target_os = "linux", target_pointer_width = "64", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -34,7 +34,7 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
         return number;
     }
     let _ = is_skipped;
-    as_observer_cold(|| captured(number)).unwrap_or(0)
+    as_observer_cold(|| unwound(number)).unwrap_or(0)
 }
 
 #[cfg(feature = "cuda")]
@@ -60,9 +60,9 @@ pub(crate) fn forget() {
 /// The number of a stack that is not in the cache.
 #[cold]
 #[inline(never)]
-pub(crate) fn captured(number: impl Fn(&[usize]) -> u32) -> u32 {
+pub(crate) fn unwound(number: impl Fn(&[usize]) -> u32) -> u32 {
     let mut addresses = [0; MAX_CAPTURED];
-    let count = capture(&mut addresses, 1);
+    let count = unwind(&mut addresses, 1);
     number(&addresses[..count])
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn captured(number: impl Fn(&[usize]) -> u32) -> u32 {
 /// It may be called anywhere, also in a callback from C: it allocates nothing, takes no lock of its own, and does not panic. Each
 /// frame costs the same, so a short `addresses` is cheap.
 #[inline(never)]
-pub(crate) fn capture(addresses: &mut [usize], mut skip: usize) -> usize {
+pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
     // Stacks grow downwards, so this frame and the frames of the unwinder begin below the address of a local variable.
     let local = 0_u8;
     let here = ptr::from_ref(&local).addr();
@@ -98,7 +98,7 @@ pub(crate) fn capture(addresses: &mut [usize], mut skip: usize) -> usize {
     count
 }
 
-/// The functions at an address that [`capture`] wrote, innermost first: several if functions were inlined there, none if none is
+/// The functions at an address that [`unwind`] wrote, innermost first: several if functions were inlined there, none if none is
 /// known. It is slow, because it reads debug information from files while it holds a lock. So it is for printing only.
 ///
 /// For libraries that were loaded after its first call it finds functions, and no lines.
@@ -157,10 +157,10 @@ mod tests {
         black_box(());
     }
 
-    /// The addresses as `capture` wrote them, at most 64.
-    fn captured(skip: usize) -> Vec<usize> {
+    /// The addresses as `unwind` wrote them, at most 64.
+    fn unwound_from(skip: usize) -> Vec<usize> {
         let mut addresses = vec![0; 64];
-        let count = capture(&mut addresses, skip);
+        let count = unwind(&mut addresses, skip);
         assert!(addresses[count..].iter().all(|address| *address == 0), "wrote more than it said");
         addresses.truncate(count);
         addresses
@@ -176,7 +176,7 @@ mod tests {
 
     #[inline(never)]
     fn here(addresses: &mut [usize], skip: usize) -> (usize, u32) {
-        (capture(addresses, skip), line!())
+        (unwind(addresses, skip), line!())
     }
 
     #[test]
@@ -203,23 +203,23 @@ mod tests {
     }
 
     #[test]
-    fn capture_stops_when_the_array_is_full() {
+    fn unwinding_stops_when_the_array_is_full() {
         for room in [0, 1, 8, 32] {
             let (mut addresses, mut count) = ([0; 33], 0);
-            deeper(40, &mut || count = capture(&mut addresses[..room], 0));
+            deeper(40, &mut || count = unwind(&mut addresses[..room], 0));
             assert_eq!(count, room);
             assert!(addresses[..room].iter().all(|address| *address != 0) && addresses[room..] == [0; 33][room..]);
         }
         let mut addresses = Vec::new();
-        deeper(10, &mut || addresses = captured(0));
+        deeper(10, &mut || addresses = unwound_from(0));
         assert_eq!(addresses.iter().filter(|address| is_deeper(**address)).count(), 11, "walked past none of them");
     }
 
     #[test]
-    fn capture_allocates_nothing() {
+    fn unwinding_allocates_nothing() {
         let mut addresses = [0; 32];
         let allocations = allocation_counter::measure(|| {
-            deeper(40, &mut || assert_eq!(capture(&mut addresses, 0), 32));
+            deeper(40, &mut || assert_eq!(unwind(&mut addresses, 0), 32));
         });
         assert_eq!(allocations.count_total, 0);
     }
@@ -230,7 +230,7 @@ mod tests {
         static ADDRESSES: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
 
         extern "C" fn compare(a: *const c_void, b: *const c_void) -> c_int {
-            *ADDRESSES.lock().unwrap() = captured(0);
+            *ADDRESSES.lock().unwrap() = unwound_from(0);
             (a > b).into()
         }
 
@@ -260,23 +260,23 @@ mod tests {
     }
 
     #[test]
-    fn capture_works_on_another_thread_and_while_its_locals_are_destroyed() {
-        struct CaptureOnDrop(Option<crossbeam_channel::Sender<usize>>);
+    fn unwinding_works_on_another_thread_and_while_its_locals_are_destroyed() {
+        struct UnwindOnDrop(Option<crossbeam_channel::Sender<usize>>);
 
-        impl Drop for CaptureOnDrop {
+        impl Drop for UnwindOnDrop {
             fn drop(&mut self) {
                 let sender = self.0.take().expect("sent once");
-                sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
+                sender.send(unwind(&mut [0; 32], 0)).expect("somebody waits");
             }
         }
 
         thread_local! {
-            static LATE: std::cell::RefCell<Option<CaptureOnDrop>> = const { std::cell::RefCell::new(None) };
+            static LATE: std::cell::RefCell<Option<UnwindOnDrop>> = const { std::cell::RefCell::new(None) };
         }
         let (sender, receiver) = crossbeam_channel::unbounded();
         thread::spawn(move || {
-            sender.send(capture(&mut [0; 32], 0)).expect("somebody waits");
-            LATE.set(Some(CaptureOnDrop(Some(sender))));
+            sender.send(unwind(&mut [0; 32], 0)).expect("somebody waits");
+            LATE.set(Some(UnwindOnDrop(Some(sender))));
         });
         let counts: Vec<usize> = receiver.iter().collect();
         assert!(counts.len() == 2 && counts.iter().all(|count| *count > 0), "{counts:?}");

@@ -24,7 +24,7 @@ pub(super) extern "C" fn at_exit() {
             let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_leaks(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_peaks(session)));
             #[cfg(feature = "capture")]
-            let _ = catch_unwind(AssertUnwindSafe(|| session.end_capture()));
+            let _ = catch_unwind(AssertUnwindSafe(|| session.end_recording()));
         }
         if let Ok(devices) = source::devices() {
             devices.unsubscribe();

@@ -5,7 +5,7 @@
 macro_rules! record_request {
     ($session:expr, $($request:tt)*) => {
         $session.record_request(|| {
-            use gpumem_core::capture::Request;
+            use gpumem_core::recording::Request;
             Request::$($request)*
         })
     };
@@ -18,14 +18,14 @@ macro_rules! record_request {
 }
 
 mod budgets;
-#[cfg(feature = "capture")]
-mod capture;
+mod events;
 mod exit;
 mod guards;
 mod output;
 #[cfg(feature = "capture")]
 mod recorded;
-mod recording;
+#[cfg(feature = "capture")]
+mod recorder;
 #[cfg(feature = "sim")]
 mod testing;
 mod views;
@@ -44,25 +44,25 @@ use once_cell::{race::OnceBox, sync::OnceCell};
 
 pub use self::{
     budgets::Budget,
+    events::{label, subscribe, unsubscribe},
     guards::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
         ScopeHandle, TraceSpec, Traced,
     },
     output::{on_oom, retry_after_trim, set_sink},
-    recording::{label, subscribe, unsubscribe},
     views::{LiveMemory, Status, breakdown, status, summary},
 };
 #[cfg(feature = "sim")]
 pub use self::{budgets::simulated_gpu, testing::TestSession};
-#[cfg(feature = "capture")]
-pub use self::{
-    capture::Keep,
-    recorded::{begin, begin_at_start, end, serve_foreign_program},
+use self::{
+    events::{CallsiteTable, Sampler},
+    output::{Notices, Refusals, SinkState},
 };
 pub(crate) use self::{output::Notice, views::statistics};
-use self::{
-    output::{Notices, Refusals, SinkState},
-    recording::{CallsiteTable, Sampler},
+#[cfg(feature = "capture")]
+pub use self::{
+    recorded::{begin, begin_at_start, end, serve_foreign_program},
+    recorder::Keep,
 };
 use crate::{
     derive::{Labels, Stack},
@@ -76,7 +76,7 @@ pub use gpumem_core::report::{Figure, Relation};
 
 /// The inbox of a session. With the feature `capture`, a recording can be made of what comes through it.
 #[cfg(feature = "capture")]
-pub(crate) type Inbox = crate::inbox::Inbox<capture::EventTap>;
+pub(crate) type Inbox = crate::inbox::Inbox<recorder::EventTap>;
 #[cfg(not(feature = "capture"))]
 pub(crate) type Inbox = crate::inbox::Inbox;
 
@@ -93,7 +93,7 @@ pub(crate) struct Session {
     settings: &'static Settings,
     inbox: Inbox,
     #[cfg(feature = "capture")]
-    capture: capture::Capture,
+    recorder: recorder::Recorder,
     callsites: CallsiteTable,
     stacks: StackTable,
     /// The descriptions of stacks that were resolved.
@@ -125,7 +125,7 @@ impl Session {
             settings,
             inbox: Inbox::new(),
             #[cfg(feature = "capture")]
-            capture: capture::Capture::default(),
+            recorder: recorder::Recorder::default(),
             callsites: CallsiteTable::default(),
             stacks: StackTable::default(),
             stack_texts: Mutex::default(),
@@ -149,10 +149,10 @@ impl Session {
     fn begun(&'static self) -> &'static Self {
         self.begun.get_or_init(|| {
             #[cfg(feature = "capture")]
-            self.begin_capture();
+            self.begin_recording();
             // The devices of another session record into it without this.
             if self.devices.get().is_none() {
-                recording::record_process(self.settings);
+                events::record_process(self.settings);
                 process::at_exit(exit::at_exit);
             }
         });
@@ -204,7 +204,7 @@ impl Session {
     #[cfg_attr(not(any(feature = "sim", feature = "cuda")), allow(dead_code, reason = "no source"))]
     fn number_stack(&self, addresses: &[usize]) -> StackId {
         #[cfg(feature = "capture")]
-        if self.capture.defines_stacks() {
+        if self.recorder.defines_stacks() {
             return self.number_and_define(addresses);
         }
         self.stacks.number(addresses, |_| {})

@@ -3,10 +3,10 @@
 use std::{fs, io, path::Path};
 
 use super::{
-    capture::Keep,
+    events::{subscribe, unsubscribe},
     of_process,
     output::oom,
-    recording::{subscribe, unsubscribe},
+    recorder::Keep,
 };
 use crate::settings::{self, Settings};
 
@@ -19,7 +19,7 @@ use crate::settings::{self, Settings};
 /// If the file cannot be written, if it exists and is no recording, if the process is recorded already, or if allocations cannot be intercepted: without a GPU, or for a
 /// reason that [`status`](crate::status) shows as well. Nothing is recorded then.
 pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
-    of_process().capture.set_late();
+    of_process().recorder.set_late();
     begin_at_start(file, keep)
 }
 
@@ -29,12 +29,12 @@ pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
 /// As [`begin`].
 pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
     let session = of_process();
-    if session.is_captured() {
+    if session.is_recorded() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "this process is recorded already"));
     }
-    session.try_capture(file, keep)?;
+    session.try_record(file, keep)?;
     subscribe().map_err(|why| {
-        session.end_capture();
+        session.end_recording();
         let _ = fs::remove_file(file);
         io::Error::other(why)
     })
@@ -44,7 +44,7 @@ pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
 /// [`subscribe`](crate::intercept::subscribe) or [`preload`](crate::preload) is called.
 pub fn end() {
     // First: what the end of the interception loses is no loss of this recording.
-    of_process().end_capture();
+    of_process().end_recording();
     unsubscribe();
 }
 
@@ -58,5 +58,5 @@ pub fn serve_foreign_program(backtrace: &str) {
     let session = of_process();
     // The program handles a refusal, and does not wait for a report about it.
     oom::print_none(session);
-    session.capture.set_injected();
+    session.recorder.set_injected();
 }

@@ -1,6 +1,6 @@
 //! Sessions for tests: each has its own simulated devices, settings and tables, so that tests need no process of their own.
 
-use super::{OVERRIDE, Session, output::oom, recording::label_block};
+use super::{OVERRIDE, Session, events::label_block, output::oom};
 use crate::{
     error::Result,
     model::{Block, Bytes, Device, EventKind, MemKind, StackId},
@@ -71,8 +71,8 @@ impl TestSession {
 #[cfg(feature = "capture")]
 impl TestSession {
     /// Ends the recording of `GPUMEM_CAPTURE`, as the end of a process does.
-    pub fn end_capture(&self) {
-        self.session.end_capture();
+    pub fn end_recording(&self) {
+        self.session.end_recording();
     }
 }
 

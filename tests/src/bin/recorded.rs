@@ -24,7 +24,7 @@ use gpumem::{
     tracker::MemTracker,
 };
 use gpumem_core::{
-    capture::{End, Reader, ReplayedReport},
+    recording::{End, Reader, ReplayedReport},
     report::Content,
 };
 use gpumem_tests::Random;

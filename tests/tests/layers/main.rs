@@ -21,7 +21,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("inbox", &["ledger", "model"]),
     ("report", &["model", "error"]),
     ("derive", &["inbox", "ledger", "report", "model", "error"]),
-    ("capture", &["derive", "inbox", "ledger", "export", "report", "model", "error"]),
+    ("recording", &["derive", "inbox", "ledger", "export", "report", "model", "error"]),
     ("export", &["report", "model", "error"]),
     ("settings", &["export", "model", "error"]),
     ("sys", &["settings", "inbox", "model", "error"]),

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use gpumem_core::{
-    capture::{CodeAddress, Item, Segments, items_of},
     model::StackId,
+    recording::{CodeAddress, Item, Segments, items_of},
 };
 use gpumem_driver::ring_memory::SharedMemory;
 use gpumem_tests::{Random, built};

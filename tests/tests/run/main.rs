@@ -21,8 +21,8 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{End, Reader, Step},
     model::EventKind,
+    recording::{End, Reader, Step},
 };
 use gpumem_tests::{Outcome, Standin, built};
 

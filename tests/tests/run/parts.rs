@@ -1,6 +1,6 @@
 //! `--max-size` and `--only-peak`.
 
-use gpumem_core::capture::Reader;
+use gpumem_core::recording::Reader;
 use gpumem_tests::{Random, built};
 
 use super::*;

@@ -3,8 +3,8 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use gpumem_core::capture::{End, Reader, ReplayedReport, Step};
 use gpumem_core::model::EventKind;
+use gpumem_core::recording::{End, Reader, ReplayedReport, Step};
 use gpumem_tests::{CONTEXT, Library, Standin};
 
 /// The file of a recording, which is removed.

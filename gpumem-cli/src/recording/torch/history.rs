@@ -9,8 +9,8 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{AllocatorAction as Action, AllocatorFigures, Symbol},
     model::Bytes,
+    recording::{AllocatorAction as Action, AllocatorFigures, Symbol},
 };
 use gpumem_estimate::PyTorchRounding;
 use serde_json::Value;

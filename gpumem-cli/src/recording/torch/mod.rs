@@ -11,11 +11,11 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{
+    model::{Device, Family, StackId},
+    recording::{
         AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, StackDefinition, SymbolsDefinition,
         Writer,
     },
-    model::{Device, Family, StackId},
 };
 use gpumem_inject::variable;
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{AllocatorAction as Action, AllocatorEvent},
     model::{Bytes, StackId},
+    recording::{AllocatorAction as Action, AllocatorEvent},
 };
 use gpumem_estimate::PyTorchRounding;
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::*;
-use crate::sys::stack::{self, capture};
+use crate::sys::stack::{self, unwind};
 
 /// Calls itself `depth` times; `black_box` prevents a tail call.
 #[inline(never)]
@@ -52,7 +52,7 @@ fn known() -> Option<(Vec<usize>, bool)> {
 fn compare() -> (usize, bool) {
     let (ours, is_walked) = known().expect("all functions here have tables");
     let mut theirs = [0; 1024];
-    let count = capture(&mut theirs, 0);
+    let count = unwind(&mut theirs, 0);
     // The two calls are on different lines here.
     let theirs = &theirs[1..count];
     let common = ours.iter().position(|address| *address == theirs[0]).expect("the caller is on both");

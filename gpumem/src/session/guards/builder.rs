@@ -4,7 +4,7 @@ use std::{borrow::Cow, panic::Location};
 
 use crate::session::{
     Session,
-    recording::{OpenScope, ScopeRequest},
+    events::{OpenScope, ScopeRequest},
 };
 use crate::{
     error::Result,

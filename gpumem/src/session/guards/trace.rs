@@ -3,7 +3,7 @@
 use std::{fmt, mem, panic::Location};
 
 use super::builder::GpuMemTraceBuilder;
-use crate::session::{ScopeHandle, Session, current, recording::OpenScope};
+use crate::session::{ScopeHandle, Session, current, events::OpenScope};
 use crate::{
     derive::{KeptPeak, live_blocks},
     error::Result,

@@ -25,7 +25,7 @@ pub(crate) enum Notice {
     Unwritten,
     Budget,
     #[cfg(feature = "capture")]
-    Capture,
+    Recording,
     #[cfg(feature = "capture")]
     Missed,
     UnwrittenTracker,

@@ -75,7 +75,7 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     // Memory that was not intercepted is counted in a part with that name.
     session.prepare(devices);
     let known = read(devices, device)?;
-    record_request!(session, Breakdown(gpumem_core::capture::DeviceReading::new(device, &known)));
+    record_request!(session, Breakdown(gpumem_core::recording::DeviceReading::new(device, &known)));
     let live = Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack));
     Ok(Breakdown::of(&Known { live, ..known }))
 }

@@ -11,8 +11,8 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{Reader, Step},
     model::EventKind,
+    recording::{Reader, Step},
 };
 
 use crate::Trouble;

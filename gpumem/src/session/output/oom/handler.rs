@@ -66,7 +66,7 @@ pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Byt
 /// wait for it. It is one thread at a time, because the driver may never answer.
 #[cfg(feature = "capture")]
 fn record_reading(session: &'static Session, device: Device) {
-    if !session.is_captured() {
+    if !session.is_recorded() {
         return;
     }
     let threads = &session.refusals.driver_threads;

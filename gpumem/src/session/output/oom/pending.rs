@@ -10,7 +10,7 @@ use std::{
 
 use crossbeam_channel::Sender;
 #[cfg(feature = "capture")]
-use gpumem_core::capture::DeviceReading;
+use gpumem_core::recording::DeviceReading;
 
 use super::{
     observation::{Observation, OomUpdate},

@@ -9,7 +9,7 @@ use std::{
 
 use crossbeam_channel::Sender;
 #[cfg(feature = "capture")]
-use gpumem_core::capture::DeviceReading;
+use gpumem_core::recording::DeviceReading;
 
 use super::{
     observation::{DRIVER_WAIT, Observation, OomUpdate, Stage, live_now},

@@ -1,7 +1,7 @@
 //! Recordings of a program: what it did with GPU memory, what the numbers in it stand for, and the reports that it requested.
 //!
 //! [`Writer`] writes them, [`Reader`] reads them and derives the same reports, on any machine and without the program. The format
-//! is in `docs/CAPTURE.md`.
+//! is in `docs/RECORDING.md`.
 
 mod allocator;
 mod budget;

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use gpumem_core::capture::{
+use gpumem_core::recording::{
     CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, Process, Request,
     StackDefinition,
 };
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     model::{Block, CallsiteId, Device, EventKind, Frame, StackId},
     process,
-    session::{Session, recording::DefinedCallsite, views},
+    session::{Session, events::DefinedCallsite, views},
     source,
 };
 
@@ -87,10 +87,10 @@ impl Definer {
             executable: process::executable().map(|path| text(path.into())).unwrap_or_default(),
             arguments: arguments.collect(),
             folder: views::folder().to_owned(),
-            own_module: if self.session.capture.is_injected() { program_name() } else { source::own_module() },
+            own_module: if self.session.recorder.is_injected() { program_name() } else { source::own_module() },
             began: since.saturating_sub(self.session.inbox.age()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            ran_before: self.session.capture.ran_before(),
+            ran_before: self.session.recorder.ran_before(),
         })
     }
 
@@ -169,7 +169,7 @@ impl Definer {
         }
         let stack = self.session.stacks.get(id);
         let new: Vec<usize> = stack.iter().copied().filter(|address| !self.addresses.contains_key(address)).collect();
-        for (address, resolved) in new.iter().zip(self.session.capture.modules.resolve(&new)) {
+        for (address, resolved) in new.iter().zip(self.session.recorder.modules.resolve(&new)) {
             self.address(*address, &resolved, write)?;
         }
         let addresses = stack.iter().filter_map(|address| self.addresses.get(address)).copied().collect();

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use gpumem_core::capture::{End, Item, Reader, ReplayedReport, Step, items_of};
+use gpumem_core::recording::{End, Item, Reader, ReplayedReport, Step, items_of};
 
 use crate::{
     export::Sink,
@@ -88,7 +88,7 @@ fn all_reports_of_a_session_are_in_its_recording() {
         drop(weights);
         printed.push(format!("{:?}", summary()));
     });
-    session.end_capture();
+    session.end_recording();
     let (outputs, reader) = recording.read();
     let live_reports = reports.lock().unwrap();
     let mut replayed_reports = Vec::new();
@@ -128,7 +128,7 @@ fn callsites_have_their_column_and_module() {
     let line = line!() + 1;
     session.run(|| [drop(trace().start().unwrap()), drop(trace().start().unwrap())]);
     session.run(|| drop(trace().function("app::train::step::{{closure}}", "app::train").start().unwrap()));
-    session.end_capture();
+    session.end_recording();
     let (items, _) = items_of(fs::File::open(&recording.0).unwrap()).unwrap();
     let callsites: Vec<_> = items
         .iter()
@@ -159,7 +159,7 @@ fn events_have_true_times_and_threads() {
             }
         });
     });
-    session.end_capture();
+    session.end_recording();
     let (items, _) = items_of(fs::File::open(&recording.0).unwrap()).unwrap();
     let (_, reader) = recording.read();
     let events: Vec<_> = items
@@ -192,7 +192,7 @@ fn refusals_are_in_the_recording() {
         let _kept = gpu.alloc(Bytes::mib(30)).unwrap();
         gpu.alloc(Bytes::mib(50)).unwrap_err();
     });
-    session.end_capture();
+    session.end_recording();
     assert_eq!(*seen.lock().unwrap(), [Bytes::mib(50)]);
     // It was not printed, since reports are off, but what was live is known.
     let mut reader = Reader::new(fs::File::open(&recording.0).unwrap()).unwrap();
@@ -218,7 +218,7 @@ fn a_file_that_cannot_be_written_is_said_once_and_nothing_else_changes() {
         assert_eq!(trace.data().used.mb(), 1);
         drop(block);
     });
-    session.end_capture();
+    session.end_recording();
     assert!(!path.exists());
 }
 
@@ -240,7 +240,7 @@ fn a_file_has_one_recording_at_a_time() {
     assert!(notices.contains("another process records to it") && notices.contains("%p"), "{notices}");
     drop(gpu.alloc(Bytes::mib(3)).unwrap());
     drop(trace);
-    first.end_capture();
+    first.end_recording();
     let (outputs, reader) = recording.read();
     assert!(outputs.is_empty() && reader.end() == Some(&End::Complete));
 }
@@ -259,7 +259,7 @@ fn reports_of_a_sink_are_not_in_the_recording() {
         let trace = GpuMemTrace::builder().ctx("outside").device(2).start().unwrap();
         trace.report_with("now");
     });
-    session.end_capture();
+    session.end_recording();
     let (outputs, _) = recording.read();
     let lines = |reports: &[Report]| reports.iter().map(ToString::to_string).collect::<Vec<_>>();
     let replayed: Vec<_> = outputs.iter().map(ToString::to_string).collect();

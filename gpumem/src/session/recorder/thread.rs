@@ -10,8 +10,8 @@ use std::{
 };
 
 use gpumem_core::{
-    capture::{ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE, Writer, new_path, old_path},
     model::ThreadId,
+    recording::{ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE, Writer, new_path, old_path},
 };
 
 use super::definitions::Definer;
@@ -87,7 +87,7 @@ pub(super) fn run(
     if let Err(error) = is_written {
         session.stop_tap();
         let text = format_args!("cannot write the recording {}: {error}; it ends here", path.display());
-        session.notify(Notice::Capture, &text);
+        session.notify(Notice::Recording, &text);
     }
 }
 
@@ -149,7 +149,7 @@ impl Recorder {
             }
             park_timeout(EVERY);
         }
-        let missed = self.session.capture.missed_last.load(Relaxed);
+        let missed = self.session.recorder.missed_last.load(Relaxed);
         if missed > 0 {
             self.missed += missed;
             self.writer.write(&Item::Missed(missed))?;
@@ -160,7 +160,7 @@ impl Recorder {
         self.clock()?;
         // What was recorded is safe before debug information is read.
         self.flush()?;
-        if !self.session.capture.is_injected() {
+        if !self.session.recorder.is_injected() {
             for symbols in self.definer.symbols() {
                 self.writer.write(&symbols)?;
             }

@@ -1,10 +1,10 @@
-//! The example of `docs/CAPTURE.md` is what is written.
+//! The example of `docs/RECORDING.md` is what is written.
 
 use std::{fmt::Write as _, fs, io::Cursor, path::Path, time::Duration};
 
 use gpumem_core::{
-    capture::{CallsiteDefinition, End, Item, Reader, RecordedEvent, ReplayedReport, Request},
     model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, StackId, ThreadId},
+    recording::{CallsiteDefinition, End, Item, Reader, RecordedEvent, ReplayedReport, Request},
 };
 
 use crate::round_trip::written;
@@ -50,7 +50,7 @@ fn hexdump(file: &[u8]) -> String {
 #[test]
 fn the_document_shows_what_is_written() {
     let file = written(&example());
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/CAPTURE.md");
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/RECORDING.md");
     let document = fs::read_to_string(document).unwrap();
     let dump = hexdump(&file);
     assert!(document.contains(&dump), "the document does not have:\n{dump}");
@@ -64,7 +64,7 @@ fn the_document_shows_what_is_written() {
 /// Files of the first version stay readable: this one is never written anew.
 #[test]
 fn the_first_file_is_still_read() {
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/CAPTURE.md");
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/RECORDING.md");
     let document = fs::read_to_string(document).unwrap();
     let begin = document.find("0000  89 67 70 75").expect("there is a dump");
     let lines = document[begin..].lines().take_while(|line| line.len() > 53);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     model::{Answer, Bytes, Device, EventKind, Key, MemKind, StackId, Tag},
-    session::{SESSION, of_process, output::oom, recording::labels::label_block},
+    session::{SESSION, events::labels::label_block, of_process, output::oom},
     settings::Settings,
     source::{self, RecordEvents},
 };

@@ -3,16 +3,16 @@
 use std::{io::Cursor, time::Duration};
 
 use gpumem_core::{
-    capture::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        End, Finished, Interception, Item, ModuleDefinition, Process, Reader, RecordedEvent, Request, RingDefinition,
-        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
-    },
     derive::Names,
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind,
         PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
+    },
+    recording::{
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
+        End, Finished, Interception, Item, ModuleDefinition, Process, Reader, RecordedEvent, Request, RingDefinition,
+        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
     },
 };
 

@@ -8,7 +8,7 @@ use crate::{
     ledger::ScopePeriod,
     model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Trace},
     process,
-    session::{Notice, Session, alive, recording::sampler},
+    session::{Notice, Session, alive, events::sampler},
     source::Devices,
 };
 

@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use gpumem_core::capture::{End, Item, Reader, ReplayedReport, Request};
+use gpumem_core::recording::{End, Item, Reader, ReplayedReport, Request};
 
 use crate::{
     live::{recording, words},
@@ -95,7 +95,7 @@ fn names_that_are_missing_are_replaced_and_nothing_else_changes() {
 /// The true time of an event, which the ledger does not have.
 #[test]
 fn ticks_become_times() {
-    use gpumem_core::capture::ClockPair;
+    use gpumem_core::recording::ClockPair;
     use std::time::Duration;
     let pair = |ticks, millis| Item::Clock(ClockPair { ticks, time: Duration::from_millis(millis) });
     let (_, reader) = replayed(written(&[pair(1_000, 10), pair(2_000, 20), pair(4_000, 30)]));

@@ -4,7 +4,7 @@
 //! tables of the session, and writes. What the ring has no room for is counted in the recording, and the program never waits.
 //!
 //! The ring is in shared memory, which outlives the process. If the process is killed, it has what was not written yet:
-//! `capture::recover` adds it to the recording.
+//! `recording::recover` adds it to the recording.
 
 mod build_id;
 mod definitions;
@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::capture::{
+use gpumem_core::recording::{
     Item, Request, RingDefinition, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring,
 };
 
@@ -92,7 +92,7 @@ impl Tap for EventTap {
 
 /// The recording of a session, if there is one.
 #[derive(Debug, Default)]
-pub(super) struct Capture {
+pub(super) struct Recorder {
     is_on: AtomicBool,
     running: Mutex<Option<Running>>,
     trackers: AtomicU64,
@@ -115,7 +115,7 @@ struct Running {
     is_done: mpsc::Receiver<()>,
 }
 
-impl Capture {
+impl Recorder {
     /// The program does not know gpumem: the command looks up the functions of stacks after the program has ended, and the lines of
     /// the user are in the program, not in the file with this code.
     pub(super) fn set_injected(&self) {
@@ -153,15 +153,15 @@ impl Capture {
 
 impl Session {
     /// Begins the recording that `GPUMEM_CAPTURE` asks for, before the first event.
-    pub(super) fn begin_capture(&'static self) {
+    pub(super) fn begin_recording(&'static self) {
         let Some(path) = self.settings.recording() else { return };
-        if let Err(why) = self.try_capture(&path, Keep::All) {
+        if let Err(why) = self.try_record(&path, Keep::All) {
             let text = format_args!("cannot record to {}: {why}; the program is not recorded", path.display());
-            self.notify(Notice::Capture, &text);
+            self.notify(Notice::Recording, &text);
         }
     }
 
-    pub(super) fn try_capture(&'static self, path: &Path, keep: Keep) -> io::Result<()> {
+    pub(super) fn try_record(&'static self, path: &Path, keep: Keep) -> io::Result<()> {
         let mut writer = Writer::new(RecordingFile::create(path, path)?)?;
         let has_room = cgroup::memory_left().is_none_or(|left| left >= NEEDS);
         let lines = lines_for(if has_room { SLOTS } else { FEW_SLOTS });
@@ -187,25 +187,25 @@ impl Session {
                 thread::run(self, from, writer, (&path, keep, place), &stop);
                 let _ = done.send(());
             };
-            let thread = std::thread::Builder::new().name("gpumem-capture".to_owned());
+            let thread = std::thread::Builder::new().name("gpumem-recorder".to_owned());
             process::with_signals_blocked(|| thread.spawn(run))?.thread().clone()
         };
-        *self.capture.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running { stop, thread, is_done });
+        *self.recorder.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running { stop, thread, is_done });
         self.define_stacks_in(early);
         self.inbox.with_tap(|tap| {
             tap.0 = Some(Box::new(to));
             (true, ())
         });
-        self.capture.is_on.store(true, Relaxed);
+        self.recorder.is_on.store(true, Relaxed);
         Ok(())
     }
 
     /// Ends the recording, if there is one: what was recorded so far is in the file then.
-    pub(super) fn end_capture(&self) {
+    pub(super) fn end_recording(&self) {
         if process::is_forked() {
             return;
         }
-        let running = self.capture.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let running = self.recorder.running.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Running { stop, thread, is_done }) = running else { return };
         self.post_displaced();
         self.stop_tap();
@@ -217,11 +217,11 @@ impl Session {
     /// From now on, what a new stack consists of is in the ring before the first event with it. Stacks that are known are there too.
     fn define_stacks_in(&self, early: EarlyDefinitions) {
         let known = self.stacks.all_before(|| {
-            *self.capture.early() = Some(early);
-            self.capture.defines_stacks.store(true, Relaxed);
+            *self.recorder.early() = Some(early);
+            self.recorder.defines_stacks.store(true, Relaxed);
         });
         for (id, stack) in known {
-            self.capture.define_early(id, &self.capture.modules.resolve(&stack));
+            self.recorder.define_early(id, &self.recorder.modules.resolve(&stack));
         }
     }
 
@@ -233,24 +233,24 @@ impl Session {
         }
         // Not under the lock of the table: another thread may have the lock of the loader's list and wait for the
         // table.
-        let resolved = self.capture.modules.resolve(addresses);
-        self.stacks.number(addresses, |id| self.capture.define_early(id, &resolved))
+        let resolved = self.recorder.modules.resolve(addresses);
+        self.stacks.number(addresses, |id| self.recorder.define_early(id, &resolved))
     }
 
     /// Nothing more is recorded.
     fn stop_tap(&self) {
-        self.capture.is_on.store(false, Relaxed);
-        self.capture.defines_stacks.store(false, Relaxed);
-        *self.capture.early() = None;
+        self.recorder.is_on.store(false, Relaxed);
+        self.recorder.defines_stacks.store(false, Relaxed);
+        *self.recorder.early() = None;
         // Dropped after the lock: it is large.
         if let Some(Some(ring)) = self.inbox.with_tap(|tap| (false, tap.0.take())) {
-            self.capture.missed_last.store(ring.missed(), Relaxed);
+            self.recorder.missed_last.store(ring.missed(), Relaxed);
         }
     }
 
     /// Records what the program asks for, at this moment.
     pub(super) fn record_item(&self, item: impl FnOnce() -> Item) {
-        if self.capture.is_on.load(Relaxed) {
+        if self.recorder.is_on.load(Relaxed) {
             let item = item();
             self.inbox.with_tap(|tap| {
                 if let Some(ring) = &mut tap.0 {
@@ -262,13 +262,13 @@ impl Session {
     }
 
     /// Whether a recording is made of this process.
-    pub(in crate::session) fn is_captured(&self) -> bool {
-        self.capture.is_on.load(Relaxed) && !process::is_forked()
+    pub(in crate::session) fn is_recorded(&self) -> bool {
+        self.recorder.is_on.load(Relaxed) && !process::is_forked()
     }
 
     /// Records that the calling thread was refused an allocation.
     pub(super) fn record_refused(&self, device: Option<Device>, bytes: Bytes, kind: MemKind) {
-        if self.capture.is_on.load(Relaxed) && !process::is_forked() {
+        if self.recorder.is_on.load(Relaxed) && !process::is_forked() {
             let stack = self.stack_of_refusal();
             self.inbox.post(&EventKind::Refused { device, bytes, kind, stack });
         }
@@ -286,6 +286,6 @@ impl Session {
 
     /// A number for a tracker.
     pub(super) fn next_tracker(&self) -> u64 {
-        self.capture.trackers.fetch_add(1, Relaxed)
+        self.recorder.trackers.fetch_add(1, Relaxed)
     }
 }

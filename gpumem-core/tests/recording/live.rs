@@ -4,10 +4,6 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use gpumem_core::{
-    capture::{
-        BlockLabel, CallsiteDefinition, CodeAddress, DeviceReading, Item, ModuleDefinition, Process, RecordedEvent,
-        ReplayedReport, Request, StackDefinition, Symbol, SymbolsDefinition,
-    },
     derive::{self, Callsite, KeptPeak, Labels, Names, Refusal, Snapshot, Stack},
     error::Error,
     inbox::{Inbox, Tap},
@@ -15,6 +11,10 @@ use gpumem_core::{
     model::{
         Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label, MemKind,
         PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Trace,
+    },
+    recording::{
+        BlockLabel, CallsiteDefinition, CodeAddress, DeviceReading, Item, ModuleDefinition, Process, RecordedEvent,
+        ReplayedReport, Request, StackDefinition, Symbol, SymbolsDefinition,
     },
     report::{self, Breakdown, Content, Groups, Known, Report, SourceLine, Tracked, difference, live},
 };

@@ -18,13 +18,13 @@ pub(super) trait Wire: Sized {
 /// Fields in the order in which they are written. A later version adds fields at the end.
 macro_rules! fields {
     ($type:ty { $($field:ident),* $(,)? }) => {
-        impl $crate::capture::wire::Wire for $type {
+        impl $crate::recording::wire::Wire for $type {
             fn put(&self, to: &mut Vec<u8>) {
-                $($crate::capture::wire::Wire::put(&self.$field, to);)*
+                $($crate::recording::wire::Wire::put(&self.$field, to);)*
             }
 
-            fn get(from: &mut $crate::capture::bytes::Input<'_>) -> $crate::capture::bytes::Result<Self> {
-                Ok(Self { $($field: $crate::capture::wire::Wire::get(from)?),* })
+            fn get(from: &mut $crate::recording::bytes::Input<'_>) -> $crate::recording::bytes::Result<Self> {
+                Ok(Self { $($field: $crate::recording::wire::Wire::get(from)?),* })
             }
         }
     };
@@ -34,17 +34,17 @@ pub(super) use fields;
 /// The number of each value, in one byte. `or` names a number that older versions wrote and that is read as the same value.
 macro_rules! codes {
     ($type:ty { $($variant:ident = $code:literal $(or $old:literal)?),* $(,)? }) => {
-        impl $crate::capture::wire::Wire for $type {
+        impl $crate::recording::wire::Wire for $type {
             fn put(&self, to: &mut Vec<u8>) {
                 to.push(match self {
                     $(Self::$variant => $code,)*
                 });
             }
 
-            fn get(from: &mut $crate::capture::bytes::Input<'_>) -> $crate::capture::bytes::Result<Self> {
+            fn get(from: &mut $crate::recording::bytes::Input<'_>) -> $crate::recording::bytes::Result<Self> {
                 match from.byte()? {
                     $($code $(| $old)? => Ok(Self::$variant),)*
-                    _ => Err($crate::capture::bytes::Malformed(concat!("a number stands for no ", stringify!($type)))),
+                    _ => Err($crate::recording::bytes::Malformed(concat!("a number stands for no ", stringify!($type)))),
                 }
             }
         }

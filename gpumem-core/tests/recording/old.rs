@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use gpumem_core::capture::{Reader, ReplayedReport};
+use gpumem_core::recording::{Reader, ReplayedReport};
 
 /// A program with the simulated device and two traces of a pool's high-water mark, which this version has no figures for: their
 /// lines have no numbers. An exact trace beside them has its own.

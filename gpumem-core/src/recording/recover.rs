@@ -288,8 +288,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        capture::{Item, Process, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
         model::{Event, EventKind, Key, ThreadId},
+        recording::{Item, Process, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
     };
 
     struct Files(PathBuf);
@@ -369,7 +369,7 @@ mod tests {
         killed(&files, DEAD);
         assert_eq!(added(&files), Some(4));
         let (items, end) = items_of(File::open(&files.0).unwrap()).unwrap();
-        assert_eq!(end, crate::capture::End::Complete);
+        assert_eq!(end, crate::recording::End::Complete);
         let numbers = items.iter().filter_map(|item| match item {
             Item::Event(event) => Some(event.number),
             _ => None,
@@ -442,7 +442,7 @@ mod tests {
         let added = |shared: &Shared| recover(&files.0, shared).unwrap().map(|ended| ended.added);
         let shared = |segment: &Segment| Shared(RefCell::new(Some(segment.clone())));
         let lacks_end =
-            || crate::capture::Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end();
+            || crate::recording::Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end();
         let mut segment = Segment { bytes: killed(9), creator: Some(process::id()), is_in_use: true };
         // This process runs, and so may one that is not visible.
         assert!(has_ring(&files.0, &shared(&segment)) && added(&shared(&segment)).is_none());

@@ -171,8 +171,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        capture::{Process, RecordedEvent, Writer, item::ThreadDefinition},
         model::{Block, Bytes, EventKind, Family, Key, MemKind, ThreadId},
+        recording::{Process, RecordedEvent, Writer, item::ThreadDefinition},
     };
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };

@@ -3,11 +3,11 @@
 use std::{io::Cursor, time::Duration};
 
 use gpumem_core::{
-    capture::{CallsiteDefinition, End, Item, Reader, RecordedEvent, Request, Skipped, Writer, items_of},
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId,
         ThreadId,
     },
+    recording::{CallsiteDefinition, End, Item, Reader, RecordedEvent, Request, Skipped, Writer, items_of},
 };
 
 use crate::{Random, live::recording};

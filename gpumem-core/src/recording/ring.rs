@@ -532,8 +532,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        capture::{CodeAddress, StackDefinition},
         model::{Device, Family, ScopeId, StackId},
+        recording::{CodeAddress, StackDefinition},
     };
 
     fn block(bytes: u64) -> Block {
