@@ -58,9 +58,9 @@ fn build(out: &Path, library: &Path) {
     }
     built.push(if is_release { "release" } else { "debug" });
     // What the outer Cargo set for this build script is not meant for the library: among others its flags, and clippy in the place of
-    // the compiler. Where Cargo gets crates from is the same for both.
+    // the compiler. Where Cargo gets crates from, and whether it keeps what the next build can use, is the same for both.
     let is_kept = |name: &str| {
-        ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
+        ["CARGO_HOME", "CARGO_INCREMENTAL", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
             .iter()
             .any(|kept| name.starts_with(kept))
     };
