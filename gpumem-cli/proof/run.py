@@ -554,7 +554,8 @@ class Proof:
         for order in ("before", "after"):
             ran = self.run(self.child("cupti", order))
             device, missing = self.device(ran["files"][0]) if ran["files"] else ({}, None)
-            observed = [ran["facts"].get("calls"), device.get("allocations"), device.get("peak_bytes")]
+            allocations = self.report(ran["files"][0]).get("allocations") if ran["files"] else None
+            observed = [ran["facts"].get("calls"), allocations, device.get("peak_bytes")]
             self.result(f"cupti-{order}", observed == [len(SIZES), len(SIZES), sum(SIZES)], observed=observed,
                         expected=[len(SIZES), len(SIZES), sum(SIZES)], missing=missing, stderr=ran["stderr"][-1500:])
 
