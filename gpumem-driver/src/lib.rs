@@ -20,6 +20,8 @@ pub(crate) use gpumem_core::{error, export, inbox, model};
 
 #[cfg(target_os = "linux")]
 pub use self::sys::own_file;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+pub use self::sys::{injection, nvtx};
 /// The Python interpreter of this process, if there is one.
 #[cfg(feature = "backtrace")]
 pub mod python {

@@ -22,7 +22,7 @@ use gpumem_driver::{
     process::exit_without_program,
 };
 
-use crate::{request::Request, torch, variable};
+use crate::{ranges, request::Request, torch, variable};
 
 /// The longest wait for a command that connects and sends nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -37,7 +37,11 @@ type Command = (String, Sender<String>);
 pub(crate) fn begin() -> Result<(), String> {
     let request = Request::of_environment()?;
     match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
-        None => request.record().map(drop),
+        None => {
+            request.record()?;
+            ranges::begun();
+            Ok(())
+        }
         Some(folder) => listen(Path::new(&folder), Request { is_late: true, ..request }),
     }
 }

@@ -2,7 +2,8 @@
 //! as a shared object, and NVIDIA's driver loads it, because `CUDA_INJECTION64_PATH` names it.
 //!
 //! The driver calls `InitializeInjection` when the program calls `cuInit`. From then on gpumem intercepts every allocation on all
-//! threads and records it. The command says in [`variable`] what is to be recorded, and in which file.
+//! threads and records it. The command says in [`variable`] what is to be recorded, and in which file. NVTX loads the library as well,
+//! because `NVTX_INJECTION64_PATH` names it: the ranges that the program marks are scopes.
 //!
 //! The program runs as without the library: nothing is printed on stdout, no panic leaves the library, and what fails is one line on
 //! stderr.
@@ -12,6 +13,8 @@
 #[cfg(feature = "library")]
 mod control;
 #[cfg(feature = "library")]
+mod ranges;
+#[cfg(feature = "library")]
 mod request;
 #[cfg(feature = "library")]
 mod sys;
@@ -20,7 +23,7 @@ mod torch;
 pub mod variable;
 
 #[cfg(feature = "library")]
-pub use self::sys::{InitializeInjection, gpumem_attach};
+pub use self::sys::{InitializeInjection, InitializeInjectionNvtx2, gpumem_attach};
 
 /// The folder with the manifest of this crate, for the build script of the command.
 pub const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");

@@ -1,28 +1,42 @@
-//! What the driver finds in the library, and what `gpumem attach` calls.
+//! What the driver and NVTX find in the library, and what `gpumem attach` calls.
 
 use std::{
+    env,
     ffi::{CStr, CString, OsStr, c_char, c_int},
     io::{self, Write},
     os::unix::ffi::OsStrExt,
     panic::catch_unwind,
-    path::Path,
+    path::{Path, PathBuf},
     ptr,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use crate::{control, request::Request};
+use gpumem_driver::{
+    injection::initialize_injection,
+    nvtx::{GetExportTable, observe_ranges},
+};
+
+use crate::{control, ranges, request::Request, variable};
 
 /// The library records the process, or waits for a command to do so.
 ///
 /// A driver that comes here again while gpumem begins must not wait for it: this thread would wait for itself.
 static CALLED: AtomicBool = AtomicBool::new(false);
 
-/// The program does not depend on the file of this library any more: somebody may truncate it.
-fn leave_own_file() {
-    // A system may forbid it. Then the file is as any other library of the program.
-    #[cfg(target_os = "linux")]
-    let _ = gpumem_driver::own_file::leave();
-}
+/// The loader calls it before any function of the library: the program does not depend on the library's file any more, which somebody
+/// may truncate. No other thread runs code of the library yet, whether the driver, NVTX or Python loads it.
+#[cfg(all(target_os = "linux", not(test)))]
+#[expect(unsafe_code, reason = "the loader finds the function in this section")]
+#[used]
+// SAFETY: the section is a list of functions, to which this adds one. The loader calls each once, as a C function.
+#[unsafe(link_section = ".init_array")]
+static LEAVE_OWN_FILE: extern "C" fn() = {
+    extern "C" fn leave_own_file() {
+        // A system may forbid it. Then the file is as any other library of the program.
+        _ = catch_unwind(gpumem_driver::own_file::leave);
+    }
+    leave_own_file
+};
 
 /// The driver calls it inside of `cuInit`. It returns 1, as NVIDIA's examples do.
 #[expect(unsafe_code, reason = "the driver finds the function by this name")]
@@ -31,16 +45,47 @@ fn leave_own_file() {
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
     if !CALLED.swap(true, Relaxed) {
-        // First: no other thread runs code of this library yet.
-        leave_own_file();
         // Nothing unwinds into C. The panic hook has printed the panic.
         let begun = catch_unwind(control::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
         if let Err(why) = begun {
             // The program may have closed stderr.
             let _ = writeln!(io::stderr(), "gpumem: process {} is not recorded: {why}", std::process::id());
         }
+        if let Some(tool) = other_tool(variable::OTHER_INJECTION) {
+            say(initialize_injection(&tool));
+        }
     }
     1
+}
+
+/// The library that the environment of `gpumem run` named in the place of ours.
+fn other_tool(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Each copy of NVTX in the program calls it at its first use, with the function that returns its tables. It returns 1 if the tables are
+/// ours from now on.
+///
+/// # Safety
+/// It is called by NVTX.
+#[expect(unsafe_code, reason = "NVTX finds the function by this name, and passes a pointer")]
+// SAFETY: no other function of a program has this name: it belongs to the libraries that NVTX loads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTable) -> c_int {
+    let other = other_tool(variable::OTHER_NVTX);
+    // SAFETY: NVTX passes this function, and waits for the answer.
+    let observe = || unsafe { observe_ranges(get_export_table, ranges::OBSERVER, other.as_deref()) };
+    let begun =
+        catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
+    say(begun);
+    1
+}
+
+/// Says on stderr what failed. The program may have closed it.
+fn say(done: Result<(), String>) {
+    if let Err(why) = done {
+        let _ = writeln!(io::stderr(), "gpumem: process {}: {why}", std::process::id());
+    }
 }
 
 /// Waits for `gpumem start` in a program that runs already: `gpumem attach` has Python load the library and call this. The texts are the
@@ -74,7 +119,6 @@ pub unsafe extern "C" fn gpumem_attach(
         if CALLED.swap(true, Relaxed) {
             return Err("the library of gpumem is in it already".to_owned());
         }
-        leave_own_file();
         control::listen(Path::new(OsStr::from_bytes(&folder)), request).inspect_err(|_| CALLED.store(false, Relaxed))
     };
     match catch_unwind(std::panic::AssertUnwindSafe(listen)).unwrap_or_else(|_| Err("gpumem panicked".to_owned())) {

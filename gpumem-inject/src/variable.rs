@@ -8,6 +8,14 @@ use std::{
 /// The driver loads the library that this variable names.
 pub const INJECTION: &str = "CUDA_INJECTION64_PATH";
 
+/// NVTX loads the library that this variable names.
+pub const NVTX: &str = "NVTX_INJECTION64_PATH";
+
+/// What [`INJECTION`] and [`NVTX`] named before `gpumem run`: the libraries of other tools, which are loaded as well.
+pub const OTHER_INJECTION: &str = "GPUMEM_RUN_OTHER_INJECTION";
+/// See [`OTHER_INJECTION`].
+pub const OTHER_NVTX: &str = "GPUMEM_RUN_OTHER_NVTX";
+
 /// The file of the recording. The name of each process's file has more before the extension: its rank and its number.
 pub const FILE: &str = "GPUMEM_RUN_FILE";
 

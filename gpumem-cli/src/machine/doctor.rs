@@ -270,19 +270,11 @@ impl Checks {
     }
 
     fn injection(&mut self) {
-        match injection::tool() {
-            Some(tool) => {
-                let found =
-                    format!("{} is `{}`: another tool is loaded into programs", variable::INJECTION, tool.display());
-                self.add(
-                    "injection",
-                    Verdict::Warning,
-                    found,
-                    "unset it for `gpumem run`, which records nothing beside it",
-                );
-            }
-            None => self.ok("injection", format!("{} is not set", variable::INJECTION)),
-        }
+        let found = match injection::tool() {
+            Some(tool) => format!("{} is `{}`, which `gpumem run` loads as well", variable::INJECTION, tool.display()),
+            None => format!("{} is not set", variable::INJECTION),
+        };
+        self.ok("injection", found);
     }
 
     /// CUPTI has one subscriber in a process, so only programs that gpumem is to share a process with matter.

@@ -71,10 +71,6 @@ fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, F
         let cause = format!("the `gpumem run` around it records to `{}`", outer.display());
         return Err(Failure::new("this `gpumem run` records nothing", cause, ""));
     }
-    if let Some(other) = env::var_os(variable::INJECTION).filter(|path| !path.is_empty()) {
-        let what = format!("{} is set", variable::INJECTION);
-        return Err(Failure::new(what, format_args!("another tool has `{}` loaded", other.display()), runs_on));
-    }
     let RunOptions { output, recorded, dormant, command } = options;
     let destination = Destination::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
@@ -90,7 +86,11 @@ fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, F
     }
     program.environment(variable::KEEP, &recorded.keep);
     program.environment(variable::TORCH, recorded.torch());
-    program.environment(variable::INJECTION, library);
+    // The libraries of other tools are loaded as well.
+    for (own, other) in [(variable::INJECTION, variable::OTHER_INJECTION), (variable::NVTX, variable::OTHER_NVTX)] {
+        program.environment(other, env::var_os(own).unwrap_or_default());
+        program.environment(own, &library);
+    }
     program.environment(variable::FILE, destination.file());
     program.environment(variable::BACKTRACE, recorded.backtrace);
     Ok(destination)

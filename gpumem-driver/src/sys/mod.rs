@@ -15,6 +15,8 @@ pub mod descriptor;
 pub(crate) mod dispatch;
 #[cfg(feature = "cuda")]
 mod dl;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+pub mod injection;
 #[cfg_attr(
     not(any(feature = "backtrace", feature = "cuda")),
     allow(dead_code, unused_imports, reason = "nothing has to stay loaded")
@@ -23,6 +25,8 @@ pub(crate) mod loader;
 pub mod lock_file;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvml;
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+pub mod nvtx;
 #[cfg(target_os = "linux")]
 pub mod own_file;
 pub mod process;

@@ -7,6 +7,7 @@ mod failures;
 mod files;
 mod killed;
 mod library;
+mod nvtx;
 mod parts;
 mod program;
 mod reports;

@@ -1,0 +1,440 @@
+//! NVTX: programs and libraries mark ranges of their time with it.
+//!
+//! Each library that uses NVTX has a copy of it. At its first use a copy loads the library that `NVTX_INJECTION64_PATH` names, and calls
+//! `InitializeInjectionNvtx2` there with a function that returns its tables. A tool writes its functions into these tables. The
+//! types, the numbers of the functions and this protocol are those of `nvtx3/nvtxDetail/nvtxTypes.h`.
+//!
+//! If another tool is to observe the ranges as well, it gets tables of ours in the place of the copy's, and each call is passed on to it.
+
+use std::{
+    borrow::Cow,
+    cell::Cell,
+    collections::HashMap,
+    ffi::{c_char, c_int, c_uint, c_void},
+    mem::transmute,
+    panic::catch_unwind,
+    path::Path,
+    ptr, slice,
+    sync::{
+        Mutex, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use super::injection;
+
+/// What a tool is told. A domain is a number; that of ranges without a domain is 0.
+///
+/// The functions are called on the thread that has the range, inside of the program's call.
+pub struct RangeObserver {
+    /// A range begins, which lies inside of all ranges of the same thread that have not ended.
+    pub pushed: fn(domain: usize, name: &str),
+    /// The newest range of this domain ends.
+    pub popped: fn(domain: usize),
+}
+
+/// The type of `nvtxGetExportTable`, which a copy of NVTX passes to its tool.
+pub type GetExportTable = unsafe extern "C" fn(u32) -> *const c_void;
+type InitializeInjection = unsafe extern "C" fn(GetExportTable) -> c_int;
+type GetModuleFunctionTable = unsafe extern "C" fn(c_uint, *mut *const *mut usize, *mut c_uint) -> c_int;
+
+/// `NVTX_ETID_CALLBACKS`
+const CALLBACKS: u32 = 1;
+/// `NVTX_CB_MODULE_CORE` and `NVTX_CB_MODULE_CORE2`: the functions without and with a domain.
+const CORE: c_uint = 1;
+const CORE2: c_uint = 5;
+/// How many functions each of the two has, with the number 0, which is none.
+const FUNCTIONS: usize = COUNT as usize;
+const COUNT: c_uint = 16;
+
+/// `NvtxExportTableCallbacks`
+#[repr(C)]
+struct Callbacks {
+    size: usize,
+    get_module_function_table: Option<GetModuleFunctionTable>,
+}
+
+/// `nvtxEventAttributes_t`. Later versions may have more at its end.
+#[repr(C)]
+struct EventAttributes {
+    version: u16,
+    size: u16,
+    category: u32,
+    color_type: i32,
+    color: u32,
+    payload_type: i32,
+    reserved: i32,
+    payload: u64,
+    message_type: i32,
+    message: *const c_void,
+}
+
+/// The longest name that is read, in characters of the program. A longer one is cut.
+const MOST_CHARACTERS: usize = 256;
+/// The most names of domains, and of registered strings. Without a limit, a program that registers names without end would fill
+/// its memory twice.
+const MOST_NAMES: usize = 1 << 16;
+/// In the place of a name that is not known.
+const NO_NAME: &str = "(no name)";
+
+static OBSERVER: OnceLock<RangeObserver> = OnceLock::new();
+
+/// The functions of the other tool, by module and number. 0 where it has none.
+static OTHER: [[AtomicUsize; FUNCTIONS]; 2] = [const { [const { AtomicUsize::new(0) }; FUNCTIONS] }; 2];
+
+/// Names by handle. The other tool may give a domain and a string the same handle.
+type Names = RwLock<Option<HashMap<usize, Box<str>>>>;
+static DOMAINS: Names = RwLock::new(None);
+static STRINGS: Names = RwLock::new(None);
+/// The newest handle that is ours, if there is no other tool to make one. NVTX's own handles are pointers, so 0 is none.
+static HANDLES: AtomicUsize = AtomicUsize::new(0);
+/// The newest number of a range that was begun by `nvtxRangeStart`, if there is no other tool to number it.
+static STARTED: AtomicU64 = AtomicU64::new(0);
+
+/// Puts functions into the tables of a copy of NVTX, so that the observer is told of its ranges. `other` is the file of another tool,
+/// which gets each call as well.
+///
+/// # Errors
+/// If the copy has not the tables that are needed, or if the other tool cannot be loaded: then it gets no ranges, and the observer does.
+///
+/// # Safety
+/// `get_export_table` is the function that NVTX has passed to `InitializeInjectionNvtx2`, and this is called inside of that call.
+pub unsafe fn observe_ranges(
+    get_export_table: GetExportTable,
+    observer: RangeObserver,
+    other: Option<&Path>,
+) -> Result<(), String> {
+    // Copies of NVTX in several libraries may come at once, and the other tool has one set of tables.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    _ = OBSERVER.set(observer);
+    let failed = other.and_then(|other| chain(get_export_table, other).err());
+    for (module, functions) in [(CORE, core()), (CORE2, core2())] {
+        // SAFETY: the caller passes NVTX's function. The table that it returns lives as long as the copy of NVTX.
+        let table = unsafe { table_of(get_export_table, module) }.ok_or("this version of NVTX has no such tables")?;
+        for (entry, function) in table.iter().zip(functions).skip(1) {
+            if !entry.is_null() && function != 0 {
+                // SAFETY: the entry points to the variable through which this copy calls the function. NVTX lets its tool write it
+                // inside of the initialization, while its other threads wait. The function has the type of that number.
+                unsafe { entry.write(function) };
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// The table of a module: for each function, where the pointer to it is.
+///
+/// # Safety
+/// The function is that of a copy of NVTX, or of ours.
+unsafe fn table_of<'a>(get_export_table: GetExportTable, module: c_uint) -> Option<&'a [*mut usize]> {
+    // SAFETY: NVTX returns null, or a table that is never freed and begins with its size.
+    let callbacks = unsafe { get_export_table(CALLBACKS).cast::<Callbacks>().as_ref() }?;
+    if callbacks.size < size_of::<Callbacks>() {
+        return None;
+    }
+    let (mut table, mut size) = (ptr::null(), 0);
+    // SAFETY: both pointers are to our variables.
+    let is_known = unsafe { callbacks.get_module_function_table?(module, &raw mut table, &raw mut size) };
+    if is_known == 0 || table.is_null() {
+        return None;
+    }
+    // SAFETY: NVTX returns the number of entries. Newer versions of NVTX append entries.
+    Some(unsafe { slice::from_raw_parts(table, (size as usize).min(FUNCTIONS)) })
+}
+
+/// NVTX's own function of the copy that is being initialized, for what the other tool asks besides.
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Has the other tool put its functions into [`OTHER`].
+fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
+    let failed = |why: String| format!("NVTX_INJECTION64_PATH names {}, which gets no ranges: {why}", other.display());
+    let initialize = injection::function(other, "InitializeInjectionNvtx2").map_err(failed)?;
+    // SAFETY: this is the type that NVTX documents for this name.
+    let initialize = unsafe { transmute::<*const c_void, InitializeInjection>(initialize.as_ptr()) };
+    REAL.store(get_export_table as *mut c_void, Relaxed);
+    // SAFETY: our function behaves as NVTX's own. The tool stores only functions of the types that NVTX documents.
+    if unsafe { initialize(export_table) } == 0 {
+        return Err(failed("it refused".to_owned()));
+    }
+    Ok(())
+}
+
+extern "C" fn export_table(id: u32) -> *const c_void {
+    static OURS: Callbacks =
+        Callbacks { size: size_of::<Callbacks>(), get_module_function_table: Some(module_function_table) };
+    if id == CALLBACKS { (&raw const OURS).cast() } else { real_table(id) }
+}
+
+/// What the copy of NVTX that is being initialized returns for this number.
+fn real_table(id: u32) -> *const c_void {
+    let real = REAL.load(Relaxed);
+    if real.is_null() {
+        return ptr::null();
+    }
+    // SAFETY: `chain` has stored a function of this type.
+    let real = unsafe { transmute::<*mut c_void, GetExportTable>(real) };
+    // SAFETY: a number is all that it takes.
+    unsafe { real(id) }
+}
+
+/// For the other tool: [`OTHER`] for the two modules that we observe, and the copy's own table for the rest.
+unsafe extern "C" fn module_function_table(module: c_uint, table: *mut *const *mut usize, size: *mut c_uint) -> c_int {
+    struct Entries([[*mut usize; FUNCTIONS]; 2]);
+    // SAFETY: the pointers are to statics, which any thread may write through atomically. The tool writes each once, while it begins.
+    unsafe impl Send for Entries {}
+    // SAFETY: as above.
+    unsafe impl Sync for Entries {}
+    static ENTRIES: OnceLock<Entries> = OnceLock::new();
+    let which = match module {
+        CORE => 0,
+        CORE2 => 1,
+        _ => {
+            // SAFETY: NVTX returns null, or a table that is never freed.
+            let Some(real) = (unsafe { real_table(CALLBACKS).cast::<Callbacks>().as_ref() }) else { return 0 };
+            let Some(real) = real.get_module_function_table else { return 0 };
+            // SAFETY: the tool's pointers are passed on as they are.
+            return unsafe { real(module, table, size) };
+        }
+    };
+    let entries =
+        ENTRIES.get_or_init(|| Entries(OTHER.each_ref().map(|module| module.each_ref().map(AtomicUsize::as_ptr))));
+    // SAFETY: the tool passes pointers to its variables, or null for a size that it does not need.
+    unsafe {
+        *table = entries.0[which].as_ptr();
+        if let Some(size) = size.as_mut() {
+            *size = COUNT;
+        }
+    }
+    1
+}
+
+/// Calls the other tool's function of this number, if it has one.
+macro_rules! pass_on {
+    ($module:literal, $number:literal, fn($($ty:ty),*) $(-> $result:ty)?, $($argument:expr),*) => {{
+        let function = OTHER[$module][$number].load(Relaxed);
+        (function != 0).then(|| {
+            // SAFETY: the tool has stored a function of the type that NVTX documents for this number, and the arguments are those of
+            // the program.
+            unsafe { transmute::<usize, unsafe extern "C" fn($($ty),*) $(-> $result)?>(function)($($argument),*) }
+        })
+    }};
+}
+
+/// Tells the observer. What it calls may use NVTX itself: that is not told.
+fn tell(what: impl FnOnce(&RangeObserver)) {
+    thread_local! {
+        static IS_TOLD: Cell<bool> = const { Cell::new(false) };
+    }
+    // While a thread ends, its locals may be gone.
+    let is_first = IS_TOLD.try_with(|is_told| !is_told.replace(true)).unwrap_or(false);
+    if is_first {
+        // Nothing unwinds into the program.
+        _ = catch_unwind(std::panic::AssertUnwindSafe(|| OBSERVER.get().map(what)));
+        _ = IS_TOLD.try_with(|is_told| is_told.set(false));
+    }
+}
+
+fn push(domain: usize, name: &str) {
+    tell(|observer| {
+        let domain_name = name_of(&DOMAINS, domain);
+        // As NVIDIA's tools write it.
+        let name = domain_name.map_or(Cow::Borrowed(name), |domain| Cow::Owned(format!("{domain}:{name}")));
+        (observer.pushed)(domain, &name);
+    });
+}
+
+fn pop(domain: usize) {
+    tell(|observer| (observer.popped)(domain));
+}
+
+/// The name that belongs to a handle.
+fn name_of(names: &Names, handle: usize) -> Option<String> {
+    if handle == 0 {
+        return None;
+    }
+    names.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&handle).map(|name| name.as_ref().to_owned())
+}
+
+/// The other tool's handle, or else a new one, now has this name.
+fn handle(names: &Names, of_other: Option<usize>, name: &str) -> usize {
+    let handle = of_other.filter(|handle| *handle != 0).unwrap_or_else(|| HANDLES.fetch_add(1, Relaxed) + 1);
+    let mut names = names.write().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    if names.len() < MOST_NAMES || names.contains_key(&handle) {
+        names.insert(handle, name.into());
+    }
+    handle
+}
+
+/// A text of the program.
+///
+/// # Safety
+/// The pointer is null, or to a string that ends with a zero.
+unsafe fn text_a(text: *const c_char) -> Cow<'static, str> {
+    if text.is_null() {
+        return NO_NAME.into();
+    }
+    let mut bytes = Vec::new();
+    for at in 0..MOST_CHARACTERS {
+        // SAFETY: the caller says that the string ends with a zero, which has not come yet.
+        match unsafe { text.add(at).read() } {
+            0 => break,
+            byte => bytes.push(byte.cast_unsigned()),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned().into()
+}
+
+/// As [`text_a`], of wide characters, which have 32 bits on Linux.
+///
+/// # Safety
+/// As for [`text_a`].
+unsafe fn text_w(text: *const u32) -> Cow<'static, str> {
+    if text.is_null() {
+        return NO_NAME.into();
+    }
+    let mut name = String::new();
+    for at in 0..MOST_CHARACTERS {
+        // SAFETY: as in `text_a`.
+        match unsafe { text.add(at).read() } {
+            0 => break,
+            character => name.push(char::from_u32(character).unwrap_or(char::REPLACEMENT_CHARACTER)),
+        }
+    }
+    name.into()
+}
+
+/// The message of a range.
+///
+/// # Safety
+/// The pointer is null or to the attributes of a range, as NVTX documents them.
+unsafe fn message(attributes: *const EventAttributes) -> Cow<'static, str> {
+    if attributes.is_null() {
+        return NO_NAME.into();
+    }
+    // SAFETY: all versions begin with these two numbers.
+    let size = unsafe { (*attributes).size };
+    if usize::from(size) < size_of::<EventAttributes>() {
+        return NO_NAME.into();
+    }
+    // SAFETY: the attributes have at least this size.
+    let attributes = unsafe { &*attributes };
+    match attributes.message_type {
+        // SAFETY: `NVTX_MESSAGE_TYPE_ASCII`: it is such a string.
+        1 => unsafe { text_a(attributes.message.cast()) },
+        // SAFETY: `NVTX_MESSAGE_TYPE_UNICODE`: it is a string of wide characters.
+        2 => unsafe { text_w(attributes.message.cast()) },
+        // `NVTX_MESSAGE_TYPE_REGISTERED`
+        3 => name_of(&STRINGS, attributes.message.addr()).map_or(NO_NAME.into(), Cow::Owned),
+        _ => NO_NAME.into(),
+    }
+}
+
+/// The functions of [`CORE`], by number. 0: ours does nothing, and the other tool's own one is taken.
+fn core() -> [usize; FUNCTIONS] {
+    let mut functions = OTHER[0].each_ref().map(|other| other.load(Relaxed));
+    functions[4] = range_start_ex as *const () as usize;
+    functions[5] = range_start_a as *const () as usize;
+    functions[6] = range_start_w as *const () as usize;
+    functions[8] = range_push_ex as *const () as usize;
+    functions[9] = range_push_a as *const () as usize;
+    functions[10] = range_push_w as *const () as usize;
+    functions[11] = range_pop as *const () as usize;
+    functions
+}
+
+/// As [`core`], of [`CORE2`].
+fn core2() -> [usize; FUNCTIONS] {
+    let mut functions = OTHER[1].each_ref().map(|other| other.load(Relaxed));
+    functions[2] = domain_range_start_ex as *const () as usize;
+    functions[4] = domain_range_push_ex as *const () as usize;
+    functions[5] = domain_range_pop as *const () as usize;
+    functions[10] = domain_register_string_a as *const () as usize;
+    functions[11] = domain_register_string_w as *const () as usize;
+    functions[12] = domain_create_a as *const () as usize;
+    functions[13] = domain_create_w as *const () as usize;
+    functions
+}
+
+/// The number of a range that may end on another thread.
+fn started(of_other: Option<u64>) -> u64 {
+    of_other.unwrap_or_else(|| STARTED.fetch_add(1, Relaxed) + 1)
+}
+
+/// What a push or a pop returns if no other tool says it: `NVTX_NO_PUSH_POP_TRACKING`.
+const NOT_TRACKED: c_int = -2;
+
+unsafe extern "C" fn range_start_ex(attributes: *const EventAttributes) -> u64 {
+    started(pass_on!(0, 4, fn(*const EventAttributes) -> u64, attributes))
+}
+
+unsafe extern "C" fn range_start_a(name: *const c_char) -> u64 {
+    started(pass_on!(0, 5, fn(*const c_char) -> u64, name))
+}
+
+unsafe extern "C" fn range_start_w(name: *const u32) -> u64 {
+    started(pass_on!(0, 6, fn(*const u32) -> u64, name))
+}
+
+unsafe extern "C" fn range_push_ex(attributes: *const EventAttributes) -> c_int {
+    // SAFETY: the program passes what NVTX documents.
+    push(0, &unsafe { message(attributes) });
+    pass_on!(0, 8, fn(*const EventAttributes) -> c_int, attributes).unwrap_or(NOT_TRACKED)
+}
+
+unsafe extern "C" fn range_push_a(name: *const c_char) -> c_int {
+    // SAFETY: as above.
+    push(0, &unsafe { text_a(name) });
+    pass_on!(0, 9, fn(*const c_char) -> c_int, name).unwrap_or(NOT_TRACKED)
+}
+
+unsafe extern "C" fn range_push_w(name: *const u32) -> c_int {
+    // SAFETY: as above.
+    push(0, &unsafe { text_w(name) });
+    pass_on!(0, 10, fn(*const u32) -> c_int, name).unwrap_or(NOT_TRACKED)
+}
+
+unsafe extern "C" fn range_pop() -> c_int {
+    pop(0);
+    pass_on!(0, 11, fn() -> c_int,).unwrap_or(NOT_TRACKED)
+}
+
+unsafe extern "C" fn domain_range_start_ex(domain: usize, attributes: *const EventAttributes) -> u64 {
+    started(pass_on!(1, 2, fn(usize, *const EventAttributes) -> u64, domain, attributes))
+}
+
+unsafe extern "C" fn domain_range_push_ex(domain: usize, attributes: *const EventAttributes) -> c_int {
+    // SAFETY: as above.
+    push(domain, &unsafe { message(attributes) });
+    pass_on!(1, 4, fn(usize, *const EventAttributes) -> c_int, domain, attributes).unwrap_or(NOT_TRACKED)
+}
+
+unsafe extern "C" fn domain_range_pop(domain: usize) -> c_int {
+    pop(domain);
+    pass_on!(1, 5, fn(usize) -> c_int, domain).unwrap_or(NOT_TRACKED)
+}
+
+unsafe extern "C" fn domain_register_string_a(domain: usize, text: *const c_char) -> usize {
+    let of_other = pass_on!(1, 10, fn(usize, *const c_char) -> usize, domain, text);
+    // SAFETY: as above.
+    handle(&STRINGS, of_other, &unsafe { text_a(text) })
+}
+
+unsafe extern "C" fn domain_register_string_w(domain: usize, text: *const u32) -> usize {
+    let of_other = pass_on!(1, 11, fn(usize, *const u32) -> usize, domain, text);
+    // SAFETY: as above.
+    handle(&STRINGS, of_other, &unsafe { text_w(text) })
+}
+
+unsafe extern "C" fn domain_create_a(name: *const c_char) -> usize {
+    let of_other = pass_on!(1, 12, fn(*const c_char) -> usize, name);
+    // SAFETY: as above.
+    handle(&DOMAINS, of_other, &unsafe { text_a(name) })
+}
+
+unsafe extern "C" fn domain_create_w(name: *const u32) -> usize {
+    let of_other = pass_on!(1, 13, fn(*const u32) -> usize, name);
+    // SAFETY: as above.
+    handle(&DOMAINS, of_other, &unsafe { text_w(name) })
+}

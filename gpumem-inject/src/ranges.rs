@@ -1,0 +1,86 @@
+//! The ranges that the program marks with NVTX: each is a scope of its thread.
+
+use std::cell::RefCell;
+
+use gpumem::GpuMemTrace;
+use gpumem_driver::nvtx::RangeObserver;
+
+/// The most ranges of a thread that are scopes at the same time. A program that never ends its ranges must not fill the memory.
+const MOST_OPEN: usize = 1000;
+
+/// What NVTX is to call.
+pub(crate) const OBSERVER: RangeObserver = RangeObserver { pushed, popped };
+
+/// A range that has not ended.
+struct Range {
+    domain: usize,
+    scope: Scope,
+}
+
+enum Scope {
+    Open(#[expect(dead_code, reason = "its drop ends the scope")] GpuMemTrace),
+    /// Nothing is recorded yet. The scope is opened when the recording begins.
+    Awaited(String),
+}
+
+#[derive(Default)]
+struct Ranges {
+    open: Vec<Range>,
+    /// How many ranges began inside of the most that are kept, and have not ended.
+    deeper: u64,
+}
+
+thread_local! {
+    static RANGES: RefCell<Ranges> = RefCell::default();
+}
+
+fn pushed(domain: usize, name: &str) {
+    with_ranges(|ranges| {
+        if ranges.open.len() == MOST_OPEN {
+            ranges.deeper += 1;
+            return;
+        }
+        open_awaited(&mut ranges.open);
+        ranges.open.push(Range { domain, scope: Scope::of(name) });
+    });
+}
+
+fn popped(domain: usize) {
+    with_ranges(|ranges| {
+        if ranges.deeper > 0 {
+            ranges.deeper -= 1;
+        } else if let Some(at) = ranges.open.iter().rposition(|range| range.domain == domain) {
+            // Ranges of different domains need not lie in each other. The program may also end more ranges than it began.
+            ranges.open.remove(at);
+        }
+    });
+}
+
+/// The recording has begun: ranges in which this thread is are scopes from now on. Those of other threads follow when they begin another
+/// range.
+pub(crate) fn begun() {
+    with_ranges(|ranges| open_awaited(&mut ranges.open));
+}
+
+fn open_awaited(open: &mut [Range]) {
+    for range in open {
+        if let Scope::Awaited(name) = &range.scope {
+            range.scope = Scope::of(name);
+        }
+    }
+}
+
+impl Scope {
+    fn of(name: &str) -> Self {
+        if !gpumem::recording::is_on() {
+            return Self::Awaited(name.to_owned());
+        }
+        let trace = GpuMemTrace::builder().ctx(name).silent(true).on_exit_report(false).start();
+        trace.map_or_else(|_| Self::Awaited(name.to_owned()), Self::Open)
+    }
+}
+
+fn with_ranges(run: impl FnOnce(&mut Ranges)) {
+    // While a thread ends, its locals may be gone.
+    _ = RANGES.try_with(|ranges| ranges.try_borrow_mut().map(|mut ranges| run(&mut ranges)));
+}

@@ -1,0 +1,75 @@
+// Marks ranges in every way that NVTX has, and allocates in them.
+#include <nvtx3/nvToolsExt.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <wchar.h>
+
+typedef int (*alloc_t)(uint64_t *, size_t);
+static alloc_t alloc;
+static void *driver;
+
+static void take(size_t mib) {
+    uint64_t address = 0;
+    int code = alloc(&address, mib << 20);
+    if (code) { fprintf(stderr, "cuMemAlloc: %d\n", code); exit(3); }
+}
+
+static int call1(const char *name, uint64_t a) { return ((int (*)(uint64_t))dlsym(driver, name))(a); }
+
+static void *context;
+static void *other_thread(void *unused) {
+    (void)unused;
+    call1("cuCtxSetCurrent", (uint64_t)context);
+    nvtxRangePushA("worker");
+    take(16);
+    return 0; // The range never ends.
+}
+
+int main(int count, char **words) {
+    // Many ranges, each with a name of its own, of which every second one never ends.
+    for (int i = 0; i < (count > 1 ? atoi(words[1]) : 0); i++) {
+        char name[32];
+        snprintf(name, sizeof name, "range %d", i);
+        nvtxRangePushA(name);
+        if (i % 2) nvtxRangePop();
+    }
+    nvtxRangePushA("load");
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) { fprintf(stderr, "%s\n", dlerror()); return 2; }
+    alloc = (alloc_t)dlsym(driver, "cuMemAlloc_v2");
+    call1("cuInit", 0);
+    ((int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain"))(&context, 0);
+    call1("cuCtxSetCurrent", (uint64_t)context);
+    take(1);
+    nvtxRangePushW(L"layer \u00e9");
+    take(2);
+    nvtxRangePop();
+    nvtxDomainHandle_t domain = nvtxDomainCreateA("libcudf");
+    nvtxStringHandle_t name = nvtxDomainRegisterStringA(domain, "read");
+    nvtxEventAttributes_t attributes = {0};
+    attributes.version = NVTX_VERSION;
+    attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+    attributes.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+    attributes.message.registered = name;
+    nvtxDomainRangePushEx(domain, &attributes);
+    nvtxRangePushA("bad \xff name");
+    nvtxDomainRangePop(domain); // It is not the innermost one.
+    take(4);
+    nvtxRangePop();
+    nvtxRangePop(); // The end of `load`.
+    for (int i = 0; i < 5; i++) nvtxRangePop(); // More than there are.
+    nvtxRangeId_t id = nvtxRangeStartA("started");
+    take(8);
+    nvtxRangeEnd(id);
+    nvtxMarkA("mark");
+    pthread_t thread;
+    pthread_create(&thread, 0, other_thread, 0);
+    pthread_join(thread, 0);
+    nvtxRangePushA(0);
+    take(32);
+    return 0;
+}
