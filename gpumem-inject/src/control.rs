@@ -37,11 +37,7 @@ type Command = (String, Sender<String>);
 pub(crate) fn begin() -> Result<(), String> {
     let request = Request::of_environment()?;
     match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
-        None => {
-            request.record()?;
-            ranges::begun();
-            Ok(())
-        }
+        None => request.record().map(drop),
         Some(folder) => listen(Path::new(&folder), Request { is_late: true, ..request }),
     }
 }
@@ -143,6 +139,7 @@ fn answer_to(command: &str, request: &Request, recording: &mut Option<PathBuf>) 
             if request.has_torch() {
                 torch::end(&known);
             }
+            ranges::ended();
             recording::end();
             Ok(known)
         }

@@ -1,6 +1,9 @@
 //! The ranges that the program marks with NVTX: each is a scope of its thread.
 
-use std::cell::RefCell;
+use std::{
+    cell::RefCell,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use gpumem::GpuMemTrace;
 use gpumem_driver::nvtx::RangeObserver;
@@ -19,7 +22,7 @@ struct Range {
 
 enum Scope {
     Open(#[expect(dead_code, reason = "its drop ends the scope")] GpuMemTrace),
-    /// Nothing is recorded yet. The scope is opened when the recording begins.
+    /// Nothing was recorded when it began.
     Awaited(String),
 }
 
@@ -29,6 +32,10 @@ struct Ranges {
     /// How many ranges began inside of the most that are kept, and have not ended.
     deeper: u64,
 }
+
+/// Whether a recording is made. gpumem itself must not be asked before: its first use makes the settings of the process, and may call the
+/// driver, which the program has not initialized.
+static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static RANGES: RefCell<Ranges> = RefCell::default();
@@ -52,14 +59,20 @@ fn popped(domain: usize) {
         } else if let Some(at) = ranges.open.iter().rposition(|range| range.domain == domain) {
             // Ranges of different domains need not lie in each other. The program may also end more ranges than it began.
             ranges.open.remove(at);
+            open_awaited(&mut ranges.open);
         }
     });
 }
 
-/// The recording has begun: ranges in which this thread is are scopes from now on. Those of other threads follow when they begin another
-/// range.
+/// The recording has begun. Ranges in which a thread is are scopes from its next range on, and not now: the driver is being initialised,
+/// and would fail if a scope asked it for the current device.
 pub(crate) fn begun() {
-    with_ranges(|ranges| open_awaited(&mut ranges.open));
+    IS_RECORDED.store(true, Relaxed);
+}
+
+/// The recording has ended.
+pub(crate) fn ended() {
+    IS_RECORDED.store(false, Relaxed);
 }
 
 fn open_awaited(open: &mut [Range]) {
@@ -72,7 +85,7 @@ fn open_awaited(open: &mut [Range]) {
 
 impl Scope {
     fn of(name: &str) -> Self {
-        if !gpumem::recording::is_on() {
+        if !IS_RECORDED.load(Relaxed) {
             return Self::Awaited(name.to_owned());
         }
         let trace = GpuMemTrace::builder().ctx(name).silent(true).on_exit_report(false).start();

@@ -72,7 +72,7 @@ pub mod scope {
 /// ```
 #[cfg(feature = "capture")]
 pub mod recording {
-    pub use crate::session::{Keep, begin, begin_at_start, end, is_on, serve_foreign_program};
+    pub use crate::session::{Keep, begin, begin_at_start, end, serve_foreign_program};
 }
 
 #[cfg(feature = "sim")]

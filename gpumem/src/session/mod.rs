@@ -61,7 +61,7 @@ use self::{
 pub(crate) use self::{output::Notice, views::statistics};
 #[cfg(feature = "capture")]
 pub use self::{
-    recorded::{begin, begin_at_start, end, is_on, serve_foreign_program},
+    recorded::{begin, begin_at_start, end, serve_foreign_program},
     recorder::Keep,
 };
 use crate::{

@@ -48,11 +48,6 @@ pub fn end() {
     unsubscribe();
 }
 
-/// Whether the process is recorded.
-pub fn is_on() -> bool {
-    of_process().is_recorded()
-}
-
 /// For a library that is put into a program which does not know gpumem, before anything else of gpumem is used. The settings in the
 /// environment are for the program, and have no effect here; `backtrace` is the value of `GPUMEM_BACKTRACE`. Nothing is printed on
 /// stdout, and on stderr only what keeps a recording from being complete. Neither NVML nor CUPTI is loaded.

@@ -376,8 +376,7 @@ dispatched! { jumps;
             return Err(NOT_INITIALIZED);
         }
         call.driver.tear_down_at_exit();
-        crate::injection::load(call);
-        Ok(())
+        crate::injection::load(call)
     }
 
     fn cuDriverGetVersion(version: Out<c_int>) |_call| {

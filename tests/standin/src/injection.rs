@@ -8,9 +8,16 @@ use std::env;
 use std::ffi::{CString, OsStr, c_char, c_int, c_void};
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+use std::thread::{self, ThreadId};
 
-use crate::driver::Call;
+use crate::{
+    cuda::{NOT_INITIALIZED, Refusal},
+    driver::Call,
+};
 
 const RTLD_NOW: c_int = 2;
 
@@ -21,15 +28,27 @@ unsafe extern "C" {
 
 /// Not a `Once`: a tool that calls `cuInit` in its `InitializeInjection` would wait for itself.
 static LOADED: AtomicBool = AtomicBool::new(false);
+/// The thread whose `cuInit` loads the tool now.
+static LOADS: Mutex<Option<ThreadId>> = Mutex::new(None);
 
-pub(crate) fn load(call: &Call) {
-    let Some(path) = env::var_os("CUDA_INJECTION64_PATH").filter(|path| !path.is_empty()) else { return };
+/// An error if the tool has called `cuInit` meanwhile: driver 580 then fails in both calls, and the program has no GPU.
+pub(crate) fn load(call: &Call) -> Result<(), Refusal> {
+    let loads = || LOADS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut is_nested = loads();
+    if *is_nested == Some(thread::current().id()) {
+        *is_nested = None;
+        return Err(NOT_INITIALIZED);
+    }
+    drop(is_nested);
+    let Some(path) = env::var_os("CUDA_INJECTION64_PATH").filter(|path| !path.is_empty()) else { return Ok(()) };
     if LOADED.swap(true, Ordering::Relaxed) {
-        return;
+        return Ok(());
     }
     call.log("injection_begins", 0);
+    *loads() = Some(thread::current().id());
     let code = begin(&path).unwrap_or(-1);
     call.log("injection_ends", code);
+    loads().take().map(drop).ok_or(NOT_INITIALIZED)
 }
 
 fn begin(path: &OsStr) -> Option<c_int> {

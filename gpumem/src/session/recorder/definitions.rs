@@ -160,7 +160,7 @@ impl Definer {
         if id == CallsiteId::NONE || id == CallsiteId::OTHERS || !self.callsites.insert(id) {
             return Ok(());
         }
-        write(Item::Callsite(self.session.callsites.defined(id).definition(id)))
+        write(Item::Callsite(self.session.callsite_definition(id)))
     }
 
     fn stack(&mut self, id: StackId, write: Write<'_>) -> io::Result<()> {

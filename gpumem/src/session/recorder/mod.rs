@@ -26,7 +26,7 @@ use std::{
 };
 
 use gpumem_core::recording::{
-    Item, Request, RingDefinition, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring,
+    CallsiteDefinition, Item, Request, RingDefinition, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring,
 };
 
 pub use self::thread::Keep;
@@ -277,7 +277,16 @@ impl Session {
     /// Records what a new callsite is. The thread that writes defines it too, but only when it comes to the first scope there: the
     /// program may be killed before.
     pub(super) fn record_callsite(&self, id: CallsiteId) {
-        self.record_item(|| Item::Callsite(self.callsites.defined(id).definition(id)));
+        self.record_item(|| Item::Callsite(self.callsite_definition(id)));
+    }
+
+    fn callsite_definition(&self, id: CallsiteId) -> CallsiteDefinition {
+        let mut definition = self.callsites.defined(id).definition(id);
+        if self.recorder.is_injected() {
+            // The scope is opened in our library, and not in the program.
+            (definition.file, definition.line, definition.column) = (String::new(), 0, 0);
+        }
+        definition
     }
 
     pub(super) fn record_request(&self, request: impl FnOnce() -> Request) {

@@ -48,6 +48,7 @@ int main(int count, char **words) {
     nvtxRangePushW(L"layer \u00e9");
     take(2);
     nvtxRangePop();
+    take(64);
     nvtxDomainHandle_t domain = nvtxDomainCreateA("libcudf");
     nvtxStringHandle_t name = nvtxDomainRegisterStringA(domain, "read");
     nvtxEventAttributes_t attributes = {0};
