@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gpumem_core::model::{Frame, readable_frames, user_line};
+use gpumem_core::model::{Call, Frame, calls, readable_frames};
 
 use crate::history::{Held, History, Moment, Origin};
 
@@ -25,6 +25,26 @@ impl CodeFrame {
         }
     }
 
+    /// In fewer words. A function of a Python package is known by its name and that of its file: its line would show one function several
+    /// times. The files that `torch.compile` writes have names of 50 signs that say nothing. Functions of C++ are known without the types of
+    /// their arguments.
+    fn short(mut self) -> Self {
+        let name = self.file.rsplit('/').next().unwrap_or(&self.file);
+        if self.file.contains("/torchinductor_") {
+            self.function = "compiled".to_owned();
+            self.file = name.get(..8).map_or(name.to_owned(), |beginning| format!("{beginning}….py"));
+        } else if self.file.contains("-packages/") || self.file.contains("/lib/python3.") {
+            self.file = name.to_owned();
+            self.line = 0;
+        }
+        if let Some(at) = self.function.match_indices('(').map(|(at, _)| at).find(|at| {
+            *at > 0 && self.function.contains("::") && !self.function[*at..].starts_with("(anonymous namespace)")
+        }) {
+            self.function.truncate(at);
+        }
+        self
+    }
+
     /// `train::forward (src/model.rs:42)`
     pub(crate) fn in_words(&self, folder: &str) -> String {
         let Self { function, file, line } = self;
@@ -42,21 +62,22 @@ pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     below_scopes(origin, functions(history, origin))
 }
 
-/// The same, but it ends at the user's line. If no such line is known, it ends at the library. If there are lines of Python, it has only
-/// these.
-pub(crate) fn stack_to_place(history: &History, origin: &Origin) -> Vec<CodeFrame> {
+/// The same, but only the functions that say what memory is for (see [`calls`]), with the names of the files of packages.
+pub(crate) fn stack_of_calls(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
-    let line = user_line(&frames).map(|(line, _)| line);
-    let has_python = line.is_some_and(Frame::is_python);
-    let readable = readable_frames(&frames);
-    let outside = match line.filter(|_| origin.line.is_some()) {
-        Some(line) => readable.iter().position(|frame| std::ptr::eq(*frame, line)).unwrap_or(0),
-        None => readable.iter().take_while(|frame| frame.line.is_none()).count(),
-    };
-    let place = CodeFrame { function: origin.place(), ..CodeFrame::default() };
-    let callers = readable[outside..].iter().filter(|frame| !has_python || frame.is_python());
-    let place = Some(place).filter(|_| origin.line.is_none());
-    below_scopes(origin, place.into_iter().chain(callers.map(|frame| CodeFrame::new(frame))).collect())
+    let in_words = |function: &str| CodeFrame { function: function.to_owned(), ..CodeFrame::default() };
+    let mut functions: Vec<_> = calls(&frames)
+        .into_iter()
+        .map(|call| match call {
+            Call::Function(frame) => CodeFrame::new(frame).short(),
+            Call::Library(name) | Call::Backward(name) => in_words(name),
+            Call::BackwardPass => in_words("backward pass"),
+        })
+        .collect();
+    if functions.is_empty() {
+        functions.push(in_words(&origin.place()));
+    }
+    below_scopes(origin, functions)
 }
 
 fn below_scopes(origin: &Origin, functions: Vec<CodeFrame>) -> Vec<CodeFrame> {

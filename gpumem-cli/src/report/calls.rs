@@ -12,7 +12,7 @@ use super::text::{Bars, device_in_words, shown, signed_amount};
 use crate::{
     formats::{
         Numbers,
-        frames::{held_at, stack_to_place},
+        frames::{held_at, stack_of_calls},
     },
     history::{History, Moment},
 };
@@ -58,7 +58,7 @@ pub(crate) fn calls(history: &History) -> AllCalls {
     let mut names = Numbers::<String>::default();
     let mut stacks = Numbers::<(u16, Vec<usize>)>::default();
     for held in held_at(history, Moment::Peak).iter().filter(|held| held.origin.kind.is_on_device()) {
-        let stack = stack_to_place(history, held.origin);
+        let stack = stack_of_calls(history, held.origin);
         let frames: Vec<_> = stack.iter().map(|frame| names.of(&frame.in_words(folder))).collect();
         let at = stacks.of(&(held.device, frames));
         if at == all.len() {
@@ -94,7 +94,8 @@ pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io:
     Ok(())
 }
 
-/// A function that called only one other has no row, because it has the same bytes. The caller of an innermost function is a note.
+/// A function that called only one other has no row, because it has the same bytes. Of the functions between a row and an innermost
+/// function inside of it, the outermost one is a note.
 fn rows(calls: &[&Calls], names: &[String]) -> Vec<Row> {
     /// The path of no function.
     const OUTSIDE: usize = usize::MAX;
@@ -122,8 +123,8 @@ fn rows(calls: &[&Calls], names: &[String]) -> Vec<Row> {
         let name = |function: &usize| names[*function].clone();
         let branching = outer.iter().zip(&paths).filter(|(_, path)| branches(**path));
         let path: Vec<_> = branching.map(|(function, _)| name(function)).collect();
-        let has_row = outer.is_empty() || branches(paths[outer.len() - 1]);
-        let note = outer.last().filter(|_| !has_row).map(name);
+        let chain = outer.iter().zip(&paths).rposition(|(_, path)| branches(*path)).map_or(0, |at| at + 1);
+        let note = outer.get(chain).map(name);
         tree.leaf(&path, Leaf { name: name(innermost), bytes: *bytes, blocks: blocks.unsigned_abs(), note });
     }
     tree.rows(MOST)

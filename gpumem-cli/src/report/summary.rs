@@ -7,6 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
+    derive::BACKWARD_PASS,
     export::{InPaint, Paint, Role, shortened, shortened_command},
     model::{Bytes, one_line},
     report::{Leaks, counted},
@@ -144,7 +145,7 @@ fn write_device(
         let why = "stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none";
         line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
     }
-    if let Some(share) = share(|sum| sum.line.as_deref().is_some_and(|line| !has_line_number(line))) {
+    if let Some(share) = share(|sum| sum.line.as_deref().is_some_and(|line| !is_exact(line))) {
         let how = "build it with -g, or with Cargo's debug = \"line-tables-only\" and strip = false";
         let why = match no_symbols {
             Some(why) => format!("has no line: {why}"),
@@ -178,9 +179,10 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
-/// Whether a place ends with a line number: `src/train.rs:12` does, the name of a function such as `train::step` does not.
-fn has_line_number(line: &str) -> bool {
-    line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
+/// Whether a place is as exact as can be: `src/train.rs:12` is, and an operation of the backward pass, but not the name of a function such
+/// as `train::step`.
+fn is_exact(line: &str) -> bool {
+    line.ends_with(BACKWARD_PASS) || line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }
 
 fn sum_shares(sums: &[Sum], whole: u64) -> String {

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::model::{CallsiteId, Frame, StackId, library, program_frames, user_line};
+use crate::model::{CallsiteId, Frame, StackId, backward_operation, library, program_frames, user_line};
 
 /// What the numbers in a ledger stand for.
 pub trait Names {
@@ -48,6 +48,9 @@ impl fmt::Display for Callsite {
     }
 }
 
+/// What follows the name of an operation of PyTorch's backward pass, which is the place of a block.
+pub const BACKWARD_PASS: &str = " (backward pass)";
+
 /// What a stack says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
@@ -55,8 +58,9 @@ pub struct Stack {
     pub library: Option<String>,
     /// The user's line. If the program has no names for the stack, it is `main`, or the program: `train (no symbols)`.
     pub line: Option<String>,
-    /// The user's line is one of Python. It says more than the library, which is the same for almost all blocks of such programs.
-    pub is_python: bool,
+    /// The line says more than the library, which is the same for almost all blocks of such programs: it is one of Python, or an
+    /// operation of PyTorch's backward pass.
+    pub is_place: bool,
     /// The line that called the function of the user's line.
     pub caller: Option<String>,
     /// The functions, the innermost first, with their lines.
@@ -66,7 +70,7 @@ pub struct Stack {
 impl Stack {
     /// The library, where it stands in the place of a line.
     pub fn library_as_place(&self) -> Option<&str> {
-        self.library.as_deref().filter(|_| !self.is_python)
+        self.library.as_deref().filter(|_| !self.is_place)
     }
 
     /// Of these frames, the innermost first. Files in `folder` are named as from there. `own_module` is the file name of the module
@@ -74,14 +78,17 @@ impl Stack {
     pub fn new(frames: &[Frame], folder: &str, own_module: Option<&str>) -> Self {
         let seen = |frame: &Frame| frame.relative_to(folder).to_string();
         let (line, caller) = user_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));
+        let is_python = line.is_some_and(Frame::is_python);
+        let operation = backward_operation(frames).filter(|_| !is_python);
+        let operation = operation.map(|operation| format!("{operation}{BACKWARD_PASS}"));
         let library = library(frames);
         let (library, program) = if library == own_module { (None, own_module) } else { (library, None) };
         let has_main = program_frames(frames).iter().any(|frame| frame.function.as_deref() == Some("main"));
         let unnamed = program.map(|name| if has_main { "main".to_owned() } else { format!("{name} (no symbols)") });
         Self {
             library: library.map(str::to_owned),
-            is_python: line.is_some_and(Frame::is_python),
-            line: line.map(seen).or(unnamed),
+            is_place: is_python || operation.is_some(),
+            line: operation.or_else(|| line.map(seen)).or(unnamed),
             caller: caller.map(seen),
             frames: program_frames(frames).iter().map(|frame| frame.relative_to(folder).with_function()).collect(),
         }

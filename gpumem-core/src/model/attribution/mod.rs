@@ -1,9 +1,12 @@
 //! What a stack shows: which library allocated, and on which line of the user.
 
+mod calls;
 mod tables;
 
 use std::path::Path;
 
+pub(crate) use self::calls::backward_operation;
+pub use self::calls::{Call, calls};
 use self::tables::{
     CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP,
     STD_FOLDERS, SYSTEM,

@@ -5,8 +5,27 @@
 /// crate.
 pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
 
-/// What the files of Python's packages and of its standard library contain. `<frozen` is the name of files inside the interpreter.
-pub(super) const PYTHON_PACKAGES: &[&str] = &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen "];
+/// What the files of Python's packages and of its standard library contain, and those that `torch.compile` writes. `<frozen` is the name of
+/// files inside the interpreter.
+pub(super) const PYTHON_PACKAGES: &[&str] =
+    &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", "/torchinductor_"];
+
+/// Functions of Python's packages that only call what they are given: the folder or the file, and the name. Functions inside of functions
+/// need no entry.
+pub(super) const WRAPPERS: &[(&str, &str)] = &[
+    ("/torch/nn/modules/module.py", "Module._wrapped_call_impl"),
+    ("/torch/nn/modules/module.py", "Module._call_impl"),
+    ("/torch/nn/modules/module.py", "Module._apply"),
+    ("/torch/_dynamo/", "OptimizedModule.__call__"),
+    ("/torch/_functorch/", "call_func_at_runtime_with_args"),
+    ("/torch/_functorch/", "_AnalyzeCustomOpInputOutputMode.__torch_dispatch__"),
+    ("/torch/_inductor/", "CompiledFxGraph.__call__"),
+    ("/torch/autograd/function.py", "Function.apply"),
+    ("/torch/autograd/function.py", "BackwardCFunction.apply"),
+    ("/torch/_ops.py", "OpOverload.__call__"),
+    ("/torch/_ops.py", "OpOverloadPacket.__call__"),
+    ("/transformers/modeling_layers.py", "GradientCheckpointingLayer.__call__"),
+];
 
 /// Python's interpreter.
 pub(super) const INTERPRETER: &[&str] = &["python3*", "libpython*"];
