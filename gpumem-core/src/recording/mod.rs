@@ -29,7 +29,7 @@ pub use self::{
     },
     definitions::Definitions,
     event::RecordedEvent,
-    follow::Follower,
+    follow::{Follower, Growing},
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
         Finished, Interception, Item, ModuleDefinition, PartDefinition, Process, Request, RingDefinition,

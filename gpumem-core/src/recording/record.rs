@@ -124,6 +124,24 @@ pub enum End {
     },
 }
 
+fn no_recording(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Whether a file with this header can be read.
+pub(super) fn check_header(header: &[u8; FILE_HEADER]) -> io::Result<()> {
+    if !header.starts_with(&MAGIC) {
+        return Err(no_recording("this is no recording of gpumem".to_owned()));
+    }
+    let version = u16::from_le_bytes([header[8], header[9]]);
+    if !(1..=VERSION).contains(&version) {
+        return Err(no_recording(format!(
+            "this recording is of version {version}, and this gpumem reads up to version {VERSION}; use a newer gpumem"
+        )));
+    }
+    Ok(())
+}
+
 /// Reads the records of a file, one after the other.
 #[derive(Debug)]
 pub(super) struct Records<R> {
@@ -142,21 +160,17 @@ impl<R: Read> Records<R> {
     pub(super) fn new(mut from: R) -> io::Result<Self> {
         let mut header = [0; FILE_HEADER];
         let read = fill(&mut from, &mut header)?;
-        let no = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        if header[..8] != MAGIC {
-            return no("this is no recording of gpumem".to_owned());
+        if read < FILE_HEADER && header.starts_with(&MAGIC) {
+            return Err(no_recording("this recording is cut within its header".to_owned()));
         }
-        if read < FILE_HEADER {
-            return no("this recording is cut within its header".to_owned());
-        }
-        let version = u16::from_le_bytes([header[8], header[9]]);
-        if !(1..=VERSION).contains(&version) {
-            return no(format!(
-                "this recording is of version {version}, and this gpumem reads up to version {VERSION}; use a newer gpumem"
-            ));
-        }
+        check_header(&header)?;
+        Ok(Self::after_header(from))
+    }
+
+    /// Reads what follows the header.
+    pub(super) fn after_header(from: R) -> Self {
         let at = FILE_HEADER as u64;
-        Ok(Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 })
+        Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 }
     }
 
     /// Where more can be added, if what is there was read completely.

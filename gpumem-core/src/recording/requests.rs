@@ -14,10 +14,10 @@ use crate::{
     derive::{self, KeptPeak, Names, Snapshot},
     error::Error,
     ledger::NodeId,
-    model::{Device, Family, ScopeId},
+    model::{Family, ScopeId},
     report::{
-        Breakdown, Content, Groups, Known, Leaks, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, SourceLine,
-        Summary, Tracked, difference, live,
+        Breakdown, Content, Groups, Known, LiveBlock, OutOfMemory, PeakHolders, Report, SourceLine, Tracked,
+        difference, live,
     },
 };
 
@@ -29,7 +29,7 @@ const MOST_REFUSALS: usize = 32;
 
 /// What a report looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Extent {
+pub(super) enum Extent {
     Groups,
     Blocks,
 }
@@ -261,7 +261,7 @@ impl State {
     }
 
     /// Refuses a report that would be too large, or that would be too much work after the earlier ones.
-    fn charge(&mut self, extent: Extent, budget: &mut Budget) -> Result<()> {
+    pub(super) fn charge(&self, extent: Extent, budget: &mut Budget) -> Result<()> {
         if !budget.may_report() {
             return Err(Rejection::Limit);
         }
@@ -283,44 +283,5 @@ impl State {
             texts = texts.saturating_add(each.saturating_mul(times));
         }
         if budget.report(texts) { Ok(()) } else { Err(Rejection::Limit) }
-    }
-}
-
-/// Reports of the moment that was read last, whether or not the program requested them.
-impl State {
-    /// What each scope holds, and held at most.
-    pub(super) fn summary(&mut self, budget: &mut Budget) -> Option<Summary> {
-        self.charge(Extent::Groups, budget).ok()?;
-        let under = self.next_scope();
-        Some(derive::summary(&self.inbox, &self.definitions, under, None))
-    }
-
-    /// The live blocks, the largest first.
-    pub(super) fn live_blocks(&mut self, budget: &mut Budget) -> Option<Vec<LiveBlock>> {
-        self.blocks_of(None, budget).ok()
-    }
-
-    /// What was live, as it is reported when a process ends.
-    pub(super) fn leaks(&mut self, budget: &mut Budget) -> Option<Leaks> {
-        self.charge(Extent::Blocks, budget).ok()?;
-        Some(derive::leaks(&self.inbox, &self.definitions, true))
-    }
-
-    /// The statistics of a device.
-    pub(super) fn memory_stats(&self, device: Device) -> MemoryStats {
-        let intercepted_by = self.definitions.interceptions().last().map(|by| by.library.clone()).unwrap_or_default();
-        derive::memory_stats(&self.inbox, device, intercepted_by, self.time, None)
-    }
-
-    /// Which allocations made the peak of a device; `None` also if there were none.
-    pub(super) fn device_peak(&mut self, device: Device, budget: &mut Budget) -> Option<PeakHolders> {
-        self.charge(Extent::Groups, budget).ok()?;
-        let under = self.next_scope();
-        KeptPeak::of_device(&self.inbox, device, under)?.holders(&self.definitions)
-    }
-
-    /// The devices on which something was allocated.
-    pub(super) fn used_devices(&self) -> Vec<Device> {
-        self.inbox.stats().iter().map(|stats| stats.device).collect()
     }
 }
