@@ -14,12 +14,6 @@ use crate::report::{Breakdown, Part, PartKind};
 const MOST: usize = 20;
 
 /// A tree, the largest first. A row has the sum of the rows inside of it and its own memory.
-impl fmt::Display for Breakdown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Breakdown {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, name, memory, .. } = self;
