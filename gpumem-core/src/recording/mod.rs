@@ -31,9 +31,9 @@ pub use self::{
     event::RecordedEvent,
     follow::{Follower, Growing},
     item::{
-        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        Finished, Interception, Item, ModuleDefinition, PartDefinition, Process, Request, RingDefinition,
-        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
+        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Finished,
+        Interception, Item, ModuleDefinition, PartDefinition, Process, Request, RingDefinition, StackDefinition,
+        Symbol, SymbolsDefinition, ThreadDefinition,
     },
     items::{for_each_item, items_of},
     output::ReplayedReport,

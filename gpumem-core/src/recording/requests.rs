@@ -5,8 +5,8 @@ use std::time::UNIX_EPOCH;
 use super::{
     budget::Budget,
     bytes::LONGEST_TEXT,
-    check::{Rejection, check_device, check_memory, check_usage},
-    item::{DeviceReading, Request},
+    check::{Rejection, check_device, check_reading, check_usage},
+    item::Request,
     output::{ReplayedReport, at_exit},
     state::{MOST_LINES, Refused, ScopeResult, State, Tracker},
 };
@@ -14,9 +14,9 @@ use crate::{
     derive::{self, KeptPeak, Names, Snapshot},
     error::Error,
     ledger::NodeId,
-    model::{Family, ScopeId},
+    model::ScopeId,
     report::{
-        Breakdown, Content, Groups, Known, LiveBlock, OutOfMemory, PeakHolders, Report, SourceLine, Tracked,
+        Breakdown, Content, DeviceReading, Groups, LiveBlock, OutOfMemory, PeakHolders, Report, SourceLine, Tracked,
         difference, live,
     },
 };
@@ -140,33 +140,13 @@ impl State {
         Ok(())
     }
 
-    fn known(&self, reading: &DeviceReading) -> Result<Known> {
-        let DeviceReading { device, name, memory, processes, pool } = reading.clone();
-        check_device(device)?;
-        check_memory(&memory)?;
-        pool.as_ref().map_or(Ok(()), check_usage)?;
-        let sum =
-            |used: u64, process: &crate::model::GpuProcess| used.checked_add(process.used.unwrap_or_default().get());
-        processes.iter().flatten().try_fold(0, sum).ok_or(Rejection::Limit)?;
-        Ok(Known {
-            device: device.ordinal,
-            name,
-            simulated: device.family == Family::Simulated,
-            memory,
-            processes,
-            own_pid: self.definitions.process().pid,
-            pool,
-            live: Vec::new(),
-        })
-    }
-
     /// Where a device's memory is now, by what was read of it.
     fn breakdown(&mut self, reading: &DeviceReading, budget: &mut Budget) -> Result<Breakdown> {
-        let known = self.known(reading)?;
+        check_reading(reading)?;
         self.charge(Extent::Groups, budget)?;
         let snapshot = Snapshot::now(&self.inbox, &self.definitions, reading.device);
         let live = snapshot.groups(|stack| self.definitions.stack(stack));
-        Ok(Breakdown::of(&Known { live, ..known }))
+        Ok(Breakdown::of(reading, self.definitions.process().pid, &live))
     }
 
     fn blocks_of(&mut self, scope: Option<ScopeId>, budget: &mut Budget) -> Result<Vec<LiveBlock>> {
@@ -244,10 +224,8 @@ impl State {
         budget: &mut Budget,
     ) -> Result<OutOfMemory> {
         let at = self.refusals.iter().rposition(|(of, _)| *of == number).ok_or(Rejection::Contradiction)?;
-        let known = match reading {
-            Ok(reading) => Ok(self.known(&reading)?),
-            Err(message) => Err(Error::recorded(message)),
-        };
+        reading.as_ref().map_or(Ok(()), check_reading)?;
+        let reading = reading.map_err(Error::recorded);
         let (_, Refused { refusal, snapshot, peak }) = self.refusals.remove(at).ok_or(Rejection::Contradiction)?;
         let is_allowed = self.charge(Extent::Groups, budget);
         let holders = peak
@@ -257,7 +235,7 @@ impl State {
             self.inbox.release_peak(under);
         }
         is_allowed?;
-        Ok(refusal.resolved(&snapshot, holders, known, &self.definitions))
+        Ok(refusal.resolved(&snapshot, holders, reading, self.definitions.process().pid, &self.definitions))
     }
 
     /// Refuses a report that would be too large, or that would be too much work after the earlier ones.

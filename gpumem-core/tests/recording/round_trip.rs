@@ -10,10 +10,11 @@ use gpumem_core::{
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        End, Finished, Interception, Item, ModuleDefinition, PartDefinition, Process, Reader, RecordedEvent, Request,
-        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
+        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, End, Finished,
+        Interception, Item, ModuleDefinition, PartDefinition, Process, Reader, RecordedEvent, Request, RingDefinition,
+        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
     },
+    report::DeviceReading,
 };
 
 use crate::Random;
