@@ -11,7 +11,7 @@ use super::{
     state::{MOST_LINES, Refused, ScopeResult, State, Tracker},
 };
 use crate::{
-    derive::{self, KeptPeak, Names, Snapshot},
+    derive::{self, KeptPeak, LedgerView, Names, Snapshot},
     error::Error,
     ledger::NodeId,
     model::ScopeId,

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use gpumem_core::{
     derive::{self, Callsite, KeptPeak, Labels, Names, Refusal, Snapshot, Stack},
     error::Error,
-    inbox::{Inbox, Tap},
+    inbox::{Inbox, LedgerView, Tap},
     ledger::ScopePeriod,
     model::{
         Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label, MemKind,
