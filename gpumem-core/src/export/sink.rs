@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::Form;
-use crate::report::Output;
+use crate::{model::parse_error, report::Output};
 
 /// Where gpumem prints everything: reports of traces, points of trackers, memory that ran out, leaks, peaks, budgets that were not
 /// checked, notices. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH` or `off`) sets
@@ -97,22 +97,15 @@ impl fmt::Debug for Sink {
     }
 }
 
-/// The error for a text that names no [`Sink`].
-///
-/// ```
-/// let error = "printer".parse::<gpumem::sink::Sink>().unwrap_err();
-/// assert!(error.to_string().starts_with("`printer` is not one of stdout, stderr"));
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseSinkError(String);
-
-impl fmt::Display for ParseSinkError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not one of stdout, stderr, file:PATH, json, json:PATH or off", self.0)
-    }
+parse_error! {
+    /// The error for a text that names no [`Sink`].
+    ///
+    /// ```
+    /// let error = "printer".parse::<gpumem::sink::Sink>().unwrap_err();
+    /// assert!(error.to_string().starts_with("`printer` is not one of stdout, stderr"));
+    /// ```
+    ParseSinkError: "is not one of stdout, stderr, file:PATH, json, json:PATH or off"
 }
-
-impl std::error::Error for ParseSinkError {}
 
 impl FromStr for Sink {
     type Err = ParseSinkError;

@@ -49,7 +49,8 @@ impl Settings {
                 }
             };
             let text = text.to_string_lossy().into_owned();
-            settings.set.push(SetVariable { variable, text, stands_for, problem });
+            let Variable { name, meaning, .. } = *variable;
+            settings.set.push(SetVariable { name, meaning, text, stands_for, problem });
         }
         settings
     }
@@ -57,7 +58,7 @@ impl Settings {
     /// All variables, whether or not they are set.
     pub fn all(&self) -> Vec<Setting> {
         let setting = |&Variable { name, meaning, default, .. }: &Variable| {
-            let set = self.set.iter().find(|set| set.variable.name == name);
+            let set = self.set.iter().find(|set| set.name == name);
             Setting {
                 name,
                 meaning,

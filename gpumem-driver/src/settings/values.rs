@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use super::{parse::with_pid, variables::Variable};
+use super::parse::with_pid;
 use crate::{
     error::{Error, Result},
     export::Sink,
@@ -67,7 +67,9 @@ pub struct Settings {
 
 /// A variable that is set.
 pub(super) struct SetVariable {
-    pub(super) variable: &'static Variable,
+    pub(super) name: &'static str,
+    /// What it decides.
+    pub(super) meaning: &'static str,
     pub(super) text: String,
     /// What the text means, or why it cannot be used.
     pub(super) stands_for: String,
@@ -136,7 +138,7 @@ impl Settings {
     }
 
     fn check(&self, variable: &str) -> Result<()> {
-        let set = self.set.iter().find(|set| set.variable.name == variable);
+        let set = self.set.iter().find(|set| set.name == variable);
         set.and_then(|set| set.problem.as_ref()).map_or(Ok(()), |(error, _)| Err(error.clone()))
     }
 
@@ -156,9 +158,10 @@ impl Settings {
 
     /// A line for each variable that is set: its text, what the variable decides, and what the text stands for.
     pub fn set(&self) -> impl Iterator<Item = String> {
-        self.set.iter().map(|SetVariable { variable: Variable { name, meaning, .. }, text, stands_for, .. }| {
+        let line = |SetVariable { name, meaning, text, stands_for, .. }: &SetVariable| {
             format!("{name}={text} ({meaning}): {stands_for}")
-        })
+        };
+        self.set.iter().map(line)
     }
 }
 
