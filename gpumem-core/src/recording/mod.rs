@@ -40,9 +40,10 @@ pub use self::{
     part::Part,
     reader::{Reader, Skipped, Step},
     record::{End, VERSION, is_recording},
-    recover::{Ended, Segment, Segments, has_ring, new_path, old_path, recover},
+    recover::{Ended, Segment, Segments, has_ring, new_path, old_path, recover, ring_path},
     ring::{
-        Line, RingContent, RingDefinitions, RingMemory, RingReader, RingWriter, WHOLE, lines_for, on_the_heap, ring,
+        Line, RingContent, RingDefinitions, RingMemory, RingOwner, RingReader, RingWriter, WHOLE, lines_for,
+        on_the_heap, ring,
     },
     writer::{Writer, Written},
 };

@@ -12,10 +12,15 @@ use super::{
     item::{CodeAddress, Finished, Item, RingDefinition},
     items::Items,
     record::Records,
-    ring::{RingContent, RingReader, WHOLE},
+    ring::{RingContent, RingOwner, RingReader, WHOLE},
     writer::Writer,
 };
 use crate::model::StackId;
+
+/// Where early versions had the ring of a recording: in a file.
+pub fn ring_path(recording: &Path) -> PathBuf {
+    with(recording, ".ring")
+}
 
 /// The shared memory of this machine, in which rings are.
 pub trait Segments {
@@ -66,22 +71,46 @@ pub struct Ended {
 }
 
 /// A ring that is not in the recording yet.
-struct Found<I> {
-    content: RingContent<I>,
-    segment: u64,
-    /// The process that fills it runs.
-    is_filled: bool,
+struct Found {
+    bytes: Vec<u8>,
+    place: RingPlace,
+    /// The process that fills it runs. `None` if the ring does not say who that is.
+    is_filled: Option<bool>,
 }
 
-/// The ring of a recording, if there is one.
-fn ring_of(file: &File, segments: &dyn Segments) -> io::Result<Option<Found<impl Iterator<Item = Item> + use<>>>> {
-    let Some(RingDefinition { segment: Some(segment), recording }) = Head::of(file).ring else { return Ok(None) };
-    let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
-    // Another one may have got the number.
-    let content = RingReader::from_bytes(&bytes).filter(|content| content.recording == recording);
-    // A child that outlives the process has the segment too. What is not visible here may run elsewhere.
-    let is_filled = is_in_use && creator.is_none_or(runs);
-    Ok(content.map(|content| Found { content, segment, is_filled }))
+enum RingPlace {
+    File(PathBuf),
+    Segment(u64),
+}
+
+impl Found {
+    /// The ring of a recording, if there is one.
+    fn of(recording: &Path, file: &File, segments: &dyn Segments) -> io::Result<Option<Self>> {
+        let path = ring_path(recording);
+        if let Some(bytes) = read(&path)? {
+            let is_filled = RingReader::from_bytes(&bytes).map(|ring| is_running(&ring.owner));
+            return Ok(Some(Self { bytes, place: RingPlace::File(path), is_filled }));
+        }
+        let Some(RingDefinition { segment: Some(segment), recording }) = Head::of(file).ring else { return Ok(None) };
+        let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
+        // Another one has got the number.
+        if RingReader::from_bytes(&bytes).is_none_or(|ring| ring.owner.recording != recording) {
+            return Ok(None);
+        }
+        // A child that outlives the process has the segment too. What is not visible here may run elsewhere.
+        let is_filled = is_in_use && creator.is_none_or(|pid| start_time(pid).is_some());
+        Ok(Some(Self { bytes, place: RingPlace::Segment(segment), is_filled: Some(is_filled) }))
+    }
+
+    fn remove(&self, segments: &dyn Segments) -> io::Result<()> {
+        match &self.place {
+            RingPlace::File(path) => fs::remove_file(path),
+            RingPlace::Segment(segment) => {
+                segments.remove(*segment);
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Whether the process of a recording was killed, or runs: something is not in the file that can be added.
@@ -90,14 +119,14 @@ pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
     let file = recording.is_file().then(|| File::open(recording).ok()).flatten();
     let Some(file) = file else { return false };
     // What cannot be read may be there.
-    ring_of(&file, segments).map_or(true, |found| found.is_some())
+    Found::of(recording, &file, segments).map_or(true, |found| found.is_some())
 }
 
 /// Adds what was in the ring of a process that was killed to its recording, and removes the ring. `None` if the process records
 /// still: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
 ///
 /// # Errors
-/// If a file or the ring cannot be read or written, or if the recording is shorter than the ring says. The ring is kept in these cases.
+/// If a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is kept in these cases.
 pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<Ended>> {
     // A pipe is not waited for if it is opened for both.
     let mut file = File::options().read(true).write(true).open(recording)?;
@@ -105,28 +134,38 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }
     // Before the lock: a process that begins a new file while somebody else has the lock gives up.
-    if ring_of(&file, segments)?.is_some_and(|found| found.is_filled) {
+    if Found::of(recording, &file, segments)?.is_some_and(|found| found.is_filled == Some(true)) {
         return Ok(None);
     }
     // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
     let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     // Only now: a process writes what is in its ring to the recording when it ends, and removes the ring.
-    let found = ring_of(&file, segments)?;
+    let found = Found::of(recording, &file, segments)?;
     // The process has put another file in its place.
     if !is_same_file(&file, recording)? {
         return Ok(None);
     }
-    let Some(Found { content, segment, is_filled }) = found else {
+    let Some(found) = found else {
         // A process that has no ring may write. While it writes a file that takes the place of this one, it has the lock of that one.
         let may_record = is_locked || is_held(&new_path(recording));
         // It has just begun if it has not written who it is.
-        let records = may_record && Head::of(&file).pid.is_none_or(runs);
+        let records = may_record && Head::of(&file).pid.is_none_or(|pid| start_time(pid).is_some());
         return Ok((!records).then_some(Ended { added: 0, _lock: file }));
     };
-    if is_filled {
+    if found.is_filled.unwrap_or(is_locked) {
         return Ok(None);
     }
-    let RingContent { recorded, definitions, items, .. } = content;
+    let Some(RingContent { recorded, definitions, items, .. }) = RingReader::from_bytes(&found.bytes) else {
+        // Killed before the ring was in use.
+        if found.bytes.iter().all(|byte| *byte == 0) {
+            found.remove(segments)?;
+            return Ok(Some(Ended { added: 0, _lock: file }));
+        }
+        let ring = ring_path(recording);
+        let why =
+            "is damaged, or of another version of gpumem: open the recording with the version that wrote it, or remove";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{0}` {why} `{0}`", ring.display())));
+    };
     // What follows was written, and not given free in the ring any more: it is there.
     let length = file.metadata()?.len();
     let recorded = if recorded == WHOLE { length } else { recorded };
@@ -150,8 +189,16 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
     writer.flush()?;
     drop(writer);
     file.sync_all()?;
-    segments.remove(segment);
+    found.remove(segments)?;
     Ok(Some(Ended { added, _lock: file }))
+}
+
+/// The content of a file, if there is one.
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        bytes => bytes.map(Some),
+    }
 }
 
 /// Whether the path still names this file.
@@ -220,15 +267,22 @@ fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &
     })
 }
 
-/// Whether a process with this number runs.
-fn runs(pid: u32) -> bool {
-    let Ok(stat) = fs::read(format!("/proc/{pid}/stat")) else { return false };
+/// Whether the process runs. Another one may have got its number.
+fn is_running(owner: &RingOwner) -> bool {
+    u32::try_from(owner.pid).is_ok_and(|pid| start_time(pid) == Some(owner.began))
+}
+
+/// The start time of the process with this number. `None` if no such process runs.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets need not be UTF-8.
     let stat = String::from_utf8_lossy(&stat);
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace();
     // The state is that of the first thread: it may have ended before the others.
-    let state = stat.rsplit_once(')').and_then(|(_, after_name)| after_name.split_whitespace().next());
+    let has_ended = matches!(fields.next()?, "Z" | "X");
     let has_others = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
-    state.is_some_and(|state| !matches!(state, "Z" | "X") || has_others())
+    if has_ended && !has_others() { None } else { fields.nth(18)?.parse().ok() }
 }
 
 #[cfg(test)]
@@ -238,115 +292,118 @@ mod tests {
     use super::*;
     use crate::{
         model::{Event, EventKind, Key, ThreadId},
-        recording::{End, Item, Process, Reader, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
+        recording::{Item, Process, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
     };
 
-    /// A recording, and shared memory with one segment, whose number is 7.
-    struct Files {
-        recording: PathBuf,
-        segment: RefCell<Option<Segment>>,
-    }
+    struct Files(PathBuf);
 
     impl Files {
         fn new(name: &str) -> Self {
-            let recording = env::temp_dir().join(format!("gpumem-recover-{}-{name}", process::id()));
-            Self { recording, segment: RefCell::default() }
+            Self(env::temp_dir().join(format!("gpumem-recover-{}-{name}", process::id())))
         }
 
-        fn has_ring(&self) -> bool {
-            has_ring(&self.recording, self)
-        }
-
-        /// `None` if the process records still.
-        #[track_caller]
-        fn added(&self) -> Option<u64> {
-            recover(&self.recording, self).unwrap().map(|ended| ended.added)
-        }
-
-        fn lacks_end(&self) -> bool {
-            Reader::new(File::open(&self.recording).unwrap()).unwrap().definitions().lacks_end()
-        }
-
-        /// A recording that ends in the middle of a record, and a ring with two events. The ring is of the recording with this number.
-        fn killed(&self, ring_of: u64, creator: Option<u32>, is_in_use: bool) {
-            let mut writer = Writer::new(File::create(&self.recording).unwrap()).unwrap();
-            let thread = ThreadDefinition { thread: ThreadId(1), os_id: 5, name: None };
-            writer.write(&Item::Thread(thread)).unwrap();
-            writer.write(&Item::Ring(RingDefinition { segment: Some(7), recording: 9 })).unwrap();
-            writer.flush().unwrap();
-            let (mut to, mut from) = ring(on_the_heap(16), ring_of, writer.written().bytes);
-            drop(writer);
-            for number in 1..=4 {
-                let kind = EventKind::Free { key: Key::from_raw(512 * number), block: None };
-                to.event(&Event { number, time: Duration::ZERO, thread: ThreadId(1), kind: &kind }, number * 10);
-                if number == 2 {
-                    // These two are in the file as well, as if the process had been killed before it gave them free.
-                    assert_eq!(from.by_ref().count(), 2);
-                }
-            }
-            let bytes: Vec<u8> = from.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
-            assert_eq!(bytes.len(), 64 * lines_for(16));
-            self.segment.replace(Some(Segment { bytes, creator, is_in_use }));
-            let mut file = fs::read(&self.recording).unwrap();
-            file.extend([1, 0, 0, 0, 99, 0, 0, 0]);
-            fs::write(&self.recording, file).unwrap();
-        }
-    }
-
-    impl Segments for Files {
-        fn read(&self, segment: u64) -> io::Result<Option<Segment>> {
-            Ok(self.segment.borrow().clone().filter(|_| segment == 7))
-        }
-
-        fn remove(&self, segment: u64) {
-            assert_eq!(segment, 7);
-            self.segment.take();
+        fn ring(&self) -> PathBuf {
+            ring_path(&self.0)
         }
     }
 
     impl Drop for Files {
         fn drop(&mut self) {
-            let _ = fs::remove_file(&self.recording);
+            let _ = fs::remove_file(&self.0);
+            let _ = fs::remove_file(self.ring());
         }
+    }
+
+    /// `None` if the process records still.
+    #[track_caller]
+    fn added(files: &Files) -> Option<u64> {
+        recover(&files.0, &Shared::default()).unwrap().map(|ended| ended.added)
+    }
+
+    /// Shared memory with one segment, whose number is 7.
+    #[derive(Default)]
+    struct Shared(RefCell<Option<Segment>>);
+
+    impl Segments for Shared {
+        fn read(&self, segment: u64) -> io::Result<Option<Segment>> {
+            Ok(self.0.borrow().clone().filter(|_| segment == 7))
+        }
+
+        fn remove(&self, segment: u64) {
+            assert_eq!(segment, 7);
+            self.0.take();
+        }
+    }
+
+    const DEAD: RingOwner = RingOwner { pid: u32::MAX as u64, began: 1, recording: 0 };
+
+    /// A recording that ends in the middle of a record, and a ring with two events.
+    fn killed(files: &Files, owner: RingOwner) {
+        let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
+        let thread = ThreadDefinition { thread: ThreadId(1), os_id: 5, name: None };
+        writer.write(&Item::Thread(thread)).unwrap();
+        if owner.recording != 0 {
+            writer.write(&Item::Ring(RingDefinition { segment: Some(7), recording: owner.recording })).unwrap();
+        }
+        writer.flush().unwrap();
+        let recorded = writer.written().bytes;
+        drop(writer);
+        let memory = on_the_heap(16);
+        let (mut to, mut from) = ring(memory, owner, recorded);
+        for number in 1..=4 {
+            let kind = EventKind::Free { key: Key::from_raw(512 * number), block: None };
+            to.event(&Event { number, time: Duration::ZERO, thread: ThreadId(1), kind: &kind }, number * 10);
+            if number == 2 {
+                // These two are in the file as well, as if the process had been killed before it gave them free.
+                assert_eq!(from.by_ref().count(), 2);
+            }
+        }
+        let bytes: Vec<u8> = from.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
+        assert_eq!(bytes.len(), 64 * lines_for(16));
+        fs::write(files.ring(), bytes).unwrap();
+        let mut file = fs::read(&files.0).unwrap();
+        file.extend([1, 0, 0, 0, 99, 0, 0, 0]);
+        fs::write(&files.0, file).unwrap();
     }
 
     #[test]
     fn each_event_is_in_the_recording_once() {
         let files = Files::new("once");
-        files.killed(9, Some(u32::MAX), false);
-        assert_eq!(files.added(), Some(4));
-        let (items, end) = items_of(File::open(&files.recording).unwrap()).unwrap();
-        assert_eq!(end, End::Complete);
+        killed(&files, DEAD);
+        assert_eq!(added(&files), Some(4));
+        let (items, end) = items_of(File::open(&files.0).unwrap()).unwrap();
+        assert_eq!(end, crate::recording::End::Complete);
         let numbers = items.iter().filter_map(|item| match item {
             Item::Event(event) => Some(event.number),
             _ => None,
         });
-        assert_eq!((items.len(), numbers.collect::<Vec<_>>()), (7, vec![1, 2, 3, 4]));
-        assert!(files.segment.borrow().is_none());
-        assert_eq!(files.added(), Some(0));
+        assert_eq!((items.len(), numbers.collect::<Vec<_>>()), (6, vec![1, 2, 3, 4]));
+        assert!(!files.ring().exists());
+        assert_eq!(added(&files), Some(0));
     }
 
     #[test]
     fn a_process_that_runs_keeps_its_ring() {
-        if !Path::new("/proc/self/stat").exists() {
-            return;
-        }
+        let files = Files::new("running");
         // Linux cuts long names at a byte, which may be within a character.
         _ = fs::write("/proc/self/comm", b"recover\xff");
-        let files = Files::new("running");
-        // A process that is not visible may run.
-        for creator in [Some(process::id()), None] {
-            files.killed(9, creator, true);
-            // Without its lock as well: not every file system has locks, and the process replaces the file with `--max-size`.
-            assert!(files.has_ring() && files.added().is_none());
-            let held = File::open(&files.recording).unwrap();
-            held.lock().unwrap();
-            assert_eq!(files.added(), None);
-            assert!(files.segment.borrow().is_some());
-        }
+        let stat = fs::read("/proc/self/stat").unwrap_or_default();
+        let stat = String::from_utf8_lossy(&stat);
+        let began = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse().ok());
+        let Some(began) = began else { return };
+        killed(&files, RingOwner { pid: process::id().into(), began, recording: 0 });
+        // Without its lock as well: not every file system has locks, and the process replaces the file with `--max-size`.
+        assert_eq!(added(&files), None);
+        let held = File::open(&files.0).unwrap();
+        held.lock().unwrap();
+        assert_eq!(added(&files), None);
+        assert!(files.ring().exists());
+        // The lock of a child, which outlives the process.
+        killed(&files, RingOwner { pid: process::id().into(), began: began + 1, recording: 0 });
+        assert_eq!(added(&files), Some(4));
     }
 
-    /// The ring is on the heap where a segment cannot be reserved.
+    /// The ring is on the heap where space in a file cannot be reserved.
     #[test]
     fn a_process_without_a_ring_is_left_alone_too() {
         if !Path::new("/proc/self/stat").exists() {
@@ -354,66 +411,80 @@ mod tests {
         }
         let files = Files::new("heap");
         let write = |pid| {
-            let mut writer = Writer::new(File::create(&files.recording).unwrap()).unwrap();
+            let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
             writer.write(&Item::Process(Process { pid, ..Process::default() })).unwrap();
             writer.flush().unwrap();
         };
-        let held = File::create(&files.recording).unwrap();
+        let held = File::create(&files.0).unwrap();
         held.lock().unwrap();
-        assert_eq!(files.added(), None);
+        assert_eq!(added(&files), None);
         write(process::id());
-        assert_eq!(files.added(), None);
+        assert_eq!(added(&files), None);
         // It writes a file that takes the place of this one.
         held.unlock().unwrap();
-        let new = File::create(new_path(&files.recording)).unwrap();
+        let new = File::create(new_path(&files.0)).unwrap();
         new.lock().unwrap();
-        assert_eq!(files.added(), None);
-        fs::remove_file(new_path(&files.recording)).unwrap();
-        assert_eq!(files.added(), Some(0));
+        assert_eq!(added(&files), None);
+        fs::remove_file(new_path(&files.0)).unwrap();
+        assert_eq!(added(&files), Some(0));
         // The lock of a child, which outlives the process.
         held.lock().unwrap();
         write(u32::MAX);
-        assert_eq!(files.added(), Some(0));
+        assert_eq!(added(&files), Some(0));
     }
 
     #[test]
-    fn a_ring_is_added_when_its_process_does_not_run() {
+    fn a_ring_in_shared_memory_is_added_when_its_process_does_not_run() {
         let files = Files::new("segment");
-        // A process that has called `exec`; one whose child has the memory and the lock still.
-        for (creator, is_in_use) in [(process::id(), false), (u32::MAX, true)] {
-            files.killed(9, Some(creator), is_in_use);
-            let held = File::open(&files.recording).unwrap();
-            held.lock().unwrap();
-            assert!(files.lacks_end());
-            assert_eq!(files.added(), Some(4));
-            assert!(files.segment.borrow().is_none() && !files.has_ring() && !files.lacks_end());
-            held.unlock().unwrap();
-            assert_eq!(files.added(), Some(0));
+        let killed = |recording| {
+            killed(&files, RingOwner { recording, ..DEAD });
+            let bytes = fs::read(files.ring()).unwrap();
+            fs::remove_file(files.ring()).unwrap();
+            bytes
+        };
+        let added = |shared: &Shared| recover(&files.0, shared).unwrap().map(|ended| ended.added);
+        let shared = |segment: &Segment| Shared(RefCell::new(Some(segment.clone())));
+        let lacks_end =
+            || crate::recording::Reader::new(File::open(&files.0).unwrap()).unwrap().definitions().lacks_end();
+        let mut segment = Segment { bytes: killed(9), creator: Some(process::id()), is_in_use: true };
+        // This process runs, and so may one that is not visible.
+        assert!(has_ring(&files.0, &shared(&segment)) && added(&shared(&segment)).is_none());
+        segment.creator = None;
+        assert_eq!(added(&shared(&segment)), None);
+        // One that has called `exec`; one whose child has the memory still.
+        for (creator, is_in_use) in [(Some(process::id()), false), (Some(u32::MAX), true)] {
+            segment = Segment { bytes: killed(9), creator, is_in_use };
+            let shared = shared(&segment);
+            assert!(lacks_end());
+            assert_eq!(added(&shared), Some(4));
+            assert!(shared.0.borrow().is_none() && !has_ring(&files.0, &shared) && !lacks_end());
+            assert_eq!(added(&shared), Some(0));
         }
         // The segment is another recording's now: what this one lacks is lost, and the file says that it lacks something.
-        files.killed(10, Some(u32::MAX), false);
-        assert_eq!((files.has_ring(), files.added()), (false, Some(0)));
-        assert!(files.segment.borrow().is_some() && files.lacks_end());
+        killed(10);
+        let shared = shared(&segment);
+        assert_eq!((has_ring(&files.0, &shared), added(&shared)), (false, Some(0)));
+        assert!(shared.0.borrow().is_some() && lacks_end());
     }
 
     #[test]
-    fn a_ring_that_does_not_fit_the_recording_is_kept() {
+    fn files_that_do_not_belong_together_are_left_alone() {
         let files = Files::new("other");
-        files.killed(9, Some(u32::MAX), false);
-        let whole = fs::read(&files.recording).unwrap();
-        let mut writer = Writer::new(File::create(&files.recording).unwrap()).unwrap();
-        writer.write(&Item::Ring(RingDefinition { segment: Some(7), recording: 9 })).unwrap();
-        writer.flush().unwrap();
-        assert!(recover(&files.recording, &files).is_err(), "the file is shorter than the ring says");
-        fs::write(&files.recording, whole).unwrap();
+        killed(&files, DEAD);
+        fs::write(&files.0, b"short").unwrap();
+        assert!(recover(&files.0, &Shared::default()).is_err());
+        assert!(files.ring().exists());
         // The version is the second word.
-        let other = |change: &dyn Fn(&mut Vec<u8>)| {
-            files.segment.borrow_mut().as_mut().map(|segment| change(&mut segment.bytes))
-        };
-        for change in [&(|bytes: &mut Vec<u8>| bytes[8] += 1) as &dyn Fn(&mut Vec<u8>), &|bytes| bytes.fill(0)] {
-            other(change);
-            assert_eq!(files.added(), Some(0));
-            assert!(files.segment.borrow().is_some());
+        let mut other = fs::read(files.ring()).unwrap();
+        other[8] += 1;
+        for ring in [other, b"no ring".to_vec()] {
+            fs::write(files.ring(), ring).unwrap();
+            let error = recover(&files.0, &Shared::default()).unwrap_err().to_string();
+            assert!(error.contains("another version of gpumem: open the recording with"), "{error}");
         }
+        fs::write(files.ring(), [0; 4096]).unwrap();
+        assert_eq!(added(&files), Some(0));
+        assert!(!files.ring().exists());
+        assert_eq!(fs::read(&files.0).unwrap(), b"short");
     }
 }

@@ -72,7 +72,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"gpumring");
 
 /// What the lines before the slots hold. The two sides write to different ones; two neighbours are often fetched together.
 mod line {
-    /// Magic, version, two unused words, which of the two states is the newest, the number of the recording.
+    /// Magic, version, process, its start, which of the two states is the newest, the number of the recording.
     pub(super) const ABOUT: usize = 0;
     /// How long the recording is, and how many slots are in it. Two, so that one store replaces one by the other.
     pub(super) const STATES: [usize; 2] = [1, 2];
@@ -189,8 +189,8 @@ pub struct RingDefinitions<M = Box<[Line]>> {
 pub struct RingContent<I> {
     /// How long the recording was when slots were last given free.
     pub recorded: u64,
-    /// The number of the recording, as [`ring`] got it.
-    pub recording: u64,
+    /// Who filled the ring.
+    pub owner: RingOwner,
     /// Of stacks, modules and addresses. Some may be in the recording as well.
     pub definitions: Vec<Item>,
     /// What comes after the recording.
@@ -200,16 +200,27 @@ pub struct RingContent<I> {
 /// The length of a recording that is complete up to its end, while another file takes its place.
 pub const WHOLE: u64 = u64::MAX;
 
-/// A ring in this memory, for a recording with this number that has so many bytes. An allocation or a free takes one slot.
+/// Who fills a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingOwner {
+    /// The number of the process.
+    pub pid: u64,
+    /// When it began, as `/proc/PID/stat` says; another process may get the number later.
+    pub began: u64,
+    /// A random number, which the recording has too. 0 in rings that are files.
+    pub recording: u64,
+}
+
+/// A ring in this memory, for a recording that has so many bytes. An allocation or a free takes one slot.
 ///
 /// # Panics
 /// If the memory has another number of lines than [`lines_for`] says.
-pub fn ring<M: RingMemory>(memory: M, recording: u64, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
+pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
     let lines = memory.lines().len();
     let slots = slots_of(lines).unwrap_or_else(|| panic!("{lines} lines are not the memory of a ring"));
     let ring = Arc::new(Ring { memory, mask: slots as u64 - 1 });
     let about = ring.line(line::ABOUT);
-    for (word, value) in about.iter().zip([MAGIC, VERSION, 0, 0, 0, recording]) {
+    for (word, value) in about.iter().zip([MAGIC, VERSION, owner.pid, owner.began, 0, owner.recording]) {
         word.store(value, Relaxed);
     }
     ring.line(line::STATES[0])[0].store(recorded, Relaxed);
@@ -429,7 +440,7 @@ impl<M: RingMemory> RingReader<M> {
 
 impl RingReader {
     /// What was in the ring of a program that was killed, from the bytes of its file. `None` if these are not the bytes of a ring.
-    pub fn from_bytes(bytes: &[u8]) -> Option<RingContent<impl Iterator<Item = Item> + use<>>> {
+    pub fn from_bytes(bytes: &[u8]) -> Option<RingContent<impl Iterator<Item = Item>>> {
         let line = |bytes: &[u8]| {
             let word = |at: usize| bytes[8 * at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             Line(std::array::from_fn(|at| AtomicU64::new(word(at))))
@@ -437,7 +448,7 @@ impl RingReader {
         let memory: Box<[Line]> = bytes.chunks_exact(BYTES).map(line).collect();
         let slots = slots_of(memory.len())?;
         let ring = Ring { memory, mask: slots as u64 - 1 };
-        let [magic, version, _, _, newest, recording, ..] =
+        let [magic, version, pid, began, newest, recording, ..] =
             ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
         if magic != MAGIC || version != VERSION {
             return None;
@@ -451,7 +462,7 @@ impl RingReader {
         let missed = (missed > 0).then_some(Item::Missed(missed));
         let definitions = definitions_in(&ring);
         let items = RingReader::new(Arc::new(ring), tail, head).take_while_in(head).chain(missed);
-        Some(RingContent { recorded, recording, definitions, items })
+        Some(RingContent { recorded, owner: RingOwner { pid, began, recording }, definitions, items })
     }
 
     /// The items before this slot.
@@ -545,10 +556,10 @@ mod tests {
         RecordedEvent { number, ticks: number * 7, time, thread: ThreadId(u32::MAX), kind: kind(number) }
     }
 
-    const RECORDING: u64 = 11;
+    const OWNER: RingOwner = RingOwner { pid: 7, began: 9, recording: 11 };
 
     fn ring(slots: usize) -> (RingWriter, RingReader) {
-        super::ring(on_the_heap(slots), RECORDING, 500)
+        super::ring(on_the_heap(slots), OWNER, 500)
     }
 
     fn put(ring: &mut RingWriter, number: u64) {
@@ -640,8 +651,8 @@ mod tests {
 
     /// The numbers of the events in the ring, and how long the recording was.
     fn recovered(bytes: &[u8]) -> (u64, Vec<u64>) {
-        let RingContent { recorded, recording, items, .. } = RingReader::from_bytes(bytes).unwrap();
-        assert_eq!(recording, RECORDING);
+        let RingContent { recorded, owner, items, .. } = RingReader::from_bytes(bytes).unwrap();
+        assert_eq!(owner, OWNER);
         let number = |item| match item {
             Item::Event(read) => {
                 assert_eq!(read, event(read.number));

@@ -172,7 +172,7 @@ fn is_without_program() -> bool {
 }
 
 /// When this process began, as `/proc` says; 0 where that is not known. Another process that gets the same number began later.
-fn began() -> u64 {
+pub fn began() -> u64 {
     let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
     // The name of the program is in brackets and may contain anything, also what is not UTF-8.
     let stat = String::from_utf8_lossy(&stat);

@@ -25,7 +25,9 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::recording::{Item, Request, RingDefinition, RingWriter, ThreadDefinition, Writer, lines_for, ring};
+use gpumem_core::recording::{
+    Item, Request, RingDefinition, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring,
+};
 
 pub use self::thread::Keep;
 use self::{
@@ -165,13 +167,14 @@ impl Session {
         let lines = lines_for(if has_room { SLOTS } else { FEW_SLOTS });
         // What the ring of a recording of the peaks has could not be added to it.
         let memory = if has_room && keep != Keep::Peaks { RingPages::new(lines) } else { RingPages::private(lines) }?;
-        let recording = RandomState::new().hash_one(std::process::id()) | 1;
-        let place = RingDefinition { segment: memory.segment(), recording };
+        let pid = std::process::id().into();
+        let place = RingDefinition { segment: memory.segment(), recording: RandomState::new().hash_one(pid) | 1 };
         // At once, so that the recording of a process that is killed has it.
         writer.write(&Definer::new(self).process())?;
         writer.write(&Item::Ring(place))?;
         writer.flush()?;
-        let (to, from) = ring(memory, place.recording, writer.written().bytes);
+        let owner = RingOwner { pid, began: process::began(), recording: place.recording };
+        let (to, from) = ring(memory, owner, writer.written().bytes);
         if has_room {
             from.memory().fetch();
         }
