@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    inbox::Inbox,
+    inbox::{Inbox, LedgerView},
     model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Space},
 };
 

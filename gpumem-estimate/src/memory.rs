@@ -9,7 +9,7 @@ use std::{
 };
 
 use gpumem_core::{
-    inbox::Inbox,
+    inbox::{Inbox, LedgerView},
     ledger::NodeId,
     model::{
         Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, Space,

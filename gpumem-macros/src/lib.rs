@@ -391,34 +391,15 @@ pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
 /// fn forward() {}
 /// ```
 ///
-/// ## `device`
+/// ## `device`, `threads` and `crate`
 ///
-/// The CUDA ordinal of the device to measure. By default, the current device of the calling thread, or device 0 if there is none.
-///
-/// ```
-/// # use gpumem::gpu_mem_test;
-/// #[gpu_mem_test(max_peak = "512 MB", device = 1)]
-/// fn on_the_second_card() {}
-/// ```
-///
-/// ## `threads`
-///
-/// `threads = "all"` counts every thread of the process. The test runs when no other test with a budget does.
-///
-/// ```
-/// # use gpumem::gpu_mem_test;
-/// #[gpu_mem_test(max_peak = "512 MB", threads = "all")]
-/// fn in_parallel() {}
-/// ```
-///
-/// ## `crate`
-///
-/// The path of the library, if your crate does not name it `gpumem`.
+/// As for [`gpu_mem_trace`](macro@gpu_mem_trace): which device is measured, whether every thread counts, and the path of the library.
+/// With `threads = "all"`, the test runs when no other test with a budget does.
 ///
 /// ```
 /// # mod telemetry { pub use gpumem; }
-/// #[telemetry::gpumem::gpu_mem_test(max_peak = "512 MB", crate = telemetry::gpumem)]
-/// fn forward() {}
+/// #[telemetry::gpumem::gpu_mem_test(max_peak = "512 MB", device = 1, threads = "all", crate = telemetry::gpumem)]
+/// fn in_parallel() {}
 /// ```
 #[proc_macro_attribute]
 pub fn gpu_mem_test(args: TokenStream, item: TokenStream) -> TokenStream {

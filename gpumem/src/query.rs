@@ -148,6 +148,7 @@ pub fn try_gpu_mem_get_all() -> Result<Vec<GpuMemory>> {
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// let block = gpu.alloc(gpumem::Bytes::gib(4))?;
 /// assert_eq!(gpumem::gpu_mem_get_free().to_string(), "12 GiB");
+/// assert_eq!(gpumem::try_gpu_mem_get_free()?, gpumem::Bytes::gib(12)); // or an error
 /// # drop(block);
 /// # Ok::<(), gpumem::Error>(())
 /// ```
@@ -157,13 +158,7 @@ pub fn gpu_mem_get_free() -> Bytes {
 
 /// As [`gpu_mem_get_free`].
 ///
-/// ```
-/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// let block = gpu.alloc(gpumem::Bytes::gib(4))?;
-/// assert_eq!(gpumem::try_gpu_mem_get_free()?.to_string(), "12 GiB");
-/// # drop(block);
-/// # Ok::<(), gpumem::Error>(())
-/// ```
+/// Example: see [`gpu_mem_get_free`].
 ///
 /// # Errors
 /// When the device cannot be read.
@@ -180,6 +175,7 @@ pub fn try_gpu_mem_get_free() -> Result<Bytes> {
 /// drop(gpu.alloc_async(Bytes::gib(4))?);
 /// assert_eq!(gpu_mem_get_free(), Bytes::gib(12)); // the pool keeps 4 GiB
 /// assert_eq!(gpu_mem_get_free_no_cache(), Bytes::gib(16));
+/// assert_eq!(gpumem::try_gpu_mem_get_free_no_cache()?, Bytes::gib(16)); // or an error
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[doc(alias("cuMemPoolTrimTo", "empty_cache"))]
@@ -189,12 +185,7 @@ pub fn gpu_mem_get_free_no_cache() -> Bytes {
 
 /// As [`gpu_mem_get_free_no_cache`].
 ///
-/// ```
-/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// drop(gpu.alloc_async(gpumem::Bytes::gib(4))?);
-/// assert_eq!(gpumem::try_gpu_mem_get_free_no_cache()?.to_string(), "16 GiB");
-/// # Ok::<(), gpumem::Error>(())
-/// ```
+/// Example: see [`gpu_mem_get_free_no_cache`].
 ///
 /// # Errors
 /// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
@@ -208,6 +199,7 @@ pub fn try_gpu_mem_get_free_no_cache() -> Result<Bytes> {
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// let block = gpu.alloc(gpumem::Bytes::gib(4))?;
 /// assert_eq!(gpumem::gpu_mem_get_used().to_string(), "4 GiB");
+/// assert_eq!(gpumem::try_gpu_mem_get_used()?, gpumem::Bytes::gib(4)); // or an error
 /// # drop(block);
 /// # Ok::<(), gpumem::Error>(())
 /// ```
@@ -217,13 +209,7 @@ pub fn gpu_mem_get_used() -> Bytes {
 
 /// As [`gpu_mem_get_used`].
 ///
-/// ```
-/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// let block = gpu.alloc(gpumem::Bytes::gib(4))?;
-/// assert_eq!(gpumem::try_gpu_mem_get_used()?.to_string(), "4 GiB");
-/// # drop(block);
-/// # Ok::<(), gpumem::Error>(())
-/// ```
+/// Example: see [`gpu_mem_get_used`].
 ///
 /// # Errors
 /// When the device cannot be read.
@@ -240,6 +226,7 @@ pub fn try_gpu_mem_get_used() -> Result<Bytes> {
 /// drop(gpu.alloc_async(Bytes::gib(4))?);
 /// assert_eq!(gpu_mem_get_used(), Bytes::gib(4)); // the pool keeps it
 /// assert_eq!(gpu_mem_get_used_no_cache(), Bytes::ZERO);
+/// assert_eq!(gpumem::try_gpu_mem_get_used_no_cache()?, Bytes::ZERO); // or an error
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 #[doc(alias("cuMemPoolTrimTo", "empty_cache"))]
@@ -249,12 +236,7 @@ pub fn gpu_mem_get_used_no_cache() -> Bytes {
 
 /// As [`gpu_mem_get_used_no_cache`].
 ///
-/// ```
-/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
-/// drop(gpu.alloc_async(gpumem::Bytes::gib(4))?);
-/// assert_eq!(gpumem::try_gpu_mem_get_used_no_cache()?.to_string(), "0 B");
-/// # Ok::<(), gpumem::Error>(())
-/// ```
+/// Example: see [`gpu_mem_get_used_no_cache`].
 ///
 /// # Errors
 /// When the device cannot be read, waited for or trimmed, and while a stream is being captured.

@@ -18,5 +18,3 @@
 //! ```
 
 pub use gpumem_driver::source::sim::{SimBlock, SimGpu};
-
-pub use crate::session::TestSession;

@@ -55,6 +55,8 @@ fn the_others_say_so() {
 #[test]
 fn futures_are_as_their_futures() {
     fn future<T: Future<Output = u8> + Send + Sync + Unpin>(_: &T) {}
+    // The devices of a process are chosen once, and another test here needs simulated ones.
+    sim::SimGpu::install(Bytes::gib(16)).expect("GPUMEM_SIM is not set");
     let inner = || std::future::ready(1_u8);
     let traced: scope::Traced<std::future::Ready<u8>> = GpuMemTrace::builder().wrap(inner());
     let handed: scope::InScope<std::future::Ready<u8>> =
@@ -87,20 +89,17 @@ fn report_data_is_serialized() {
         assert!(text.contains(contains), "{text}");
         assert_eq!(serde_json::from_str::<T>(&text).expect("it can be read"), *data);
     }
-    let session = sim::TestSession::new(&[]).expect("no setting is set");
-    let gpu = session.add(Bytes::gib(16)).expect("it is the first device");
-    session.run(|| {
-        let trace = GpuMemTrace::builder().ctx("step").silent(true).at_peak(true).start().expect("it is exact");
-        let block = gpu.alloc(Bytes::mib(3)).expect("there is memory");
-        check(&trace.data(), "\"gauge\":\"exact\"");
-        check(&trace.peak_holders().expect("it was requested"), "\"path\":[\"step\"]");
-        check(&trace.live(), "[");
-        check(&gpumem::summary(), "\"path\":[\"step\"]");
-        check(&gpumem::breakdown(0).expect("there is a device"), "\"kind\":\"scope\"");
-        check(&torch::memory_stats(0).expect("it is exact"), "\"pinned_host\":");
-        check(&gpumem::gpu_mem_get(0), "\"total\":17179869184");
-        let mut tracker = tracker::MemTracker::builder().to(std::io::sink()).start().expect("there is a device");
-        check(&tracker.track(), "\"is_first\":true");
-        drop(block);
-    });
+    let gpu = sim::SimGpu::install(Bytes::gib(16)).expect("GPUMEM_SIM is not set");
+    let trace = GpuMemTrace::builder().ctx("step").silent(true).at_peak(true).start().expect("it is exact");
+    let block = gpu.alloc(Bytes::mib(3)).expect("there is memory");
+    check(&trace.data(), "\"gauge\":\"exact\"");
+    check(&trace.peak_holders().expect("it was requested"), "\"path\":[\"step\"]");
+    check(&trace.live(), "[");
+    check(&gpumem::summary(), "\"path\":[\"step\"]");
+    check(&gpumem::breakdown(gpu.ordinal()).expect("there is a device"), "\"kind\":\"scope\"");
+    check(&torch::memory_stats(gpu.ordinal()).expect("it is exact"), "\"pinned_host\":");
+    check(&gpumem::gpu_mem_get(gpu.ordinal()), "\"total\":17179869184");
+    let mut tracker = tracker::MemTracker::builder().to(std::io::sink()).start().expect("there is a device");
+    check(&tracker.track(), "\"is_first\":true");
+    drop(block);
 }

@@ -13,7 +13,8 @@ mod refusal;
 mod snapshot;
 mod statistics;
 mod tracker;
-mod view;
+
+pub use crate::inbox::LedgerView;
 
 pub use self::{
     blocks::live_blocks,
@@ -26,5 +27,4 @@ pub use self::{
     snapshot::Snapshot,
     statistics::{memory_stats, of_device},
     tracker::tracked_groups,
-    view::LedgerView,
 };

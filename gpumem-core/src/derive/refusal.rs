@@ -4,7 +4,7 @@ use super::{Names, Snapshot};
 use crate::{
     error::Result,
     model::{Bytes, Device, MemKind, StackId},
-    report::{Breakdown, Known, OutOfMemory, PeakHolders},
+    report::{Breakdown, DeviceReading, OutOfMemory, PeakHolders},
 };
 
 /// Which allocation was refused.
@@ -43,11 +43,12 @@ impl Refusal {
         &self,
         snapshot: &Snapshot,
         peak: Option<PeakHolders>,
-        known: Result<Known>,
+        reading: Result<DeviceReading>,
+        own_pid: u32,
         names: &dyn Names,
     ) -> OutOfMemory {
         let groups = snapshot.groups(|stack| names.stack(stack));
-        let breakdown = known.map(|known| Breakdown::of(&Known { live: groups.clone(), ..known }));
+        let breakdown = reading.map(|reading| Breakdown::of(&reading, own_pid, &groups));
         let line = names.stack(self.stack).line;
         OutOfMemory { line, peak, ..self.report(breakdown) }.with_holders(&groups)
     }

@@ -14,12 +14,6 @@ use crate::report::{Breakdown, Part, PartKind};
 const MOST: usize = 20;
 
 /// A tree, the largest first. A row has the sum of the rows inside of it and its own memory.
-impl fmt::Display for Breakdown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Breakdown {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, name, memory, .. } = self;
@@ -104,8 +98,8 @@ pub fn table_in(what: &str, rows: &[Row], amounts: Amounts) -> Table {
 mod tests {
     use super::*;
     use crate::{
-        model::{Bytes, GpuMemory, GpuProcess, ProcessKind},
-        report::{Group, Known},
+        model::{Bytes, Device, Family, GpuMemory, GpuProcess, ProcessKind},
+        report::{DeviceReading, Group},
     };
 
     fn group(path: &[&str], library: Option<&str>, blocks: u64, mib: u64) -> Group {
@@ -123,28 +117,30 @@ mod tests {
         GpuProcess { pid, name: None, used: mib.map(Bytes::mib), kind: ProcessKind::Compute }
     }
 
-    fn known() -> Known {
-        let memory = GpuMemory { total: Bytes::gib(16), free: Bytes::gib(14), used: Bytes::gib(2), reserved: None };
-        Known {
-            device: 0,
+    const OWN_PID: u32 = 7;
+
+    fn reading() -> DeviceReading {
+        DeviceReading {
+            device: Device { family: Family::Cuda, ordinal: 0 },
             name: Some("NVIDIA H200".to_owned()),
-            simulated: false,
-            memory,
-            processes: Some(vec![process(1, Some(900)), process(2, Some(100)), process(7, Some(1000))]),
-            own_pid: 7,
+            memory: GpuMemory { total: Bytes::gib(16), free: Bytes::gib(14), used: Bytes::gib(2), reserved: None },
+            processes: Some(vec![process(1, Some(900)), process(2, Some(100)), process(OWN_PID, Some(1000))]),
             pool: None,
-            live: vec![
-                group(&["train", "forward"], None, 3, 100),
-                group(&[], Some("cuBLAS"), 1, 32),
-                group(&["train", "forward"], None, 1, 28),
-                group(&[], None, 2, 8),
-            ],
         }
+    }
+
+    fn live() -> [Group; 4] {
+        [
+            group(&["train", "forward"], None, 3, 100),
+            group(&[], Some("cuBLAS"), 1, 32),
+            group(&["train", "forward"], None, 1, 28),
+            group(&[], None, 2, 8),
+        ]
     }
 
     #[test]
     fn parts_stand_in_a_tree() {
-        let text = Breakdown::of(&known()).to_string();
+        let text = Breakdown::of(&reading(), OWN_PID, &live()).to_string();
         assert_eq!(
             text,
             "\
@@ -167,27 +163,31 @@ device 0 (NVIDIA H200): 2 GiB of 16 GiB in use, 14 GiB free
     #[test]
     fn parts_add_up_to_what_is_used() {
         let sum = |breakdown: &Breakdown| breakdown.parts.iter().map(|part| part.bytes).sum::<Bytes>();
-        let known = known();
-        let memory = known.memory;
-        assert_eq!(sum(&Breakdown::of(&known)), memory.used);
+        let of = |reading: &DeviceReading| Breakdown::of(reading, OWN_PID, &live());
+        let memory = reading().memory;
+        assert_eq!(sum(&of(&reading())), memory.used);
         // If the driver does not report a figure, none is shown.
-        for processes in
-            [None, Some(vec![]), Some(vec![process(7, None)]), Some(vec![process(1, None), process(7, Some(1000))])]
-        {
-            let breakdown = Breakdown::of(&Known { processes, ..known.clone() });
+        for processes in [
+            None,
+            Some(vec![]),
+            Some(vec![process(OWN_PID, None)]),
+            Some(vec![process(1, None), process(OWN_PID, Some(1000))]),
+        ] {
+            let breakdown = of(&DeviceReading { processes, ..reading() });
             assert_eq!(sum(&breakdown), memory.used);
             assert!(breakdown.parts.iter().all(|part| part.kind != PartKind::Others), "{breakdown}");
         }
         // Readings of different moments may add up to more than the device has.
         let less = GpuMemory { used: Bytes::mib(1010), ..memory };
-        assert_eq!(sum(&Breakdown::of(&Known { memory: less, ..known })), less.used);
+        assert_eq!(sum(&of(&DeviceReading { memory: less, ..reading() })), less.used);
     }
 
     #[test]
     fn the_smallest_of_many_scopes_are_summed_up() {
-        let live = (1..=100).map(|mib| group(&[&format!("scope {mib}")], None, 1, mib)).collect();
-        let memory = GpuMemory { used: Bytes::gib(6), ..known().memory };
-        let text = Breakdown::of(&Known { memory, live, processes: None, ..known() }).to_string();
+        let live: Vec<_> = (1..=100).map(|mib| group(&[&format!("scope {mib}")], None, 1, mib)).collect();
+        let memory = GpuMemory { used: Bytes::gib(6), ..reading().memory };
+        let reading = DeviceReading { memory, processes: None, ..reading() };
+        let text = Breakdown::of(&reading, OWN_PID, &live).to_string();
         assert_eq!(text.lines().filter(|line| line.starts_with("   scope ")).count(), MOST, "{text}");
         assert!(text.contains("   scope 100  ") && !text.contains("   scope 80  "), "{text}");
         assert!(text.contains("   (80 more scopes)  ") && text.contains("  3240      80  "), "{text}");

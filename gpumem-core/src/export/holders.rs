@@ -22,12 +22,6 @@ const MOST_AT_PEAK: usize = 24;
 const MOST_PLACES: usize = 20;
 
 /// Several lines: the request, the parts of the device's memory, and what holds it.
-impl fmt::Display for OutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for OutOfMemory {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, requested, kind, path, line, breakdown, scopes, places, peak } = self;
@@ -83,12 +77,6 @@ fn rows(places: &[Place]) -> Vec<Row> {
 }
 
 /// The scopes, each with its lines. All rows add up to the peak.
-impl fmt::Display for PeakHolders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for PeakHolders {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, simulated, bytes, is_over_start, untracked, lost, .. } = self;
@@ -133,12 +121,6 @@ impl PeakHolders {
 }
 
 /// One line, and one for each place. Blocks of one size are `3 × 512 MiB`.
-impl fmt::Display for Leaks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Leaks {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if self.blocks == 0 {

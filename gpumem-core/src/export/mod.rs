@@ -44,7 +44,7 @@ impl Form {
     pub fn write(self, output: &Output, paint: Paint) -> String {
         let mut text = match self {
             Self::Text => output::text(output, paint),
-            Self::Json => json::output(output),
+            Self::Json => json::json_line(output),
         };
         text.push('\n');
         text

@@ -14,12 +14,6 @@ pub(super) fn text(output: &Output, paint: Paint) -> String {
 }
 
 /// As it is printed.
-impl fmt::Display for Output {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Output {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if !self.content.is_report() {
@@ -40,12 +34,6 @@ impl Show for Output {
             }
             Content::Budget(text) | Content::Notice(text) => f.write_str(&one_line(text)),
         }
-    }
-}
-
-impl fmt::Display for Peaks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
     }
 }
 

@@ -4,7 +4,10 @@ use std::fmt;
 
 use anstyle::{AnsiColor, Style};
 
-use crate::model::one_line;
+use crate::{
+    model::one_line,
+    report::{Breakdown, Leaks, MemorySummary, OutOfMemory, Output, PeakHolders, Peaks, Summary, Tracked},
+};
 
 /// The columns of reports, unless a terminal has others.
 const WIDTH: usize = 80;
@@ -98,6 +101,19 @@ pub trait Show {
     /// Writes it.
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
 }
+
+/// `Display` of these reports, in 80 columns and without colours.
+macro_rules! plain_display {
+    ($($report:ty),* $(,)?) => {$(
+        impl fmt::Display for $report {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.show(f, Paint::PLAIN)
+            }
+        }
+    )*};
+}
+
+plain_display!(Breakdown, Leaks, MemorySummary, OutOfMemory, Output, PeakHolders, Peaks, Summary, Tracked);
 
 /// Writes a value with or without colours.
 pub struct InPaint<'a, T: ?Sized>(pub &'a T, pub Paint);

@@ -13,12 +13,6 @@ use crate::{
 };
 
 /// A tree of scopes for each device, the highest peak first. The bars compare peaks.
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Summary {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if let Some(why) = &self.not_intercepted {

@@ -23,12 +23,6 @@ const LEAST: usize = 16;
 const MOST_LINES: usize = 30;
 
 /// A line with the time, the place and the memory in use; below it the blocks that came and went.
-impl fmt::Display for Tracked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Tracked {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let ctx = self.ctx.as_deref().map(|ctx| format!(" ({})", one_line(ctx))).unwrap_or_default();

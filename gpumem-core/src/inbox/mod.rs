@@ -24,6 +24,7 @@ pub use self::{
     tap::{NoTap, Tap},
     thread::LentNumber,
     thread_state::ThreadState,
+    views::LedgerView,
     watches::Watch,
 };
 use crate::{

@@ -3,7 +3,7 @@ use std::{
     thread,
 };
 
-use super::{NoTap, Std, run_rare};
+use super::{LedgerView, NoTap, Std, run_rare};
 use crate::{
     ledger::{NodeId, PART_LEN},
     model::{Answer, Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Space},

@@ -13,25 +13,45 @@ use crate::{
     model::{CallsiteId, Device, Key, ScopeId, ThreadId},
 };
 
-impl<T: Tap, P: Primitives> Inbox<T, P> {
-    /// The time since the inbox was created.
-    pub fn age(&self) -> Duration {
-        self.began.elapsed()
-    }
-
+/// What reports ask of an [`Inbox`], whatever it is built of.
+pub trait LedgerView: Send + Sync {
     /// How many events were recorded or lost so far.
-    pub fn counts(&self) -> Counts {
+    fn counts(&self) -> Counts;
+    /// The statistics of each device.
+    fn stats(&self) -> Vec<DeviceStats>;
+    /// The tree of scope paths, read in parts. A path that was read before the paths inside it may have less in use than
+    /// they have; its figures are then raised to theirs.
+    fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)>;
+    /// The groups that have live blocks, read in parts.
+    fn groups(&self) -> Vec<GroupUsage>;
+    /// Keeps the peak of an open scope under the number `under`. `false` if the scope does not record which allocations make
+    /// its peak.
+    fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool;
+    /// Like [`keep_peak`](Self::keep_peak), for the most that the live blocks of a device ever were.
+    fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool;
+    /// Releases a kept peak.
+    fn release_peak(&self, under: ScopeId);
+    /// A kept peak and its groups, read in parts. Later events do not change them.
+    fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)>;
+    /// The live block with this key.
+    fn block(&self, key: Key) -> Option<KnownBlock>;
+    /// The live blocks, read in parts: all of them, or those that were allocated in a scope.
+    fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock>;
+}
+
+impl<T: Tap, P: Primitives> LedgerView for Inbox<T, P>
+where
+    Self: Send + Sync,
+{
+    fn counts(&self) -> Counts {
         self.enter(0, |state, _| state.ledger.counts()).unwrap_or_default()
     }
 
-    /// The statistics of each device.
-    pub fn stats(&self) -> Vec<DeviceStats> {
+    fn stats(&self) -> Vec<DeviceStats> {
         self.enter(0, |state, _| state.ledger.stats()).unwrap_or_default()
     }
 
-    /// The tree of scope paths, read in parts. A path that was read before the paths inside it may have less in use than
-    /// they have; its figures are then raised to theirs.
-    pub fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)> {
+    fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)> {
         let mut last = None;
         while let Some(next) = self.enter(0, |state, _| state.ledger.store_device_peaks(last)).flatten() {
             last = Some(next);
@@ -51,6 +71,54 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         nodes
     }
 
+    fn groups(&self) -> Vec<GroupUsage> {
+        let part = |first| self.enter(0, |state, _| state.ledger.groups_from(first)).flatten();
+        (0..).step_by(PART_LEN).map_while(part).flatten().collect()
+    }
+
+    fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool {
+        self.enter(0, |state, _| state.ledger.keep_peak(scope, under)).flatten().is_some()
+    }
+
+    fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool {
+        self.enter(0, |state, _| state.ledger.keep_device_peak(device, under)).flatten().is_some()
+    }
+
+    fn release_peak(&self, under: ScopeId) {
+        let release = |state: &mut InboxState<T>, _| {
+            state.ledger.release_peak(under);
+            if T::IS_USED && state.ledger.is_tapped {
+                state.tap.release_peak(under);
+            }
+        };
+        self.enter(0, release);
+    }
+
+    fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)> {
+        let peak = self.enter(0, |state, _| state.ledger.kept_peak(under)).flatten()?;
+        let parts = (0..).map_while(|part| self.enter(0, |state, _| state.ledger.peak_part(under, part)).flatten());
+        Some((peak, parts.flatten().collect()))
+    }
+
+    fn block(&self, key: Key) -> Option<KnownBlock> {
+        self.enter(0, |state, _| state.ledger.block(key)).flatten()
+    }
+
+    fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
+        let part = |part| self.enter(0, |state, _| state.ledger.blocks(part, allocated_in)).unwrap_or_default();
+        // Removes duplicates: a block may move to another part meanwhile.
+        let blocks: HashMap<Key, KnownBlock> =
+            (0..BLOCK_PARTS).flat_map(part).map(|block| (block.key, block)).collect();
+        blocks.into_values().collect()
+    }
+}
+
+impl<T: Tap, P: Primitives> Inbox<T, P> {
+    /// The time since the inbox was created.
+    pub fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+
     /// How many threads the ledger keeps a record of: as many as ran at the same time.
     pub fn thread_records(&self) -> usize {
         self.enter(0, |state, _| state.ledger.threads()).unwrap_or_default()
@@ -66,58 +134,9 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, thread| state.ledger.path_of(thread)).unwrap_or_default()
     }
 
-    /// The groups that have live blocks, read in parts.
-    pub fn groups(&self) -> Vec<GroupUsage> {
-        let part = |first| self.enter(0, |state, _| state.ledger.groups_from(first)).flatten();
-        (0..).step_by(PART_LEN).map_while(part).flatten().collect()
-    }
-
     /// The period of an open scope until now, which selects the blocks that were allocated in it.
     pub fn scope_period(&self, scope: ScopeId) -> Option<ScopePeriod> {
         self.enter(0, |state, _| state.ledger.scope_period(scope, state.number)).flatten()
-    }
-
-    /// Keeps the peak of an open scope under the number `under`. `false` if the scope does not record which allocations make
-    /// its peak.
-    pub fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool {
-        self.enter(0, |state, _| state.ledger.keep_peak(scope, under)).flatten().is_some()
-    }
-
-    /// Like [`keep_peak`](Self::keep_peak), for the most that the live blocks of a device ever were.
-    pub fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool {
-        self.enter(0, |state, _| state.ledger.keep_device_peak(device, under)).flatten().is_some()
-    }
-
-    /// Releases a kept peak.
-    pub fn release_peak(&self, under: ScopeId) {
-        let release = |state: &mut InboxState<T>, _| {
-            state.ledger.release_peak(under);
-            if T::IS_USED && state.ledger.is_tapped {
-                state.tap.release_peak(under);
-            }
-        };
-        self.enter(0, release);
-    }
-
-    /// A kept peak and its groups, read in parts. Later events do not change them.
-    pub fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)> {
-        let peak = self.enter(0, |state, _| state.ledger.kept_peak(under)).flatten()?;
-        let parts = (0..).map_while(|part| self.enter(0, |state, _| state.ledger.peak_part(under, part)).flatten());
-        Some((peak, parts.flatten().collect()))
-    }
-
-    /// The live block with this key.
-    pub fn block(&self, key: Key) -> Option<KnownBlock> {
-        self.enter(0, |state, _| state.ledger.block(key)).flatten()
-    }
-
-    /// The live blocks, read in parts: all of them, or those that were allocated in a scope.
-    pub fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
-        let part = |part| self.enter(0, |state, _| state.ledger.blocks(part, allocated_in)).unwrap_or_default();
-        // Removes duplicates: a block may move to another part meanwhile.
-        let blocks: HashMap<Key, KnownBlock> =
-            (0..BLOCK_PARTS).flat_map(part).map(|block| (block.key, block)).collect();
-        blocks.into_values().collect()
     }
 }
 

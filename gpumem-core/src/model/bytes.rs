@@ -272,22 +272,15 @@ impl fmt::Debug for ByteDelta {
     }
 }
 
-/// The error of a text that is not an amount of memory.
-///
-/// ```
-/// let error = "16 apples".parse::<gpumem::Bytes>().unwrap_err();
-/// assert!(error.to_string().starts_with("`16 apples` is not an amount of memory"));
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseBytesError(String);
-
-impl fmt::Display for ParseBytesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not an amount of memory; write a number and a unit, such as 512MiB or 16GiB", self.0)
-    }
+parse_error! {
+    /// The error of a text that is not an amount of memory.
+    ///
+    /// ```
+    /// let error = "16 apples".parse::<gpumem::Bytes>().unwrap_err();
+    /// assert!(error.to_string().starts_with("`16 apples` is not an amount of memory"));
+    /// ```
+    ParseBytesError: "is not an amount of memory; write a number and a unit, such as 512MiB or 16GiB"
 }
-
-impl std::error::Error for ParseBytesError {}
 
 impl FromStr for Bytes {
     type Err = ParseBytesError;

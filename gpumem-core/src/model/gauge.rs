@@ -42,22 +42,15 @@ impl fmt::Display for Gauge {
     }
 }
 
-/// The error of a text that is not the name of a [`Gauge`].
-///
-/// ```
-/// let error = "fast".parse::<gpumem::Gauge>().unwrap_err();
-/// assert!(error.to_string().starts_with("`fast` is not a gauge"));
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseGaugeError(String);
-
-impl fmt::Display for ParseGaugeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a gauge; write exact, sampled or off", self.0)
-    }
+parse_error! {
+    /// The error of a text that is not the name of a [`Gauge`].
+    ///
+    /// ```
+    /// let error = "fast".parse::<gpumem::Gauge>().unwrap_err();
+    /// assert!(error.to_string().starts_with("`fast` is not a gauge"));
+    /// ```
+    ParseGaugeError: "is not a gauge; write exact, sampled or off"
 }
-
-impl std::error::Error for ParseGaugeError {}
 
 impl FromStr for Gauge {
     type Err = ParseGaugeError;

@@ -1,5 +1,23 @@
 //! Plain data. All other modules may use it; it uses `std` only.
 
+/// Declares the error of a text that stands for no value. Its message has the text, and what to write instead.
+macro_rules! parse_error {
+    ($(#[$doc:meta])* $name:ident: $message:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name(String);
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!("`{}` ", $message), self.0)
+            }
+        }
+
+        impl std::error::Error for $name {}
+    };
+}
+pub(crate) use parse_error;
+
 mod attribution;
 mod block;
 mod bytes;

@@ -50,22 +50,15 @@ impl fmt::Display for Source {
     }
 }
 
-/// The error of a text that is not the name of a [`Source`] that can be chosen.
-///
-/// ```
-/// let error = "strace".parse::<gpumem::intercept::Source>().unwrap_err();
-/// assert!(error.to_string().starts_with("`strace` is not a source"));
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseSourceError(String);
-
-impl fmt::Display for ParseSourceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is not a source of allocations; write dispatch or cupti", self.0)
-    }
+parse_error! {
+    /// The error of a text that is not the name of a [`Source`] that can be chosen.
+    ///
+    /// ```
+    /// let error = "strace".parse::<gpumem::intercept::Source>().unwrap_err();
+    /// assert!(error.to_string().starts_with("`strace` is not a source"));
+    /// ```
+    ParseSourceError: "is not a source of allocations; write dispatch or cupti"
 }
-
-impl std::error::Error for ParseSourceError {}
 
 /// Reads the names of the sources that can be chosen: `dispatch` and `cupti`.
 impl FromStr for Source {

@@ -1,21 +1,21 @@
 //! What a recording may cost its reader. All of it depends on the size of the file: a small file takes little time and memory, whatever is
 //! in it, and a large one of gpumem is never refused.
 
-/// A file that is smaller may cost as much as one of this size.
+/// A smaller file may cost as much as one of this size.
 const LEAST: u64 = 2 << 20;
 
-/// So many items three bytes of a file hold at most. A program that does nothing but allocate and free one block takes five to eight bytes
-/// for three events: the times between them differ.
+/// The most items in three bytes of a file. A program that only allocates and frees one block takes five to eight bytes for three events,
+/// because the times between them differ.
 const ITEMS_OF_THREE_BYTES: u64 = 2;
-/// So many bytes a byte of a file comes to at most, once it is decompressed. A single record may come to more.
+/// The most decompressed bytes for each byte of a file. A single record may have more.
 const PLAIN: u64 = 16;
-/// So many bytes of memory each byte of a file may take.
+/// The most bytes of memory for each byte of a file.
 const MEMORY: u64 = 36;
-/// So many the names of what was read may have, besides.
+/// The most bytes of names for each byte of a file. They are added to the memory.
 const NAMES: u64 = 4;
-/// So many steps it may take to read a byte of a file, besides those of each item. A step takes about a nanosecond.
+/// The most steps for each byte of a file. A step takes about a nanosecond. Decoding an item is not counted.
 const WORK: u64 = 80;
-/// So many bytes the texts of all requested reports may have, for each byte of a file; and those of one report.
+/// The most bytes of text in all requested reports, and in one report, for each byte of a file.
 const REPORTS: u64 = 1 << 10;
 const ONE_REPORT: u64 = 48;
 
@@ -42,7 +42,7 @@ impl Exceeded {
 /// What was spent so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Budget {
-    /// So many bytes of the file are known.
+    /// The number of bytes of the file that are known.
     stored: u64,
     items: u64,
     plain: u64,
@@ -52,7 +52,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Of a file of this size, whose definitions take so much memory.
+    /// The budget of a file of this size whose definitions take this memory.
     pub(super) fn new(stored: u64, memory: u64) -> Self {
         Self { stored, memory, ..Self::default() }
     }
@@ -65,24 +65,25 @@ impl Budget {
         if spent <= allowed { Ok(()) } else { Err(limit) }
     }
 
-    /// A record that ends here was decompressed to so many bytes.
+    /// Pays for a record that ends at this byte of the file and has this many bytes decompressed.
     pub(super) fn record(&mut self, end: u64, plain: u64) -> Result<(), Exceeded> {
         self.stored = self.stored.max(end);
         self.plain += plain;
         Self::within(self.plain, self.share() * PLAIN, Exceeded::Plain)
     }
 
+    /// Pays for an item.
     pub(super) fn item(&mut self) -> Result<(), Exceeded> {
         self.items += 1;
         Self::within(self.items, self.share() * ITEMS_OF_THREE_BYTES / 3, Exceeded::Items)
     }
 
-    /// How many items were read.
+    /// The number of items that were read.
     pub(super) fn items(&self) -> u64 {
         self.items
     }
 
-    /// So much memory is needed.
+    /// Pays for memory.
     pub(super) fn take(&mut self, bytes: u64) -> Result<(), Exceeded> {
         let memory = self.memory.saturating_add(bytes);
         Self::within(memory, self.share() * MEMORY, Exceeded::Memory)?;
@@ -90,22 +91,22 @@ impl Budget {
         Ok(())
     }
 
-    /// So much memory is not needed any more.
+    /// Gives back memory that is not needed any more.
     pub(super) fn give_back(&mut self, bytes: u64) {
         self.memory = self.memory.saturating_sub(bytes);
     }
 
-    /// How many bytes the names of all that was read may have: some, and half of the memory that is left.
+    /// The most bytes of names that may be read: a fixed share, and half of the memory that is left.
     pub(super) fn names(&self) -> u64 {
         self.share() * NAMES + (self.share() * MEMORY).saturating_sub(self.memory) / 2
     }
 
-    /// How much is taken.
+    /// The memory that was paid for.
     pub(super) fn memory(&self) -> u64 {
         self.memory
     }
 
-    /// So many steps are needed.
+    /// Pays for steps.
     pub(super) fn work(&mut self, steps: u64) -> Result<(), Exceeded> {
         let work = self.work.saturating_add(steps);
         Self::within(work, self.share() * WORK, Exceeded::Work)?;
@@ -113,7 +114,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Of a report that the recording does not request.
+    /// The budget of a report that the recording does not request.
     pub(super) fn of_one_report(&self) -> Self {
         Self { reports: 0, ..*self }
     }
@@ -123,7 +124,7 @@ impl Budget {
         self.reports <= self.share() * REPORTS
     }
 
-    /// Whether a report may be made whose texts have so many bytes. To find that out was work, so this is spent in any case.
+    /// Whether a report with this many bytes of text may be made. The report is paid for in any case, because finding its size was work.
     pub(super) fn report(&mut self, texts: u64) -> bool {
         self.reports = self.reports.saturating_add(texts.min(self.share() * ONE_REPORT));
         self.may_report() && texts <= self.share() * ONE_REPORT

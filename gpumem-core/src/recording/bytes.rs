@@ -48,7 +48,7 @@ pub(super) fn put_difference(to: &mut Vec<u8>, now: u64, before: u64) {
 /// Appends a text after its length.
 pub(super) fn put_text(to: &mut Vec<u8>, text: &str) {
     let (text, end) = if text.len() > LONGEST_TEXT {
-        (&text[..text.floor_char_boundary_stable(LONGEST_TEXT - CUT.len())], CUT)
+        (&text[..floor_char_boundary(text, LONGEST_TEXT - CUT.len())], CUT)
     } else {
         (text, "")
     };
@@ -58,14 +58,8 @@ pub(super) fn put_text(to: &mut Vec<u8>, text: &str) {
 }
 
 /// `str::floor_char_boundary` is newer than the oldest supported compiler.
-trait FloorCharBoundary {
-    fn floor_char_boundary_stable(&self, at: usize) -> usize;
-}
-
-impl FloorCharBoundary for str {
-    fn floor_char_boundary_stable(&self, at: usize) -> usize {
-        (0..=at.min(self.len())).rev().find(|at| self.is_char_boundary(*at)).unwrap_or(0)
-    }
+fn floor_char_boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
 /// What is left to be read.

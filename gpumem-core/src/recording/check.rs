@@ -8,7 +8,12 @@ use super::{
     budget::{Budget, Exceeded},
     event::RecordedEvent,
 };
-use crate::model::{Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, PoolUsage, ScopeId, ScopeSpec, ThreadId};
+use crate::{
+    model::{
+        Block, Bytes, Device, EventKind, Gauge, GpuMemory, GpuProcess, Key, PoolUsage, ScopeId, ScopeSpec, ThreadId,
+    },
+    report::DeviceReading,
+};
 
 /// Threads that run at one time.
 const MOST_THREADS: u32 = 1 << 16;
@@ -136,7 +141,7 @@ pub(super) fn check_thread(thread: ThreadId) -> Result {
     limit(thread.0 < MOST_THREADS)
 }
 
-pub(super) fn check_memory(memory: &GpuMemory) -> Result {
+fn check_memory(memory: &GpuMemory) -> Result {
     let GpuMemory { total, free, used, reserved } = *memory;
     [total, free, used, reserved.unwrap_or_default()].into_iter().try_for_each(check_bytes)
 }
@@ -144,6 +149,15 @@ pub(super) fn check_memory(memory: &GpuMemory) -> Result {
 pub(super) fn check_usage(usage: &PoolUsage) -> Result {
     let PoolUsage { pool: _, used, used_high, reserved, reserved_high } = *usage;
     [used, used_high, reserved, reserved_high].into_iter().try_for_each(check_bytes)
+}
+
+pub(super) fn check_reading(reading: &DeviceReading) -> Result {
+    let DeviceReading { device, name: _, memory, processes, pool } = reading;
+    check_device(*device)?;
+    check_memory(memory)?;
+    pool.as_ref().map_or(Ok(()), check_usage)?;
+    let sum = |used: u64, process: &GpuProcess| used.checked_add(process.used.unwrap_or_default().get());
+    processes.iter().flatten().try_fold(0, sum).map(drop).ok_or(Rejection::Limit)
 }
 
 fn check_bytes(bytes: Bytes) -> Result {

@@ -35,17 +35,24 @@ struct InWords {
     lengths: HashMap<StackId, u64>,
 }
 
-/// How much memory a definition takes, about, that has so many bytes in the file.
-fn memory_of(item: &Item, bytes: u64) -> u64 {
+/// How much memory a definition takes, about, that has so many bytes in the file. `None` if the item is no definition.
+fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
     let lists = match item {
         Item::Stack(stack) => size_of_val(&*stack.addresses),
         Item::Symbols(symbols) => size_of_val(&*symbols.symbols),
         Item::Process(process) => size_of_val(&*process.arguments),
         Item::Allocator(allocator) => size_of_val(&*allocator.devices),
+        Item::Label(_)
+        | Item::Event(_)
+        | Item::ThreadReused(_)
+        | Item::PeakReleased(_)
+        | Item::Missed(_)
+        | Item::Request(_)
+        | Item::AllocatorEvents(_) => return None,
         _ => 0,
     };
     // What a list grows by is reserved.
-    OVERHEAD + bytes + 2 * lists as u64
+    Some(OVERHEAD + bytes + 2 * lists as u64)
 }
 
 /// The definitions of a recording. The first one of a number counts; one that differs from it is a contradiction.
@@ -73,20 +80,8 @@ pub struct Definitions {
 impl Definitions {
     /// Takes a definition, which has so many bytes in the file. If the budget is spent, it is left out.
     pub(super) fn add(&mut self, item: Item, bytes: u64, budget: &mut Budget) {
-        let is_definition = !matches!(
-            item,
-            Item::Label(_)
-                | Item::Event(_)
-                | Item::ThreadReused(_)
-                | Item::PeakReleased(_)
-                | Item::Missed(_)
-                | Item::Request(_)
-                | Item::AllocatorEvents(_)
-        );
-        if !is_definition {
-            return;
-        }
-        if budget.take(memory_of(&item, bytes)).is_err() {
+        let Some(memory) = memory_of(&item, bytes) else { return };
+        if budget.take(memory).is_err() {
             self.left_out += 1;
             return;
         }

@@ -7,40 +7,61 @@ use std::{
 
 use super::{
     budget::Budget,
-    check::Rejection,
     definitions::Definitions,
     item::{Item, SymbolsDefinition},
     items::Items,
-    reader::Skipped,
-    record::{End, FILE_HEADER, length_of},
-    state::State,
-};
-use crate::{
-    derive::LedgerView,
-    model::{Device, Time},
-    report::{PeakHolders, Summary},
+    reader::Reader,
+    record::{End, FILE_HEADER, Records, check_header, length_of},
 };
 
 /// What a symbol takes, about.
 const SYMBOL_BYTES: u64 = 256;
 
+/// The bytes of a file that becomes longer. Only complete records are read from it.
+#[derive(Debug, Default)]
+pub struct Growing {
+    has_header: bool,
+    records: VecDeque<u8>,
+    /// The beginning of a record whose end is not there yet.
+    rest: Vec<u8>,
+}
+
+impl Read for Growing {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.records.read(to)
+    }
+}
+
+impl Growing {
+    /// Adds bytes that follow those before.
+    fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.rest.extend_from_slice(bytes);
+        let mut at = 0;
+        if !self.has_header {
+            let Some(header) = self.rest.first_chunk::<FILE_HEADER>() else { return Ok(()) };
+            check_header(header)?;
+            self.has_header = true;
+            at = FILE_HEADER;
+        }
+        while let Some(length) = length_of(&self.rest[at..]) {
+            self.records.extend(&self.rest[at..at + length]);
+            at += length;
+        }
+        self.rest.drain(..at);
+        Ok(())
+    }
+}
+
 /// Reads a recording as it becomes longer. What is read is applied to a ledger; reports that the program requested are left out.
 ///
 /// What an event means is in the file before it, so nothing is read twice. The functions at the addresses of stacks are an exception: they are
 /// added when the program has ended.
-#[derive(Debug)]
-pub struct Follower {
-    /// The beginning of a record whose end is not there yet.
-    rest: Vec<u8>,
-    items: Option<Items<VecDeque<u8>>>,
-    state: State,
-    skipped: Skipped,
-}
+pub type Follower = Reader<Growing>;
 
 impl Default for Follower {
     fn default() -> Self {
-        let state = State::new(Definitions::default());
-        Self { rest: Vec::new(), items: None, state, skipped: Skipped::default() }
+        let records = Records::after_header(Growing::default());
+        Self::of(Items::of(records, Budget::default()), Definitions::default(), true)
     }
 }
 
@@ -64,104 +85,20 @@ impl Follower {
 
     /// Adds bytes that follow those before.
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.rest.extend_from_slice(bytes);
-        let mut at = 0;
-        if self.items.is_none() {
-            if self.rest.len() < FILE_HEADER {
-                return Ok(());
-            }
-            at = FILE_HEADER;
-            self.items = Some(Items::new(self.rest[..at].iter().copied().collect())?);
-        }
-        let Some(items) = &mut self.items else { return Ok(()) };
-        while let Some(length) = length_of(&self.rest[at..]) {
-            items.more().extend(&self.rest[at..at + length]);
-            at += length;
-        }
-        self.rest.drain(..at);
-        while let Some((item, bytes)) = items.next()? {
-            let budget = &mut items.budget;
-            let applied = match item {
-                Item::Event(event) => self.state.apply(&event, budget, &mut ()).map(drop),
-                Item::ThreadReused(thread) => self.state.reuse_thread(thread, budget),
-                Item::Missed(count) => self.state.miss(count, budget, &mut ()),
-                Item::PeakReleased(scope) => {
-                    self.state.release_peak(scope);
-                    Ok(())
-                }
-                item => {
-                    // Without effect unless it is a definition.
-                    self.state.definitions.add(item, bytes, budget);
-                    Ok(())
-                }
-            };
-            match applied {
-                Ok(()) => {}
-                Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
-                Err(Rejection::Limit) => self.skipped.above_limits += 1,
-                Err(Rejection::Exceeded(limit)) => items.stop(limit),
-            }
-        }
-        match items.end() {
-            Some(End::Damaged { at, why }) => {
-                let text = format!("it is damaged at byte {at}: {why}");
-                Err(io::Error::new(io::ErrorKind::InvalidData, text))
-            }
-            Some(End::AboveLimit { at, limit }) => {
-                let text = format!("what follows byte {at} is not read: {limit}");
-                Err(io::Error::new(io::ErrorKind::InvalidData, text))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// What a report that is asked for may cost.
-    fn budget(&self) -> Budget {
-        self.items.as_ref().map(|items| items.budget.of_one_report()).unwrap_or_default()
+        self.items.more().add(bytes)?;
+        while self.step()?.is_some() {}
+        let text = match self.end() {
+            Some(End::Damaged { at, why }) => format!("it is damaged at byte {at}: {why}"),
+            Some(End::AboveLimit { at, limit }) => format!("what follows byte {at} is not read: {limit}"),
+            _ => return Ok(()),
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidData, text))
     }
 
     /// Adds what an address stands for, which a recording has only after its program has ended.
     pub fn add_symbols(&mut self, symbols: SymbolsDefinition) {
         let bytes = symbols.symbols.len() as u64 * SYMBOL_BYTES;
-        let mut none = Budget::default();
-        let budget = self.items.as_mut().map_or(&mut none, |items| &mut items.budget);
-        self.state.definitions.add(Item::Symbols(symbols), bytes, budget);
-    }
-
-    /// What numbers stand for.
-    pub fn definitions(&self) -> &Definitions {
-        &self.state.definitions
-    }
-
-    /// The ledger as of the newest event.
-    pub fn ledger(&self) -> &dyn LedgerView {
-        &self.state.inbox
-    }
-
-    /// The time of the newest event of the ledger.
-    pub fn time(&self) -> Time {
-        self.state.time
-    }
-
-    /// What was left out.
-    pub fn skipped(&self) -> Skipped {
-        let missed = self.state.missed;
-        Skipped {
-            missed,
-            contradictions: self.skipped.contradictions,
-            above_limits: self.skipped.above_limits,
-            ..self.skipped
-        }
-    }
-
-    /// What each scope holds, and held at most. `None` if there are too many.
-    pub fn summary(&mut self) -> Option<Summary> {
-        self.state.summary(&mut self.budget())
-    }
-
-    /// Which allocations made the peak of a device so far; `None` also if there were none.
-    pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
-        self.state.device_peak(device, &mut self.budget())
+        self.define(Item::Symbols(symbols), bytes);
     }
 }
 
@@ -171,8 +108,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        model::{Block, Bytes, EventKind, Family, Key, MemKind, ThreadId},
-        recording::{Process, RecordedEvent, Writer, item::ThreadDefinition},
+        model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, ThreadId},
+        recording::{Process, RecordedEvent, Skipped, Writer, item::ThreadDefinition},
     };
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };

@@ -9,11 +9,8 @@ use super::{
     wire::{Wire, fields},
 };
 use crate::{
-    model::{
-        Bytes, CallsiteId, Device, GpuMemory, GpuProcess, Key, Label, MemKind, PoolUsage, ScopeId, Source, StackId,
-        ThreadId, Time,
-    },
-    report::Known,
+    model::{Bytes, CallsiteId, Device, Key, Label, MemKind, PoolUsage, ScopeId, Source, StackId, ThreadId, Time},
+    report::DeviceReading,
 };
 
 /// One thing in a recording, in the order in which the program did it.
@@ -238,29 +235,6 @@ pub struct BlockLabel {
     pub number: u64,
     /// What it is called.
     pub label: Label,
-}
-
-/// What was read of a device for a report.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceReading {
-    /// Which one.
-    pub device: Device,
-    /// As the driver names it.
-    pub name: Option<String>,
-    /// All processes together.
-    pub memory: GpuMemory,
-    /// Each process, if the driver lists them.
-    pub processes: Option<Vec<GpuProcess>>,
-    /// The current pool, if it could be read.
-    pub pool: Option<PoolUsage>,
-}
-
-impl DeviceReading {
-    /// What is known of a device.
-    pub fn new(device: Device, known: &Known) -> Self {
-        let Known { name, memory, processes, pool, .. } = known.clone();
-        Self { device, name, memory, processes, pool }
-    }
 }
 
 /// The program requested a report at this point. The rest of the report is in the ledger and the definitions.

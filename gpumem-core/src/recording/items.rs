@@ -28,16 +28,10 @@ pub(super) struct Items<R> {
 }
 
 impl<R: Read> Items<R> {
-    pub(super) fn new(from: R) -> io::Result<Self> {
-        Ok(Self {
-            records: Records::new(from)?,
-            budget: Budget::default(),
-            events: EventReader::default(),
-            plain: Vec::new(),
-            at: 0,
-            not_understood: 0,
-            cut_texts: 0,
-        })
+    /// Those of these records, which may cost so much.
+    pub(super) fn of(records: Records<R>, budget: Budget) -> Self {
+        let (events, plain) = (EventReader::default(), Vec::new());
+        Self { records, budget, events, plain, at: 0, not_understood: 0, cut_texts: 0 }
     }
 
     /// The next item, and how many bytes it has. `None` after the last.
@@ -117,7 +111,7 @@ pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
 /// # Errors
 /// Of reading, of `each`, and if this is no recording.
 pub fn for_each_item(from: impl Read, mut each: impl FnMut(Item) -> io::Result<()>) -> io::Result<End> {
-    let mut items = Items::new(from)?;
+    let mut items = Items::of(Records::new(from)?, Budget::default());
     while let Some((item, _)) = items.next()? {
         each(item)?;
     }

@@ -12,11 +12,12 @@ use super::{
     item::Item,
     items::Items,
     output::ReplayedReport,
-    record::End,
+    record::{End, Records},
+    requests::Extent,
     state::State,
 };
 use crate::{
-    derive::LedgerView,
+    derive::{self, KeptPeak, LedgerView},
     ledger::Observer,
     model::{Device, Time, Trace},
     report::{Leaks, LiveBlock, MemoryStats, PeakHolders, Summary},
@@ -28,10 +29,12 @@ use crate::{
 /// is read twice: names may come later than what they name.
 #[derive(Debug)]
 pub struct Reader<R> {
-    items: Items<R>,
+    pub(super) items: Items<R>,
     state: State,
     allocator: AllocatorChecks,
     skipped: Skipped,
+    /// Definitions are added as they are read.
+    defines: bool,
 }
 
 /// What was read.
@@ -88,26 +91,32 @@ impl<R: io::Read + Seek> Reader<R> {
         let length = from.seek(SeekFrom::End(0))?.saturating_sub(begin);
         from.seek(SeekFrom::Start(begin))?;
         let mut definitions = Definitions::default();
-        let mut items = Items::new(&mut from)?;
-        items.budget = Budget::new(length, 0);
+        let mut items = Items::of(Records::new(&mut from)?, Budget::new(length, 0));
         while let Some((item, bytes)) = items.next()? {
             definitions.add(item, bytes, &mut items.budget);
         }
         let budget = Budget::new(length, items.budget.memory());
         from.seek(SeekFrom::Start(begin))?;
+        Ok(Self::of(Items::of(Records::new(from)?, budget), definitions, false))
+    }
+}
+
+impl<R: io::Read> Reader<R> {
+    /// `defines`: what these items define is not in the definitions yet.
+    pub(super) fn of(items: Items<R>, definitions: Definitions, defines: bool) -> Self {
         let skipped = Skipped {
             contradictions: definitions.contradictions,
             above_limits: definitions.left_out,
             ..Skipped::default()
         };
-        let allocator = AllocatorChecks::default();
-        let mut items = Items::new(from)?;
-        items.budget = budget;
-        Ok(Self { items, state: State::new(definitions), allocator, skipped })
+        Self { items, state: State::new(definitions), allocator: AllocatorChecks::default(), skipped, defines }
     }
-}
 
-impl<R: io::Read> Reader<R> {
+    /// Takes a definition, which has so many bytes in the file.
+    pub(super) fn define(&mut self, item: Item, bytes: u64) {
+        self.state.definitions.add(item, bytes, &mut self.items.budget);
+    }
+
     /// Reads up to the next event or label. `None` after the last: [`end`](Self::end) says how the file ends. Reports that the program
     /// requested are not derived.
     ///
@@ -178,8 +187,12 @@ impl<R: io::Read> Reader<R> {
                 self.allocator.events(&events, budget)?;
                 Step::Allocator(events)
             }
-            // All definitions are known already.
-            _ => return Ok(None),
+            item => {
+                if self.defines {
+                    self.define(item, bytes);
+                }
+                return Ok(None);
+            }
         };
         Ok(Some(Read::Step(step)))
     }
@@ -252,31 +265,44 @@ impl<R> Reader<R> {
 impl<R> Reader<R> {
     /// What each scope holds, and held at most.
     pub fn summary(&mut self) -> Option<Summary> {
-        self.state.summary(&mut self.items.budget.of_one_report())
+        self.charge(Extent::Groups)?;
+        let under = self.state.next_scope();
+        Some(derive::summary(&self.state.inbox, &self.state.definitions, under, None))
     }
 
     /// The live blocks, the largest first.
     pub fn live_blocks(&mut self) -> Option<Vec<LiveBlock>> {
-        self.state.live_blocks(&mut self.items.budget.of_one_report())
+        self.charge(Extent::Blocks)?;
+        Some(derive::live_blocks(&self.state.inbox, &self.state.definitions, None))
     }
 
     /// What was live, as it is reported when a process ends.
     pub fn leaks(&mut self) -> Option<Leaks> {
-        self.state.leaks(&mut self.items.budget.of_one_report())
+        self.charge(Extent::Blocks)?;
+        Some(derive::leaks(&self.state.inbox, &self.state.definitions, true))
     }
 
     /// The statistics of a device.
     pub fn memory_stats(&self, device: Device) -> MemoryStats {
-        self.state.memory_stats(device)
+        let State { inbox, definitions, time, .. } = &self.state;
+        let intercepted_by = definitions.interceptions().last().map(|by| by.library.clone()).unwrap_or_default();
+        derive::memory_stats(inbox, device, intercepted_by, *time, None)
     }
 
     /// Which allocations made the peak of a device; `None` also if there were none.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
-        self.state.device_peak(device, &mut self.items.budget.of_one_report())
+        self.charge(Extent::Groups)?;
+        let under = self.state.next_scope();
+        KeptPeak::of_device(&self.state.inbox, device, under)?.holders(&self.state.definitions)
     }
 
     /// The devices on which something was allocated.
     pub fn used_devices(&self) -> Vec<Device> {
-        self.state.used_devices()
+        self.state.inbox.stats().iter().map(|stats| stats.device).collect()
+    }
+
+    /// `None` if a report would be too large.
+    fn charge(&self, extent: Extent) -> Option<()> {
+        self.state.charge(extent, &mut self.items.budget.of_one_report()).ok()
     }
 }

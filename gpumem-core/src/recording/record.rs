@@ -72,15 +72,20 @@ pub(super) fn pack(plain: &[u8], to: &mut Vec<u8>) {
     let compressed = miniz_oxide::deflate::compress_to_vec(plain, 1);
     let is_used = compressed.len() < plain.len() && !is_bomb(compressed.len(), plain.len());
     let (method, stored) = if is_used { (Method::Deflate, &*compressed) } else { (Method::Plain, plain) };
+    to.clear();
+    put_record(ITEMS, method, stored, plain.len(), to);
+}
+
+/// Appends a record of this type with these bytes, which come to so many when they are decompressed.
+fn put_record(kind: u8, method: Method, stored: &[u8], plain: usize, to: &mut Vec<u8>) {
     let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX).to_le_bytes();
     let mut header = [0; RECORD_HEADER];
-    header[0] = ITEMS;
+    header[0] = kind;
     header[1] = method as u8;
     header[4..8].copy_from_slice(&length(stored.len()));
-    header[8..12].copy_from_slice(&length(plain.len()));
+    header[8..12].copy_from_slice(&length(plain));
     let checksum = checksum(&header[..12], stored);
     header[12..16].copy_from_slice(&checksum.to_le_bytes());
-    to.clear();
     to.extend_from_slice(&header);
     to.extend_from_slice(stored);
 }
@@ -124,6 +129,24 @@ pub enum End {
     },
 }
 
+fn no_recording(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Whether a file with this header can be read.
+pub(super) fn check_header(header: &[u8; FILE_HEADER]) -> io::Result<()> {
+    if !header.starts_with(&MAGIC) {
+        return Err(no_recording("this is no recording of gpumem".to_owned()));
+    }
+    let version = u16::from_le_bytes([header[8], header[9]]);
+    if !(1..=VERSION).contains(&version) {
+        return Err(no_recording(format!(
+            "this recording is of version {version}, and this gpumem reads up to version {VERSION}; use a newer gpumem"
+        )));
+    }
+    Ok(())
+}
+
 /// Reads the records of a file, one after the other.
 #[derive(Debug)]
 pub(super) struct Records<R> {
@@ -142,21 +165,17 @@ impl<R: Read> Records<R> {
     pub(super) fn new(mut from: R) -> io::Result<Self> {
         let mut header = [0; FILE_HEADER];
         let read = fill(&mut from, &mut header)?;
-        let no = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        if header[..8] != MAGIC {
-            return no("this is no recording of gpumem".to_owned());
+        if read < FILE_HEADER && header.starts_with(&MAGIC) {
+            return Err(no_recording("this recording is cut within its header".to_owned()));
         }
-        if read < FILE_HEADER {
-            return no("this recording is cut within its header".to_owned());
-        }
-        let version = u16::from_le_bytes([header[8], header[9]]);
-        if !(1..=VERSION).contains(&version) {
-            return no(format!(
-                "this recording is of version {version}, and this gpumem reads up to version {VERSION}; use a newer gpumem"
-            ));
-        }
+        check_header(&header)?;
+        Ok(Self::after_header(from))
+    }
+
+    /// Reads what follows the header.
+    pub(super) fn after_header(from: R) -> Self {
         let at = FILE_HEADER as u64;
-        Ok(Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 })
+        Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 }
     }
 
     /// Where more can be added, if what is there was read completely.
@@ -332,11 +351,9 @@ mod tests {
 
     #[test]
     fn records_of_later_versions_are_skipped() {
-        let mut file = file(&[b"a", b"b"]);
-        let first = FILE_HEADER..FILE_HEADER + RECORD_HEADER + 1;
-        file[first.start] = 200;
-        let sum = checksum(&file[first.start..first.start + 12], &file[first.start + RECORD_HEADER..first.end]);
-        file[first.start + 12..first.start + 16].copy_from_slice(&sum.to_le_bytes());
+        let mut file = file(&[]);
+        put_record(200, Method::Plain, b"a", 1, &mut file);
+        put_record(ITEMS, Method::Plain, b"b", 1, &mut file);
         let mut records = Records::new(file.as_slice()).unwrap();
         let mut plain = Vec::new();
         assert!(records.next(&mut plain).unwrap());
@@ -355,20 +372,10 @@ mod tests {
         let mut file = file(&[]);
         let zeros = vec![0; LARGEST];
         let bomb = miniz_oxide::deflate::compress_to_vec(&zeros, 9);
-        let mut header = [0; RECORD_HEADER];
-        (header[0], header[1]) = (ITEMS, Method::Deflate as u8);
-        header[4..8].copy_from_slice(&u32::try_from(bomb.len()).unwrap().to_le_bytes());
-        header[8..12].copy_from_slice(&u32::try_from(LARGEST).unwrap().to_le_bytes());
-        let sum = checksum(&header[..12], &bomb);
-        header[12..16].copy_from_slice(&sum.to_le_bytes());
-        file.extend_from_slice(&header);
-        file.extend_from_slice(&bomb);
+        put_record(ITEMS, Method::Deflate, &bomb, LARGEST, &mut file);
         assert!(matches!(read(&file), (records, End::Damaged { .. }) if records.is_empty()));
         // What is written is never refused.
-        let mut packed = Vec::new();
-        pack(&zeros, &mut packed);
-        let mut whole = self::file(&[]);
-        whole.extend_from_slice(&packed);
+        let whole = self::file(&[zeros.as_slice()]);
         assert_eq!(read(&whole), (vec![zeros], End::Complete));
     }
 

@@ -8,8 +8,10 @@ use std::{
 };
 
 use super::{
+    budget::Budget,
     item::{CodeAddress, Finished, Item, RingDefinition},
     items::Items,
+    record::Records,
     ring::{RingContent, RingOwner, RingReader, WHOLE},
     writer::Writer,
 };
@@ -230,7 +232,8 @@ impl Head {
     fn of(mut file: &File) -> Self {
         let mut head = Self::default();
         // Another reader of the same file may have moved the position.
-        let Ok(mut items) = file.rewind().and_then(|()| Items::new(io::BufReader::new(file))) else { return head };
+        let records = file.rewind().and_then(|()| Records::new(io::BufReader::new(file)));
+        let Ok(mut items) = records.map(|records| Items::of(records, Budget::default())) else { return head };
         while let Ok(Some((item, _))) = items.next() {
             match item {
                 Item::Process(process) => head.pid = Some(process.pid),

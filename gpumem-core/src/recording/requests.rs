@@ -5,19 +5,19 @@ use std::time::UNIX_EPOCH;
 use super::{
     budget::Budget,
     bytes::LONGEST_TEXT,
-    check::{Rejection, check_device, check_memory, check_usage},
-    item::{DeviceReading, Request},
+    check::{Rejection, check_device, check_reading, check_usage},
+    item::Request,
     output::{ReplayedReport, at_exit},
     state::{MOST_LINES, Refused, ScopeResult, State, Tracker},
 };
 use crate::{
-    derive::{self, KeptPeak, Names, Snapshot},
+    derive::{self, KeptPeak, LedgerView, Names, Snapshot},
     error::Error,
     ledger::NodeId,
-    model::{Device, Family, ScopeId},
+    model::ScopeId,
     report::{
-        Breakdown, Content, Groups, Known, Leaks, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, SourceLine,
-        Summary, Tracked, difference, live,
+        Breakdown, Content, DeviceReading, Groups, LiveBlock, OutOfMemory, PeakHolders, Report, SourceLine, Tracked,
+        difference, live,
     },
 };
 
@@ -29,7 +29,7 @@ const MOST_REFUSALS: usize = 32;
 
 /// What a report looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Extent {
+pub(super) enum Extent {
     Groups,
     Blocks,
 }
@@ -140,33 +140,13 @@ impl State {
         Ok(())
     }
 
-    fn known(&self, reading: &DeviceReading) -> Result<Known> {
-        let DeviceReading { device, name, memory, processes, pool } = reading.clone();
-        check_device(device)?;
-        check_memory(&memory)?;
-        pool.as_ref().map_or(Ok(()), check_usage)?;
-        let sum =
-            |used: u64, process: &crate::model::GpuProcess| used.checked_add(process.used.unwrap_or_default().get());
-        processes.iter().flatten().try_fold(0, sum).ok_or(Rejection::Limit)?;
-        Ok(Known {
-            device: device.ordinal,
-            name,
-            simulated: device.family == Family::Simulated,
-            memory,
-            processes,
-            own_pid: self.definitions.process().pid,
-            pool,
-            live: Vec::new(),
-        })
-    }
-
     /// Where a device's memory is now, by what was read of it.
     fn breakdown(&mut self, reading: &DeviceReading, budget: &mut Budget) -> Result<Breakdown> {
-        let known = self.known(reading)?;
+        check_reading(reading)?;
         self.charge(Extent::Groups, budget)?;
         let snapshot = Snapshot::now(&self.inbox, &self.definitions, reading.device);
         let live = snapshot.groups(|stack| self.definitions.stack(stack));
-        Ok(Breakdown::of(&Known { live, ..known }))
+        Ok(Breakdown::of(reading, self.definitions.process().pid, &live))
     }
 
     fn blocks_of(&mut self, scope: Option<ScopeId>, budget: &mut Budget) -> Result<Vec<LiveBlock>> {
@@ -244,10 +224,8 @@ impl State {
         budget: &mut Budget,
     ) -> Result<OutOfMemory> {
         let at = self.refusals.iter().rposition(|(of, _)| *of == number).ok_or(Rejection::Contradiction)?;
-        let known = match reading {
-            Ok(reading) => Ok(self.known(&reading)?),
-            Err(message) => Err(Error::recorded(message)),
-        };
+        reading.as_ref().map_or(Ok(()), check_reading)?;
+        let reading = reading.map_err(Error::recorded);
         let (_, Refused { refusal, snapshot, peak }) = self.refusals.remove(at).ok_or(Rejection::Contradiction)?;
         let is_allowed = self.charge(Extent::Groups, budget);
         let holders = peak
@@ -257,11 +235,11 @@ impl State {
             self.inbox.release_peak(under);
         }
         is_allowed?;
-        Ok(refusal.resolved(&snapshot, holders, known, &self.definitions))
+        Ok(refusal.resolved(&snapshot, holders, reading, self.definitions.process().pid, &self.definitions))
     }
 
     /// Refuses a report that would be too large, or that would be too much work after the earlier ones.
-    fn charge(&mut self, extent: Extent, budget: &mut Budget) -> Result<()> {
+    pub(super) fn charge(&self, extent: Extent, budget: &mut Budget) -> Result<()> {
         if !budget.may_report() {
             return Err(Rejection::Limit);
         }
@@ -283,44 +261,5 @@ impl State {
             texts = texts.saturating_add(each.saturating_mul(times));
         }
         if budget.report(texts) { Ok(()) } else { Err(Rejection::Limit) }
-    }
-}
-
-/// Reports of the moment that was read last, whether or not the program requested them.
-impl State {
-    /// What each scope holds, and held at most.
-    pub(super) fn summary(&mut self, budget: &mut Budget) -> Option<Summary> {
-        self.charge(Extent::Groups, budget).ok()?;
-        let under = self.next_scope();
-        Some(derive::summary(&self.inbox, &self.definitions, under, None))
-    }
-
-    /// The live blocks, the largest first.
-    pub(super) fn live_blocks(&mut self, budget: &mut Budget) -> Option<Vec<LiveBlock>> {
-        self.blocks_of(None, budget).ok()
-    }
-
-    /// What was live, as it is reported when a process ends.
-    pub(super) fn leaks(&mut self, budget: &mut Budget) -> Option<Leaks> {
-        self.charge(Extent::Blocks, budget).ok()?;
-        Some(derive::leaks(&self.inbox, &self.definitions, true))
-    }
-
-    /// The statistics of a device.
-    pub(super) fn memory_stats(&self, device: Device) -> MemoryStats {
-        let intercepted_by = self.definitions.interceptions().last().map(|by| by.library.clone()).unwrap_or_default();
-        derive::memory_stats(&self.inbox, device, intercepted_by, self.time, None)
-    }
-
-    /// Which allocations made the peak of a device; `None` also if there were none.
-    pub(super) fn device_peak(&mut self, device: Device, budget: &mut Budget) -> Option<PeakHolders> {
-        self.charge(Extent::Groups, budget).ok()?;
-        let under = self.next_scope();
-        KeptPeak::of_device(&self.inbox, device, under)?.holders(&self.definitions)
-    }
-
-    /// The devices on which something was allocated.
-    pub(super) fn used_devices(&self) -> Vec<Device> {
-        self.inbox.stats().iter().map(|stats| stats.device).collect()
     }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     derive::{self, Labels, Snapshot},
-    inbox::Inbox,
+    inbox::{Inbox, LedgerView},
     ledger::{Observer, ScopePeriod},
     model::{Device, Event, EventKind, ScopeId, ThreadId, Time, Trace},
     report::{Groups, Lines},

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use crate::model::{Bytes, GpuMemory, GpuProcess, PoolUsage};
+use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, PoolUsage};
 
 /// The parts of a device's used memory, which `gpumem::breakdown` returns.
 ///
@@ -105,25 +105,19 @@ pub struct Group {
     pub bytes: Bytes,
 }
 
-/// Readings of a device at one moment, of which its breakdown is made.
-#[derive(Clone, Debug)]
-pub struct Known {
-    /// The CUDA ordinal of the device.
-    pub device: u32,
-    /// The name of the device, if it is known.
+/// What the driver and NVML know of a device at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceReading {
+    /// Which one.
+    pub device: Device,
+    /// As the driver names it.
     pub name: Option<String>,
-    /// Whether the device is a simulated one.
-    pub simulated: bool,
-    /// The reading of the whole device.
+    /// All processes together.
     pub memory: GpuMemory,
-    /// `None` if the driver does not list them.
+    /// Each process, if the driver lists them.
     pub processes: Option<Vec<GpuProcess>>,
-    /// The number of this process, by which it is found in `processes`.
-    pub own_pid: u32,
-    /// The usage of the device's current pool. `None` if it cannot be read.
+    /// The current pool, if it could be read.
     pub pool: Option<PoolUsage>,
-    /// The live allocations of this process on the device.
-    pub live: Vec<Group>,
 }
 
 /// A path of scopes as text.
@@ -132,13 +126,16 @@ pub fn path_in_words(path: &[String]) -> String {
 }
 
 impl Breakdown {
+    /// Of this reading, and of what the process with this number has live on the device.
     #[doc(hidden)]
-    pub fn of(known: &Known) -> Self {
+    pub fn of(reading: &DeviceReading, own_pid: u32, live: &[Group]) -> Self {
+        let DeviceReading { device, memory, processes, pool, .. } = reading;
+        let simulated = device.family == Family::Simulated;
         let mut parts = Vec::new();
-        let own = own_parts(known);
+        let own = own_parts(live, pool.as_ref());
         let reported = |own: bool| {
-            let all = known.processes.as_ref()?;
-            let some: Vec<_> = all.iter().filter(|process| (process.pid == known.own_pid) == own).collect();
+            let all = processes.as_ref()?;
+            let some: Vec<_> = all.iter().filter(|process| (process.pid == own_pid) == own).collect();
             // The sum is not known if the driver does not report the memory of one process.
             let sum = some.iter().map(|process| process.used).sum::<Option<Bytes>>()?;
             Some((sum, some.len() as u64))
@@ -146,7 +143,7 @@ impl Breakdown {
         // In a container the driver may list this process by another number. Then its memory cannot be separated from that of others.
         let this = reported(true).filter(|(_, count)| *count > 0).map(|(bytes, _)| bytes);
         let others = reported(false);
-        let mut left = known.memory.used;
+        let mut left = memory.used;
         let mut take = |part: Part| {
             // The readings are of different moments, so their sum may be more than the device has.
             let bytes = part.bytes.min(left);
@@ -161,7 +158,7 @@ impl Breakdown {
             take(Part { kind: PartKind::Others, name, path: Vec::new(), bytes, count });
         }
         if let Some(rest) = this.and_then(|this| this.checked_sub(accounted)) {
-            let name = if known.simulated {
+            let name = if simulated {
                 "the rounding to the device's pages"
             } else {
                 "CUDA context, kernels, modules; what is unknown"
@@ -178,8 +175,7 @@ impl Breakdown {
         parts.push(rest);
         parts.retain(|part| part.bytes > Bytes::ZERO);
         parts.sort_by_key(|part| part.kind);
-        let Known { device, name, simulated, memory, .. } = known;
-        Self { device: *device, name: name.clone(), simulated: *simulated, memory: *memory, parts }
+        Self { device: device.ordinal, name: reading.name.clone(), simulated, memory: *memory, parts }
     }
 
     /// How much the device would get back if the pool were trimmed.
@@ -199,9 +195,9 @@ impl Breakdown {
 }
 
 /// The live memory of this process by library and by path of scopes, the largest first, and the memory that its pool keeps.
-fn own_parts(known: &Known) -> Vec<Part> {
+fn own_parts(live: &[Group], pool: Option<&PoolUsage>) -> Vec<Part> {
     let mut sums: BTreeMap<(PartKind, String, Vec<String>), (Bytes, u64)> = BTreeMap::new();
-    for group in &known.live {
+    for group in live {
         let whose = match &group.library {
             Some(library) => (PartKind::Library, library.clone(), Vec::new()),
             None => (PartKind::Scope, path_in_words(&group.path), group.path.clone()),
@@ -213,7 +209,7 @@ fn own_parts(known: &Known) -> Vec<Part> {
     let mut parts: Vec<_> =
         sums.into_iter().map(|((kind, name, path), (bytes, count))| Part { kind, name, path, bytes, count }).collect();
     parts.sort_by_key(|part| (part.kind, Reverse(part.bytes)));
-    let cached = known.pool.and_then(|pool| pool.reserved.checked_sub(pool.used)).unwrap_or_default();
+    let cached = pool.and_then(|pool| pool.reserved.checked_sub(pool.used)).unwrap_or_default();
     parts.push(Part {
         kind: PartKind::PoolCache,
         name: "kept by the pool, unused".to_owned(),

@@ -29,7 +29,7 @@ pub use self::{
 };
 pub use self::{
     block::{counted, place_in_words},
-    breakdown::{Group, Known, path_in_words},
+    breakdown::{DeviceReading, Group, path_in_words},
     budget::{Counted, Limit, Measurement, Verdict, judge},
     leaks::{by_place, leak_in_words},
     lines::Lines,

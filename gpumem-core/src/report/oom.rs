@@ -98,23 +98,6 @@ impl Place {
 }
 
 impl OutOfMemory {
-    /// A refusal of which nothing else is known yet.
-    #[doc(hidden)]
-    pub fn new(device: u32, requested: Bytes, kind: MemKind, path: Vec<String>, why_unknown: Error) -> Self {
-        let breakdown = Err(why_unknown);
-        Self {
-            device,
-            requested,
-            kind,
-            path,
-            line: None,
-            breakdown,
-            scopes: Vec::new(),
-            places: Vec::new(),
-            peak: None,
-        }
-    }
-
     /// Fills in the scopes and places with the most live memory.
     #[doc(hidden)]
     #[must_use]

@@ -6,17 +6,17 @@ use std::time::{Duration, UNIX_EPOCH};
 use gpumem_core::{
     derive::{self, Callsite, KeptPeak, Labels, Names, Refusal, Snapshot, Stack},
     error::Error,
-    inbox::{Inbox, Tap},
+    inbox::{Inbox, LedgerView, Tap},
     ledger::ScopePeriod,
     model::{
         Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label, MemKind,
         PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Trace,
     },
     recording::{
-        BlockLabel, CallsiteDefinition, CodeAddress, DeviceReading, Item, ModuleDefinition, Process, RecordedEvent,
-        ReplayedReport, Request, StackDefinition, Symbol, SymbolsDefinition,
+        BlockLabel, CallsiteDefinition, CodeAddress, Item, ModuleDefinition, Process, RecordedEvent, ReplayedReport,
+        Request, StackDefinition, Symbol, SymbolsDefinition,
     },
-    report::{self, Breakdown, Content, Groups, Known, Report, SourceLine, Tracked, difference, live},
+    report::{self, Breakdown, Content, DeviceReading, Groups, Report, SourceLine, Tracked, difference, live},
 };
 
 use crate::Random;
@@ -42,6 +42,7 @@ impl Tap for Collect {
     }
 }
 
+const PID: u32 = 4711;
 const FOLDER: &str = "/home/me/app";
 const CALLSITES: u32 = 12;
 const STACKS: u32 = 9;
@@ -110,7 +111,7 @@ impl Names for SessionNames {
 /// What a session defines. Symbols come last: they are found out when somebody asks.
 fn definitions() -> (Vec<Item>, Vec<Item>) {
     let process = Process {
-        pid: 4711,
+        pid: PID,
         executable: MODULES[0].to_owned(),
         folder: FOLDER.to_owned(),
         own_module: Some("app".to_owned()),
@@ -448,12 +449,6 @@ impl Live {
         }
     }
 
-    fn known(reading: &DeviceReading) -> Known {
-        let DeviceReading { device, name, memory, processes, pool } = reading.clone();
-        let simulated = device.family == Family::Simulated;
-        Known { device: device.ordinal, name, simulated, memory, processes, own_pid: 4711, pool, live: Vec::new() }
-    }
-
     fn report(&mut self) {
         let (under, is_intercepted) = (self.under(), self.random.is(2));
         let device = device(&mut self.random);
@@ -467,7 +462,7 @@ impl Live {
                 let reading = self.reading(device);
                 let snapshot = Snapshot::now(&self.inbox, &SessionNames, device);
                 let live = snapshot.groups(|stack| SessionNames.stack(stack));
-                let breakdown = Breakdown::of(&Known { live, ..Self::known(&reading) });
+                let breakdown = Breakdown::of(&reading, PID, &live);
                 self.ask(Request::Breakdown(reading), ReplayedReport::Breakdown(breakdown));
             }
             2 => {
@@ -568,12 +563,12 @@ impl Live {
         (0..self.random.below(5)).for_each(|_| self.alloc());
         let reading =
             if self.random.is(3) { Err("the driver did not answer".to_owned()) } else { Ok(self.reading(device)) };
-        let known = reading.as_ref().map(Self::known).map_err(|message| Error::recorded(message.clone()));
+        let known = reading.clone().map_err(Error::recorded);
         let holders = if peak { derive::peak_holders(&self.inbox, &SessionNames, under) } else { None };
         if peak {
             self.inbox.release_peak(under);
         }
-        let oom = refusal.resolved(&snapshot, holders, known, &SessionNames);
+        let oom = refusal.resolved(&snapshot, holders, known, PID, &SessionNames);
         self.ask(Request::OutOfMemory { refusal: number, reading }, ReplayedReport::OutOfMemory(oom));
     }
 }
@@ -590,7 +585,7 @@ pub(crate) fn recording(seed: u64, steps: usize) -> (Vec<Item>, Vec<ReplayedRepo
 }
 
 fn at_exit(content: Content) -> ReplayedReport {
-    ReplayedReport::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, 4711)))
+    ReplayedReport::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, PID)))
 }
 
 /// A report as text: all its fields, and what is printed. Two reports that differ have different texts.

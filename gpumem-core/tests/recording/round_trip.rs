@@ -10,260 +10,196 @@ use gpumem_core::{
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, DeviceReading,
-        End, Finished, Interception, Item, ModuleDefinition, Process, Reader, RecordedEvent, Request, RingDefinition,
+        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, End, Finished,
+        Interception, Item, ModuleDefinition, PartDefinition, Process, Reader, RecordedEvent, Request, RingDefinition,
         StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
     },
+    report::DeviceReading,
 };
 
 use crate::Random;
 
-fn bytes(random: &mut Random) -> Bytes {
-    Bytes::new(random.any())
+/// A type of which a random value can be made.
+trait Any: Sized {
+    fn any(random: &mut Random) -> Self;
 }
 
-fn device(random: &mut Random) -> Device {
-    let family = if random.is(2) { Family::Cuda } else { Family::Simulated };
-    Device { family, ordinal: random.small() }
+macro_rules! values {
+    ($($type:ty as $random:ident => $value:expr;)*) => {$(
+        impl Any for $type {
+            fn any($random: &mut Random) -> Self {
+                $value
+            }
+        }
+    )*};
 }
 
-fn key(random: &mut Random) -> Key {
-    Key::from_raw(random.any())
+macro_rules! structs {
+    ($($type:ident { $($field:tt),* })*) => {$(
+        impl Any for $type {
+            fn any(random: &mut Random) -> Self {
+                Self { $($field: Any::any(random)),* }
+            }
+        }
+    )*};
 }
 
-fn kind(random: &mut Random) -> MemKind {
-    MemKind::ALL[random.index(MemKind::ALL.len())]
+/// The fields of each variant. Each variant comes equally often.
+macro_rules! variants {
+    ($type:ident { $($variant:ident { $($field:tt),* })* }) => {
+        impl Any for $type {
+            #[allow(unused_variables, reason = "some variants have no fields")]
+            fn any(random: &mut Random) -> Self {
+                let all: &[fn(&mut Random) -> Self] = &[$(|random| Self::$variant { $($field: Any::any(random)),* }),*];
+                all[random.index(all.len())](random)
+            }
+        }
+    };
 }
 
-fn gauge(random: &mut Random) -> Gauge {
-    [Gauge::Exact, Gauge::Sampled, Gauge::Off][random.index(3)]
-}
-
-fn source(random: &mut Random) -> Source {
-    let all = [Source::Dispatch, Source::Cupti, Source::Simulation, Source::Sampling, Source::Off];
-    all[random.index(all.len())]
-}
-
-fn block(random: &mut Random) -> Block {
-    Block {
-        device: device(random),
-        bytes: bytes(random),
-        kind: kind(random),
-        context: (random.next() & 0xff) as u8,
-        stack: StackId(random.small()),
+impl<T: Any> Any for Option<T> {
+    fn any(random: &mut Random) -> Self {
+        random.option(T::any)
     }
 }
 
-fn memory(random: &mut Random) -> GpuMemory {
-    GpuMemory::new(bytes(random), bytes(random), bytes(random), random.option(bytes))
-}
-
-fn usage(random: &mut Random) -> PoolUsage {
-    PoolUsage {
-        pool: random.any(),
-        used: bytes(random),
-        used_high: bytes(random),
-        reserved: bytes(random),
-        reserved_high: bytes(random),
+impl<T: Any> Any for Vec<T> {
+    fn any(random: &mut Random) -> Self {
+        random.list(T::any)
     }
 }
 
-fn reading(random: &mut Random) -> DeviceReading {
-    let process = |random: &mut Random| {
-        let kinds = [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::Both];
-        let mut process = GpuProcess::new(random.small(), kinds[random.index(3)]);
-        (process.name, process.used) = (random.option(Random::text), random.option(bytes));
+impl<T: Any> Any for Result<T, String> {
+    fn any(random: &mut Random) -> Self {
+        if random.is(2) { Ok(T::any(random)) } else { Err(random.text()) }
+    }
+}
+
+values! {
+    bool as random => random.is(2);
+    u8 as random => (random.next() & 0xff) as u8;
+    u32 as random => random.small();
+    u64 as random => random.any();
+    usize as random => usize::try_from(random.any()).unwrap_or(7);
+    String as random => random.text();
+    Duration as random => Duration::from_nanos(random.any());
+    Bytes as random => Bytes::new(random.any());
+    Key as random => Key::from_raw(random.any());
+    MemKind as random => MemKind::ALL[random.index(MemKind::ALL.len())];
+    GpuMemory as random => GpuMemory::new(Any::any(random), Any::any(random), Any::any(random), Any::any(random));
+    GpuProcess as random => {
+        let mut process = GpuProcess::new(Any::any(random), Any::any(random));
+        (process.name, process.used) = (Any::any(random), Any::any(random));
         process
     };
-    DeviceReading {
-        device: device(random),
-        name: random.option(Random::text),
-        memory: memory(random),
-        processes: random.option(|random| random.list(process)),
-        pool: random.option(usage),
+    Finished as _random => Finished;
+}
+
+variants! { Family { Cuda {} Simulated {} } }
+variants! { Gauge { Exact {} Sampled {} Off {} } }
+variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Off {} } }
+variants! { ProcessKind { Compute {} Graphics {} Both {} } }
+variants! { AllocatorAction { SegmentAlloc {} Alloc {} OutOfMemory {} } }
+
+structs! {
+    CallsiteId { 0 }
+    ScopeId { 0 }
+    StackId { 0 }
+    ThreadId { 0 }
+    Device { family, ordinal }
+    Block { device, bytes, kind, context, stack }
+    PoolUsage { pool, used, used_high, reserved, reserved_high }
+    ScopeSpec { device, gauge, every, thread, callsite, source, at_peak }
+    Label { name, shape, dtype }
+    Process { pid, executable, arguments, folder, own_module, began, version, ran_before }
+    ClockPair { ticks, time }
+    ThreadDefinition { thread, os_id, name }
+    CallsiteDefinition { id, name, file, line, column, module_path }
+    ModuleDefinition { id, path, build_id, base }
+    CodeAddress { module, offset }
+    StackDefinition { id, addresses }
+    Symbol { function, file, line, column }
+    SymbolsDefinition { address, symbols }
+    DeviceDefinition { device, name, total, uuid }
+    ContextDefinition { context, device }
+    Interception { source, library }
+    BlockLabel { key, number, label }
+    DeviceReading { device, name, memory, processes, pool }
+    PartDefinition { is_peaks, after }
+    AllocatorDefinition { name, missing, devices }
+    AllocatorDevice { device, older, known_from, said }
+    AllocatorFigures { allocated, allocated_high, reserved, reserved_high }
+    AllocatorEvents { device, events }
+    AllocatorEvent { time, action, address, bytes, requested, stream, stack }
+    RingDefinition { segment, recording }
+}
+
+variants! {
+    EventKind {
+        Alloc { key, block }
+        Free { key, block }
+        LateLookup { block }
+        Untracked {}
+        FreeFailed {}
+        Shrink { key, bytes }
+        ContextDestroyed { context }
+        Sample { device, memory }
+        ReadFailed { device, gauge }
+        Open { scope, spec }
+        Enter { scope }
+        Leave { scope }
+        Read { scope }
+        Reset { scope }
+        ResetKeepingPeak { scope }
+        Close { scope }
+        ResetPeaks { device }
+        Lost { count }
+        Displaced { now, more }
+        Refused { device, bytes, kind, stack }
     }
 }
 
-fn event_kind(random: &mut Random) -> EventKind {
-    let scope = ScopeId(random.any());
-    match random.below(20) {
-        0 => EventKind::Free { key: key(random), block: random.option(block) },
-        1 => EventKind::LateLookup { block: block(random) },
-        2 => EventKind::Untracked,
-        3 => EventKind::FreeFailed,
-        4 => EventKind::Shrink { key: key(random), bytes: bytes(random) },
-        5 => EventKind::ContextDestroyed { context: (random.next() & 0xff) as u8 },
-        6 => EventKind::Sample { device: device(random), memory: memory(random) },
-        7 => EventKind::ReadFailed { device: device(random), gauge: gauge(random) },
-        8 => {
-            let spec = ScopeSpec {
-                device: device(random),
-                gauge: gauge(random),
-                every: Duration::from_nanos(random.any()),
-                thread: random.option(|random| ThreadId(random.small())),
-                callsite: CallsiteId(random.small()),
-                source: source(random),
-                at_peak: random.is(2),
-            };
-            EventKind::Open { scope, spec }
-        }
-        9 => EventKind::Enter { scope },
-        10 => EventKind::Leave { scope },
-        11 => EventKind::Read { scope },
-        12 => EventKind::Reset { scope },
-        13 => EventKind::ResetKeepingPeak { scope },
-        14 => EventKind::Close { scope },
-        15 => EventKind::ResetPeaks { device: device(random) },
-        16 => EventKind::Lost { count: random.any() },
-        17 => EventKind::Displaced { now: random.any(), more: random.any() },
-        18 => {
-            let Block { bytes, kind, stack, .. } = block(random);
-            EventKind::Refused { device: random.option(device), bytes, kind, stack }
-        }
-        _ => EventKind::Alloc { key: key(random), block: block(random) },
+variants! {
+    Request {
+        Report { scope, ctx, subctx, lines }
+        Line { scope, number, source }
+        Summary { not_intercepted }
+        Breakdown { 0 }
+        MemoryStats { device, intercepted_by, since, pool }
+        LiveBlocks { scope }
+        Leaks { is_intercepted }
+        Peaks { is_intercepted }
+        PeakHolders { scope }
+        TrackerStarted { tracker, device }
+        Tracked { tracker, time, file, line, column, ctx, used, is_intercepted }
+        TrackerEnded { tracker }
+        Refused { refusal, device, requested, kind, stack, path }
+        OutOfMemory { refusal, reading }
     }
 }
 
-fn request(random: &mut Random) -> Request {
-    let (scope, device) = (ScopeId(random.any()), device(random));
-    let (tracker, refusal) = (random.any(), random.any());
-    match random.below(14) {
-        0 => Request::Report {
-            scope,
-            ctx: random.option(Random::text),
-            subctx: random.option(Random::text),
-            lines: random.option(Random::small),
-        },
-        1 => Request::Line { scope, number: random.small(), source: random.text() },
-        2 => Request::Summary { not_intercepted: random.option(Random::text) },
-        3 => Request::Breakdown(reading(random)),
-        4 => Request::MemoryStats {
-            device,
-            intercepted_by: random.text(),
-            since: Duration::from_nanos(random.any()),
-            pool: random.option(|random| random.option(usage)),
-        },
-        5 => Request::LiveBlocks { scope: random.option(|_| scope) },
-        6 => Request::Leaks { is_intercepted: random.is(2) },
-        7 => Request::Peaks { is_intercepted: random.is(2) },
-        8 => Request::PeakHolders { scope },
-        9 => Request::TrackerStarted { tracker, device },
-        10 => Request::Tracked {
-            tracker,
-            time: Duration::from_nanos(random.any()),
-            file: random.text(),
-            line: random.small(),
-            column: random.small(),
-            ctx: random.option(Random::text),
-            used: random.option(bytes),
-            is_intercepted: random.is(2),
-        },
-        11 => Request::TrackerEnded { tracker },
-        12 => Request::Refused {
-            refusal,
-            device,
-            requested: bytes(random),
-            kind: kind(random),
-            stack: StackId(random.small()),
-            path: random.list(Random::text),
-        },
-        _ => Request::OutOfMemory {
-            refusal,
-            reading: if random.is(2) { Ok(reading(random)) } else { Err(random.text()) },
-        },
-    }
-}
-
-fn address(random: &mut Random) -> CodeAddress {
-    CodeAddress { module: random.small(), offset: random.any() }
-}
-
-fn definition(random: &mut Random) -> Item {
-    let symbol = |random: &mut Random| Symbol {
-        function: random.option(Random::text),
-        file: random.option(Random::text),
-        line: random.option(Random::small),
-        column: random.option(Random::small),
-    };
-    match random.below(18) {
-        0 => Item::Process(Process {
-            pid: random.small(),
-            executable: random.text(),
-            arguments: random.list(Random::text),
-            folder: random.text(),
-            own_module: random.option(Random::text),
-            began: Duration::from_nanos(random.any()),
-            version: random.text(),
-            ran_before: random.option(|random| Duration::from_nanos(random.any())),
-        }),
-        1 => Item::Clock(ClockPair { ticks: random.any(), time: Duration::from_nanos(random.any()) }),
-        2 => Item::Thread(ThreadDefinition {
-            thread: ThreadId(random.small()),
-            os_id: random.any(),
-            name: random.option(Random::text),
-        }),
-        3 => Item::Callsite(CallsiteDefinition {
-            id: CallsiteId(random.small()),
-            name: random.option(Random::text),
-            file: random.text(),
-            line: random.small(),
-            column: random.small(),
-            module_path: random.option(Random::text),
-        }),
-        4 => Item::Module(ModuleDefinition {
-            id: random.small(),
-            path: random.text(),
-            build_id: random.list(|random| (random.next() & 0xff) as u8),
-            base: random.any(),
-        }),
-        5 => Item::Stack(StackDefinition { id: StackId(random.small()), addresses: random.list(address) }),
-        6 => Item::Symbols(SymbolsDefinition { address: address(random), symbols: random.list(symbol) }),
-        7 => Item::Device(DeviceDefinition {
-            device: device(random),
-            name: random.option(Random::text),
-            total: random.option(bytes),
-            uuid: random.option(Random::text),
-        }),
-        8 => Item::Context(ContextDefinition { context: (random.next() & 0xff) as u8, device: device(random) }),
-        9 => Item::Interception(Interception { source: source(random), library: random.text() }),
-        10 => {
-            let shape = random.list(|random| usize::try_from(random.any()).unwrap_or(7));
-            let label = Label { name: random.text(), shape, dtype: random.text() };
-            Item::Label(BlockLabel { key: key(random), number: random.any(), label })
-        }
-        11 => Item::ThreadReused(ThreadId(random.small())),
-        12 => Item::PeakReleased(ScopeId(random.any())),
-        13 => Item::Allocator(AllocatorDefinition {
-            name: random.text(),
-            missing: random.option(Random::text),
-            devices: random.list(|random| AllocatorDevice {
-                device: device(random),
-                older: random.any(),
-                known_from: random.option(|random| Duration::from_nanos(random.any())),
-                said: random.option(|random| AllocatorFigures {
-                    allocated: bytes(random),
-                    allocated_high: bytes(random),
-                    reserved: bytes(random),
-                    reserved_high: bytes(random),
-                }),
-            }),
-        }),
-        14 => Item::AllocatorEvents(AllocatorEvents {
-            device: device(random),
-            events: random.list(|random| AllocatorEvent {
-                time: Duration::from_nanos(random.any()),
-                action: [AllocatorAction::SegmentAlloc, AllocatorAction::Alloc, AllocatorAction::OutOfMemory]
-                    [usize::try_from(random.below(3)).unwrap_or(0)],
-                address: random.any(),
-                bytes: bytes(random),
-                requested: bytes(random),
-                stream: random.any(),
-                stack: StackId(random.small()),
-            }),
-        }),
-        15 => Item::Ring(RingDefinition { segment: random.option(Random::any), recording: random.any() }),
-        16 => Item::Finished(Finished),
-        _ => Item::Missed(random.any()),
+// Without events and requests, which come more often.
+variants! {
+    Item {
+        Process { 0 }
+        Clock { 0 }
+        Thread { 0 }
+        Callsite { 0 }
+        Module { 0 }
+        Stack { 0 }
+        Symbols { 0 }
+        Device { 0 }
+        Context { 0 }
+        Interception { 0 }
+        Label { 0 }
+        ThreadReused { 0 }
+        PeakReleased { 0 }
+        Missed { 0 }
+        Part { 0 }
+        Allocator { 0 }
+        AllocatorEvents { 0 }
+        Ring { 0 }
+        Finished { 0 }
     }
 }
 
@@ -271,16 +207,16 @@ fn definition(random: &mut Random) -> Item {
 pub(crate) fn items(random: &mut Random, count: usize) -> Vec<Item> {
     let mut number = 0_u64;
     let item = |random: &mut Random| match random.below(10) {
-        0 => definition(random),
-        1 => Item::Request(request(random)),
+        0 => Any::any(random),
+        1 => Item::Request(Any::any(random)),
         _ => {
             number += if random.is(20) { 1 + random.below(1 << 40) } else { 1 };
             Item::Event(RecordedEvent {
                 number,
                 ticks: random.any(),
-                time: Duration::from_nanos(random.any()),
-                thread: ThreadId(random.small()),
-                kind: event_kind(random),
+                time: Any::any(random),
+                thread: Any::any(random),
+                kind: Any::any(random),
             })
         }
     };

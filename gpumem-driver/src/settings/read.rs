@@ -6,7 +6,7 @@ use once_cell::race::OnceBox;
 
 use super::{
     parse::InvalidValue,
-    values::{Problem, SOURCE, SetVariable, Setting, Settings},
+    values::{SOURCE, SetVariable, Setting, Settings},
     variables::{VARIABLES, Variable},
 };
 use crate::error::Kind;
@@ -40,31 +40,31 @@ impl Settings {
             let Some(text) = value(variable.name).filter(|text| !text.to_string_lossy().trim().is_empty()) else {
                 continue;
             };
-            let stands_for =
-                (variable.read)(&text, &mut settings).unwrap_or_else(|InvalidValue { detail, instead }| {
+            let (stands_for, problem) = match (variable.read)(&text, &mut settings) {
+                Ok(stands_for) => (stands_for, None),
+                Err(InvalidValue { detail, instead }) => {
                     let stands_for = format!("cannot be used: {detail}; {instead}");
                     let error = Kind::BadSetting { setting: variable.name, detail }.into();
-                    settings.problems.push(Problem { variable: variable.name, error, instead });
-                    stands_for
-                });
+                    (stands_for, Some((error, instead)))
+                }
+            };
             let text = text.to_string_lossy().into_owned();
-            settings.set.push(SetVariable { name: variable.name, meaning: variable.meaning, text, stands_for });
+            let Variable { name, meaning, .. } = *variable;
+            settings.set.push(SetVariable { name, meaning, text, stands_for, problem });
         }
         settings
     }
 
     /// All variables, whether or not they are set.
     pub fn all(&self) -> Vec<Setting> {
-        let setting = |&Variable { name, meaning, values, default, .. }: &Variable| {
+        let setting = |&Variable { name, meaning, default, .. }: &Variable| {
             let set = self.set.iter().find(|set| set.name == name);
             Setting {
                 name,
                 meaning,
-                values,
                 default,
-                text: set.map(|set| set.text.clone()),
                 stands_for: set.map(|set| set.stands_for.clone()),
-                is_usable: !self.problems.iter().any(|problem| problem.variable == name),
+                is_usable: set.is_none_or(|set| set.problem.is_none()),
             }
         };
         VARIABLES.iter().map(setting).collect()

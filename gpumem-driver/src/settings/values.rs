@@ -61,17 +61,8 @@ pub struct Settings {
     /// The program does not know gpumem: neither NVML nor CUPTI is loaded into it. A program that loads them itself, as profilers
     /// do, is not disturbed.
     pub is_foreign: bool,
-    pub(super) problems: Vec<Problem>,
     /// The variables that are set.
     pub(super) set: Vec<SetVariable>,
-}
-
-/// A value that cannot be used.
-pub(super) struct Problem {
-    pub(super) variable: &'static str,
-    pub(super) error: Error,
-    /// What happens instead.
-    pub(super) instead: &'static str,
 }
 
 /// A variable that is set.
@@ -82,6 +73,8 @@ pub(super) struct SetVariable {
     pub(super) text: String,
     /// What the text means, or why it cannot be used.
     pub(super) stands_for: String,
+    /// If its value cannot be used: the error, and what happens instead.
+    pub(super) problem: Option<(Error, &'static str)>,
 }
 
 impl Default for Settings {
@@ -102,7 +95,6 @@ impl Default for Settings {
             update_baseline: false,
             sim: Vec::new(),
             is_foreign: false,
-            problems: Vec::new(),
             set: Vec::new(),
         }
     }
@@ -146,27 +138,30 @@ impl Settings {
     }
 
     fn check(&self, variable: &str) -> Result<()> {
-        match self.problems.iter().find(|problem| problem.variable == variable) {
-            Some(problem) => Err(problem.error.clone()),
-            None => Ok(()),
-        }
+        let set = self.set.iter().find(|set| set.name == variable);
+        set.and_then(|set| set.problem.as_ref()).map_or(Ok(()), |(error, _)| Err(error.clone()))
+    }
+
+    fn errors(&self) -> impl Iterator<Item = &(Error, &'static str)> {
+        self.set.iter().filter_map(|set| set.problem.as_ref())
     }
 
     /// Whether this error comes from a value that cannot be used. [`problems`](Self::problems) has its text.
     pub fn is_problem(&self, error: &Error) -> bool {
-        self.problems.iter().any(|problem| problem.error == *error)
+        self.errors().any(|(problem, _)| problem == error)
     }
 
     /// The values that cannot be used, and what holds instead of each.
     pub fn problems(&self) -> impl Iterator<Item = String> {
-        self.problems.iter().map(|Problem { error, instead, .. }| format!("{error}; {instead}"))
+        self.errors().map(|(error, instead)| format!("{error}; {instead}"))
     }
 
     /// A line for each variable that is set: its text, what the variable decides, and what the text stands for.
     pub fn set(&self) -> impl Iterator<Item = String> {
-        self.set
-            .iter()
-            .map(|SetVariable { name, meaning, text, stands_for }| format!("{name}={text} ({meaning}): {stands_for}"))
+        let line = |SetVariable { name, meaning, text, stands_for, .. }: &SetVariable| {
+            format!("{name}={text} ({meaning}): {stands_for}")
+        };
+        self.set.iter().map(line)
     }
 }
 
@@ -177,13 +172,9 @@ pub struct Setting {
     pub name: &'static str,
     /// What it decides.
     pub meaning: &'static str,
-    /// The values that it can have.
-    pub values: &'static str,
     /// What holds if it is not set.
     pub default: &'static str,
-    /// Its text in the environment; `None` if it is not set.
-    pub text: Option<String>,
-    /// What the text stands for, or why it cannot be used and what holds instead.
+    /// What its text in the environment stands for, or why that cannot be used and what holds instead. `None` if it is not set.
     pub stands_for: Option<String>,
     /// The text can be used.
     pub is_usable: bool,

@@ -63,7 +63,7 @@ fn init() -> Result<Nvml, Error> {
     let open = |name: &&str| Nvml::builder().lib_path(OsStr::new(name)).init();
     let unloadable = |found: &Result<Nvml, NvmlError>| matches!(found, Err(NvmlError::LibloadingError(_)));
     let found = NAMES.iter().map(open).find(|found| !unloadable(found));
-    found.unwrap_or_else(|| open(&NAMES[0])).map_err(|error| call_failed("nvmlInit_v2", error, None))
+    found.unwrap_or_else(|| open(&NAMES[0])).map_err(failed("nvmlInit_v2", None))
 }
 
 /// The device with this UUID: a whole GPU, or a MIG slice.
@@ -87,39 +87,37 @@ pub(crate) fn device_by_uuid(uuid: &str, ordinal: u32) -> Result<Handle, Error> 
 /// The version of the driver, such as `580.159.04`.
 #[doc(alias = "nvmlSystemGetDriverVersion")]
 pub(crate) fn driver_version() -> Result<String, Error> {
-    nvml()?.sys_driver_version().map_err(|error| call_failed("nvmlSystemGetDriverVersion", error, None))
+    nvml()?.sys_driver_version().map_err(failed("nvmlSystemGetDriverVersion", None))
 }
 
 /// NVML's own version.
 #[doc(alias = "nvmlSystemGetNVMLVersion")]
 pub(crate) fn version() -> Result<String, Error> {
-    nvml()?.sys_nvml_version().map_err(|error| call_failed("nvmlSystemGetNVMLVersion", error, None))
+    nvml()?.sys_nvml_version().map_err(failed("nvmlSystemGetNVMLVersion", None))
 }
 
 /// The newest version of CUDA that the driver supports: major and minor.
 #[doc(alias = "nvmlSystemGetCudaDriverVersion_v2")]
 pub(crate) fn cuda_version() -> Result<(i32, i32), Error> {
-    let version = nvml()?.sys_cuda_driver_version();
-    let version = version.map_err(|error| call_failed("nvmlSystemGetCudaDriverVersion_v2", error, None))?;
+    let version = nvml()?.sys_cuda_driver_version().map_err(failed("nvmlSystemGetCudaDriverVersion_v2", None))?;
     Ok((version / 1000, version % 1000 / 10))
 }
 
 /// How many GPUs NVML knows. `CUDA_VISIBLE_DEVICES` has no effect on it.
 #[doc(alias = "nvmlDeviceGetCount_v2")]
 pub(crate) fn count() -> Result<u32, Error> {
-    nvml()?.device_count().map_err(|error| call_failed("nvmlDeviceGetCount_v2", error, None))
+    nvml()?.device_count().map_err(failed("nvmlDeviceGetCount_v2", None))
 }
 
 /// The GPU with this number of NVML's.
 #[doc(alias("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"))]
 pub(crate) fn device_by_index(index: u32) -> Result<Handle, Error> {
-    let device = nvml()?.device_by_index(index);
-    let device = device.map_err(|error| call_failed("nvmlDeviceGetHandleByIndex_v2", error, Some(index)))?;
+    let device = nvml()?.device_by_index(index).map_err(failed("nvmlDeviceGetHandleByIndex_v2", Some(index)))?;
     with_uuid(device, index)
 }
 
 fn with_uuid(device: Device<'static>, index: u32) -> Result<Handle, Error> {
-    let uuid = device.uuid().map_err(|error| call_failed("nvmlDeviceGetUUID", error, Some(index)))?;
+    let uuid = device.uuid().map_err(failed("nvmlDeviceGetUUID", Some(index)))?;
     Ok(Handle { device, uuid })
 }
 
@@ -127,7 +125,7 @@ impl Handle {
     /// Such as `NVIDIA H200`.
     #[doc(alias = "nvmlDeviceGetName")]
     pub(crate) fn name(&self, index: u32) -> Result<String, Error> {
-        self.device.name().map_err(|error| call_failed("nvmlDeviceGetName", error, Some(index)))
+        self.device.name().map_err(failed("nvmlDeviceGetName", Some(index)))
     }
 
     /// Whether the GPU is in MIG mode; `None` if it does not support MIG, or the driver is too old for it.
@@ -143,8 +141,7 @@ impl Handle {
     /// The MIG slices of the GPU.
     #[doc(alias("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"))]
     pub(crate) fn slices(&self, index: u32) -> Result<Vec<Self>, Error> {
-        let most = self.device.mig_device_count();
-        let most = most.map_err(|error| call_failed("nvmlDeviceGetMaxMigDeviceCount", error, Some(index)))?;
+        let most = self.device.mig_device_count().map_err(failed("nvmlDeviceGetMaxMigDeviceCount", Some(index)))?;
         let mut slices = Vec::new();
         for slice in 0..most {
             match self.device.mig_device_by_index(slice) {
@@ -165,7 +162,7 @@ impl Handle {
                 Ok(Figures { total: info.total, free: info.free, used: info.used, reserved: Some(info.reserved) })
             }
             Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
-                self.memory_v1().map_err(|error| call_failed("nvmlDeviceGetMemoryInfo", error, Some(ordinal)))
+                self.memory_v1().map_err(failed("nvmlDeviceGetMemoryInfo", Some(ordinal)))
             }
             Err(error) => Err(call_failed("nvmlDeviceGetMemoryInfo_v2", error, Some(ordinal))),
         }
@@ -180,12 +177,12 @@ impl Handle {
             found => found,
         };
         let compute = older(device.running_compute_processes(), &|| device.running_compute_processes_v2())
-            .map_err(|error| call_failed("nvmlDeviceGetComputeRunningProcesses_v3", error, Some(ordinal)))?;
+            .map_err(failed("nvmlDeviceGetComputeRunningProcesses_v3", Some(ordinal)))?;
         let graphics = older(device.running_graphics_processes(), &|| device.running_graphics_processes_v2())
-            .map_err(|error| call_failed("nvmlDeviceGetGraphicsRunningProcesses_v3", error, Some(ordinal)));
+            .map_err(failed("nvmlDeviceGetGraphicsRunningProcesses_v3", Some(ordinal)));
         let of_mps = device
             .mps_running_compute_processes()
-            .map_err(|error| call_failed("nvmlDeviceGetMPSComputeRunningProcesses_v3", error, Some(ordinal)));
+            .map_err(failed("nvmlDeviceGetMPSComputeRunningProcesses_v3", Some(ordinal)));
         // Some devices and drivers do not have these two lists. Then they count as empty.
         let if_available = |list: Result<_, Error>| match list {
             Err(error) if error.is_unavailable() => Ok(Vec::new()),
@@ -255,6 +252,10 @@ const RETURNS: &[(u32, &str, bool)] = &[
     (21, "NVML_ERROR_NO_DATA", false),
     (999, "NVML_ERROR_UNKNOWN", false),
 ];
+
+fn failed(call: &'static str, device: Option<u32>) -> impl Fn(NvmlError) -> Error {
+    move |error| call_failed(call, error, device)
+}
 
 fn call_failed(call: &'static str, error: NvmlError, device: Option<u32>) -> Error {
     match error {

@@ -26,12 +26,11 @@ mod output;
 mod recorded;
 #[cfg(feature = "capture")]
 mod recorder;
-#[cfg(feature = "sim")]
+#[cfg(all(test, feature = "sim"))]
 mod testing;
 mod views;
 
 use std::{
-    cell::Cell,
     collections::HashMap,
     sync::{
         Mutex,
@@ -42,6 +41,10 @@ use std::{
 use crate::inbox::{Readings, Subscription};
 use once_cell::{race::OnceBox, sync::OnceCell};
 
+#[cfg(feature = "sim")]
+pub use self::budgets::simulated_gpu;
+#[cfg(all(test, feature = "sim"))]
+use self::testing::TestSession;
 pub use self::{
     budgets::Budget,
     events::{label, subscribe, unsubscribe},
@@ -52,8 +55,6 @@ pub use self::{
     output::{on_oom, retry_after_trim, set_sink},
     views::{LiveMemory, Status, breakdown, status, summary},
 };
-#[cfg(feature = "sim")]
-pub use self::{budgets::simulated_gpu, testing::TestSession};
 use self::{
     events::{CallsiteTable, Sampler},
     output::{Notices, Refusals, SinkState},
@@ -83,9 +84,10 @@ pub(crate) type Inbox = crate::inbox::Inbox;
 /// The session of the process.
 static SESSION: OnceBox<Session> = OnceBox::new();
 
+#[cfg(all(test, feature = "sim"))]
 thread_local! {
     /// The session that a test put in the place of the process's, on this thread.
-    static OVERRIDE: Cell<Option<&'static Session>> = const { Cell::new(None) };
+    static OVERRIDE: std::cell::Cell<Option<&'static Session>> = const { std::cell::Cell::new(None) };
 }
 
 /// Everything that a run of gpumem owns. The process has one; tests make their own.
@@ -115,7 +117,7 @@ pub(crate) struct Session {
     is_displaced: AtomicBool,
     /// Set when the sources record into it.
     begun: OnceCell<()>,
-    /// Its own devices. A session without them uses the process's.
+    /// Its own devices, which only the sessions of tests have. A session without them uses the process's.
     devices: OnceCell<&'static dyn Devices>,
 }
 
@@ -219,7 +221,11 @@ impl Session {
 /// The session of the calling thread: the process's, unless a test put another one in its place.
 #[inline]
 pub(crate) fn current() -> &'static Session {
-    OVERRIDE.get().unwrap_or_else(of_process)
+    #[cfg(all(test, feature = "sim"))]
+    if let Some(session) = OVERRIDE.get() {
+        return session;
+    }
+    of_process()
 }
 
 /// The session of the process. Several threads may create one at the same time, and one of these is kept: a thread must not wait for

@@ -13,25 +13,14 @@ use crate::{
 
 /// Simulated devices with traces, settings and reports of their own, for a test that runs beside others. Its memory is never freed,
 /// because guards refer to it for as long as the process runs.
-///
-/// ```
-/// use gpumem::{Bytes, GpuMemTrace, sim::TestSession};
-///
-/// let session = TestSession::new(&[("GPUMEM_SIM", "16GiB"), ("GPUMEM_REPORT", "off")])?;
-/// session.run(|| assert_eq!(gpumem::gpu_mem_get(0).total, Bytes::gib(16)));
-/// # Ok::<(), gpumem::Error>(())
-/// ```
-pub struct TestSession {
+pub(crate) struct TestSession {
     session: &'static Session,
     devices: &'static SimDevices,
 }
 
 impl TestSession {
     /// A session in which these environment variables, and no others, are set. `GPUMEM_SIM` adds devices.
-    ///
-    /// # Errors
-    /// When `GPUMEM_SIM` is not valid.
-    pub fn new(variables: &[(&str, &str)]) -> Result<Self> {
+    pub(crate) fn new(variables: &[(&str, &str)]) -> Result<Self> {
         source::ask_for_each_trace();
         source::label_with(label_block);
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
@@ -46,15 +35,12 @@ impl TestSession {
     }
 
     /// Adds a device.
-    ///
-    /// # Errors
-    /// When there are 512 already.
-    pub fn add(&self, total: Bytes) -> Result<SimGpu> {
+    pub(crate) fn add(&self, total: Bytes) -> Result<SimGpu> {
         self.devices.add(total)
     }
 
     /// Runs `code` in this session. Other sessions do not observe what `code` does on this thread.
-    pub fn run<R>(&self, code: impl FnOnce() -> R) -> R {
+    pub(crate) fn run<R>(&self, code: impl FnOnce() -> R) -> R {
         struct RestoreSession(Option<&'static Session>);
 
         impl Drop for RestoreSession {
@@ -71,7 +57,7 @@ impl TestSession {
 #[cfg(feature = "capture")]
 impl TestSession {
     /// Ends the recording of `GPUMEM_CAPTURE`, as the end of a process does.
-    pub fn end_recording(&self) {
+    pub(crate) fn end_recording(&self) {
         self.session.end_recording();
     }
 }

@@ -1,5 +1,8 @@
 //! Several sessions in one process.
 
+#[cfg(feature = "macros")]
+mod names;
+
 use std::sync::{Arc, Mutex};
 
 use super::{GpuMemTrace, MemTracker, TestSession, current, label, set_sink, status, summary};

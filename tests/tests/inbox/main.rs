@@ -15,9 +15,12 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use gpumem_core::model::{
-    Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, Space,
-    ThreadId, Trace,
+use gpumem_core::{
+    inbox::LedgerView,
+    model::{
+        Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, Space,
+        ThreadId, Trace,
+    },
 };
 use libtest_mimic::{Arguments, Trial};
 use shuttle::{

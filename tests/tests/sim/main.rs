@@ -1,6 +1,5 @@
 //! Tests on the simulated device. Each test has a device of its own, since tests run in parallel in one process.
 
-mod names;
 mod places;
 mod statistics;
 mod traces;

@@ -7,22 +7,13 @@ mod places;
 mod statistics;
 mod tracked;
 
-use std::time::Duration;
-
-use serde_core::Serialize;
-
+use self::object::{AsJson, Json};
 use super::JsonEscapes;
 
-pub(super) use self::output::output;
-
 /// One line, without a line break at its end.
-fn json_line(value: &impl Serialize) -> String {
+pub(super) fn json_line(value: &impl Json) -> String {
     let mut text = Vec::new();
     // Each type here has a JSON form, and memory takes all, so this does not fail.
-    _ = serde_json::to_writer(JsonEscapes(&mut text), value);
+    _ = serde_json::to_writer(JsonEscapes(&mut text), &AsJson(value));
     String::from_utf8(text).unwrap_or_default()
-}
-
-fn microseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

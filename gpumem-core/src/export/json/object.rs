@@ -1,52 +1,108 @@
-//! Objects of JSON. The derive macro of `serde` would bring two crates to every program.
+//! Which entries a report has as an object of JSON. `Serialize` is not it: the feature `serde` derives that with other names, and its
+//! derive macro would bring two crates to every program.
 
-use serde_core::ser::SerializeMap;
+use std::time::Duration;
 
-/// A type that is written as a JSON object.
+use serde_core::{Serialize, Serializer, ser::SerializeMap};
+
+use crate::model::{ByteDelta, Bytes, MemKind};
+
+/// A value that has a form in JSON.
+pub(in crate::export) trait Json {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error>;
+}
+
+/// A value that is an object.
 pub(super) trait Object {
     /// Writes its entries, in their order.
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 
-/// Declares a struct whose fields are the entries of an object. At the end there may be `; unless_empty field: Type`, which is left out
-/// if it is empty, or `; flatten field: Type`, whose entries are those of the object.
+/// Hands a value to a serializer.
+pub(super) struct AsJson<'a, T: ?Sized>(pub(super) &'a T);
+
+impl<T: Json + ?Sized> Serialize for AsJson<'_, T> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.0.write(to)
+    }
+}
+
+/// Names the entries of an object. At the end there may be `; unless_empty "name": list`, which is left out if the list is empty, or
+/// `; flatten value`, whose entries are those of the object.
 macro_rules! object {
     (
-        $(#[$attribute:meta])*
-        $vis:vis struct $name:ident $(<$life:lifetime>)? {
-            $($(#[$doc:meta])* $field_vis:vis $field:ident: $type:ty),* $(,)?
-            $(; unless_empty $list:ident: $list_type:ty)?
-            $(; flatten $inner:ident: $inner_type:ty)?
+        $type:ty as $value:ident $(for any $parameter:ident)? {
+            $($name:literal: $entry:expr),* $(,)?
+            $(; unless_empty $list_name:literal: $list:expr)?
+            $(; flatten $inner:expr)?
         }
     ) => {
-        $(#[$attribute])*
-        $vis struct $name $(<$life>)? {
-            $($(#[$doc])* $field_vis $field: $type,)*
-            $($list: $list_type,)?
-            $($inner: $inner_type,)?
-        }
-
-        impl $(<$life>)? $crate::export::json::object::Object for $name $(<$life>)? {
+        impl $(<$parameter: $crate::export::json::object::Json>)? $crate::export::json::object::Object for $type {
             fn entries<M: serde_core::ser::SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-                // A field such as `r#type` has the name of a keyword.
-                $(map.serialize_entry(stringify!($field).trim_start_matches("r#"), &self.$field)?;)*
-                $(if !self.$list.is_empty() {
-                    map.serialize_entry(stringify!($list), &self.$list)?;
+                use $crate::export::json::object::AsJson;
+                let $value = self;
+                $(map.serialize_entry($name, &AsJson(&$entry))?;)*
+                $(if !$list.is_empty() {
+                    map.serialize_entry($list_name, &AsJson(&$list))?;
                 })?
-                $($crate::export::json::object::Object::entries(&self.$inner, map)?;)?
+                $($crate::export::json::object::Object::entries(&$inner, map)?;)?
                 Ok(())
             }
         }
 
-        impl $(<$life>)? serde_core::Serialize for $name $(<$life>)? {
-            fn serialize<S: serde_core::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        impl $(<$parameter: $crate::export::json::object::Json>)? $crate::export::json::object::Json for $type {
+            fn write<S: serde_core::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 use serde_core::ser::SerializeMap;
-                let mut map = serializer.serialize_map(None)?;
+                let mut map = to.serialize_map(None)?;
                 $crate::export::json::object::Object::entries(self, &mut map)?;
                 map.end()
             }
         }
     };
 }
-
 pub(super) use object;
+
+/// Values that are one number or one string.
+macro_rules! plain {
+    ($($type:ty as $value:ident => $written:expr;)*) => {$(
+        impl Json for $type {
+            fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                let $value = self;
+                $written.serialize(to)
+            }
+        }
+    )*};
+}
+
+plain! {
+    bool as truth => truth;
+    i64 as number => number;
+    u32 as number => number;
+    u64 as number => number;
+    usize as number => number;
+    str as text => text;
+    String as text => text;
+    Bytes as bytes => bytes.get();
+    ByteDelta as bytes => bytes.get();
+    MemKind as kind => kind.name();
+    Duration as time => u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+}
+
+impl<T: Json + ?Sized> Json for &T {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        (**self).write(to)
+    }
+}
+
+/// What is not known is `null`.
+impl<T: Json> Json for Option<T> {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.as_ref().map(AsJson).serialize(to)
+    }
+}
+
+impl<T: Json> Json for Vec<T> {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.iter().map(AsJson))
+    }
+}

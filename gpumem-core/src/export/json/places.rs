@@ -1,52 +1,62 @@
-//! Summary and breakdown as JSON. The names are part of the public interface, the types here are not.
+//! Summary and breakdown as JSON. The names are part of the public interface.
 
-use super::json_line;
-use super::object::object;
-use crate::report::{Breakdown, PartKind, ScopeSummary, Summary};
+use serde_core::{Serialize, Serializer};
 
-object! {
-    struct SummaryObject<'a> {
-        scopes: Vec<ScopeObject<'a>>,
-        untracked_frees: u64,
-        lost_events: u64,
-        not_intercepted: Option<&'a str>,
-    }
-}
+use super::{
+    json_line,
+    object::{Json, object},
+};
+use crate::report::{Breakdown, Part, PartKind, ScopeSummary, Summary};
 
-object! {
-    struct ScopeObject<'a> {
-        path: &'a [String],
-        place: Option<&'a str>,
-        device: u32,
-        simulated: bool,
-        calls: u64,
-        used: u64,
-        peak: u64,
-        at_peak: u64,
-        device_peak: u64,
-        allocated: u64,
-        allocations: u64,
-    }
-}
+object!(Summary as summary {
+    "scopes": summary.scopes,
+    "untracked_frees": summary.untracked,
+    "lost_events": summary.lost,
+    "not_intercepted": summary.not_intercepted,
+});
 
-object! {
-    pub(super) struct BreakdownObject<'a> {
-        device: u32,
-        name: Option<&'a str>,
-        simulated: bool,
-        total: u64,
-        free: u64,
-        used: u64,
-        parts: Vec<PartObject<'a>>,
-    }
-}
+object!(ScopeSummary as scope {
+    "path": scope.path,
+    "place": scope.place,
+    "device": scope.device,
+    "simulated": scope.simulated,
+    "calls": scope.calls,
+    "used": scope.used,
+    "peak": scope.peak,
+    "at_peak": scope.at_peak,
+    "device_peak": scope.device_peak,
+    "allocated": scope.allocated,
+    "allocations": scope.allocations,
+});
 
-object! {
-    struct PartObject<'a> {
-        kind: &'static str,
-        name: &'a str,
-        bytes: u64,
-        count: u64,
+object!(Breakdown as breakdown {
+    "device": breakdown.device,
+    "name": breakdown.name,
+    "simulated": breakdown.simulated,
+    "total": breakdown.memory.total,
+    "free": breakdown.memory.free,
+    "used": breakdown.memory.used,
+    "parts": breakdown.parts,
+});
+
+object!(Part as part {
+    "kind": part.kind,
+    "name": part.name,
+    "bytes": part.bytes,
+    "count": part.count,
+});
+
+impl Json for PartKind {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let name = match self {
+            Self::Others => "others",
+            Self::Scope => "scope",
+            Self::Library => "library",
+            Self::PoolCache => "pool_cache",
+            Self::Driver => "driver",
+            Self::Unknown => "unknown",
+        };
+        name.serialize(to)
     }
 }
 
@@ -63,26 +73,7 @@ impl Summary {
     /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
-        let scopes = self.scopes.iter().map(|scope: &ScopeSummary| ScopeObject {
-            path: &scope.path,
-            place: scope.place.as_deref(),
-            device: scope.device,
-            simulated: scope.simulated,
-            calls: scope.calls,
-            used: scope.used.get(),
-            peak: scope.peak.get(),
-            at_peak: scope.at_peak.get(),
-            device_peak: scope.device_peak.get(),
-            allocated: scope.allocated.get(),
-            allocations: scope.allocations,
-        });
-        let object = SummaryObject {
-            scopes: scopes.collect(),
-            untracked_frees: self.untracked,
-            lost_events: self.lost,
-            not_intercepted: self.not_intercepted.as_deref(),
-        };
-        json_line(&object)
+        json_line(self)
     }
 }
 
@@ -97,34 +88,7 @@ impl Breakdown {
     /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
-        json_line(&BreakdownObject::new(self))
-    }
-}
-
-impl<'a> BreakdownObject<'a> {
-    pub(super) fn new(breakdown: &'a Breakdown) -> Self {
-        let parts = breakdown.parts.iter().map(|part| PartObject {
-            kind: match part.kind {
-                PartKind::Others => "others",
-                PartKind::Scope => "scope",
-                PartKind::Library => "library",
-                PartKind::PoolCache => "pool_cache",
-                PartKind::Driver => "driver",
-                PartKind::Unknown => "unknown",
-            },
-            name: &part.name,
-            bytes: part.bytes.get(),
-            count: part.count,
-        });
-        Self {
-            device: breakdown.device,
-            name: breakdown.name.as_deref(),
-            simulated: breakdown.simulated,
-            total: breakdown.memory.total.get(),
-            free: breakdown.memory.free.get(),
-            used: breakdown.memory.used.get(),
-            parts: parts.collect(),
-        }
+        json_line(self)
     }
 }
 

@@ -1,76 +1,63 @@
 //! Statistics and live blocks as JSON. Bytes are exact.
 
-use super::object::object;
-use super::{json_line, microseconds};
+use serde_core::Serializer;
 
-use crate::{
-    model::Bytes,
-    report::{AllocStats, LiveBlock, MemoryStats, ReservedStats, Tally},
+use super::{
+    json_line,
+    object::{AsJson, Json, object},
 };
+use crate::report::{LiveBlock, MemoryStats, ReservedStats, Tally};
 
-object! {
-    /// The names are those of PyTorch's `memory_stats_as_nested_dict`.
-    struct StatsLine<'a> {
-        device: u32,
-        simulated: bool,
-        intercepted_by: &'a str,
-        since_us: u64,
-        untracked_frees: u64,
-        lost_events: u64,
-        allocated_bytes: KindsLine,
-        allocation: KindsLine,
-        reserved_bytes: Option<ReservedLine>,
+// The names are those of PyTorch's `memory_stats_as_nested_dict`.
+object!(MemoryStats as stats {
+    "device": stats.device,
+    "simulated": stats.simulated,
+    "intercepted_by": stats.intercepted_by,
+    "since_us": stats.since,
+    "untracked_frees": stats.untracked,
+    "lost_events": stats.lost,
+    "allocated_bytes": ByKind(stats.named().map(|(kind, stats)| (kind, stats.bytes))),
+    "allocation": ByKind(stats.named().map(|(kind, stats)| (kind, stats.blocks))),
+    "reserved_bytes": stats.reserved,
+});
+
+/// The figures of all memory and of each kind.
+struct ByKind<T>([(&'static str, Tally<T>); 7]);
+
+impl<T: Json> Json for ByKind<T> {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(kind, tally)| (kind, AsJson(tally))))
     }
 }
 
-object! {
-    struct KindsLine {
-        all: TallyLine,
-        device: TallyLine,
-        pool: TallyLine,
-        vmm: TallyLine,
-        graph: TallyLine,
-        managed: TallyLine,
-        pinned_host: TallyLine,
-    }
-}
+object!(Tally<T> as tally for any T {
+    "current": tally.current,
+    "peak": tally.peak,
+    "allocated": tally.allocated,
+    "freed": tally.freed,
+});
 
-object! {
-    struct TallyLine {
-        current: u64,
-        peak: u64,
-        allocated: u64,
-        freed: u64,
-    }
-}
+object!(ReservedStats as reserved {
+    "current": reserved.current,
+    "peak_at_least": reserved.peak.at_least,
+    "peak_at_most": reserved.peak.at_most,
+});
 
-object! {
-    struct ReservedLine {
-        current: u64,
-        peak_at_least: u64,
-        peak_at_most: u64,
-    }
-}
-
-impl KindsLine {
-    fn new(stats: &MemoryStats, line: impl Fn(&AllocStats) -> TallyLine) -> Self {
-        let [all, device, pool, vmm, graph, managed, pinned_host] = stats.named().map(|(_, stats)| line(stats));
-        Self { all, device, pool, vmm, graph, managed, pinned_host }
-    }
-}
-
-impl TallyLine {
-    fn bytes(stats: &AllocStats) -> Self {
-        let Tally { current, peak, allocated, freed } = stats.bytes;
-        let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(Bytes::get);
-        Self { current, peak, allocated, freed }
-    }
-
-    fn blocks(stats: &AllocStats) -> Self {
-        let Tally { current, peak, allocated, freed } = stats.blocks;
-        Self { current, peak, allocated, freed }
-    }
-}
+object!(LiveBlock as block {
+    "id": block.id,
+    "bytes": block.bytes,
+    "device": block.device,
+    "simulated": block.simulated,
+    "kind": block.kind,
+    "path": block.path,
+    "scope_place": block.scope_place,
+    "line": block.line,
+    "caller": block.caller,
+    "library": block.library,
+    "backtrace": block.backtrace,
+    "thread": block.thread,
+    "time_us": block.time,
+});
 
 impl MemoryStats {
     /// A JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`:
@@ -84,42 +71,7 @@ impl MemoryStats {
     /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
-        let MemoryStats { device, simulated, since, untracked, lost, .. } = *self;
-        let reserved_bytes = self.reserved.map(|ReservedStats { current, peak }| ReservedLine {
-            current: current.get(),
-            peak_at_least: peak.at_least.get(),
-            peak_at_most: peak.at_most.get(),
-        });
-        let line = StatsLine {
-            device,
-            simulated,
-            intercepted_by: &self.intercepted_by,
-            since_us: microseconds(since),
-            untracked_frees: untracked,
-            lost_events: lost,
-            allocated_bytes: KindsLine::new(self, TallyLine::bytes),
-            allocation: KindsLine::new(self, TallyLine::blocks),
-            reserved_bytes,
-        };
-        json_line(&line)
-    }
-}
-
-object! {
-    struct BlockLine<'a> {
-        id: u64,
-        bytes: u64,
-        device: u32,
-        simulated: bool,
-        kind: &'static str,
-        path: &'a [String],
-        scope_place: Option<&'a str>,
-        line: Option<&'a str>,
-        caller: Option<&'a str>,
-        library: Option<&'a str>,
-        backtrace: &'a [String],
-        thread: u32,
-        time_us: u64,
+        json_line(self)
     }
 }
 
@@ -139,22 +91,7 @@ impl LiveBlock {
     /// ```
     #[must_use]
     pub fn to_json(&self) -> String {
-        let line = BlockLine {
-            id: self.id,
-            bytes: self.bytes.get(),
-            device: self.device,
-            simulated: self.simulated,
-            kind: self.kind.name(),
-            path: &self.path,
-            scope_place: self.scope_place.as_deref(),
-            line: self.line.as_deref(),
-            caller: self.caller.as_deref(),
-            library: self.library.as_deref(),
-            backtrace: &self.backtrace,
-            thread: self.thread,
-            time_us: microseconds(self.time),
-        };
-        json_line(&line)
+        json_line(self)
     }
 }
 
@@ -163,7 +100,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{model::MemKind, report::KindStats};
+    use crate::{
+        model::{Bytes, MemKind},
+        report::{AllocStats, KindStats},
+    };
 
     #[test]
     fn statistics_are_nested_as_in_pytorch() {

@@ -9,7 +9,7 @@ mod subscribe;
 
 #[cfg(feature = "capture")]
 pub(super) use self::callsites::DefinedCallsite;
-#[cfg(feature = "sim")]
+#[cfg(all(test, feature = "sim"))]
 pub(super) use self::labels::label_block;
 pub(super) use self::{
     callsites::CallsiteTable,

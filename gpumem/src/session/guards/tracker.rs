@@ -12,6 +12,7 @@ use crate::{
     derive::tracked_groups,
     error::Result,
     export::Paint,
+    inbox::LedgerView,
     ledger::Counts,
     model::{Device, Family, Gauge},
     report::{Content, Groups, SourceLine, Tracked, difference, live},

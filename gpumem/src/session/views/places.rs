@@ -13,8 +13,8 @@ use crate::session::{Session, current};
 use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack, short_names},
     error::Result,
-    model::{CallsiteId, Device, Family, StackId},
-    report::{Breakdown, Known, Summary},
+    model::{CallsiteId, Device, StackId},
+    report::{Breakdown, DeviceReading, Summary},
     source::{self, Devices},
 };
 
@@ -74,26 +74,21 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let device = devices.device(device.into())?;
     // Memory that was not intercepted is counted in a part with that name.
     session.prepare(devices);
-    let known = read(devices, device)?;
-    record_request!(session, Breakdown(gpumem_core::recording::DeviceReading::new(device, &known)));
+    let reading = read(devices, device)?;
+    record_request!(session, Breakdown(reading.clone()));
     let live = Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack));
-    Ok(Breakdown::of(&Known { live, ..known }))
+    Ok(Breakdown::of(&reading, std::process::id(), &live))
 }
 
-/// What the driver and NVML know of a device's memory. `live` is empty.
-pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<Known> {
+/// What the driver and NVML know of a device's memory.
+pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<DeviceReading> {
     let ordinal = device.ordinal;
-    let memory = devices.read(ordinal)?;
-    let simulated = device.family == Family::Simulated;
-    Ok(Known {
-        device: ordinal,
+    Ok(DeviceReading {
+        device,
+        memory: devices.read(ordinal)?,
         name: devices.name(ordinal).ok(),
-        simulated,
-        memory,
         processes: devices.processes(ordinal).ok(),
-        own_pid: std::process::id(),
         pool: devices.read_pool(ordinal).ok().flatten(),
-        live: Vec::new(),
     })
 }
 

@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use crate::session::{Session, current};
 use crate::{
     error::{Error, Kind, Result},
+    inbox::LedgerView,
     model::{Bytes, Gauge, MemKind, Source, one_line},
     process,
     report::counted,

@@ -2,7 +2,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::*;
+use super::{super::json_line, *};
 use crate::{
     error::Kind,
     model::{ByteDelta, Bytes, Device, Family, Gauge, MemKind, Source, Trace},
@@ -10,7 +10,7 @@ use crate::{
 };
 
 fn written(content: Content) -> String {
-    output(&Output::new(content, UNIX_EPOCH + Duration::from_secs(1_537_019_943), 7))
+    json_line(&Output::new(content, UNIX_EPOCH + Duration::from_secs(1_537_019_943), 7))
 }
 
 fn parsed(content: Content) -> Value {
@@ -41,7 +41,7 @@ fn each_line_has_a_type_a_time_a_process_and_a_thread() {
         let mut output = Output::new(content, UNIX_EPOCH, 7);
         output.thread = Some(3);
         output.thread_name = Some("main".to_owned());
-        let line: Value = serde_json::from_str(&super::output(&output)).unwrap();
+        let line: Value = serde_json::from_str(&json_line(&output)).unwrap();
         assert_eq!((&line["type"], &line["level"], &line["pid"]), (&json!(name), &json!(level), &json!(7)));
         assert_eq!((&line["thread"], &line["thread_name"]), (&json!(3), &json!("main")), "{line}");
         assert_eq!(line["time"], "1970-01-01T00:00:00.000000Z");

@@ -21,6 +21,7 @@ use super::{
 #[cfg(feature = "capture")]
 use crate::model::EventKind;
 use crate::{
+    derive,
     model::{Bytes, Device, MemKind},
     process,
     session::{Session, views},
@@ -57,7 +58,7 @@ pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Byt
     let mut reporter = session.refusals.reporter();
     reporter.pending.retain(|pending| {
         let PendingReport { refusal, .. } = pending;
-        (refusal.thread, refusal.device) != (thread, device) || refusal.requested > bytes
+        (refusal.thread, refusal.of.device) != (thread, device) || refusal.of.requested > bytes
     });
     source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
 }
@@ -94,10 +95,11 @@ fn handle(session: &'static Session, device: Device, requested: Bytes, kind: Mem
     }
     let deadline = Instant::now() + REFUSED_THREAD_WAIT;
     let stack = session.stack_of_refusal();
-    let refusal = Refusal { thread: thread::current().id(), device, requested, kind, stack };
-    let mut oom = refusal.out_of_memory(views::path_of_this_thread(session));
+    let of = derive::Refusal { device, requested, kind, stack, path: views::path_of_this_thread(session) };
+    let refusal = Refusal { thread: thread::current().id(), of };
+    let mut oom = refusal.report();
     let (sender, updates) = channel::unbounded();
-    if let Err(error) = investigate(session, refusal, &oom, is_printed, sender) {
+    if let Err(error) = investigate(session, refusal, is_printed, sender) {
         oom.breakdown = Err(error);
     }
     // Without a function the thread waits until the driver was read: when it handles the error, it may free memory.

@@ -9,13 +9,13 @@ use std::{
 };
 
 use crossbeam_channel::Sender;
-#[cfg(feature = "capture")]
-use gpumem_core::recording::DeviceReading;
 
 use super::{
     observation::{Observation, OomUpdate},
     refusal::Refusal,
 };
+#[cfg(feature = "capture")]
+use crate::report::DeviceReading;
 use crate::report::OutOfMemory;
 
 /// How long a report waits. It is removed if the thread obtains the memory meanwhile: allocators with a cache empty the cache and
@@ -94,8 +94,8 @@ impl Reporter {
     /// a retried request is reported once, with the state after the last attempt, when caches are empty.
     pub(super) fn due_time(&mut self, refusal: &Refusal, is_printed: bool) -> Option<Instant> {
         let is_same = |pending: &PendingReport| {
-            let Refusal { thread, device, requested, .. } = pending.refusal;
-            pending.due.is_some() && (thread, device, requested) == (refusal.thread, refusal.device, refusal.requested)
+            let key = |refusal: &Refusal| (refusal.thread, refusal.of.device, refusal.of.requested);
+            pending.due.is_some() && key(&pending.refusal) == key(refusal)
         };
         if let Some(at) = self.pending.iter().position(is_same) {
             return self.pending.remove(at).due;
@@ -104,14 +104,14 @@ impl Reporter {
     }
 
     /// The next report whose stacks can be resolved: the driver has answered, or its time is over. Marks it as resolved.
-    pub(super) fn next_to_resolve(&mut self) -> Option<(u64, Refusal, OutOfMemory, Option<Observation>)> {
+    pub(super) fn next_to_resolve(&mut self) -> Option<(u64, Refusal, Option<Observation>)> {
         let now = Instant::now();
         let is_ready = |pending: &&mut PendingReport| {
             !pending.is_resolved && (pending.observation.is_some() || pending.driver_deadline <= now)
         };
         let pending = self.pending.iter_mut().find(is_ready)?;
         pending.is_resolved = true;
-        Some((pending.number, pending.refusal, pending.oom.clone(), pending.observation.take()))
+        Some((pending.number, pending.refusal.clone(), pending.observation.take()))
     }
 
     /// Removes the next report that is to be printed now.

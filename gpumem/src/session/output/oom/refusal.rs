@@ -3,8 +3,8 @@
 use std::{thread::ThreadId, time::Duration};
 
 use crate::{
+    derive,
     error::{Error, Kind},
-    model::{Bytes, Device, MemKind, StackId},
     report::OutOfMemory,
 };
 
@@ -12,20 +12,16 @@ use crate::{
 pub(super) const REFUSED_THREAD_WAIT: Duration = Duration::from_millis(50);
 
 /// An allocation that was refused, and its thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Refusal {
     pub(super) thread: ThreadId,
-    pub(super) device: Device,
-    pub(super) requested: Bytes,
-    pub(super) kind: MemKind,
-    pub(super) stack: StackId,
+    pub(super) of: derive::Refusal,
 }
 
 impl Refusal {
     /// The report with what is known at once.
-    pub(super) fn out_of_memory(&self, path: Vec<String>) -> OutOfMemory {
-        let Self { device, requested, kind, .. } = *self;
-        OutOfMemory::new(device.ordinal, requested, kind, path, no_answer(REFUSED_THREAD_WAIT))
+    pub(super) fn report(&self) -> OutOfMemory {
+        self.of.report(Err(no_answer(REFUSED_THREAD_WAIT)))
     }
 }
 

@@ -8,8 +8,6 @@ use std::{
 };
 
 use crossbeam_channel::Sender;
-#[cfg(feature = "capture")]
-use gpumem_core::recording::DeviceReading;
 
 use super::{
     observation::{DRIVER_WAIT, Observation, OomUpdate, Stage, live_now},
@@ -18,9 +16,9 @@ use super::{
     refusal::Refusal,
 };
 use crate::{
-    derive::{Names, Stack},
+    derive::{self, Names, Stack},
     error::{Error, Kind, Result},
-    report::{Breakdown, Known, OutOfMemory},
+    report::{Breakdown, OutOfMemory},
     session::{Session, views},
     source,
 };
@@ -33,7 +31,6 @@ const MAX_DRIVER_THREADS: usize = 4;
 pub(super) fn investigate(
     session: &'static Session,
     refusal: Refusal,
-    oom: &OutOfMemory,
     is_printed: bool,
     updates: Sender<OomUpdate>,
 ) -> Result<()> {
@@ -58,9 +55,9 @@ pub(super) fn investigate(
     let mut driver_deadline = Instant::now();
     let may_read = driver_threads.fetch_add(1, Relaxed) < MAX_DRIVER_THREADS;
     let read = {
-        let (oom, updates) = (oom.clone(), updates.clone());
+        let (refusal, updates) = (refusal.clone(), updates.clone());
         move || {
-            let _ = catch_unwind(AssertUnwindSafe(|| observe(session, number, &refusal, &oom, &updates)));
+            let _ = catch_unwind(AssertUnwindSafe(|| observe(session, number, &refusal, &updates)));
             driver_threads.fetch_sub(1, Relaxed);
         }
     };
@@ -71,7 +68,7 @@ pub(super) fn investigate(
     }
     // If the thread did not start, the report waits for the next one that starts, or for the end of the process.
     if started.is_ok() || due.is_some() {
-        let oom = oom.clone();
+        let oom = refusal.report();
         reporter.pending.push(PendingReport {
             number,
             refusal,
@@ -91,12 +88,12 @@ pub(super) fn investigate(
 
 /// Reads what is live, then the driver, and sends an update after each. Reads no files. Runs on a thread of its own, because the
 /// driver may never answer.
-fn observe(session: &'static Session, number: u64, refusal: &Refusal, oom: &OutOfMemory, updates: &Sender<OomUpdate>) {
-    record_refusal(session, number, refusal, oom);
+fn observe(session: &'static Session, number: u64, refusal: &Refusal, updates: &Sender<OomUpdate>) {
+    record_refusal(session, number, refusal);
     let (snapshot, peak) = live_now(session, refusal);
     let has_texts = snapshot.stacks().all(|stack| session.is_resolved(stack));
     let groups = snapshot.groups(|stack| if has_texts { session.stack(stack) } else { Stack::default() });
-    let mut early = oom.clone().with_holders(&groups);
+    let mut early = refusal.report().with_holders(&groups);
     if !has_texts {
         early.places.clear();
     }
@@ -107,33 +104,23 @@ fn observe(session: &'static Session, number: u64, refusal: &Refusal, oom: &OutO
         let _ = updates.send(OomUpdate { oom: early.clone(), stage });
     };
     send(&early, Stage::Scopes);
-    let known = session.devices().and_then(|devices| views::read(devices, refusal.device));
+    let reading = session.devices().and_then(|devices| views::read(devices, refusal.of.device));
     // The breakdown has a part for each library, which only resolved stacks name.
     if has_texts {
-        let live = groups;
-        early.breakdown = known.clone().map(|known| Breakdown::of(&Known { live, ..known }));
+        early.breakdown = reading.clone().map(|reading| Breakdown::of(&reading, std::process::id(), &groups));
     }
     send(&early, Stage::Device);
     if let Some(pending) = session.refusals.reporter().unresolved(number) {
-        pending.observation = Some(Observation { snapshot, peak, known });
+        pending.observation = Some(Observation { snapshot, peak, reading });
         session.refusals.changed.notify_all();
     }
 }
 
 /// Records the refusal. A reader derives its report from what is live at this event.
 #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "nothing is recorded"))]
-fn record_refusal(session: &Session, number: u64, refusal: &Refusal, oom: &OutOfMemory) {
-    record_request!(
-        session,
-        Refused {
-            refusal: number,
-            device: refusal.device,
-            requested: refusal.requested,
-            kind: refusal.kind,
-            stack: refusal.stack,
-            path: oom.path.clone(),
-        }
-    );
+fn record_refusal(session: &Session, number: u64, refusal: &Refusal) {
+    let derive::Refusal { device, requested, kind, stack, path } = refusal.of.clone();
+    record_request!(session, Refused { refusal: number, device, requested, kind, stack, path });
 }
 
 /// Resolves and prints reports until none is pending.
@@ -141,18 +128,15 @@ fn run(session: &'static Session) {
     let (refusals, changed) = (&session.refusals, &session.refusals.changed);
     let mut reporter = refusals.reporter();
     loop {
-        if let Some((number, refusal, oom, observation)) = reporter.next_to_resolve() {
+        if let Some((number, refusal, observation)) = reporter.next_to_resolve() {
             drop(reporter);
             let observation = observation.unwrap_or_else(|| {
-                record_refusal(session, number, &refusal, &oom);
+                record_refusal(session, number, &refusal);
                 Observation::without_driver(session, &refusal)
             });
             #[cfg(feature = "capture")]
-            let reading = match &observation.known {
-                Ok(known) => Ok(DeviceReading::new(refusal.device, known)),
-                Err(error) => Err(error.to_string()),
-            };
-            let resolved = catch_unwind(AssertUnwindSafe(|| observation.resolve(session, oom, &refusal))).ok();
+            let reading = observation.reading.clone().map_err(|error| error.to_string());
+            let resolved = catch_unwind(AssertUnwindSafe(|| observation.resolve(session, &refusal))).ok();
             reporter = refusals.reporter();
             if let (Some(pending), Some(oom)) = (reporter.find(number), resolved) {
                 #[cfg(feature = "capture")]

@@ -1,17 +1,25 @@
 //! The names of scopes in reports.
 
-use gpumem::{
-    Bytes, GpuMemTrace, gpu_mem_trace,
-    sim::{SimGpu, TestSession},
-    sink::{Content, Sink},
-    tracker::MemTracker,
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex},
+    task::{Context, Waker},
 };
-use std::sync::{Arc, Mutex};
+
+use gpumem_macros::gpu_mem_trace;
+
+use crate::{
+    export::Sink,
+    model::Bytes,
+    report::Content,
+    session::{GpuMemTrace, MemTracker, TestSession, set_sink, summary},
+    source::sim::SimGpu,
+};
 
 mod a {
     use super::*;
 
-    #[gpu_mem_trace]
+    #[gpu_mem_trace(crate = crate)]
     pub(super) fn forward(gpu: &SimGpu) {
         std::mem::forget(gpu.alloc_async(Bytes::kib(1)));
     }
@@ -20,21 +28,21 @@ mod a {
 mod b {
     use super::*;
 
-    #[gpu_mem_trace]
+    #[gpu_mem_trace(crate = crate)]
     pub(super) fn forward(gpu: &SimGpu) {
         std::mem::forget(gpu.alloc_async(Bytes::kib(2)));
     }
 
-    #[gpu_mem_trace(ctx = "given")]
+    #[gpu_mem_trace(crate = crate, ctx = "given")]
     pub(super) fn named() {}
 
-    #[gpu_mem_trace]
+    #[gpu_mem_trace(crate = crate)]
     pub(super) async fn later() {}
 }
 
 struct Wrap<T>(T);
 
-#[gpu_mem_trace]
+#[gpu_mem_trace(crate = crate)]
 impl<T: Copy> Wrap<T> {
     fn run(&self) -> T {
         self.0
@@ -54,16 +62,16 @@ fn session() -> (TestSession, SimGpu, Lines) {
         if let Content::Trace(report) = &output.content {
             let module = output.module.as_ref().map(ToString::to_string);
             to.lock().unwrap().push((report.to_string(), module));
-            assert!(output.at.as_ref().unwrap().file().ends_with("sim/names.rs"));
+            assert!(output.at.as_ref().unwrap().file().ends_with("tests/names.rs"));
         }
     });
-    session.run(|| gpumem::sink::set_sink(sink));
+    session.run(|| set_sink(sink));
     (session, gpu, lines)
 }
 
 /// The names of the scopes that are inside of no other.
 fn outermost(session: &TestSession) -> Vec<String> {
-    let scopes = session.run(gpumem::summary).scopes;
+    let scopes = session.run(summary).scopes;
     let mut names: Vec<_> =
         scopes.iter().filter(|scope| scope.path.len() == 1).map(|scope| scope.path.concat()).collect();
     names.sort();
@@ -82,7 +90,8 @@ fn functions_are_told_apart_by_module_where_one_name_is_not_enough() {
     // fastai's line has the short name.
     let lines = lines.lock().unwrap();
     let line = "△Used Peaked MB:      0      0 (forward: exit)";
-    let expected = ["a", "b", "a", "b"].map(|module| (line.to_owned(), Some(format!("sim::names::{module}"))));
+    let expected =
+        ["a", "b", "a", "b"].map(|module| (line.to_owned(), Some(format!("gpumem::session::tests::names::{module}"))));
     assert_eq!(*lines, expected);
 }
 
@@ -106,10 +115,10 @@ fn a_name_that_a_user_gave_is_one_scope_wherever_it_is_opened() {
         b::named();
         drop(GpuMemTrace::with_ctx("given"));
         (0..3).for_each(|step| drop(GpuMemTrace::with_ctx(format!("step {step}"))));
-        pollster::block_on(b::later());
+        assert!(pin!(b::later()).poll(&mut Context::from_waker(Waker::noop())).is_ready());
     });
     assert_eq!(outermost(&session), ["a::forward", "forward", "given", "later", "step 0", "step 1", "step 2"]);
-    let scopes = session.run(gpumem::summary).scopes;
+    let scopes = session.run(summary).scopes;
     let calls = |name: &str| scopes.iter().find(|scope| scope.path == [name]).unwrap().calls;
     assert_eq!([calls("forward"), calls("a::forward"), calls("given")], [2, 1, 2]);
 }
