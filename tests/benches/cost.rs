@@ -35,7 +35,7 @@ fn create_and_stop(gauge: Gauge) {
 /// The queries against the bare call, and a sampled trace, which takes two readings.
 fn device(criterion: &mut Criterion) {
     if !gpumem::is_available() {
-        gpumem_tests::skipped("no device");
+        gpumem_tests::skipped("no GPU");
         return;
     }
     let nvml = Nvml::builder().lib_path(OsStr::new("libnvidia-ml.so.1")).init().expect("NVML is there");

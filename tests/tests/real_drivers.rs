@@ -33,7 +33,7 @@ fn hooks_change_no_result() {
         let driver = match driver {
             Ok(driver) => driver,
             Err(why) => {
-                gpumem_tests::skipped(format_args!("the driver {version} cannot be had: {why}"));
+                gpumem_tests::skipped(format_args!("no driver {version}: {why}"));
                 continue;
             }
         };

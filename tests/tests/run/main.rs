@@ -24,7 +24,7 @@ use gpumem_core::{
     model::EventKind,
     recording::{End, Reader, Step},
 };
-use gpumem_tests::{Outcome, Standin, built};
+use gpumem_tests::{Outcome, Standin, built, interpreters};
 
 /// Two blocks, of which one is freed: 36 MiB at most.
 const ALLOCATES: [&str; 6] = [
@@ -125,11 +125,10 @@ fn lacks_end(file: &str) -> bool {
     Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}")).definitions().lacks_end()
 }
 
-/// Whether there is an interpreter whose lines are recorded.
-fn has_python() -> bool {
-    let about = "import sys; print(sys.version_info[:2] in [(3, 11), (3, 12), (3, 13), (3, 14)])";
-    let python = std::process::Command::new("python3").args(["-c", about]).output();
-    python.is_ok_and(|output| output.stdout.starts_with(b"True"))
+/// The path of an interpreter whose lines are recorded. `None`, and a line that says so, where there is none.
+fn python() -> Option<String> {
+    let newest = interpreters().into_values().next_back();
+    newest.map(|path| path.into_os_string().into_string().expect("the path is text"))
 }
 
 /// What [`ALLOCATES`] leaves in a recording.
