@@ -17,6 +17,7 @@ mod page;
 mod parts;
 mod pickled;
 mod report;
+#[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
 #[path = "../../../tests/src/skipped.rs"]
 mod skipped;
 mod widths;

@@ -1,6 +1,7 @@
 //! What the attribute says when it is used wrongly, word for word, in `ui/fail`, and the crates it must not disturb, in
 //! `ui/pass`. After a change of words: `TRYBUILD=overwrite cargo test -p gpumem-compile-tests`.
 
+#[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
 #[path = "../../src/skipped.rs"]
 mod skipped;
 

@@ -150,31 +150,6 @@ fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn release_primary(call: &Call, of: Device) -> Result<(), Refusal> {
-    let (card, gpu) = device(call, of)?;
-    let left = {
-        let mut memory = gpu.memory();
-        memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
-        memory.retained
-    };
-    if left == 0 {
-        empty_context(call, gpu, CONTEXTS + card);
-        gpu.memory().cuda().release(call.driver.config.context);
-    }
-    Ok(())
-}
-
-/// All in it is gone; who retained it still has to release it.
-fn reset_primary(call: &Call, of: Device) -> Result<(), Refusal> {
-    let (card, gpu) = device(call, of)?;
-    if gpu.memory().retained > 0 {
-        empty_context(call, gpu, CONTEXTS + card);
-        gpu.memory().cuda().release(call.driver.config.context);
-        begin_context(call, gpu, |_| CONTEXTS + card)?;
-    }
-    Ok(())
-}
-
 /// The card of a stream, or of the current context for the streams that every context has.
 pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
     if stream <= 2 {
@@ -299,14 +274,6 @@ fn put_uuid(uuid: Out<[u8; 16]>, bytes: [u8; 16]) -> Result<(), Refusal> {
     Ok(uuid.put(bytes)?)
 }
 
-fn new_event(call: &Call, created: Out<Handle>) -> Result<(), Refusal> {
-    current(call)?;
-    let mut objects = lock(&call.driver.objects);
-    let handle = free_handle(EVENTS, |taken| objects.events.contains(taken));
-    objects.events.insert(handle);
-    Ok(created.put(handle)?)
-}
-
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
@@ -317,17 +284,6 @@ fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), Re
     let blocking = flags & NON_BLOCKING == 0;
     objects.streams.insert(handle, Stream { card, context, blocking, capture: None });
     Ok(created.put(handle)?)
-}
-
-fn destroy_stream(call: &Call, stream: Handle) -> Result<(), Refusal> {
-    ready(call)?;
-    let mut objects = lock(&call.driver.objects);
-    let Stream { capture, .. } = objects.streams.remove(&stream).ok_or(INVALID_HANDLE)?;
-    if let Some(Capture { graph, is_origin: true, .. }) = capture {
-        end_capture(&mut objects, graph);
-        objects.graphs.remove(&graph);
-    }
-    Ok(())
 }
 
 fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
@@ -441,20 +397,29 @@ dispatched! { jumps;
         Ok(context.put(CONTEXTS + card)?)
     }
 
-    fn cuDevicePrimaryCtxRelease(of: Device) |call| {
-        release_primary(call, of)
+    fn cuDevicePrimaryCtxRelease | cuDevicePrimaryCtxRelease_v2(of: Device) |call| {
+        let (card, gpu) = device(call, of)?;
+        let left = {
+            let mut memory = gpu.memory();
+            memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+            memory.retained
+        };
+        if left == 0 {
+            empty_context(call, gpu, CONTEXTS + card);
+            gpu.memory().cuda().release(call.driver.config.context);
+        }
+        Ok(())
     }
 
-    fn cuDevicePrimaryCtxRelease_v2(of: Device) |call| {
-        release_primary(call, of)
-    }
-
-    fn cuDevicePrimaryCtxReset(of: Device) |call| {
-        reset_primary(call, of)
-    }
-
-    fn cuDevicePrimaryCtxReset_v2(of: Device) |call| {
-        reset_primary(call, of)
+    fn cuDevicePrimaryCtxReset | cuDevicePrimaryCtxReset_v2(of: Device) |call| {
+        // All in it is gone; who retained it still has to release it.
+        let (card, gpu) = device(call, of)?;
+        if gpu.memory().retained > 0 {
+            empty_context(call, gpu, CONTEXTS + card);
+            gpu.memory().cuda().release(call.driver.config.context);
+            begin_context(call, gpu, |_| CONTEXTS + card)?;
+        }
+        Ok(())
     }
 
     fn cuCtxCreate_v2(created: Out<Handle>, _flags: c_uint, of: Device) |call| {
@@ -469,11 +434,7 @@ dispatched! { jumps;
         create_context(call, created, of)
     }
 
-    fn cuCtxDestroy(destroyed: Handle) |call| {
-        destroy_context(call, destroyed)
-    }
-
-    fn cuCtxDestroy_v2(destroyed: Handle) |call| {
+    fn cuCtxDestroy | cuCtxDestroy_v2(destroyed: Handle) |call| {
         destroy_context(call, destroyed)
     }
 
@@ -661,12 +622,15 @@ dispatched! { jumps;
         new_stream(call, created, flags)
     }
 
-    fn cuStreamDestroy(stream: Handle) |call| {
-        destroy_stream(call, stream)
-    }
-
-    fn cuStreamDestroy_v2(stream: Handle) |call| {
-        destroy_stream(call, stream)
+    fn cuStreamDestroy | cuStreamDestroy_v2(stream: Handle) |call| {
+        ready(call)?;
+        let mut objects = lock(&call.driver.objects);
+        let Stream { capture, .. } = objects.streams.remove(&stream).ok_or(INVALID_HANDLE)?;
+        if let Some(Capture { graph, is_origin: true, .. }) = capture {
+            end_capture(&mut objects, graph);
+            objects.graphs.remove(&graph);
+        }
+        Ok(())
     }
 
     fn cuStreamGetCtx(stream: Handle, found: Out<Handle>) |call| {
@@ -701,7 +665,11 @@ dispatched! { jumps;
     }
 
     fn cuEventCreate(created: Out<Handle>, _flags: c_uint) |call| {
-        new_event(call, created)
+        current(call)?;
+        let mut objects = lock(&call.driver.objects);
+        let handle = free_handle(EVENTS, |taken| objects.events.contains(taken));
+        objects.events.insert(handle);
+        Ok(created.put(handle)?)
     }
 
     fn cuEventRecord(recorded: Handle, stream: Handle) |call| {

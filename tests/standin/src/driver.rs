@@ -76,9 +76,6 @@ impl Driver {
 
     /// What libraries do that have something to clean up: whoever calls them after that is at his own risk.
     pub(crate) fn tear_down_at_exit(&self) {
-        unsafe extern "C" {
-            fn atexit(callback: extern "C" fn()) -> c_int;
-        }
         extern "C" fn tear_down() {
             if let Some(mut log) = driver().log.as_ref() {
                 _ = log.write_all(b"teardown=0\n");
@@ -88,7 +85,7 @@ impl Driver {
         }
         if self.config.teardown {
             // SAFETY: the C library keeps the pointer to this function, and calls it once, without an argument.
-            unsafe { atexit(tear_down) };
+            unsafe { libc::atexit(tear_down) };
         }
     }
 

@@ -142,16 +142,11 @@ impl Listener {
 
 /// What the driver that lies on the loader's path as `libcuda` says of itself, if that is another copy of this file.
 pub(crate) fn root_of_libcuda(own: extern "C" fn() -> *const Root) -> Option<&'static Root> {
-    unsafe extern "C" {
-        fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
-        fn dlsym(library: *mut c_void, symbol: *const c_char) -> *mut c_void;
-    }
-    const RTLD_NOW: c_int = 2;
     // SAFETY: both are the C library's, with strings that end; a library that is loaded runs its initialisers, of which
     // this one has none of its own.
     let root = unsafe {
-        let library = dlopen(c"libcuda.so.1".as_ptr(), RTLD_NOW);
-        if library.is_null() { ptr::null_mut() } else { dlsym(library, c"standin_root".as_ptr()) }
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        if library.is_null() { ptr::null_mut() } else { libc::dlsym(library, c"standin_root".as_ptr()) }
     };
     if root.is_null() || root == own as *mut c_void {
         return None;

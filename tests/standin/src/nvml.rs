@@ -228,19 +228,11 @@ exports! {
         Ok(())
     }
 
-    fn nvmlDeviceGetComputeRunningProcesses_v3(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+    fn nvmlDeviceGetComputeRunningProcesses_v3 | nvmlDeviceGetComputeRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
         put_processes(&processes(call, of, List::Compute)?, count, list)
     }
 
-    fn nvmlDeviceGetComputeRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
-        put_processes(&processes(call, of, List::Compute)?, count, list)
-    }
-
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
-        put_processes(&processes(call, of, List::Graphics)?, count, list)
-    }
-
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3 | nvmlDeviceGetGraphicsRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
         put_processes(&processes(call, of, List::Graphics)?, count, list)
     }
 
