@@ -34,11 +34,7 @@ pub fn on_the_standin(but_for: &[&str]) {
     // The function below runs the last one.
     let mut arguments = vec!["--test-threads=1", "--skip", BOTH_SOURCES_TEST];
     arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
-    let machines = Machines::of_both_sources()
-        .devices(2)
-        .set("yields=1")
-        .env("GPUMEM_DEVICE", "1")
-        .limit(Duration::from_secs(300));
+    let machines = Machines::of_both_sources().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
     for machine in machines.all() {
         let outcome = machine.run_program(&itself, &arguments);
         let has_run_all = outcome.stdout.contains("test result: ok.") && !outcome.stderr.contains("skipped: ");

@@ -2,7 +2,7 @@
 
 use std::{env, ffi::OsStr, process::Command};
 
-use gpumem_tests::{built, interpreters};
+use gpumem_tests::{built, interpreters, output_of};
 
 const CHECKS: [&str; 11] = [
     "shapes",
@@ -28,7 +28,7 @@ fn stacks_have_the_lines_that_python_knows() {
             // What is freed is overwritten, so that who reads it notices.
             command.env("PYTHONMALLOC", "malloc").env("MALLOC_PERTURB_", "165");
             command.args([program.as_ref(), library.as_os_str(), OsStr::new(check)]);
-            let output = command.output().expect("it starts");
+            let output = output_of(&mut command);
             let [stdout, stderr] =
                 [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
             assert!(output.status.success(), "{version:?} {check}: {}\n{stdout}{stderr}", output.status);

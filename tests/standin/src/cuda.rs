@@ -1,4 +1,4 @@
-//! `libcuda`: what it sees, contexts of each thread, pools' marks, copies, streams and events. What allocates is in
+//! `libcuda`: what it sees, contexts of each thread, pools' marks, streams and events. What allocates is in
 //! `memory.rs`.
 //!
 //! Work takes no time here: a stream is always idle, an event has always happened.
@@ -9,10 +9,10 @@ use std::mem::ManuallyDrop;
 use std::process;
 use std::sync::atomic::Ordering;
 
-use crate::card::{Gpu, Memory};
+use crate::card::Gpu;
 use crate::cupti;
 use crate::driver::{Call, lock};
-use crate::ffi::{Input, Out};
+use crate::ffi::Out;
 use crate::graphs::{end_capture, not_capturing};
 use crate::objects::{Capture, Objects, Stream, free_handle};
 use gpumem_core::device_model::{DeviceModel, ModelError};
@@ -211,69 +211,6 @@ fn total(model: &DeviceModel) -> u64 {
     model.total() - model.reserved()
 }
 
-/// The block and the place in it that `length` bytes from an address on are in.
-fn place(memory: &mut Memory, address: Address, length: usize) -> Result<(Address, usize), Refusal> {
-    let (start, bytes) = memory.block_at(address).ok_or(INVALID_VALUE)?;
-    let offset = address - start;
-    if length as u64 > bytes - offset {
-        return Err(INVALID_VALUE);
-    }
-    Ok((start, usize::try_from(offset).map_err(|_| INVALID_VALUE)?))
-}
-
-fn write(call: &Call, address: Address, bytes: &[u8]) -> Result<(), Refusal> {
-    ready(call)?;
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    let (gpu, address) = address_in(call, address)?;
-    let mut memory = gpu.memory();
-    let (start, offset) = place(&mut memory, address, bytes.len())?;
-    let contents = memory.contents.entry(start).or_default();
-    contents.resize(contents.len().max(offset + bytes.len()), 0);
-    contents[offset..offset + bytes.len()].copy_from_slice(bytes);
-    Ok(())
-}
-
-fn read(call: &Call, address: Address, length: usize) -> Result<Vec<u8>, Refusal> {
-    ready(call)?;
-    if length == 0 {
-        return Ok(Vec::new());
-    }
-    let (gpu, address) = address_in(call, address)?;
-    let mut memory = gpu.memory();
-    let (start, offset) = place(&mut memory, address, length)?;
-    let written = memory.contents.get(&start).map_or(&[][..], |contents| contents.get(offset..).unwrap_or_default());
-    let mut bytes = written[..written.len().min(length)].to_vec();
-    bytes.resize(length, 0);
-    Ok(bytes)
-}
-
-/// Zeros are what unwritten memory reads as, and so are not stored anew.
-fn fill(call: &Call, address: Address, value: u8, length: usize) -> Result<(), Refusal> {
-    if value != 0 {
-        return write(call, address, &vec![value; length]);
-    }
-    ready(call)?;
-    if length == 0 {
-        return Ok(());
-    }
-    let (gpu, address) = address_in(call, address)?;
-    let mut memory = gpu.memory();
-    let (start, offset) = place(&mut memory, address, length)?;
-    if let Some(contents) = memory.contents.get_mut(&start) {
-        let end = contents.len().min(offset + length);
-        if offset < end {
-            contents[offset..end].fill(0);
-        }
-    }
-    Ok(())
-}
-
-fn put_uuid(uuid: Out<[u8; 16]>, bytes: [u8; 16]) -> Result<(), Refusal> {
-    Ok(uuid.put(bytes)?)
-}
-
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
@@ -336,10 +273,6 @@ dispatched! { jumps;
         Ok(())
     }
 
-    fn cuDriverGetVersion(version: Out<c_int>) |_call| {
-        Ok(version.put(13_000)?)
-    }
-
     fn cuDeviceGetCount(number: Out<c_int>) |call| {
         ready(call)?;
         Ok(number.put(count(call.driver.visible.len()))?)
@@ -355,21 +288,9 @@ dispatched! { jumps;
         Ok(name.put_text(&gpu.name, usize::try_from(length).map_err(|_| INVALID_VALUE)?)?)
     }
 
-    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, of: Device) |call| {
-        // On a split card this one names the whole card.
-        let (_, gpu) = device(call, of)?;
-        put_uuid(uuid, gpu.uuid.0)
-    }
-
     fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, of: Device) |call| {
         let (_, gpu) = device(call, of)?;
-        put_uuid(uuid, gpu.mig.unwrap_or(gpu.uuid).0)
-    }
-
-    fn cuDeviceTotalMem_v2(bytes: Out<usize>, of: Device) |call| {
-        let (_, gpu) = device(call, of)?;
-        let total = total(gpu.memory().cuda());
-        Ok(bytes.put(figure_usize(call, total))?)
+        Ok(uuid.put(gpu.mig.unwrap_or(gpu.uuid).0)?)
     }
 
     fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, of: Device) |call| {
@@ -574,44 +495,12 @@ dispatched! { jumps;
         Ok(())
     }
 
-    fn cuMemsetD8_v2(address: Address, value: u8, length: usize) |call| {
-        current(call)?;
-        fill(call, address, value, length)
-    }
-
-    fn cuMemsetD8Async(address: Address, value: u8, length: usize, stream: Handle) |call| {
+    fn cuMemsetD8Async(address: Address, _value: u8, length: usize, stream: Handle) |call| {
         stream_card(call, stream)?;
-        fill(call, address, value, length)
-    }
-
-    fn cuMemcpyHtoD_v2(to: Address, from: Input, length: usize) |call| {
-        current(call)?;
-        write(call, to, &from.get(length)?)
-    }
-
-    fn cuMemcpyHtoDAsync_v2(to: Address, from: Input, length: usize, stream: Handle) |call| {
-        stream_card(call, stream)?;
-        write(call, to, &from.get(length)?)
-    }
-
-    fn cuMemcpyDtoH_v2(to: Out<c_void>, from: Address, length: usize) |call| {
-        current(call)?;
-        Ok(to.cast().put_all(&read(call, from, length)?)?)
-    }
-
-    fn cuMemcpyDtoHAsync_v2(to: Out<c_void>, from: Address, length: usize, stream: Handle) |call| {
-        stream_card(call, stream)?;
-        Ok(to.cast().put_all(&read(call, from, length)?)?)
-    }
-
-    fn cuMemcpyDtoD_v2(to: Address, from: Address, length: usize) |call| {
-        current(call)?;
-        write(call, to, &read(call, from, length)?)
-    }
-
-    fn cuMemcpyDtoDAsync_v2(to: Address, from: Address, length: usize, stream: Handle) |call| {
-        stream_card(call, stream)?;
-        write(call, to, &read(call, from, length)?)
+        // Nobody reads what is in a block here.
+        let (gpu, address) = address_in(call, address)?;
+        let (start, bytes) = gpu.memory().block_at(address).ok_or(INVALID_VALUE)?;
+        if address - start + length as u64 <= bytes { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn cuStreamCreate(created: Out<Handle>, flags: c_uint) |call| {
@@ -633,23 +522,9 @@ dispatched! { jumps;
         Ok(())
     }
 
-    fn cuStreamGetCtx(stream: Handle, found: Out<Handle>) |call| {
-        ready(call)?;
-        let own = lock(&call.driver.objects).streams.get(&stream).map(|stream| stream.context);
-        Ok(found.put(match own {
-            Some(context) => context,
-            None if stream <= 2 => context(call)?.0,
-            None => return Err(INVALID_HANDLE),
-        })?)
-    }
-
     fn cuStreamSynchronize(stream: Handle) |call| {
         let (card, gpu) = stream_card(call, stream)?;
         synchronize(call, card, gpu)
-    }
-
-    fn cuStreamQuery(stream: Handle) |call| {
-        stream_card(call, stream).map(drop)
     }
 
     fn cuStreamWaitEvent(stream: Handle, waited: Handle, _flags: c_uint) |call| {
@@ -681,14 +556,6 @@ dispatched! { jumps;
             None => objects.recorded.remove(&recorded),
         };
         Ok(())
-    }
-
-    fn cuEventQuery(asked: Handle) |call| {
-        event(call, asked)
-    }
-
-    fn cuEventSynchronize(waited: Handle) |call| {
-        event(call, waited)
     }
 
     fn cuEventDestroy_v2(destroyed: Handle) |call| {

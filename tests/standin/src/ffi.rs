@@ -2,7 +2,7 @@
 //! pointers is here.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::{mem, ptr, slice};
+use std::{mem, ptr};
 
 use crate::driver::Root;
 
@@ -89,25 +89,6 @@ impl Text {
         // SAFETY: a `Text` is made by C callers only, where the headers declare a string that ends with a 0 byte.
         let text = unsafe { CStr::from_ptr(self.0) };
         Ok(text.to_string_lossy().into_owned())
-    }
-}
-
-/// Bytes that come in; the length is another argument.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct Input(*const c_void);
-
-impl Input {
-    pub(crate) fn get(self, length: usize) -> Result<Vec<u8>, NullPointer> {
-        if length == 0 {
-            return Ok(Vec::new());
-        }
-        if self.0.is_null() {
-            return Err(NullPointer);
-        }
-        // SAFETY: an `Input` is made by C callers only, where the headers declare a buffer of at least the length that
-        // goes with it, which is what every call site passes on.
-        Ok(unsafe { slice::from_raw_parts(self.0.cast::<u8>(), length) }.to_vec())
     }
 }
 

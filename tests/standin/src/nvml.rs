@@ -130,11 +130,6 @@ exports! {
         Ok(())
     }
 
-    fn nvmlInitWithFlags(_flags: c_uint) |call| {
-        call.driver.nvml_users.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
     fn nvmlShutdown() |call| {
         ready(call)?;
         call.driver.nvml_users.fetch_sub(1, Ordering::Relaxed);
@@ -181,12 +176,6 @@ exports! {
         let card = call.driver.gpus.iter().position(|gpu| whole(gpu) || slice(gpu)).ok_or(NOT_FOUND)?;
         let gpu = call.on(card)?;
         found.put(handle(card, slice(gpu)))?;
-        Ok(())
-    }
-
-    fn nvmlDeviceGetIndex(of: Handle, index: Out<c_uint>) |call| {
-        device(call, of)?;
-        index.put(c_uint::try_from(of / 16 - 1).unwrap_or(c_uint::MAX))?;
         Ok(())
     }
 
@@ -274,11 +263,6 @@ exports! {
         Ok(())
     }
 
-    fn nvmlDeviceIsMigDeviceHandle(of: Handle, is_slice: Out<c_uint>) |call| {
-        let (_, slice) = device(call, of)?;
-        is_slice.put(c_uint::from(slice))?;
-        Ok(())
-    }
 }
 
 /// NVIDIA's `nvmlErrorString`, in NVIDIA's words.

@@ -77,8 +77,8 @@ macro_rules! dispatched {
     };
 }
 
-/// Drivers 470 to 555. The arguments stay where they are, and the function returns to the stub's caller.
-/// `CUDA_ERROR_DEINITIALIZED` is 4, and 0x321cba00 is what the driver writes when it is.
+/// Drivers 470 to 555. The arguments stay where they are, and the function returns to the stub's caller. `CUDA_ERROR_DEINITIALIZED`
+/// is 4, and 0x321cba00 is what the driver writes when it is.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jumps {
     ($name:ident ($($argument:ident: $type:ty),*) {}) => {

@@ -88,7 +88,13 @@ fn run(machine: &Standin, file: &str, command: &[&str]) -> Outcome {
 
 /// Runs the probe in it.
 fn run_probe(machine: &Standin, file: &str, steps: &[&str]) -> Outcome {
-    run(machine, file, &[&[probe().as_str()], steps].concat())
+    run_with(machine, &[], file, steps)
+}
+
+/// The same with these options.
+fn run_with(machine: &Standin, options: &[&str], file: &str, steps: &[&str]) -> Outcome {
+    let probe = probe();
+    machine.run_program(&built("gpumem-command"), &[&["run"], options, &["-o", file, "--", &probe], steps].concat())
 }
 
 /// What is in a recording.

@@ -199,53 +199,6 @@ static BOTH: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
 mod beside {
     use super::*;
 
-    #[gpu_mem_test(max_peak = "1 MB", leaks = 0)]
-    fn with_a_budget() {
-        in_part(|| {
-            BOTH.wait();
-            BOTH.wait();
-            drop(take(1));
-        });
-    }
-
-    #[test]
-    fn without_a_budget() {
-        in_part(|| {
-            BOTH.wait();
-            drop(take(512));
-            BOTH.wait();
-        });
-    }
-}
-
-mod worker_beside {
-    use super::*;
-
-    #[gpu_mem_test(max_peak = "1 MB", leaks = 0)]
-    fn with_a_budget() {
-        in_part(|| {
-            BOTH.wait();
-            BOTH.wait();
-            drop(take(1));
-        });
-    }
-
-    #[test]
-    fn without_a_budget() {
-        in_part(|| {
-            BOTH.wait();
-            thread::spawn(|| drop(take(512))).join().expect("it runs");
-            thread::scope(|threads| {
-                threads.spawn(|| drop(take(512)));
-            });
-            BOTH.wait();
-        });
-    }
-}
-
-mod traced_beside {
-    use super::*;
-
     #[gpu_mem_trace(silent)]
     fn traced() {
         drop(take(512));
@@ -260,6 +213,7 @@ mod traced_beside {
         in_part(|| {
             BOTH.wait();
             BOTH.wait();
+            drop(take(1));
         });
     }
 
@@ -267,6 +221,11 @@ mod traced_beside {
     fn without_a_budget() {
         in_part(|| {
             BOTH.wait();
+            drop(take(512));
+            thread::spawn(|| drop(take(512))).join().expect("it runs");
+            thread::scope(|threads| {
+                threads.spawn(|| drop(take(512)));
+            });
             traced();
             BOTH.wait();
         });

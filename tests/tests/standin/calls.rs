@@ -4,10 +4,7 @@
 
 use gpumem_tests::{CONTEXT, Machines, Outcome, Standin, each, ensure};
 
-/// A machine for each source.
-fn both_sources() -> Machines {
-    Machines::of_both_sources()
-}
+use super::both_sources;
 
 #[track_caller]
 fn check(machines: &Machines, script: &str) -> Vec<Outcome> {

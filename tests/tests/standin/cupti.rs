@@ -3,10 +3,7 @@
 
 use gpumem_tests::{CONTEXT, Standin, check, each, ensure};
 
-/// A machine with libcupti, and without stubs.
-fn with_cupti() -> Standin {
-    Standin::new().cupti()
-}
+use super::with_cupti;
 
 /// The same, with a context and an exact trace of its device, and nothing on stderr.
 #[track_caller]

@@ -2,7 +2,7 @@
 
 #![cfg(target_arch = "x86_64")]
 
-use gpumem_tests::{CONTEXT, Outcome, Standin, check, each, ensure};
+use gpumem_tests::{CONTEXT, Outcome, Patch, Place, Standin, check, each, ensure};
 
 /// A machine with a dispatch table, and without libcupti.
 fn machine() -> Standin {
@@ -26,23 +26,27 @@ fn refused() -> Vec<(Standin, &'static str, &'static str)> {
     let but_free = "slot_is cuMemAllocAsync = driver; slot_is cuMemCreate = driver";
     vec![
         (Standin::new(), "does not begin as in the drivers that are known", ""),
-        (machine().stub_overwritten("cuMemAlloc_v2"), unlike_known, all),
-        (machine().stub_overwritten("cuMemRelease"), "cuMemRelease does not begin", all),
-        (machine().stub_unknown("cuMemAlloc_v2"), unlike_known, all),
-        (machine().stub_unknown("cuDevicePrimaryCtxReset_v2"), "cuDevicePrimaryCtxReset_v2 does not begin", all),
-        (machine().stub_of_other_state("cuMemMap"), "the stub of cuMemMap checks another flag", all),
-        (machine().stub_of_other_state("cuMemAlloc_v2"), "checks another flag than that of", all),
-        (machine().slot_in_relro("cuMemAlloc_v2"), misplaced, all),
-        (machine().slot_in_read_only_data("cuMemAlloc_v2"), misplaced, all),
-        (machine().slot_unaligned("cuMemAlloc_v2"), misplaced, all),
+        (machine().patch(Patch::Overwritten("cuMemAlloc_v2")), unlike_known, all),
+        (machine().patch(Patch::Overwritten("cuMemRelease")), "cuMemRelease does not begin", all),
+        (machine().patch(Patch::OtherNumber("cuMemAlloc_v2")), unlike_known, all),
         (
-            machine().slot_shared("cuMemFreeAsync", "cuMemFreeAsync_ptsz"),
+            machine().patch(Patch::OtherNumber("cuDevicePrimaryCtxReset_v2")),
+            "cuDevicePrimaryCtxReset_v2 does not begin",
+            all,
+        ),
+        (machine().patch(Patch::OtherWord("cuMemMap")), "the stub of cuMemMap checks another flag", all),
+        (machine().patch(Patch::OtherWord("cuMemAlloc_v2")), "checks another flag than that of", all),
+        (machine().patch(Patch::Slot("cuMemAlloc_v2", Place::Relro)), misplaced, all),
+        (machine().patch(Patch::Slot("cuMemAlloc_v2", Place::ReadOnly)), misplaced, all),
+        (machine().patch(Patch::Slot("cuMemAlloc_v2", Place::Split)), misplaced, all),
+        (
+            machine().patch(Patch::SharedSlot("cuMemFreeAsync", "cuMemFreeAsync_ptsz")),
             "shares its pointer with another function",
             all,
         ),
         // Nobody intercepts the other one.
         (
-            machine().slot_shared("cuMemFree_v2", "cuPointerGetAttribute"),
+            machine().patch(Patch::SharedSlot("cuMemFree_v2", "cuPointerGetAttribute")),
             "shares its pointer with another function",
             but_free,
         ),

@@ -17,3 +17,15 @@ mod statistics;
 mod stubs;
 mod torch;
 mod tracker;
+
+use gpumem_tests::{Machines, Standin};
+
+/// A machine for each source.
+fn both_sources() -> Machines {
+    Machines::of_both_sources()
+}
+
+/// A machine with libcupti, and without stubs.
+fn with_cupti() -> Standin {
+    Standin::new().cupti()
+}

@@ -2,10 +2,7 @@
 
 use gpumem_tests::{CONTEXT, Standin, check_answers};
 
-/// A machine with libcupti.
-fn with_cupti() -> Standin {
-    Standin::new().cupti()
-}
+use super::with_cupti;
 
 #[test]
 fn each_kind_is_counted_separately() {
