@@ -4,6 +4,8 @@
 
 use gpumem_tests::{CONTEXT, Outcome, Patch, Place, Standin, check, each, ensure};
 
+use super::WITHOUT_EXACT_TRACES;
+
 /// A machine with a dispatch table, and without libcupti.
 fn machine() -> Standin {
     Standin::new().dispatch()
@@ -107,13 +109,8 @@ fn libcupti_is_not_loaded_where_the_table_is_used() {
 
 #[test]
 fn without_exact_traces_no_slot_is_replaced() {
-    for (machine, script) in [
-        (machine(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
-        (machine(), "sampled; drop"),
-        (machine().env("GPUMEM_GAUGE", "sampled"), "new; report; drop"),
-        (machine().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
-    ] {
-        let outcome = check(&machine, &format!("{script}; {UNTOUCHED}"));
+    for (gauge, script) in WITHOUT_EXACT_TRACES {
+        let outcome = check(&machine().env("GPUMEM_GAUGE", gauge), &format!("{script}; {UNTOUCHED}"));
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     }
     let outcome = check(&machine(), "new; figures = 0 0; slot_is cuMemFree_v2 = other; drop");

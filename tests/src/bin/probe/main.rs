@@ -44,7 +44,6 @@
 //!   `await stderr`: until something was written to stderr, which is a file;
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
-//! - `hold_stderr ms`: another thread writes to stderr for so long, and nobody else does meanwhile;
 //! - `sockets`: how many descriptors of this process are sockets;
 //!   `close_descriptors path`: closes all but the first three and gives their numbers to this file; `limit_files bytes`: what files may
 //!   have at most; `end_main_thread`: ends it alone.
@@ -54,7 +53,7 @@ use std::cell::RefCell;
 use std::fmt::Display;
 use std::os::unix::process::CommandExt;
 use std::process::{self, ExitCode};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
@@ -336,16 +335,6 @@ impl Probe {
             "await" => await_or_fail(|| self.is_so(argument))?,
             "abort" => process::abort(),
             "threads" => threads()?.to_string(),
-            "hold_stderr" => {
-                let (time, (held, is_held)) = (argument.parse::<u32>()?, mpsc::channel());
-                thread::spawn(move || {
-                    let _stderr = io::stderr().lock();
-                    _ = held.send(());
-                    thread::sleep(Duration::from_millis(time.into()));
-                });
-                is_held.recv()?;
-                "held".to_owned()
-            }
             "maps" => {
                 let has = fs::read_to_string("/proc/self/maps")?.lines().any(|line| line.contains(argument));
                 if has { "yes" } else { "no" }.to_owned()
