@@ -1,10 +1,6 @@
 //! What all commands have in common.
 
-use std::{
-    fs,
-    io::Read,
-    process::{Command, Stdio},
-};
+use std::{fs, io::Read, process::Stdio};
 
 use crate::{file, gpumem, output_of, ran};
 

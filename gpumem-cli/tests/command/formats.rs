@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Read,
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
