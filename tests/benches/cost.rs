@@ -35,7 +35,7 @@ fn create_and_stop(gauge: Gauge) {
 /// The queries against the bare call, and a sampled trace, which takes two readings.
 fn device(criterion: &mut Criterion) {
     if !gpumem::is_available() {
-        gpumem_tests::skipped("no device");
+        gpumem_tests::skipped("no GPU");
         return;
     }
     let nvml = Nvml::builder().lib_path(OsStr::new("libnvidia-ml.so.1")).init().expect("NVML is there");
@@ -214,84 +214,6 @@ fn cold(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What it costs to know where memory is: events inside of scopes, against events outside of all; a block with its stack,
-/// against one that is just too small for that.
-fn places(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("places");
-    let mut next = addresses();
-    for depth in [1_u32, 10, 64] {
-        let inbox = BareInbox::default();
-        let alloc_and_free = |address| alloc_and_free(&inbox, address);
-        group.bench_function(format!("baseline: alloc+free, no scope ({depth})"), |bench| {
-            bench.iter(|| alloc_and_free(next.next().unwrap()));
-        });
-        // As below, where what one scope holds is freed while the other allocates.
-        let address = |turn: u64| 0x7f00_0000_0000 + turn * 4096;
-        let free_the_oldest = |turn: u64| {
-            inbox.alloc(address((turn + BATCH) % (2 * BATCH)), 4096);
-            inbox.free(address(turn % (2 * BATCH)));
-        };
-        (0..BATCH).for_each(|block| inbox.alloc(address(block), 4096));
-        let mut turn = 0_u64;
-        group.bench_function(format!("baseline: alloc+free of the oldest block, no scope ({depth})"), |bench| {
-            bench.iter(|| {
-                free_the_oldest(turn);
-                turn += 1;
-            });
-        });
-        // Two branches of scopes, of which the thread is in the second.
-        for branch in [1, 2] {
-            for level in 0..depth {
-                inbox.open_at(branch * 100 + u64::from(level), 2 + level + 100 * u32::from(branch == 2));
-            }
-            if branch == 1 {
-                (0..depth).rev().for_each(|level| inbox.leave(100 + u64::from(level)));
-            }
-        }
-        let (first, second) = (100 + u64::from(depth) - 1, 200 + u64::from(depth) - 1);
-        group.bench_function(format!("alloc+free, {depth} nested scopes"), |bench| {
-            bench.iter(|| alloc_and_free(next.next().unwrap()));
-        });
-        let mut turn = 0_u64;
-        group.bench_function(format!("enter, alloc+free, leave: by turns in two scopes, {depth} deep"), |bench| {
-            bench.iter(|| {
-                turn += 1;
-                let scope = if turn.is_multiple_of(2) { first } else { second };
-                inbox.enter(scope);
-                alloc_and_free(next.next().unwrap());
-                inbox.leave(scope);
-            });
-        });
-        // Each event is of another scope than the last: what one scope holds is freed while the other allocates.
-        group.bench_function(
-            format!("alloc+free of the oldest block, each event by turns of two scopes, {depth} deep"),
-            |bench| {
-                bench.iter(|| {
-                    if turn.is_multiple_of(BATCH) {
-                        let (old, new) =
-                            if (turn / BATCH).is_multiple_of(2) { (second, first) } else { (first, second) };
-                        inbox.leave(old);
-                        inbox.enter(new);
-                    }
-                    free_the_oldest(turn);
-                    turn += 1;
-                });
-            },
-        );
-    }
-    let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is sound");
-    let open = trace(Gauge::Exact);
-    for depth in [1, 10, 40] {
-        for (name, bytes) in [("baseline: alloc+free", (1 << 20) - 1), ("alloc+free with its stack", 1 << 20)] {
-            group.bench_function(format!("{name}, {depth} calls deep"), |bench| {
-                deeper(depth, &mut || bench.iter(|| drop(gpu.alloc(Bytes::new(bytes)))));
-            });
-        }
-    }
-    drop(open);
-    group.finish();
-}
-
 /// What it costs to know which allocations made a peak: events in a scope that asks, against events in one that does not.
 /// Each event is of another scope than the last.
 fn peaks(criterion: &mut Criterion) {
@@ -389,21 +311,6 @@ fn pauses(_: &mut Criterion) {
     println!("a million live blocks: an event takes {half:?} (median), {most:?} (99.99 %), {longest:?} (the longest)");
 }
 
-/// What the inbox and the fold cost by themselves.
-fn simulated(criterion: &mut Criterion) {
-    let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is sound");
-    let mut group = criterion.benchmark_group("simulated");
-    let pair = || drop(gpu.alloc(Bytes::kib(4)));
-    group.bench_function("alloc+free, no trace yet", |bench| bench.iter(pair));
-    let one = trace(Gauge::Exact);
-    group.bench_function("alloc+free, 1 trace", |bench| bench.iter(pair));
-    let many: Vec<_> = (0..10_000).map(|_| trace(Gauge::Exact)).collect();
-    group.bench_function("alloc+free, 10,000 traces", |bench| bench.iter(pair));
-    group.bench_function("exact trace: create, stop, read", |bench| bench.iter(|| create_and_stop(Gauge::Exact)));
-    drop((one, many));
-    group.finish();
-}
-
 #[gpu_mem_trace]
 fn traced() {}
 
@@ -422,5 +329,5 @@ fn off(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, off, device, events, cold, places, peaks, stack, pauses, simulated);
+criterion_group!(benches, off, device, events, cold, peaks, stack, pauses);
 criterion_main!(benches);

@@ -9,9 +9,9 @@
 //! only asks the others to measure, one at a time and in turns; the others wait meanwhile.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     env,
-    ffi::{CStr, c_void},
+    ffi::CStr,
     fs,
     hint::black_box,
     io::{BufRead, BufReader, Write, stdin},
@@ -26,11 +26,14 @@ use std::{
 
 use clap::Parser;
 use cudarc::driver::{result, sys};
-use gpumem::{Bytes, Gauge, GpuMemTrace, device, intercept::subscribe, status, torch::memory_snapshot};
+use gpumem::{
+    Bytes, Gauge, GpuMemTrace, device,
+    intercept::{subscribe, unsubscribe},
+    status,
+    torch::memory_snapshot,
+};
 use gpumem_core::recording::{Reader, Step};
-use gpumem_driver::source::trial::intercept_without_recording;
 use gpumem_tests::deeper;
-use libloading::Library;
 
 const THREADS: usize = 16;
 const MIB: usize = 1 << 20;
@@ -59,7 +62,7 @@ struct Options {
 
 fn main() {
     if env::var_os("GPUMEM_SIM").is_some() {
-        gpumem_tests::skipped("no device");
+        gpumem_tests::skipped("no GPU");
         return;
     }
     // A thread that fails would leave the others at their barrier.
@@ -78,21 +81,19 @@ fn main() {
 /// Starts the others, has them measure in turns, and prints.
 fn control(options: &Options) {
     let Ok(about) = Worker::hello_of(ABOUT) else {
-        gpumem_tests::skipped("no device");
+        gpumem_tests::skipped("no GPU");
         return;
     };
     let rows: Vec<_> = Row::ALL.iter().filter(|row| row.is_wanted(options)).collect();
     assert!(!rows.is_empty(), "no row is called {:?}; there are {:?}", options.rows, Row::ALL.map(|row| row.name));
-    // Where libcupti is; the processes that use it without gpumem get its path.
     let hello = Worker::hello_of("cupti1").unwrap_or_default();
-    let cupti = hello.strip_prefix("cupti ");
-    println!("{about}\nCUPTI: {}", cupti.map_or("not found", file_name));
+    println!("{about}\nCUPTI: {}", hello.strip_prefix("cupti ").map_or("not found", file_name));
     let mut ways = Way::ALL.iter().filter(|way| way.is_wanted(options, &rows)).collect::<Vec<_>>();
     let mut times: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     let mut functions = BTreeMap::new();
     for generation in 0..options.generations {
         // All at once: it takes a driver seconds to begin.
-        let mut workers: Vec<_> = ways.iter().map(|way| Worker::start(way.name, cupti)).collect();
+        let mut workers: Vec<_> = ways.iter().map(|way| Worker::start(way.name)).collect();
         let refused: Vec<_> = workers.iter_mut().map(|worker| worker.hello().err()).collect();
         for (way, why) in ways.iter().zip(&refused).filter_map(|(way, why)| Some((way, why.as_ref()?))) {
             assert_eq!(generation, 0, "{} worked before: {why}", way.name);
@@ -339,12 +340,8 @@ struct Way {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Observer {
     Nobody,
-    /// gpumem's hooks in the dispatch table, which record nothing.
-    Hooks,
     /// CUPTI is loaded and had a subscriber once.
     Idle,
-    Empty,
-    Naive,
     Gpumem {
         source: &'static str,
     },
@@ -354,11 +351,10 @@ const DISPATCH: Observer = Observer::Gpumem { source: "dispatch" };
 const CUPTI: Observer = Observer::Gpumem { source: "cupti" };
 
 impl Way {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 12] = [
         Self::of(UNTRACED, "nobody", Observer::Nobody, 0),
         // Its ratio to the other shows how far two processes differ that do the same.
         Self::of("untraced-again", "nobody, in another process", Observer::Nobody, 0),
-        Self::of("dispatch-empty", "hooks that do nothing", Observer::Hooks, 0),
         Self::of("dispatch0", "gpumem by dispatch, no open trace", DISPATCH, 0),
         Self::of("dispatch1", "gpumem by dispatch, 1 open trace", DISPATCH, 1),
         Self::of("dispatch100", "gpumem by dispatch, 100 open traces", DISPATCH, 100),
@@ -369,8 +365,6 @@ impl Way {
             ..Self::of("dispatch-stacks", "gpumem by dispatch, `GPUMEM_BACKTRACE=1`", DISPATCH, 1)
         },
         Self::of("cupti-idle", "CUPTI loaded, nobody", Observer::Idle, 0),
-        Self::of("cupti-empty", "CUPTI, empty callback", Observer::Empty, 0),
-        Self::of("cupti-naive", "CUPTI, naive `Mutex<HashMap>`", Observer::Naive, 0),
         Self::of("cupti1", "gpumem by CUPTI, 1 open trace", CUPTI, 1),
         Self::of("cupti100", "gpumem by CUPTI, 100 open traces", CUPTI, 100),
         Self {
@@ -418,15 +412,12 @@ const ABOUT: &str = "about";
 impl Worker {
     /// What it is to be.
     const SWITCH: &str = "GPUMEM_BENCH_WORKER";
-    /// Where libcupti is.
-    const CUPTI: &str = "GPUMEM_BENCH_CUPTI";
 
-    fn start(name: &str, cupti: Option<&str>) -> Self {
+    fn start(name: &str) -> Self {
         let mut command = Command::new(env::current_exe().expect("a program has a path"));
-        command.env(Self::SWITCH, name).env(Self::CUPTI, cupti.unwrap_or_default()).env_remove("CUDA_INJECTION64_PATH");
-        if let Some(Way { observer: Observer::Gpumem { source }, without_stacks, .. }) =
-            Way::ALL.iter().find(|way| way.name == name)
-        {
+        command.env(Self::SWITCH, name).env_remove("CUDA_INJECTION64_PATH");
+        if let Some(Way { observer, without_stacks, .. }) = Way::ALL.iter().find(|way| way.name == name) {
+            let source = if let Observer::Gpumem { source } = observer { source } else { "cupti" };
             // `auto` is the default, which the rows of `cuMemAlloc` are about.
             let stacks = if without_stacks.is_some() { "1" } else { "auto" };
             command.env("GPUMEM_SOURCE", source).env("GPUMEM_BACKTRACE", stacks);
@@ -444,7 +435,7 @@ impl Worker {
 
     /// The first answer of a process that is needed for nothing else.
     fn hello_of(name: &str) -> Result<String, String> {
-        let mut worker = Self::start(name, None);
+        let mut worker = Self::start(name);
         let hello = worker.hello();
         worker.end();
         hello
@@ -510,13 +501,10 @@ fn about() {
 /// Measures when it is asked to.
 fn answer(way: &Way) {
     let gpu = Gpu::open();
-    let _cupti = match begin(way) {
-        Ok((cupti, hello)) => {
-            println!("{hello}");
-            cupti
-        }
+    match begin(way) {
+        Ok(hello) => println!("{hello}"),
         Err(why) => return println!("cannot {why}"),
-    };
+    }
     for question in stdin().lines() {
         let question = question.expect("it can be read");
         let (what, row) = question.split_once(' ').expect("two words");
@@ -534,43 +522,29 @@ fn answer(way: &Way) {
 }
 
 /// Begins to observe calls, and returns by what.
-fn begin(way: &Way) -> Result<(Option<Cupti>, String), String> {
-    let callback = match way.observer {
-        Observer::Nobody => {
-            check_libraries(way)?;
-            return Ok((None, "nothing".to_owned()));
-        }
-        Observer::Gpumem { source } => {
-            subscribe().map_err(|error| error.to_string())?;
-            check_libraries(way)?;
-            let intercepted_by = status().intercepted_by.ok_or("subscribed, and nothing is intercepted")?;
-            return Ok((None, format!("{source} {intercepted_by}")));
-        }
-        Observer::Hooks => {
-            intercept_without_recording().map_err(|error| error.to_string())?;
-            check_libraries(way)?;
-            return Ok((None, "hooks".to_owned()));
-        }
-        Observer::Idle => None,
-        Observer::Empty => Some(empty as Callback),
-        Observer::Naive => Some(naive as Callback),
-    };
-    let path = env::var(Worker::CUPTI).ok().filter(|path| !path.is_empty()).ok_or("there is no libcupti")?;
-    let cupti = Cupti::load(&path);
-    if let Some(callback) = callback {
-        cupti.subscribe(callback);
-    } else {
-        cupti.unsubscribe(cupti.subscribe(empty));
+fn begin(way: &Way) -> Result<String, String> {
+    if way.observer != Observer::Nobody {
+        subscribe().map_err(|error| error.to_string())?;
     }
     check_libraries(way)?;
-    Ok((Some(cupti), format!("cupti {path}")))
+    match way.observer {
+        Observer::Nobody => Ok("nothing".to_owned()),
+        Observer::Idle => {
+            unsubscribe();
+            Ok("nothing, with CUPTI".to_owned())
+        }
+        Observer::Gpumem { source } => {
+            let intercepted_by = status().intercepted_by.ok_or("subscribed, and nothing is intercepted")?;
+            Ok(format!("{source} {intercepted_by}"))
+        }
+    }
 }
 
 /// Whether CUPTI is in this process where it should be, and nowhere else.
 fn check_libraries(way: &Way) -> Result<(), String> {
     let maps = fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     let is_there = maps.lines().any(|line| line.rsplit('/').next().is_some_and(|file| file.starts_with("libcupti")));
-    let is_wanted = !matches!(way.observer, Observer::Nobody | Observer::Hooks | DISPATCH);
+    let is_wanted = !matches!(way.observer, Observer::Nobody | DISPATCH);
     match (is_there, is_wanted) {
         (true, false) => Err(format!("{} without CUPTI: libcupti is loaded", way.name)),
         (false, true) => Err(format!("{} with CUPTI: libcupti is not loaded", way.name)),
@@ -741,17 +715,7 @@ impl Gpu {
     /// One measurement. It also checks that each call was observed.
     fn measure_by(&self, row: &Row, way: &Way) -> f64 {
         match way.observer {
-            Observer::Nobody | Observer::Hooks | Observer::Idle | Observer::Empty => self.measure(row),
-            Observer::Naive => {
-                let measured = self.measure(row);
-                let naive = NAIVE.lock().expect("nobody panicked");
-                let live = naive.as_ref().map(HashMap::len);
-                assert!(
-                    live == Some(0) || live.is_none() && row.events() == 0,
-                    "all was observed, and freed again: {live:?}"
-                );
-                measured
-            }
+            Observer::Nobody | Observer::Idle => self.measure(row),
             Observer::Gpumem { .. } => self.measure_by_gpumem(row, way),
         }
     }
@@ -897,138 +861,4 @@ fn cuda_version() -> String {
 
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-const ALLOC: u32 = 243;
-const FREE: u32 = 245;
-const ALLOC_ASYNC: u32 = 598;
-const FREE_ASYNC: u32 = 600;
-
-/// What gpumem enables in the domain of the driver's calls (1); and in that of resources (3) the end of contexts (2).
-const NUMBERS: [u32; 33] = [
-    ALLOC,
-    244,
-    371,
-    ALLOC_ASYNC,
-    599,
-    611,
-    612,
-    FREE,
-    FREE_ASYNC,
-    601,
-    294,
-    39,
-    271,
-    38,
-    301,
-    379,
-    302,
-    272,
-    274,
-    347,
-    89,
-    349,
-    549,
-    565,
-    550,
-    551,
-    552,
-    607,
-    606,
-    610,
-    124,
-    367,
-    326,
-];
-const DRIVER_CALLS: u32 = 1;
-const RESOURCES: (u32, u32) = (3, 2);
-
-type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
-type Subscribe = unsafe extern "C" fn(*mut *mut c_void, Callback, *mut c_void) -> u32;
-type Unsubscribe = unsafe extern "C" fn(*mut c_void) -> u32;
-type Enable = unsafe extern "C" fn(u32, *mut c_void, u32, u32) -> u32;
-
-/// CUPTI as somebody else would use it.
-struct Cupti {
-    subscribe: Subscribe,
-    unsubscribe: Unsubscribe,
-    enable: Enable,
-    _library: Library,
-}
-
-impl Cupti {
-    fn load(path: &str) -> Self {
-        // SAFETY: gpumem found libcupti there, and the signatures are those of its header.
-        unsafe {
-            let library = Library::new(path).expect("another process has loaded it");
-            Self {
-                subscribe: *library.get::<Subscribe>(b"cuptiSubscribe").expect("gpumem has it too"),
-                unsubscribe: *library.get::<Unsubscribe>(b"cuptiUnsubscribe").expect("gpumem has it too"),
-                enable: *library.get::<Enable>(b"cuptiEnableCallback").expect("gpumem has it too"),
-                _library: library,
-            }
-        }
-    }
-
-    /// Calls this callback for the calls that gpumem would observe.
-    fn subscribe(&self, callback: Callback) -> *mut c_void {
-        let mut subscriber = ptr::null_mut();
-        // SAFETY: the out-parameter is live, and the callbacks below keep CUPTI's contract.
-        let code = unsafe { (self.subscribe)(&raw mut subscriber, callback, ptr::null_mut()) };
-        assert_eq!(code, 0, "cuptiSubscribe");
-        for (domain, number) in NUMBERS.map(|number| (DRIVER_CALLS, number)).into_iter().chain([RESOURCES]) {
-            // SAFETY: the subscriber is live, and the numbers are CUPTI's own.
-            let code = unsafe { (self.enable)(1, subscriber, domain, number) };
-            assert_eq!(code, 0, "cuptiEnableCallback of {number}");
-        }
-        subscriber
-    }
-
-    fn unsubscribe(&self, subscriber: *mut c_void) {
-        // SAFETY: the subscriber is live and not used again.
-        let code = unsafe { (self.unsubscribe)(subscriber) };
-        assert_eq!(code, 0, "cuptiUnsubscribe");
-    }
-}
-
-unsafe extern "C" fn empty(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
-
-/// The front of `CUpti_CallbackData`.
-#[repr(C)]
-struct Data {
-    callback_site: u32,
-    name: *const c_void,
-    arguments: *const u64,
-    answer: *const u32,
-}
-
-static NAIVE: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
-
-/// What one would write first.
-unsafe extern "C" fn naive(_: *mut c_void, domain: u32, number: u32, data: *const c_void) {
-    if domain != DRIVER_CALLS {
-        return;
-    }
-    // SAFETY: in this domain CUPTI passes a `CUpti_CallbackData` that is valid until the callback returns.
-    let data = unsafe { &*data.cast::<Data>() };
-    let Ok(mut live) = NAIVE.lock() else { return };
-    let live = live.get_or_insert_default();
-    match (number, data.callback_site) {
-        (ALLOC | ALLOC_ASYNC, 1) => {
-            // SAFETY: at the exit the answer is there; when the call worked, its first argument's target was written,
-            // and the second is the size.
-            let block = unsafe {
-                (data.answer.read() == 0)
-                    .then(|| ((data.arguments.read() as *const u64).read(), data.arguments.add(1).read()))
-            };
-            if let Some((at, bytes)) = block {
-                live.insert(at, bytes);
-            }
-        }
-        (FREE | FREE_ASYNC, 0) => {
-            // SAFETY: the first argument is the address.
-            live.remove(&unsafe { data.arguments.read() });
-        }
-        _ => {}
-    }
 }

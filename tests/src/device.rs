@@ -15,7 +15,7 @@ use crate::{Machines, Standin};
 pub fn device() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if env::var_os("GPUMEM_DEVICE").is_none() {
-        crate::skipped("no device (GPUMEM_DEVICE=1 switches this test on)");
+        crate::skipped("no GPU (GPUMEM_DEVICE=1 switches this test on)");
         return None;
     }
     Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
@@ -31,17 +31,20 @@ pub fn on_the_standin(but_for: &[&str]) {
         return;
     }
     let itself = env::current_exe().expect("a test has a path");
-    let mut arguments = vec!["--test-threads=1"];
+    // The function below runs the last one.
+    let mut arguments = vec!["--test-threads=1", "--skip", BOTH_SOURCES_TEST];
     arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
     let machines = Machines::of_both_sources().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
     for machine in machines.all() {
         let outcome = machine.run_program(&itself, &arguments);
-        assert!(outcome.succeeded() && outcome.stdout.contains("test result: ok."), "{outcome}");
+        let has_run_all = outcome.stdout.contains("test result: ok.") && !outcome.stderr.contains("skipped: ");
+        assert!(outcome.succeeded() && has_run_all, "{outcome}");
         println!("{}", outcome.stdout);
     }
 }
 
 const BOTH_SOURCES: &str = "both sources";
+const BOTH_SOURCES_TEST: &str = "both_sources_report_the_same";
 
 /// Where no device is used, the test `both_sources_report_the_same` of this executable is run once more, on this stand-in driver.
 ///
@@ -53,7 +56,7 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
     }
     let itself = env::current_exe().expect("a test has a path");
     let machine = machine.dispatch().cupti().env("GPUMEM_DEVICE", BOTH_SOURCES);
-    let outcome = machine.run_program(&itself, &["--exact", "both_sources_report_the_same", "--nocapture"]);
+    let outcome = machine.run_program(&itself, &["--exact", BOTH_SOURCES_TEST, "--nocapture"]);
     assert!(outcome.succeeded() && outcome.stdout.contains("both sources recorded "), "{outcome}");
     println!("{}", outcome.stdout);
 }
@@ -69,7 +72,7 @@ pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
     reported
         .inspect_err(|error| {
             assert_ne!(env::var("GPUMEM_DEVICE").as_deref(), Ok(BOTH_SOURCES), "{error}");
-            crate::skipped(error);
+            crate::skipped(format_args!("no two sources: {error}"));
         })
         .ok()
 }

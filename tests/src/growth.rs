@@ -4,7 +4,7 @@ use std::{fs, thread};
 
 use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
 
-use crate::bare_inbox::BareInbox;
+use crate::{Random, bare_inbox::BareInbox};
 
 /// What the process has in memory.
 fn resident() -> u64 {
@@ -62,12 +62,10 @@ pub fn of_events(pairs: u64) -> u64 {
     const LIVE: usize = 10_000;
     let inbox = BareInbox::default();
     inbox.open(1);
-    let (mut live, mut random) = (vec![0; LIVE], 1_u64);
+    let (mut live, mut random) = (vec![0; LIVE], Random::new(1));
     growth(10 * LIVE as u64, pairs, |number| {
-        random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
-        let at = usize::try_from(random >> 33).unwrap_or(0) % LIVE;
-        let address = 0x7f00_0000_0000 + (random >> 44) * 512;
-        inbox.free(std::mem::replace(&mut live[at], address));
+        let address = 0x7f00_0000_0000 + random.below(1 << 20) * 512;
+        inbox.free(std::mem::replace(&mut live[random.below(LIVE)], address));
         inbox.alloc(address, 512);
         if number.is_multiple_of(1 << 16) {
             inbox.lose();

@@ -6,6 +6,7 @@
 pub mod bare_inbox;
 mod deeper;
 mod device;
+pub mod driver;
 pub mod growth;
 mod install;
 mod machines;
@@ -28,9 +29,10 @@ pub use self::{
     device::{device, on_the_standin, on_the_standin_with_both_sources, reported_by_both},
     machines::Machines,
     outcome::Outcome,
-    own_process::{Ended, OwnProcess, Running, part},
+    own_process::{Ended, OwnProcess, Running, output_of, part},
+    patch::{Patch, Place},
     pending::Yield,
-    process::built,
+    process::{built, wait},
     python::interpreters,
     random::Random,
     script::{CONTEXT, check, check_answers, each, ensure, ensure_answer, ensure_clean, ensure_error, ensure_unharmed},

@@ -42,10 +42,7 @@ impl OwnProcess {
                 command.env_remove(&name);
             }
         }
-        command
-            .args(["--exact", test, "--nocapture", "--test-threads=1"])
-            .env("RUST_BACKTRACE", "0")
-            .stdin(Stdio::null());
+        command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env("RUST_BACKTRACE", "0");
         Self(command)
     }
 
@@ -76,10 +73,7 @@ impl OwnProcess {
     /// # Panics
     /// When it cannot be started.
     pub fn start(mut self) -> Running {
-        let folder = Folder::new();
-        let [stdout, stderr] = ["stdout", "stderr"].map(|name| File::create(folder.0.join(name)).expect("a file"));
-        let child = self.0.stdout(stdout).stderr(stderr).spawn().expect("this test can be run again");
-        Running { child, folder }
+        Running::start(&mut self.0)
     }
 
     /// Runs it.
@@ -111,20 +105,42 @@ pub struct Running {
 }
 
 impl Running {
-    /// Waits for its end.
-    ///
-    /// # Panics
-    /// When it does not end in time, or has run no test.
+    fn start(command: &mut Command) -> Self {
+        let folder = Folder::new();
+        let [stdout, stderr] = ["stdout", "stderr"].map(|name| File::create(folder.0.join(name)).expect("a file"));
+        let spawned = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
+        let child = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Self { child, folder }
+    }
+
     #[track_caller]
-    pub fn end(mut self) -> Ended {
+    fn output(mut self) -> Output {
         let status = wait(&mut self.child, LIMIT).expect("it is our child");
         let [stdout, stderr] = ["stdout", "stderr"].map(|name| fs::read(self.folder.0.join(name)).expect("a file"));
         let Some(status) = status else {
             let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
             panic!("it did not end within {LIMIT:?} and was killed\n{stdout}\n{stderr}");
         };
-        Ended::of(Output { status, stdout, stderr })
+        Output { status, stdout, stderr }
     }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end in time, or has run no test.
+    #[track_caller]
+    pub fn end(self) -> Ended {
+        Ended::of(self.output())
+    }
+}
+
+/// As [`Command::output`], with a deadline.
+///
+/// # Panics
+/// When the program cannot be started, or does not end in time.
+#[track_caller]
+pub fn output_of(command: &mut Command) -> Output {
+    Running::start(command).output()
 }
 
 /// How it ended, and what it wrote.

@@ -11,27 +11,30 @@ use crate::Standin;
 use crate::stub::{DEINITIALIZED, Stub};
 
 /// What is wrong with the stubs of a driver.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Patch {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patch {
     /// All of them compare with another number.
     Unrecognisable,
-    /// This one does.
-    OtherNumber(String),
-    /// This one looks at another word than the rest.
-    OtherWord(String),
-    /// A jump lies over the first bytes of this one.
-    Overwritten(String),
-    /// The slot of this one lies elsewhere.
-    Slot(String, Place),
-    /// This one goes through the slot of the other.
-    SharedSlot(String, String),
+    /// The stub of this function compares with another number.
+    OtherNumber(&'static str),
+    /// It looks at another word than the other stubs do.
+    OtherWord(&'static str),
+    /// It begins with a jump, as where another library has put its own code there. Calls go past the slot.
+    Overwritten(&'static str),
+    /// The slot of this function is in such a place.
+    Slot(&'static str, Place),
+    /// This function goes through the slot of the other, which has to do the same.
+    SharedSlot(&'static str, &'static str),
 }
 
-/// Where a slot should not be; see the stand-in driver's `stubs.rs`.
+/// Where a slot should not be; see the stand-in driver's `stubs.rs`. One function at most has a slot in such a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
+    /// In memory that becomes read-only after relocation.
     Relro,
+    /// In a segment that is read-only in the file already.
     ReadOnly,
+    /// At an address that is no multiple of 8.
     Split,
 }
 
@@ -44,48 +47,12 @@ impl Standin {
         self
     }
 
-    /// Such a driver, where the stub of this function begins with a jump, as where another library has put its own code there.
-    /// Calls go past the slot.
+    /// Such a driver, where this is wrong with the stubs.
     #[must_use]
-    pub fn stub_overwritten(self, function: &str) -> Self {
-        self.patch(Patch::Overwritten(function.to_owned()))
-    }
-
-    /// Such a driver, where the stub of this function compares with another number than is known.
-    #[must_use]
-    pub fn stub_unknown(self, function: &str) -> Self {
-        self.patch(Patch::OtherNumber(function.to_owned()))
-    }
-
-    /// Such a driver, where the stub of this function looks at another word than the other stubs do.
-    #[must_use]
-    pub fn stub_of_other_state(self, function: &str) -> Self {
-        self.patch(Patch::OtherWord(function.to_owned()))
-    }
-
-    /// Such a driver, where the slot of this function becomes read-only after relocation. One function at most has a slot in a
-    /// place where it should not be.
-    #[must_use]
-    pub fn slot_in_relro(self, function: &str) -> Self {
-        self.patch(Patch::Slot(function.to_owned(), Place::Relro))
-    }
-
-    /// Such a driver, where the slot of this function is in a segment that is read-only in the file already.
-    #[must_use]
-    pub fn slot_in_read_only_data(self, function: &str) -> Self {
-        self.patch(Patch::Slot(function.to_owned(), Place::ReadOnly))
-    }
-
-    /// Such a driver, where the address of this function's slot is no multiple of 8.
-    #[must_use]
-    pub fn slot_unaligned(self, function: &str) -> Self {
-        self.patch(Patch::Slot(function.to_owned(), Place::Split))
-    }
-
-    /// Such a driver, where this function goes through the slot of `other`, which has to do the same.
-    #[must_use]
-    pub fn slot_shared(self, function: &str, other: &str) -> Self {
-        self.patch(Patch::SharedSlot(function.to_owned(), other.to_owned()))
+    pub fn patch(self, patch: Patch) -> Self {
+        let mut machine = self.dispatch();
+        machine.patches.push(patch);
+        machine
     }
 
     /// Such a driver, where the slot of this function points out of the library from the start.
@@ -97,12 +64,6 @@ impl Standin {
     /// Whether the stubs are such, but for what is wrong with some.
     pub(crate) fn has_dispatch(&self) -> bool {
         !self.patches.contains(&Patch::Unrecognisable)
-    }
-
-    fn patch(self, patch: Patch) -> Self {
-        let mut machine = self.dispatch();
-        machine.patches.push(patch);
-        machine
     }
 }
 
@@ -145,7 +106,7 @@ impl Image {
     pub(crate) fn patched(&self, patches: &[Patch]) -> Vec<u8> {
         let mut copy = Copy { image: self, bytes: self.bytes.clone() };
         for patch in patches {
-            copy.apply(patch);
+            copy.apply(*patch);
         }
         copy.bytes
     }
@@ -173,7 +134,7 @@ struct Copy<'image> {
 }
 
 impl Copy<'_> {
-    fn apply(&mut self, patch: &Patch) {
+    fn apply(&mut self, patch: Patch) {
         match patch {
             Patch::Unrecognisable => {
                 let functions: Vec<_> =
@@ -195,7 +156,7 @@ impl Copy<'_> {
                 self.put(at, &[0xe9]);
                 self.put_distance(at + 1, at + 5, implementation);
             }
-            Patch::Slot(function, place) => self.move_slot(function, *place),
+            Patch::Slot(function, place) => self.move_slot(function, place),
             Patch::SharedSlot(function, other) => self.point_stub_at(function, self.stub(other).1.slot),
         }
     }

@@ -28,7 +28,10 @@ impl Drop for Folder {
 }
 
 /// Waits for the child, or kills it and returns `None`.
-pub(crate) fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<process::ExitStatus>> {
+///
+/// # Errors
+/// When it cannot be waited for.
+pub fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<process::ExitStatus>> {
     let end = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf, process::Command};
 
-/// The interpreters on the path, and those that pyenv has installed: one of each version.
+/// The interpreters on the path, and those that pyenv has installed: one of each version. Without one, says that the test is skipped.
 pub fn interpreters() -> BTreeMap<(u32, u32), PathBuf> {
     let names = ["python3", "python3.11", "python3.12", "python3.13", "python3.14"];
     let path = env::var_os("PATH").unwrap_or_default();
@@ -10,7 +10,12 @@ pub fn interpreters() -> BTreeMap<(u32, u32), PathBuf> {
     let pyenv = env::home_dir().map(|home| home.join(".pyenv/versions"));
     let installed = pyenv.into_iter().flat_map(fs::read_dir).flatten().flatten();
     let all = on_path.chain(installed.map(|version| version.path().join("bin/python3")));
-    all.filter(|path| path.is_file()).filter_map(|path| Some((version(&path)?, path))).collect()
+    let found: BTreeMap<_, _> =
+        all.filter(|path| path.is_file()).filter_map(|path| Some((version(&path)?, path))).collect();
+    if found.is_empty() {
+        crate::skipped("no Python from 3.11 to 3.14");
+    }
+    found
 }
 
 /// The version of an interpreter that is supported: with the global lock.

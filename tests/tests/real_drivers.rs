@@ -7,12 +7,11 @@ use std::{
     io::{self, Read},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
 use gpumem_driver::source::trial::intercepted_functions;
-use gpumem_tests::built;
+use gpumem_tests::{built, output_of, wait};
 
 /// The package of each driver, and the version of Debian that has it.
 const PACKAGES: [(&str, &str, &str); 4] = [
@@ -33,7 +32,7 @@ fn hooks_change_no_result() {
         let driver = match driver {
             Ok(driver) => driver,
             Err(why) => {
-                gpumem_tests::skipped(format_args!("the driver {version} cannot be had: {why}"));
+                gpumem_tests::skipped(format_args!("no driver {version}: {why}"));
                 continue;
             }
         };
@@ -76,7 +75,7 @@ fn hooks_change_no_result() {
 fn answers(command: &mut Command, driver: &Path) -> Vec<String> {
     let command =
         command.env("LD_LIBRARY_PATH", driver).env_remove("CUDA_INJECTION64_PATH").env("GPUMEM_REPORT", "off");
-    let output = command.output().expect("it starts");
+    let output = output_of(command);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let answers: Vec<String> = text.lines().filter(|line| line.starts_with("> ")).map(str::to_owned).collect();
     // The probe fails if the driver lacks a function.
@@ -165,17 +164,10 @@ impl Apt {
         command.args(arguments).current_dir(folder).env("APT_CONFIG", self.folder.join("apt.conf"));
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
         let mut child = spawned.map_err(|error| format!("{program} cannot be started: {error}"))?;
-        let status = loop {
-            match child.try_wait().map_err(|error| format!("{program}: {error}"))? {
-                Some(status) => break status,
-                None if Instant::now() > self.end => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return Err(format!("{program} {} takes too long", arguments.join(" ")));
-                }
-                None => thread::sleep(Duration::from_millis(10)),
-            }
-        };
+        let ended = wait(&mut child, self.end.saturating_duration_since(Instant::now()));
+        let status = ended
+            .map_err(|error| format!("{program}: {error}"))?
+            .ok_or_else(|| format!("{program} {} takes too long", arguments.join(" ")))?;
         let mut said = String::new();
         if let Some(mut stderr) = child.stderr.take() {
             let _ = stderr.read_to_string(&mut said);

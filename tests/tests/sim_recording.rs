@@ -9,7 +9,7 @@ use gpumem_core::{
     recording::{Reader, Step, recover},
 };
 use gpumem_driver::ring_memory::SharedMemory;
-use gpumem_tests::{OwnProcess, part};
+use gpumem_tests::{OwnProcess, output_of, part};
 
 /// The bytes of the allocations in a recording, in their order, and whether the process may have allocated before it began.
 fn recorded(file: &Path) -> (Vec<u64>, bool) {
@@ -71,7 +71,7 @@ fn child() {
 fn a_killed_program_keeps_the_name_of_its_newest_scope() {
     let file = env::temp_dir().join(format!("gpumem-sim-killed-{}.capture", std::process::id()));
     let mut command = OwnProcess::new("child").part("killed").command();
-    let ended = command.env("GPUMEM_CAPTURE", &file).output().expect("it can be run again");
+    let ended = output_of(command.env("GPUMEM_CAPTURE", &file));
     assert!(!ended.status.success());
     recover(&file, &SharedMemory).expect("it is a recording").expect("it was not complete");
     let mut reader = Reader::new(fs::File::open(&file).expect("it was written")).expect("it is a recording");

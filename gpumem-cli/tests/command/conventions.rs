@@ -1,12 +1,8 @@
 //! What all commands have in common.
 
-use std::{
-    fs,
-    io::Read,
-    process::{Command, Stdio},
-};
+use std::{fs, io::Read, process::Stdio};
 
-use crate::{file, gpumem, ran};
+use crate::{file, gpumem, output_of, ran};
 
 #[test]
 fn wrong_arguments_end_with_2() {
@@ -74,8 +70,8 @@ fn completions_are_those_of_each_shell() {
     // Bash itself reads it.
     let script = file("gpumem.bash");
     fs::write(&script, ran(&["completions", "bash"]).stdout).expect("it is written");
-    if let Ok(checked) = Command::new("bash").arg("-n").arg(&script).status() {
-        assert!(checked.success());
+    if let Some(checked) = output_of("bash", &["-n", script.to_str().expect("the name is text")]) {
+        assert!(checked.status.success());
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Read,
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use serde_json::Value;
 use crate::{
     file, gpumem,
     made::{MIB, Made},
+    output_of,
     pickled::unpickled,
     ran,
     report::{printed, recorded, training, written},
@@ -298,7 +299,7 @@ fn torch_reads_the_snapshot() {
     let script = "import json, pickle, sys; json.dump(pickle.load(open(sys.argv[1], 'rb')), sys.stdout)";
     let file = file("snapshot.pickle");
     fs::write(&file, &pickle).unwrap();
-    if let Ok(output) = Command::new("python3").args(["-c", script]).arg(file).output() {
+    if let Some(output) = output_of("python3", &["-c", script, file.to_str().unwrap()]) {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), snapshot);
     }

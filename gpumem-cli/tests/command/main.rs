@@ -17,6 +17,9 @@ mod page;
 mod parts;
 mod pickled;
 mod report;
+#[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
+#[path = "../../../tests/src/skipped.rs"]
+mod skipped;
 mod widths;
 
 use std::{
@@ -47,6 +50,17 @@ impl Ran {
     fn of(output: &Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("the output is text");
         Self { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+}
+
+/// What another program printed. `None`, and a line that says so, where there is no such program.
+fn output_of(program: &str, arguments: &[&str]) -> Option<Output> {
+    match Command::new(program).args(arguments).output() {
+        Ok(output) => Some(output),
+        Err(error) => {
+            skipped::skipped(format_args!("no {program}: {error}"));
+            None
+        }
     }
 }
 

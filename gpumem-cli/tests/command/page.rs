@@ -1,6 +1,6 @@
 //! `gpumem report --html`. What the script of the page computes is compared with the report, where there is Node.js.
 
-use std::{fs, process::Command, time::Duration};
+use std::{fs, time::Duration};
 
 use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, StackId};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     file,
     made::{DEVICE, MIB, Made},
-    ran,
+    output_of, ran,
     report::{printed, recorded, training},
 };
 
@@ -130,13 +130,7 @@ vm.runInThisContext(script);
 pub(crate) fn computed(path: &str) -> Option<Value> {
     let driver = file("driver.js");
     fs::write(&driver, DRIVER).expect("the driver is written");
-    let output = match Command::new("node").arg(&driver).arg(path).output() {
-        Ok(output) => output,
-        Err(error) => {
-            eprintln!("the script of the page is not tested: node: {error}");
-            return None;
-        }
-    };
+    let output = output_of("node", &[driver.to_str().expect("the name is text"), path])?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Some(serde_json::from_slice(&output.stdout).expect("it is JSON"))
 }

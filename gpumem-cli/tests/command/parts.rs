@@ -1,6 +1,6 @@
 //! Recordings of `--only-peak` and `--max-size`: what is not in them is `?`, `null` or not there, in each report and format, and never 0.
 
-use std::{fs, process::Command};
+use std::fs;
 
 use gpumem_core::{
     model::MemKind,
@@ -201,10 +201,7 @@ fn the_page_draws_what_is_known() {
     printed(&["report", "--html", &out, &files[0], &files[1]]);
     let text = fs::read_to_string(&out).expect("the page is there");
     assert!(text.contains("\"hasOnlyPeaks\":true"), "{text}");
-    if Command::new("node").arg("--version").output().is_err() {
-        return eprintln!("the script of the page is not tested");
-    }
-    let all = computed(&out).expect("there is Node.js");
+    let Some(all) = computed(&out) else { return };
     let on_device: Vec<_> = all.as_array().unwrap().iter().filter(|pool| pool["isOnDevice"] == true).collect();
     // At 250, 600 and 850 ms, and at the end.
     assert_eq!(on_device[0]["known"], json!(["nothing", "peak", "nothing", "all"]), "{}", on_device[0]);

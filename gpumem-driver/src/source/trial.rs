@@ -1,5 +1,4 @@
-//! Interception without a session, for the project's benchmarks and tests: what a hook alone costs, and whether both sources record the
-//! same calls.
+//! Interception without a session, for the project's tests: whether both sources record the same calls.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -39,27 +38,6 @@ impl<const AT: usize> Observe for KeepCalls<AT> {
 /// The functions of the driver that are intercepted. A driver need not have all of them.
 pub fn intercepted_functions() -> Vec<&'static str> {
     calls::names().collect()
-}
-
-/// Receives each call and does nothing.
-struct RecordNothing;
-
-impl Observe for RecordNothing {
-    #[inline]
-    fn pooled(_: &Caller, _: u64, _: u64, _: u64) {}
-
-    #[inline]
-    fn freeing(_: &Caller, _: u64) {}
-
-    fn other(_: &Caller, _: &Call) {}
-}
-
-/// Puts hooks into the dispatch table that record nothing. They stay there.
-///
-/// # Errors
-/// Why the dispatch table cannot be used.
-pub fn intercept_without_recording() -> Result<()> {
-    dispatch::subscribe::<RecordNothing>()
 }
 
 /// Runs a program, and returns the calls that the dispatch table recorded, then those that CUPTI recorded. The calls of each thread

@@ -1,10 +1,11 @@
 //! What the attribute says when it is used wrongly, word for word, in `ui/fail`, and the crates it must not disturb, in
 //! `ui/pass`. After a change of words: `TRYBUILD=overwrite cargo test -p gpumem-compile-tests`.
 
-use std::{
-    io::{self, Write},
-    process::Command,
-};
+#[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
+#[path = "../../src/skipped.rs"]
+mod skipped;
+
+use std::process::Command;
 
 /// Compilers word their own part of a message differently, so one is chosen.
 const WORDED_BY: &str = "rustc 1.95.";
@@ -20,8 +21,7 @@ fn refuses() {
     if compiler.starts_with(WORDED_BY) {
         trybuild::TestCases::new().compile_fail("ui/fail/*.rs");
     } else {
-        // To stderr itself: the test runner keeps the output of `eprintln!` to itself when a test passes.
-        let _ = writeln!(io::stderr(), "skipped: the expected words are those of {WORDED_BY}x, this is {compiler}");
+        skipped::skipped(format_args!("no {WORDED_BY}x, whose words are expected: this is {compiler}"));
     }
 }
 

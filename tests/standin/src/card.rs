@@ -33,7 +33,6 @@ impl Gpu {
                 slice: mig.then(|| DeviceModel::new(card.total / 2)),
                 retained: 0,
                 owners: HashMap::new(),
-                contents: HashMap::new(),
                 pools: BTreeMap::new(),
                 mapped: (0, 0),
             }),
@@ -51,8 +50,6 @@ pub(crate) struct Memory {
     slice: Option<DeviceModel>,
     /// How often the primary context is retained; it exists while this is not 0.
     pub(crate) retained: u32,
-    /// What was written to a block, by its address, up to the last byte written; the rest reads as 0.
-    pub(crate) contents: HashMap<u64, Vec<u8>>,
     /// The context that each block ends with.
     owners: HashMap<u64, usize>,
     /// The pools besides the default one, by the number that their addresses have.
@@ -190,7 +187,7 @@ impl Memory {
     pub(crate) fn free_async(&mut self, address: u64) -> Result<(), ModelError> {
         let (pool, place) = pool_and_place(address);
         self.in_pool(pool, |model| model.free_async(place))?;
-        self.forget(address);
+        self.owners.remove(&address);
         Ok(())
     }
 
@@ -200,13 +197,8 @@ impl Memory {
             self.free_async(address)?;
             self.synchronize();
         }
-        self.forget(address);
-        Ok(())
-    }
-
-    fn forget(&mut self, address: u64) {
-        self.contents.remove(&address);
         self.owners.remove(&address);
+        Ok(())
     }
 
     /// The block that an address points into.

@@ -4,7 +4,6 @@
 //! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, if wanted
 //!   only for one device (by NVML index), if wanted only from its N-th call on, or from its N-th to before its M-th
 //!   (`@3..5`);
-//! - `GPUMEM_STANDIN_FIGURES=max`: every memory figure is `u64::MAX`;
 //! - `GPUMEM_STANDIN_LOG=file`: a line for each call, such as `cuInit=0` or `cuCtxSynchronize[1]=0` where it is known
 //!   for which card, `callback>cuCtxGetDevice[0]=0` where it was called from a callback of CUPTI's,
 //!   `cuMemFree_v2>cuCtxGetDevice[0]=0` where it was called while the probe's `call` was in another function, and
@@ -104,13 +103,6 @@ impl Config {
         let var = |name: &str| env::var(name).ok();
         let mut config = Self::read(&var("GPUMEM_STANDIN").unwrap_or_default())?;
         config.faults = read_faults(&var("GPUMEM_STANDIN_FAIL").unwrap_or_default(), functions)?;
-        config.figures_max = match var("GPUMEM_STANDIN_FIGURES").as_deref() {
-            None | Some("") => false,
-            Some("max") => true,
-            Some(other) => {
-                return Err(format!("GPUMEM_STANDIN_FIGURES={other}: only `max` is known"));
-            }
-        };
         config.log = env::var_os("GPUMEM_STANDIN_LOG").map(PathBuf::from);
         config.visible = var("CUDA_VISIBLE_DEVICES");
         config.reversed &= var("CUDA_DEVICE_ORDER").as_deref() != Some("PCI_BUS_ID");
@@ -136,6 +128,7 @@ impl Config {
     /// | `yields` | `0` | `1`: other threads get their turn between a call and its callbacks |
     /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the card |
     /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it sets when it begins, and writes `teardown` to the log |
+    /// | `figures_max` | `0` | `1`: every memory figure is `u64::MAX` |
     /// | `slow` | `0` | so many milliseconds pass before NVML returns the memory of a card |
     /// | `integrated` | `0` | `1`: the cards have no memory of their own, but use that of the machine |
     /// | `blocks` | | a function that does not return: a thread that calls it waits until it is cancelled |
@@ -193,6 +186,7 @@ impl Config {
                 }
                 "nested" => config.nested = flag()?,
                 "integrated" => config.integrated = flag()?,
+                "figures_max" => config.figures_max = flag()?,
                 "blocks" => config.blocks = Some(value.to_owned()),
                 // Observed while the library was loaded.
                 "foreign_slot" => {}
@@ -336,28 +330,7 @@ fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Card, Config, GIB, List, MIB, Other, Processes, read_faults};
-
-    #[test]
-    fn cards() {
-        let cards = |text| Config::read(text).unwrap().cards;
-        let plain = Card { total: 16 * GIB, reserved: 615 * MIB, used: 0 };
-        assert_eq!(cards(""), [plain]);
-        assert_eq!(cards("devices=2"), [plain, Card { total: 17 * GIB, ..plain }]);
-        assert_eq!(
-            cards("devices=2, total=1GiB, reserved=0B, used[1]=3KiB"),
-            [Card { total: GIB, reserved: 0, used: 0 }, Card { total: 2 * GIB, reserved: 0, used: 3 << 10 }],
-        );
-        assert_eq!(cards("devices=0"), []);
-        assert_eq!(Config::read("processes=empty").unwrap().processes, Processes::Empty);
-        assert_eq!(
-            Config::read("graphics=7:1MiB:a b, mps=8:na").unwrap().others,
-            [
-                Other { list: List::Graphics, pid: 7, used: Some(MIB), name: Some("a b".to_owned()) },
-                Other { list: List::Mps, pid: 8, used: None, name: None },
-            ],
-        );
-    }
+    use super::{Config, read_faults};
 
     #[test]
     fn what_cannot_be_understood_is_refused() {
@@ -379,13 +352,5 @@ mod tests {
             let error = read_faults(text, &["cuInit"]).map(|_| ()).expect_err(text);
             assert!(error.contains(text), "{error}");
         }
-    }
-
-    #[test]
-    fn faults_strike_from_their_call_on_and_for_their_card() {
-        let faults = read_faults("a=15@2..4; b[1]=6", &["a", "b"]).unwrap();
-        let strike = |function, card| faults.iter().find_map(|fault| fault.strike(function, card));
-        assert_eq!([(); 4].map(|()| strike("a", None)), [None, Some(15), Some(15), None]);
-        assert_eq!([strike("b", None), strike("b", Some(0)), strike("b", Some(1))], [None, None, Some(6)]);
     }
 }

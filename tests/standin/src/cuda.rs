@@ -1,4 +1,4 @@
-//! `libcuda`: what it sees, contexts of each thread, pools' marks, copies, streams and events. What allocates is in
+//! `libcuda`: what it sees, contexts of each thread, pools' marks, streams and events. What allocates is in
 //! `memory.rs`.
 //!
 //! Work takes no time here: a stream is always idle, an event has always happened.
@@ -9,10 +9,10 @@ use std::mem::ManuallyDrop;
 use std::process;
 use std::sync::atomic::Ordering;
 
-use crate::card::{Gpu, Memory};
+use crate::card::Gpu;
 use crate::cupti;
 use crate::driver::{Call, lock};
-use crate::ffi::{Input, Out};
+use crate::ffi::Out;
 use crate::graphs::{end_capture, not_capturing};
 use crate::objects::{Capture, Objects, Stream, free_handle};
 use gpumem_core::device_model::{DeviceModel, ModelError};
@@ -150,31 +150,6 @@ fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn release_primary(call: &Call, of: Device) -> Result<(), Refusal> {
-    let (card, gpu) = device(call, of)?;
-    let left = {
-        let mut memory = gpu.memory();
-        memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
-        memory.retained
-    };
-    if left == 0 {
-        empty_context(call, gpu, CONTEXTS + card);
-        gpu.memory().cuda().release(call.driver.config.context);
-    }
-    Ok(())
-}
-
-/// All in it is gone; who retained it still has to release it.
-fn reset_primary(call: &Call, of: Device) -> Result<(), Refusal> {
-    let (card, gpu) = device(call, of)?;
-    if gpu.memory().retained > 0 {
-        empty_context(call, gpu, CONTEXTS + card);
-        gpu.memory().cuda().release(call.driver.config.context);
-        begin_context(call, gpu, |_| CONTEXTS + card)?;
-    }
-    Ok(())
-}
-
 /// The card of a stream, or of the current context for the streams that every context has.
 pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
     if stream <= 2 {
@@ -236,77 +211,6 @@ fn total(model: &DeviceModel) -> u64 {
     model.total() - model.reserved()
 }
 
-/// The block and the place in it that `length` bytes from an address on are in.
-fn place(memory: &mut Memory, address: Address, length: usize) -> Result<(Address, usize), Refusal> {
-    let (start, bytes) = memory.block_at(address).ok_or(INVALID_VALUE)?;
-    let offset = address - start;
-    if length as u64 > bytes - offset {
-        return Err(INVALID_VALUE);
-    }
-    Ok((start, usize::try_from(offset).map_err(|_| INVALID_VALUE)?))
-}
-
-fn write(call: &Call, address: Address, bytes: &[u8]) -> Result<(), Refusal> {
-    ready(call)?;
-    if bytes.is_empty() {
-        return Ok(());
-    }
-    let (gpu, address) = address_in(call, address)?;
-    let mut memory = gpu.memory();
-    let (start, offset) = place(&mut memory, address, bytes.len())?;
-    let contents = memory.contents.entry(start).or_default();
-    contents.resize(contents.len().max(offset + bytes.len()), 0);
-    contents[offset..offset + bytes.len()].copy_from_slice(bytes);
-    Ok(())
-}
-
-fn read(call: &Call, address: Address, length: usize) -> Result<Vec<u8>, Refusal> {
-    ready(call)?;
-    if length == 0 {
-        return Ok(Vec::new());
-    }
-    let (gpu, address) = address_in(call, address)?;
-    let mut memory = gpu.memory();
-    let (start, offset) = place(&mut memory, address, length)?;
-    let written = memory.contents.get(&start).map_or(&[][..], |contents| contents.get(offset..).unwrap_or_default());
-    let mut bytes = written[..written.len().min(length)].to_vec();
-    bytes.resize(length, 0);
-    Ok(bytes)
-}
-
-/// Zeros are what unwritten memory reads as, and so are not stored anew.
-fn fill(call: &Call, address: Address, value: u8, length: usize) -> Result<(), Refusal> {
-    if value != 0 {
-        return write(call, address, &vec![value; length]);
-    }
-    ready(call)?;
-    if length == 0 {
-        return Ok(());
-    }
-    let (gpu, address) = address_in(call, address)?;
-    let mut memory = gpu.memory();
-    let (start, offset) = place(&mut memory, address, length)?;
-    if let Some(contents) = memory.contents.get_mut(&start) {
-        let end = contents.len().min(offset + length);
-        if offset < end {
-            contents[offset..end].fill(0);
-        }
-    }
-    Ok(())
-}
-
-fn put_uuid(uuid: Out<[u8; 16]>, bytes: [u8; 16]) -> Result<(), Refusal> {
-    Ok(uuid.put(bytes)?)
-}
-
-fn new_event(call: &Call, created: Out<Handle>) -> Result<(), Refusal> {
-    current(call)?;
-    let mut objects = lock(&call.driver.objects);
-    let handle = free_handle(EVENTS, |taken| objects.events.contains(taken));
-    objects.events.insert(handle);
-    Ok(created.put(handle)?)
-}
-
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
@@ -317,17 +221,6 @@ fn new_stream(call: &Call, created: Out<Handle>, flags: c_uint) -> Result<(), Re
     let blocking = flags & NON_BLOCKING == 0;
     objects.streams.insert(handle, Stream { card, context, blocking, capture: None });
     Ok(created.put(handle)?)
-}
-
-fn destroy_stream(call: &Call, stream: Handle) -> Result<(), Refusal> {
-    ready(call)?;
-    let mut objects = lock(&call.driver.objects);
-    let Stream { capture, .. } = objects.streams.remove(&stream).ok_or(INVALID_HANDLE)?;
-    if let Some(Capture { graph, is_origin: true, .. }) = capture {
-        end_capture(&mut objects, graph);
-        objects.graphs.remove(&graph);
-    }
-    Ok(())
 }
 
 fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
@@ -379,10 +272,6 @@ dispatched! { jumps;
         crate::injection::load(call)
     }
 
-    fn cuDriverGetVersion(version: Out<c_int>) |_call| {
-        Ok(version.put(13_000)?)
-    }
-
     fn cuDeviceGetCount(number: Out<c_int>) |call| {
         ready(call)?;
         Ok(number.put(count(call.driver.visible.len()))?)
@@ -398,21 +287,9 @@ dispatched! { jumps;
         Ok(name.put_text(&gpu.name, usize::try_from(length).map_err(|_| INVALID_VALUE)?)?)
     }
 
-    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, of: Device) |call| {
-        // On a split card this one names the whole card.
-        let (_, gpu) = device(call, of)?;
-        put_uuid(uuid, gpu.uuid.0)
-    }
-
     fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, of: Device) |call| {
         let (_, gpu) = device(call, of)?;
-        put_uuid(uuid, gpu.mig.unwrap_or(gpu.uuid).0)
-    }
-
-    fn cuDeviceTotalMem_v2(bytes: Out<usize>, of: Device) |call| {
-        let (_, gpu) = device(call, of)?;
-        let total = total(gpu.memory().cuda());
-        Ok(bytes.put(figure_usize(call, total))?)
+        Ok(uuid.put(gpu.mig.unwrap_or(gpu.uuid).0)?)
     }
 
     fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, of: Device) |call| {
@@ -440,20 +317,29 @@ dispatched! { jumps;
         Ok(context.put(CONTEXTS + card)?)
     }
 
-    fn cuDevicePrimaryCtxRelease(of: Device) |call| {
-        release_primary(call, of)
+    fn cuDevicePrimaryCtxRelease | cuDevicePrimaryCtxRelease_v2(of: Device) |call| {
+        let (card, gpu) = device(call, of)?;
+        let left = {
+            let mut memory = gpu.memory();
+            memory.retained = memory.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+            memory.retained
+        };
+        if left == 0 {
+            empty_context(call, gpu, CONTEXTS + card);
+            gpu.memory().cuda().release(call.driver.config.context);
+        }
+        Ok(())
     }
 
-    fn cuDevicePrimaryCtxRelease_v2(of: Device) |call| {
-        release_primary(call, of)
-    }
-
-    fn cuDevicePrimaryCtxReset(of: Device) |call| {
-        reset_primary(call, of)
-    }
-
-    fn cuDevicePrimaryCtxReset_v2(of: Device) |call| {
-        reset_primary(call, of)
+    fn cuDevicePrimaryCtxReset | cuDevicePrimaryCtxReset_v2(of: Device) |call| {
+        // All in it is gone; who retained it still has to release it.
+        let (card, gpu) = device(call, of)?;
+        if gpu.memory().retained > 0 {
+            empty_context(call, gpu, CONTEXTS + card);
+            gpu.memory().cuda().release(call.driver.config.context);
+            begin_context(call, gpu, |_| CONTEXTS + card)?;
+        }
+        Ok(())
     }
 
     fn cuCtxCreate_v2(created: Out<Handle>, _flags: c_uint, of: Device) |call| {
@@ -468,11 +354,7 @@ dispatched! { jumps;
         create_context(call, created, of)
     }
 
-    fn cuCtxDestroy(destroyed: Handle) |call| {
-        destroy_context(call, destroyed)
-    }
-
-    fn cuCtxDestroy_v2(destroyed: Handle) |call| {
+    fn cuCtxDestroy | cuCtxDestroy_v2(destroyed: Handle) |call| {
         destroy_context(call, destroyed)
     }
 
@@ -612,44 +494,12 @@ dispatched! { jumps;
         Ok(())
     }
 
-    fn cuMemsetD8_v2(address: Address, value: u8, length: usize) |call| {
-        current(call)?;
-        fill(call, address, value, length)
-    }
-
-    fn cuMemsetD8Async(address: Address, value: u8, length: usize, stream: Handle) |call| {
+    fn cuMemsetD8Async(address: Address, _value: u8, length: usize, stream: Handle) |call| {
         stream_card(call, stream)?;
-        fill(call, address, value, length)
-    }
-
-    fn cuMemcpyHtoD_v2(to: Address, from: Input, length: usize) |call| {
-        current(call)?;
-        write(call, to, &from.get(length)?)
-    }
-
-    fn cuMemcpyHtoDAsync_v2(to: Address, from: Input, length: usize, stream: Handle) |call| {
-        stream_card(call, stream)?;
-        write(call, to, &from.get(length)?)
-    }
-
-    fn cuMemcpyDtoH_v2(to: Out<c_void>, from: Address, length: usize) |call| {
-        current(call)?;
-        Ok(to.cast().put_all(&read(call, from, length)?)?)
-    }
-
-    fn cuMemcpyDtoHAsync_v2(to: Out<c_void>, from: Address, length: usize, stream: Handle) |call| {
-        stream_card(call, stream)?;
-        Ok(to.cast().put_all(&read(call, from, length)?)?)
-    }
-
-    fn cuMemcpyDtoD_v2(to: Address, from: Address, length: usize) |call| {
-        current(call)?;
-        write(call, to, &read(call, from, length)?)
-    }
-
-    fn cuMemcpyDtoDAsync_v2(to: Address, from: Address, length: usize, stream: Handle) |call| {
-        stream_card(call, stream)?;
-        write(call, to, &read(call, from, length)?)
+        // Nobody reads what is in a block here.
+        let (gpu, address) = address_in(call, address)?;
+        let (start, bytes) = gpu.memory().block_at(address).ok_or(INVALID_VALUE)?;
+        if address - start + length as u64 <= bytes { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn cuStreamCreate(created: Out<Handle>, flags: c_uint) |call| {
@@ -660,31 +510,20 @@ dispatched! { jumps;
         new_stream(call, created, flags)
     }
 
-    fn cuStreamDestroy(stream: Handle) |call| {
-        destroy_stream(call, stream)
-    }
-
-    fn cuStreamDestroy_v2(stream: Handle) |call| {
-        destroy_stream(call, stream)
-    }
-
-    fn cuStreamGetCtx(stream: Handle, found: Out<Handle>) |call| {
+    fn cuStreamDestroy | cuStreamDestroy_v2(stream: Handle) |call| {
         ready(call)?;
-        let own = lock(&call.driver.objects).streams.get(&stream).map(|stream| stream.context);
-        Ok(found.put(match own {
-            Some(context) => context,
-            None if stream <= 2 => context(call)?.0,
-            None => return Err(INVALID_HANDLE),
-        })?)
+        let mut objects = lock(&call.driver.objects);
+        let Stream { capture, .. } = objects.streams.remove(&stream).ok_or(INVALID_HANDLE)?;
+        if let Some(Capture { graph, is_origin: true, .. }) = capture {
+            end_capture(&mut objects, graph);
+            objects.graphs.remove(&graph);
+        }
+        Ok(())
     }
 
     fn cuStreamSynchronize(stream: Handle) |call| {
         let (card, gpu) = stream_card(call, stream)?;
         synchronize(call, card, gpu)
-    }
-
-    fn cuStreamQuery(stream: Handle) |call| {
-        stream_card(call, stream).map(drop)
     }
 
     fn cuStreamWaitEvent(stream: Handle, waited: Handle, _flags: c_uint) |call| {
@@ -700,7 +539,11 @@ dispatched! { jumps;
     }
 
     fn cuEventCreate(created: Out<Handle>, _flags: c_uint) |call| {
-        new_event(call, created)
+        current(call)?;
+        let mut objects = lock(&call.driver.objects);
+        let handle = free_handle(EVENTS, |taken| objects.events.contains(taken));
+        objects.events.insert(handle);
+        Ok(created.put(handle)?)
     }
 
     fn cuEventRecord(recorded: Handle, stream: Handle) |call| {
@@ -712,14 +555,6 @@ dispatched! { jumps;
             None => objects.recorded.remove(&recorded),
         };
         Ok(())
-    }
-
-    fn cuEventQuery(asked: Handle) |call| {
-        event(call, asked)
-    }
-
-    fn cuEventSynchronize(waited: Handle) |call| {
-        event(call, waited)
     }
 
     fn cuEventDestroy_v2(destroyed: Handle) |call| {

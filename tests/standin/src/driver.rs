@@ -76,9 +76,6 @@ impl Driver {
 
     /// What libraries do that have something to clean up: whoever calls them after that is at his own risk.
     pub(crate) fn tear_down_at_exit(&self) {
-        unsafe extern "C" {
-            fn atexit(callback: extern "C" fn()) -> c_int;
-        }
         extern "C" fn tear_down() {
             if let Some(mut log) = driver().log.as_ref() {
                 _ = log.write_all(b"teardown=0\n");
@@ -88,7 +85,7 @@ impl Driver {
         }
         if self.config.teardown {
             // SAFETY: the C library keeps the pointer to this function, and calls it once, without an argument.
-            unsafe { atexit(tear_down) };
+            unsafe { libc::atexit(tear_down) };
         }
     }
 
@@ -228,38 +225,4 @@ pub(crate) fn block(function: &str) {
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::visible;
-    use crate::card::Gpu;
-    use crate::config::Card;
-
-    #[test]
-    fn visible_devices() {
-        let card = Card { total: 1 << 30, reserved: 0, used: 0 };
-        let gpus: Vec<Gpu> = (0..3).map(|index| Gpu::new(index, card, true).unwrap()).collect();
-        let second = gpus[1].uuid.spelled("GPU-");
-        let third_slice = gpus[2].mig.unwrap().spelled("MIG-");
-        assert_eq!(second, "GPU-7374616e-642d-696e-2067-707500000001");
-        for (reversed, list, expected) in [
-            (false, None, &[0, 1, 2][..]),
-            (true, None, &[2, 1, 0]),
-            (false, Some(""), &[]),
-            (false, Some("1"), &[1]),
-            (true, Some("0"), &[2]),
-            (false, Some("2,0"), &[2, 0]),
-            (false, Some("0,-1,1"), &[0]),
-            (false, Some("0,9,1"), &[0]),
-            (false, Some("0,0,1"), &[0]),
-            (false, Some(&second), &[1]),
-            (true, Some(&format!("{third_slice},0")), &[2]),
-            (true, Some(&format!("{third_slice}, 1")), &[2, 1]),
-            (false, Some(&second[..12]), &[]),
-            (false, Some("stand-in"), &[]),
-        ] {
-            assert_eq!(visible(&gpus, reversed, list), expected, "{list:?}");
-        }
-    }
 }

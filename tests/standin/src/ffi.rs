@@ -2,7 +2,7 @@
 //! pointers is here.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::{mem, ptr, slice};
+use std::{mem, ptr};
 
 use crate::driver::Root;
 
@@ -92,25 +92,6 @@ impl Text {
     }
 }
 
-/// Bytes that come in; the length is another argument.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub(crate) struct Input(*const c_void);
-
-impl Input {
-    pub(crate) fn get(self, length: usize) -> Result<Vec<u8>, NullPointer> {
-        if length == 0 {
-            return Ok(Vec::new());
-        }
-        if self.0.is_null() {
-            return Err(NullPointer);
-        }
-        // SAFETY: an `Input` is made by C callers only, where the headers declare a buffer of at least the length that
-        // goes with it, which is what every call site passes on.
-        Ok(unsafe { slice::from_raw_parts(self.0.cast::<u8>(), length) }.to_vec())
-    }
-}
-
 /// What CUPTI calls at both ends of a driver call: with the subscriber's data, the domain, the function's id and what
 /// there is to know.
 pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, c_uint, c_uint, *const c_void);
@@ -142,16 +123,11 @@ impl Listener {
 
 /// What the driver that lies on the loader's path as `libcuda` says of itself, if that is another copy of this file.
 pub(crate) fn root_of_libcuda(own: extern "C" fn() -> *const Root) -> Option<&'static Root> {
-    unsafe extern "C" {
-        fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
-        fn dlsym(library: *mut c_void, symbol: *const c_char) -> *mut c_void;
-    }
-    const RTLD_NOW: c_int = 2;
     // SAFETY: both are the C library's, with strings that end; a library that is loaded runs its initialisers, of which
     // this one has none of its own.
     let root = unsafe {
-        let library = dlopen(c"libcuda.so.1".as_ptr(), RTLD_NOW);
-        if library.is_null() { ptr::null_mut() } else { dlsym(library, c"standin_root".as_ptr()) }
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        if library.is_null() { ptr::null_mut() } else { libc::dlsym(library, c"standin_root".as_ptr()) }
     };
     if root.is_null() || root == own as *mut c_void {
         return None;

@@ -3,7 +3,7 @@
 //! gpumem may look at the slots before it calls the driver, so this happens while the library is loaded.
 
 use std::env;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::process;
 use std::sync::atomic::Ordering;
 
@@ -30,13 +30,9 @@ extern "C" fn at_load() {
 
 /// Puts a jump to where the slot points into memory of its own, and points the slot at the jump.
 fn point_elsewhere(slot: &Slot) {
-    unsafe extern "C" {
-        fn mmap(at: *mut c_void, bytes: usize, access: c_int, flags: c_int, file: c_int, offset: i64) -> *mut c_void;
-        fn mprotect(at: *mut c_void, bytes: usize, access: c_int) -> c_int;
-    }
-    const READ_WRITE: c_int = 1 | 2;
-    const READ_EXECUTE: c_int = 1 | 4;
-    const PRIVATE_ANONYMOUS: c_int = 0x2 | 0x20;
+    const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+    const READ_EXECUTE: c_int = libc::PROT_READ | libc::PROT_EXEC;
+    const PRIVATE_ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     const PAGE: usize = 4096;
     // `jmp qword ptr [rip]`, and the address behind it.
     let mut jump = [0; 14];
@@ -45,12 +41,12 @@ fn point_elsewhere(slot: &Slot) {
     // SAFETY: both are the C library's. The new page is nobody else's, is large enough for the jump, and stays for ever; it is
     // written before it is made executable.
     let page = unsafe {
-        let page = mmap(std::ptr::null_mut(), PAGE, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0);
-        if page.addr() == usize::MAX {
+        let page = libc::mmap(std::ptr::null_mut(), PAGE, READ_WRITE, PRIVATE_ANONYMOUS, -1, 0);
+        if page == libc::MAP_FAILED {
             process::abort();
         }
         page.cast::<[u8; 14]>().write(jump);
-        if mprotect(page, PAGE, READ_EXECUTE) != 0 {
+        if libc::mprotect(page, PAGE, READ_EXECUTE) != 0 {
             process::abort();
         }
         page

@@ -145,22 +145,6 @@ fn begin(call: &Call, stream: Handle, mode: c_int, graph: Option<Handle>) -> Res
     Ok(())
 }
 
-fn end(call: &Call, stream: Handle, graph: Out<Handle>) -> Result<(), Refusal> {
-    ready(call)?;
-    let mut objects = lock(&call.driver.objects);
-    let capture = objects.streams.get(&stream).ok_or(INVALID_HANDLE)?.capture.ok_or(INVALID_VALUE)?;
-    if !capture.is_origin {
-        return Err(STREAM_CAPTURE_UNSUPPORTED);
-    }
-    end_capture(&mut objects, capture.graph);
-    if capture.broken {
-        objects.graphs.remove(&capture.graph);
-        graph.put(0)?;
-        return Err(STREAM_CAPTURE_INVALIDATED);
-    }
-    Ok(graph.put(capture.graph)?)
-}
-
 /// On all streams that joined it.
 pub(crate) fn end_capture(objects: &mut Objects, graph: Handle) {
     for stream in objects.streams.values_mut() {
@@ -229,24 +213,12 @@ fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Resul
     Ok(())
 }
 
-fn trim(call: &Call, of: Device) -> Result<(), Refusal> {
-    let (card, gpu) = device(call, of)?;
-    let objects = lock(&call.driver.objects);
-    let live: u64 = objects.graph_blocks.values().filter(|(on, _)| *on == card).map(|(_, bytes)| bytes).sum();
-    gpu.memory().unmap_for_graphs(live.next_multiple_of(STEP));
-    Ok(())
-}
-
 dispatched! { calls;
     fn cuStreamBeginCapture(stream: Handle) |call| {
         begin(call, stream, GLOBAL, None)
     }
 
-    fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int) |call| {
-        begin(call, stream, mode, None)
-    }
-
-    fn cuStreamBeginCapture_v2_ptsz(stream: Handle, mode: c_int) |call| {
+    fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz(stream: Handle, mode: c_int) |call| {
         begin(call, stream, mode, None)
     }
 
@@ -254,12 +226,20 @@ dispatched! { calls;
         begin(call, stream, mode, Some(graph))
     }
 
-    fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) |call| {
-        end(call, stream, graph)
-    }
-
-    fn cuStreamEndCapture_ptsz(stream: Handle, graph: Out<Handle>) |call| {
-        end(call, stream, graph)
+    fn cuStreamEndCapture | cuStreamEndCapture_ptsz(stream: Handle, graph: Out<Handle>) |call| {
+        ready(call)?;
+        let mut objects = lock(&call.driver.objects);
+        let capture = objects.streams.get(&stream).ok_or(INVALID_HANDLE)?.capture.ok_or(INVALID_VALUE)?;
+        if !capture.is_origin {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        end_capture(&mut objects, capture.graph);
+        if capture.broken {
+            objects.graphs.remove(&capture.graph);
+            graph.put(0)?;
+            return Err(STREAM_CAPTURE_INVALIDATED);
+        }
+        Ok(graph.put(capture.graph)?)
     }
 
     fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) |call| {
@@ -326,11 +306,7 @@ dispatched! { calls;
         launch(call, executable, stream, false)
     }
 
-    fn cuGraphLaunch(executable: Handle, stream: Handle) |call| {
-        launch(call, executable, stream, true)
-    }
-
-    fn cuGraphLaunch_ptsz(executable: Handle, stream: Handle) |call| {
+    fn cuGraphLaunch | cuGraphLaunch_ptsz(executable: Handle, stream: Handle) |call| {
         launch(call, executable, stream, true)
     }
 
@@ -354,6 +330,10 @@ dispatched! { calls;
     }
 
     fn cuDeviceGraphMemTrim(of: Device) |call| {
-        trim(call, of)
+        let (card, gpu) = device(call, of)?;
+        let objects = lock(&call.driver.objects);
+        let live: u64 = objects.graph_blocks.values().filter(|(on, _)| *on == card).map(|(_, bytes)| bytes).sum();
+        gpu.memory().unmap_for_graphs(live.next_multiple_of(STEP));
+        Ok(())
     }
 }

@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_uint};
 use crate::cuda::{Address, Handle, INVALID_VALUE, Refusal, context, ready, stream_card};
 use crate::driver::{Call, lock};
 use crate::ffi::Out;
-use crate::objects::{Imported, Objects, Physical, free_handle};
-use crate::physical::{GRANULARITY, PHYSICAL};
+use crate::objects::{Imported, Objects};
+use crate::physical::GRANULARITY;
 
 const EXTERNAL: Handle = 0x4200_0000;
 const IMPORTED_POOLS: Handle = 0x2200_0000;
@@ -46,10 +46,7 @@ dispatched! { calls;
         if exported == 0 || kind != 1 {
             return Err(INVALID_VALUE);
         }
-        let mut objects = lock(&call.driver.objects);
-        let new = free_handle(PHYSICAL, |taken| objects.physical.contains_key(taken));
-        objects.physical.insert(new, Physical { card: None, bytes: GRANULARITY, references: 1, mappings: 0 });
-        Ok(handle.put(new as u64)?)
+        Ok(handle.put(lock(&call.driver.objects).add_physical(None, GRANULARITY))?)
     }
 
     fn cuMulticastCreate(handle: Out<u64>, properties: Out<u8>) |call| {
@@ -57,10 +54,7 @@ dispatched! { calls;
         if properties.is_null() {
             return Err(INVALID_VALUE);
         }
-        let mut objects = lock(&call.driver.objects);
-        let new = free_handle(PHYSICAL, |taken| objects.physical.contains_key(taken));
-        objects.physical.insert(new, Physical { card: None, bytes: GRANULARITY, references: 1, mappings: 0 });
-        Ok(handle.put(new as u64)?)
+        Ok(handle.put(lock(&call.driver.objects).add_physical(None, GRANULARITY))?)
     }
 
     fn cuMemPoolImportFromShareableHandle(pool: Out<Handle>, exported: usize, kind: c_int, flags: u64) |call| {

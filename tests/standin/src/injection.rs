@@ -5,7 +5,7 @@
 //! there is none. What stands between them is what the tool asked of the driver inside of `cuInit`.
 
 use std::env;
-use std::ffi::{CString, OsStr, c_char, c_int, c_void};
+use std::ffi::{CString, OsStr, c_int, c_void};
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{
@@ -18,13 +18,6 @@ use crate::{
     cuda::{NOT_INITIALIZED, Refusal},
     driver::Call,
 };
-
-const RTLD_NOW: c_int = 2;
-
-unsafe extern "C" {
-    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
-    fn dlsym(library: *mut c_void, symbol: *const c_char) -> *mut c_void;
-}
 
 /// Not a `Once`: a tool that calls `cuInit` in its `InitializeInjection` would wait for itself.
 static LOADED: AtomicBool = AtomicBool::new(false);
@@ -55,12 +48,12 @@ fn begin(path: &OsStr) -> Option<c_int> {
     let path = CString::new(path.as_bytes()).ok()?;
     // SAFETY: the function is the C library's, and the string ends. Loading runs the library's initialisers, which a tool keeps
     // free of preconditions, since the real driver loads it the same way.
-    let library = unsafe { dlopen(path.as_ptr(), RTLD_NOW) };
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
     if library.is_null() {
         return None;
     }
     // SAFETY: the library is loaded, and the string ends.
-    let begin = unsafe { dlsym(library, c"InitializeInjection".as_ptr()) };
+    let begin = unsafe { libc::dlsym(library, c"InitializeInjection".as_ptr()) };
     if begin.is_null() {
         return None;
     }

@@ -13,38 +13,53 @@ macro_rules! exports {
     ($($functions:tt)*) => { functions! { , unsafe(no_mangle); $($functions)* } };
 }
 
-/// These functions, with this visibility (or none) and this attribute.
+/// These functions, with this visibility (or none) and this attribute. Names with `|` between them are functions that do the same.
 macro_rules! functions {
-    ($visibility:vis, $attribute:meta; $(fn $name:ident($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
+    ($visibility:vis, $attribute:meta; $(fn $($name:ident)|+ ($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
         /// The functions that can be made to fail.
-        pub(crate) const FUNCTIONS: &[&str] = &[$(stringify!($name)),*];
+        pub(crate) const FUNCTIONS: &[&str] = &[$($(stringify!($name)),+),*];
 
         /// The arguments of each function, one after the other as its header has them, which is what CUPTI hands on.
         #[allow(dead_code, non_camel_case_types)]
         pub(crate) mod params {
             use super::*;
-            $(
-                #[derive(Clone, Copy)]
-                #[repr(C)]
-                pub(crate) struct $name { $(pub(super) $argument: $type),* }
-
-                impl $name {
-                    pub(crate) const OFFSETS: &[usize] = &[$(std::mem::offset_of!(Self, $argument)),*];
-                }
-            )*
+            $(each! { params [$($name)+] ($($argument: $type),*) {} })*
         }
 
-        $(
-            #[$attribute]
-            $visibility extern "C-unwind" fn $name($($argument: $type),*) -> std::ffi::c_int {
-                const ID: Option<std::ffi::c_uint> = crate::callback_ids::id(stringify!($name));
-                crate::driver::block(stringify!($name));
-                let params = params::$name { $($argument),* };
-                crate::cupti::announce(ID, concat!(stringify!($name), "\0"), &params, || {
-                    crate::driver::Call::run(stringify!($name), |$call| -> Result<(), Refusal> { $body })
-                })
-            }
-        )*
+        $(each! { function [$($name)+] ($($argument: $type),*) { $visibility, $attribute, $call, $body } })*
+    };
+}
+
+/// Calls a macro for each of some names.
+macro_rules! each {
+    ($macro:ident [$($name:ident)+] $arguments:tt $rest:tt) => {
+        $($macro! { $name $arguments $rest })+
+    };
+}
+
+macro_rules! params {
+    ($name:ident ($($argument:ident: $type:ty),*) {}) => {
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        pub(crate) struct $name { $(pub(super) $argument: $type),* }
+
+        impl $name {
+            pub(crate) const OFFSETS: &[usize] = &[$(std::mem::offset_of!(Self, $argument)),*];
+        }
+    };
+}
+
+macro_rules! function {
+    ($name:ident ($($argument:ident: $type:ty),*) { $visibility:vis, $attribute:meta, $call:ident, $body:block }) => {
+        #[$attribute]
+        $visibility extern "C-unwind" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            const ID: Option<std::ffi::c_uint> = crate::callback_ids::id(stringify!($name));
+            crate::driver::block(stringify!($name));
+            let params = params::$name { $($argument),* };
+            crate::cupti::announce(ID, concat!(stringify!($name), "\0"), &params, || {
+                crate::driver::Call::run(stringify!($name), |$call| -> Result<(), Refusal> { $body })
+            })
+        }
     };
 }
 

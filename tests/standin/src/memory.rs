@@ -132,44 +132,6 @@ fn alloc_in_pool(
     Ok(address.put(address_out(card, block))?)
 }
 
-fn alloc_async(call: &Call, address: Out<Address>, bytes: usize, stream: Handle) -> Result<(), Refusal> {
-    let (card, _) = stream_card(call, stream)?;
-    if let Some(graph) = graphs::captured(call, stream)? {
-        return Ok(address.put(graphs::add_alloc(call, graph, card, bytes as u64)?.1)?);
-    }
-    not_capturing(call, card)?;
-    alloc_in_pool(call, address, bytes, pool(call, current_pool(call, card))?)
-}
-
-fn alloc_from_pool_async(
-    call: &Call,
-    address: Out<Address>,
-    bytes: usize,
-    of: Handle,
-    stream: Handle,
-) -> Result<(), Refusal> {
-    let (card, _) = stream_card(call, stream)?;
-    let pool = pool(call, of)?;
-    if let Some(graph) = graphs::captured(call, stream)? {
-        return Ok(address.put(graphs::add_alloc(call, graph, pool.0, bytes as u64)?.1)?);
-    }
-    not_capturing(call, card)?;
-    alloc_in_pool(call, address, bytes, pool)
-}
-
-fn free_async(call: &Call, address: Address, stream: Handle) -> Result<(), Refusal> {
-    let (card, _) = stream_card(call, stream)?;
-    if let Some(graph) = graphs::captured(call, stream)? {
-        return graphs::add_free(call, graph, address).map(drop);
-    }
-    not_capturing(call, card)?;
-    if imports::free(call, address) || graphs::free_block(call, address).is_some() {
-        return Ok(());
-    }
-    let (gpu, block) = address_in(call, address)?;
-    Ok(gpu.memory().free_async(block)?)
-}
-
 fn new_array(call: &Call, created: Out<Handle>, bytes: u64, mipmapped: bool) -> Result<(), Refusal> {
     let (context, card, gpu) = context(call)?;
     not_capturing(call, card)?;
@@ -208,14 +170,6 @@ fn pin(call: &Call, address: Out<usize>, bytes: usize) -> Result<(), Refusal> {
     objects.pinned.insert(start, memory);
     objects.number(start as u64);
     Ok(address.put(start)?)
-}
-
-fn register(call: &Call, address: usize, bytes: usize) -> Result<(), Refusal> {
-    current(call)?;
-    if address == 0 || bytes == 0 {
-        return Err(INVALID_VALUE);
-    }
-    if lock(&call.driver.objects).registered.insert(address) { Ok(()) } else { Err(already_registered()) }
 }
 
 /// What is known of an address that points into something live.
@@ -325,28 +279,36 @@ dispatched! { calls;
         Ok(gpu.memory().free(block)?)
     }
 
-    fn cuMemAllocAsync(address: Out<Address>, bytes: usize, stream: Handle) |call| {
-        alloc_async(call, address, bytes, stream)
+    fn cuMemAllocAsync | cuMemAllocAsync_ptsz(address: Out<Address>, bytes: usize, stream: Handle) |call| {
+        let (card, _) = stream_card(call, stream)?;
+        if let Some(graph) = graphs::captured(call, stream)? {
+            return Ok(address.put(graphs::add_alloc(call, graph, card, bytes as u64)?.1)?);
+        }
+        not_capturing(call, card)?;
+        alloc_in_pool(call, address, bytes, pool(call, current_pool(call, card))?)
     }
 
-    fn cuMemAllocAsync_ptsz(address: Out<Address>, bytes: usize, stream: Handle) |call| {
-        alloc_async(call, address, bytes, stream)
+    fn cuMemAllocFromPoolAsync | cuMemAllocFromPoolAsync_ptsz(address: Out<Address>, bytes: usize, of: Handle, stream: Handle) |call| {
+        let (card, _) = stream_card(call, stream)?;
+        let pool = pool(call, of)?;
+        if let Some(graph) = graphs::captured(call, stream)? {
+            return Ok(address.put(graphs::add_alloc(call, graph, pool.0, bytes as u64)?.1)?);
+        }
+        not_capturing(call, card)?;
+        alloc_in_pool(call, address, bytes, pool)
     }
 
-    fn cuMemAllocFromPoolAsync(address: Out<Address>, bytes: usize, of: Handle, stream: Handle) |call| {
-        alloc_from_pool_async(call, address, bytes, of, stream)
-    }
-
-    fn cuMemAllocFromPoolAsync_ptsz(address: Out<Address>, bytes: usize, of: Handle, stream: Handle) |call| {
-        alloc_from_pool_async(call, address, bytes, of, stream)
-    }
-
-    fn cuMemFreeAsync(address: Address, stream: Handle) |call| {
-        free_async(call, address, stream)
-    }
-
-    fn cuMemFreeAsync_ptsz(address: Address, stream: Handle) |call| {
-        free_async(call, address, stream)
+    fn cuMemFreeAsync | cuMemFreeAsync_ptsz(address: Address, stream: Handle) |call| {
+        let (card, _) = stream_card(call, stream)?;
+        if let Some(graph) = graphs::captured(call, stream)? {
+            return graphs::add_free(call, graph, address).map(drop);
+        }
+        not_capturing(call, card)?;
+        if imports::free(call, address) || graphs::free_block(call, address).is_some() {
+            return Ok(());
+        }
+        let (gpu, block) = address_in(call, address)?;
+        Ok(gpu.memory().free_async(block)?)
     }
 
     fn cuMemGetAddressRange_v2(start: Out<Address>, bytes: Out<usize>, address: Address) |call| {
@@ -444,12 +406,12 @@ dispatched! { calls;
         lock(&call.driver.objects).pinned.remove(&address).map(drop).ok_or(INVALID_VALUE)
     }
 
-    fn cuMemHostRegister(address: usize, bytes: usize, _flags: c_uint) |call| {
-        register(call, address, bytes)
-    }
-
-    fn cuMemHostRegister_v2(address: usize, bytes: usize, _flags: c_uint) |call| {
-        register(call, address, bytes)
+    fn cuMemHostRegister | cuMemHostRegister_v2(address: usize, bytes: usize, _flags: c_uint) |call| {
+        current(call)?;
+        if address == 0 || bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if lock(&call.driver.objects).registered.insert(address) { Ok(()) } else { Err(already_registered()) }
     }
 
     fn cuMemHostUnregister(address: usize) |call| {

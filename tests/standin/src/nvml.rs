@@ -130,11 +130,6 @@ exports! {
         Ok(())
     }
 
-    fn nvmlInitWithFlags(_flags: c_uint) |call| {
-        call.driver.nvml_users.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
     fn nvmlShutdown() |call| {
         ready(call)?;
         call.driver.nvml_users.fetch_sub(1, Ordering::Relaxed);
@@ -184,12 +179,6 @@ exports! {
         Ok(())
     }
 
-    fn nvmlDeviceGetIndex(of: Handle, index: Out<c_uint>) |call| {
-        device(call, of)?;
-        index.put(c_uint::try_from(of / 16 - 1).unwrap_or(c_uint::MAX))?;
-        Ok(())
-    }
-
     fn nvmlDeviceGetUUID(of: Handle, uuid: Out<c_char>, length: c_uint) |call| {
         let (gpu, slice) = device(call, of)?;
         let text = match gpu.mig {
@@ -228,19 +217,11 @@ exports! {
         Ok(())
     }
 
-    fn nvmlDeviceGetComputeRunningProcesses_v3(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+    fn nvmlDeviceGetComputeRunningProcesses_v3 | nvmlDeviceGetComputeRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
         put_processes(&processes(call, of, List::Compute)?, count, list)
     }
 
-    fn nvmlDeviceGetComputeRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
-        put_processes(&processes(call, of, List::Compute)?, count, list)
-    }
-
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
-        put_processes(&processes(call, of, List::Graphics)?, count, list)
-    }
-
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3 | nvmlDeviceGetGraphicsRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
         put_processes(&processes(call, of, List::Graphics)?, count, list)
     }
 
@@ -282,11 +263,6 @@ exports! {
         Ok(())
     }
 
-    fn nvmlDeviceIsMigDeviceHandle(of: Handle, is_slice: Out<c_uint>) |call| {
-        let (_, slice) = device(call, of)?;
-        is_slice.put(c_uint::from(slice))?;
-        Ok(())
-    }
 }
 
 /// NVIDIA's `nvmlErrorString`, in NVIDIA's words.

@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::thread::ThreadId;
 
+/// The first handle of physical memory.
+const PHYSICAL: usize = 0x4000_0000;
+
 /// By handle or address. A handle that was given back is given out again, as those of a
 /// real driver are.
 #[derive(Default)]
@@ -93,6 +96,13 @@ impl Objects {
     pub(crate) fn number(&mut self, address: u64) {
         self.numbered += 1;
         self.numbers.insert(address, self.numbered);
+    }
+
+    /// A handle for new physical memory.
+    pub(crate) fn add_physical(&mut self, card: Option<usize>, bytes: u64) -> u64 {
+        let handle = free_handle(PHYSICAL, |taken| self.physical.contains_key(taken));
+        self.physical.insert(handle, Physical { card, bytes, references: 1, mappings: 0 });
+        handle as u64
     }
 }
 

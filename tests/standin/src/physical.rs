@@ -5,9 +5,8 @@ use std::ffi::{c_int, c_void};
 use crate::cuda::{Address, Handle, INVALID_VALUE, Refusal, device, ready};
 use crate::driver::{Call, lock};
 use crate::ffi::Out;
-use crate::objects::{Objects, Physical, free_handle};
+use crate::objects::{Objects, Physical};
 
-pub(crate) const PHYSICAL: Handle = 0x4000_0000;
 /// Addresses that belong to no card.
 const RANGES: Address = 0x5000_0000_0000;
 /// What physical memory is made of, and what addresses are reserved in.
@@ -89,10 +88,7 @@ dispatched! { jumps;
         } else {
             None
         };
-        let mut objects = lock(&call.driver.objects);
-        let handle = free_handle(PHYSICAL, |taken| objects.physical.contains_key(taken));
-        objects.physical.insert(handle, Physical { card, bytes, references: 1, mappings: 0 });
-        Ok(created.put(handle as u64)?)
+        Ok(created.put(lock(&call.driver.objects).add_physical(card, bytes))?)
     }
 
     fn cuMemRetainAllocationHandle(found: Out<u64>, address: Address) |call| {

@@ -40,14 +40,14 @@ static standin_split_slot: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// Exports functions of libcuda's: `exports!`, each behind a stub of this form.
 #[cfg(target_arch = "x86_64")]
 macro_rules! dispatched {
-    ($form:ident; $(fn $name:ident($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
+    ($form:ident; $(fn $($name:ident)|+ ($($argument:ident: $type:ty),*) |$call:ident| $body:block)*) => {
         mod implementations {
             #[allow(clippy::wildcard_imports)] // The bodies see what they would see one level up.
             use super::*;
 
             functions! {
                 pub(super), doc = "What the slot points at.";
-                $(fn $name($($argument: $type),*) |$call| $body)*
+                $(fn $($name)|+ ($($argument: $type),*) |$call| $body)*
             }
         }
 
@@ -58,13 +58,13 @@ macro_rules! dispatched {
             use super::implementations;
             use crate::stubs::Slot;
 
-            $(pub(super) static $name: Slot = Slot::new((implementations::$name as *const ()).cast_mut());)*
+            $($(pub(super) static $name: Slot = Slot::new((implementations::$name as *const ()).cast_mut());)+)*
         }
 
         /// The slots by their functions' names.
-        pub(crate) const SLOTS: &[(&str, &crate::stubs::Slot)] = &[$((stringify!($name), &slots::$name)),*];
+        pub(crate) const SLOTS: &[(&str, &crate::stubs::Slot)] = &[$($((stringify!($name), &slots::$name)),+),*];
 
-        $(stub! { $form $name($($argument: $type),*) })*
+        $(each! { $form [$($name)+] ($($argument: $type),*) {} })*
     };
 }
 
@@ -77,11 +77,11 @@ macro_rules! dispatched {
     };
 }
 
-/// `CUDA_ERROR_DEINITIALIZED` is 4, and 0x321cba00 is what the driver writes when it is.
+/// Drivers 470 to 555. The arguments stay where they are, and the function returns to the stub's caller. `CUDA_ERROR_DEINITIALIZED`
+/// is 4, and 0x321cba00 is what the driver writes when it is.
 #[cfg(target_arch = "x86_64")]
-macro_rules! stub {
-    // Drivers 470 to 555. The arguments stay where they are, and the function returns to the stub's caller.
-    (jumps $name:ident($($argument:ident: $type:ty),*)) => {
+macro_rules! jumps {
+    ($name:ident ($($argument:ident: $type:ty),*) {}) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
@@ -99,8 +99,12 @@ macro_rules! stub {
             )
         }
     };
-    // Driver 580. It looks at the result: some failures are logged. Arguments on the stack would be out of reach, so there are none.
-    (calls $name:ident($($argument:ident: $type:ty),*)) => {
+}
+
+/// Driver 580. It looks at the result: some failures are logged. Arguments on the stack would be out of reach, so there are none.
+#[cfg(target_arch = "x86_64")]
+macro_rules! calls {
+    ($name:ident ($($argument:ident: $type:ty),*) {}) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {

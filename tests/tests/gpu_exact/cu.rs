@@ -2,14 +2,35 @@
 
 use std::{
     collections::HashMap,
-    ffi::c_void,
-    ptr,
     sync::{Mutex, PoisonError},
 };
 
-use cudarc::driver::{DriverError, result, sys};
+use gpumem_tests::driver::{call, done, try_put};
 
-type Result<T> = std::result::Result<T, DriverError>;
+/// The `CUresult` of a call that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused(i32);
+
+type Result<T> = std::result::Result<T, Refused>;
+
+fn result(code: i32) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(Refused(code)) }
+}
+
+fn called(function: &str, arguments: &[u64]) -> Result<()> {
+    result(call(function, arguments))
+}
+
+/// What a call puts where its out-parameter is.
+fn put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> Result<u64> {
+    let (code, out) = try_put(function, arguments);
+    result(code).map(|()| out)
+}
+
+/// A `CUstream` or a `CUmemoryPool`.
+pub(crate) type Handle = u64;
+
+const NULL_STREAM: Handle = 0;
 
 /// A way to allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,49 +99,34 @@ impl Block {
 }
 
 pub(crate) fn take(way: Way, bytes: usize) -> Result<Block> {
-    let plain = |name, bytes| Block { way, name, bytes, mapped: 0 };
-    let mut at = 0;
-    Ok(match way {
-        Way::Plain => {
-            // SAFETY: the out-parameter is live.
-            unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes) }.result()?;
-            plain(at, bytes)
-        }
+    let block = |name, bytes| Ok(Block { way, name, bytes, mapped: 0 });
+    let size = bytes as u64;
+    match way {
+        Way::Plain => block(put("cuMemAlloc_v2", |at| vec![at, size])?, bytes),
         Way::Pitched => {
-            let (width, mut pitch) = (bytes.clamp(1, 1000), 0);
+            let width = bytes.clamp(1, 1000);
             let height = bytes.div_ceil(width);
-            // SAFETY: both out-parameters are live.
-            unsafe { sys::cuMemAllocPitch_v2(&raw mut at, &raw mut pitch, width, height, 4) }.result()?;
-            plain(at, pitch * height)
+            let mut pitch = 0_u64;
+            let pitch_at = (&raw mut pitch).expose_provenance() as u64;
+            let arguments = |at| vec![at, pitch_at, width as u64, height as u64, 4];
+            let at = put("cuMemAllocPitch_v2", arguments)?;
+            block(at, usize::try_from(pitch).expect("64 bits") * height)
         }
         Way::Array => {
+            const FLOAT: u64 = 0x20;
             let floats = bytes.div_ceil(4);
             let width = floats.clamp(1, 1024);
             let height = floats.div_ceil(width);
-            let descriptor = sys::CUDA_ARRAY_DESCRIPTOR {
-                Width: width,
-                Height: height,
-                Format: sys::CUarray_format::CU_AD_FORMAT_FLOAT,
-                NumChannels: 1,
-            };
-            let mut array = ptr::null_mut();
-            // SAFETY: the out-parameter and the descriptor are live.
-            unsafe { sys::cuArrayCreate_v2(&raw mut array, &raw const descriptor) }.result()?;
-            plain(array as u64, width * height * 4)
+            // `CUDA_ARRAY_DESCRIPTOR`: width, height, format and one channel.
+            let descriptor = [width as u64, height as u64, FLOAT | 1 << 32];
+            block(put("cuArrayCreate_v2", |array| vec![array, address(&descriptor)])?, width * height * 4)
         }
-        Way::Async => plain(alloc_async(bytes, ptr::null_mut())?, bytes),
+        Way::Async => block(alloc_async(bytes, NULL_STREAM)?, bytes),
         Way::Managed => {
-            const CU_MEM_ATTACH_GLOBAL: u32 = 1;
-            // SAFETY: the out-parameter is live.
-            unsafe { sys::cuMemAllocManaged(&raw mut at, bytes, CU_MEM_ATTACH_GLOBAL) }.result()?;
-            plain(at, bytes)
+            const CU_MEM_ATTACH_GLOBAL: u64 = 1;
+            block(put("cuMemAllocManaged", |at| vec![at, size, CU_MEM_ATTACH_GLOBAL])?, bytes)
         }
-        Way::Pinned => {
-            let mut host = ptr::null_mut();
-            // SAFETY: the out-parameter is live.
-            unsafe { sys::cuMemAllocHost_v2(&raw mut host, bytes) }.result()?;
-            plain(host as u64, bytes)
-        }
+        Way::Pinned => block(put("cuMemAllocHost_v2", |host| vec![host, size])?, bytes),
         Way::Vmm | Way::VmmReleasedEarly => {
             let bytes = bytes.next_multiple_of(granularity(0)?);
             let name = create(bytes, 0)?;
@@ -130,9 +136,9 @@ pub(crate) fn take(way: Way, bytes: usize) -> Result<Block> {
             if way == Way::VmmReleasedEarly {
                 release(name)?;
             }
-            Block { way, name, bytes, mapped }
+            Ok(Block { way, name, bytes, mapped })
         }
-    })
+    }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "a block is given back once")]
@@ -142,211 +148,159 @@ pub(crate) fn give(block: Block) -> Result<()> {
         Way::Plain | Way::Pitched | Way::Managed => free(name),
         Way::Async => free_async(name),
         Way::Pinned => free_host(name),
-        // SAFETY: the array is live, since a block is given back once.
-        Way::Array => unsafe { sys::cuArrayDestroy(address::<sys::CUarray_st>(name)) }.result(),
+        Way::Array => called("cuArrayDestroy", &[name]),
         Way::Vmm | Way::VmmReleasedEarly => {
-            // SAFETY: the range is mapped and reserved, and nothing on the device uses it.
-            unsafe { sys::cuMemUnmap(mapped, bytes) }.result()?;
-            // SAFETY: as above; nothing is mapped there any more.
-            unsafe { sys::cuMemAddressFree(mapped, bytes) }.result()?;
+            called("cuMemUnmap", &[mapped, bytes as u64])?;
+            called("cuMemAddressFree", &[mapped, bytes as u64])?;
             if way == Way::Vmm { release(name) } else { Ok(()) }
         }
     }
 }
 
-fn address<T>(name: u64) -> *mut T {
-    ptr::with_exposed_provenance_mut(usize::try_from(name).expect("64 bits"))
+fn address<T: ?Sized>(of: &T) -> u64 {
+    (&raw const *of).expose_provenance() as u64
 }
 
 pub(crate) fn free(at: u64) -> Result<()> {
-    // SAFETY: the driver refuses what is no block; nothing on the device uses those of the tests.
-    unsafe { sys::cuMemFree_v2(at) }.result()
+    called("cuMemFree_v2", &[at])
 }
 
 pub(crate) fn free_async(at: u64) -> Result<()> {
-    free_on(at, ptr::null_mut())
+    free_on(at, NULL_STREAM)
 }
 
 pub(crate) fn free_host(at: u64) -> Result<()> {
-    // SAFETY: the driver refuses what is no block; nobody uses those of the tests.
-    unsafe { sys::cuMemFreeHost(address::<c_void>(at)) }.result()
+    called("cuMemFreeHost", &[at])
 }
 
-pub(crate) fn alloc_async(bytes: usize, stream: sys::CUstream) -> Result<u64> {
-    let mut at = 0;
-    // SAFETY: the out-parameter is live, and the stream too, or it is the null stream.
-    unsafe { sys::cuMemAllocAsync(&raw mut at, bytes, stream) }.result()?;
-    Ok(at)
+pub(crate) fn alloc_async(bytes: usize, stream: Handle) -> Result<u64> {
+    put("cuMemAllocAsync", |at| vec![at, bytes as u64, stream])
 }
 
-pub(crate) fn free_on(at: u64, stream: sys::CUstream) -> Result<()> {
-    // SAFETY: the stream is live or the null stream, and the driver refuses what is no block.
-    unsafe { sys::cuMemFreeAsync(at, stream) }.result()
+pub(crate) fn free_on(at: u64, stream: Handle) -> Result<()> {
+    called("cuMemFreeAsync", &[at, stream])
 }
 
-pub(crate) fn alloc_from_pool(bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream) -> Result<u64> {
-    let mut at = 0;
-    // SAFETY: the out-parameter, the pool and the stream are live.
-    unsafe { sys::cuMemAllocFromPoolAsync(&raw mut at, bytes, pool, stream) }.result()?;
-    Ok(at)
+pub(crate) fn alloc_from_pool(bytes: usize, pool: Handle, stream: Handle) -> Result<u64> {
+    put("cuMemAllocFromPoolAsync", |at| vec![at, bytes as u64, pool, stream])
 }
 
-/// The front of `CUmemAllocationProp` and `CUmemPoolProps`, which cudarc spells differently for each CUDA version.
-#[repr(C)]
-struct Properties {
-    kind: u32,
-    handle_types: u32,
-    location: u32,
-    ordinal: i32,
-    rest: [u64; 16],
+/// `CUmemAllocationProp` and the front of `CUmemPoolProps`: pinned; on a device, and which.
+fn properties_on(ordinal: u32) -> [u64; 18] {
+    let mut properties = [0; 18];
+    (properties[0], properties[1]) = (1, 1 | u64::from(ordinal) << 32);
+    properties
 }
 
-impl Properties {
-    fn on(ordinal: u32) -> Self {
-        // Pinned, on a device.
-        Self { kind: 1, handle_types: 0, location: 1, ordinal: number(ordinal), rest: [0; 16] }
-    }
-}
-
-fn number(ordinal: u32) -> i32 {
-    i32::try_from(ordinal).expect("few devices")
+/// `CUmemAccessDesc`: a device, its ordinal, read and write.
+fn access_of(ordinal: u32) -> [u32; 3] {
+    [1, ordinal, 3]
 }
 
 pub(crate) fn granularity(ordinal: u32) -> Result<usize> {
-    let (properties, mut bytes) = (Properties::on(ordinal), 0);
-    let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    // SAFETY: the out-parameter is live, and the properties are at least as long as the driver reads.
-    unsafe { sys::cuMemGetAllocationGranularity(&raw mut bytes, (&raw const properties).cast(), minimum) }.result()?;
-    Ok(bytes)
+    const MINIMUM: u64 = 0;
+    let properties = properties_on(ordinal);
+    let bytes = put("cuMemGetAllocationGranularity", |bytes| vec![bytes, address(&properties), MINIMUM])?;
+    Ok(usize::try_from(bytes).expect("64 bits"))
 }
 
 pub(crate) fn create(bytes: usize, ordinal: u32) -> Result<u64> {
-    let (properties, mut handle) = (Properties::on(ordinal), 0);
-    // SAFETY: the out-parameter is live, and the properties are at least as long as the driver reads.
-    unsafe { sys::cuMemCreate(&raw mut handle, bytes, (&raw const properties).cast(), 0) }.result()?;
-    Ok(handle)
+    let properties = properties_on(ordinal);
+    put("cuMemCreate", |handle| vec![handle, bytes as u64, address(&properties), 0])
 }
 
 pub(crate) fn release(handle: u64) -> Result<()> {
-    // SAFETY: the handle is held once by the caller.
-    unsafe { sys::cuMemRelease(handle) }.result()
+    called("cuMemRelease", &[handle])
 }
 
 /// Maps a handle of device 0 for device 0.
 fn map(handle: u64, bytes: usize) -> Result<u64> {
-    let mut at = 0;
-    // SAFETY: the out-parameter is live.
-    unsafe { sys::cuMemAddressReserve(&raw mut at, bytes, 0, 0, 0) }.result()?;
-    // SAFETY: the range was just reserved, the handle is live and as large.
-    unsafe { sys::cuMemMap(at, bytes, 0, handle, 0) }.result()?;
-    // `CUmemAccessDesc`: a device, its ordinal, read and write.
-    let access = [1_u32, 0, 3];
-    // SAFETY: the range is mapped, and the description is live.
-    unsafe { sys::cuMemSetAccess(at, bytes, access.as_ptr().cast(), 1) }.result()?;
+    let (bytes, access) = (bytes as u64, access_of(0));
+    let at = put("cuMemAddressReserve", |at| vec![at, bytes, 0, 0, 0])?;
+    called("cuMemMap", &[at, bytes, 0, handle, 0])?;
+    called("cuMemSetAccess", &[at, bytes, address(&access), 1])?;
     Ok(at)
 }
 
 pub(crate) fn register(host: &mut [u8]) -> Result<()> {
-    // SAFETY: the memory is the caller's, who unregisters it before it is freed.
-    unsafe { sys::cuMemHostRegister_v2(host.as_mut_ptr().cast(), host.len(), 0) }.result()
+    called("cuMemHostRegister_v2", &[address(host), host.len() as u64, 0])
 }
 
 pub(crate) fn unregister(host: &mut [u8]) -> Result<()> {
-    // SAFETY: the memory is live, and the driver refuses what is not registered.
-    unsafe { sys::cuMemHostUnregister(host.as_mut_ptr().cast()) }.result()
+    called("cuMemHostUnregister", &[address(host)])
 }
 
 /// Free bytes of the current context's device.
 pub(crate) fn free_memory() -> Result<i64> {
-    result::mem_get_info().map(|(free, _)| i64::try_from(free).expect("it fits into memory"))
+    let mut total = 0_u64;
+    let total = (&raw mut total).expose_provenance() as u64;
+    put("cuMemGetInfo_v2", |free| vec![free, total]).map(u64::cast_signed)
 }
 
 /// The device of an address, as the driver reports it.
-pub(crate) fn ordinal_of(at: u64) -> Result<u32> {
-    let mut ordinal = 0_u32;
-    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-    // SAFETY: the attribute is an int, and the out-parameter is as wide.
-    unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, at) }.result()?;
-    Ok(ordinal)
+pub(crate) fn ordinal_of(at: u64) -> Result<u64> {
+    const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: u64 = 9;
+    put("cuPointerGetAttribute", |ordinal| vec![ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at])
 }
 
-pub(crate) fn stream() -> Result<sys::CUstream> {
-    result::stream::create(result::stream::StreamKind::NonBlocking)
+pub(crate) fn stream() -> Result<Handle> {
+    const CU_STREAM_NON_BLOCKING: u64 = 1;
+    put("cuStreamCreate", |stream| vec![stream, CU_STREAM_NON_BLOCKING])
 }
 
-pub(crate) fn stream_destroy(stream: sys::CUstream) -> Result<()> {
-    // SAFETY: the stream is live and not used again.
-    unsafe { result::stream::destroy(stream) }
+pub(crate) fn stream_destroy(stream: Handle) -> Result<()> {
+    called("cuStreamDestroy_v2", &[stream])
 }
 
-pub(crate) fn synchronize(stream: sys::CUstream) -> Result<()> {
-    // SAFETY: the stream is live.
-    unsafe { result::stream::synchronize(stream) }
+pub(crate) fn synchronize(stream: Handle) -> Result<()> {
+    called("cuStreamSynchronize", &[stream])
 }
 
-pub(crate) fn default_pool(ordinal: u32) -> Result<sys::CUmemoryPool> {
-    let device = result::device::get(number(ordinal))?;
-    // SAFETY: the device came from the driver.
-    unsafe { result::device::get_default_mem_pool(device) }
+pub(crate) fn default_pool(ordinal: u32) -> Result<Handle> {
+    put("cuDeviceGetDefaultMemPool", |pool| vec![pool, ordinal.into()])
 }
 
 /// How much the default pool keeps when nothing of it is in use.
-pub(crate) fn keep_pool(ordinal: u32, mut bytes: u64) -> Result<()> {
-    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+pub(crate) fn keep_pool(ordinal: u32, bytes: u64) -> Result<()> {
+    const CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: u64 = 4;
     let pool = default_pool(ordinal)?;
-    // SAFETY: the attribute is 64 bits wide, as what is passed is, and default pools are always there.
-    unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut bytes).cast()) }.result()?;
-    // SAFETY: as above. What is in use stays.
-    unsafe { sys::cuMemPoolTrimTo(pool, 0) }.result()
+    called("cuMemPoolSetAttribute", &[pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, address(&bytes)])?;
+    called("cuMemPoolTrimTo", &[pool, 0])
 }
 
-pub(crate) fn pool_create(ordinal: u32) -> Result<sys::CUmemoryPool> {
-    let (properties, mut pool) = (Properties::on(ordinal), ptr::null_mut());
-    // SAFETY: the out-parameter is live, and the properties are at least as long as the driver reads.
-    unsafe { sys::cuMemPoolCreate(&raw mut pool, (&raw const properties).cast()) }.result()?;
-    Ok(pool)
+pub(crate) fn pool_create(ordinal: u32) -> Result<Handle> {
+    let properties = properties_on(ordinal);
+    put("cuMemPoolCreate", |pool| vec![pool, address(&properties)])
 }
 
-pub(crate) fn pool_destroy(pool: sys::CUmemoryPool) -> Result<()> {
-    // SAFETY: the pool is live and not used again.
-    unsafe { sys::cuMemPoolDestroy(pool) }.result()
+pub(crate) fn pool_destroy(pool: Handle) -> Result<()> {
+    called("cuMemPoolDestroy", &[pool])
 }
 
 /// Lets a device at a pool.
-pub(crate) fn pool_access(pool: sys::CUmemoryPool, ordinal: u32) -> Result<()> {
-    let access = [1_u32, ordinal, 3];
-    // SAFETY: the pool and the description are live.
-    unsafe { sys::cuMemPoolSetAccess(pool, access.as_ptr().cast(), 1) }.result()
+pub(crate) fn pool_access(pool: Handle, ordinal: u32) -> Result<()> {
+    called("cuMemPoolSetAccess", &[pool, address(&access_of(ordinal)), 1])
 }
 
 pub(crate) fn can_access(from: u32, to: u32) -> Result<bool> {
-    let (from, to) = (result::device::get(number(from))?, result::device::get(number(to))?);
-    let mut can = 0;
-    // SAFETY: the devices came from the driver, and the out-parameter is live.
-    unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, from, to) }.result()?;
-    Ok(can != 0)
+    put("cuDeviceCanAccessPeer", |can| vec![can, from.into(), to.into()]).map(|can| can != 0)
 }
 
 pub(crate) fn copy_peer(to: (u64, Context), from: (u64, Context), bytes: usize) -> Result<()> {
-    // SAFETY: both blocks are live in their contexts and at least so large.
-    unsafe { sys::cuMemcpyPeer(to.0, to.1.raw(), from.0, from.1.raw(), bytes) }.result()
+    called("cuMemcpyPeer", &[to.0, to.1.0, from.0, from.1.0, bytes as u64])
 }
 
 pub(crate) fn init() -> Result<()> {
-    result::init()
+    called("cuInit", &[0])
 }
 
 /// Gives back the one reference that [`Context::primary`] took.
 pub(crate) fn primary_release(ordinal: u32) -> Result<()> {
-    let device = result::device::get(number(ordinal))?;
-    // SAFETY: the process, which is a test's, uses the context no more.
-    unsafe { result::primary_ctx::release(device) }
+    called("cuDevicePrimaryCtxRelease_v2", &[ordinal.into()])
 }
 
 pub(crate) fn primary_reset(ordinal: u32) -> Result<()> {
-    let device = result::device::get(number(ordinal))?;
-    // SAFETY: as above.
-    unsafe { sys::cuDevicePrimaryCtxReset_v2(device) }.result()
+    called("cuDevicePrimaryCtxReset_v2", &[ordinal.into()])
 }
 
 /// A `CUcontext`, as a number: it may be used by any thread.
@@ -354,10 +308,6 @@ pub(crate) fn primary_reset(ordinal: u32) -> Result<()> {
 pub(crate) struct Context(u64);
 
 impl Context {
-    fn raw(self) -> sys::CUcontext {
-        address(self.0)
-    }
-
     /// A device's primary context, retained once and for ever.
     pub(crate) fn primary(ordinal: u32) -> Result<Self> {
         static RETAINED: Mutex<Option<HashMap<u32, Context>>> = Mutex::new(None);
@@ -366,42 +316,28 @@ impl Context {
         if let Some(context) = retained.get(&ordinal) {
             return Ok(*context);
         }
-        result::init()?;
-        let device = result::device::get(number(ordinal))?;
-        // SAFETY: the device came from the driver.
-        let context = Self(unsafe { result::primary_ctx::retain(device) }? as u64);
+        init()?;
+        let context = Self(put("cuDevicePrimaryCtxRetain", |context| vec![context, ordinal.into()])?);
         retained.insert(ordinal, context);
         Ok(context)
     }
 
-    /// A context beside the primary one, current on this thread. Newer versions of the call have other arguments.
+    /// A context beside the primary one, current on this thread.
     pub(crate) fn create(ordinal: u32) -> Result<Self> {
-        type Create = unsafe extern "C" fn(*mut sys::CUcontext, u32, sys::CUdevice) -> sys::CUresult;
-        let device = result::device::get(number(ordinal))?;
-        // SAFETY: the driver is loaded already.
-        let driver = unsafe { libloading::Library::new("libcuda.so.1") }.expect("the driver is there");
-        // SAFETY: that is the signature of version 2, which each driver has.
-        let create = unsafe { driver.get::<Create>(b"cuCtxCreate_v2") }.expect("each driver has it");
-        let mut context = ptr::null_mut();
-        // SAFETY: the out-parameter is live.
-        unsafe { create(&raw mut context, 0, device) }.result()?;
-        Ok(Self(context as u64))
+        put("cuCtxCreate_v2", |context| vec![context, 0, ordinal.into()]).map(Self)
     }
 
     pub(crate) fn make_current(self) {
-        // SAFETY: the context is alive: primary ones are retained for ever.
-        unsafe { result::ctx::set_current(self.raw()) }.expect("a live context can be current");
+        done("cuCtxSetCurrent", &[self.0]);
     }
 
     /// Lets the current context at the memory of another.
     pub(crate) fn enable_peer(self, other: Self) -> Result<()> {
         self.make_current();
-        // SAFETY: both are alive.
-        unsafe { sys::cuCtxEnablePeerAccess(other.raw(), 0) }.result()
+        called("cuCtxEnablePeerAccess", &[other.0, 0])
     }
 
     pub(crate) fn destroy(self) -> Result<()> {
-        // SAFETY: the context was created by `create` and is not used again.
-        unsafe { sys::cuCtxDestroy_v2(self.raw()) }.result()
+        called("cuCtxDestroy_v2", &[self.0])
     }
 }

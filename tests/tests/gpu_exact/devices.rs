@@ -61,7 +61,7 @@ impl Two {
 fn two_devices_are_counted_separately() {
     let Some(_one) = device() else { return };
     if device::count().is_ok_and(|count| count < 2) {
-        gpumem_tests::skipped("one device");
+        gpumem_tests::skipped("no second GPU");
         return;
     }
     let contexts = [0, 1].map(|ordinal| Context::primary(ordinal).expect("two devices are there"));

@@ -201,36 +201,6 @@ fn every_kind_of_call() {
 }
 
 #[test]
-fn fastai_sequences_to_the_byte() {
-    let Some(_one) = device() else { return };
-    println!("{} on {}", status(), device::name(0).expect("device 0 has a name"));
-    for way in [Way::Plain, Way::Async] {
-        let mut trace = exact();
-        let a = take(way, 10 * MIB);
-        let b = take(way, 15 * MIB);
-        give(b);
-        check(&trace, &format!("{way:?}: allocate 10, allocate 15, free 15"), in_mib(10), 15 << 20);
-        give(a);
-        check(&trace, &format!("{way:?}: free 10"), 0, 25 << 20);
-        let a = take(way, 10 * MIB);
-        trace.reset();
-        give(a);
-        check(&trace, &format!("{way:?}: reset, free 10"), in_mib(-10), 0);
-
-        trace.reset();
-        let kept = take(way, 256 * MIB);
-        check(&trace, &format!("{way:?}: 256 kept"), in_mib(256), 0);
-        give(kept);
-        trace.reset();
-        let kept = take(way, 256 * MIB);
-        let freed = take(way, 256 * MIB);
-        give(freed);
-        check(&trace, &format!("{way:?}: 256 + 256, one freed"), in_mib(256), 256 << 20);
-        give(kept);
-    }
-}
-
-#[test]
 fn every_way_to_allocate_to_the_byte() {
     let Some(_one) = device() else { return };
     let mut wrong = Wrong::default();

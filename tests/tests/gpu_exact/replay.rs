@@ -138,8 +138,10 @@ fn a_hundred_nested_traces_equal_the_replayed_log() {
 fn the_statistics_equal_what_is_added_up() {
     let Some(_one) = device() else { return };
     let (mut random, mut blocks, mut wrong) = (Random::new(7), Vec::new(), Wrong::default());
-    let before = memory_stats(0).expect("it is intercepted").all.bytes;
-    let (mut current, mut peak, mut allocated) = (before.current.get(), before.peak.get(), before.allocated.get());
+    let before = memory_stats(0).expect("it is intercepted").all;
+    let [mut current, mut peak, mut allocated] =
+        [before.bytes.current, before.bytes.peak, before.bytes.allocated].map(Bytes::get);
+    let mut allocations = before.blocks.allocated;
     for step in 0..2_000 {
         if step % 100 == 0 {
             reset_peak_memory_stats(0).expect("it is intercepted, and the pool can be reset");
@@ -153,15 +155,18 @@ fn the_statistics_equal_what_is_added_up() {
             let block = take(any_way(&mut random), any_bytes(&mut random));
             current += block.counted().unsigned_abs();
             allocated += block.counted().unsigned_abs();
+            allocations += u64::from(block.counted() > 0);
             peak = peak.max(current);
             blocks.push(block);
         }
-        let reported = memory_stats(0).expect("it is intercepted").all.bytes;
+        let statistics = memory_stats(0).expect("it is intercepted").all;
+        let reported = statistics.bytes;
         let reserved = memory_reserved(0).expect("the pool can be read");
         let is_right = memory_allocated(0) == Ok(Bytes::new(current))
             && max_memory_allocated(0) == Ok(Bytes::new(peak))
             && (reported.current, reported.peak) == (Bytes::new(current), Bytes::new(peak))
             && (reported.allocated, reported.freed) == (Bytes::new(allocated), Bytes::new(allocated - current))
+            && statistics.blocks.allocated == allocations
             && reserved.get() >= current;
         if !is_right {
             wrong.note(Err(format!(

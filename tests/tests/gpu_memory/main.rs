@@ -32,11 +32,9 @@ use gpumem::{
     oom::{on_oom, retry_after_trim},
     report::{Breakdown, OutOfMemory, PartKind},
     status, summary,
-    torch::{
-        max_memory_allocated, memory_allocated, memory_snapshot, memory_stats, memory_summary, reset_peak_memory_stats,
-    },
+    torch::{max_memory_allocated, memory_allocated, memory_snapshot, memory_summary, reset_peak_memory_stats},
 };
-use gpumem_tests::{OwnProcess, Random, device, on_the_standin, part};
+use gpumem_tests::{OwnProcess, device, on_the_standin, part};
 use nvml_wrapper::Nvml;
 
 const MIB: usize = 1 << 20;
@@ -70,7 +68,6 @@ fn on_the_stand_in_driver() {
 fn child() {
     match part().as_deref() {
         Some("train") => training::train(),
-        Some("statistics") => training::statistics(),
         Some("out of memory") => running_out::out_of_memory(),
         Some("leak") => leaks::leak(),
         Some("retry") => running_out::retry(),
@@ -97,12 +94,6 @@ fn a_training_loop_adds_up() {
 fn a_training_loop_adds_up_with_every_stack() {
     let Some(_one) = device() else { return };
     run_child("train", &[("GPUMEM_BACKTRACE", "1")]);
-}
-
-#[test]
-fn allocated_is_what_a_program_adds_up() {
-    let Some(_one) = device() else { return };
-    run_child("statistics", &[]);
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Calls of the driver by name.
+//! Calls of the driver, and what goes with them.
 
-use std::{ffi::CString, ptr, sync::OnceLock};
+use std::sync::OnceLock;
 
 use cudarc::driver::sys;
+pub(crate) use gpumem_tests::driver::{call, done, put};
 
 /// `CUstreamCaptureMode`
 #[derive(Clone, Copy, Debug)]
@@ -10,38 +11,6 @@ pub(crate) enum Capture {
     Global,
     ThreadLocal,
     Relaxed,
-}
-
-type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i32;
-
-/// The result of a call. The tests name only functions of at most six integers and pointers, which x86-64 and arm64 pass in
-/// registers, and pass pointers to what is alive and as large as the function reads or writes.
-pub(crate) fn call(function: &str, arguments: &[u64]) -> i32 {
-    let name = CString::new(function).expect("names have no zeros");
-    // SAFETY: loading the driver has no preconditions.
-    let library = unsafe { sys::culib() };
-    // SAFETY: each function that the tests name has this type, seen from its caller.
-    let call = unsafe { library.get::<Function>(name.as_bytes_with_nul()) }.expect(function);
-    let mut words = [0; 6];
-    words[..arguments.len()].copy_from_slice(arguments);
-    let [first, second, third, fourth, fifth, sixth] = words;
-    // SAFETY: the arguments are those of the function, as said above.
-    unsafe { call(first, second, third, fourth, fifth, sixth) }
-}
-
-#[track_caller]
-pub(crate) fn done(function: &str, arguments: &[u64]) {
-    let code = call(function, arguments);
-    assert_eq!(code, 0, "{function} {arguments:x?}");
-}
-
-/// What a call puts where its out-parameter is; the rest of the word is 0 where that is narrower.
-#[track_caller]
-pub(crate) fn put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> u64 {
-    let mut out = Box::new(0_u64);
-    let at = ptr::from_mut(&mut *out).expose_provenance();
-    done(function, &arguments(at as u64));
-    *std::hint::black_box(out)
 }
 
 /// The primary context of device 0, retained for ever.
@@ -69,7 +38,7 @@ pub(crate) fn ipc_open(handle: [u64; 8]) -> u64 {
     struct Handle([u64; 8]);
     type Open = unsafe extern "C" fn(*mut u64, Handle, u32) -> i32;
     const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
-    // SAFETY: as above.
+    // SAFETY: loading the driver has no preconditions.
     let library = unsafe { sys::culib() };
     // SAFETY: the function has this type.
     let open = unsafe { library.get::<Open>(b"cuIpcOpenMemHandle_v2\0") }.expect("each driver has it");

@@ -64,6 +64,42 @@ pub(crate) fn imports_of<'a>(sources: impl IntoIterator<Item = (&'a str, &'a str
     Imports { files: read.files, edges }
 }
 
+/// What code names below the root of its crate, two names deep: `a::b` of `crate::a::b::c`. Macros are left out.
+pub(crate) fn named_below_root(code: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for tokens in groups(code.parse().expect("it is Rust")) {
+        for at in (0..tokens.len()).filter(|at| word(&tokens, *at).is_some_and(|word| word == "crate")) {
+            let (path, next) = path_at(&tokens, at + 3);
+            if !is_colons(&tokens, at + 1) || is_punct(tokens.get(next), '!') {
+                continue;
+            }
+            // The tree of a `use`.
+            let tree = if path.is_empty() { next } else { next + 2 };
+            let has_tree = path.is_empty() || is_colons(&tokens, next);
+            let paths = match tokens.get(tree).filter(|_| has_tree) {
+                Some(group @ TokenTree::Group(_)) => leaves(&path, std::slice::from_ref(group)),
+                _ => vec![(path, String::new())],
+            };
+            found.extend(paths.iter().map(|(path, _)| path[..path.len().min(2)].join("::")));
+        }
+    }
+    found
+}
+
+/// All words of code, without those of comments and texts.
+pub(crate) fn words(code: &str) -> BTreeSet<String> {
+    let all = groups(code.parse().expect("it is Rust"));
+    all.iter().flat_map(|tokens| (0..tokens.len()).filter_map(|at| word(tokens, at))).collect()
+}
+
+/// The tokens of some code, and those in each pair of brackets.
+fn groups(tokens: TokenStream) -> Vec<Vec<TokenTree>> {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let inside = |token: &TokenTree| if let TokenTree::Group(group) = token { groups(group.stream()) } else { vec![] };
+    let inside: Vec<_> = tokens.iter().flat_map(inside).collect();
+    [vec![tokens], inside].concat()
+}
+
 impl Crate<'_> {
     /// `named` is the file that an attribute `#[path]` names, which must be beside `lib.rs`.
     fn add_file(&mut self, module: &[String], named: Option<String>) {

@@ -81,7 +81,7 @@ fn a_figure_that_cannot_be_read_is_not_0() {
     let mismatch = gpumem(&Standin::new().fail("cuInit=803"), &["info"]);
     ended(&mismatch, 2, &["CUDA's ordinals cannot be read: libcuda: cuInit failed with"]);
     assert!(mismatch.stderr.contains("the driver was updated while in use: reboot"), "{mismatch}");
-    let without = gpumem(&Standin::new().env("GPUMEM_STANDIN_FIGURES", "max"), &["info", "--json"]);
+    let without = gpumem(&Standin::new().set("figures_max=1"), &["info", "--json"]);
     ended(&without, 2, &["the memory of GPU 0 cannot be read: NVML reports no memory figures for device 0"]);
     assert_eq!(json(&without)["gpus"][0]["total_bytes"], Value::Null);
     let old = gpumem(&Standin::new().without_symbol("nvmlDeviceGetMemoryInfo_v2"), &["info"]);

@@ -54,9 +54,7 @@ fn a_program_that_is_never_started_is_not_recorded() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
-    let probe = probe();
-    let arguments = [&["run", "--dormant", "-o", &file, "--", &probe], &ALLOCATES[..]].concat();
-    let outcome = machine.run_program(&built("gpumem-command"), &arguments);
+    let outcome = run_with(&machine, &["--dormant"], &file, &ALLOCATES);
     assert!(outcome.is_clean() && outcome.stderr.contains("nothing was recorded"), "{outcome}");
     // No function of the driver was intercepted.
     let names = folder.names();
@@ -87,12 +85,10 @@ fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program()
             thread::sleep(Duration::from_millis(300));
             drop(connection);
         });
-        let probe = probe();
         let awaits = format!("await_file {connected}");
         let steps = [&ALLOCATES[..], &[&awaits, "sockets"]].concat();
         let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
-        let words = [&["run", "--dormant", "-o", &file, "--", &probe], &steps[..]].concat();
-        let outcome = machine.run_program(&built("gpumem-command"), &words);
+        let outcome = run_with(&machine, &["--dormant"], &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
         assert_eq!(outcome.answer("sockets"), "0", "{outcome}");
     });
@@ -118,8 +114,7 @@ fn the_sockets_are_not_beside_the_library_in_the_folder_for_temporary_files() {
     let file = folder.file("a.capture");
     let machine = machine().env("XDG_CACHE_HOME", "/proc/cache").env("XDG_RUNTIME_DIR", "");
     for _ in 0..2 {
-        let arguments = ["run", "--dormant", "-o", &file, "--", &probe()];
-        let outcome = machine.run_program(&built("gpumem-command"), &[&arguments[..], &ALLOCATES].concat());
+        let outcome = run_with(&machine, &["--dormant"], &file, &ALLOCATES);
         assert!(outcome.is_clean() && outcome.stderr.contains(" is not recorded until `gpumem start "), "{outcome}");
         assert!(!outcome.stderr.contains("open to others"), "{outcome}");
     }

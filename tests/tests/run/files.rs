@@ -90,7 +90,7 @@ const KNOWS_GPUMEM: u64 = 3;
 
 /// Runs the probe, recorded in one of six ways.
 fn run_in(machine: &Standin, folder: &Folder, way: u64, steps: &[&str]) -> Outcome {
-    let (file, probe) = (folder.file("a.capture"), probe());
+    let file = folder.file("a.capture");
     let options: &[&str] = match way {
         0 => &["--max-size", "64KiB"],
         1 => &["--only-peak"],
@@ -98,8 +98,7 @@ fn run_in(machine: &Standin, folder: &Folder, way: u64, steps: &[&str]) -> Outco
         KNOWS_GPUMEM => return machine.clone().env("GPUMEM_CAPTURE", file).run_program(&built("probe"), steps),
         _ => &[],
     };
-    let words = [&["run"], options, &["-o", &file, "--", &probe], steps].concat();
-    machine.run_program(&built("gpumem-command"), &words)
+    run_with(machine, options, &file, steps)
 }
 
 /// What `gpumem start` does, as soon as there is a program that waits for it.

@@ -25,7 +25,7 @@ use gpumem_core::{
     model::EventKind,
     recording::{End, Reader, Step},
 };
-use gpumem_tests::{Outcome, Standin, built};
+use gpumem_tests::{Outcome, Standin, built, interpreters};
 
 /// Two blocks, of which one is freed: 36 MiB at most.
 const ALLOCATES: [&str; 6] = [
@@ -89,7 +89,13 @@ fn run(machine: &Standin, file: &str, command: &[&str]) -> Outcome {
 
 /// Runs the probe in it.
 fn run_probe(machine: &Standin, file: &str, steps: &[&str]) -> Outcome {
-    run(machine, file, &[&[probe().as_str()], steps].concat())
+    run_with(machine, &[], file, steps)
+}
+
+/// The same with these options.
+fn run_with(machine: &Standin, options: &[&str], file: &str, steps: &[&str]) -> Outcome {
+    let probe = probe();
+    machine.run_program(&built("gpumem-command"), &[&["run"], options, &["-o", file, "--", &probe], steps].concat())
 }
 
 /// What is in a recording.
@@ -126,11 +132,10 @@ fn lacks_end(file: &str) -> bool {
     Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}")).definitions().lacks_end()
 }
 
-/// Whether there is an interpreter whose lines are recorded.
-fn has_python() -> bool {
-    let about = "import sys; print(sys.version_info[:2] in [(3, 11), (3, 12), (3, 13), (3, 14)])";
-    let python = std::process::Command::new("python3").args(["-c", about]).output();
-    python.is_ok_and(|output| output.stdout.starts_with(b"True"))
+/// The path of an interpreter whose lines are recorded. `None`, and a line that says so, where there is none.
+fn python() -> Option<String> {
+    let newest = interpreters().into_values().next_back();
+    newest.map(|path| path.into_os_string().into_string().expect("the path is text"))
 }
 
 /// What [`ALLOCATES`] leaves in a recording.

@@ -1,14 +1,9 @@
 //! `--max-size` and `--only-peak`.
 
 use gpumem_core::recording::Reader;
-use gpumem_tests::{Random, built};
+use gpumem_tests::Random;
 
 use super::*;
-
-fn run_with(machine: &Standin, options: &[&str], file: &str, steps: &[&str]) -> Outcome {
-    let probe = probe();
-    machine.run_program(&built("gpumem-command"), &[&["run"], options, &["-o", file, "--", &probe], steps].concat())
-}
 
 /// The sizes of the blocks that are live after so many calls of `until_killed`.
 fn expected_live(calls: u64) -> Vec<u64> {

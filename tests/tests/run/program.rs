@@ -185,11 +185,8 @@ fn the_place_is_a_line_of_python() {
     let folder = Folder::new();
     let script = folder.file("train.py");
     std::fs::write(&script, TRAIN).unwrap();
-    if !has_python() {
-        gpumem_tests::skipped("no Python from 3.11 to 3.14 was found");
-        return;
-    }
-    let outcome = run(&machine(), &folder.file("a.capture"), &["python3", &script]);
+    let Some(python) = python() else { return };
+    let outcome = run(&machine(), &folder.file("a.capture"), &[&python, &script]);
     assert!(outcome.is_clean(), "{outcome}");
     let most = outcome.stderr.lines().find(|line| line.starts_with("most ")).unwrap_or_default();
     let parts = ["train.py:5, called from ", "train.py:10, holds 100 % of the peak"];

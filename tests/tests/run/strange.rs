@@ -8,12 +8,9 @@ fn a_program_that_closes_all_descriptors() {
     for options in [&[][..], &["--dormant"]] {
         let folder = Folder::new();
         let [file, own] = ["a.capture", "own"].map(|name| folder.file(name));
-        let probe = probe();
         let closes = format!("close_descriptors {own}");
         let steps = [&ALLOCATES[..5], &[&closes, "sleep 300", ALLOCATES[5], "sleep 300"]].concat();
-        let arguments = [&["run"], options, &["-o", &file, "--", &probe], &steps[..]].concat();
-        let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
-        let outcome = machine.run_program(&built("gpumem-command"), &arguments);
+        let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", &folder.0), options, &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
         // The log of the stand-in driver has such a number too, and is text.
         let own = String::from_utf8(fs::read(&own).unwrap()).unwrap_or_else(|error| panic!("{error}\n{outcome}"));
@@ -29,10 +26,9 @@ fn a_program_that_closes_all_descriptors() {
 fn a_program_whose_main_thread_ends() {
     for options in [&[][..], &["--dormant"]] {
         let folder = Folder::new();
-        let (file, probe) = (folder.file("a.capture"), probe());
-        let arguments = [&["run"], options, &["-o", &file, "--", &probe], &ALLOCATES, &["end_main_thread"]].concat();
-        let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
-        let outcome = machine.run_program(&built("gpumem-command"), &arguments);
+        let file = folder.file("a.capture");
+        let steps = [&ALLOCATES[..], &["end_main_thread"]].concat();
+        let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", &folder.0), options, &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
         if options.is_empty() {
             // `/proc/self/exe` cannot be read any more.

@@ -1,6 +1,6 @@
 //! `gpumem run --torch`, with a stand-in for PyTorch on the stand-in driver.
 
-use gpumem_tests::{built, interpreters};
+use gpumem_tests::{built, interpreters, output_of};
 use serde_json::Value;
 
 use super::*;
@@ -39,10 +39,7 @@ struct Run {
 
 impl Run {
     fn of(options: &[&str], machine: &Standin, python: &[&str]) -> Option<Self> {
-        let Some(interpreter) = interpreters().into_values().next() else {
-            gpumem_tests::skipped("no Python from 3.11 to 3.14 was found");
-            return None;
-        };
+        let interpreter = interpreters().into_values().next()?;
         Some(Self::with(&interpreter, options, machine, python))
     }
 
@@ -150,7 +147,7 @@ fn check_snapshot(run: &Run) {
     let outcome = machine().run_program(&built("gpumem-command"), &arguments);
     assert!(outcome.is_clean(), "{outcome}");
     let python = interpreters().into_values().next().expect("it ran before");
-    let read = std::process::Command::new(python).args(["-c", READ, &snapshot]).output().unwrap();
+    let read = output_of(std::process::Command::new(python).args(["-c", READ, &snapshot]));
     let facts: Value = serde_json::from_slice(&read.stdout)
         .unwrap_or_else(|error| panic!("{error}\n{}\n{}", String::from_utf8_lossy(&read.stderr), run.outcome));
     let at_end = &run.json(&[])["torch"]["devices"][0]["at_end"];
@@ -196,9 +193,7 @@ fn tensors_are_missing_for_a_reason() {
 fn a_program_without_pytorch_is_recorded_as_ever() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let probe = probe();
-    let arguments = [&["run", "--torch", "-o", &file, "--", &probe], &ALLOCATES[..]].concat();
-    let outcome = machine().run_program(&built("gpumem-command"), &arguments);
+    let outcome = run_with(&machine(), &["--torch"], &file, &ALLOCATES);
     assert!(outcome.is_clean(), "{outcome}");
     let line = "gpumem: --torch had nothing to record: no recorded process has used PyTorch with CUDA\n";
     assert_eq!(outcome.stderr.matches(line).count(), 1, "{outcome}");
@@ -209,10 +204,7 @@ fn a_program_without_pytorch_is_recorded_as_ever() {
 /// A recording that begins and ends while PyTorch is in use.
 #[test]
 fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
-    let Some(python) = interpreters().into_values().next() else {
-        gpumem_tests::skipped("no Python from 3.11 to 3.14 was found");
-        return;
-    };
+    let Some(python) = interpreters().into_values().next() else { return };
     let folder = Folder::new();
     let [file, script, ready, begun, done, stopped] =
         ["a.capture", "serve.py", "ready", "begun", "done", "stopped"].map(|name| folder.file(name));

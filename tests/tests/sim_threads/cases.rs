@@ -11,12 +11,13 @@ fn take(mib: u64) -> SimBlock {
     gpumem::__private::simulated_gpu().alloc(Bytes::mib(mib)).expect("there is room")
 }
 
-fn is_usual() -> bool {
+/// Runs this if the process was started for a part of a test.
+fn in_part(run: impl FnOnce()) {
     if part().is_some() {
         // A budget of code needs a device when it begins.
         gpumem::__private::simulated_gpu();
+        run();
     }
-    part().is_none()
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -78,9 +79,7 @@ mod pool {
 
     #[gpu_mem_test(max_peak = "1 MB")]
     fn of_a_test() {
-        if !is_usual() {
-            in_a_pool();
-        }
+        in_part(in_a_pool);
     }
 
     #[gpu_mem_trace(max_peak = "1 MB", silent)]
@@ -90,9 +89,7 @@ mod pool {
 
     #[test]
     fn of_a_function() {
-        if !is_usual() {
-            spawns();
-        }
+        in_part(spawns);
     }
 
     #[gpu_mem_trace(max_peak = "1 MB", thread_local, silent)]
@@ -102,9 +99,7 @@ mod pool {
 
     #[test]
     fn of_one_thread_only() {
-        if !is_usual() {
-            counts_one();
-        }
+        in_part(counts_one);
     }
 
     #[gpu_mem_trace(max_peak = "1 MB", silent, lines)]
@@ -115,22 +110,18 @@ mod pool {
 
     #[test]
     fn with_lines() {
-        if !is_usual() {
-            in_lines();
-        }
+        in_part(in_lines);
     }
 
     #[test]
     fn of_an_assertion() {
-        if !is_usual() {
-            assert_gpu_mem!(peak == 0, { in_a_pool() });
-        }
+        in_part(|| assert_gpu_mem!(peak == 0, { in_a_pool() }));
     }
 
     #[gpu_mem_test(max_peak = "1 MB")]
     #[pollster::test]
     async fn of_a_future() {
-        if !is_usual() {
+        if part().is_some() {
             std::future::ready(()).await;
             in_a_pool();
         }
@@ -138,25 +129,23 @@ mod pool {
 
     #[gpu_mem_test]
     fn without_a_limit() {
-        if !is_usual() {
-            in_a_pool();
-        }
+        in_part(in_a_pool);
     }
 
     #[gpu_mem_test(max_peak = "1 MB")]
     fn over_the_limit() {
-        if !is_usual() {
+        in_part(|| {
             let _own = take(2);
             in_a_pool();
-        }
+        });
     }
 
     #[gpu_mem_test(max_peak = "1 MB")]
     fn that_panics() {
-        if !is_usual() {
+        in_part(|| {
             in_a_pool();
             panic!("its own panic");
-        }
+        });
     }
 }
 
@@ -165,12 +154,11 @@ mod handle {
 
     #[gpu_mem_test(max_peak = "64 MB", leaks = 0)]
     fn that_enters_the_scope() {
-        if is_usual() {
-            return;
-        }
-        let trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
-        let handle = trace.handle();
-        thread::spawn(move || handle.in_scope(|| drop(take(64)))).join().expect("it runs");
+        in_part(|| {
+            let trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
+            let handle = trace.handle();
+            thread::spawn(move || handle.in_scope(|| drop(take(64)))).join().expect("it runs");
+        });
     }
 }
 
@@ -179,29 +167,28 @@ mod named {
 
     #[gpu_mem_test(max_peak = "1 MB")]
     fn a_loader() {
-        if !is_usual() {
+        in_part(|| {
             let load = || drop(take(1024));
             thread::Builder::new().name("loader".to_owned()).spawn(load).expect("a thread").join().expect("it runs");
-        }
+        });
     }
 
     #[test]
     fn a_framework() {
-        if is_usual() {
-            return;
-        }
-        let (jobs, taken) = mpsc::channel::<mpsc::Sender<()>>();
-        let serve = move || {
-            for done in taken {
-                drop(take(64));
-                _ = done.send(());
-            }
-        };
-        thread::Builder::new().name("DSD-0-0".to_owned()).spawn(serve).expect("a thread");
-        assert_gpu_mem!(peak == 0, {
-            let (done, is_done) = mpsc::channel();
-            jobs.send(done).expect("it listens");
-            is_done.recv().expect("it answers");
+        in_part(|| {
+            let (jobs, taken) = mpsc::channel::<mpsc::Sender<()>>();
+            let serve = move || {
+                for done in taken {
+                    drop(take(64));
+                    _ = done.send(());
+                }
+            };
+            thread::Builder::new().name("DSD-0-0".to_owned()).spawn(serve).expect("a thread");
+            assert_gpu_mem!(peak == 0, {
+                let (done, is_done) = mpsc::channel();
+                jobs.send(done).expect("it listens");
+                is_done.recv().expect("it answers");
+            });
         });
     }
 }
@@ -210,53 +197,6 @@ mod named {
 static BOTH: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
 
 mod beside {
-    use super::*;
-
-    #[gpu_mem_test(max_peak = "1 MB", leaks = 0)]
-    fn with_a_budget() {
-        if !is_usual() {
-            BOTH.wait();
-            BOTH.wait();
-            drop(take(1));
-        }
-    }
-
-    #[test]
-    fn without_a_budget() {
-        if !is_usual() {
-            BOTH.wait();
-            drop(take(512));
-            BOTH.wait();
-        }
-    }
-}
-
-mod worker_beside {
-    use super::*;
-
-    #[gpu_mem_test(max_peak = "1 MB", leaks = 0)]
-    fn with_a_budget() {
-        if !is_usual() {
-            BOTH.wait();
-            BOTH.wait();
-            drop(take(1));
-        }
-    }
-
-    #[test]
-    fn without_a_budget() {
-        if !is_usual() {
-            BOTH.wait();
-            thread::spawn(|| drop(take(512))).join().expect("it runs");
-            thread::scope(|threads| {
-                threads.spawn(|| drop(take(512)));
-            });
-            BOTH.wait();
-        }
-    }
-}
-
-mod traced_beside {
     use super::*;
 
     #[gpu_mem_trace(silent)]
@@ -270,19 +210,25 @@ mod traced_beside {
 
     #[gpu_mem_test(max_peak = "1 MB", leaks = 0)]
     fn with_a_budget() {
-        if !is_usual() {
+        in_part(|| {
             BOTH.wait();
             BOTH.wait();
-        }
+            drop(take(1));
+        });
     }
 
     #[test]
     fn without_a_budget() {
-        if !is_usual() {
+        in_part(|| {
             BOTH.wait();
+            drop(take(512));
+            thread::spawn(|| drop(take(512))).join().expect("it runs");
+            thread::scope(|threads| {
+                threads.spawn(|| drop(take(512)));
+            });
             traced();
             BOTH.wait();
-        }
+        });
     }
 }
 
@@ -297,20 +243,20 @@ mod pool_of_another {
 
     #[test]
     fn begins_the_pool() {
-        if !is_usual() {
+        in_part(|| {
             POOL.run(1, work);
             BOTH.wait();
             BOTH.wait();
-        }
+        });
     }
 
     #[gpu_mem_test(max_peak = "1 MB")]
     fn uses_the_pool() {
-        if !is_usual() {
+        in_part(|| {
             BOTH.wait();
             POOL.run(1, work);
             BOTH.wait();
-        }
+        });
     }
 }
 
@@ -329,24 +275,24 @@ mod traced_worker {
 
     #[gpu_mem_test(max_peak = "1 MB")]
     fn with_a_trace() {
-        if !is_usual() {
+        in_part(|| {
             thread::spawn(|| {
                 traced();
             })
             .join()
             .expect("it runs");
-        }
+        });
     }
 
     #[gpu_mem_test(max_peak = "1 MB")]
     fn with_a_budget() {
-        if !is_usual() {
+        in_part(|| {
             thread::spawn(|| {
                 with_its_own();
             })
             .join()
             .expect("it runs");
-        }
+        });
     }
 }
 
@@ -356,31 +302,25 @@ mod all {
 
     #[gpu_mem_test(max_peak = "2 GB", max_used = 0, leaks = 0, threads = "all")]
     fn kept() {
-        if !is_usual() {
-            assert_gpu_mem!(peak == "1 GiB", threads = "all", { in_a_pool() });
-        }
+        in_part(|| assert_gpu_mem!(peak == "1 GiB", threads = "all", { in_a_pool() }));
     }
 
     #[gpu_mem_test(max_peak = "1 GB", leaks = 0, threads = "all")]
     fn kept_again() {
-        if !is_usual() {
-            in_a_pool();
-        }
+        in_part(in_a_pool);
     }
 
     #[gpu_mem_test(max_peak = "100 MB", threads = "all")]
     fn broken() {
-        if !is_usual() {
+        in_part(|| {
             let _one = take(1024);
             in_a_pool();
-        }
+        });
     }
 
     #[gpu_mem_test(leaks = 0, threads = "all")]
     fn leaks() {
-        if !is_usual() {
-            thread::spawn(|| std::mem::forget(take(1))).join().expect("it runs");
-        }
+        in_part(|| thread::spawn(|| std::mem::forget(take(1))).join().expect("it runs"));
     }
 
     #[gpu_mem_trace(max_peak = "1 GB", threads = "all", silent)]
@@ -390,27 +330,25 @@ mod all {
 
     #[test]
     fn of_a_function() {
-        if !is_usual() {
-            function();
-        }
+        in_part(function);
     }
 
     #[test]
     fn of_an_assertion() {
-        if !is_usual() {
+        in_part(|| {
             let kept = assert_gpu_mem!(threads = "all", peak == "1 GiB", used == "3 MiB", leaks == 1, {
                 in_a_pool();
                 thread::spawn(|| take(3)).join().expect("it runs")
             });
             // A test that counts all threads would notice the free.
             assert_gpu_mem!(threads = "all", used == "-3 MiB", { drop(kept) });
-        }
+        });
     }
 
     #[gpu_mem_test(max_peak = "1 GB", threads = "all")]
     #[pollster::test]
     async fn of_a_future() {
-        if !is_usual() {
+        if part().is_some() {
             std::future::ready(()).await;
             in_a_pool();
         }
@@ -419,42 +357,42 @@ mod all {
     /// A trace of another thread does not change what it counts.
     #[gpu_mem_test(max_peak = "1 GB", threads = "all")]
     fn beside_a_trace() {
-        if !is_usual() {
+        in_part(|| {
             let traced = || {
                 let _trace = GpuMemTrace::builder().silent(true).start().expect("a simulated device");
                 drop(take(7));
             };
             assert_gpu_mem!(threads = "all", peak == "7 MiB", { thread::spawn(traced).join().expect("it runs") });
-        }
+        });
     }
 
     /// It needs memory that would be counted.
     #[gpu_mem_test(max_peak = "512 MB", leaks = 0)]
     fn waits() {
-        if !is_usual() {
+        in_part(|| {
             for _ in 0..100 {
                 drop(take(512));
             }
-        }
+        });
     }
 
     #[test]
     fn waits_in_an_assertion() {
-        if !is_usual() {
+        in_part(|| {
             for _ in 0..100 {
                 assert_gpu_mem!(peak == "512 MiB", { drop(take(512)) });
             }
-        }
+        });
     }
 
     /// Its own budget counts one thread, and a part of it is alone.
     #[gpu_mem_test(max_peak = "5 MB")]
     fn nested() {
-        if !is_usual() {
+        in_part(|| {
             for _ in 0..10 {
                 assert_gpu_mem!(threads = "all", peak == "5 MiB", { drop(take(5)) });
             }
-        }
+        });
     }
 }
 
@@ -463,19 +401,19 @@ mod all_disturbed {
 
     #[gpu_mem_test(max_peak = "1 GB", threads = "all")]
     fn counts_all() {
-        if !is_usual() {
+        in_part(|| {
             BOTH.wait();
             BOTH.wait();
-        }
+        });
     }
 
     #[test]
     fn without_a_budget() {
-        if !is_usual() {
+        in_part(|| {
             BOTH.wait();
             drop(take(3));
             BOTH.wait();
-        }
+        });
     }
 }
 
@@ -493,26 +431,24 @@ mod devices {
 
     #[gpu_mem_test(max_peak = "1 MB")]
     fn of_the_first() {
-        if !is_usual() {
-            drop(second().alloc(Bytes::mib(512)));
-        }
+        in_part(|| drop(second().alloc(Bytes::mib(512))));
     }
 
     #[test]
     fn of_an_assertion() {
-        if !is_usual() {
+        in_part(|| {
             let gpu = second();
             gpumem::__private::simulated_gpu();
             assert_gpu_mem!(peak == 0, { drop(gpu.alloc(Bytes::mib(512))) });
-        }
+        });
     }
 
     #[test]
     fn of_the_current_one() {
-        if !is_usual() {
+        in_part(|| {
             let gpu = second();
             assert_gpu_mem!(peak == "512 MiB", { drop(gpu.alloc(Bytes::mib(512))) });
-        }
+        });
     }
 
     #[gpu_mem_trace(max_peak = "512 MB", device = 1, silent)]
@@ -522,10 +458,10 @@ mod devices {
 
     #[test]
     fn named() {
-        if !is_usual() {
+        in_part(|| {
             _ = second();
             gpumem::__private::simulated_gpu();
             on_the_second();
-        }
+        });
     }
 }

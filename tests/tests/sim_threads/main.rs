@@ -5,7 +5,7 @@ mod cases;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use gpumem_tests::OwnProcess;
+use gpumem_tests::{OwnProcess, output_of};
 
 /// How each test of a module of `cases` ended.
 struct Tested {
@@ -24,7 +24,7 @@ fn tested(module: &str, threads: usize, env: &[(&str, &str)]) -> Tested {
             None => command.env_remove(name),
         };
     }
-    let output = command.output().expect("this test can be run again");
+    let output = output_of(&mut command);
     let text = format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let begin = format!("test cases::{module}::");
     // With one thread, what a test prints stands between its name and its result.
@@ -120,8 +120,6 @@ fn a_thread_with_a_name_is_named() {
 #[test]
 fn tests_without_a_budget_do_not_disturb() {
     tested("beside", 4, &[]).all_pass(2);
-    tested("worker_beside", 4, &[]).all_pass(2);
-    tested("traced_beside", 4, &[]).all_pass(2);
 }
 
 /// Its threads have the name of the test that used it first.

@@ -1,6 +1,6 @@
 //! Contexts: no query creates one, and calls of the driver are balanced.
 
-use gpumem_tests::{Library, Outcome, Standin, each, ensure, ensure_clean, ensure_error, ensure_unharmed};
+use gpumem_tests::{Library, Standin, each, ensure, ensure_clean, ensure_error, ensure_unharmed};
 
 use super::faults::{QUERIES, required_of_cuda};
 
@@ -51,17 +51,12 @@ fn nobody_calls_a_library_that_was_torn_down() {
         (Standin::new().cupti(), "context 0; exact; call cuMemAlloc_v2 &a 1000; forget"),
     ] {
         let outcome = machine.set("teardown=1").env("GPUMEM_LEAKS", "1").run(script);
-        ensure_ended(&outcome);
+        ensure_clean(&outcome);
         let first = outcome.calls.iter().position(|call| call.starts_with("teardown"));
         let first = first.unwrap_or_else(|| panic!("nothing was torn down\n{outcome}"));
         let late = outcome.calls[first..].iter().find(|call| !call.starts_with("teardown"));
         ensure(late.is_none(), "called after that", &outcome);
     }
-}
-
-#[track_caller]
-fn ensure_ended(outcome: &Outcome) {
-    ensure(outcome.is_clean(), "panicked or did not end well", outcome);
 }
 
 /// Where nothing is wrong: no query and no trace creates a context, on any thread, and the current one stays.

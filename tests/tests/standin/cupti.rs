@@ -3,10 +3,7 @@
 
 use gpumem_tests::{CONTEXT, Standin, check, each, ensure};
 
-/// A machine with libcupti, and without stubs.
-fn with_cupti() -> Standin {
-    Standin::new().cupti()
-}
+use super::{WITHOUT_EXACT_TRACES, with_cupti};
 
 /// The same, with a context and an exact trace of its device, and nothing on stderr.
 #[track_caller]
@@ -174,13 +171,8 @@ fn status_says_why_traces_are_not_exact() {
 
 #[test]
 fn without_exact_traces_cupti_is_not_subscribed() {
-    for (machine, script) in [
-        (with_cupti(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
-        (with_cupti(), "sampled; drop"),
-        (with_cupti().env("GPUMEM_GAUGE", "sampled"), "new; report; drop"),
-        (with_cupti().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
-    ] {
-        let outcome = check(&machine, script);
+    for (gauge, script) in WITHOUT_EXACT_TRACES {
+        let outcome = check(&with_cupti().env("GPUMEM_GAUGE", gauge), script);
         let subscribed = outcome.calls.iter().any(|call| call.starts_with("cuptiSubscribe"));
         ensure(!subscribed && outcome.stderr.is_empty(), "subscribed, or said something", &outcome);
     }

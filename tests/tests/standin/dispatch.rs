@@ -2,7 +2,9 @@
 
 #![cfg(target_arch = "x86_64")]
 
-use gpumem_tests::{CONTEXT, Outcome, Standin, check, each, ensure};
+use gpumem_tests::{CONTEXT, Outcome, Patch, Place, Standin, check, each, ensure};
+
+use super::WITHOUT_EXACT_TRACES;
 
 /// A machine with a dispatch table, and without libcupti.
 fn machine() -> Standin {
@@ -26,23 +28,27 @@ fn refused() -> Vec<(Standin, &'static str, &'static str)> {
     let but_free = "slot_is cuMemAllocAsync = driver; slot_is cuMemCreate = driver";
     vec![
         (Standin::new(), "does not begin as in the drivers that are known", ""),
-        (machine().stub_overwritten("cuMemAlloc_v2"), unlike_known, all),
-        (machine().stub_overwritten("cuMemRelease"), "cuMemRelease does not begin", all),
-        (machine().stub_unknown("cuMemAlloc_v2"), unlike_known, all),
-        (machine().stub_unknown("cuDevicePrimaryCtxReset_v2"), "cuDevicePrimaryCtxReset_v2 does not begin", all),
-        (machine().stub_of_other_state("cuMemMap"), "the stub of cuMemMap checks another flag", all),
-        (machine().stub_of_other_state("cuMemAlloc_v2"), "checks another flag than that of", all),
-        (machine().slot_in_relro("cuMemAlloc_v2"), misplaced, all),
-        (machine().slot_in_read_only_data("cuMemAlloc_v2"), misplaced, all),
-        (machine().slot_unaligned("cuMemAlloc_v2"), misplaced, all),
+        (machine().patch(Patch::Overwritten("cuMemAlloc_v2")), unlike_known, all),
+        (machine().patch(Patch::Overwritten("cuMemRelease")), "cuMemRelease does not begin", all),
+        (machine().patch(Patch::OtherNumber("cuMemAlloc_v2")), unlike_known, all),
         (
-            machine().slot_shared("cuMemFreeAsync", "cuMemFreeAsync_ptsz"),
+            machine().patch(Patch::OtherNumber("cuDevicePrimaryCtxReset_v2")),
+            "cuDevicePrimaryCtxReset_v2 does not begin",
+            all,
+        ),
+        (machine().patch(Patch::OtherWord("cuMemMap")), "the stub of cuMemMap checks another flag", all),
+        (machine().patch(Patch::OtherWord("cuMemAlloc_v2")), "checks another flag than that of", all),
+        (machine().patch(Patch::Slot("cuMemAlloc_v2", Place::Relro)), misplaced, all),
+        (machine().patch(Patch::Slot("cuMemAlloc_v2", Place::ReadOnly)), misplaced, all),
+        (machine().patch(Patch::Slot("cuMemAlloc_v2", Place::Split)), misplaced, all),
+        (
+            machine().patch(Patch::SharedSlot("cuMemFreeAsync", "cuMemFreeAsync_ptsz")),
             "shares its pointer with another function",
             all,
         ),
         // Nobody intercepts the other one.
         (
-            machine().slot_shared("cuMemFree_v2", "cuPointerGetAttribute"),
+            machine().patch(Patch::SharedSlot("cuMemFree_v2", "cuPointerGetAttribute")),
             "shares its pointer with another function",
             but_free,
         ),
@@ -103,13 +109,8 @@ fn libcupti_is_not_loaded_where_the_table_is_used() {
 
 #[test]
 fn without_exact_traces_no_slot_is_replaced() {
-    for (machine, script) in [
-        (machine(), "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
-        (machine(), "sampled; drop"),
-        (machine().env("GPUMEM_GAUGE", "sampled"), "new; report; drop"),
-        (machine().env("GPUMEM_GAUGE", "off"), "new; report; drop"),
-    ] {
-        let outcome = check(&machine, &format!("{script}; {UNTOUCHED}"));
+    for (gauge, script) in WITHOUT_EXACT_TRACES {
+        let outcome = check(&machine().env("GPUMEM_GAUGE", gauge), &format!("{script}; {UNTOUCHED}"));
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     }
     let outcome = check(&machine(), "new; figures = 0 0; slot_is cuMemFree_v2 = other; drop");

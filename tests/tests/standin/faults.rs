@@ -87,7 +87,7 @@ fn unreadable() -> Vec<Case> {
         case(Standin::new().damaged(Library::Nvml), Existence, &[context, "cannot load libnvidia-ml", preload]),
         // No figures.
         case(
-            Standin::new().env("GPUMEM_STANDIN_FIGURES", "max"),
+            Standin::new().set("figures_max=1"),
             Existence,
             &["NVML reports no memory figures for device 0", "virtual GPUs and WSL", "compare nvidia-smi"],
         ),
@@ -275,8 +275,7 @@ fn no_device() {
 /// Figures that are not available from anyone are no figures.
 #[test]
 fn figures_that_are_not_available() {
-    let outcome =
-        Standin::new().env("GPUMEM_STANDIN_FIGURES", "max").run("context 0; get; try_get; new; report; data; build");
+    let outcome = Standin::new().set("figures_max=1").run("context 0; get; try_get; new; report; data; build");
     ensure_clean(&outcome);
     ensure(outcome.answer("get") == ZEROS, "`get` is not zeros", &outcome);
     ensure_error(&outcome, "try_get", ["reports no memory figures for device 0", "compare nvidia-smi"]);

@@ -3,7 +3,9 @@
 //!
 //! Each case is a script for the probe, with the answers behind the commands; see `gpumem_tests::check`.
 
-use gpumem_tests::{CONTEXT, Machines, each, ensure};
+use gpumem_tests::{CONTEXT, each, ensure};
+
+use super::both_sources;
 
 const MIB: u64 = 1 << 20;
 /// The driver maps so much at a time for graphs.
@@ -13,8 +15,7 @@ const STEP: u64 = 32 * MIB;
 #[track_caller]
 fn check(script: &str) {
     let stream = "call cuStreamCreate &s 1";
-    for outcome in Machines::of_both_sources().check(&format!("{CONTEXT}; exact = started; {stream}; {script}; status"))
-    {
+    for outcome in both_sources().check(&format!("{CONTEXT}; exact = started; {stream}; {script}; status")) {
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
         let sound = outcome.answer("status").contains(" untracked=0 lost=0 ");
         ensure(sound, "something is untracked or lost", &outcome);
@@ -90,7 +91,7 @@ fn a_capture_older_than_the_subscription_is_reported() {
         "{CONTEXT}; call cuStreamCreate &s 1; call cuStreamBeginCapture_v2 s 2; exact; call cuMemAllocAsync &a 1000 s; \
          call cuStreamEndCapture s &g; figures"
     );
-    for outcome in Machines::of_both_sources().check(&script) {
+    for outcome in both_sources().check(&script) {
         ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
     }
 }
@@ -105,7 +106,7 @@ fn a_graph_older_than_the_subscription_is_reported_once() {
             "{CONTEXT}; call cuStreamCreate &s 1; {built}; exact; {LAUNCH}; {found_out}; figures 0; call cuDeviceGraphMemTrim 0; \
              exact; {LAUNCH}; figures"
         );
-        for outcome in Machines::of_both_sources().check(&script) {
+        for outcome in both_sources().check(&script) {
             let older = outcome.answers("figures 0");
             ensure(older.iter().all(|figures| figures.ends_with(", 1 lost")), "wrong without a word", &outcome);
             ensure(outcome.answer("figures") == "67108864 0", "a launch was not looked at", &outcome);
@@ -192,7 +193,7 @@ fn graphs_of_several_devices_and_threads() {
          call cuGraphInstantiateWithFlags &e g 1; {LAUNCH}; figures 0 = 0 0; figures 1 = {STEP} 0; {LAUNCH}; call cuMemFreeAsync a s; \
          call cuDeviceGraphMemTrim 1; figures 1 = 0 {STEP}"
     );
-    Machines::of_both_sources().devices(2).check(&script);
+    both_sources().devices(2).check(&script);
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     check(&format!(
         "of_thread; {both}; other_thread call cuCtxSetCurrent ctx | {LAUNCH}; figures 0 = {} 0; figures 1 = 0 0; \
@@ -230,7 +231,7 @@ fn graphs_older_than_the_subscription() {
             "67108864 0",
         ),
     ] {
-        Machines::of_both_sources().check(&format!("{CONTEXT}; call cuStreamCreate &s 1; {script} = {figures}"));
+        both_sources().check(&format!("{CONTEXT}; call cuStreamCreate &s 1; {script} = {figures}"));
     }
 }
 
@@ -239,11 +240,11 @@ fn graphs_older_than_the_subscription() {
 fn a_figure_that_cannot_be_read_is_reported() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     let script = format!("{CONTEXT}; exact; call cuStreamCreate &s 1; {both}; {LAUNCH}; figures");
-    for outcome in Machines::of_both_sources().fail("cuDeviceGetGraphMemAttribute=999@2..3").check(&script) {
+    for outcome in both_sources().fail("cuDeviceGetGraphMemAttribute=999@2..3").check(&script) {
         ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
     }
     // Drivers before 11.4 have neither the function nor such graphs.
-    Machines::of_both_sources()
+    both_sources()
         .without_symbol("cuDeviceGetGraphMemAttribute")
         .check(&format!("{CONTEXT}; exact; call cuMemAlloc_v2 &a 10; figures = 10 0"));
 }
@@ -290,7 +291,7 @@ fn a_release_of_somebody_elses_memory_that_fails() {
         let script = format!("{CONTEXT}; exact; {script}; status");
         // One page that gpumem asks for to know the number of a block was released before.
         let from = if free == "cuMemRelease" { 2 } else { 1 };
-        for outcome in Machines::of_both_sources().fail(format!("{free}=999@{from}..{}", from + 1)).check(&script) {
+        for outcome in both_sources().fail(format!("{free}=999@{from}..{}", from + 1)).check(&script) {
             ensure(outcome.answer("status").contains(" untracked=0 lost=0 "), "something is untracked", &outcome);
         }
     }
@@ -319,10 +320,10 @@ fn what_was_allocated_behind_ones_back_lowers_nothing() {
             "0 0, 1 untracked",
         ),
     ] {
-        Machines::of_both_sources().check(&format!("{CONTEXT}; {script}; figures = {figures}"));
+        both_sources().check(&format!("{CONTEXT}; {script}; figures = {figures}"));
     }
     // A driver that does not count blocks.
     let script =
         format!("{CONTEXT}; call cuMemAlloc_v2 &a 1000; exact; call cuMemFree_v2 a; figures = 0 0, 1 untracked");
-    Machines::of_both_sources().fail("cuMemCreate=801").check(&script);
+    both_sources().fail("cuMemCreate=801").check(&script);
 }

@@ -17,3 +17,23 @@ mod statistics;
 mod stubs;
 mod torch;
 mod tracker;
+
+use gpumem_tests::{Machines, Standin};
+
+/// What a program does that needs no exact figures: `GPUMEM_GAUGE`, and a script. Then nothing is intercepted.
+const WITHOUT_EXACT_TRACES: [(&str, &str); 4] = [
+    ("", "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
+    ("", "sampled; drop"),
+    ("sampled", "new; report; drop"),
+    ("off", "new; report; drop"),
+];
+
+/// A machine for each source.
+fn both_sources() -> Machines {
+    Machines::of_both_sources()
+}
+
+/// A machine with libcupti, and without stubs.
+fn with_cupti() -> Standin {
+    Standin::new().cupti()
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
 
-use gpumem_tests::Standin;
+use gpumem_tests::{Standin, output_of};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_recorded");
 
@@ -25,7 +25,7 @@ fn a_recording_yields_the_reports_of_its_program() {
     assert!(outcome.is_clean(), "{outcome}");
     let printed = fs::read_to_string(&reports).unwrap();
     // Without the driver, and without the program's settings.
-    let read = Command::new(PROGRAM).args(["read", &recording]).env_clear().output().unwrap();
+    let read = output_of(Command::new(PROGRAM).args(["read", &recording]).env_clear());
     let derived = String::from_utf8(read.stdout).unwrap();
     assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
     let (printed_lines, derived_lines) = (lines(&printed), lines(&derived));

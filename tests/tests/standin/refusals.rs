@@ -4,17 +4,9 @@
 use std::thread;
 
 use gpumem::Bytes;
-use gpumem_tests::{CONTEXT, Library, Machines, Outcome, Standin, ensure_answer, ensure_clean};
+use gpumem_tests::{CONTEXT, Library, Outcome, Standin, ensure_answer, ensure_clean};
 
-/// A machine for each source.
-fn both_sources() -> Machines {
-    Machines::of_both_sources()
-}
-
-/// A machine with libcupti.
-fn with_cupti() -> Standin {
-    Standin::new().cupti()
-}
+use super::{both_sources, with_cupti};
 
 /// No stacks are recorded. Finding their lines takes most of the time of a report, since gpumem is not optimised here.
 const NO_STACKS: (&str, &str) = ("GPUMEM_BACKTRACE", "0");

@@ -1,21 +1,8 @@
-//! The allocator's statistics under PyTorch's names, compared with what the program adds up by itself.
+//! The allocator's statistics under PyTorch's names. `sim/statistics.rs` and `gpu_exact` compare them with what random programs add up.
 
 use gpumem_tests::{CONTEXT, Standin, check_answers};
 
-/// A machine with libcupti.
-fn with_cupti() -> Standin {
-    Standin::new().cupti()
-}
-
-#[test]
-fn on_a_driver_they_are_what_the_program_adds_up() {
-    for (steps, devices) in [(400, 1), (300, 3)] {
-        let outcome = with_cupti().devices(devices).run(&format!("call cuInit 0; adding_up {steps} {devices}"));
-        let answer = outcome.answer(&format!("adding_up {steps} {devices}")).to_owned();
-        assert_eq!(answer, "equal to what was added up", "{outcome}");
-        assert!(outcome.is_clean(), "{outcome}");
-    }
-}
+use super::with_cupti;
 
 #[test]
 fn each_kind_is_counted_separately() {

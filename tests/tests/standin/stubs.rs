@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use gpumem_tests::{DEINITIALIZED, Outcome, Standin};
+use gpumem_tests::{DEINITIALIZED, Outcome, Patch, Place, Standin};
 
 /// From `cuda.rs` and `physical.rs` of the stand-in driver, whose stubs jump.
 const JUMPING: [&str; 8] = [
@@ -107,20 +107,20 @@ fn drivers_that_are_to_be_refused_work() {
         let word = |outcome: &Outcome, stub: &str| outcome.answer(stub).split(' ').nth(2).map(str::to_owned);
         let slot = |outcome: &Outcome, stub: &str| outcome.answer(stub).split(' ').nth(3).map(str::to_owned);
 
-        let outcome = runs(&good.clone().stub_unknown(function), &all);
+        let outcome = runs(&good.clone().patch(Patch::OtherNumber(function)), &all);
         let compared = |stub| outcome.answer(stub).contains(&format!("{DEINITIALIZED:#x}"));
         assert!(!compared(&stub) && compared("stub cuMemFree_v2"), "{outcome}");
 
-        let outcome = runs(&good.clone().stub_of_other_state(function), &all);
+        let outcome = runs(&good.clone().patch(Patch::OtherWord(function)), &all);
         assert_ne!(word(&outcome, &stub), word(&outcome, "stub cuMemFree_v2"), "{outcome}");
 
-        let outcome = runs(&good.clone().slot_in_relro(function), &all);
+        let outcome = runs(&good.clone().patch(Patch::Slot(function, Place::Relro)), &all);
         assert_eq!([outcome.answer(&access), outcome.answer(&is)], ["r--p", "driver"], "{outcome}");
 
-        let outcome = runs(&good.clone().slot_in_read_only_data(function), &all);
+        let outcome = runs(&good.clone().patch(Patch::Slot(function, Place::ReadOnly)), &all);
         assert_eq!([outcome.answer(&access), outcome.answer(&is)], ["r--p", "driver"], "{outcome}");
 
-        let outcome = runs(&good.clone().slot_unaligned(function), &format!("{stub}; {access}"));
+        let outcome = runs(&good.clone().patch(Patch::Slot(function, Place::Split)), &format!("{stub}; {access}"));
         assert_eq!(outcome.answer(&access), "rw-p", "{outcome}");
         assert!(slot(&outcome, &stub).is_some_and(|slot| slot.ends_with(['4', 'c'])), "{outcome}");
 
@@ -129,10 +129,10 @@ fn drivers_that_are_to_be_refused_work() {
 
         // The calls go past the slot.
         let bytes = format!("stub_bytes {function} 1");
-        let outcome = runs(&good.stub_overwritten(function), &bytes);
+        let outcome = runs(&good.patch(Patch::Overwritten(function)), &bytes);
         assert_eq!(outcome.answer(&bytes), "e9", "{outcome}");
     }
-    let machine = Standin::new().slot_shared("cuMemFreeAsync", "cuMemFreeAsync_ptsz");
+    let machine = Standin::new().patch(Patch::SharedSlot("cuMemFreeAsync", "cuMemFreeAsync_ptsz"));
     let outcome = runs(&machine, "slot_replace cuMemFreeAsync_ptsz; stub cuMemFreeAsync; stub cuMemFreeAsync_ptsz");
     let slots = ["stub cuMemFreeAsync", "stub cuMemFreeAsync_ptsz"].map(|stub| outcome.answer(stub).split(' ').nth(3));
     assert_eq!(slots[0], slots[1], "{outcome}");
@@ -141,9 +141,8 @@ fn drivers_that_are_to_be_refused_work() {
 /// The kernel refuses a store to the slots, so they are read-only.
 #[test]
 fn read_only_slots_cannot_be_replaced() {
-    for machine in
-        [Standin::new().slot_in_relro("cuMemAlloc_v2"), Standin::new().slot_in_read_only_data("cuMemAlloc_v2")]
-    {
+    for place in [Place::Relro, Place::ReadOnly] {
+        let machine = Standin::new().patch(Patch::Slot("cuMemAlloc_v2", place));
         let outcome = machine.run("slot_is cuMemAlloc_v2; slot_replace cuMemAlloc_v2");
         assert!(!outcome.succeeded() && outcome.answer("slot_is cuMemAlloc_v2") == "driver", "{outcome}");
         assert!(outcome.answers("slot_replace cuMemAlloc_v2").is_empty(), "{outcome}");

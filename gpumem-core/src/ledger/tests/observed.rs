@@ -21,7 +21,7 @@ fn follow(known: &mut BTreeMap<u64, (Key, Bytes)>, change: &BlockChange) {
 
 #[test]
 fn what_observers_are_told_is_what_is_live() {
-    for seed in 1..if cfg!(miri) { 3 } else { 20 } {
+    for seed in 1..20 {
         let mut random = numbers(seed);
         let (mut ledger, mut observed) = (Ledger::default(), Ledger::default());
         let (mut known, mut changes) = (BTreeMap::new(), Vec::new());

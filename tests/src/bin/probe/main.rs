@@ -23,7 +23,7 @@
 //!   `print_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `cancelled function argument…`: on a thread that is cancelled in it; `let name value`: for its arguments;
 //!   `value name`: what a call gave out;
-//! - `together threads phases devices`, `alone threads steps devices`, `nested depth`, `toggling threads rounds`, `rush threads`, `go_on threads`, `adding_up steps devices`: see
+//! - `together threads phases devices`, `alone threads steps devices`, `toggling threads rounds`, `rush threads`, `go_on threads`: see
 //!   `churn.rs`;
 //! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
 //!   an allocation; `exec program & argument & …`: another program in this process;
@@ -44,7 +44,6 @@
 //!   `await stderr`: until something was written to stderr, which is a file;
 //! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
 //! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
-//! - `hold_stderr ms`: another thread writes to stderr for so long, and nobody else does meanwhile;
 //! - `sockets`: how many descriptors of this process are sockets;
 //!   `close_descriptors path`: closes all but the first three and gives their numbers to this file; `limit_files bytes`: what files may
 //!   have at most; `end_main_thread`: ends it alone.
@@ -54,7 +53,7 @@ use std::cell::RefCell;
 use std::fmt::Display;
 use std::os::unix::process::CommandExt;
 use std::process::{self, ExitCode};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
@@ -154,12 +153,39 @@ impl Probe {
         if let Some(answer) = slots::answer(verb, argument)? {
             return Ok(answer);
         }
-        for part in [Self::query, Self::trace, Self::track, Self::act, Self::drive] {
+        for part in [Self::go, Self::query, Self::trace, Self::track, Self::act, Self::drive] {
             if let Some(answer) = part(self, verb, argument)? {
                 return Ok(answer);
             }
         }
         Err("no such command".into())
+    }
+
+    /// What answers `done`, whatever comes of it; `None` where the command is none of these.
+    fn go(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
+        let trace = self.traces.last_mut().ok_or("there is no trace");
+        match verb {
+            "preload" => gpumem::preload(),
+            "new" => self.traces.push(GpuMemTrace::new()),
+            "report" => trace?.report(),
+            "reset" => trace?.reset(),
+            "stop" => trace?.stop(),
+            "drop" => drop(self.traces.pop()),
+            "forget" => std::mem::forget(self.traces.pop()),
+            "give_back" => {
+                self.blocks.clear();
+                self.streams.iter().try_for_each(|stream| stream.synchronize())?;
+            }
+            "unsubscribe" => gpumem::intercept::unsubscribe(),
+            "on_refusal" => places::on_refusal(&self.names, argument),
+            "panic_on_refusal" => places::panic_on_refusal(),
+            "print_refusals" => places::print_refusals(),
+            "sleep" => thread::sleep(Duration::from_millis(argument.parse()?)),
+            "new_tracker" => self.trackers.push(MemTracker::new()),
+            "drop_labelled" => self.labelled.clear(),
+            _ => return Ok(None),
+        }
+        Ok(Some("done".to_owned()))
     }
 
     /// What asks; `None` where the command is none of these.
@@ -179,10 +205,6 @@ impl Probe {
             "try_used_no_cache" => reported(gpumem::try_gpu_mem_get_used_no_cache()),
             "max_free" => most_free(gpumem::gpu_with_max_free_mem()),
             "try_max_free" => reported(gpumem::try_gpu_with_max_free_mem().map(|best| most_free(best.unzip()))),
-            "preload" => {
-                gpumem::preload();
-                "done".to_owned()
-            }
             "try_preload" => reported(gpumem::try_preload().map(|()| "done")),
             "available" => gpumem::is_available().to_string(),
             "count" => gpumem::device::count().unwrap_or(0).to_string(),
@@ -229,11 +251,11 @@ impl Probe {
 
     /// What is done with traces.
     fn trace(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
-        let trace = self.traces.last_mut();
         Ok(Some(match verb {
-            "exact" | "sampled" | "of_thread" | "by_dispatch" | "by_cupti" | "sampled_by_dispatch" => {
+            "build" | "exact" | "sampled" | "of_thread" | "by_dispatch" | "by_cupti" | "sampled_by_dispatch" => {
                 let builder = GpuMemTrace::builder();
                 let builder = match verb {
+                    "build" => builder,
                     "exact" => builder.gauge(Gauge::Exact),
                     "sampled" => builder.gauge(Gauge::Sampled),
                     "by_dispatch" => builder.source(Source::Dispatch),
@@ -266,27 +288,8 @@ impl Probe {
                 let missing = missing.into_iter().filter(|(is_so, _)| *is_so).map(|(_, text)| format!(", {text}"));
                 format!("{} {}{}", data.used.get(), data.peaked.get(), missing.collect::<String>())
             }
-            "new" => {
-                self.traces.push(GpuMemTrace::new());
-                "started".to_owned()
-            }
-            "build" => {
-                let builder = GpuMemTrace::builder();
-                let started = match device(argument)? {
-                    Some(device) => builder.device(device).start(),
-                    None => builder.start(),
-                };
-                reported(started.map(|trace| {
-                    self.traces.push(trace);
-                    "started"
-                }))
-            }
-            "report" => {
-                trace.ok_or("there is no trace")?.report();
-                "done".to_owned()
-            }
             "data" => {
-                let data = trace.ok_or("there is no trace")?.data();
+                let data = self.traces.last().ok_or("there is no trace")?.data();
                 format!(
                     "device={} used={} peaked={} gauge={} stale={}",
                     data.device,
@@ -296,25 +299,6 @@ impl Probe {
                     data.stale
                 )
             }
-            "reset" => {
-                trace.ok_or("there is no trace")?.reset();
-                "done".to_owned()
-            }
-            "stop" => {
-                trace.ok_or("there is no trace")?.stop();
-                "done".to_owned()
-            }
-            "drop" => {
-                self.traces.pop();
-                "done".to_owned()
-            }
-            "forget" => {
-                self.traces.pop().map_or("there is none", |trace| {
-                    std::mem::forget(trace);
-                    "open for ever"
-                })
-            }
-            .to_owned(),
             _ => return Ok(None),
         }))
     }
@@ -332,13 +316,6 @@ impl Probe {
                 self.blocks.push(stream.alloc_zeros((argument.parse::<u32>()? as usize) << 20)?);
                 "allocated".to_owned()
             }
-            "give_back" => {
-                self.blocks.clear();
-                for stream in &self.streams {
-                    stream.synchronize()?;
-                }
-                "done".to_owned()
-            }
             "capture" => {
                 // One that waits for the legacy stream, as CUDA's own are by default and cudarc's are not.
                 let stream = stream::create(StreamKind::Default)?;
@@ -355,23 +332,9 @@ impl Probe {
                     Err(error) => format!("broken: {error}"),
                 }
             }
-            "await" => self.wait_for(argument)?,
-            "sleep" => {
-                thread::sleep(Duration::from_millis(argument.parse::<u32>()?.into()));
-                "slept".to_owned()
-            }
+            "await" => await_or_fail(|| self.is_so(argument))?,
             "abort" => process::abort(),
             "threads" => threads()?.to_string(),
-            "hold_stderr" => {
-                let (time, (held, is_held)) = (argument.parse::<u32>()?, mpsc::channel());
-                thread::spawn(move || {
-                    let _stderr = io::stderr().lock();
-                    _ = held.send(());
-                    thread::sleep(Duration::from_millis(time.into()));
-                });
-                is_held.recv()?;
-                "held".to_owned()
-            }
             "maps" => {
                 let has = fs::read_to_string("/proc/self/maps")?.lines().any(|line| line.contains(argument));
                 if has { "yes" } else { "no" }.to_owned()
@@ -396,18 +359,9 @@ impl Probe {
                 [threads, rounds] => churn::toggling(threads.into(), rounds.into())?,
                 _ => return Err("two numbers".into()),
             },
-            "adding_up" => match numbers()?[..] {
-                [steps, devices] => churn::adding_up(steps.into(), devices)?,
-                _ => return Err("two numbers".into()),
-            },
             "forks" => forks::forks(argument.parse()?)?,
             "rush" => churn::rush(argument.parse()?)?,
-            "nested" => churn::nested(argument.parse()?)?,
             "subscribe" => reported(gpumem::intercept::subscribe().map(|()| "done")),
-            "unsubscribe" => {
-                gpumem::intercept::unsubscribe();
-                "done".to_owned()
-            }
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
             "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),
             "status_text" => gpumem::status().to_string().replace('\n', "|"),
@@ -420,20 +374,8 @@ impl Probe {
             "why_not_dispatch" => {
                 gpumem::status().why_not_dispatch.map_or_else(|| "none".to_owned(), |why| why.to_string())
             }
-            "on_refusal" => {
-                places::on_refusal(&self.names, argument);
-                "done".to_owned()
-            }
-            "panic_on_refusal" => {
-                places::panic_on_refusal();
-                "done".to_owned()
-            }
             "load_and_close" => raw::load_and_close(argument)?.to_string(),
             "go_on" => churn::go_on(argument.parse()?)?,
-            "print_refusals" => {
-                places::print_refusals();
-                "done".to_owned()
-            }
             "breakdown" => reported(places::breakdown(device(argument)?)),
             "summary" => places::summary(),
             "retry" => places::retry(&self.names, argument)?,
@@ -452,22 +394,8 @@ impl Probe {
                 let ended = thread::spawn(move || LATE.with(|place| *place.borrow_mut() = Some(late))).join();
                 ended.map_or_else(|_| Err("the thread panicked"), |()| Ok("done".to_owned()))?
             }
-            "await_file" => {
-                let began = Instant::now();
-                while !fs::exists(argument)? {
-                    if began.elapsed() > 10 * PATIENCE {
-                        return Err("waited in vain".into());
-                    }
-                    thread::sleep(Duration::from_millis(2));
-                }
-                "there".to_owned()
-            }
-            "await_recorded" => {
-                while !killed::has_an_allocation(argument)? {
-                    thread::sleep(Duration::from_millis(2));
-                }
-                "there".to_owned()
-            }
+            "await_file" => await_or_fail(|| Ok(fs::exists(argument)?))?,
+            "await_recorded" => await_or_fail(|| killed::has_an_allocation(argument))?,
             "killed_on_new_stacks" => killed::allocate_on_new_stacks(argument.parse()?)?,
             "until_killed" => killed::allocate_until_killed(argument)?,
             "exec" => {
@@ -483,26 +411,30 @@ impl Probe {
         }))
     }
 
-    fn wait_for(&self, what: &str) -> Result<String, Trouble> {
-        let began = Instant::now();
-        while began.elapsed() < PATIENCE {
-            let stale = self.traces.last().map(|trace| trace.data().stale);
-            let is_so = match what {
-                "stale" => stale == Some(true),
-                "fresh" => stale == Some(false),
-                "readable" => gpumem::try_gpu_mem_get(None).is_ok(),
-                "a_thread" => threads()? == 1,
-                "no_threads" => threads()? == 0,
-                "stderr" => fs::metadata("/proc/self/fd/2")?.len() > 0,
-                _ => return Err("no such thing to wait for".into()),
-            };
-            if is_so {
-                return Ok("so".to_owned());
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        Err("waited in vain".into())
+    fn is_so(&self, what: &str) -> Result<bool, Trouble> {
+        let stale = self.traces.last().map(|trace| trace.data().stale);
+        Ok(match what {
+            "stale" => stale == Some(true),
+            "fresh" => stale == Some(false),
+            "readable" => gpumem::try_gpu_mem_get(None).is_ok(),
+            "a_thread" => threads()? == 1,
+            "no_threads" => threads()? == 0,
+            "stderr" => fs::metadata("/proc/self/fd/2")?.len() > 0,
+            _ => return Err("no such thing to wait for".into()),
+        })
     }
+}
+
+/// Waits until it is so.
+fn await_or_fail(is_so: impl Fn() -> Result<bool, Trouble>) -> Result<String, Trouble> {
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        if is_so()? {
+            return Ok("so".to_owned());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Err("waited in vain".into())
 }
 
 /// What a thread does when its locals are destroyed.
@@ -551,8 +483,8 @@ fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
     format!("{}{missed}", reported.collect::<String>())
 }
 
-/// How long to wait for what should come soon, on a machine that may be busy.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait, on a machine that may be busy.
+const PATIENCE: Duration = Duration::from_secs(100);
 
 /// `0`, or nothing for the current device.
 fn device(argument: &str) -> Result<Option<u32>, Trouble> {

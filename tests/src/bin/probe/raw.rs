@@ -1,15 +1,16 @@
 //! Calls of the driver as C makes them: by name, with arguments that the script spells.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_int, c_long, c_ulong, c_void};
+use std::ffi::{CString, c_char, c_int, c_ulong, c_void};
 use std::fs::File;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use std::{mem, ptr, thread};
 
 use cudarc::driver::sys;
 
-use crate::Trouble;
+use crate::{PATIENCE, Trouble};
 
 /// What calls gave out, by the name that the script has for it.
 #[derive(Clone, Default)]
@@ -172,6 +173,7 @@ impl Names {
             }
         }
 
+        // The declarations of `libc` lack the second, and its `start` may not unwind.
         unsafe extern "C" {
             fn pthread_create(
                 thread: *mut c_ulong,
@@ -180,7 +182,6 @@ impl Names {
                 argument: *mut c_void,
             ) -> c_int;
             fn pthread_cancel(thread: c_ulong) -> c_int;
-            fn pthread_join(thread: c_ulong, result: *mut *mut c_void) -> c_int;
         }
 
         unsafe extern "C-unwind" fn start(thread: *mut c_void) -> *mut c_void {
@@ -214,11 +215,15 @@ impl Names {
             if pthread_create(&raw mut id, ptr::null(), start, (&raw mut thread).cast()) != 0 {
                 return Err("no thread".into());
             }
+            let began = Instant::now();
             while !is_blocked() {
+                if began.elapsed() > PATIENCE {
+                    return Err("the function has returned".into());
+                }
                 thread::yield_now();
             }
             pthread_cancel(id);
-            pthread_join(id, &raw mut result);
+            libc::pthread_join(id, &raw mut result);
         }
         // `PTHREAD_CANCELED`
         Ok(if result.addr() == usize::MAX { "cancelled" } else { "returned" })
@@ -227,9 +232,6 @@ impl Names {
 
 /// Runs something when the process exits, after `main`.
 pub(crate) fn at_exit(last: impl FnOnce() + Send + 'static) {
-    unsafe extern "C" {
-        fn atexit(callback: extern "C" fn()) -> c_int;
-    }
     static LAST: Mutex<Vec<Box<dyn FnOnce() + Send>>> = Mutex::new(Vec::new());
     extern "C" fn run() {
         let last = LAST.lock().map(|mut last| last.pop());
@@ -239,11 +241,7 @@ pub(crate) fn at_exit(last: impl FnOnce() + Send + 'static) {
     }
     LAST.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(last));
     // SAFETY: the C library keeps the pointer to this function and calls it once, without an argument.
-    unsafe { atexit(run) };
-}
-
-unsafe extern "C" {
-    fn waitpid(process: c_int, status: *mut c_int, options: c_int) -> c_int;
+    unsafe { libc::atexit(run) };
 }
 
 /// Splits off a process that goes on with what this one has: `Ok(None)` in the child, its exit status in the parent.
@@ -251,17 +249,14 @@ pub(crate) fn fork() -> Result<Option<c_int>, Trouble> {
     let Some(child) = fork_only()? else { return Ok(None) };
     let mut status = 0;
     // SAFETY: the child is this process's own, and the status is a live `int`.
-    let waited = unsafe { waitpid(child, &raw mut status, 0) };
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
     if waited == child { Ok(Some(status)) } else { Err("no child to wait for".into()) }
 }
 
 /// Splits off a process: `Ok(None)` in the child, its number in the parent.
 pub(crate) fn fork_only() -> Result<Option<c_int>, Trouble> {
-    unsafe extern "C" {
-        fn fork() -> c_int;
-    }
     // SAFETY: the child goes on alone, with what its one thread has; that it may hang is what is tested.
-    match unsafe { fork() } {
+    match unsafe { libc::fork() } {
         0 => Ok(None),
         child if child > 0 => Ok(Some(child)),
         _ => Err("cannot fork".into()),
@@ -270,10 +265,9 @@ pub(crate) fn fork_only() -> Result<Option<c_int>, Trouble> {
 
 /// The exit status of a child, if it has ended.
 pub(crate) fn ended(child: c_int) -> Result<Option<c_int>, Trouble> {
-    const WNOHANG: c_int = 1;
     let mut status = 0;
     // SAFETY: as in `fork`.
-    match unsafe { waitpid(child, &raw mut status, WNOHANG) } {
+    match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
         0 => Ok(None),
         waited if waited == child => Ok(Some(status)),
         _ => Err("no child to wait for".into()),
@@ -282,37 +276,27 @@ pub(crate) fn ended(child: c_int) -> Result<Option<c_int>, Trouble> {
 
 /// Ends a child that hangs.
 pub(crate) fn kill(child: c_int) {
-    const SIGKILL: c_int = 9;
-    unsafe extern "C" {
-        fn kill(process: c_int, signal: c_int) -> c_int;
-    }
     let mut status = 0;
     // SAFETY: the child is this process's own, and was not waited for yet, so that the number is no other's.
     unsafe {
-        kill(child, SIGKILL);
-        waitpid(child, &raw mut status, 0);
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, &raw mut status, 0);
     }
 }
 
 /// What this process prints goes there from now on, without the locks that threads of the parent's may have held.
 pub(crate) fn become_output(to: &impl AsRawFd) {
-    unsafe extern "C" {
-        fn dup2(from: c_int, to: c_int) -> c_int;
-    }
     for number in [1, 2] {
         // SAFETY: the descriptor is open. Who writes to stdout and stderr asks for them by number.
-        unsafe { dup2(to.as_raw_fd(), number) };
+        unsafe { libc::dup2(to.as_raw_fd(), number) };
     }
 }
 
 /// Closes all descriptors but the first three, as daemons do, and gives the next thousand to a file of this program.
 pub(crate) fn close_descriptors(then: &str) -> Result<(), Trouble> {
-    unsafe extern "C" {
-        fn close(number: c_int) -> c_int;
-    }
     for number in 3..1100 {
         // SAFETY: that the descriptors of others are closed is what is tested. This program has none that it uses again.
-        unsafe { close(number) };
+        unsafe { libc::close(number) };
     }
     while File::options().append(true).create(true).open(then)?.into_raw_fd() < 1010 {}
     Ok(())
@@ -320,32 +304,20 @@ pub(crate) fn close_descriptors(then: &str) -> Result<(), Trouble> {
 
 /// Files of this process may have so many bytes.
 pub(crate) fn limit_files(bytes: u64) -> bool {
-    unsafe extern "C" {
-        fn setrlimit(resource: c_int, limit: *const [u64; 2]) -> c_int;
-    }
-    const RLIMIT_FSIZE: c_int = 1;
-    // SAFETY: the structure has two words on all targets of the tests, and lives for the call.
-    unsafe { setrlimit(RLIMIT_FSIZE, &[bytes, bytes]) == 0 }
+    // SAFETY: the structure lives for the call.
+    unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &libc::rlimit { rlim_cur: bytes, rlim_max: bytes }) == 0 }
 }
 
 /// Ends the main thread alone, as `pthread_exit` does.
 pub(crate) fn end_main_thread() {
-    unsafe extern "C" {
-        fn syscall(number: c_long, ...) -> c_long;
-    }
-    const EXIT: c_long = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
     // SAFETY: the call does not return. What the thread has stays as it is, and nobody else uses it.
-    unsafe { syscall(EXIT, 0_i64) };
+    unsafe { libc::syscall(libc::SYS_exit, 0_i64) };
 }
 
 /// Ends this process as C does: with what was set for the exit, or without.
 pub(crate) fn end(status: c_int, with_handlers: bool) -> ! {
-    unsafe extern "C" {
-        fn exit(status: c_int) -> !;
-        fn _exit(status: c_int) -> !;
-    }
     // SAFETY: the process has one thread, in which nothing else goes on.
-    if with_handlers { unsafe { exit(status) } } else { unsafe { _exit(status) } }
+    if with_handlers { unsafe { libc::exit(status) } } else { unsafe { libc::_exit(status) } }
 }
 
 /// Another tool's subscription to CUPTI in this process, as a profiler would have it.

@@ -2,7 +2,8 @@
 //! stub, as UCX does.
 
 use std::backtrace::Backtrace;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_int};
+use std::mem::MaybeUninit;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::{fs, mem, ptr, slice};
@@ -138,11 +139,8 @@ fn replace_past(function: &str) -> Result<(), Trouble> {
 
 /// Writes a jump to a hook over the stub, which goes on through the slot, as the stub would.
 fn overwrite(function: &str) -> Result<(), Trouble> {
-    unsafe extern "C" {
-        fn mprotect(at: *mut c_void, bytes: usize, access: c_int) -> c_int;
-    }
     const PAGE: usize = 4096;
-    const ALL: c_int = 1 | 2 | 4;
+    const ALL: c_int = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
     let (slot, code) = (slot(function)?, symbol(function)?);
     let number = take(function, false)?;
     HOOKS[number].through.store(ptr::from_ref(slot).cast_mut(), Ordering::Release);
@@ -154,7 +152,7 @@ fn overwrite(function: &str) -> Result<(), Trouble> {
     // SAFETY: the stub is longer than the jump, and the pages that the jump is in are the driver's code. No other thread is in
     // the stub: the scripts call nothing meanwhile.
     unsafe {
-        if mprotect(page.cast_mut().cast(), 2 * PAGE, ALL) != 0 {
+        if libc::mprotect(page.cast_mut().cast(), 2 * PAGE, ALL) != 0 {
             return Err("the code cannot be made writable".into());
         }
         code.cast_mut().cast::<[u8; 14]>().write(jump);
@@ -226,25 +224,16 @@ fn slot(function: &str) -> Result<&'static Slot, Trouble> {
 
 /// The file that the address is in.
 fn module_of(address: *const ()) -> Option<String> {
-    /// `Dl_info`.
-    #[repr(C)]
-    struct Info {
-        file: *const c_char,
-        base: *mut c_void,
-        symbol: *const c_char,
-        symbol_address: *mut c_void,
-    }
-    unsafe extern "C" {
-        fn dladdr(address: *const c_void, info: *mut Info) -> c_int;
-    }
-    let mut info =
-        Info { file: ptr::null(), base: ptr::null_mut(), symbol: ptr::null(), symbol_address: ptr::null_mut() };
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the C library's; it looks at no memory behind the address, and writes to `info` alone.
-    if unsafe { dladdr(address.cast(), &raw mut info) } == 0 || info.file.is_null() {
+    let is_found = unsafe { libc::dladdr(address.cast(), info.as_mut_ptr()) } != 0;
+    // SAFETY: it consists of pointers, which may be null.
+    let name = unsafe { info.assume_init() }.dli_fname;
+    if !is_found || name.is_null() {
         return None;
     }
     // SAFETY: the name of a module that is loaded, which ends.
-    Some(unsafe { CStr::from_ptr(info.file) }.to_string_lossy().into_owned())
+    Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
 }
 
 /// The answer to a command of this file's; `None` where it is none.

@@ -1,7 +1,7 @@
 //! What is done with trackers.
 //!
 //! - `tracker [device]`: starts one; `new_tracker`: as programs do that go on without; `track`: the last one prints, and answers
-//!   with the same as data; `drop_tracker`;
+//!   with the same as data;
 //! - `label name dtype shape address`: of a shape such as `2x3`, and of an address as in `call`;
 //! - `labelled name shape`: an allocation on the last context, of `f32`, through cudarc; `mislabelled`: its label again, of
 //!   another shape; `drop_labelled`: all of them are freed.
@@ -28,17 +28,9 @@ impl Probe {
                     "started"
                 }))
             }
-            "new_tracker" => {
-                self.trackers.push(MemTracker::new());
-                "started".to_owned()
-            }
             "track" => {
                 let tracker = self.trackers.last_mut().ok_or("there is no tracker")?;
                 data(&gpumem::track!(tracker))
-            }
-            "drop_tracker" => {
-                self.trackers.pop();
-                "done".to_owned()
             }
             "label" => {
                 let [name, dtype, sizes, address] = argument.split(' ').collect::<Vec<_>>()[..] else {
@@ -58,10 +50,6 @@ impl Probe {
                 let answer = reported(slice.label("wrong", &[slice.len(), 2]).map(|()| "done"));
                 self.labelled.push(slice.labelled("wrong", &[7]));
                 answer
-            }
-            "drop_labelled" => {
-                self.labelled.clear();
-                "done".to_owned()
             }
             _ => return Ok(None),
         }))

@@ -1,0 +1,54 @@
+//! Calls of the driver by name.
+
+use std::{ffi::CString, ptr};
+
+use cudarc::driver::sys;
+
+type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i32;
+
+/// The result of a call. The tests name only functions of at most six integers and pointers, which x86-64 and arm64 pass in
+/// registers, and pass pointers to what is alive and as large as the function reads or writes.
+///
+/// # Panics
+/// When the driver does not have the function, or when there are more arguments.
+pub fn call(function: &str, arguments: &[u64]) -> i32 {
+    let name = CString::new(function).expect("names have no zeros");
+    // SAFETY: loading the driver has no preconditions.
+    let library = unsafe { sys::culib() };
+    // SAFETY: each function that the tests name has this type, seen from its caller.
+    let call = unsafe { library.get::<Function>(name.as_bytes_with_nul()) }.expect(function);
+    let mut words = [0; 6];
+    words[..arguments.len()].copy_from_slice(arguments);
+    let [first, second, third, fourth, fifth, sixth] = words;
+    // SAFETY: the arguments are those of the function, as said above.
+    unsafe { call(first, second, third, fourth, fifth, sixth) }
+}
+
+/// Makes a call that succeeds.
+///
+/// # Panics
+/// When it does not.
+#[track_caller]
+pub fn done(function: &str, arguments: &[u64]) {
+    let code = call(function, arguments);
+    assert_eq!(code, 0, "{function} {arguments:x?}");
+}
+
+/// The code of a call that puts something where its out-parameter is, and what that is; the rest of the word is 0 where that is narrower.
+pub fn try_put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> (i32, u64) {
+    let mut out = Box::new(0_u64);
+    let at = ptr::from_mut(&mut *out).expose_provenance();
+    let code = call(function, &arguments(at as u64));
+    (code, *std::hint::black_box(out))
+}
+
+/// What a call puts there that succeeds.
+///
+/// # Panics
+/// When it does not.
+#[track_caller]
+pub fn put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> u64 {
+    let (code, out) = try_put(function, arguments);
+    assert_eq!(code, 0, "{function}");
+    out
+}
