@@ -5,10 +5,13 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::export::{Leaf, Paint, Role, Row, Tree};
+use gpumem_core::{
+    export::{InPaint, Leaf, Paint, Role, Row, Tree},
+    model::ByteDelta,
+};
 use serde::{Serialize, Serializer};
 
-use super::text::{Bars, device_in_words, shown, signed_amount};
+use super::text::{Bars, device_in_words};
 use crate::{
     formats::{
         Numbers,
@@ -83,10 +86,10 @@ pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io:
     for (number, device) in (0_u16..).zip(&history.devices).filter(|(_, device)| device.peak_at.is_some()) {
         let of_device: Vec<_> = all.iter().filter(|calls| calls.number == number).collect();
         let name = history.definitions().device(device.device).and_then(|defined| defined.name.as_deref());
-        let peak = signed_amount(of_device.iter().map(|calls| calls.bytes).sum());
+        let peak = ByteDelta::new(of_device.iter().map(|calls| calls.bytes).sum());
         let title = format!("{}: the peak was {peak}", device_in_words(device.device, name));
         writeln!(out, "{}{}", if number > 0 { "\n" } else { "" }, paint.on(Role::Heading, title))?;
-        writeln!(out, "{}", shown(&Bars("allocated by", &rows(&of_device, &names)), paint))?;
+        writeln!(out, "{}", InPaint(&Bars("allocated by", &rows(&of_device, &names)), paint))?;
     }
     if all.is_empty() {
         writeln!(out, "nothing was allocated")?;

@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use super::{
     refused::Refused,
-    sums::{PlaceSum, Sum, place_sums, sums},
+    sums::{PlaceSum, place_sums},
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
 };
-use crate::history::{ChangeKind, DeviceHistory, Held, History, Moment, in_words, sums_by};
+use crate::history::{ChangeKind, DeviceHistory, Held, History, Moment, Origin, Sum, in_words, sums_by};
 
 /// What a recording comes to. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -246,7 +246,7 @@ impl Overview {
         }
     }
 
-    /// The same for the summary of a single recording, which shows the peaks in detail.
+    /// The overview for the summary of a single recording, which shows the peaks in detail.
     pub(crate) fn in_detail(history: &mut History) -> Self {
         let mut overview = Self::of(history);
         for of in overview.devices.iter_mut().take(IN_DETAIL) {
@@ -299,7 +299,7 @@ impl NotFreed {
 
 impl DeviceOverview {
     /// `held` is what was live at its peak.
-    fn of(history: &History, all: &DeviceHistory, held: Vec<Held<'_>>, besides: Vec<(String, i64, i64)>) -> Self {
+    fn of(history: &History, all: &DeviceHistory, held: Vec<Held<'_>>, besides: Vec<Sum>) -> Self {
         let device = all.device;
         let defined = history.definitions().device(device);
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
@@ -311,11 +311,11 @@ impl DeviceOverview {
             total_bytes: defined.and_then(|defined| defined.total).map(gpumem_core::model::Bytes::get),
             peak_bytes: all.peak_at.map(|_| all.peak),
             peak_seconds: all.peak_at.map(|at| seconds(history.time_of(at))),
-            peak_by_kind: sums(sums_by(&on_device, |origin| origin.kind.name().to_owned())),
-            peak_by_library: sums(sums_by(&on_device, crate::history::Origin::library_or_program)),
-            peak_by_scope: sums(sums_by(&on_device, crate::history::Origin::scope)),
+            peak_by_kind: sums_by(&on_device, |origin| origin.kind.name().to_owned()),
+            peak_by_library: sums_by(&on_device, Origin::library_or_program),
+            peak_by_scope: sums_by(&on_device, Origin::scope),
             peak_by_place: place_sums(&on_device),
-            besides: (!history.has_only_peaks()).then(|| sums(besides)),
+            besides: (!history.has_only_peaks()).then_some(besides),
             live_at_end_bytes: all.live,
             samples: all.samples,
             highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),
