@@ -100,5 +100,8 @@ fn states_have_layers() {
         let of_layer = estimate.parts.iter().find(|part| part.class == Class::Optimizer && part.layer == layer);
         of_layer.map(|part| part.bytes.get())
     };
-    assert_eq!([state("0"), state("2"), state("")], [2 * 5050, 2 * 2550, ELEMENTS].map(|elements| Some(elements * 4)));
+    assert_eq!(
+        [state("fc1"), state("fc2"), state("")],
+        [2 * 5050, 2 * 2550, ELEMENTS].map(|elements| Some(elements * 4))
+    );
 }

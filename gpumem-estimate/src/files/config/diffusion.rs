@@ -307,35 +307,33 @@ pub(super) fn dit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     let patches = product(&[image / patch, image / patch])?;
     let modulate = || Layer::Modulate { slot: "modulation".to_owned(), parts: 6 }.named("");
     let scale = || Layer::ScaleByLeft { slot: "modulation".to_owned(), parts: 6 }.named("");
-    let block = || {
-        let condition = vec![
-            linear("norm1.emb.timestep_embedder.linear_1", 256, size, true),
-            activation(Function::Silu),
-            linear("norm1.emb.timestep_embedder.linear_2", size, size, true),
-            Layer::AddLeft {
-                slot: "classes".to_owned(),
-                layers: vec![Layer::Embedding { rows, size }.named("norm1.emb.class_embedder.embedding_table")],
-            }
-            .named(""),
-            leave("conditioning"),
-            activation(Function::Silu),
-            linear("norm1.linear", size, six, true),
-        ];
-        let attention = attention(size, heads, None, has_bias).named("attn1");
-        let mlp = vec![
-            linear("ff.net.0.proj", size, hidden, true),
-            activation(Function::Gelu),
-            linear("ff.net.2", hidden, size, true),
-        ];
-        let layers = vec![
-            Layer::Derive { from: TIME.to_owned(), slot: "modulation".to_owned(), layers: condition }.named(""),
-            residual(vec![Layer::Normalize.named(""), modulate(), attention, scale()]),
-            residual(vec![Layer::Normalize.named(""), modulate(), inline(mlp), scale()]),
-        ];
-        Layer::Block { layers }
-    };
+    let condition = vec![
+        linear("norm1.emb.timestep_embedder.linear_1", 256, size, true),
+        activation(Function::Silu),
+        linear("norm1.emb.timestep_embedder.linear_2", size, size, true),
+        Layer::AddLeft {
+            slot: "classes".to_owned(),
+            layers: vec![Layer::Embedding { rows, size }.named("norm1.emb.class_embedder.embedding_table")],
+        }
+        .named(""),
+        leave("conditioning"),
+        activation(Function::Silu),
+        linear("norm1.linear", size, six, true),
+    ];
+    let attention = attention(size, heads, None, has_bias).named("attn1");
+    let mlp = vec![
+        linear("ff.net.0.proj", size, hidden, true),
+        activation(Function::Gelu),
+        linear("ff.net.2", hidden, size, true),
+    ];
+    let layers = vec![
+        Layer::Derive { from: TIME.to_owned(), slot: "modulation".to_owned(), layers: condition }.named(""),
+        residual(vec![Layer::Normalize.named(""), modulate(), attention, scale()]),
+        residual(vec![Layer::Normalize.named(""), modulate(), inline(mlp), scale()]),
+    ];
+    let block = Layer::Block { layers };
     let last = vec![activation(Function::Silu), linear("proj_out_1", size, product(&[2, size])?, true)];
-    let blocks = (0..fields.layers("num_layers", 28)?).map(|_| block());
+    let blocks = vec![block; fields.layers("num_layers", 28)?];
     let layers = vec![
         provide(TIME, vec![256], false, vec![]),
         provide("classes", vec![], true, vec![]),
