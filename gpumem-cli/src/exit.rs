@@ -13,7 +13,6 @@ pub(crate) enum Exit {
     ProblemFound,
     /// The command could not do it, or not all of it. An error on stderr says why.
     Failed,
-    #[allow(dead_code, reason = "`run` is not written yet")]
     /// `gpumem run`: what the program ended with.
     Program(u8),
 }

@@ -41,13 +41,13 @@ pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Res
     write(&mut out).and_then(|()| out.flush()).map_err(|error| Failure::of_output(&error))
 }
 
-/// The same for text that people read: no line is longer than the terminal is wide.
+/// Prints text that people read: no line is longer than the terminal is wide.
 pub(crate) fn print_text(write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>) -> Result<(), Failure> {
     let stdout = io::stdout();
     print(|out| out.write_all(text_for(&stdout, write)?.as_bytes()))
 }
 
-/// The same on stderr, in one write: what the program's other processes still print does not come in between.
+/// Prints such text on stderr in one write: what the program's other processes still print does not come in between.
 pub(crate) fn print_text_on_stderr(write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>) -> io::Result<()> {
     let mut stderr = io::stderr();
     let text = text_for(&stderr, write)?;

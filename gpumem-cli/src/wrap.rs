@@ -49,7 +49,7 @@ fn indent(plain: &str, width: usize) -> usize {
     indent.max(2)
 }
 
-/// Without the codes of colours, which have no width: they end in `m`.
+/// The text without the codes of colours, which have no width and end in `m`.
 fn without_codes(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let first = parts.next().unwrap_or_default().to_owned();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures `torch.cuda.max_memory_allocated()` of two steps of models with random weights, for each architecture that `Model::from_config` reads
-and that `measure.py` does not have. Each row runs in a process of its own. The example `architectures` prints the estimates of the same
-rows.
+and that `measure.py` does not have. Each row runs in a process of its own. `cargo test --test architectures -- --nocapture` prints the
+estimates of the same rows.
 
     python3 architectures.py --list            # rows as JSON: name, config, length, batch, mode, dtype
     python3 architectures.py --out FILE --seconds 90

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Counts the bytes of PyTorch's tensors in small steps, on a CPU. It prints the figures that `tests/checkpointing.rs`, `adapters.rs`,
-`decode.rs`, `optimizers.rs` and `parallel.rs` expect.
+"""Counts the bytes of PyTorch's tensors in small steps, on a CPU. It prints the figures that `checkpointing.rs`, `adapters.rs`,
+`decode.rs`, `optimizers.rs` and `parallel.rs` of `tests/counted` expect.
 
     python3 bytes.py
     python3 bytes.py models > bytes.jsonl         steps of a small Llama, which needs transformers: `tests/bytes.rs` compares them

@@ -25,10 +25,4 @@ impl ContextSize {
             _ => None,
         }
     }
-
-    /// What the driver counts for a process whose allocator reserved this much.
-    #[must_use]
-    pub fn with_reserved(self, reserved: Bytes) -> Self {
-        Self { low: self.low + reserved, high: self.high + reserved }
-    }
 }

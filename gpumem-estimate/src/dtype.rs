@@ -108,49 +108,23 @@ const BLOCKS: &[Blocks] = &[
     Blocks { name: "tq2_0", elements: 256, bytes: 66 },
 ];
 
-const PLAIN: &[(&str, Dtype)] = &[
-    ("f64", Dtype::F64),
-    ("f32", Dtype::F32),
-    ("f16", Dtype::F16),
-    ("bf16", Dtype::Bf16),
-    ("f8", Dtype::F8),
-    ("i64", Dtype::I64),
-    ("i32", Dtype::I32),
-    ("i16", Dtype::I16),
-    ("i8", Dtype::I8),
-    ("u64", Dtype::U64),
-    ("u32", Dtype::U32),
-    ("u16", Dtype::U16),
-    ("u8", Dtype::U8),
-    ("bool", Dtype::Bool),
-    ("c64", Dtype::C64),
-];
-
-/// What PyTorch, safetensors and people call them besides.
-const OTHER_NAMES: &[(&str, Dtype)] = &[
-    ("float64", Dtype::F64),
-    ("double", Dtype::F64),
-    ("fp64", Dtype::F64),
-    ("float32", Dtype::F32),
-    ("float", Dtype::F32),
-    ("fp32", Dtype::F32),
-    ("float16", Dtype::F16),
-    ("half", Dtype::F16),
-    ("fp16", Dtype::F16),
-    ("bfloat16", Dtype::Bf16),
-    ("float8", Dtype::F8),
-    ("fp8", Dtype::F8),
-    ("float8_e4m3fn", Dtype::F8),
-    ("float8_e5m2", Dtype::F8),
-    ("int64", Dtype::I64),
-    ("int32", Dtype::I32),
-    ("int16", Dtype::I16),
-    ("int8", Dtype::I8),
-    ("uint64", Dtype::U64),
-    ("uint32", Dtype::U32),
-    ("uint16", Dtype::U16),
-    ("uint8", Dtype::U8),
-    ("complex64", Dtype::C64),
+/// The name of each other type, and what PyTorch and people call it besides.
+pub(crate) const PLAIN: &[(&str, Dtype, &[&str])] = &[
+    ("f64", Dtype::F64, &["float64", "double", "fp64"]),
+    ("f32", Dtype::F32, &["float32", "float", "fp32"]),
+    ("f16", Dtype::F16, &["float16", "half", "fp16"]),
+    ("bf16", Dtype::Bf16, &["bfloat16"]),
+    ("f8", Dtype::F8, &["float8", "fp8", "float8_e4m3fn", "float8_e5m2"]),
+    ("i64", Dtype::I64, &["int64"]),
+    ("i32", Dtype::I32, &["int32"]),
+    ("i16", Dtype::I16, &["int16"]),
+    ("i8", Dtype::I8, &["int8"]),
+    ("u64", Dtype::U64, &["uint64"]),
+    ("u32", Dtype::U32, &["uint32"]),
+    ("u16", Dtype::U16, &["uint16"]),
+    ("u8", Dtype::U8, &["uint8"]),
+    ("bool", Dtype::Bool, &[]),
+    ("c64", Dtype::C64, &["complex64"]),
 ];
 
 impl Dtype {
@@ -180,7 +154,7 @@ impl Dtype {
 
     /// All types by the names that `Display` prints.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-        PLAIN.iter().map(|(name, _)| *name).chain(BLOCKS.iter().map(|blocks| blocks.name))
+        PLAIN.iter().map(|(name, ..)| *name).chain(BLOCKS.iter().map(|blocks| blocks.name))
     }
 
     /// Floating-point numbers, which have gradients.
@@ -191,7 +165,7 @@ impl Dtype {
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plain = PLAIN.iter().find(|(_, dtype)| dtype == self).map(|(name, _)| *name);
+        let plain = PLAIN.iter().find(|(_, dtype, _)| dtype == self).map(|(name, ..)| *name);
         let Self::Blocks(blocks) = self else { return f.pad(plain.unwrap_or_default()) };
         f.pad(blocks.name)
     }
@@ -204,7 +178,8 @@ impl FromStr for Dtype {
     fn from_str(text: &str) -> Result<Self, Error> {
         let name = text.to_ascii_lowercase();
         let name = name.strip_prefix("torch.").unwrap_or(&name);
-        let plain = PLAIN.iter().chain(OTHER_NAMES).find(|(known, _)| *known == name).map(|(_, dtype)| *dtype);
+        let is_plain = |(known, _, others): &&(&str, Self, &[&str])| *known == name || others.contains(&name);
+        let plain = PLAIN.iter().find(is_plain).map(|(_, dtype, _)| *dtype);
         let blocks = || BLOCKS.iter().find(|blocks| blocks.name == name).copied().map(Self::Blocks);
         plain.or_else(blocks).ok_or_else(|| {
             let known = Self::names().collect::<Vec<_>>().join(", ");
@@ -233,7 +208,7 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        let all = PLAIN.iter().map(|(_, dtype)| *dtype).chain(BLOCKS.iter().copied().map(Dtype::Blocks));
+        let all = PLAIN.iter().map(|(_, dtype, _)| *dtype).chain(BLOCKS.iter().copied().map(Dtype::Blocks));
         for dtype in all {
             assert_eq!(dtype.to_string().parse::<Dtype>().unwrap(), dtype);
         }

@@ -256,7 +256,7 @@ impl Memory {
         self.0.borrow_mut().name(name)
     }
 
-    /// The same as [`open`](Self::open), for a name with a number.
+    /// Opens a scope whose name has a number, see [`open`](Self::open).
     pub(crate) fn open_layer(&self, name: CallsiteId) {
         self.0.borrow_mut().open(name);
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpumem_core::model::Bytes;
+use serde::Serialize;
 
 use crate::{dtype::Dtype, shape::Shape};
 
@@ -27,7 +28,7 @@ pub struct TensorInfo {
 }
 
 /// A sum over tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TensorSum {
     /// Their elements.

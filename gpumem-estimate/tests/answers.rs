@@ -105,7 +105,7 @@ fn changes_that_are_not_possible_say_why() {
     assert!(checkpointing.why_not.as_ref().unwrap().contains("block"), "{checkpointing:?}");
     assert!(savings.changes.iter().all(|change| change.change != "AdamW with 8 bits"), "it has no Adam");
     let text = savings.to_string();
-    // Without the bars, whose length depends on all rows.
+    // The bars are left out, because their length depends on all rows.
     let bars = [' ', '█', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
     let first: Vec<_> = text.lines().take(8).map(|line| line.trim_end_matches(bars)).collect();
     assert_text(

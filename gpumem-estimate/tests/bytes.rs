@@ -22,7 +22,7 @@ fn steps_agree_with_pytorch_on_a_cpu() {
             let (name, counted) = (phase[0].as_str().unwrap(), phase[1].as_u64().unwrap());
             let estimated = phases.next().unwrap();
             assert_eq!(estimated.name, name);
-            // With the loss lives what checkpointing keeps for nodes that no gradient reached, until the next step.
+            // What checkpointing keeps for nodes that no gradient reached lives as long as the loss: until the next step.
             let is_left = name == "update" && step.checkpointing == Checkpointing::Blocks;
             let estimated = estimated.peak.get();
             if !is_left && estimated.abs_diff(counted) * 1000 > counted * THOUSANDTHS {

@@ -127,7 +127,7 @@ fn a_folder_describes_a_model() {
     assert_eq!(other.notes, [expected]);
 }
 
-/// Of an unknown architecture the parameters are known, and nothing else is.
+/// The parameters of an unknown architecture are known, and nothing else is.
 #[test]
 fn an_unknown_architecture_has_parameters_and_no_model() {
     let folder = Folder::new("unknown");

@@ -1,4 +1,5 @@
-//! Estimates against the steps that `measure/steps.py` measured on an H200: `docs/VERIFIED.md` has the table.
+//! Estimates against the steps that `measure/steps.py` measured on an H200: `docs/VERIFIED.md` has the table. `cargo test --test
+//! measured_steps -- --nocapture` prints them.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ fn model(name: &str) -> Model {
 
 #[test]
 fn estimates_of_steps_agree_with_an_h200() {
-    // Of several ranks, the one that needs most.
+    // A row of several ranks has the peak of the one that needs most.
     let mut peaks: BTreeMap<String, (Value, Option<u64>)> = BTreeMap::new();
     for line in include_str!("../measure/steps.jsonl").lines() {
         let row: Value = serde_json::from_str(line).unwrap();
@@ -41,6 +42,7 @@ fn estimates_of_steps_agree_with_an_h200() {
         let low = estimate.peak.get();
         // With convolutions the truth is in a range.
         let high = estimate.convolutions.as_ref().map_or(low, |with| with.peak.get());
+        println!("{name}: {low} to {high} estimated, {measured} measured");
         let distance = if measured < low { low - measured } else { measured.saturating_sub(high) };
         near += usize::from(distance * 20 <= measured);
         if distance * 10 > measured {

@@ -41,7 +41,14 @@ thread_local! {
     static RANGES: RefCell<Ranges> = RefCell::default();
 }
 
+/// The name without the numbers that PyTorch's `emit_nvtx` adds, which differ for each operation: `aten::mm, seq = 12, op_id = 1`.
+fn without_numbers(name: &str) -> &str {
+    let end = [", seq = ", ", op_id = ", ", sizes = "].iter().filter_map(|part| name.find(part)).min();
+    end.map_or(name, |end| &name[..end])
+}
+
 fn pushed(domain: usize, name: &str) {
+    let name = without_numbers(name);
     with_ranges(|ranges| {
         if ranges.open.len() == MOST_OPEN {
             ranges.deeper += 1;
@@ -96,4 +103,16 @@ impl Scope {
 fn with_ranges(run: impl FnOnce(&mut Ranges)) {
     // While a thread ends, its locals may be gone.
     _ = RANGES.try_with(|ranges| ranges.try_borrow_mut().map(|mut ranges| run(&mut ranges)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_numbers;
+
+    #[test]
+    fn operations_of_pytorch_have_one_name() {
+        assert_eq!(without_numbers("aten::mm, seq = 12, op_id = 1"), "aten::mm");
+        assert_eq!(without_numbers("aten::t, op_id = 33, sizes = [[2, 3]]"), "aten::t");
+        assert_eq!(without_numbers("forward"), "forward");
+    }
 }

@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use gpumem_core::model::one_line;
 
-use super::run::Recorded;
 use crate::{
     exit::Exit,
     failure::Failure,
     report::json,
-    run::{AttachOptions, attach},
+    run::{Recorded, attach},
     terminal,
     values::recording,
 };
@@ -43,7 +42,7 @@ pub(crate) struct AttachArguments {
 
 pub(super) fn execute(arguments: AttachArguments) -> Result<Exit, Failure> {
     let AttachArguments { pid, output, recorded, json } = arguments;
-    let file = attach::attach(&AttachOptions { pid, output, recorded: recorded.options() })?;
+    let file = attach::attach(pid, output, &recorded)?;
     answer(pid, &file, json)
 }
 

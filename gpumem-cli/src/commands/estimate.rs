@@ -13,10 +13,10 @@ use gpumem_core::{
 };
 use gpumem_estimate::{
     AllocatorKind, ContextSize, Described, Dtype, Error, Estimate, Input, Model, Optimizer, Quantized, Savings, Shape,
-    Step, TensorSum, Tensors,
+    Step, TensorSum,
 };
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer, de::DeserializeOwned};
+use serde_json::Value;
 
 use crate::{
     exit::Exit,
@@ -89,11 +89,15 @@ pub(crate) struct EstimateArguments {
     json: bool,
 }
 
-/// What fits on a card.
+/// What fits on a card. The names of the fields are those in JSON.
+#[derive(Serialize)]
 struct Fit {
     memory: Bytes,
     context: Bytes,
+    /// See [`MARGIN`].
+    margin_percent: u64,
     /// The memory that is left for the allocator.
+    #[serde(rename = "left")]
     limit: Bytes,
     batch: u64,
     /// What a batch of one input needs, if it does not fit.
@@ -101,26 +105,50 @@ struct Fit {
     /// `None`: the inputs have one size.
     length: Option<u64>,
     /// The model has no more positions.
+    #[serde(rename = "length_is_all_positions")]
     is_longest: bool,
 }
 
 /// A step, and where the type comes from in which it computes.
+#[derive(Serialize)]
 struct Asked {
     step: Step,
     dtype_from: &'static str,
 }
 
-/// What is printed.
+/// What is printed. The names of the fields are those in JSON.
+#[derive(Serialize)]
 struct Answer<'a> {
-    model: &'a Model,
+    model: &'a str,
+    input: &'a Input,
+    #[serde(flatten)]
     asked: &'a Asked,
+    computes_in: Dtype,
     /// The longest sequences that the model was made for, if that is known.
     positions: Option<u64>,
     /// What is unusual about the step, though it can be estimated.
     notes: Vec<String>,
+    #[serde(serialize_with = "with_sizes")]
     estimate: Estimate,
+    #[serde(skip_serializing_if = "Option::is_none")]
     savings: Option<Savings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     fit: Option<Fit>,
+}
+
+/// What `Estimate::to_json` has, which is more than the fields of an estimate.
+fn with_sizes<S: Serializer>(estimate: &Estimate, to: S) -> Result<S::Ok, S::Error> {
+    serde_json::from_str::<Value>(&estimate.to_json()).unwrap_or_default().serialize(to)
+}
+
+/// What is printed of a file whose model is not known.
+#[derive(Serialize)]
+struct WeightsAnswer {
+    by_dtype: BTreeMap<String, TensorSum>,
+    by_module: BTreeMap<String, TensorSum>,
+    /// Everything beside the weights is `null`, because it is not known.
+    estimate: Option<Estimate>,
+    weights: TensorSum,
 }
 
 fn allocator(text: &str) -> Result<AllocatorKind, String> {
@@ -161,9 +189,9 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
         Ok(model) => model,
         Err(why) => {
             let as_json = arguments.json;
-            terminal::answer(as_json, &weights_as_json(&tensors), |out, paint| {
-                writeln!(out, "{}", InPaint(&tensors, paint))
-            })?;
+            let [by_dtype, by_module] = [tensors.by_dtype(), tensors.by_module(2)];
+            let weights = WeightsAnswer { by_dtype, by_module, estimate: None, weights: tensors.sum() };
+            terminal::answer(as_json, &weights, |out, paint| writeln!(out, "{}", InPaint(&tensors, paint)))?;
             let next = "describe the model as JSON or TOML";
             terminal::error(&Failure::new(format!("`{}` has no estimate", file.display()), why, next));
             return Ok(Exit::Failed);
@@ -184,8 +212,10 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     let fitting = |memory| working("looking for what fits", || fit(memory, arguments.context, step, &model));
     let fit = arguments.fit.map(fitting).transpose()?;
     let notes = beyond(&model, step, positions).into_iter().collect();
-    let answer = Answer { model: &model, asked: &asked, positions, notes, estimate, savings, fit };
-    let json = if arguments.json { answer.as_json() } else { Value::Null };
+    let (name, input, computes_in) = (&*model.name, &model.input, step.computes_in());
+    let answer = Answer { model: name, input, asked: &asked, computes_in, positions, notes, estimate, savings, fit };
+    // A value has its keys in the order of their names.
+    let json = serde_json::to_value(&answer).unwrap_or_default();
     terminal::answer(arguments.json, &json, |out, paint| answer.as_text(out, paint))?;
     if let Some((to, recording)) = recording {
         terminal::write_file(to, |out| out.write_all(&recording)).map_err(|failure| match failure {
@@ -274,7 +304,7 @@ fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Res
     });
     let alone = || Step { batch: 1, limit: None, ..step.clone() }.estimate(model).map(|estimate| estimate.peak);
     let least = (batch == 0).then(alone).transpose().map_err(failed)?;
-    Ok(Fit { memory, context, limit, batch, least, length, is_longest })
+    Ok(Fit { memory, context, margin_percent: MARGIN, limit, batch, least, length, is_longest })
 }
 
 impl Fit {
@@ -325,12 +355,12 @@ impl Asked {
 
 impl Answer<'_> {
     fn as_text(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-        let Self { model, asked, notes, estimate, savings, fit, .. } = self;
+        let Self { model, input, asked, notes, estimate, savings, fit, .. } = self;
         let estimate = InPaint(estimate, paint).to_string();
         // The peak is the first line. What it is the peak of comes next, and then its parts.
         let (peak, parts) = estimate.split_once('\n').unwrap_or((&estimate, ""));
         let what = if asked.step.optimizer.is_some() { "training" } else { "inference" };
-        let (name, inputs) = (one_line(&model.name), inputs(asked.step.batch, &model.input));
+        let (name, inputs) = (one_line(model), inputs(asked.step.batch, input));
         writeln!(out, "{peak}\n{name}: {what}, {inputs}")?;
         writeln!(out, "{}", asked.types())?;
         for note in notes {
@@ -347,18 +377,14 @@ impl Answer<'_> {
     }
 
     fn fit_as_text(&self, out: &mut dyn Write, fit: &Fit) -> io::Result<()> {
-        let Fit { memory, context, limit, batch, least, length, is_longest } = fit;
+        let Fit { memory, context, limit, batch, least, length, is_longest, .. } = fit;
         let of_batch = self.asked.step.batch;
         writeln!(out, "\nwith {memory}: the CUDA context and libraries have {context}, and {MARGIN} % stay free")?;
         match least {
             Some(least) => {
-                writeln!(
-                    out,
-                    "  not even {} fits: it needs {least}, and {limit} are left",
-                    inputs(1, &self.model.input)
-                )?;
+                writeln!(out, "  not even {} fits: it needs {least}, and {limit} are left", inputs(1, self.input))?;
             }
-            None => writeln!(out, "  the largest batch is {}", inputs(*batch, &self.model.input))?,
+            None => writeln!(out, "  the largest batch is {}", inputs(*batch, self.input))?,
         }
         match length {
             None => {}
@@ -374,49 +400,4 @@ impl Answer<'_> {
         }
         Ok(())
     }
-
-    fn as_json(&self) -> Value {
-        let Self { model, asked: Asked { step, dtype_from }, positions, notes, estimate, savings, fit } = self;
-        let estimate: Value = serde_json::from_str(&estimate.to_json()).unwrap_or_default();
-        let mut all = json!({
-            "model": model.name,
-            "input": model.input,
-            "positions": positions,
-            "step": step,
-            "computes_in": step.computes_in(),
-            "dtype_from": dtype_from,
-            "notes": notes,
-            "estimate": estimate,
-        });
-        if let Some(savings) = savings {
-            all["savings"] = json!(savings);
-        }
-        if let Some(Fit { memory, context, limit, batch, least, length, is_longest }) = fit {
-            all["fit"] = json!({
-                "memory": memory,
-                "context": context,
-                "margin_percent": MARGIN,
-                "left": limit,
-                "batch": batch,
-                "least": least,
-                "length": length,
-                "length_is_all_positions": is_longest,
-            });
-        }
-        all
-    }
-}
-
-/// Everything beside the weights is `null`, because it is not known.
-fn weights_as_json(tensors: &Tensors) -> Value {
-    let sum = tensors.sum();
-    let sums = |sums: BTreeMap<String, TensorSum>| -> Value {
-        sums.into_iter().map(|(name, sum)| (name, json!({"elements": sum.elements, "bytes": sum.bytes}))).collect()
-    };
-    json!({
-        "weights": {"elements": sum.elements, "bytes": sum.bytes},
-        "by_dtype": sums(tensors.by_dtype()),
-        "by_module": sums(tensors.by_module(2)),
-        "estimate": null,
-    })
 }

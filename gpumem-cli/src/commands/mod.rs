@@ -39,7 +39,7 @@ pub(crate) enum Command {
 /// Does what the arguments ask for. `all` describes all commands, for their manual pages and completions.
 pub(crate) fn execute(command: Command, all: clap::Command) -> Result<Exit, Failure> {
     let done = match command {
-        Command::Run(arguments) => run::execute(arguments),
+        Command::Run(arguments) => run::execute(&arguments),
         Command::Attach(arguments) => attach::execute(arguments),
         Command::Start(arguments) => start::execute(&arguments),
         Command::Stop(arguments) => stop::execute(&arguments),

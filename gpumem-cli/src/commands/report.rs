@@ -10,7 +10,7 @@ use gpumem_core::{
     export::{InPaint, Paint, Role},
     model::one_line,
 };
-use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde::Serialize;
 
 use crate::{
     exit::Exit,
@@ -304,18 +304,19 @@ fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) 
 }
 
 /// What `--json` prints of a recording.
+#[derive(Serialize)]
 struct Object {
     file: String,
-    /// The name of the report in the object.
-    name: &'static str,
+    #[serde(flatten)]
     report: Report,
     missing: Missing,
+    #[serde(skip_serializing_if = "Option::is_none")]
     torch: Option<Vec<tensors::TensorMoment>>,
 }
 
-/// A report that is not the summary.
+/// A report that is not the summary. In JSON, its name is that of its field.
 #[derive(Serialize)]
-#[serde(untagged)]
+#[serde(rename_all = "snake_case")]
 enum Report {
     Scopes(Option<Vec<ScopeFigures>>),
     Calls(calls::AllCalls),
@@ -324,38 +325,24 @@ enum Report {
     Places(Vec<places::PlaceFigures>),
 }
 
-impl Serialize for Object {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let Self { file, name, report, missing, torch } = self;
-        let mut map = to.serialize_map(None)?;
-        map.serialize_entry("file", file)?;
-        map.serialize_entry(name, report)?;
-        map.serialize_entry("missing", missing)?;
-        if let Some(torch) = torch {
-            map.serialize_entry("torch", torch)?;
-        }
-        map.end()
-    }
-}
-
 fn object(history: &mut History, view: &View) -> Object {
-    let (name, report) = if view.tree {
+    let report = if view.tree {
         let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
-        ("scopes", Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeFigures::of).collect())))
+        Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeFigures::of).collect()))
     } else if view.calls {
-        ("calls", Report::Calls(calls::calls(history)))
+        Report::Calls(calls::calls(history))
     } else if view.leaks {
-        ("not_freed", Report::NotFreed(NotFreed::of(&history.leaks(), history.has_only_peaks())))
+        Report::NotFreed(NotFreed::of(&history.leaks(), history.has_only_peaks()))
     } else if let Some(at) = view.at {
-        ("devices", Report::Devices(moment::at(history, at)))
+        Report::Devices(moment::at(history, at))
     } else if let Some([from, to]) = view.between.as_deref() {
-        ("devices", Report::Devices(moment::between(history, *from, *to)))
+        Report::Devices(moment::between(history, *from, *to))
     } else {
-        ("places", Report::Places(places::places(history)))
+        Report::Places(places::places(history))
     };
     let moment = if view.leaks { Some(Moment::End) } else { view.at };
     let torch = moment.and_then(|moment| tensors::at(history, moment));
-    Object { file: history.path.display().to_string(), name, report, missing: Missing::of(history), torch }
+    Object { file: history.path.display().to_string(), report, missing: Missing::of(history), torch }
 }
 
 /// The figures of a scope. The names of the fields are those in JSON.

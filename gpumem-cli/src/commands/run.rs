@@ -1,16 +1,11 @@
 //! Runs a program and records it.
 
-use std::{ffi::OsString, path::PathBuf};
-
-use clap::{Args, ValueEnum};
-use gpumem_core::model::Bytes;
-use gpumem_inject::variable;
+use clap::Args;
 
 use crate::{
     exit::Exit,
     failure::Failure,
-    run::{self, RecordOptions, RunOptions},
-    values::{recording, size},
+    run::{self, RunOptions},
 };
 
 const EXAMPLES: &str = "\
@@ -31,80 +26,10 @@ says why, and the program runs on.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RunArguments {
-    /// The file of the recording, which is replaced if it exists. Else a new file in the current folder, named after the program.
-    #[arg(short, long, value_name = "FILE", value_parser = recording())]
-    output: Option<PathBuf>,
     #[command(flatten)]
-    recorded: Recorded,
-    /// Record nothing until `gpumem start PID`.
-    #[arg(long)]
-    dormant: bool,
-    /// The program and its arguments. `--` before it is needed if its name begins with a dash.
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
+    options: RunOptions,
 }
 
-/// What is recorded of a program.
-#[derive(Debug, Args)]
-pub(super) struct Recorded {
-    /// The stacks that are recorded of allocations of 1 MiB or more.
-    #[arg(long, value_enum, default_value_t = Stacks::Python)]
-    stacks: Stacks,
-    /// Keep the newest events only: about SIZE, such as 100MiB, and besides the blocks that were live before them.
-    #[arg(long, value_name = "SIZE", value_parser = recording_size)]
-    max_size: Option<Bytes>,
-    /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
-    #[arg(long, conflicts_with = "max_size")]
-    only_peak: bool,
-    /// Record the tensors of PyTorch (2.1 or newer) as well: what is in the memory that its allocator gets from the driver.
-    #[arg(long)]
-    torch: bool,
-    /// PyTorch keeps so many of the newest events of each device, three for a tensor, in the memory of the program: up to 1 KB each.
-    #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "torch",
-        value_parser = clap::value_parser!(u64).range(1_000..))]
-    torch_events: u64,
-}
-
-impl Recorded {
-    pub(super) fn options(&self) -> RecordOptions {
-        let keep = match self.max_size {
-            _ if self.only_peak => variable::PEAKS.to_owned(),
-            Some(size) => size.get().to_string(),
-            None => String::new(),
-        };
-        let torch_events = self.torch.then_some(self.torch_events);
-        RecordOptions { backtrace: self.stacks.backtrace(), keep, torch_events }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Stacks {
-    /// No stacks.
-    None,
-    /// The functions of the program and of its libraries.
-    Native,
-    /// The same, and the lines of Python (3.11 to 3.14).
-    Python,
-}
-
-impl Stacks {
-    /// The value of the library's setting `GPUMEM_BACKTRACE`.
-    const fn backtrace(self) -> &'static str {
-        match self {
-            Self::None => "0",
-            Self::Native => "auto",
-            Self::Python => "python",
-        }
-    }
-}
-
-/// A recording has to have room for what is live.
-fn recording_size(text: &str) -> Result<Bytes, String> {
-    let size = size(text)?;
-    if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
-}
-
-pub(super) fn execute(arguments: RunArguments) -> Result<Exit, Failure> {
-    let RunArguments { output, recorded, dormant, command } = arguments;
-    run::run(&RunOptions { output, recorded: recorded.options(), dormant, command })
+pub(super) fn execute(arguments: &RunArguments) -> Result<Exit, Failure> {
+    run::run(&arguments.options)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gpumem_core::model::{Call, Frame, calls, readable_frames};
+use gpumem_core::model::{Call, Frame, calls, readable_frames, user_line};
 
 use crate::history::{Held, History, Moment, Origin};
 
@@ -31,7 +31,7 @@ impl CodeFrame {
     fn short(mut self) -> Self {
         let name = self.file.rsplit('/').next().unwrap_or(&self.file);
         if self.file.contains("/torchinductor_") {
-            self.function = "compiled".to_owned();
+            "compiled".clone_into(&mut self.function);
             self.file = name.get(..8).map_or(name.to_owned(), |beginning| format!("{beginning}….py"));
         } else if self.file.contains("-packages/") || self.file.contains("/lib/python3.") {
             self.file = name.to_owned();
@@ -78,6 +78,21 @@ pub(crate) fn stack_of_calls(history: &History, origin: &Origin) -> Vec<CodeFram
         functions.push(in_words(&origin.place()));
     }
     below_scopes(origin, functions)
+}
+
+/// The innermost functions inside of the user's line, which are those of packages: `GPT2MLP.forward → NewGELUActivation.forward`.
+/// `None` if the user's own function allocated.
+pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<String> {
+    let frames = history.definitions().frames(origin.stack);
+    let (line, _) = user_line(&frames)?;
+    let of_packages = calls(&frames).into_iter().map_while(|call| match call {
+        Call::Function(frame) => (!std::ptr::eq(frame, line)).then(|| CodeFrame::new(frame).short().function),
+        Call::Library(name) | Call::Backward(name) => Some(name.to_owned()),
+        Call::BackwardPass => None,
+    });
+    let mut functions: Vec<_> = of_packages.take(2).collect();
+    functions.reverse();
+    (!functions.is_empty()).then(|| functions.join(" → "))
 }
 
 fn below_scopes(origin: &Origin, functions: Vec<CodeFrame>) -> Vec<CodeFrame> {

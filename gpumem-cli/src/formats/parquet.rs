@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::{self, Write},
+    iter,
     path::Path,
     sync::Arc,
 };
@@ -95,6 +96,22 @@ struct OriginWords {
     library: Option<ByteArray>,
 }
 
+/// Where tensors come from.
+struct TensorPlace {
+    /// The line, or what stands in its place.
+    shown: ByteArray,
+    line: Option<ByteArray>,
+    caller: Option<ByteArray>,
+}
+
+impl TensorPlace {
+    fn new(origin: &Origin) -> Self {
+        let line = origin.line.as_deref().map(text);
+        let caller = origin.caller.as_deref().map(text);
+        Self { shown: line.clone().unwrap_or_else(|| text(NO_LINE)), line, caller }
+    }
+}
+
 fn text(text: &str) -> ByteArray {
     ByteArray::from(text.as_bytes().to_vec())
 }
@@ -137,15 +154,13 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
     });
     let name = history.path.file_stem().unwrap_or_default().to_string_lossy();
     write_table(&folder.join(format!("{name}.events.parquet")), events, || {
-        super::parquet::events(history, &words, &[], 0, &mut [])
+        self::events(history, &words, &[], 0, &mut [])
     })?;
     let blocks = (0_u32..).step_by(ROWS).take(history.lives.block_count().div_ceil(ROWS)).map(|first| {
         let rows: Vec<_> = history.lives.blocks_from(first).take(ROWS).map(|(_, block)| block).collect();
         blocks(history, &words, &rows, first as usize)
     });
-    write_table(&folder.join(format!("{name}.blocks.parquet")), blocks, || {
-        super::parquet::blocks(history, &words, &[], 0)
-    })?;
+    write_table(&folder.join(format!("{name}.blocks.parquet")), blocks, || self::blocks(history, &words, &[], 0))?;
     let path = folder.join(format!("{name}.tensors.parquet"));
     match history.tensors.as_ref().filter(|tensors| tensors.missing.is_none()) {
         Some(tensors) => write_tensors(tensors, &words, &path),
@@ -159,11 +174,15 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
 
 fn write_tensors(tensors: &Tensors, words: &Words, path: &Path) -> io::Result<()> {
     let blocks = tensors.blocks();
-    let places: Vec<_> = tensors.origins.iter().map(|origin| text(origin.line.as_deref().unwrap_or(NO_LINE))).collect();
+    let places: Vec<_> = tensors.origins.iter().map(TensorPlace::new).collect();
     let is_tensor = |(_, block): &(u32, BlockLife)| block.origin != tensors.segment_origin();
-    let all: Vec<_> = blocks.lives.blocks().filter(is_tensor).map(|(number, _)| number).collect();
-    let table = |rows: &[u32]| tensor_rows(tensors, &blocks, words, &places, rows);
-    write_table(path, all.chunks(ROWS).map(table), || table(&[]))
+    let mut rest = blocks.lives.blocks().filter(is_tensor).peekable();
+    let parts = iter::from_fn(|| {
+        rest.peek()?;
+        let rows: Vec<_> = rest.by_ref().take(ROWS).collect();
+        Some(tensor_rows(tensors, &blocks, words, &places, &rows))
+    });
+    write_table(path, parts, || tensor_rows(tensors, &blocks, words, &places, &[]))
 }
 
 /// A table; `empty` has its columns without rows.
@@ -273,45 +292,46 @@ fn blocks(history: &History, words: &Words, rows: &[BlockLife], first: usize) ->
     ]
 }
 
-/// `rows` are the numbers of tensors.
+/// `rows` are tensors, with their numbers among the blocks.
 fn tensor_rows(
     tensors: &Tensors,
     blocks: &TensorBlocks,
     words: &Words,
-    places: &[ByteArray],
-    rows: &[u32],
+    places: &[TensorPlace],
+    rows: &[(u32, BlockLife)],
 ) -> Vec<Column> {
-    let rows: Vec<_> =
-        rows.iter().map(|number| (blocks.lives.block(*number), blocks.steps[*number as usize])).collect();
+    let step = |number: u32| blocks.steps[number as usize];
     let device = |block: &BlockLife| &tensors.devices[usize::from(block.device)];
-    let origin = |block: &BlockLife| &tensors.origins[block.origin as usize];
+    let place = |block: &BlockLife| &places[block.origin as usize];
     let time = |change: u32| signed(blocks.lives.change(change).time);
-    let optional = |words: &Option<String>| words.as_deref().map(text);
     let is_at_peak =
         |block: &BlockLife| blocks.peaks[usize::from(block.device)].is_some_and(|peak| block.is_live_after(peak));
     // When a tensor came that is older than the history is not known.
-    let allocated = |(block, step): &(BlockLife, usize)| (*step >= device(block).older()).then(|| time(block.born));
+    let allocated = |(number, block): &(u32, BlockLife)| {
+        let is_known = step(*number) >= device(block).older();
+        is_known.then(|| time(block.born))
+    };
     vec![
         Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
         Column::Numbers("pid", rows.iter().map(|_| words.pid).collect()),
         Column::SmallNumbers(
             "device",
-            rows.iter().map(|(block, _)| device(block).about.device.ordinal.cast_signed()).collect(),
+            rows.iter().map(|(_, block)| device(block).about.device.ordinal.cast_signed()).collect(),
         ),
-        Column::Numbers("address", rows.iter().map(|(block, _)| signed(block.key)).collect()),
-        Column::Numbers("bytes", rows.iter().map(|(block, _)| signed(block.bytes)).collect()),
+        Column::Numbers("address", rows.iter().map(|(_, block)| signed(block.key)).collect()),
+        Column::Numbers("bytes", rows.iter().map(|(_, block)| signed(block.bytes)).collect()),
         Column::Numbers(
             "requested_bytes",
-            rows.iter().map(|(block, step)| signed(device(block).steps[*step].requested)).collect(),
+            rows.iter().map(|(number, block)| signed(device(block).steps[step(*number)].requested)).collect(),
         ),
         Column::OptionalNumbers("allocated_ns", rows.iter().map(allocated).collect()),
         Column::OptionalNumbers(
             "freed_ns",
-            rows.iter().map(|(block, _)| (block.died != LIVE).then(|| time(block.died))).collect(),
+            rows.iter().map(|(_, block)| (block.died != LIVE).then(|| time(block.died))).collect(),
         ),
-        Column::Flags("is_live_at_peak", rows.iter().map(|(block, _)| is_at_peak(block)).collect()),
-        Column::Texts("place", rows.iter().map(|(block, _)| places[block.origin as usize].clone()).collect()),
-        Column::OptionalTexts("line", rows.iter().map(|(block, _)| optional(&origin(block).line)).collect()),
-        Column::OptionalTexts("caller", rows.iter().map(|(block, _)| optional(&origin(block).caller)).collect()),
+        Column::Flags("is_live_at_peak", rows.iter().map(|(_, block)| is_at_peak(block)).collect()),
+        Column::Texts("place", rows.iter().map(|(_, block)| place(block).shown.clone()).collect()),
+        Column::OptionalTexts("line", rows.iter().map(|(_, block)| place(block).line.clone()).collect()),
+        Column::OptionalTexts("caller", rows.iter().map(|(_, block)| place(block).caller.clone()).collect()),
     ]
 }

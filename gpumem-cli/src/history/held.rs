@@ -2,6 +2,8 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
+use serde::Serialize;
+
 use super::names::Origin;
 
 /// Blocks of one origin on one device.
@@ -15,15 +17,23 @@ pub(crate) struct Held<'a> {
     pub(crate) blocks: i64,
 }
 
+/// Bytes and blocks that have a name in common. The names of the fields are those in JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Sum {
+    pub(crate) name: String,
+    pub(crate) bytes: i64,
+    pub(crate) blocks: i64,
+}
+
 /// The bytes and the blocks of all origins with the same `name`, the most bytes first.
-pub(crate) fn sums_by(held: &[Held<'_>], name: impl Fn(&Origin) -> String) -> Vec<(String, i64, i64)> {
+pub(crate) fn sums_by(held: &[Held<'_>], name: impl Fn(&Origin) -> String) -> Vec<Sum> {
     let mut sums: BTreeMap<String, (i64, i64)> = BTreeMap::new();
     for held in held {
         let sum = sums.entry(name(held.origin)).or_default();
         sum.0 += held.bytes;
         sum.1 += held.blocks;
     }
-    let mut sums: Vec<_> = sums.into_iter().map(|(name, (bytes, blocks))| (name, bytes, blocks)).collect();
-    sums.sort_by_key(|(_, bytes, _)| Reverse(bytes.unsigned_abs()));
+    let mut sums: Vec<_> = sums.into_iter().map(|(name, (bytes, blocks))| Sum { name, bytes, blocks }).collect();
+    sums.sort_by_key(|sum| Reverse(sum.bytes.unsigned_abs()));
     sums
 }

@@ -9,8 +9,8 @@ use std::{
 use gpumem_core::{
     export::Paint,
     model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec,
-        Source, StackId, ThreadId,
+        Block, Bytes, CallsiteId, Device, EventKind, Family, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId,
+        ThreadId,
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
@@ -22,19 +22,13 @@ use gpumem_core::{
 use super::{BlockLife, History, Moment};
 use crate::{
     formats::Format,
+    made::Random,
     page::Page,
     report::{json, moment, overview::Overview, places, summary, tensors},
 };
 
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-
-    /// Small numbers mostly, and the largest.
+    /// A number that is small mostly, and sometimes among the largest.
     fn any(&mut self) -> u64 {
         match self.below(8) {
             0 => u64::MAX - self.below(3),
@@ -78,15 +72,9 @@ impl Random {
             9 => EventKind::Shrink { key, bytes: Bytes::new(self.any()) },
             10 => EventKind::ContextDestroyed { context: 1 },
             11 => {
-                let spec = ScopeSpec {
-                    device: self.device(),
-                    gauge: Gauge::Exact,
-                    every: Duration::ZERO,
-                    thread: None,
-                    callsite: CallsiteId(self.small() % 6),
-                    source: Source::Dispatch,
-                    at_peak: self.below(2) == 0,
-                };
+                let exact = ScopeSpec::exact(self.device());
+                let callsite = CallsiteId(self.small() % 6);
+                let spec = ScopeSpec { callsite, at_peak: self.below(2) == 0, ..exact };
                 EventKind::Open { scope, spec }
             }
             12 => EventKind::Close { scope },

@@ -101,7 +101,7 @@ const KIND_BITS: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
 struct PackedBlock {
-    /// The lower and the upper half.
+    /// The lower and the upper half of its address.
     key: [u32; 2],
     /// The lower 32 bits of its size.
     bytes: u32,

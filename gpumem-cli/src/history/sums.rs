@@ -6,7 +6,7 @@ use gpumem_core::model::MemKind;
 
 use super::{
     ChangeKind,
-    held::Held,
+    held::{Held, Sum},
     lives::{BlockLife, LIVE},
     recorded::History,
     time::Moment,
@@ -61,7 +61,7 @@ impl History {
     }
 
     /// The most that was live on each device of each kind that is not in its memory, each at its own moment: bytes and blocks.
-    pub(crate) fn most_besides(&self) -> Vec<Vec<(String, i64, i64)>> {
+    pub(crate) fn most_besides(&self) -> Vec<Vec<Sum>> {
         let mut sums = vec![[[(0_i64, 0_i64); 2]; MemKind::ALL.len()]; self.devices.len()];
         let is_used = self.origins.iter().any(|origin| !origin.kind.is_on_device());
         for change in is_used.then(|| self.lives.changes()).into_iter().flatten() {
@@ -75,7 +75,12 @@ impl History {
         }
         let of_device = |kinds: &[[(i64, i64); 2]; MemKind::ALL.len()]| {
             let used = MemKind::ALL.iter().zip(kinds).filter(|(_, [_, (bytes, _)])| *bytes > 0);
-            used.map(|(kind, [_, (bytes, blocks)])| (kind.name().to_owned(), *bytes, *blocks)).collect()
+            used.map(|(kind, [_, (bytes, blocks)])| Sum {
+                name: kind.name().to_owned(),
+                bytes: *bytes,
+                blocks: *blocks,
+            })
+            .collect()
         };
         sums.iter().map(of_device).collect()
     }
@@ -92,10 +97,10 @@ impl History {
 }
 
 /// The sums of blocks by their origins. An origin is on one device.
-struct Sums(Vec<Sum>);
+struct Sums(Vec<OfOrigin>);
 
 #[derive(Clone, Copy, Default)]
-struct Sum {
+struct OfOrigin {
     bytes: i64,
     blocks: i64,
     device: u16,
@@ -103,18 +108,18 @@ struct Sum {
 
 impl Sums {
     fn new(history: &History) -> Self {
-        Self(vec![Sum::default(); history.origins.len()])
+        Self(vec![OfOrigin::default(); history.origins.len()])
     }
 
     fn add(&mut self, block: &BlockLife, bytes: i64, blocks: i64) {
         let sum = &mut self.0[block.origin as usize];
-        *sum = Sum { bytes: sum.bytes + bytes, blocks: sum.blocks + blocks, device: block.device };
+        *sum = OfOrigin { bytes: sum.bytes + bytes, blocks: sum.blocks + blocks, device: block.device };
     }
 
     /// The sums by device.
     fn held(self, history: &History) -> Vec<Vec<Held<'_>>> {
         let mut held: Vec<Vec<Held<'_>>> = history.devices.iter().map(|_| Vec::new()).collect();
-        for (Sum { bytes, blocks, device }, origin) in self.0.into_iter().zip(&history.origins) {
+        for (OfOrigin { bytes, blocks, device }, origin) in self.0.into_iter().zip(&history.origins) {
             if (bytes, blocks) != (0, 0) {
                 held[usize::from(device)].push(Held { device, origin, bytes, blocks });
             }

@@ -1,13 +1,16 @@
 //! The tensors of PyTorch and their segments as blocks that come and go, as those of the driver do. What shows blocks can show them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, HashMap},
+};
 
 use gpumem_core::recording::AllocatorAction as Action;
 
 use super::{
     ChangeKind,
     lives::{Lives, NewBlock, When},
-    tensors::{AllocatorStep, Tensors},
+    tensors::{AllocatorStep, TensorHistory, Tensors},
 };
 use crate::recording::remove_range;
 
@@ -36,17 +39,15 @@ struct Open {
 impl Tensors {
     /// The blocks of all devices, in the order of their times.
     pub(crate) fn blocks(&self) -> TensorBlocks {
-        let steps = |(device, history): (u16, &super::tensors::TensorHistory)| {
-            let times = history.steps.iter().enumerate().map(move |(at, step)| (step.time, device, at));
-            times.collect::<Vec<_>>()
-        };
-        let mut order: Vec<_> = (0_u16..).zip(&self.devices).flat_map(steps).collect();
-        order.sort_unstable();
+        // The first step of each device that is not applied yet. A list of all steps in their order would take more memory than the blocks.
+        let first = |(device, history): (u16, &TensorHistory)| Some(Reverse((history.steps.first()?.time, device, 0)));
+        let mut waiting: BinaryHeap<_> = (0..).zip(&self.devices).filter_map(first).collect();
         let mut open: Vec<Open> = self.devices.iter().map(|_| Open::default()).collect();
         let mut made = TensorBlocks { peaks: vec![None; self.devices.len()], ..TensorBlocks::default() };
-        for (_, device, at) in order {
+        while let Some(Reverse((_, device, at))) = waiting.pop() {
             let history = &self.devices[usize::from(device)];
             let step = &history.steps[at];
+            waiting.extend(history.steps.get(at + 1).map(|next| Reverse((next.time, device, at + 1))));
             // A block that the program had freed before the history begins is no tensor.
             let next = history.steps[..history.older()].get(at + 1);
             let is_freed = |next: &AllocatorStep| next.action == Action::FreeRequested && next.address == step.address;
@@ -106,7 +107,7 @@ impl TensorBlocks {
         }
     }
 
-    /// A part of a segment goes, or what is left of it.
+    /// Removes so many bytes of a segment, which ends with its last byte.
     fn remove(&mut self, time: u64, block: u32, bytes: u64, left: &mut HashMap<u32, u64>) {
         let rest = left.remove(&block).map_or(0, |left| left.saturating_sub(bytes));
         if rest == 0 {
@@ -131,7 +132,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::history::tensors::TensorHistory;
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 

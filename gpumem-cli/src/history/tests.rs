@@ -10,7 +10,7 @@ use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, 
 
 use super::{History, sums_by};
 use crate::{
-    made::{DEVICE, MIB, Made},
+    made::{DEVICE, MIB, Made, Random},
     report::overview::Overview,
 };
 
@@ -25,15 +25,6 @@ fn history(name: &str, made: Made) -> History {
     let history = History::read(&file).unwrap();
     fs::remove_file(file).unwrap();
     history
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
 }
 
 /// Allocations and frees on two devices and several threads; some frees fail, some are missed; contexts end, parts are freed.
@@ -107,15 +98,12 @@ fn what_is_live_is_what_the_ledger_says() {
                 history.lives.bytes_after(number, last.unwrap());
         }
         assert_eq!(noted, live, "seed {seed}");
-        // The same from the changes.
+        // All changes together make what is live at the end.
         let devices = history.devices.len();
         let [held, between] =
             [history.held_after(&vec![last; devices]), history.held_between(&vec![(None, last); devices])]
                 .map(|held| sums_by(&held.concat(), |origin| format!("{} {}", origin.kind, origin.scope())));
-        assert_eq!(
-            held,
-            between.into_iter().filter(|(_, bytes, blocks)| (*bytes, *blocks) != (0, 0)).collect::<Vec<_>>()
-        );
+        assert_eq!(held, between.into_iter().filter(|sum| (sum.bytes, sum.blocks) != (0, 0)).collect::<Vec<_>>());
     }
 }
 

@@ -9,7 +9,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, write::ZlibEncoder};
 use gpumem_core::model::{Device, Family};
 use serde::Serialize;
-use serde_json::{Serializer, Value, json};
+use serde_json::Serializer;
 
 use super::script::InScript;
 use crate::{
@@ -21,9 +21,9 @@ use crate::{
     },
 };
 
-/// So many names of blocks are in the page.
+/// The page has at most this many names of blocks.
 const MOST_LABELS: usize = 20_000;
-/// So many steps has the small curve of a recording.
+/// The small curve of a recording has this many steps.
 const STEPS: usize = 300;
 
 /// Where blocks come from, as `page.js` reads it.
@@ -41,19 +41,82 @@ struct PageOrigin<'a> {
 
 /// What is not in the columns, as `page.js` reads it. There may be many origins and frames.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct About<'a> {
     origins: Vec<PageOrigin<'a>>,
     frames: Vec<String>,
     tensors: Option<AboutTensors<'a>>,
-    #[serde(flatten)]
-    rest: Value,
+    blocks: usize,
+    changes: usize,
+    /// The lengths of the columns.
+    columns: [usize; 5],
+    command: &'a [String],
+    curve: Vec<Option<u64>>,
+    devices: Vec<AboutDevice<'a>>,
+    end: u64,
+    file: &'a str,
+    has_only_peaks: bool,
+    /// What was live before this time is not known.
+    known_from: Option<u64>,
+    labels: BTreeMap<u32, &'a str>,
+    missing: Vec<String>,
+    not_freed: AboutNotFreed,
+    pid: u32,
+    refused: Option<AboutRefused>,
 }
 
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct AboutDevice<'a> {
+    model: Option<&'a str>,
+    most: Option<String>,
+    name: String,
+    peak: u64,
+    peak_at: Option<u32>,
+    peak_time: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct AboutNotFreed {
+    blocks: u64,
+    bytes: u64,
+}
+
+/// When the driver refused allocations, and what the summary says of them.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct AboutRefused {
+    /// `None` if nothing was live before, or if what was is not in the recording.
+    after: Option<u32>,
+    after_time: Option<u64>,
+    times: Vec<u64>,
+    words: Vec<String>,
+}
+
+/// PyTorch's history is another one than the driver's: `page.js` reads the fields that both have in the same way.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct AboutTensors<'a> {
     origins: Vec<PageOrigin<'a>>,
-    #[serde(flatten)]
-    rest: Value,
+    allocator: &'a str,
+    blocks: usize,
+    changes: usize,
+    columns: [usize; 5],
+    devices: Vec<AboutTensorDevice<'a>>,
+    has_only_peaks: bool,
+    known_from: Option<u64>,
+    labels: BTreeMap<u32, &'a str>,
+    peaks: Option<Vec<String>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct AboutTensorDevice<'a> {
+    /// What was live before this time is not known.
+    known_from: Option<u64>,
+    model: Option<&'a str>,
+    name: String,
+    peak: u64,
 }
 
 pub(super) struct Recording {
@@ -129,17 +192,15 @@ impl Columns {
     }
 }
 
-/// When the driver refused allocations, and what the summary says of them.
-fn refused(history: &History, overview: &Overview) -> Value {
-    let Some(refused) = &overview.refused else { return Value::Null };
+fn refused(history: &History, overview: &Overview) -> Option<AboutRefused> {
+    let refused = overview.refused.as_ref()?;
     let newest = &history.refusals[history.refusals.len().saturating_sub(refused.newest.len())..];
     let after = history.oom().and_then(|main| main.after).filter(|_| refused.is_live_known);
-    json!({
-        "words": refused.in_words(),
-        "times": newest.iter().map(|refused| refused.time).collect::<Vec<_>>(),
-        // `null` if nothing was live before, or if what was is not in the recording.
-        "after": after,
-        "afterTime": after.map(|after| history.time_of(after)),
+    Some(AboutRefused {
+        after,
+        after_time: after.map(|after| history.time_of(after)),
+        times: newest.iter().map(|refused| refused.time).collect(),
+        words: refused.in_words(),
     })
 }
 
@@ -174,15 +235,14 @@ impl Recording {
                     (known.device, known.simulated)
                         == (device.device.ordinal, device.device.family == Family::Simulated)
                 };
-                let most = overview.devices.iter().find(is_same).and_then(DeviceOverview::most);
-                json!({
-                    "name": device.device.to_string(),
-                    "model": model(history, device.device),
-                    "peak": device.peak,
-                    "peakAt": device.peak_at,
-                    "peakTime": device.peak_at.map(|at| history.time_of(at)),
-                    "most": most,
-                })
+                AboutDevice {
+                    model: model(history, device.device),
+                    most: overview.devices.iter().find(is_same).and_then(DeviceOverview::most),
+                    name: device.device.to_string(),
+                    peak: device.peak,
+                    peak_at: device.peak_at,
+                    peak_time: device.peak_at.map(|at| history.time_of(at)),
+                }
             })
             .collect();
         let labels: BTreeMap<u32, &str> =
@@ -191,29 +251,29 @@ impl Recording {
             Some((about, columns)) => (Some(about), Some(columns.compressed()?)),
             None => (None, None),
         };
-        let rest = json!({
-            "file": overview.file,
-            "command": overview.command,
-            "pid": overview.pid,
-            "end": history.end_nanos(),
-            "changes": history.lives.change_count(),
-            "blocks": history.lives.block_count(),
-            "columns": columns.all().map(<[u8]>::len),
-            "devices": devices,
-            "labels": labels,
-            "curve": curve(history),
-            "refused": refused(history, &overview),
-            "notFreed": { "blocks": overview.not_freed.blocks, "bytes": overview.not_freed.bytes },
-            "missing": overview.missing_in_words(),
-            // Only the peaks are known, or what comes from this time on.
-            "hasOnlyPeaks": history.has_only_peaks(),
-            "knownFrom": history.known_from(),
-        });
-        let mut about = Vec::new();
-        About { origins, frames: frames.all, tensors: about_tensors, rest }
-            .serialize(&mut Serializer::with_formatter(&mut about, InScript))?;
-        let about = String::from_utf8(about).map_err(io::Error::other)?;
-        Ok(Self { about, data, tensors })
+        let about = About {
+            origins,
+            frames: frames.all,
+            tensors: about_tensors,
+            blocks: history.lives.block_count(),
+            changes: history.lives.change_count(),
+            columns: columns.all().map(<[u8]>::len),
+            command: &overview.command,
+            curve: curve(history),
+            devices,
+            end: history.end_nanos(),
+            file: &overview.file,
+            has_only_peaks: history.has_only_peaks(),
+            known_from: history.known_from(),
+            labels,
+            missing: overview.missing_in_words(),
+            not_freed: AboutNotFreed { blocks: overview.not_freed.blocks, bytes: overview.not_freed.bytes },
+            pid: overview.pid,
+            refused: refused(history, &overview),
+        };
+        let mut json = Vec::new();
+        about.serialize(&mut Serializer::with_formatter(&mut json, InScript))?;
+        Ok(Self { about: String::from_utf8(json).map_err(io::Error::other)?, data, tensors })
     }
 }
 
@@ -255,27 +315,26 @@ fn tensors<'a>(
     origins.push(origin("segment", "segment", false, None, Vec::new()));
     let devices = tensors.devices.iter().map(|of_device| {
         let device = of_device.about.device;
-        json!({
-            "name": device.to_string(),
-            "model": model(history, device),
-            "peak": of_device.peak.map_or(0, |(bytes, _)| bytes),
-            // What was live before this time is not known.
-            "knownFrom": of_device.known_from(),
-        })
+        AboutTensorDevice {
+            known_from: of_device.known_from(),
+            model: model(history, device),
+            name: device.to_string(),
+            peak: of_device.peak.map_or(0, |(bytes, _)| bytes),
+        }
     });
-    let rest = json!({
-        "allocator": tensors.name,
-        "peaks": overview.torch.as_ref().map(TensorsOverview::peaks_in_words),
-        "changes": lives.change_count(),
-        "blocks": lives.block_count(),
-        "columns": columns.all().map(<[u8]>::len),
-        "devices": devices.collect::<Vec<_>>(),
-        "labels": {},
-        // PyTorch's history is another one than the driver's.
-        "hasOnlyPeaks": false,
-        "knownFrom": null,
-    });
-    Some((AboutTensors { origins, rest }, columns))
+    let about = AboutTensors {
+        origins,
+        allocator: &tensors.name,
+        blocks: lives.block_count(),
+        changes: lives.change_count(),
+        columns: columns.all().map(<[u8]>::len),
+        devices: devices.collect(),
+        has_only_peaks: false,
+        known_from: None,
+        labels: BTreeMap::new(),
+        peaks: overview.torch.as_ref().map(TensorsOverview::peaks_in_words),
+    };
+    Some((about, columns))
 }
 
 /// The most that was live in all devices together during each of some equal parts of the time; `None` if that is not in the recording.

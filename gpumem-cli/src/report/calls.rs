@@ -5,10 +5,13 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::export::{Leaf, Paint, Role, Row, Tree};
+use gpumem_core::{
+    export::{InPaint, Leaf, Paint, Role, Row, Tree},
+    model::ByteDelta,
+};
 use serde::{Serialize, Serializer};
 
-use super::text::{Bars, device_in_words, shown, signed_amount};
+use super::text::{Bars, device_in_words};
 use crate::{
     formats::{
         Numbers,
@@ -32,6 +35,8 @@ struct Calls {
     blocks: i64,
     /// The numbers of its scopes and then of its functions in `names`, the outermost first.
     frames: Vec<usize>,
+    /// How many of them are scopes.
+    scopes: usize,
     /// The number of the device in the history.
     number: u16,
 }
@@ -63,7 +68,14 @@ pub(crate) fn calls(history: &History) -> AllCalls {
         let at = stacks.of(&(held.device, frames));
         if at == all.len() {
             let device = history.devices[usize::from(held.device)].device.ordinal;
-            all.push(Calls { device, bytes: 0, blocks: 0, frames: Vec::new(), number: held.device });
+            all.push(Calls {
+                device,
+                bytes: 0,
+                blocks: 0,
+                frames: Vec::new(),
+                scopes: held.origin.path.len(),
+                number: held.device,
+            });
         }
         all[at].bytes += held.bytes;
         all[at].blocks += held.blocks;
@@ -83,10 +95,10 @@ pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io:
     for (number, device) in (0_u16..).zip(&history.devices).filter(|(_, device)| device.peak_at.is_some()) {
         let of_device: Vec<_> = all.iter().filter(|calls| calls.number == number).collect();
         let name = history.definitions().device(device.device).and_then(|defined| defined.name.as_deref());
-        let peak = signed_amount(of_device.iter().map(|calls| calls.bytes).sum());
+        let peak = ByteDelta::new(of_device.iter().map(|calls| calls.bytes).sum());
         let title = format!("{}: the peak was {peak}", device_in_words(device.device, name));
         writeln!(out, "{}{}", if number > 0 { "\n" } else { "" }, paint.on(Role::Heading, title))?;
-        writeln!(out, "{}", shown(&Bars("allocated by", &rows(&of_device, &names)), paint))?;
+        writeln!(out, "{}", InPaint(&Bars("allocated by", &rows(&of_device, &names)), paint))?;
     }
     if all.is_empty() {
         writeln!(out, "nothing was allocated")?;
@@ -118,13 +130,14 @@ fn rows(calls: &[&Calls], names: &[String]) -> Vec<Row> {
         .collect();
     let branches = |path: usize| called.get(&path).is_some_and(|functions| functions.len() > 1);
     let mut tree = Tree::new();
-    for (Calls { frames, bytes, blocks, .. }, paths) in calls.iter().zip(numbered) {
+    for (Calls { frames, bytes, blocks, scopes, .. }, paths) in calls.iter().zip(numbered) {
         let Some((innermost, outer)) = frames.split_last() else { continue };
         let name = |function: &usize| names[*function].clone();
         let branching = outer.iter().zip(&paths).filter(|(_, path)| branches(**path));
         let path: Vec<_> = branching.map(|(function, _)| name(function)).collect();
         let chain = outer.iter().zip(&paths).rposition(|(_, path)| branches(*path)).map_or(0, |at| at + 1);
-        let note = outer.get(chain).map(name);
+        // A scope says less than the function in it.
+        let note = outer.get(chain).map(|_| name(&outer[(*scopes).clamp(chain, outer.len() - 1)]));
         tree.leaf(&path, Leaf { name: name(innermost), bytes: *bytes, blocks: blocks.unsigned_abs(), note });
     }
     tree.rows(MOST)
@@ -143,6 +156,7 @@ mod tests {
                 bytes: *bytes,
                 blocks: 1,
                 frames: frames.split(' ').map(|name| names.of(&name.to_owned())).collect(),
+                scopes: 0,
                 number: 0,
             })
             .collect();

@@ -6,16 +6,16 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Paint, Role},
-    model::Bytes,
+    export::{InPaint, Paint, Role},
+    model::{ByteDelta, Bytes, Family},
 };
 use serde::Serialize;
 
 use super::{
-    sums::{PlaceSum, Sum, place_sums, sums},
-    text::{Bars, device_in_words, has_scopes, merged, shares, shown, signed_amount, tree},
+    sums::{PlaceSum, place_sums},
+    text::{Bars, device_in_words, has_scopes, merged, shares, tree},
 };
-use crate::history::{Held, History, Moment, Origin, in_words, sums_by};
+use crate::history::{Held, History, Moment, Origin, Sum, in_words, sums_by};
 
 /// What was live on one device at one moment; or how much more that was than at another one.
 #[derive(Clone, Debug, Serialize)]
@@ -65,23 +65,16 @@ fn figures(history: &History, held: &AllHeld<'_>) -> Vec<DeviceMoment> {
         };
         DeviceMoment {
             device: device.device.ordinal,
-            simulated: device.device.family == gpumem_core::model::Family::Simulated,
+            simulated: device.device.family == Family::Simulated,
             bytes: of_device(|held| held.bytes),
             blocks: of_device(|held| held.blocks),
-            by_kind: held.map(|held| sums(sums_by(held, |origin| origin.kind.name().to_owned()))),
-            by_library: held.map(|held| sums(sums_by(held, Origin::library_or_program))),
-            by_scope: held.map(|held| sums(sums_by(held, Origin::scope))),
+            by_kind: held.map(|held| sums_by(held, |origin| origin.kind.name().to_owned())),
+            by_library: held.map(|held| sums_by(held, Origin::library_or_program)),
+            by_scope: held.map(|held| sums_by(held, Origin::scope)),
             by_place: held.map(place_sums),
         }
     });
     figures.collect()
-}
-
-/// The bytes in the memory of a device; `?` if they are not in the recording.
-fn amount(held: Option<&[Held<'_>]>) -> (Option<i64>, String) {
-    let on_device = |held: &&Held<'_>| held.origin.kind.is_on_device();
-    let bytes = held.map(|held| held.iter().filter(on_device).map(|held| held.bytes).sum());
-    (bytes, bytes.map_or_else(|| "?".to_owned(), |bytes| signed_amount(bytes).to_string()))
 }
 
 pub(crate) fn at(history: &History, moment: Moment) -> Vec<DeviceMoment> {
@@ -116,19 +109,8 @@ fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
 
 pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let changes = history.changes_at(moment);
-    for (at, held) in held_at(history, moment).iter().enumerate() {
-        let device = history.devices[at].device;
-        let name = history.definitions().device(device).and_then(|defined| defined.name.as_deref());
-        let (bytes, amount) = amount(held.as_deref());
-        let title =
-            format!("{}: {amount} in use at {}", device_in_words(device, name), time(history, moment, changes[at]));
-        let held = held.as_deref().unwrap_or_default();
-        write_tree(&title, held, bytes.map(i64::unsigned_abs), at == 0, out, paint)?;
-    }
-    if history.devices.is_empty() {
-        writeln!(out, "nothing was allocated")?;
-    }
-    Ok(())
+    let title = |at: usize, _: Option<i64>| format!("in use at {}", time(history, moment, changes[at]));
+    write(history, &held_at(history, moment), title, true, out, paint)
 }
 
 pub(crate) fn write_between(
@@ -138,47 +120,51 @@ pub(crate) fn write_between(
     paint: Paint,
 ) -> io::Result<()> {
     let changes = [from, to].map(|moment| history.changes_at(moment));
-    for (at, held) in held_between(history, from, to).iter().enumerate() {
-        let device = history.devices[at].device;
-        let name = history.definitions().device(device).and_then(|defined| defined.name.as_deref());
-        let (bytes, amount) = amount(held.as_deref());
-        let title = format!(
-            "{}: {amount} {} between {} and {}",
-            device_in_words(device, name),
-            if bytes.is_some_and(|bytes| bytes < 0) { "(less)" } else { "more" },
-            time(history, from, changes[0][at]),
-            time(history, to, changes[1][at])
-        );
-        write_tree(&title, held.as_deref().unwrap_or_default(), None, at == 0, out, paint)?;
-    }
-    if history.devices.is_empty() {
-        writeln!(out, "nothing was allocated")?;
-    }
-    Ok(())
+    let title = |at: usize, bytes: Option<i64>| {
+        let more = if bytes.is_some_and(|bytes| bytes < 0) { "(less)" } else { "more" };
+        let times = [time(history, from, changes[0][at]), time(history, to, changes[1][at])];
+        format!("{more} between {}", times.join(" and "))
+    };
+    write(history, &held_between(history, from, to), title, false, out, paint)
 }
 
-fn write_tree(
-    title: &str,
-    held: &[Held<'_>],
-    whole: Option<u64>,
-    is_first: bool,
+/// Writes what each device holds. `title` says what the amount of a device is; `has_shares`: of what it consists is said, too.
+fn write(
+    history: &History,
+    all: &AllHeld<'_>,
+    title: impl Fn(usize, Option<i64>) -> String,
+    has_shares: bool,
     out: &mut dyn Write,
     paint: Paint,
 ) -> io::Result<()> {
-    if !is_first {
-        writeln!(out)?;
+    for (at, held) in all.iter().enumerate() {
+        let device = history.devices[at].device;
+        let name = history.definitions().device(device).and_then(|defined| defined.name.as_deref());
+        let on_device = |held: &&Held<'_>| held.origin.kind.is_on_device();
+        let bytes: Option<i64> = held.as_deref().map(|held| held.iter().filter(on_device).map(|held| held.bytes).sum());
+        let amount = bytes.map_or_else(|| "?".to_owned(), |bytes| ByteDelta::new(bytes).to_string());
+        if at > 0 {
+            writeln!(out)?;
+        }
+        let title = format!("{}: {amount} {}", device_in_words(device, name), title(at, bytes));
+        writeln!(out, "{}", paint.on(Role::Heading, title))?;
+        let held = held.as_deref().unwrap_or_default();
+        let rows = tree(&merged(held));
+        if rows.is_empty() {
+            continue;
+        }
+        let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
+        writeln!(out, "{}", InPaint(&Bars(title, &rows), paint))?;
+        if let Some(whole) = bytes.map(i64::unsigned_abs).filter(|_| has_shares) {
+            let line = |name: &str, sums: &[Sum]| {
+                format!("{}{}", paint.on(Role::Faint, format!("{name:<9}")), shares(sums, whole))
+            };
+            writeln!(out, "{}", line("kind", &sums_by(held, |origin| origin.kind.name().to_owned())))?;
+            writeln!(out, "{}", line("library", &sums_by(held, Origin::library_or_program)))?;
+        }
     }
-    writeln!(out, "{}", paint.on(Role::Heading, title))?;
-    let rows = tree(&merged(held));
-    if rows.is_empty() {
-        return Ok(());
-    }
-    let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
-    writeln!(out, "{}", shown(&Bars(title, &rows), paint))?;
-    if let Some(whole) = whole {
-        let line = |name: &str, text: String| format!("{}{text}", paint.on(Role::Faint, format!("{name:<9}")));
-        writeln!(out, "{}", line("kind", shares(&sums_by(held, |origin| origin.kind.name().to_owned()), whole, 4)))?;
-        writeln!(out, "{}", line("library", shares(&sums_by(held, Origin::library_or_program), whole, 4)))?;
+    if history.devices.is_empty() {
+        writeln!(out, "nothing was allocated")?;
     }
     Ok(())
 }

@@ -10,11 +10,14 @@ use serde::Serialize;
 
 use super::{
     refused::Refused,
-    sums::{PlaceSum, Sum, place_sums, sums},
+    sums::{PlaceSum, place_sums},
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
 };
-use crate::history::{ChangeKind, DeviceHistory, Held, History, Moment, in_words, sums_by};
+use crate::{
+    formats::frames::inside_of_line,
+    history::{ChangeKind, DeviceHistory, Held, History, Moment, Origin, Sum, in_words, sums_by},
+};
 
 /// What a recording comes to. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -57,6 +60,8 @@ pub(crate) struct DeviceOverview {
     pub(crate) peak_by_library: Vec<Sum>,
     pub(crate) peak_by_scope: Vec<Sum>,
     pub(crate) peak_by_place: Vec<PlaceSum>,
+    /// What the functions of packages allocated that the place with most of the peak calls.
+    pub(crate) inside_most: Vec<Sum>,
     /// Managed and pinned host memory, which is not in the peak: the most that was live of each, at its own moment. `None` if it is not
     /// in the recording.
     pub(crate) besides: Option<Vec<Sum>>,
@@ -246,7 +251,7 @@ impl Overview {
         }
     }
 
-    /// The same for the summary of a single recording, which shows the peaks in detail.
+    /// The overview for the summary of a single recording, which shows the peaks in detail.
     pub(crate) fn in_detail(history: &mut History) -> Self {
         let mut overview = Self::of(history);
         for of in overview.devices.iter_mut().take(IN_DETAIL) {
@@ -297,25 +302,44 @@ impl NotFreed {
     }
 }
 
+/// The place that holds most, of those to which a reader could go: it has a line, a library or a scope.
+fn most(places: &[PlaceSum]) -> Option<&PlaceSum> {
+    places.iter().find(|sum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty())
+}
+
+/// What the functions of packages allocated that are called by this place.
+fn inside(history: &History, held: &[Held<'_>], place: &PlaceSum) -> Vec<Sum> {
+    let is_of_place = |origin: &Origin| {
+        (&origin.line, &origin.caller, &origin.path) == (&place.line, &place.caller, &place.scope)
+            && place.line.is_some()
+    };
+    let of_place: Vec<_> = held.iter().copied().filter(|held| is_of_place(held.origin)).collect();
+    let mut sums = sums_by(&of_place, |origin| inside_of_line(history, origin).unwrap_or_default());
+    sums.retain(|sum| !sum.name.is_empty());
+    sums
+}
+
 impl DeviceOverview {
     /// `held` is what was live at its peak.
-    fn of(history: &History, all: &DeviceHistory, held: Vec<Held<'_>>, besides: Vec<(String, i64, i64)>) -> Self {
+    fn of(history: &History, all: &DeviceHistory, held: Vec<Held<'_>>, besides: Vec<Sum>) -> Self {
         let device = all.device;
         let defined = history.definitions().device(device);
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
         let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
+        let peak_by_place = place_sums(&on_device);
         Self {
+            inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, most)).unwrap_or_default(),
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             name: defined.and_then(|defined| defined.name.clone()),
             total_bytes: defined.and_then(|defined| defined.total).map(gpumem_core::model::Bytes::get),
             peak_bytes: all.peak_at.map(|_| all.peak),
             peak_seconds: all.peak_at.map(|at| seconds(history.time_of(at))),
-            peak_by_kind: sums(sums_by(&on_device, |origin| origin.kind.name().to_owned())),
-            peak_by_library: sums(sums_by(&on_device, crate::history::Origin::library_or_program)),
-            peak_by_scope: sums(sums_by(&on_device, crate::history::Origin::scope)),
-            peak_by_place: place_sums(&on_device),
-            besides: (!history.has_only_peaks()).then(|| sums(besides)),
+            peak_by_kind: sums_by(&on_device, |origin| origin.kind.name().to_owned()),
+            peak_by_library: sums_by(&on_device, Origin::library_or_program),
+            peak_by_scope: sums_by(&on_device, Origin::scope),
+            peak_by_place,
+            besides: (!history.has_only_peaks()).then_some(besides),
             live_at_end_bytes: all.live,
             samples: all.samples,
             highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),
@@ -327,9 +351,7 @@ impl DeviceOverview {
     /// The place that holds most of the peak: `src/adam.rs:30 in train > step, called from src/main.rs:9, holds 60 % of the peak`.
     pub(crate) fn most(&self) -> Option<String> {
         let peak = self.peak_bytes?;
-        // Without a line, a library and a scope, a reader could not go there.
-        let is_known = |sum: &&PlaceSum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty();
-        let PlaceSum { scope, place, caller, bytes, .. } = self.peak_by_place.iter().find(is_known)?;
+        let PlaceSum { scope, place, caller, bytes, .. } = most(&self.peak_by_place)?;
         let scope = if scope.is_empty() { String::new() } else { format!(" in {}", scope.join(" > ")) };
         let caller = caller.as_ref().map(|caller| format!(", called from {caller},")).unwrap_or_default();
         Some(format!("{place}{scope}{caller} holds {} of the peak", percent(*bytes, peak)))

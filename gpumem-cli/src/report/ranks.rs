@@ -192,7 +192,7 @@ mod tests {
         let ranks = names(&["train.rank0.gpu0.pid4711", "train.rank10.gpu0.pid4712"]);
         assert_eq!(headings(&ranks, 30), ranks);
         assert_eq!(headings(&ranks, 12), ["rank0", "rank10"]);
-        // Without ranks, and in two runs.
+        // The first two recordings have no ranks, and the last two are of two runs.
         assert_eq!(headings(&names(&["train.gpu0.pid1", "train.gpu1.pid2"]), 8), ["gpu0", "gpu1"]);
         assert_eq!(headings(&names(&["a.rank0.pid1", "b.rank0.pid2"]), 8), ["a", "b"]);
         // Nothing tells them apart in so few columns.

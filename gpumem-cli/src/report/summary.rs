@@ -17,10 +17,10 @@ use super::{
     overview::{DeviceOverview, Overview},
     ranks,
     refused::Refused,
-    sums::{PlaceSum, Sum},
+    sums::PlaceSum,
     text::{percent, shares},
 };
-use crate::history::in_words;
+use crate::history::{Sum, in_words};
 
 /// Writes one recording in detail, or several side by side.
 pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -131,10 +131,13 @@ fn write_device(
         writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), one_line(text))
     };
     line(out, "when", &format!("after {}", in_words(Duration::from_secs_f64(at))))?;
-    line(out, "kind", &sum_shares(&device.peak_by_kind, peak))?;
-    line(out, "library", &sum_shares(&device.peak_by_library, peak))?;
+    line(out, "kind", &shares(&device.peak_by_kind, peak))?;
+    line(out, "library", &shares(&device.peak_by_library, peak))?;
     if let Some(most) = device.most() {
         line(out, "most", &most)?;
+    }
+    if !device.inside_most.is_empty() {
+        line(out, "inside", &shares(&device.inside_most, peak))?;
     }
     // Less than a tenth does not matter.
     let share = |is_so: fn(&PlaceSum) -> bool| {
@@ -183,9 +186,4 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
 /// as `train::step`.
 fn is_exact(line: &str) -> bool {
     line.ends_with(BACKWARD_PASS) || line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
-}
-
-fn sum_shares(sums: &[Sum], whole: u64) -> String {
-    let sums: Vec<_> = sums.iter().map(|sum| (sum.name.clone(), sum.bytes, sum.blocks)).collect();
-    shares(&sums, whole, 4)
 }

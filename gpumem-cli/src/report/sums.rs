@@ -5,13 +5,6 @@ use serde::Serialize;
 use crate::history::{Held, library_or_program};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Sum {
-    pub(crate) name: String,
-    pub(crate) bytes: i64,
-    pub(crate) blocks: i64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PlaceSum {
     pub(crate) scope: Vec<String>,
     /// The line; else the library, or the place where the scope was opened.
@@ -28,10 +21,6 @@ impl PlaceSum {
     pub(crate) fn library_or_program(&self) -> String {
         library_or_program(self.library.as_deref(), self.line.as_deref())
     }
-}
-
-pub(crate) fn sums(sums: Vec<(String, i64, i64)>) -> Vec<Sum> {
-    sums.into_iter().map(|(name, bytes, blocks)| Sum { name, bytes, blocks }).collect()
 }
 
 /// The sums by scope, place and kind, the largest first.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Leaf, Paint, Role, Tree},
+    export::{InPaint, Leaf, Paint, Role, Tree},
     model::Bytes,
     report::counted,
 };
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{
     sums::{PlaceSum, place_sums},
-    text::{Bars, percent, shown},
+    text::{Bars, percent},
 };
 use crate::history::{
     History, Moment, in_words,
@@ -239,7 +239,10 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
         tree.leaf(&[], Leaf { name, bytes: *bytes, blocks: blocks.unsigned_abs(), note: caller.clone() });
     }
     let rows = tree.rows(MOST_ROWS);
-    if rows.is_empty() { Ok(()) } else { writeln!(out, "{}", shown(&Bars("allocated at", &rows), paint)) }
+    if rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "{}", InPaint(&Bars("allocated at", &rows), paint))
 }
 
 /// The tensors of each device at a moment, for JSON.
@@ -264,7 +267,7 @@ pub(crate) fn at(history: &History, moment: Moment) -> Option<Vec<TensorMoment>>
     Some(tensors.devices.iter().filter_map(of_device).collect())
 }
 
-/// The same as text.
+/// Writes the tensors of each device at a moment as text.
 pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let name = history.tensors.as_ref().map(|tensors| tensors.name.as_str()).unwrap_or_default();
     for moment in at(history, moment).into_iter().flatten() {

@@ -3,13 +3,13 @@
 use std::fmt;
 
 use gpumem_core::{
-    export::{InPaint, Leaf, Paint, Row, Show, Tree, amounts_table},
+    export::{Leaf, Paint, Row, Show, Tree, amounts_table},
     model::{ByteDelta, Device, one_line},
 };
 
-use crate::history::Held;
+use crate::history::{Held, Sum};
 
-/// So many rows of a tree are shown.
+/// The most rows of a tree that are shown.
 const MOST_ROWS: usize = 24;
 
 /// `60 %`; less than half a percent is `<1 %`.
@@ -21,20 +21,15 @@ pub(super) fn percent(part: i64, whole: u64) -> String {
     }
 }
 
-/// `800 MiB`, and below 0 `-800 MiB`.
-pub(super) fn signed_amount(bytes: i64) -> ByteDelta {
-    ByteDelta::new(bytes)
-}
-
-/// `pool 800 MiB (66 %), vmm 400 MiB (33 %)`, the largest `most` of them.
-pub(super) fn shares(sums: &[(String, i64, i64)], whole: u64, most: usize) -> String {
-    let mut words: Vec<_> = sums
-        .iter()
-        .take(most)
-        .map(|(name, bytes, _)| format!("{} {} ({})", one_line(name), signed_amount(*bytes), percent(*bytes, whole)))
-        .collect();
-    if sums.len() > most {
-        words.push(format!("{} more", sums.len() - most));
+/// `pool 800 MiB (66 %), vmm 400 MiB (33 %)`: the largest, and how many there are besides.
+pub(super) fn shares(sums: &[Sum], whole: u64) -> String {
+    const MOST: usize = 4;
+    let share = |Sum { name, bytes, .. }: &Sum| {
+        format!("{} {} ({})", one_line(name), ByteDelta::new(*bytes), percent(*bytes, whole))
+    };
+    let mut words: Vec<_> = sums.iter().take(MOST).map(share).collect();
+    if sums.len() > MOST {
+        words.push(format!("{} more", sums.len() - MOST));
     }
     words.join(", ")
 }
@@ -85,16 +80,11 @@ pub(super) fn merged<'a>(held: &[Held<'a>]) -> Vec<Held<'a>> {
     merged
 }
 
-/// A table with a bar in each row.
+/// A table with a bar in each row: its title, and its rows.
 pub(super) struct Bars<'a>(pub(super) &'a str, pub(super) &'a [Row]);
 
 impl Show for Bars<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         amounts_table(self.0, self.1).show(f, paint)
     }
-}
-
-/// Writes something in this paint.
-pub(super) fn shown<T: Show>(what: &T, paint: Paint) -> InPaint<'_, T> {
-    InPaint(what, paint)
 }

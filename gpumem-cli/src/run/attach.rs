@@ -15,7 +15,7 @@ use std::{
 
 use gpumem_inject::variable;
 
-use super::{AttachOptions, control, destination, library};
+use super::{Recorded, control, destination, library};
 use crate::{failure::Failure, recording, terminal};
 
 /// What the program runs.
@@ -31,9 +31,8 @@ const DORMANT: &str =
 /// Python runs code on request from this version on.
 const OLDEST: (u32, u32) = (3, 14);
 
-/// Begins to record a process. Returns the file of the recording.
-pub(crate) fn attach(options: &AttachOptions) -> Result<String, Failure> {
-    let pid = options.pid;
+/// Begins to record a process. Returns the file of the recording, which is one in the current folder without `output`.
+pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> Result<String, Failure> {
     let what = format!("process {pid}");
     let failed = |error: io::Error| Failure::new(&what, error, "");
     let folder = control::folder().map_err(failed)?;
@@ -43,19 +42,18 @@ pub(crate) fn attach(options: &AttachOptions) -> Result<String, Failure> {
     }
     let process = Target::new(pid).map_err(|Refusal { cause, next }| Failure::new(&what, cause, next))?;
     let library = library::unpacked().map_err(|error| Failure::new("the library", error, ""))?;
-    let file =
-        env::current_dir().map_err(failed)?.join(options.output.clone().unwrap_or_else(|| process.default_name()));
+    let file = env::current_dir().map_err(failed)?.join(output.unwrap_or_else(|| process.default_name()));
     destination::try_folder(&file)
         .map_err(|error| Failure::new(format!("cannot record to `{}`", file.display()), error, ""))?;
     let [script, answer] = ["py", "answer"].map(|extension| folder.join(format!("attach-{pid}.{extension}")));
     _ = fs::remove_file(&answer);
-    let recorded = &options.recorded;
+    let settings = recorded.settings();
     let texts = [
         folder.as_os_str().as_bytes(),
         file.as_os_str().as_bytes(),
-        recorded.backtrace.as_bytes(),
-        recorded.keep.as_bytes(),
-        recorded.torch().as_bytes(),
+        settings.backtrace.as_bytes(),
+        settings.keep.as_bytes(),
+        settings.torch.as_bytes(),
     ]
     .map(variable::python_bytes);
     let code = format!(

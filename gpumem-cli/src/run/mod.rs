@@ -18,7 +18,7 @@ use gpumem_core::export::Role;
 use gpumem_driver::source::machine::cuda_devices;
 use gpumem_inject::variable;
 
-pub(crate) use self::options::{AttachOptions, RecordOptions, RunOptions};
+pub(crate) use self::options::{Recorded, RunOptions};
 use self::{
     destination::Destination,
     finish::{Finished, finish},
@@ -84,15 +84,16 @@ fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, F
             control::folder().map_err(|error| Failure::new("the folder for `gpumem start`", error, runs_on))?;
         program.environment(variable::CONTROL, folder);
     }
-    program.environment(variable::KEEP, &recorded.keep);
-    program.environment(variable::TORCH, recorded.torch());
+    let settings = recorded.settings();
+    program.environment(variable::KEEP, settings.keep);
+    program.environment(variable::TORCH, settings.torch);
     // The libraries of other tools are loaded as well.
     for (own, other) in [(variable::INJECTION, variable::OTHER_INJECTION), (variable::NVTX, variable::OTHER_NVTX)] {
         program.environment(other, env::var_os(own).unwrap_or_default());
         program.environment(own, &library);
     }
     program.environment(variable::FILE, destination.file());
-    program.environment(variable::BACKTRACE, recorded.backtrace);
+    program.environment(variable::BACKTRACE, settings.backtrace);
     Ok(destination)
 }
 
@@ -140,10 +141,7 @@ fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>) 
             Err(failure) => terminal::error(&failure),
         }
     }
-    if options.recorded.torch_events.is_some()
-        && !overviews.is_empty()
-        && overviews.iter().all(|overview| overview.torch.is_none())
-    {
+    if options.recorded.torch && !overviews.is_empty() && overviews.iter().all(|overview| overview.torch.is_none()) {
         let cause = "no recorded process has used PyTorch with CUDA";
         terminal::error(&Failure::new("--torch had nothing to record", cause, ""));
     }

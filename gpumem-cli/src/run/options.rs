@@ -2,41 +2,95 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-/// How a program is run.
-#[derive(Debug)]
-pub(crate) struct RunOptions {
-    /// The file of the recording; `None`: a new one in the current folder.
-    pub(crate) output: Option<PathBuf>,
-    pub(crate) recorded: RecordOptions,
-    /// Nothing is recorded until `gpumem start`.
-    pub(crate) dormant: bool,
-    /// The program and its arguments.
-    pub(crate) command: Vec<OsString>,
-}
+use clap::{Args, ValueEnum};
+use gpumem_core::model::Bytes;
+use gpumem_inject::variable;
 
-/// Which process is recorded from now on.
-#[derive(Debug)]
-pub(crate) struct AttachOptions {
-    pub(crate) pid: u32,
-    /// The file of the recording; `None`: one in the current folder.
-    pub(crate) output: Option<PathBuf>,
-    pub(crate) recorded: RecordOptions,
+use crate::values::{recording, size};
+
+/// How a program is run.
+#[derive(Debug, Args)]
+pub(crate) struct RunOptions {
+    /// The file of the recording, which is replaced if it exists. Else a new file in the current folder, named after the program.
+    #[arg(short, long, value_name = "FILE", value_parser = recording())]
+    pub(super) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) recorded: Recorded,
+    /// Record nothing until `gpumem start PID`.
+    #[arg(long)]
+    pub(super) dormant: bool,
+    /// The program and its arguments. `--` before it is needed if its name begins with a dash.
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub(super) command: Vec<OsString>,
 }
 
 /// What is recorded of a program.
-#[derive(Debug)]
-pub(crate) struct RecordOptions {
-    /// The value of the library's setting `GPUMEM_BACKTRACE`.
-    pub(crate) backtrace: &'static str,
-    /// See [`variable::KEEP`](gpumem_inject::variable::KEEP).
-    pub(crate) keep: String,
-    /// How many events PyTorch keeps of each device; `None` if its tensors are not recorded.
-    pub(crate) torch_events: Option<u64>,
+#[derive(Debug, Args)]
+pub(crate) struct Recorded {
+    /// The stacks that are recorded of allocations of 1 MiB or more.
+    #[arg(long, value_enum, default_value_t = Stacks::Python)]
+    stacks: Stacks,
+    /// Keep the newest events only: about SIZE, such as 100MiB, and besides the blocks that were live before them.
+    #[arg(long, value_name = "SIZE", value_parser = recording_size)]
+    max_size: Option<Bytes>,
+    /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
+    #[arg(long, conflicts_with = "max_size")]
+    only_peak: bool,
+    /// Record the tensors of PyTorch (2.1 or newer) as well: what is in the memory that its allocator gets from the driver.
+    #[arg(long)]
+    pub(super) torch: bool,
+    /// PyTorch keeps so many of the newest events of each device, three for a tensor, in the memory of the program: up to 1 KB each.
+    #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "torch",
+        value_parser = clap::value_parser!(u64).range(1_000..))]
+    torch_events: u64,
 }
 
-impl RecordOptions {
-    /// See [`variable::TORCH`](gpumem_inject::variable::TORCH).
-    pub(super) fn torch(&self) -> String {
-        self.torch_events.map(|events| events.to_string()).unwrap_or_default()
+impl Recorded {
+    /// The settings that tell the library in the program what to record.
+    pub(super) fn settings(&self) -> Settings {
+        let keep = match self.max_size {
+            _ if self.only_peak => variable::PEAKS.to_owned(),
+            Some(size) => size.get().to_string(),
+            None => String::new(),
+        };
+        let torch = if self.torch { self.torch_events.to_string() } else { String::new() };
+        Settings { backtrace: self.stacks.backtrace(), keep, torch }
     }
+}
+
+/// The values of the variables of the environment that have the same names.
+pub(super) struct Settings {
+    /// See `GPUMEM_BACKTRACE`.
+    pub(super) backtrace: &'static str,
+    /// See [`variable::KEEP`].
+    pub(super) keep: String,
+    /// See [`variable::TORCH`].
+    pub(super) torch: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Stacks {
+    /// No stacks.
+    None,
+    /// The functions of the program and of its libraries.
+    Native,
+    /// The same, and the lines of Python (3.11 to 3.14).
+    Python,
+}
+
+impl Stacks {
+    /// The value of the library's setting `GPUMEM_BACKTRACE`.
+    const fn backtrace(self) -> &'static str {
+        match self {
+            Self::None => "0",
+            Self::Native => "auto",
+            Self::Python => "python",
+        }
+    }
+}
+
+/// A recording has to have room for what is live.
+fn recording_size(text: &str) -> Result<Bytes, String> {
+    let size = size(text)?;
+    if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
 }

@@ -38,18 +38,11 @@ impl Sampler {
 
     pub(crate) fn sample(&mut self) -> Sample {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
-        let (machine, usage) = match Machine::read() {
-            Ok(machine) => {
-                let usage = Usage::read(&machine, &mut self.known);
-                (machine, usage)
-            }
-            Err(why) => {
-                let not_read = vec![NotRead::error("GPUs", &why)];
-                let machine = Machine { not_read, ..Machine::default() };
-                let usage = Usage::read(&machine, &mut self.known);
-                (machine, usage)
-            }
-        };
+        let machine = Machine::read().unwrap_or_else(|why| {
+            let not_read = vec![NotRead::error("GPUs", &why)];
+            Machine { not_read, ..Machine::default() }
+        });
+        let usage = Usage::read(&machine, &mut self.known);
         let recordings = self.recordings(&usage, time);
         Sample { time, machine, usage, recordings }
     }

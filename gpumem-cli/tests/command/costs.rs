@@ -4,8 +4,7 @@ use std::{env, fs, time::Duration};
 
 use gpumem_core::{
     model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, Label, MemKind, ScopeId, ScopeSpec, Source,
-        StackId, ThreadId,
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Key, Label, MemKind, ScopeId, ScopeSpec, StackId, ThreadId,
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, BlockLabel,
@@ -37,6 +36,17 @@ impl Costly {
         self.writer.written().items < self.most
     }
 
+    /// The file after `add` was called with one number after the other until there is no more room.
+    fn filled<N>(mut self, numbers: impl Iterator<Item = N>, mut add: impl FnMut(&mut Self, N)) -> Vec<u8> {
+        for number in numbers {
+            if !self.has_room() {
+                break;
+            }
+            add(&mut self, number);
+        }
+        self.file()
+    }
+
     fn item(&mut self, item: &Item) {
         self.writer.write(item).expect("memory takes all");
     }
@@ -61,15 +71,7 @@ impl Costly {
     }
 
     fn open(&mut self, scope: u64, callsite: u32, at_peak: bool) {
-        let spec = ScopeSpec {
-            device: device(0),
-            gauge: Gauge::Exact,
-            every: Duration::ZERO,
-            thread: None,
-            callsite: CallsiteId(callsite),
-            source: Source::Dispatch,
-            at_peak,
-        };
+        let spec = ScopeSpec { callsite: CallsiteId(callsite), at_peak, ..ScopeSpec::exact(device(0)) };
         self.event(EventKind::Open { scope: ScopeId(scope), spec });
     }
 
@@ -146,14 +148,10 @@ pub(crate) const CASES: [Case; 28] = [
         made.file()
     }),
     ("live", |most| {
-        let mut made = Costly::new(most);
-        for at in 1.. {
-            if !made.has_room() {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(1.., |made, at| {
             made.alloc(at << 21, 1 << 20, 0);
-        }
-        made.file()
+        })
     }),
     ("churn", |most| {
         let mut made = Costly::new(most);
@@ -164,28 +162,20 @@ pub(crate) const CASES: [Case; 28] = [
         made.file()
     }),
     ("churn of many", |most| {
-        let mut made = Costly::new(most);
-        for at in 1.. {
-            if !made.has_room() {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(1.., |made, at| {
             made.alloc((at * 7919 % 40_000) << 21, at % 1000, 0);
             if at > 20_000 {
                 made.free(((at - 20_000) * 7919 % 40_000) << 21);
             }
-        }
-        made.file()
+        })
     }),
     ("shrinking", |most| {
         let mut made = Costly::new(most);
         made.alloc(1 << 21, 1 << 40, 0);
-        for at in 1.. {
-            if !made.has_room() {
-                break;
-            }
+        made.filled(1.., |made, at| {
             made.event(EventKind::Shrink { key: Key::from_raw(1 << 21), bytes: Bytes::new((1 << 40) - at) });
-        }
-        made.file()
+        })
     }),
     ("contexts", |most| {
         let mut made = Costly::new(most);
@@ -198,15 +188,11 @@ pub(crate) const CASES: [Case; 28] = [
         made.file()
     }),
     ("losses", |most| {
-        let mut made = Costly::new(most);
-        for at in 1.. {
-            if !made.has_room() {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(1.., |made, at| {
             made.alloc(at << 21, 1, 0);
             made.event(EventKind::Lost { count: 1 });
-        }
-        made.file()
+        })
     }),
     ("missed frees", |most| {
         let mut made = Costly::new(most);
@@ -248,15 +234,11 @@ pub(crate) const CASES: [Case; 28] = [
         made.file()
     }),
     ("open scopes", |most| {
-        let mut made = Costly::new(most);
-        for scope in 0.. {
-            if !made.has_room() {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(0.., |made, scope| {
             made.open(scope, 2, true);
             made.alloc((scope + 1) << 21, 1 << 20, 0);
-        }
-        made.file()
+        })
     }),
     ("scopes that leave first", |most| {
         let mut made = Costly::new(most);
@@ -273,85 +255,61 @@ pub(crate) const CASES: [Case; 28] = [
         made.file()
     }),
     ("overlapping scopes", |most| {
-        let mut made = Costly::new(most);
-        for scope in 0.. {
-            if !made.has_room() {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(0.., |made, scope| {
             made.open(scope, 2, false);
             if scope > 10_000 {
                 made.close(scope - 10_000);
             }
-        }
-        made.file()
+        })
     }),
     ("kept peaks", |most| {
         let mut made = Costly::new(most);
         for at in 1..2_000 {
             made.alloc(at << 21, 1, u32::try_from(at).expect("it is small"));
         }
-        for scope in 0.. {
-            if !made.has_room() {
-                break;
-            }
+        made.filled(0.., |made, scope| {
             made.open(scope, 2, true);
             made.alloc((scope % 2_000 + 10_000) << 21, 1 << 20, u32::try_from(scope % 2_000).expect("it is small"));
             made.free((scope % 2_000 + 10_000) << 21);
             made.close(scope);
-        }
-        made.file()
+        })
     }),
     ("threads", |most| {
         let mut made = Costly::new(most);
         made.open(0, 2, false);
-        for round in 0.. {
-            if !made.has_room() {
-                break;
-            }
+        made.filled(0.., |made, round| {
             let thread = 1 + round % 60_000;
             made.on_thread(thread, EventKind::Enter { scope: ScopeId(0) });
             if round > 60_000 {
                 made.item(&Item::ThreadReused(ThreadId(thread)));
             }
-        }
-        made.file()
+        })
     }),
     ("groups", |most| {
-        let mut made = Costly::new(most);
-        for at in 1.. {
-            if !made.has_room() {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(1.., |made, at| {
             made.alloc(at << 21, 1, u32::try_from(at).expect("it is small"));
-        }
-        made.file()
+        })
     }),
     ("groups of named scopes", |most| {
         let mut made = Costly::new(most);
         (2..5_000).for_each(|id| made.callsite(id, format!("scope {id}")));
         (1..200).for_each(|id| made.stack(id, 20, 1, 40));
-        for scope in 0_u32.. {
-            if !made.has_room() {
-                break;
-            }
+        made.filled(0_u32.., |made, scope| {
             made.open(scope.into(), 2 + scope % 4_998, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 1 + scope % 199);
             made.close(scope.into());
-        }
-        made.file()
+        })
     }),
     ("scopes beside each other", |most| {
         let mut made = Costly::new(most);
         (2..40_000).for_each(|id| made.callsite(id, format!("scope {id}")));
-        for scope in 0_u32.. {
-            if !made.has_room() {
-                break;
-            }
+        made.filled(0_u32.., |made, scope| {
             made.open(scope.into(), 2 + scope % 39_998, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 0);
             made.close(scope.into());
-        }
-        made.file()
+        })
     }),
     ("names of many modules", |most| {
         let mut made = Costly::new(most);
@@ -365,24 +323,17 @@ pub(crate) const CASES: [Case; 28] = [
         made.file()
     }),
     ("devices", |most| {
-        let mut made = Costly::new(most);
-        for at in 1.. {
-            if !made.has_room() {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(1.., |made, at| {
             let device = device(u32::try_from(at % 256).expect("it is small"));
             made.event(EventKind::Alloc { key: Key::from_raw(at << 21), block: block(device, at, 0) });
-        }
-        made.file()
+        })
     }),
     ("long stacks", |most| {
         let mut made = Costly::new(most);
         made.item(&Item::Module(ModuleDefinition { id: 1, path: "/a".to_owned(), build_id: vec![], base: 0 }));
         (1..20).for_each(|id| made.stack(id, 100, 60, 100));
-        for at in 1.. {
-            if !made.has_room() {
-                break;
-            }
+        made.filled(1.., |made, at| {
             let stack = 100 + u32::try_from(at).expect("it is small");
             if at < 1_000 {
                 let address = |offset: u64| CodeAddress { module: 1, offset: ((1 + at % 19) << 32) | (offset % 100) };
@@ -390,34 +341,22 @@ pub(crate) const CASES: [Case; 28] = [
                 made.item(&Item::Stack(StackDefinition { id: StackId(stack), addresses }));
             }
             made.alloc(at << 21, 1 << 20, 100 + u32::try_from(at % 1_000).expect("it is small"));
-        }
-        made.file()
+        })
     }),
     ("symbols", |most| {
-        let mut made = Costly::new(most);
-        for offset in 0.. {
-            if !made.has_room() {
-                break;
-            }
-            if offset > most / 10_000 {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(0..=most / 10_000, |made, offset| {
             let symbols = vec![Symbol::default(); 100_000];
             made.item(&Item::Symbols(SymbolsDefinition { address: CodeAddress { module: 1, offset }, symbols }));
-        }
-        made.file()
+        })
     }),
     ("labels", |most| {
-        let mut made = Costly::new(most);
-        for at in 1.. {
-            if !made.has_room() {
-                break;
-            }
+        let made = Costly::new(most);
+        made.filled(1.., |made, at| {
             made.alloc(at << 21, 1 << 20, 0);
             let label = Label { name: "x".repeat(900), shape: vec![1; 40], dtype: String::new() };
             made.item(&Item::Label(BlockLabel { key: Key::from_raw(at << 21), number: made.number, label }));
-        }
-        made.file()
+        })
     }),
     ("allocator", |most| allocator(most, |at| (AllocatorAction::Alloc, at * 512, 512))),
     ("allocator's churn", |most| {

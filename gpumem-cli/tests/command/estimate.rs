@@ -4,14 +4,10 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::{Ran, file, ran, report::printed};
-
-/// A file for one test.
-fn written(name: &str, bytes: &[u8]) -> String {
-    let path = file(name);
-    fs::write(&path, bytes).expect("the folder for tests can be written");
-    path.to_str().expect("the name is text").to_owned()
-}
+use crate::{
+    Ran, file, ran,
+    report::{printed, written},
+};
 
 const CONFIG: &[u8] = br#"{"model_type": "gpt2", "n_layer": 2}"#;
 

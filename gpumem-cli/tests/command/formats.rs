@@ -135,7 +135,7 @@ impl Fields {
         let all = self.0.iter().filter(|(number, _)| *number == field);
         all.flat_map(|(_, value)| match value {
             Wire::Number(number) => vec![*number],
-            // Packed.
+            // The numbers of the list follow each other in one field.
             Wire::Bytes(bytes) => {
                 let mut bytes = bytes.as_slice();
                 std::iter::from_fn(|| (!bytes.is_empty()).then(|| varint(&mut bytes))).collect()

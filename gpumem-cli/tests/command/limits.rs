@@ -11,9 +11,9 @@ use std::{
 /// What the command may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Of memory.
+    /// How much memory it may have at once.
     megabytes: u64,
-    /// Of a processor.
+    /// How long a processor may work for it.
     seconds: u64,
 }
 
@@ -21,13 +21,13 @@ pub(crate) struct Limits {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     pub(crate) megabytes: u64,
-    /// Hundredths of a second.
+    /// How long a processor worked for it, in hundredths of a second.
     pub(crate) ticks: u64,
     /// It ended with 2.
     pub(crate) is_refused: bool,
 }
 
-/// Without optimisation, all takes several times as long.
+/// Programs that are not optimised take several times as long.
 const SECOND: u64 = if cfg!(debug_assertions) { 6 } else { 1 };
 
 impl Limits {

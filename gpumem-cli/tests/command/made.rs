@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpumem_core::{
     model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
         ThreadId,
     },
     recording::{
@@ -16,6 +16,16 @@ use gpumem_core::{
 
 pub(crate) const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 pub(crate) const MIB: u64 = 1 << 20;
+
+/// Numbers that are the same in each run.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
 
 /// A recording in the making. Its clock goes on by a microsecond with each event.
 pub(crate) struct Made {
@@ -147,15 +157,7 @@ impl Made {
     pub(crate) fn open(&mut self, callsite: u32) -> ScopeId {
         let scope = ScopeId(self.next_scope);
         self.next_scope += 1;
-        let spec = ScopeSpec {
-            device: DEVICE,
-            gauge: Gauge::Exact,
-            every: Duration::ZERO,
-            thread: None,
-            callsite: CallsiteId(callsite + 2),
-            source: Source::Dispatch,
-            at_peak: false,
-        };
+        let spec = ScopeSpec { callsite: CallsiteId(callsite + 2), ..ScopeSpec::exact(DEVICE) };
         self.event(EventKind::Open { scope, spec });
         scope
     }
@@ -342,13 +344,10 @@ impl Made {
         self
     }
 
-    /// So many allocations and frees in nested scopes, with sizes, times and lifetimes that do not repeat.
+    /// Adds this many allocations and frees in nested scopes, with sizes, times and lifetimes that do not repeat.
     pub(crate) fn varied(mut self, events: u64) -> Self {
-        let mut state = 1_u64;
-        let mut below = |bound: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % bound
-        };
+        let mut random = Random(1);
+        let mut below = |bound| random.below(bound);
         let mut live: Vec<Key> = Vec::new();
         let mut open: Vec<ScopeId> = Vec::new();
         for event in 0..events {

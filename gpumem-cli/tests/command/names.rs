@@ -52,7 +52,7 @@ fn assert_printable(text: &str) {
     assert!(!text.lines().any(|line| line.trim_start().starts_with("FORGED")), "a name forges a line: {text:?}");
 }
 
-/// The same; and a reader finds the name as it is, if the JSON has it.
+/// The text is JSON that a terminal can show. If it has the name, a reader finds the name as it is.
 #[track_caller]
 fn assert_json(text: &str, has_name: bool) -> Value {
     assert_printable(text);

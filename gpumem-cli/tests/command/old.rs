@@ -2,7 +2,9 @@
 //!
 //! `tests/data` has the recordings, and beside each the commands and what they printed then: `training.capture` is a training run with
 //! PyTorch's tensors, `events.capture` has each kind of event on two devices, and `unfinished.capture` is that of a killed process, in
-//! all its files: the newer part, the older part, the ring and PyTorch's history. These files are never written again.
+//! all its files: the newer part, the older part, the ring and PyTorch's history. `gpt2.capture`, `vit.capture` and `compiled.capture` are
+//! of training steps with PyTorch 2.11 on an H200, the last one with `torch.compile`: `programs.txt` shows which functions are left out of
+//! their calls. These recordings are never written again.
 
 use std::{fs, path::Path};
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     file,
-    made::{DEVICE, MIB, Made},
+    made::{DEVICE, MIB, Made, Random},
     output_of, ran,
     report::{printed, recorded, training},
 };
@@ -43,11 +43,8 @@ fn varied() -> Made {
     let mut made = Made::new("varied").training(4, 10, 3 * MIB);
     let second = Device { family: Family::Cuda, ordinal: 1 };
     made.device(second, "NVIDIA H200");
-    let mut state = 1_u64;
-    let mut below = |bound: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % bound
-    };
+    let mut random = Random(1);
+    let mut below = |bound| random.below(bound);
     for round in 0..3_000 {
         let key = Key::from_raw(below(200) << 20);
         let kind = [MemKind::Pool, MemKind::Device, MemKind::PinnedHost][usize::try_from(below(3)).unwrap()];

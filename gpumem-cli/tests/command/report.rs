@@ -220,7 +220,10 @@ fn a_line_of_python_stands_before_its_library() {
     let at = printed(&["report", "--at", "peak", &file]);
     assert!(at.contains("\n allocated at  MiB  blocks\n") && at.contains("\n model.py:12     6       1  "), "{at}");
     let calls = printed(&["report", "--calls", &file]);
-    assert!(calls.contains("\n forward (model.py:12)    6       1  ████████\n   from "), "{calls}");
+    assert!(
+        calls.contains("\n forward (model.py:12)    6       1  ████████\n   from <module> (train.py:40)\n"),
+        "{calls}"
+    );
     let folded = printed(&["report", "--format", "folded", &file]);
     let stack = "<module> (train.py:40);forward (model.py:12);at::detail::empty_cuda (/home/ada/venv/";
     assert!(folded.contains(stack), "{folded}");
@@ -365,27 +368,6 @@ fn a_cut_file_is_reported_up_to_its_last_record() {
     assert!(stderr.contains("it is damaged at byte ") && stdout.contains("432.50 MiB in use"), "{stderr}{stdout}");
 }
 
-/// Each byte of a small file, changed in several ways.
-#[test]
-fn damaged_files_do_no_harm() {
-    let bytes = Made::new("train").training(1, 3, MIB).file();
-    let mut state = 7_u64;
-    for round in 0..60 {
-        let mut damaged = bytes.clone();
-        for _ in 0..=round % 4 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let at = usize::try_from(state >> 33).unwrap() % damaged.len();
-            damaged[at] ^= 1 << (state >> 20 & 7);
-        }
-        if round % 5 == 0 {
-            damaged.truncate(damaged.len() * round / 60);
-        }
-        let ran = ran(&["report", &written("fuzzed.capture", &damaged)]);
-        assert!(ran.code == Some(0) || ran.code == Some(2), "{round}: {ran:?}");
-        assert_eq!(ran.code == Some(2), ran.stderr.starts_with("gpumem: `"), "{round}: {ran:?}");
-    }
-}
-
 #[test]
 fn no_colour_where_nobody_sees_it() {
     let file = training("colour.capture");
@@ -448,7 +430,7 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
     assert_eq!(refused["largest_bytes"], 3_u64 << 30);
     assert_eq!(refused["main"]["live_bytes"], 400 * MIB);
     assert_eq!((&refused["main"]["kind"], &refused["newest"][0]["bytes"]), (&"pool".into(), &(200 * MIB).into()));
-    // Of several recordings, each has a line.
+    // Each of several recordings has a line.
     let ranks = printed(&["report", &file, &without]);
     assert!(ranks.starts_with("oom: Out of memory: ") && ranks.contains("\nshort: Memory was short: "), "{ranks}");
     let page = recorded_page(&file);

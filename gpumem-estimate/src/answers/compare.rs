@@ -69,7 +69,7 @@ pub struct ClassDifference {
 pub struct PhaseDifference {
     /// The name of the phase.
     pub phase: String,
-    /// Its difference.
+    /// The difference between the estimate and what was measured.
     pub difference: Difference,
 }
 

@@ -115,29 +115,24 @@ impl Eager {
         self.use_cublas()?;
         // `MatMul4Bit.forward` frees the wide weight when the product is there. It keeps no input, because the weight has no gradient.
         let wide = self.widened(weight)?;
-        let mut output = self.output(&narrow.shape.with_last(weight.outputs), weight.compute)?;
+        let output = self.output(&narrow.shape.with_last(weight.outputs), weight.compute)?;
         drop(wide);
         let mut inputs = vec![&narrow];
         inputs.extend(&bias);
-        if self.needs_grad(&inputs) {
-            let (shape, weight) = (narrow.shape.clone(), weight.clone());
-            let needs = [narrow.edge.is_some(), bias.as_ref().is_some_and(|bias| bias.edge.is_some())];
-            let bias_shape = bias.as_ref().map(|bias| bias.shape.clone());
-            [output] = self.record(&inputs, [output], move |eager, grads| {
-                let mut results = vec![None];
-                if grads[0].is_some() && needs[0] {
-                    let wide = eager.widened(&weight)?;
+        let weight = weight.clone();
+        let shapes: Vec<_> = inputs.iter().map(|input| input.edge.map(|_| input.shape.clone())).collect();
+        let output = self.recorded(&inputs, output, move |eager, _| {
+            let gradient = |(at, shape): (usize, &Option<Shape>)| {
+                let Some(shape) = shape else { return Ok(None) };
+                // The first input is multiplied, and the second one is the bias.
+                let _wide = if at == 0 { Some(eager.widened(&weight)?) } else { None };
+                if at == 0 {
                     eager.use_cublas()?;
-                    results[0] = Some(eager.output(&shape, weight.compute)?);
-                    drop(wide);
                 }
-                if let Some(shape) = bias_shape {
-                    let has = grads[0].is_some() && needs[1];
-                    results.push(if has { Some(eager.output(&shape, weight.compute)?) } else { None });
-                }
-                Ok(results)
-            });
-        }
+                eager.output(shape, weight.compute).map(Some)
+            };
+            shapes.iter().enumerate().map(gradient).collect()
+        });
         drop(narrow);
         self.to(&output, input.dtype)
     }
@@ -176,6 +171,6 @@ impl Eager {
     /// `clone()`: the gradient is passed on.
     fn copied(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape, input.dtype)?;
-        Ok(self.recorded(&[input], output, |_, grads| Ok(grads.to_vec())))
+        Ok(self.passing_on(input, output))
     }
 }

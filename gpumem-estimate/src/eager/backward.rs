@@ -23,7 +23,7 @@ impl Eager {
             inputs: inputs.collect(),
             outputs: N,
             parameter: None,
-            layers: self.layers(),
+            layers: self.memory.layers(),
         };
         let node = self.tape.push(node);
         for (at, output) in outputs.iter_mut().enumerate() {
@@ -32,17 +32,22 @@ impl Eager {
         outputs
     }
 
-    /// The output of an operation, recorded if an input needs a gradient.
+    /// The output of an operation, recorded if an input needs a gradient. `function` makes the gradients of the inputs from that of the
+    /// output.
     pub(crate) fn recorded(
         &self,
         inputs: &[&Tensor],
         output: Tensor,
-        function: impl FnOnce(&Self, &[Option<Tensor>]) -> Result<Grads, Error> + 'static,
+        function: impl FnOnce(&Self, &Tensor) -> Result<Grads, Error> + 'static,
     ) -> Tensor {
         if !self.needs_grad(inputs) {
             return output;
         }
-        let [output] = self.record(inputs, [output], function);
+        let count = inputs.len();
+        let [output] = self.record(inputs, [output], move |eager, grads| match grads {
+            [Some(grad)] => function(eager, grad),
+            _ => Ok(vec![None; count]),
+        });
         output
     }
 
@@ -57,7 +62,7 @@ impl Eager {
 
     /// The node that accumulates the gradient of a parameter.
     pub(super) fn accumulation(&self, parameter: usize) -> Edge {
-        let layers = self.layers();
+        let layers = self.memory.layers();
         let node = Node { function: None, inputs: Vec::new(), outputs: 1, parameter: Some(parameter), layers };
         Edge { node: self.tape.push(node), output: 0 }
     }

@@ -44,12 +44,12 @@ impl Saved {
 impl Eager {
     /// A checkpointed block runs again.
     pub(super) fn runs_again(&self) -> bool {
-        matches!(*self.checkpointing.0.borrow(), Some(BlockRun::Again(_)))
+        matches!(*self.checkpointing.borrow(), Some(BlockRun::Again(_)))
     }
 
     /// Keeps a tensor for the backward pass.
     pub(crate) fn save(&self, tensor: &Tensor) -> Result<Saved, Error> {
-        let mode = self.checkpointing.0.borrow().clone();
+        let mode = self.checkpointing.borrow().clone();
         match mode {
             None => Ok(Saved::Tensor(tensor.detached())),
             Some(BlockRun::First(block)) => {
@@ -72,13 +72,38 @@ impl Eager {
         }
     }
 
+    /// Keeps tensors for the backward pass of an operation with these inputs, if it has one.
+    pub(crate) fn save_all<'a>(
+        &self,
+        inputs: &[&Tensor],
+        tensors: impl IntoIterator<Item = &'a Tensor>,
+    ) -> Result<Vec<Saved>, Error> {
+        if self.needs_grad(inputs) {
+            tensors.into_iter().map(|tensor| self.save(tensor)).collect()
+        } else {
+            Ok(Vec::new())
+        }
+    }
+
+    /// Keeps the factors of a product: each is the derivative of the other one.
+    pub(crate) fn save_factors(&self, first: &Tensor, second: &Tensor) -> Result<Vec<Saved>, Error> {
+        let mut saved = self.save_all(&[first], [second])?;
+        saved.extend(self.save_all(&[second], [first])?);
+        Ok(saved)
+    }
+
+    /// What was kept.
+    pub(crate) fn unpack(&self, saved: Vec<Saved>) -> Result<Vec<Tensor>, Error> {
+        saved.into_iter().map(|saved| saved.unpack(self)).collect()
+    }
+
     /// Runs a block of layers whose saved tensors are recomputed in the backward pass.
     pub(crate) fn checkpoint(
         &self,
         input: &Tensor,
         run: impl Fn(&Self, &Tensor) -> Result<Tensor, Error> + 'static,
     ) -> Result<Tensor, Error> {
-        if !self.needs_grad(&[input]) && !self.grad_enabled.get() || self.checkpointing.0.borrow().is_some() {
+        if !self.needs_grad(&[input]) && !self.grad_enabled.get() || self.checkpointing.borrow().is_some() {
             return run(self, input);
         }
         let run = Rc::new(run);
@@ -92,21 +117,21 @@ impl Eager {
             eager.set_context(before);
             result
         });
-        let block = Rc::new(RecomputedBlock { run: again, layers: self.layers(), state: RefCell::default() });
-        self.checkpointing.0.replace(Some(BlockRun::First(block)));
+        let block = Rc::new(RecomputedBlock { run: again, layers: self.memory.layers(), state: RefCell::default() });
+        self.checkpointing.replace(Some(BlockRun::First(block)));
         let output = run(self, input);
-        self.checkpointing.0.replace(None);
+        self.checkpointing.replace(None);
         output
     }
 
     fn run_again(&self, block: &Rc<RecomputedBlock>) -> Result<(), Error> {
-        let before = self.checkpointing.0.replace(Some(BlockRun::Again(Rc::clone(block))));
-        let (layers, first) = (self.layers(), self.node_count());
+        let before = self.checkpointing.replace(Some(BlockRun::Again(Rc::clone(block))));
+        let (layers, first) = (self.memory.layers(), self.node_count());
         self.memory.move_to(&block.layers);
         let result = self.with_grad(true, || (block.run)(self));
         self.memory.move_to(&layers);
         self.forget_from(first);
-        self.checkpointing.0.replace(before);
+        self.checkpointing.replace(before);
         result.or_else(|error| if error.is_recomputed_all() { Ok(()) } else { Err(error) })
     }
 }

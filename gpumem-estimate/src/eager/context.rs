@@ -14,7 +14,7 @@ pub(crate) struct Context {
     pub(crate) encoded: Option<Tensor>,
     /// The bias of self-attention, which the first block makes and the others share.
     pub(crate) bias: Option<Tensor>,
-    /// The same for cross attention.
+    /// The bias of cross attention.
     pub(crate) cross_bias: Option<Tensor>,
     /// Tensors that layers leave for later ones, by name. The last one of a name is read first.
     slots: HashMap<String, Vec<Tensor>>,

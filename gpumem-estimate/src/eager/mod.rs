@@ -49,7 +49,7 @@ use crate::{
 /// What a shared tensor is for, with a number; its shape and type.
 type SharedKey = (&'static str, u64, Shape, Dtype);
 
-/// See the [module](self).
+/// What runs operations, with all that one model has beside its layers.
 #[derive(Debug)]
 pub(crate) struct Eager {
     pub(crate) memory: Rc<Memory>,
@@ -60,9 +60,10 @@ pub(crate) struct Eager {
     /// The backward pass runs. It has a thread of its own, and so handles of its own of NVIDIA's libraries.
     in_backward: Cell<bool>,
     tape: Tape,
-    parameters: Parameters,
+    parameters: RefCell<Vec<Parameter>>,
     autocast: Autocast,
-    checkpointing: Checkpointing,
+    /// `None`: no checkpointed block runs.
+    checkpointing: RefCell<Option<BlockRun>>,
     /// Which layers run again in the backward pass.
     segments: RefCell<Option<Rc<Segments>>>,
     cache: Cache,
@@ -112,11 +113,6 @@ impl fmt::Debug for Tape {
     }
 }
 
-#[derive(Debug, Default)]
-struct Parameters {
-    all: RefCell<Vec<Parameter>>,
-}
-
 #[derive(Debug)]
 struct Parameter {
     tensor: Tensor,
@@ -146,9 +142,7 @@ struct Autocast {
     copies: RefCell<BTreeMap<usize, Tensor>>,
 }
 
-#[derive(Debug, Default)]
-struct Checkpointing(RefCell<Option<BlockRun>>);
-
+/// How a checkpointed block runs.
 #[derive(Clone, Debug)]
 enum BlockRun {
     /// A block runs for the first time: what it saves is counted and not kept.
@@ -274,12 +268,6 @@ struct Workspaces {
     largest: Cell<u64>,
 }
 
-impl Workspaces {
-    fn new(libraries: Libraries) -> Self {
-        Self { libraries, ..Self::default() }
-    }
-}
-
 impl Eager {
     pub(crate) fn new(memory: Rc<Memory>, libraries: Libraries) -> Self {
         Self {
@@ -288,9 +276,9 @@ impl Eager {
             training: Cell::new(false),
             in_backward: Cell::new(false),
             tape: Tape::default(),
-            parameters: Parameters::default(),
+            parameters: RefCell::default(),
             autocast: Autocast::default(),
-            checkpointing: Checkpointing::default(),
+            checkpointing: RefCell::default(),
             segments: RefCell::default(),
             cache: Cache::default(),
             adapters: Adapters::default(),
@@ -298,7 +286,7 @@ impl Eager {
             context: RefCell::default(),
             unpacked: RefCell::default(),
             shared: RefCell::default(),
-            workspaces: Workspaces::new(libraries),
+            workspaces: Workspaces { libraries, ..Workspaces::default() },
         }
     }
 
@@ -308,11 +296,6 @@ impl Eager {
         let result = run();
         self.grad_enabled.set(before);
         result
-    }
-
-    /// The layers that are open. The outermost scope is no layer.
-    fn layers(&self) -> Rc<[CallsiteId]> {
-        self.memory.layers()
     }
 
     /// A tensor that all layers with the same key share until the model has made its output.

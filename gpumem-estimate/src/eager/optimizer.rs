@@ -52,7 +52,7 @@ impl Eager {
     /// Copies of all parameters in `f32`, which the optimizer updates instead of them: `Float16OptimizerWithFloat16Params` of
     /// Megatron-LM.
     pub(crate) fn make_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
-        for Updated { tensor, layers, .. } in trainable(&self.parameters.all.borrow()) {
+        for Updated { tensor, layers, .. } in trainable(&self.parameters.borrow()) {
             self.memory.move_to(layers);
             let master = if tensor.dtype == Dtype::F32 { None } else { Some(self.like(tensor, Dtype::F32)?) };
             state.masters.push(master);
@@ -72,7 +72,7 @@ impl Eager {
         if !state.masters.is_empty() {
             self.gradients_of_masters(state)?;
         }
-        let all = self.parameters.all.borrow();
+        let all = self.parameters.borrow();
         let mut updated: Vec<_> = trainable(&all).filter(|updated| updated.has_gradient).collect();
         let sizes: Vec<_> = updated.iter().map(|updated| updated.tensor.shape.elements().unwrap_or(0)).collect();
         if let Some(of_this_rank) = self.partition(&sizes) {
@@ -176,7 +176,7 @@ impl Eager {
     /// Megatron-LM's `_copy_model_grads_to_main_grads`: each gradient is converted, and then freed.
     fn gradients_of_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
         let has_gradient: Vec<_> =
-            trainable(&self.parameters.all.borrow()).map(|updated| (updated.number, updated.has_gradient)).collect();
+            trainable(&self.parameters.borrow()).map(|updated| (updated.number, updated.has_gradient)).collect();
         for ((number, has_gradient), master) in has_gradient.into_iter().zip(&state.masters) {
             if let Some(master) = master.as_ref().filter(|_| has_gradient) {
                 state.gradients.push(self.empty(&master.shape, Dtype::F32, Class::Gradients)?);

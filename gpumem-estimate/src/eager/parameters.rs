@@ -43,7 +43,7 @@ impl Eager {
     /// Adds a frozen parameter whose elements do not take whole bytes.
     pub(super) fn add_packed(&self, shape: &Shape, elements: u64) -> Result<ParameterId, Error> {
         let number = self.add_tensor(shape, Dtype::U8, false, false)?;
-        self.parameters.all.borrow_mut()[number.0].packed_elements = Some(elements);
+        self.parameters.borrow_mut()[number.0].packed_elements = Some(elements);
         Ok(number)
     }
 
@@ -59,7 +59,7 @@ impl Eager {
         is_trainable: bool,
         is_buffer: bool,
     ) -> Result<ParameterId, Error> {
-        let number = self.parameters.all.borrow().len();
+        let number = self.parameters.borrow().len();
         let sharded = if is_buffer { None } else { self.sharded(number, shape, dtype)? };
         let (tensor, shard) = match sharded {
             Some((whole, shard)) => (whole, Some(shard)),
@@ -76,8 +76,8 @@ impl Eager {
         is_buffer: bool,
         stored: Option<Dtype>,
     ) -> ParameterId {
-        let layers = self.layers();
-        let mut all = self.parameters.all.borrow_mut();
+        let layers = self.memory.layers();
+        let mut all = self.parameters.borrow_mut();
         tensor.parameter = Some(all.len());
         let (grad, edge, packed_elements) = (None, None, None);
         all.push(Parameter { tensor, grad, edge, is_trainable, is_buffer, packed_elements, stored, shard, layers });
@@ -86,7 +86,7 @@ impl Eager {
 
     /// A parameter as an input of an operation.
     pub(crate) fn parameter(&self, id: ParameterId) -> Tensor {
-        let parameter = &mut self.parameters.all.borrow_mut()[id.0];
+        let parameter = &mut self.parameters.borrow_mut()[id.0];
         let mut tensor = parameter.tensor.clone();
         if parameter.is_trainable {
             tensor.edge = Some(*parameter.edge.get_or_insert_with(|| self.accumulation(id.0)));
@@ -96,7 +96,7 @@ impl Eager {
 
     /// All parameters, without buffers, with the paths of their layers.
     pub(crate) fn list_parameters(&self) -> Vec<TensorInfo> {
-        let all = self.parameters.all.borrow();
+        let all = self.parameters.borrow();
         let parameters = all.iter().filter(|parameter| !parameter.is_buffer);
         let described = parameters.map(|Parameter { tensor, layers, stored, .. }| {
             let dtype = stored.unwrap_or(tensor.dtype);
@@ -109,7 +109,7 @@ impl Eager {
 
     /// The sums of the elements and the bytes of all parameters, without buffers.
     pub(crate) fn count_parameters(&self) -> (u64, u64) {
-        let all = self.parameters.all.borrow();
+        let all = self.parameters.borrow();
         let sizes = all.iter().filter(|parameter| !parameter.is_buffer).filter_map(|parameter| {
             let elements = parameter.tensor.shape.elements()?;
             let dtype = parameter.shard.as_ref().map_or(parameter.tensor.dtype, |shard| shard.tensor.dtype);
@@ -122,7 +122,7 @@ impl Eager {
 
     /// Begins a new backward graph.
     pub(crate) fn begin_graph(&self) {
-        for parameter in &mut *self.parameters.all.borrow_mut() {
+        for parameter in &mut *self.parameters.borrow_mut() {
             parameter.edge = None;
         }
         self.forget_from(0);
@@ -130,7 +130,7 @@ impl Eager {
 
     /// `zero_grad(set_to_none=True)`.
     pub(crate) fn free_gradients(&self) {
-        for parameter in &mut *self.parameters.all.borrow_mut() {
+        for parameter in &mut *self.parameters.borrow_mut() {
             parameter.grad = None;
             if let Some(shard) = &mut parameter.shard {
                 shard.gradient = None;
@@ -142,14 +142,14 @@ impl Eager {
     pub(super) fn accumulate(&self, parameter: usize, mut grads: Grads) {
         let Some(mut grad) = grads.pop().flatten() else { return };
         grad.edge = None;
-        self.parameters.all.borrow_mut()[parameter].grad.get_or_insert(grad);
+        self.parameters.borrow_mut()[parameter].grad.get_or_insert(grad);
     }
 
     /// Frees the memory of a gradient. The parameter still has one: that of its copy in `f32`.
     pub(super) fn free_gradient_memory(&self, number: usize) {
         let empty = self.empty(&Shape::from([0]), Dtype::U8, Class::Gradients).ok();
-        let freed = self.parameters.all.borrow_mut()[number].grad.take();
-        self.parameters.all.borrow_mut()[number].grad = empty;
+        let freed = self.parameters.borrow_mut()[number].grad.take();
+        self.parameters.borrow_mut()[number].grad = empty;
         drop(freed);
     }
 }

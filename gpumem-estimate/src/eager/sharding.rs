@@ -176,7 +176,7 @@ impl Eager {
         let numbers = self.sharding.groups.borrow()[group].parameters.clone();
         let with_gradient: Vec<_> = numbers
             .into_iter()
-            .filter_map(|number| Some((number, self.parameters.all.borrow_mut()[number].grad.take()?)))
+            .filter_map(|number| Some((number, self.parameters.borrow_mut()[number].grad.take()?)))
             .collect();
         self.free_gathered(group);
         let Some(dtype) = with_gradient.first().map(|(_, gradient)| gradient.dtype) else { return Ok(()) };
@@ -191,7 +191,7 @@ impl Eager {
             output = buffer(elements, shard_dtype, Class::Gradients)?;
         }
         for number in numbers {
-            if let Some(shard) = &mut self.parameters.all.borrow_mut()[number].shard {
+            if let Some(shard) = &mut self.parameters.borrow_mut()[number].shard {
                 // A later gradient is added in place.
                 shard.gradient.get_or_insert_with(|| output.as_view());
             }
@@ -218,14 +218,14 @@ impl Eager {
     }
 
     fn elements_of_shards(&self, numbers: &[usize]) -> (u64, Dtype) {
-        let all = self.parameters.all.borrow();
+        let all = self.parameters.borrow();
         let shards = numbers.iter().filter_map(|number| all[*number].shard.as_ref());
         let dtype = shards.clone().next().map_or(Dtype::F32, |shard| shard.tensor.dtype);
         (shards.filter_map(|shard| shard.tensor.shape.elements()).sum(), dtype)
     }
 
     fn whole(&self, number: usize) -> (Rc<Storage>, u64) {
-        let all = self.parameters.all.borrow();
+        let all = self.parameters.borrow();
         let bytes = all[number].shard.as_ref().map_or(0, |shard| shard.whole_bytes);
         (Rc::clone(&all[number].tensor.storage), bytes)
     }
@@ -239,7 +239,7 @@ impl Eager {
         }
         let mut open: Vec<(Dtype, u64, usize)> = Vec::new();
         let mut closed = Vec::new();
-        let all = self.parameters.all.borrow();
+        let all = self.parameters.borrow();
         let parameters: Vec<_> = trainable(&all).collect();
         for Updated { tensor, .. } in parameters.into_iter().rev() {
             let dtype = tensor.dtype;

@@ -25,24 +25,12 @@ impl Eager {
         let logarithms = of_rows(Dtype::F32)?;
         let losses = of_rows(Dtype::F32)?;
         drop(logarithms);
-        let needs = self.needs_grad(&[logits]);
-        let saved =
-            if needs { vec![self.save(&softmax)?, self.save(&mask)?, self.save(&targets)?] } else { Vec::new() };
+        let saved = self.save_all(&[logits], [&softmax, &mask, &targets])?;
         drop((highest, mask, targets, predicted, sums, softmax));
         // The mean of all rows.
         let loss = self.output(&Shape::default(), Dtype::F32)?;
         drop(losses);
-        if !needs {
-            return Ok(loss);
-        }
-        let [loss] = self.record(&[logits], [loss], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None]);
-            }
-            let mut saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
-            saved.truncate(1);
-            Ok(vec![saved.pop()])
-        });
-        Ok(loss)
+        // The softmax is the gradient.
+        Ok(self.recorded(&[logits], loss, move |eager, _| Ok(vec![eager.unpack(saved)?.into_iter().next()])))
     }
 }

@@ -62,7 +62,7 @@ impl Eager {
         self.keep_workspace(&self.workspaces.cublas, self.workspaces.libraries.cublas)
     }
 
-    /// The same of cuBLASLt, which multiplies matrices where a bias is added.
+    /// The workspace of cuBLASLt, which multiplies matrices where a bias is added: each thread has one and keeps it.
     pub(crate) fn use_cublaslt(&self) -> Result<(), Error> {
         let bytes = if self.workspaces.libraries.cublas == 0 { 0 } else { CUBLASLT };
         self.keep_workspace(&self.workspaces.cublaslt, bytes)

@@ -15,7 +15,7 @@ use serde::{
 
 use super::{input, refused};
 use crate::{
-    dtype::Dtype,
+    dtype::{Dtype, PLAIN},
     error::Error,
     shape::Shape,
     tensors::{TensorInfo, Tensors},
@@ -170,27 +170,14 @@ fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
     Err(refused(index, format!("the files do not have the tensor `{}`", missing.map_or("", |name| name))))
 }
 
+/// The names of safetensors are those of `Dtype` in capitals. It has several formats of small numbers with the same size.
 fn dtype_of(name: &str) -> Option<Dtype> {
-    Some(match name {
-        "F64" => Dtype::F64,
-        "F32" => Dtype::F32,
-        "F16" => Dtype::F16,
-        "BF16" => Dtype::Bf16,
-        "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => Dtype::F8,
-        "F6_E2M3" | "F6_E3M2" => return "f6".parse().ok(),
-        "F4" => return "f4".parse().ok(),
-        "I64" => Dtype::I64,
-        "I32" => Dtype::I32,
-        "I16" => Dtype::I16,
-        "I8" => Dtype::I8,
-        "U64" => Dtype::U64,
-        "U32" => Dtype::U32,
-        "U16" => Dtype::U16,
-        "U8" => Dtype::U8,
-        "BOOL" => Dtype::Bool,
-        "C64" => Dtype::C64,
-        _ => return None,
-    })
+    match name {
+        "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => Some(Dtype::F8),
+        "F6_E2M3" | "F6_E3M2" => "f6".parse().ok(),
+        "F4" => "f4".parse().ok(),
+        _ => PLAIN.iter().find(|(plain, ..)| plain.to_ascii_uppercase() == name).map(|(_, dtype, _)| *dtype),
+    }
 }
 
 #[cfg(test)]

@@ -94,7 +94,7 @@ pub enum Layer {
         /// The size of a row.
         size: u64,
     },
-    /// The same with the table of an earlier layer.
+    /// An embedding with the table of an earlier layer.
     TiedEmbedding {
         /// The path of that layer.
         tied_to: String,

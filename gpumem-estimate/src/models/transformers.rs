@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::model::Model;
+use crate::model::{Input, Model};
 
 /// A model whose configuration is written here.
 fn known(name: &str, config: &Value, length: u64) -> Model {
@@ -38,6 +38,11 @@ pub fn llama_1b(length: u64) -> Model {
 /// BERT base with sequences of this length.
 pub fn bert_base(length: u64) -> Model {
     known("bert-base", &json!({ "model_type": "bert" }), length)
+}
+
+/// T5 small with source and target sequences of these lengths.
+pub fn t5_small([source, target]: [u64; 2]) -> Model {
+    Model { input: Input::Pair { source, target }, ..known("t5-small", &json!({ "model_type": "t5" }), source) }
 }
 
 /// ViT-B/16 with 1000 classes.

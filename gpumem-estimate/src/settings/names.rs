@@ -31,11 +31,6 @@ impl Names {
         self.0.is_empty()
     }
 
-    /// The names, one after the other.
-    pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str)
-    }
-
     /// The first name that stands for none of these paths.
     pub(crate) fn unused(&self, paths: &[String]) -> Option<&str> {
         let is_unused = |name: &&String| !paths.iter().any(|path| stands_for(name, path));

@@ -36,7 +36,7 @@ pub struct DataParallel {
 pub enum DataParallelKind {
     /// `DistributedDataParallel`: all of each. Gradients are added up in buckets, which together are as large as all gradients.
     Replicas,
-    /// The same with `ZeroRedundancyOptimizer`: each rank has the state for some of the parameters, chosen so that all ranks have about as
+    /// `DistributedDataParallel` with `ZeroRedundancyOptimizer`: each rank has the state for some of the parameters, chosen so that all ranks have about as
     /// many elements.
     Zero1,
     /// `fully_shard` with `reshard_after_forward=False`: each rank has a shard of each parameter, of its gradient and of its state. The

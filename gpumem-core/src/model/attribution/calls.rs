@@ -25,7 +25,7 @@ pub enum Call<'a> {
 pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
     let readable = readable_frames(frames);
     let is_backward = |frame: &&Frame| frame.function.as_deref().is_some_and(|name| name.starts_with(ENGINE));
-    let has_backward = readable.iter().any(|frame| is_backward(&frame));
+    let has_backward = readable.iter().any(is_backward);
     let has_python = frames.iter().any(Frame::is_python);
     let mut calls = Vec::new();
     if has_python {

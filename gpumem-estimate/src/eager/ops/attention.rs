@@ -122,13 +122,7 @@ impl Eager {
             mask.map(|mask| if kernel == Kernel::Efficient { self.aligned(&mask) } else { Ok(mask) }).transpose()?;
         let mut all = vec![&queries, &keys, &values];
         all.extend(&mask);
-        let needs = self.needs_grad(&all);
-        let mut saved = Vec::new();
-        if needs {
-            for input in &all {
-                saved.push(self.save(input)?);
-            }
-        }
+        let mut saved = self.save_all(&all, all.iter().copied())?;
         // The kernel writes (batch, n, heads, size); the result is a view of it. cuDNN has the order of the queries
         // (`alloc_with_matching_layout`).
         let heads_first = kernel == Kernel::CuDnn && heads > 1 && queries.strides()[1] > queries.strides()[2];
@@ -136,27 +130,24 @@ impl Eager {
         let rows = self.output(&Shape::from(rows), queries.dtype)?;
         // CUTLASS aligns the numbers of each head to 32.
         let numbers = if kernel == Kernel::Efficient { length.next_multiple_of(32) } else { length };
+        let needs = self.needs_grad(&all);
         let sums = needs.then(|| self.output(&Shape::from([batch, heads, numbers]), Dtype::F32)).transpose()?;
         let view = if heads_first { rows.clone() } else { self.with_grad(false, || self.transpose(&rows, 1, 2)) };
         drop(rows);
         let Some(sums) = sums else { return Ok(view) };
-        saved.push(self.save(&view)?);
-        saved.push(self.save(&sums)?);
+        saved.extend(self.save_all(&all, [&view, &sums])?);
         drop(sums);
         let likes = [&queries, &keys, &values].map(Like::of);
         let mask_dtype = mask.as_ref().filter(|mask| mask.edge.is_some()).map(|mask| mask.dtype);
-        let count = all.len();
-        let [output] = self.record(&all, [view], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None; count]);
-            }
-            let _saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
+        let (count, dtype) = (all.len(), queries.dtype);
+        Ok(self.recorded(&all, view, move |eager, _| {
+            let _saved = eager.unpack(saved)?;
             let grads = likes.iter().map(|like| like.empty(eager)).collect::<Result<Vec<_>, Error>>()?;
             // For each sequence, whatever the mask repeats.
             let shape = Shape::from([batch, heads, length, sizes.keys.next_multiple_of(16)]);
             let mask_grad = mask_dtype.map(|dtype| eager.output(&shape, dtype)).transpose()?;
             match kernel {
-                Kernel::Efficient => eager.efficient_backward(&sizes, likes[0].dtype())?,
+                Kernel::Efficient => eager.efficient_backward(&sizes, dtype)?,
                 Kernel::CuDnn => eager.work_in(sizes.cudnn_workspace())?,
                 Kernel::Flash => eager.flash_backward(&sizes)?,
             }
@@ -170,8 +161,7 @@ impl Eager {
             grads.push(mask_grad);
             grads.truncate(count);
             Ok(grads)
-        });
-        Ok(output)
+        }))
     }
 
     /// A mask whose rows begin at multiples of 8 elements (`preprocess_mask`).
@@ -185,7 +175,7 @@ impl Eager {
         let padded = self.output(&mask.shape.with_last(last + 8 - last % 8), mask.dtype)?;
         let strides = padded.strides();
         let padded = padded.as_view().with_shape(mask.shape.clone()).with_strides(&strides);
-        Ok(self.recorded(&[mask], padded, |_, grads| Ok(grads.to_vec())))
+        Ok(self.recorded(&[mask], padded, |_, grad| Ok(vec![Some(grad.clone())])))
     }
 
     /// What `_efficient_attention_backward` needs besides its results (`attention_backward.cu`).

@@ -84,8 +84,7 @@ impl Eager {
         let bias = bias.map(|bias| self.lowered(bias)).transpose()?;
         let mut all = vec![&input, &weight];
         all.extend(&bias);
-        let needs = self.needs_grad(&all);
-        let saved = needs.then(|| Ok::<_, Error>([self.save(&input)?, self.save(&weight)?])).transpose()?;
+        let saved = self.save_all(&all, [&input, &weight])?;
         let channels_last = input.has_channels_last();
         // PyTorch has a kernel of its own where each channel is convolved by itself, unless the channels are last or there are 32 or more
         // in `f16` (`Convolution.cpp`, `use_cudnn_depthwise`).
@@ -110,11 +109,9 @@ impl Eager {
                 self.use_cudnn(&convolution, false)?;
             }
         }
-        let Some([input_saved, weight_saved]) = saved else { return Ok(output) };
-        let likes: Vec<_> = all.iter().map(|input| input.edge.map(|_| Like::of(input))).collect();
-        let [output] = self.record(&all, [output], move |eager, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None; likes.len()]) };
-            let [input, weight] = [input_saved.unpack(eager)?, weight_saved.unpack(eager)?];
+        let likes = Like::of_all(&all);
+        Ok(self.recorded(&all, output, move |eager, grad| {
+            let saved = eager.unpack(saved)?;
             let _grad = eager.in_order(grad, channels_last)?;
             let mut results = Vec::with_capacity(likes.len());
             for (at, like) in likes.iter().enumerate() {
@@ -128,7 +125,8 @@ impl Eager {
                     result = result.map(Tensor::with_channels_last);
                 }
                 if at < 2 && result.is_some() {
-                    let _copy = eager.in_order(if at == 0 { &weight } else { &input }, channels_last)?;
+                    // The gradient of the input is made of the weight, and that of the weight of the input.
+                    let _copy = eager.in_order(&saved[1 - at], channels_last)?;
                     if uses_cudnn {
                         eager.use_cudnn(&convolution, at == 1)?;
                     }
@@ -136,8 +134,7 @@ impl Eager {
                 results.push(result);
             }
             Ok(results)
-        });
-        Ok(output)
+        }))
     }
 
     /// A copy in the order that a convolution reads, if it is in another one.
@@ -156,21 +153,11 @@ impl Eager {
     /// Max pooling. It makes the positions of the largest elements as well, in `i64`.
     pub(crate) fn max_pool(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Tensor, Error> {
         let shape = self.pooled(input, arguments)?;
-        let needs = self.needs_grad(&[input]);
-        let input_saved = needs.then(|| self.save(input)).transpose()?;
+        let mut saved = self.save_all(&[input], [input])?;
         let output = self.output(&shape, input.dtype)?;
         let positions = self.integers(&shape)?;
-        let Some(input_saved) = input_saved else { return Ok(output) };
-        let positions = self.save(&positions)?;
-        let like = Like::of(input);
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None]);
-            }
-            let _saved = [input_saved.unpack(eager)?, positions.unpack(eager)?];
-            Ok(vec![Some(like.empty(eager)?)])
-        });
-        Ok(output)
+        saved.extend(self.save_all(&[input], [&positions])?);
+        Ok(self.with_gradient_like(input, output, saved))
     }
 
     /// Average pooling.
@@ -191,21 +178,12 @@ impl Eager {
     }
 
     fn averaged(&self, input: &Tensor, shape: &Shape, keeps_input: bool) -> Result<Tensor, Error> {
-        let needs = self.needs_grad(&[input]);
-        let saved = (needs && keeps_input).then(|| self.save(input)).transpose()?;
+        let saved = self.save_all(&[input], keeps_input.then_some(input))?;
         let output = self.output(shape, input.dtype)?;
-        if !needs {
+        if !self.needs_grad(&[input]) {
             return Ok(output);
         }
-        let like = Like::of(input);
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None]);
-            }
-            let _input = saved.map(|saved| saved.unpack(eager)).transpose()?;
-            Ok(vec![Some(like.empty(eager)?)])
-        });
-        Ok(output.in_order_of(input))
+        Ok(self.with_gradient_like(input, output, saved).in_order_of(input))
     }
 
     fn pooled(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Shape, Error> {

@@ -1,5 +1,6 @@
 //! Operations on each element.
 
+use super::linear::Like;
 use crate::{
     dtype::Dtype,
     eager::{Eager, Saved, Tensor},
@@ -22,50 +23,40 @@ enum Saves {
     OutputWith(usize),
 }
 
-/// The gradient of an operation that keeps something: a new tensor like the gradient of its result.
-fn new_gradient(saved: Saved) -> impl FnOnce(&Eager, &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, Error> {
-    move |eager, grads| {
-        let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-        let _saved = saved.unpack(eager)?;
-        Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
-    }
-}
-
-/// The gradient of a sum, for the inputs that need one.
-#[expect(clippy::unnecessary_wraps, reason = "other operations allocate here")]
-fn passed_on(needs: [bool; 2], grads: &[Option<Tensor>]) -> Result<Vec<Option<Tensor>>, Error> {
-    Ok(needs.iter().map(|needs| grads[0].clone().filter(|_| *needs)).collect())
-}
-
 impl Eager {
     fn unary(&self, input: &Tensor, saves: Saves) -> Result<Tensor, Error> {
-        let needs = self.needs_grad(&[input]);
-        let mut kept = match saves {
-            Saves::Input | Saves::InputWith(_) if needs => Some(self.save(input)?),
-            _ => None,
-        };
+        let keeps_input = matches!(saves, Saves::Input | Saves::InputWith(_));
+        let keeps_output = matches!(saves, Saves::Output | Saves::OutputWith(_));
+        let mut kept = self.save_all(&[input], keeps_input.then_some(input))?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
-        if !needs {
-            return Ok(output);
-        }
-        if matches!(saves, Saves::Output | Saves::OutputWith(_)) {
-            kept = Some(self.save(&output)?);
-        }
+        kept.extend(self.save_all(&[input], keeps_output.then_some(&output))?);
         let temporaries = match saves {
             Saves::InputWith(count) | Saves::OutputWith(count) => count,
             _ => 0,
         };
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-            let _kept = kept.map(|saved| saved.unpack(eager)).transpose()?;
-            if saves == Saves::Nothing {
-                return Ok(vec![Some(grad.clone())]);
-            }
+        if saves == Saves::Nothing {
+            return Ok(self.passing_on(input, output));
+        }
+        Ok(self.recorded(&[input], output, move |eager, grad| {
+            let _kept = eager.unpack(kept)?;
             let new = || Ok::<_, Error>(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad));
             let _temporaries = (0..temporaries).map(|_| new()).collect::<Result<Vec<_>, _>>()?;
             Ok(vec![Some(new()?)])
-        });
-        Ok(output)
+        }))
+    }
+
+    /// An operation that keeps something. Its gradient is a new tensor like the gradient of its result.
+    fn with_gradient_of_result(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>) -> Tensor {
+        self.recorded(&[input], output, move |eager, grad| {
+            let _saved = eager.unpack(saved)?;
+            Ok(vec![Some(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad))])
+        })
+    }
+
+    /// A sum. Its gradient is that of the inputs that need one.
+    fn sum(&self, inputs: [&Tensor; 2], output: Tensor) -> Tensor {
+        let needs = inputs.map(|input| input.edge.is_some());
+        self.recorded(&inputs, output, move |_, grad| Ok(needs.map(|needs| needs.then(|| grad.clone())).to_vec()))
     }
 
     pub(crate) fn relu(&self, input: &Tensor) -> Result<Tensor, Error> {
@@ -92,10 +83,8 @@ impl Eager {
         if !self.needs_grad(&[input]) {
             return Ok(input.clone());
         }
-        let saved = self.save(&kept()?)?;
-        let output = input.detached();
-        let [output] = self.record(&[input], [output], new_gradient(saved));
-        Ok(output)
+        let saved = vec![self.save(&kept()?)?];
+        Ok(self.with_gradient_of_result(input, input.detached(), saved))
     }
 
     pub(crate) fn gelu(&self, input: &Tensor) -> Result<Tensor, Error> {
@@ -178,8 +167,7 @@ impl Eager {
 
     pub(crate) fn add(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
         let output = self.result_of_two("a sum", first, second)?;
-        let needs = [first, second].map(|input| input.edge.is_some());
-        Ok(self.recorded(&[first, second], output, move |_, grads| passed_on(needs, grads)))
+        Ok(self.sum([first, second], output))
     }
 
     /// `first += second`.
@@ -188,32 +176,18 @@ impl Eager {
             let (first, second) = (first.shape.clone(), second.shape.clone());
             return Err(self.error(Kind::Pair { operation: "a sum in place", first, second }));
         }
-        let output = first.detached();
-        let needs = [first, second].map(|input| input.edge.is_some());
-        Ok(self.recorded(&[first, second], output, move |_, grads| passed_on(needs, grads)))
+        Ok(self.sum([first, second], first.detached()))
     }
 
     pub(crate) fn multiply(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
-        let needs = self.needs_grad(&[first, second]);
-        let save_for =
-            |other: &Tensor, input: &Tensor| (needs && other.edge.is_some()).then(|| self.save(input)).transpose();
-        // Each factor is the derivative of the other one.
-        let (second_saved, first_saved) = (save_for(first, second)?, save_for(second, first)?);
+        let saved = self.save_factors(first, second)?;
         let output = self.result_of_two("a product", first, second)?;
-        if !needs {
-            return Ok(output);
-        }
-        let [output] = self.record(&[first, second], [output], move |eager, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None, None]) };
-            let unpack = |saved: Option<Saved>| saved.map(|saved| saved.unpack(eager)).transpose();
-            let saved = [unpack(second_saved)?, unpack(first_saved)?];
-            let product = |factor: &Option<Tensor>| {
-                let new = |_: &Tensor| Ok(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad));
-                factor.as_ref().map(new).transpose()
-            };
-            saved.iter().map(product).collect()
-        });
-        Ok(output)
+        let needs = [first, second].map(|input| input.edge.is_some());
+        Ok(self.recorded(&[first, second], output, move |eager, grad| {
+            let _saved = eager.unpack(saved)?;
+            let product = || Ok(eager.output(&grad.shape, grad.dtype)?.in_order_of(grad));
+            needs.iter().map(|needs| needs.then(product).transpose()).collect()
+        }))
     }
 
     /// Dropout keeps a mask of one byte for each element.
@@ -223,25 +197,17 @@ impl Eager {
         }
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         let mask = self.output(&input.shape, Dtype::Bool)?;
-        if !self.needs_grad(&[input]) {
-            return Ok(output);
-        }
-        let saved = self.save(&mask)?;
-        drop(mask);
-        let [output] = self.record(&[input], [output], new_gradient(saved));
-        Ok(output)
+        let saved = self.save_all(&[input], [&mask])?;
+        Ok(self.with_gradient_of_result(input, output, saved))
     }
 
     /// `where(condition, input, number)` with a condition for the last two dimensions. It keeps the condition.
     pub(crate) fn select(&self, input: &Tensor) -> Result<Tensor, Error> {
         let sizes = input.shape.sizes();
         let condition = self.output(&Shape::from(sizes[sizes.len().saturating_sub(2)..].to_vec()), Dtype::Bool)?;
-        let needs = self.needs_grad(&[input]);
-        let saved = needs.then(|| self.save(&condition)).transpose()?;
+        let saved = self.save_all(&[input], [&condition])?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
-        let Some(saved) = saved else { return Ok(output) };
-        let [output] = self.record(&[input], [output], new_gradient(saved));
-        Ok(output)
+        Ok(self.with_gradient_of_result(input, output, saved))
     }
 
     /// Another type. The gradient is converted back.
@@ -250,12 +216,7 @@ impl Eager {
             return Ok(input.clone());
         }
         let output = self.output(&input.shape, dtype)?.in_order_of(input);
-        let like = (input.shape.clone(), input.dtype, input.parameter);
-        Ok(self.recorded(&[input], output, move |eager, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-            let (shape, dtype, parameter) = &like;
-            let class = if parameter.is_some() { crate::Class::Gradients } else { crate::Class::Activations };
-            Ok(vec![Some(eager.empty(shape, *dtype, class)?.in_order_of(grad))])
-        }))
+        let like = Like::of(input);
+        Ok(self.recorded(&[input], output, move |eager, grad| Ok(vec![Some(like.empty(eager)?.in_order_of(grad))])))
     }
 }

@@ -18,38 +18,25 @@ impl Eager {
         let shape = input.shape.with_last(count);
         let values = self.output(&shape, input.dtype)?;
         let positions = self.integers(&shape)?;
-        if !self.needs_grad(&[input]) {
-            return Ok([values, positions]);
-        }
-        let saved = self.save(&positions)?;
-        let like = Like::of(input);
-        let [values] = self.record(&[input], [values], move |eager, grads| {
-            let _positions = saved.unpack(eager)?;
-            Ok(vec![grads[0].as_ref().map(|_| like.empty(eager)).transpose()?])
-        });
-        Ok([values, positions])
+        let saved = self.save_all(&[input], [&positions])?;
+        Ok([self.with_gradient_like(input, values, saved), positions])
     }
 
     /// Rows of a tensor in another order: `input[index]`. It keeps the index. The gradient begins with zeros.
     pub(crate) fn rows(&self, input: &Tensor, index: &Tensor) -> Result<Tensor, Error> {
         let mut sizes = index.shape.sizes().to_vec();
         sizes.extend(&input.shape[1..]);
-        let needs = self.needs_grad(&[input]);
-        let saved = needs.then(|| self.save(index)).transpose()?;
+        let saved = self.save_all(&[input], [index])?;
         let output = self.output(&sizes.into(), input.dtype)?;
-        let Some(saved) = saved else { return Ok(output) };
-        let like = Like::of(input);
-        let [output] = self.record(&[input], [output], move |eager, grads| {
-            let index = saved.unpack(eager)?;
-            if grads[0].is_none() {
-                return Ok(vec![None]);
-            }
-            let grad = like.empty(eager)?;
+        let likes = Like::of_all(&[input]);
+        let indices = index.shape.clone();
+        Ok(self.recorded(&[input], output, move |eager, _| {
+            let _index = eager.unpack(saved)?;
+            let grads = eager.gradients(&likes)?;
             // `index_put_` with accumulation sorts the index: copies of it and of the positions, before and after.
-            let _sorted = (0..4).map(|_| eager.integers(&index.shape)).collect::<Result<Vec<_>, _>>()?;
-            Ok(vec![Some(grad)])
-        });
-        Ok(output)
+            let _sorted = (0..4).map(|_| eager.integers(&indices)).collect::<Result<Vec<_>, _>>()?;
+            Ok(grads)
+        }))
     }
 
     /// `grouped_mm`: groups of rows (n, inputs) are multiplied with their weights (groups, outputs, inputs), or (groups, inputs, outputs)
@@ -79,24 +66,13 @@ impl Eager {
     }
 
     fn product(&self, rows: &Tensor, weights: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
-        let needs = self.needs_grad(&[rows, weights]);
-        let weights_saved = (needs && rows.edge.is_some()).then(|| self.save(weights)).transpose()?;
-        let rows_saved = (needs && weights.edge.is_some()).then(|| self.save(rows)).transpose()?;
+        let saved = self.save_factors(rows, weights)?;
         let output = self.output(shape, rows.dtype)?;
-        if !needs {
-            return Ok(output);
-        }
-        let likes = [Like::of(rows), Like::of(weights)];
-        let [output] = self.record(&[rows, weights], [output], move |eager, grads| {
-            let unpack = |saved: Option<super::super::Saved>| saved.map(|saved| saved.unpack(eager)).transpose();
-            let saved = [unpack(weights_saved)?, unpack(rows_saved)?];
-            if grads[0].is_none() {
-                return Ok(vec![None, None]);
-            }
-            let grad = |(saved, like): (&Option<Tensor>, &Like)| saved.as_ref().map(|_| like.empty(eager)).transpose();
-            saved.iter().zip(&likes).map(grad).collect()
-        });
-        Ok(output)
+        let likes = Like::of_all(&[rows, weights]);
+        Ok(self.recorded(&[rows, weights], output, move |eager, _| {
+            let _saved = eager.unpack(saved)?;
+            eager.gradients(&likes)
+        }))
     }
 
     /// The sum over one dimension, which is gone afterwards. Its gradient is the gradient of the sum, repeated without a copy.
@@ -105,13 +81,10 @@ impl Eager {
         sizes.remove(dimension);
         let output = self.output(&sizes.into(), input.dtype)?;
         let shape = input.shape.clone();
-        Ok(self.recorded(&[input], output, move |_, grads| {
-            let repeated = |grad: &Tensor| {
-                let mut strides = grad.strides();
-                strides.insert(dimension, 0);
-                grad.as_view().with_shape(shape.clone()).with_strides(&strides)
-            };
-            Ok(vec![grads[0].as_ref().map(repeated)])
+        Ok(self.recorded(&[input], output, move |_, grad| {
+            let mut strides = grad.strides();
+            strides.insert(dimension, 0);
+            Ok(vec![Some(grad.as_view().with_shape(shape).with_strides(&strides))])
         }))
     }
 

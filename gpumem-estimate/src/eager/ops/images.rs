@@ -22,29 +22,20 @@ impl Eager {
         }
         let input = self.contiguous(&self.raised(input)?)?;
         let all = [&input, weight, bias];
-        let needs = self.needs_grad(&all);
-        let input_saved = needs.then(|| self.save(&input)).transpose()?;
+        let mut saved = self.save_all(&all, [&input])?;
         let output = self.output(&input.shape, input.dtype)?;
         let statistics = Shape::from([input.shape[0], groups]);
         let statistics = [self.output(&statistics, input.dtype)?, self.output(&statistics, input.dtype)?];
-        let Some(input_saved) = input_saved else { return Ok(output) };
-        let statistics = statistics.iter().map(|tensor| self.save(tensor)).collect::<Result<Vec<_>, _>>()?;
-        let likes = all.map(|input| input.edge.map(|_| Like::of(input)));
+        saved.extend(self.save_all(&all, &statistics)?);
+        let likes = Like::of_all(&all);
         let sums = Shape::from([input.shape[0], input.shape[1]]);
-        let [output] = self.record(&all, [output], move |eager, grads| {
-            let _saved = (
-                input_saved.unpack(eager)?,
-                statistics.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?,
-            );
-            if grads[0].is_none() {
-                return Ok(vec![None; 3]);
-            }
-            let grads = likes.iter().map(|like| like.as_ref().map(|like| like.empty(eager)).transpose()).collect();
+        Ok(self.recorded(&all, output, move |eager, _| {
+            let _saved = eager.unpack(saved)?;
+            let grads = eager.gradients(&likes)?;
             // Two sums over the pixels of each channel.
             let _sums = [eager.output(&sums, Dtype::F32)?, eager.output(&sums, Dtype::F32)?];
-            grads
-        });
-        Ok(output)
+            Ok(grads)
+        }))
     }
 
     /// `interpolate(mode="nearest")` of an image.
@@ -72,20 +63,11 @@ impl Eager {
     pub(crate) fn mean_squares(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
         let target = self.empty(&input.shape, input.dtype, Class::Inputs)?;
-        let needs = self.needs_grad(&[&input]);
-        let saved = if needs { vec![self.save(&input)?, self.save(&target)?] } else { vec![] };
+        let saved = self.save_all(&[&input], [&input, &target])?;
         let loss = self.output(&Shape::default(), input.dtype)?;
         // The squares, before their mean.
         drop(self.output(&input.shape, input.dtype)?);
-        if !needs {
-            return Ok(loss);
-        }
-        let like = Like::of(&input);
-        let [loss] = self.record(&[&input], [loss], move |eager, grads| {
-            let _saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
-            Ok(vec![grads[0].as_ref().map(|_| like.empty(eager)).transpose()?])
-        });
-        Ok(loss)
+        Ok(self.with_gradient_like(&input, loss, saved))
     }
 
     /// A tensor with the same elements and strides. Dimensions of size 1 at its end give it this rank.

@@ -4,7 +4,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{
     dtype::Dtype,
-    eager::{Eager, Tensor},
+    eager::{Eager, Grads, Saved, Tensor},
     error::{Error, Kind},
     shape::Shape,
 };
@@ -24,37 +24,27 @@ impl Eager {
         let input = self.contiguous(&input)?;
         let mut all: SmallVec<[_; 3]> = smallvec![&input, &weight];
         all.extend(&bias);
-        let needs = self.needs_grad(&all);
-        let weight_saved = (needs && input.edge.is_some()).then(|| self.save(&weight)).transpose()?;
-        let input_saved = (needs && weight.edge.is_some()).then(|| self.save(&input)).transpose()?;
+        let saved = self.save_factors(&input, &weight)?;
         let output = self.output(&input.shape.with_last(outputs), input.dtype)?;
         if bias.is_some() {
             self.use_cublaslt()?;
         }
-        if !needs {
-            return Ok(output);
-        }
-        let (input_like, weight_like) = (Like::of(&input), Like::of(&weight));
+        let likes = Like::of_all(&[&input, &weight]);
+        let is_of_rows = input.shape.rank() > 2;
         let bias_needs = bias.as_ref().map(|bias| bias.edge.is_some());
-        let [output] = self.record(&all, [output], move |eager, grads| {
-            let count = 2 + usize::from(bias_needs.is_some());
-            let Some(grad) = &grads[0] else { return Ok(vec![None; count]) };
+        Ok(self.recorded(&all, output, move |eager, grad| {
             eager.use_cublas()?;
-            let mut results = Vec::with_capacity(count);
-            let weight = weight_saved.map(|saved| saved.unpack(eager)).transpose()?;
-            let input = input_saved.map(|saved| saved.unpack(eager)).transpose()?;
+            let _saved = eager.unpack(saved)?;
             // The product has two dimensions; the gradient of an input with more is a view of it. PyTorch multiplies with the
             // transposed weight, so that the gradient of the weight is a view as well.
-            let in_rows = |grad: Tensor| if input_like.shape.rank() > 2 { grad.as_view() } else { grad };
-            results.push(weight.as_ref().map(|_| input_like.empty(eager).map(in_rows)).transpose()?);
-            results.push(input.as_ref().map(|_| weight_like.empty(eager).map(|grad| grad.as_view())).transpose()?);
-            if let Some(needs) = bias_needs {
-                // It is summed where the gradient is checked against the shape of the bias.
-                results.push(needs.then(|| grad.in_order()));
+            let mut results = eager.gradients(&likes)?;
+            for (result, is_view) in results.iter_mut().zip([is_of_rows, true]) {
+                *result = result.take().map(|grad| if is_view { grad.as_view() } else { grad });
             }
+            // It is summed where the gradient is checked against the shape of the bias.
+            results.extend(bias_needs.map(|needs| needs.then(|| grad.in_order())));
             Ok(results)
-        });
-        Ok(output)
+        }))
     }
 
     /// A product of matrices in batches: (…, n, k) and (…, k, m).
@@ -70,25 +60,14 @@ impl Eager {
         }
         let (first, second) = (self.lowered(first)?, self.lowered(second)?);
         self.use_cublas()?;
-        let needs = self.needs_grad(&[&first, &second]);
-        let second_saved = (needs && first.edge.is_some()).then(|| self.save(&second)).transpose()?;
-        let first_saved = (needs && second.edge.is_some()).then(|| self.save(&first)).transpose()?;
+        let saved = self.save_factors(&first, &second)?;
         let output = self.output(&first.shape.with_last(sizes[rank - 1]), first.dtype)?;
-        if !needs {
-            return Ok(output);
-        }
-        let (first_like, second_like) = (Like::of(&first), Like::of(&second));
-        let [output] = self.record(&[&first, &second], [output], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None, None]);
-            }
+        let likes = Like::of_all(&[&first, &second]);
+        Ok(self.recorded(&[&first, &second], output, move |eager, _| {
             eager.use_cublas()?;
-            let second = second_saved.map(|saved| saved.unpack(eager)).transpose()?;
-            let first = first_saved.map(|saved| saved.unpack(eager)).transpose()?;
-            let first_grad = second.as_ref().map(|_| first_like.empty(eager)).transpose()?;
-            Ok(vec![first_grad, first.as_ref().map(|_| second_like.empty(eager)).transpose()?])
-        });
-        Ok(output)
+            let _saved = eager.unpack(saved)?;
+            eager.gradients(&likes)
+        }))
     }
 
     /// Rows of a table. The gradient of the table is as large as the table.
@@ -96,27 +75,37 @@ impl Eager {
         if indices.dtype.is_float() {
             return Err(self.error(Kind::Invalid(format!("an embedding needs integers and gets {}", indices.dtype))));
         }
-        let needs = self.needs_grad(&[table]);
-        let saved = needs.then(|| self.save(indices)).transpose()?;
+        let saved = self.save_all(&[table], [indices])?;
         let mut sizes = indices.shape.sizes().to_vec();
         sizes.push(table.shape.last());
         let output = self.output(&sizes.into(), table.dtype)?;
-        let Some(saved) = saved else { return Ok(output) };
-        let like = Like::of(table);
-        let [output] = self.record(&[table], [output], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None]);
-            }
-            let indices = saved.unpack(eager)?;
-            let grad = like.empty(eager)?;
-            let count = indices.shape.elements().unwrap_or(u64::MAX);
+        let likes = Like::of_all(&[table]);
+        let count = indices.shape.elements().unwrap_or(u64::MAX);
+        Ok(self.recorded(&[table], output, move |eager, _| {
+            let _indices = eager.unpack(saved)?;
+            let grads = eager.gradients(&likes)?;
             // With more than 3072 indices they are sorted: two copies of the indices and two of their positions.
             if count > 3072 {
                 let _sorted = (0..4).map(|_| eager.integers(&Shape::from([count]))).collect::<Result<Vec<_>, _>>()?;
             }
-            Ok(vec![Some(grad)])
-        });
-        Ok(output)
+            Ok(grads)
+        }))
+    }
+}
+
+impl Eager {
+    /// The output of an operation with one input. Its gradient is a new tensor, and needs what was saved.
+    pub(super) fn with_gradient_like(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>) -> Tensor {
+        let likes = Like::of_all(&[input]);
+        self.recorded(&[input], output, move |eager, _| {
+            let _saved = eager.unpack(saved)?;
+            eager.gradients(&likes)
+        })
+    }
+
+    /// New gradients of the inputs that need one.
+    pub(super) fn gradients(&self, likes: &[Option<Like>]) -> Result<Grads, Error> {
+        likes.iter().map(|like| like.as_ref().map(|like| like.empty(self)).transpose()).collect()
     }
 }
 
@@ -133,8 +122,9 @@ impl Like {
         Self { shape: input.shape.clone(), dtype: input.dtype, is_parameter: input.parameter.is_some() }
     }
 
-    pub(super) fn dtype(&self) -> Dtype {
-        self.dtype
+    /// Those of the inputs that need a gradient.
+    pub(super) fn of_all(inputs: &[&Tensor]) -> Vec<Option<Self>> {
+        inputs.iter().map(|input| input.edge.map(|_| Self::of(input))).collect()
     }
 
     /// A gradient of the input.

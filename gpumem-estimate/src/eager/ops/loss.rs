@@ -13,18 +13,13 @@ impl Eager {
     pub(crate) fn softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
         let output = self.output(&input.shape, input.dtype)?;
-        if !self.needs_grad(&[&input]) {
-            return Ok(output);
-        }
-        let saved = self.save(&output)?;
-        let [output] = self.record(&[&input], [output], move |eager, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None]) };
-            let _result = saved.unpack(eager)?;
+        let saved = self.save_all(&[&input], [&output])?;
+        Ok(self.recorded(&[&input], output, move |eager, grad| {
+            let _result = eager.unpack(saved)?;
             let grad_input = eager.output(&grad.shape, grad.dtype)?;
             let _product = eager.output(&grad.shape, grad.dtype)?;
             Ok(vec![Some(grad_input)])
-        });
-        Ok(output)
+        }))
     }
 
     /// A softmax with zeros in rows where all is masked: it tests its input, and selects from its first result.
@@ -52,26 +47,15 @@ impl Eager {
     /// `nll_loss`. It keeps its input.
     fn mean_of_labels(&self, input: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
-        let needs = self.needs_grad(&[&input]);
-        let mut saved = Vec::new();
-        if needs {
-            saved.extend([self.save(&input)?, self.save(labels)?]);
-        }
+        let mut saved = self.save_all(&[&input], [&input, labels])?;
         let loss = self.output(&Shape::default(), input.dtype)?;
         let total_weight = self.output(&Shape::default(), input.dtype)?;
-        if !needs {
-            return Ok(loss);
-        }
-        saved.push(self.save(&total_weight)?);
+        saved.extend(self.save_all(&[&input], [&total_weight])?);
         let (shape, dtype) = (input.shape.clone(), input.dtype);
-        let [loss] = self.record(&[&input], [loss], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None]);
-            }
-            let _saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
+        Ok(self.recorded(&[&input], loss, move |eager, _| {
+            let _saved = eager.unpack(saved)?;
             Ok(vec![Some(eager.output(&shape, dtype)?)])
-        });
-        Ok(loss)
+        }))
     }
 
     /// Labels moved by one position, as losses of language models do: a padded copy and a copy of a part of it.

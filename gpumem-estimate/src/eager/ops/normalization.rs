@@ -19,23 +19,16 @@ impl Eager {
         }
         let mut all = vec![&input];
         all.extend(affine.into_iter().flatten());
-        let needs = self.needs_grad(&all);
-        let input_saved = needs.then(|| self.save(&input)).transpose()?;
+        let mut saved = self.save_all(&all, [&input])?;
         let output = self.output(&input.shape, input.dtype)?;
         let rows = input.shape.with_last(1);
         let statistics = [self.output(&rows, Dtype::F32)?, self.output(&rows, Dtype::F32)?];
-        let Some(input_saved) = input_saved else { return Ok(output) };
-        let statistics = statistics.iter().map(|tensor| self.save(tensor)).collect::<Result<Vec<_>, _>>()?;
-        let likes: Vec<_> = all.iter().map(|input| input.edge.map(|_| Like::of(input))).collect();
-        let [output] = self.record(&all, [output], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None; likes.len()]);
-            }
-            let _input = input_saved.unpack(eager)?;
-            let _statistics = statistics.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
-            likes.iter().map(|like| like.as_ref().map(|like| like.empty(eager)).transpose()).collect()
-        });
-        Ok(output)
+        saved.extend(self.save_all(&all, &statistics)?);
+        let likes = Like::of_all(&all);
+        Ok(self.recorded(&all, output, move |eager, _| {
+            let _saved = eager.unpack(saved)?;
+            eager.gradients(&likes)
+        }))
     }
 
     /// RMS norm as transformers writes it out: in `f32`, `weight * (x * rsqrt(mean(x ** 2) + eps)).to(type of x)`.
@@ -79,8 +72,7 @@ impl Eager {
     /// The mean of the last dimension, which has size 1 afterwards.
     pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape.with_last(1), input.dtype)?;
-        let (shape, dtype) = (input.shape.clone(), input.dtype);
-        Ok(self.recorded(&[input], output, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)])))
+        Ok(self.with_new_gradient(input, output))
     }
 
     /// Batch norm over dimension 1. It keeps its input and, while training, a mean and a deviation of each channel.
@@ -89,33 +81,20 @@ impl Eager {
             return Err(self.channels(weight.shape.last(), input));
         }
         let all = [input, weight, bias];
-        let needs = self.needs_grad(&all);
-        let mut saved = Vec::new();
-        if needs {
-            saved.push(self.save(input)?);
-        }
+        let mut saved = self.save_all(&all, [input])?;
         let output = self.output(&input.shape, input.dtype)?.in_order_of(input);
         let channels = Shape::from([input.shape[1]]);
         if self.training.get() {
             for _ in 0..2 {
                 let statistics = self.output(&channels, Dtype::F32)?;
-                if needs {
-                    saved.push(self.save(&statistics)?);
-                }
+                saved.extend(self.save_all(&all, [&statistics])?);
             }
         }
-        if !needs {
-            return Ok(output);
-        }
-        let likes = all.map(|input| input.edge.map(|_| Like::of(input)));
-        let [output] = self.record(&all, [output], move |eager, grads| {
-            if grads[0].is_none() {
-                return Ok(vec![None; 3]);
-            }
-            let _saved = saved.into_iter().map(|saved| saved.unpack(eager)).collect::<Result<Vec<_>, _>>()?;
-            likes.iter().map(|like| like.as_ref().map(|like| like.empty(eager)).transpose()).collect()
-        });
-        Ok(output)
+        let likes = Like::of_all(&all);
+        Ok(self.recorded(&all, output, move |eager, _| {
+            let _saved = eager.unpack(saved)?;
+            eager.gradients(&likes)
+        }))
     }
 
     /// The error of an input with another number of channels.

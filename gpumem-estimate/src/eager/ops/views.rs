@@ -1,6 +1,5 @@
 //! Views share the memory of their input. A copy is made only where the order of the elements requires it.
 
-use super::linear::Like;
 use crate::{
     dtype::Dtype,
     eager::{Eager, Tensor},
@@ -12,19 +11,25 @@ impl Eager {
     /// A new tensor of another shape that consists of copies of the input. Its backward pass needs only the shape of the input.
     pub(super) fn copied_to(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         let output = self.output(shape, input.dtype)?;
-        let like = Like::of(input);
-        Ok(self.recorded(&[input], output, move |eager, grads| {
-            Ok(vec![grads[0].as_ref().map(|_| like.empty(eager)).transpose()?])
-        }))
+        Ok(self.with_gradient_like(input, output, Vec::new()))
+    }
+
+    /// Records an operation whose gradient is a new tensor that needs nothing of the input but its shape.
+    pub(super) fn with_new_gradient(&self, input: &Tensor, output: Tensor) -> Tensor {
+        let (shape, dtype) = (input.shape.clone(), input.dtype);
+        self.recorded(&[input], output, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]))
+    }
+
+    /// Records an operation that passes its gradient on.
+    pub(crate) fn passing_on(&self, input: &Tensor, output: Tensor) -> Tensor {
+        self.recorded(&[input], output, |_, grad| Ok(vec![Some(grad.clone())]))
     }
 
     /// Records a view: its gradient is a view of the gradient of the result.
     fn viewed(&self, input: &Tensor, shape: Shape) -> Tensor {
         let view = input.as_view().with_shape(shape);
         let shape = input.shape.clone();
-        self.recorded(&[input], view, move |_, grads| {
-            Ok(vec![grads[0].as_ref().map(|grad| grad.as_view().with_shape(shape.clone()))])
-        })
+        self.recorded(&[input], view, move |_, grad| Ok(vec![Some(grad.as_view().with_shape(shape))]))
     }
 
     /// Elements in order: a copy, if they are not.
@@ -33,7 +38,7 @@ impl Eager {
             return Ok(input.clone());
         }
         let output = self.output(&input.shape, input.dtype)?;
-        Ok(self.recorded(&[input], output, |_, grads| Ok(grads.to_vec())))
+        Ok(self.passing_on(input, output))
     }
 
     /// Another shape with the same number of elements. Copies the elements if they are not in order.
@@ -59,7 +64,7 @@ impl Eager {
         strides[dimension] = 0;
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
         // The sum over the repeated dimension is made where the gradient is checked against the shape of the input.
-        self.recorded(&[input], view, |_, grads| Ok(grads.to_vec()))
+        self.passing_on(input, view)
     }
 
     /// Each head of (batch, heads, n, size) is copied this many times.
@@ -67,8 +72,7 @@ impl Eager {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[1] = sizes[1].checked_mul(repeats).ok_or_else(|| self.error(Kind::TooLarge))?;
         let output = self.output(&sizes.into(), input.dtype)?;
-        let (shape, dtype) = (input.shape.clone(), input.dtype);
-        Ok(self.recorded(&[input], output, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)])))
+        Ok(self.with_new_gradient(input, output))
     }
 
     /// Two dimensions change places.
@@ -77,9 +81,7 @@ impl Eager {
         sizes.swap(first, second);
         strides.swap(first, second);
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
-        self.recorded(&[input], view, move |eager, grads| {
-            Ok(vec![grads[0].as_ref().map(|grad| eager.transpose(grad, first, second))])
-        })
+        self.recorded(&[input], view, move |eager, grad| Ok(vec![Some(eager.transpose(grad, first, second))]))
     }
 
     /// A view with a new first dimension of size 1.
@@ -91,10 +93,8 @@ impl Eager {
         strides.insert(0, input.shape.sizes().first().unwrap_or(&1) * of_input.first().unwrap_or(&1));
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
         let shape = input.shape.clone();
-        self.recorded(&[input], view, move |_, grads| {
-            let back = |grad: &Tensor| grad.as_view().with_shape(shape.clone()).with_strides(&of_input);
-            Ok(vec![grads[0].as_ref().map(back)])
-        })
+        let back = move |grad: &Tensor| grad.as_view().with_shape(shape).with_strides(&of_input);
+        self.recorded(&[input], view, |_, grad| Ok(vec![Some(back(grad))]))
     }
 
     /// Parts of the last dimension, as views. The gradients of all parts are copied into one tensor.
@@ -123,8 +123,7 @@ impl Eager {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[dimension] = size;
         let view = input.as_view().with_shape(sizes.into()).with_strides(&input.strides());
-        let (shape, dtype) = (input.shape.clone(), input.dtype);
-        self.recorded(&[input], view, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]))
+        self.with_new_gradient(input, view)
     }
 
     /// One tensor of several along a dimension.
@@ -148,8 +147,7 @@ impl Eager {
         }
         let output = self.output(&sizes.into(), first.dtype)?;
         let parts: Vec<_> = inputs.iter().map(|input| (input.shape.clone(), input.edge.is_some())).collect();
-        Ok(self.recorded(inputs, output, move |_, grads| {
-            let Some(grad) = &grads[0] else { return Ok(vec![None; parts.len()]) };
+        Ok(self.recorded(inputs, output, move |_, grad| {
             // Each gradient is a view of a part.
             let part = |(shape, needs): &(Shape, bool)| {
                 needs.then(|| grad.as_view().with_shape(shape.clone()).with_strides(&grad.strides()))

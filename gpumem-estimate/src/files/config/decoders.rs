@@ -145,8 +145,7 @@ pub(super) fn llama(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     if let Layer::GatedMlp { has_bias, .. } = &mut mlp.layer {
         *has_bias = fields.flag("mlp_bias", false)?;
     }
-    let blocks = fields.layers("num_hidden_layers", 32)?;
-    Ok(frame.plain(length, (0..blocks).map(|_| block(attention.clone(), mlp.clone()))))
+    Ok(frame.plain(length, vec![block(attention, mlp); fields.layers("num_hidden_layers", 32)?]))
 }
 
 pub(super) fn mistral(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
@@ -154,8 +153,7 @@ pub(super) fn mistral(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let window = fields.number_or_null("sliding_window", 4096)?;
     let attention = Attention { window, ..attention(fields, frame.size, 32, Some(8))? };
     let mlp = gated(fields, frame.size, 14_336)?;
-    let blocks = fields.layers("num_hidden_layers", 32)?;
-    Ok(frame.plain(length, (0..blocks).map(|_| block(attention.clone(), mlp.clone()))))
+    Ok(frame.plain(length, vec![block(attention, mlp); fields.layers("num_hidden_layers", 32)?]))
 }
 
 pub(super) fn mixtral(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
@@ -163,19 +161,24 @@ pub(super) fn mixtral(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     fields.is("router_jitter_noise", 0.0)?;
     let window = fields.number_or_null("sliding_window", 0)?;
     let attention = Attention { window, ..attention(fields, frame.size, 32, Some(8))? };
-    let experts = Experts {
-        size: frame.size,
-        hidden: fields.number("intermediate_size", 14_336)?,
-        experts: fields.number("num_local_experts", 8)?,
-        per_token: fields.number("num_experts_per_tok", 2)?,
+    let hidden = fields.number("intermediate_size", 14_336)?;
+    let mlp = Layer::Experts(experts(fields, frame.size, hidden, [8, 2])?).named("mlp");
+    Ok(frame.plain(length, vec![block(attention, mlp); fields.layers("num_hidden_layers", 32)?]))
+}
+
+/// Experts whose products are grouped, without a shared one. `defaults`: how many there are, and how many of them a token has.
+fn experts(fields: Fields<'_>, size: u64, hidden: u64, defaults: [u64; 2]) -> Result<Experts, Error> {
+    let count = fields.optional("num_experts")?.or(fields.optional("num_local_experts")?);
+    Ok(Experts {
+        size,
+        hidden,
+        experts: count.unwrap_or(defaults[0]),
+        per_token: fields.number("num_experts_per_tok", defaults[1])?,
         function: fields.function("hidden_act", "silu")?,
         shared: 0,
         gates_shared: false,
         run: RunExperts::Grouped,
-    };
-    let mlp = Layer::Experts(experts).named("mlp");
-    let blocks = fields.layers("num_hidden_layers", 32)?;
-    Ok(frame.plain(length, (0..blocks).map(|_| block(attention.clone(), mlp.clone()))))
+    })
 }
 
 /// The window of each layer of Qwen 2 and 3.
@@ -228,14 +231,9 @@ pub(super) fn qwen2_moe(fields: Fields<'_>, length: u64) -> Result<Model, Error>
     let attention = attention(fields, frame.size, 16, Some(16))?;
     let attention = Attention { no_bias, no_output_bias: true, ..attention };
     let experts = Experts {
-        size: frame.size,
-        hidden: fields.number("moe_intermediate_size", 1408)?,
-        experts: fields.number("num_experts", 60)?,
-        per_token: fields.number("num_experts_per_tok", 4)?,
-        function: fields.function("hidden_act", "silu")?,
         shared: fields.divisor("shared_expert_intermediate_size", 5632)?,
         gates_shared: true,
-        run: RunExperts::Grouped,
+        ..experts(fields, frame.size, fields.number("moe_intermediate_size", 1408)?, [60, 4])?
     };
     let (experts, mlp) = (Layer::Experts(experts).named("mlp"), gated(fields, frame.size, 5632)?);
     let has_experts = has_experts(fields)?;
@@ -251,17 +249,7 @@ pub(super) fn qwen3_moe(fields: Fields<'_>, length: u64) -> Result<Model, Error>
     let slides = fields.flag("use_sliding_window", false)?;
     let window = if slides { fields.number_or_null("sliding_window", 4096)? } else { 0 };
     let attention = Attention { window, ..qwen3_attention(fields, frame.size, 4)? };
-    let experts = fields.optional("num_experts")?.or(fields.optional("num_local_experts")?).unwrap_or(128);
-    let experts = Experts {
-        size: frame.size,
-        hidden: fields.number("moe_intermediate_size", 768)?,
-        experts,
-        per_token: fields.number("num_experts_per_tok", 8)?,
-        function: fields.function("hidden_act", "silu")?,
-        shared: 0,
-        gates_shared: false,
-        run: RunExperts::Grouped,
-    };
+    let experts = experts(fields, frame.size, fields.number("moe_intermediate_size", 768)?, [128, 8])?;
     let (experts, mlp) = (Layer::Experts(experts).named("mlp"), gated(fields, frame.size, 6144)?);
     let has_experts = has_experts(fields)?;
     let blocks = (0..fields.layers("num_hidden_layers", 24)?)
@@ -326,15 +314,13 @@ pub(super) fn gemma(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let attention = gemma_attention(fields, frame.size, 16, 16)?;
     let mlp = gemma_mlp(fields, frame.size, 24_576)?;
     let size = frame.size;
-    let block = || {
-        let attention = Layer::Attention(attention.clone()).named("self_attn");
-        vec![
-            residual(vec![gemma_norm("input_layernorm", size), attention]),
-            residual(vec![gemma_norm("post_attention_layernorm", size), mlp.clone()]),
-        ]
-    };
-    let blocks = fields.layers("num_hidden_layers", 28)?;
-    Ok(frame.model(length, gemma_model(&frame, (0..blocks).map(|_| block()), false)))
+    let attention = Layer::Attention(attention).named("self_attn");
+    let block = vec![
+        residual(vec![gemma_norm("input_layernorm", size), attention]),
+        residual(vec![gemma_norm("post_attention_layernorm", size), mlp]),
+    ];
+    let blocks = vec![block; fields.layers("num_hidden_layers", 28)?];
+    Ok(frame.model(length, gemma_model(&frame, blocks, false)))
 }
 
 pub(super) fn gemma2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
@@ -419,22 +405,16 @@ pub(super) fn phi(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let hidden = fields.number("intermediate_size", product(&[4, size])?)?;
     let function = fields.function("hidden_act", "gelu_new")?;
     let probability = fields.fraction("resid_pdrop", 0.0)?;
-    let block = || {
-        let mut first = vec![Layer::Attention(attention.clone()).named("self_attn")];
-        let mut second = vec![mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function)];
-        first.extend(dropout(probability));
-        second.extend(dropout(probability));
-        let branches = Layer::Branches { layers: vec![inline(first), inline(second)] };
-        vec![residual(vec![layer_norm("input_layernorm", size), branches.named("")])]
-    };
-    let blocks = fields.layers("num_hidden_layers", 24)?;
+    let mut first = vec![Layer::Attention(attention).named("self_attn")];
+    let mut second = vec![mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function)];
+    first.extend(dropout(probability));
+    second.extend(dropout(probability));
+    let branches = Layer::Branches { layers: vec![inline(first), inline(second)] };
+    let block = vec![residual(vec![layer_norm("input_layernorm", size), branches.named("")])];
+    let blocks = vec![block; fields.layers("num_hidden_layers", 24)?];
     let mut layers = vec![frame.embedding()];
     layers.extend(dropout(fields.fraction("embd_pdrop", 0.0)?));
-    layers.extend([
-        frame.blocks((0..blocks).map(|_| block())),
-        layer_norm("model.final_layernorm", size),
-        frame.head(true),
-    ]);
+    layers.extend([frame.blocks(blocks), layer_norm("model.final_layernorm", size), frame.head(true)]);
     Ok(frame.model(length, layers))
 }
 
@@ -454,16 +434,13 @@ pub(super) fn phi3(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let hidden = fields.number("intermediate_size", 8192)?;
     let function = fields.function("hidden_act", "silu")?;
     let probability = fields.fraction("resid_pdrop", 0.0)?;
-    let block = || {
-        let mlp = Layer::GatedMlp { size, hidden, function, is_joined: true, has_bias: false };
-        let mut first = vec![rms_norm("input_layernorm", size), Layer::Attention(attention.clone()).named("self_attn")];
-        let mut second = vec![rms_norm("post_attention_layernorm", size), mlp.named("mlp")];
-        first.extend(dropout(probability));
-        second.extend(dropout(probability));
-        vec![residual(first), residual(second)]
-    };
-    let blocks = fields.layers("num_hidden_layers", 32)?;
-    Ok(frame.plain(length, (0..blocks).map(|_| block())))
+    let mlp = Layer::GatedMlp { size, hidden, function, is_joined: true, has_bias: false };
+    let mut first = vec![rms_norm("input_layernorm", size), Layer::Attention(attention).named("self_attn")];
+    let mut second = vec![rms_norm("post_attention_layernorm", size), mlp.named("mlp")];
+    first.extend(dropout(probability));
+    second.extend(dropout(probability));
+    let block = vec![residual(first), residual(second)];
+    Ok(frame.plain(length, vec![block; fields.layers("num_hidden_layers", 32)?]))
 }
 
 pub(super) fn gpt_neox(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
@@ -485,28 +462,21 @@ pub(super) fn gpt_neox(fields: Fields<'_>, length: u64) -> Result<Model, Error> 
     let function = fields.function("hidden_act", "gelu")?;
     let probability = fields.fraction("hidden_dropout", 0.0)?;
     let is_parallel = fields.flag("use_parallel_residual", true)?;
-    let block = || {
-        let mut first =
-            vec![layer_norm("input_layernorm", size), Layer::Attention(attention.clone()).named("attention")];
-        let names = ["mlp.dense_h_to_4h", "mlp.dense_4h_to_h"];
-        let mut second = vec![layer_norm("post_attention_layernorm", size), mlp(names, size, hidden, function)];
-        first.extend(dropout(probability));
-        second.extend(dropout(probability));
-        if is_parallel {
-            let branches = Layer::Branches { layers: vec![inline(first), inline(second)] };
-            vec![residual(vec![branches.named("")])]
-        } else {
-            vec![residual(first), residual(second)]
-        }
+    let mut first = vec![layer_norm("input_layernorm", size), Layer::Attention(attention).named("attention")];
+    let names = ["mlp.dense_h_to_4h", "mlp.dense_4h_to_h"];
+    let mut second = vec![layer_norm("post_attention_layernorm", size), mlp(names, size, hidden, function)];
+    first.extend(dropout(probability));
+    second.extend(dropout(probability));
+    let block = if is_parallel {
+        let branches = Layer::Branches { layers: vec![inline(first), inline(second)] };
+        vec![residual(vec![branches.named("")])]
+    } else {
+        vec![residual(first), residual(second)]
     };
-    let blocks = fields.layers("num_hidden_layers", 44)?;
+    let blocks = vec![block; fields.layers("num_hidden_layers", 44)?];
     let mut layers = vec![frame.embedding()];
     layers.extend(dropout(probability));
-    layers.extend([
-        frame.blocks((0..blocks).map(|_| block())),
-        layer_norm("gpt_neox.final_layer_norm", size),
-        frame.head(false),
-    ]);
+    layers.extend([frame.blocks(blocks), layer_norm("gpt_neox.final_layer_norm", size), frame.head(false)]);
     Ok(frame.model(length, layers))
 }
 
@@ -516,16 +486,8 @@ fn llama4_text(fields: Fields<'_>, frame: &Frame<'_>, length: u64) -> Result<Mod
     let no_bias = !fields.flag("attention_bias", false)?;
     let head_size = fields.number("head_dim", 128)?;
     let attention = Attention { head_size, no_bias, rotates_complex: true, ..attention };
-    let experts = Experts {
-        size,
-        hidden: fields.number("intermediate_size", 8192)?,
-        experts: fields.number("num_local_experts", 16)?,
-        per_token: fields.number("num_experts_per_tok", 1)?,
-        function: fields.function("hidden_act", "silu")?,
-        shared: fields.number("intermediate_size", 8192)?,
-        gates_shared: false,
-        run: RunExperts::All,
-    };
+    let hidden = fields.number("intermediate_size", 8192)?;
+    let experts = Experts { shared: hidden, run: RunExperts::All, ..experts(fields, size, hidden, [16, 1])? };
     let hidden = fields.number("intermediate_size_mlp", 16_384)?;
     let function = experts.function;
     let plain = Layer::GatedMlp { size, hidden, function, is_joined: false, has_bias: false };
@@ -594,20 +556,18 @@ pub(super) fn gpt2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         names: AttentionNames::joined("c_attn", "c_proj"),
         ..Attention::default()
     };
-    let block = || {
-        let mut first = vec![layer_norm("ln_1", size), Layer::Attention(attention.clone()).named("attn")];
-        let mut second = vec![layer_norm("ln_2", size), mlp(["mlp.c_fc", "mlp.c_proj"], size, hidden, function)];
-        first.extend(dropout(probability));
-        second.extend(dropout(probability));
-        Layer::Block { layers: held(first, vec![residual(second)]) }
-    };
+    let mut first = vec![layer_norm("ln_1", size), Layer::Attention(attention).named("attn")];
+    let mut second = vec![layer_norm("ln_2", size), mlp(["mlp.c_fc", "mlp.c_proj"], size, hidden, function)];
+    first.extend(dropout(probability));
+    second.extend(dropout(probability));
+    let block = Layer::Block { layers: held(first, vec![residual(second)]) };
     let names = ["transformer.wte", "transformer.wpe", ""].map(str::to_owned).to_vec();
     let embeddings = Embeddings { size, tokens: vocabulary, positions, segments: 0, names };
     let tied_to = Some("transformer.wte".to_owned());
     let head = Linear { inputs: size, outputs: vocabulary, no_bias: true, tied_to };
     let mut layers = vec![Layer::Embeddings(embeddings).named("")];
     layers.extend(dropout(fields.fraction("embd_pdrop", 0.1)?));
-    let blocks = (0..fields.layers("n_layer", 12)?).map(|_| block());
+    let blocks = vec![block; fields.layers("n_layer", 12)?];
     layers.extend([
         Layer::Sequential { layers: numbered(blocks) }.named("transformer.h"),
         layer_norm("transformer.ln_f", size),

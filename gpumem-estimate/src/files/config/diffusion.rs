@@ -17,6 +17,11 @@ const SKIPPED: &str = "skipped";
 const JOINED: &str = "joined";
 const TEXT: &str = "text";
 
+/// An input of the model besides the image, and the layers that it passes through before others read it.
+fn provide(slot: &str, sizes: Vec<u64>, integers: bool, layers: Vec<Named>) -> Named {
+    Layer::Provide { slot: slot.to_owned(), sizes, integers, is_next: false, layers }.named("")
+}
+
 fn leave(slot: &str) -> Named {
     Layer::Leave { slot: slot.to_owned() }.named("")
 }
@@ -76,20 +81,18 @@ impl UNet {
     fn transformer(&self, size: u64, heads: u64, blocks: u64) -> Result<Layer, Error> {
         let (wide, inner) = (product(&[8, size])?, product(&[4, size])?);
         let norm = |name: &str| Layer::LayerNorm { size }.named(name);
-        let block = || {
-            let mlp = vec![
-                linear("ff.net.0.proj", size, wide, true),
-                Layer::GatedSplit { function: Function::Gelu }.named(""),
-                linear("ff.net.2", inner, size, true),
-            ];
-            let layers = vec![
-                residual(vec![norm("norm1"), attention(size, heads, None, false).named("attn1")]),
-                residual(vec![norm("norm2"), attention(size, heads, Some(self.text), false).named("attn2")]),
-                residual(vec![norm("norm3"), inline(mlp)]),
-            ];
-            Layer::Block { layers }
-        };
-        let blocks = Layer::Sequential { layers: numbered((0..blocks).map(|_| block())) }.named("transformer_blocks");
+        let mlp = vec![
+            linear("ff.net.0.proj", size, wide, true),
+            Layer::GatedSplit { function: Function::Gelu }.named(""),
+            linear("ff.net.2", inner, size, true),
+        ];
+        let layers = vec![
+            residual(vec![norm("norm1"), attention(size, heads, None, false).named("attn1")]),
+            residual(vec![norm("norm2"), attention(size, heads, Some(self.text), false).named("attn2")]),
+            residual(vec![norm("norm3"), inline(mlp)]),
+        ];
+        let blocks = (0..blocks).map(|_| Layer::Block { layers: layers.clone() });
+        let blocks = Layer::Sequential { layers: numbered(blocks) }.named("transformer_blocks");
         let mut layers = vec![group_norm("norm", size, self.groups)];
         if self.is_linear {
             let tokens = vec![linear("proj_in", size, size, true), blocks, linear("proj_out", size, size, true)];
@@ -101,9 +104,7 @@ impl UNet {
         }
         Ok(Layer::Residual { layers, shortcut: vec![], in_place: false })
     }
-}
 
-impl UNet {
     fn middle(&self, size: u64, heads: u64, blocks: u64) -> Result<Layer, Error> {
         let layers = vec![
             self.resnet(size, size).named("resnets.0"),
@@ -206,14 +207,7 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let (inputs, outputs) = (fields.number("in_channels", 4)?, fields.number("out_channels", 4)?);
     let side = fields.number("sample_size", 64)?;
     let mut layers = vec![
-        Layer::Provide {
-            slot: TEXT.to_owned(),
-            sizes: vec![length, sizes.text],
-            integers: false,
-            is_next: false,
-            layers: vec![],
-        }
-        .named(""),
+        provide(TEXT, vec![length, sizes.text], false, vec![]),
         provide_time(fields, first, sizes.time, sizes.function)?,
     ];
     layers.extend([conv("conv_in", inputs, first, 3, 1), leave(SKIPPED)]);
@@ -279,19 +273,12 @@ fn provide_time(fields: Fields<'_>, inputs: u64, size: u64, function: Function) 
         "" => {}
         "text_time" => {
             let inputs = fields.number("projection_class_embeddings_input_dim", 2816)?;
-            let added = Layer::Provide {
-                slot: "added".to_owned(),
-                sizes: vec![inputs],
-                integers: false,
-                is_next: false,
-                layers: vec![embedding("add_embedding", inputs)],
-            };
-            layers.extend([added.named(""), Layer::AddLeft { slot: "added".to_owned(), layers: vec![] }.named("")]);
+            let added = provide("added", vec![inputs], false, vec![embedding("add_embedding", inputs)]);
+            layers.extend([added, Layer::AddLeft { slot: "added".to_owned(), layers: vec![] }.named("")]);
         }
         other => return Err(wrong(format!("`addition_embed_type` is \"{other}\", which is not supported"))),
     }
-    let (slot, sizes) = (TIME.to_owned(), vec![inputs]);
-    Ok(Layer::Provide { slot, sizes, integers: false, is_next: false, layers }.named(""))
+    Ok(provide(TIME, vec![inputs], false, layers))
 }
 
 /// The class of all transformers for images, of which only this one is known.
@@ -318,43 +305,38 @@ pub(super) fn dit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     let has_bias = fields.flag("attention_bias", true)?;
     let (hidden, six) = (product(&[4, size])?, product(&[6, size])?);
     let patches = product(&[image / patch, image / patch])?;
-    let provide = |slot: &str, sizes: Vec<u64>, integers: bool| {
-        Layer::Provide { slot: slot.to_owned(), sizes, integers, is_next: false, layers: vec![] }.named("")
-    };
     let modulate = || Layer::Modulate { slot: "modulation".to_owned(), parts: 6 }.named("");
     let scale = || Layer::ScaleByLeft { slot: "modulation".to_owned(), parts: 6 }.named("");
-    let block = || {
-        let condition = vec![
-            linear("norm1.emb.timestep_embedder.linear_1", 256, size, true),
-            activation(Function::Silu),
-            linear("norm1.emb.timestep_embedder.linear_2", size, size, true),
-            Layer::AddLeft {
-                slot: "classes".to_owned(),
-                layers: vec![Layer::Embedding { rows, size }.named("norm1.emb.class_embedder.embedding_table")],
-            }
-            .named(""),
-            leave("conditioning"),
-            activation(Function::Silu),
-            linear("norm1.linear", size, six, true),
-        ];
-        let attention = attention(size, heads, None, has_bias).named("attn1");
-        let mlp = vec![
-            linear("ff.net.0.proj", size, hidden, true),
-            activation(Function::Gelu),
-            linear("ff.net.2", hidden, size, true),
-        ];
-        let layers = vec![
-            Layer::Derive { from: TIME.to_owned(), slot: "modulation".to_owned(), layers: condition }.named(""),
-            residual(vec![Layer::Normalize.named(""), modulate(), attention, scale()]),
-            residual(vec![Layer::Normalize.named(""), modulate(), inline(mlp), scale()]),
-        ];
-        Layer::Block { layers }
-    };
-    let last = vec![activation(Function::Silu), linear("proj_out_1", size, product(&[2, size])?, true)];
-    let blocks = (0..fields.layers("num_layers", 28)?).map(|_| block());
+    let condition = vec![
+        linear("norm1.emb.timestep_embedder.linear_1", 256, size, true),
+        activation(Function::Silu),
+        linear("norm1.emb.timestep_embedder.linear_2", size, size, true),
+        Layer::AddLeft {
+            slot: "classes".to_owned(),
+            layers: vec![Layer::Embedding { rows, size }.named("norm1.emb.class_embedder.embedding_table")],
+        }
+        .named(""),
+        leave("conditioning"),
+        activation(Function::Silu),
+        linear("norm1.linear", size, six, true),
+    ];
+    let attention = attention(size, heads, None, has_bias).named("attn1");
+    let mlp = vec![
+        linear("ff.net.0.proj", size, hidden, true),
+        activation(Function::Gelu),
+        linear("ff.net.2", hidden, size, true),
+    ];
     let layers = vec![
-        provide(TIME, vec![256], false),
-        provide("classes", vec![], true),
+        Layer::Derive { from: TIME.to_owned(), slot: "modulation".to_owned(), layers: condition }.named(""),
+        residual(vec![Layer::Normalize.named(""), modulate(), attention, scale()]),
+        residual(vec![Layer::Normalize.named(""), modulate(), inline(mlp), scale()]),
+    ];
+    let block = Layer::Block { layers };
+    let last = vec![activation(Function::Silu), linear("proj_out_1", size, product(&[2, size])?, true)];
+    let blocks = vec![block; fields.layers("num_layers", 28)?];
+    let layers = vec![
+        provide(TIME, vec![256], false, vec![]),
+        provide("classes", vec![], true, vec![]),
         Layer::conv2d(inputs, size, patch, patch, 0).named("pos_embed.proj"),
         Layer::AsRows.named(""),
         Layer::Positions { rows: patches, size, kind: PositionKind::Buffer }.named("pos_embed"),

@@ -6,11 +6,109 @@ use super::{
 };
 use crate::{
     error::Error,
-    layer::{Attention, AttentionNames, Conv, Function, Layer, Linear, Named, PositionKind, numbered},
+    layer::{
+        Attention, AttentionNames, Conv, Function, Layer, Linear, Named, PositionKind, RelativeAttention, numbered,
+    },
     model::{Input, Loss, Model},
-    models::T5,
     shape::Shape,
 };
+
+/// The sizes of a T5.
+struct T5 {
+    /// How many tokens there are.
+    vocabulary: u64,
+    /// The size of a token.
+    size: u64,
+    /// The blocks of the encoder, and of the decoder.
+    blocks: [usize; 2],
+    /// The heads of each attention layer.
+    heads: u64,
+    /// The size of a head.
+    head_size: u64,
+    /// The size between the two linear layers of a block.
+    hidden: u64,
+    /// The rows of the table of position biases.
+    buckets: u64,
+    /// The dropout of embeddings, blocks and attention.
+    dropout: f64,
+    /// What the MLP passes through.
+    function: Function,
+    /// The MLP has a gate.
+    is_gated: bool,
+    /// The input of the head, which has the weight of the embedding, is scaled. Not so in T5 1.1.
+    scales_output: bool,
+}
+
+/// The embedding, whose weight both stacks and the head share.
+const TOKENS: &str = "shared";
+
+impl T5 {
+    /// The model, with a head for the next token that shares the weight of the embedding.
+    fn model(&self, length: u64) -> Model {
+        let Self { vocabulary: rows, size, .. } = *self;
+        let tied = || Layer::TiedEmbedding { tied_to: TOKENS.to_owned() }.named("embed_tokens");
+        let encoder = Layer::Sequential { layers: self.stack(tied(), self.blocks[0], false) }.named("encoder");
+        let decoder = Layer::Sequential { layers: self.stack(tied(), self.blocks[1], true) }.named("decoder");
+        let tied_to = Some(TOKENS.to_owned());
+        let head = Layer::Linear(Linear { inputs: size, outputs: rows, no_bias: true, tied_to }).named("lm_head");
+        let scaled = if self.scales_output { vec![Layer::Scale.named(""), head] } else { vec![head] };
+        let layers = vec![
+            // Both embeddings use it.
+            Layer::Idle { layers: vec![Layer::Embedding { rows, size }.named(TOKENS)] }.named(""),
+            Layer::EncoderDecoder { encoder: vec![encoder], decoder: vec![decoder] }.named(""),
+            Layer::Sequential { layers: scaled }.named(""),
+        ];
+        let input = Input::Pair { source: length, target: length };
+        Model { name: "t5".to_owned(), input, layers, loss: Loss::Token }
+    }
+
+    fn stack(&self, embedding: Named, blocks: usize, is_decoder: bool) -> Vec<Named> {
+        let blocks = (0..blocks).map(|number| Layer::Block { layers: self.block(number == 0, is_decoder) });
+        vec![
+            embedding,
+            self.dropout("dropout"),
+            Layer::Sequential { layers: numbered(blocks) }.named("block"),
+            Layer::RmsNorm { size: self.size }.named("final_layer_norm"),
+            self.dropout("final_dropout"),
+        ]
+    }
+
+    fn block(&self, is_first: bool, is_decoder: bool) -> Vec<Named> {
+        let Self { size, heads, head_size, hidden, dropout, .. } = *self;
+        let linear = |inputs, outputs| Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None });
+        let residual = |layer: Named| {
+            let layers = vec![Layer::RmsNorm { size }.named("layer_norm"), layer, self.dropout("dropout")];
+            Layer::Residual { layers, shortcut: vec![], in_place: false }
+        };
+        let attention = RelativeAttention { size, heads, head_size, dropout, ..RelativeAttention::default() };
+        let buckets = if is_first { self.buckets } else { 0 };
+        let own = RelativeAttention { buckets, is_causal: is_decoder, ..attention.clone() };
+        let mut layers = vec![residual(Layer::RelativeAttention(own).named("SelfAttention"))];
+        if is_decoder {
+            let cross = RelativeAttention { is_cross: true, ..attention };
+            layers.push(residual(Layer::RelativeAttention(cross).named("EncDecAttention")));
+        }
+        let act = Layer::Activation { function: self.function, in_place: false }.named("act");
+        let mut inner = if self.is_gated {
+            let gate = Layer::Sequential { layers: vec![linear(size, hidden).named("wi_0"), act] }.named("");
+            vec![Layer::Product { layers: vec![gate, linear(size, hidden).named("wi_1")] }.named("")]
+        } else {
+            vec![linear(size, hidden).named("wi"), act]
+        };
+        inner.extend([
+            self.dropout("dropout"),
+            // Autocast makes a smaller type of it again.
+            Layer::ToF32.named("to"),
+            linear(hidden, size).named("wo"),
+        ]);
+        layers.push(residual(Layer::Sequential { layers: inner }.named("DenseReluDense")));
+        vec![Layer::Sequential { layers: numbered(layers) }.named("layer")]
+    }
+
+    fn dropout(&self, name: &str) -> Named {
+        Layer::Dropout { probability: self.dropout }.named(name)
+    }
+}
 
 pub(super) fn t5(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let projection = fields.text("feed_forward_proj", "relu")?;
@@ -38,7 +136,7 @@ pub(super) fn t5(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         // transformers ties the weights in any case, and takes this field for another one.
         scales_output: fields.flag("tie_word_embeddings", true)?,
     };
-    Ok(sizes.model("t5", [length, length]))
+    Ok(sizes.model(length))
 }
 
 /// A block of Whisper.

@@ -29,20 +29,18 @@ pub(super) fn bert(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let probability = fields.fraction("hidden_dropout_prob", 0.1)?;
     let names = AttentionNames::new(["self.query", "self.key", "self.value", "output.dense"]);
     let attention = Attention { names, ..attention(fields, size, 12)? };
-    let block = || {
-        let mut first = vec![Layer::Attention(attention.clone()).named("attention")];
-        let intermediate = inline(vec![linear("intermediate.dense", size, hidden, true), activation(function)]);
-        let mut output = vec![linear("output.dense", hidden, size, true)];
-        first.extend(dropout(probability));
-        output.extend(dropout(probability));
-        let layers = vec![
-            residual(first),
-            layer_norm("attention.output.LayerNorm", size),
-            residual(vec![intermediate, inline(output)]),
-            layer_norm("output.LayerNorm", size),
-        ];
-        Layer::Block { layers }
-    };
+    let mut first = vec![Layer::Attention(attention).named("attention")];
+    let intermediate = inline(vec![linear("intermediate.dense", size, hidden, true), activation(function)]);
+    let mut output = vec![linear("output.dense", hidden, size, true)];
+    first.extend(dropout(probability));
+    output.extend(dropout(probability));
+    let layers = vec![
+        residual(first),
+        layer_norm("attention.output.LayerNorm", size),
+        residual(vec![intermediate, inline(output)]),
+        layer_norm("output.LayerNorm", size),
+    ];
+    let block = Layer::Block { layers };
     let names = ["word_embeddings", "position_embeddings", "token_type_embeddings"];
     let tokens = fields.number("vocab_size", 30_522)?;
     let embeddings = Embeddings {
@@ -60,7 +58,7 @@ pub(super) fn bert(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         Layer::Sequential { layers: transform }.named("cls.predictions.transform"),
         Layer::Linear(decoder).named("cls.predictions"),
     ];
-    let blocks = (0..fields.layers("num_hidden_layers", 12)?).map(|_| block());
+    let blocks = vec![block; fields.layers("num_hidden_layers", 12)?];
     let mut layers = vec![Layer::Embeddings(embeddings).named(""), layer_norm("bert.embeddings.LayerNorm", size)];
     layers.extend(dropout(probability));
     layers.extend([Layer::Sequential { layers: numbered(blocks) }.named("bert.encoder.layer"), inline(head)]);
@@ -80,17 +78,14 @@ pub(super) fn vit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     let function = fields.function("hidden_act", "gelu")?;
     let probability = fields.fraction("hidden_dropout_prob", 0.0)?;
     let attention = attention(fields, size, 12)?;
-    let block = || {
-        let mut first =
-            vec![layer_norm("layernorm_before", size), Layer::Attention(attention.clone()).named("attention")];
-        let mut second = vec![layer_norm("layernorm_after", size), mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function)];
-        first.extend(dropout(probability));
-        second.extend(dropout(probability));
-        Layer::Block { layers: vec![residual(first), residual(second)] }
-    };
+    let mut first = vec![layer_norm("layernorm_before", size), Layer::Attention(attention).named("attention")];
+    let mut second = vec![layer_norm("layernorm_after", size), mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function)];
+    first.extend(dropout(probability));
+    second.extend(dropout(probability));
+    let block = Layer::Block { layers: vec![residual(first), residual(second)] };
     let (channels, image) = (fields.number("num_channels", 3)?, fields.number("image_size", 224)?);
     let patch = fields.divisor("patch_size", 16)?;
-    let blocks = (0..fields.layers("num_hidden_layers", 12)?).map(|_| block());
+    let blocks = vec![block; fields.layers("num_hidden_layers", 12)?];
     let mut layers =
         vec![Layer::PatchEmbedding { channels, image, patch, size, as_clip: false }.named("vit.embeddings")];
     layers.extend(dropout(probability));
@@ -118,13 +113,11 @@ pub(super) fn clip_blocks(fields: Fields<'_>, defaults: [u64; 3], function: &'st
     let names = AttentionNames::new(["q_proj", "k_proj", "v_proj", "out_proj"]);
     let attention = Attention { names, ..attention(fields, size, heads)? };
     let function = fields.function("hidden_act", function)?;
-    let block = || {
-        let attention = Layer::Attention(attention.clone()).named("self_attn");
-        let mlp = mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function);
-        let first = residual(vec![layer_norm("layer_norm1", size), attention]);
-        Layer::Block { layers: vec![first, residual(vec![layer_norm("layer_norm2", size), mlp])] }
-    };
-    Ok((0..fields.layers("num_hidden_layers", 12)?).map(|_| block()).collect())
+    let attention = Layer::Attention(attention).named("self_attn");
+    let mlp = mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function);
+    let first = residual(vec![layer_norm("layer_norm1", size), attention]);
+    let block = Layer::Block { layers: vec![first, residual(vec![layer_norm("layer_norm2", size), mlp])] };
+    Ok(vec![block; fields.layers("num_hidden_layers", 12)?])
 }
 
 /// `SigLIP`'s encoder of images, which other models have inside.
@@ -161,16 +154,14 @@ pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>
     let patches = patches(fields.number("image_size", 448)?, patch)?;
     let function = fields.function("hidden_act", "gelu")?;
     let attention = attention(fields, size, 16)?;
-    let block = || {
-        let layers = vec![
-            layer_norm("input_layernorm", size),
-            Layer::Attention(attention.clone()).named("self_attn"),
-            layer_norm("post_attention_layernorm", size),
-            mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function),
-        ];
-        Layer::Block { layers }
-    };
-    let blocks = (0..fields.layers("num_hidden_layers", 34)?).map(|_| block());
+    let layers = vec![
+        layer_norm("input_layernorm", size),
+        Layer::Attention(attention).named("self_attn"),
+        layer_norm("post_attention_layernorm", size),
+        mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function),
+    ];
+    let block = Layer::Block { layers };
+    let blocks = vec![block; fields.layers("num_hidden_layers", 34)?];
     let [inputs, outputs] = [fields.number("projector_input_dim", 4096)?, fields.number("projector_output_dim", 4096)?];
     let rows = patches.checked_add(2).ok_or_else(|| wrong("the sizes are too large"))?;
     let layers = vec![

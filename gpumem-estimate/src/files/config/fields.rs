@@ -47,15 +47,19 @@ impl<'a> Fields<'a> {
         self.get(key).filter(|value| !value.is_null())
     }
 
+    /// What `read` makes of the value of a field. `None`: it is not there or `null`.
+    fn read<T>(self, key: &str, expected: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>, Error> {
+        let read = |value| read(value).ok_or_else(|| wrong(format!("`{key}` is {value} and not {expected}")));
+        self.known(key).map(read).transpose()
+    }
+
     pub(super) fn number(self, key: &str, default: u64) -> Result<u64, Error> {
         Ok(self.optional(key)?.unwrap_or(default))
     }
 
     /// `None`: it is not there or `null`.
     pub(super) fn optional(self, key: &str) -> Result<Option<u64>, Error> {
-        let number =
-            |value: &Value| value.as_u64().ok_or_else(|| wrong(format!("`{key}` is {value} and not a whole number")));
-        self.known(key).map(number).transpose()
+        self.read(key, "a whole number", Value::as_u64)
     }
 
     /// A number that is 0 where the field is `null`, and this where it is not there.
@@ -76,31 +80,22 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn fraction(self, key: &str, default: f64) -> Result<f64, Error> {
-        let number =
-            |value: &Value| value.as_f64().ok_or_else(|| wrong(format!("`{key}` is {value} and not a number")));
-        self.known(key).map_or(Ok(default), number)
+        Ok(self.read(key, "a number", Value::as_f64)?.unwrap_or(default))
     }
 
     pub(super) fn flag(self, key: &str, default: bool) -> Result<bool, Error> {
-        let flag =
-            |value: &Value| value.as_bool().ok_or_else(|| wrong(format!("`{key}` is {value} and not a boolean")));
-        self.known(key).map_or(Ok(default), flag)
+        Ok(self.read(key, "a boolean", Value::as_bool)?.unwrap_or(default))
     }
 
     pub(super) fn text(self, key: &str, default: &'a str) -> Result<&'a str, Error> {
-        let text = |value: &'a Value| value.as_str().ok_or_else(|| wrong(format!("`{key}` is {value} and not a text")));
-        self.known(key).map_or(Ok(default), text)
+        Ok(self.read(key, "a text", Value::as_str)?.unwrap_or(default))
     }
 
     pub(super) fn list(self, key: &str) -> Result<Option<&'a [Value]>, Error> {
-        let list = |value: &'a Value| {
-            let list = value.as_array().map(Vec::as_slice);
-            list.ok_or_else(|| wrong(format!("`{key}` is {value} and not a list")))
-        };
-        self.known(key).map(list).transpose()
+        Ok(self.read(key, "a list", Value::as_array)?.map(Vec::as_slice))
     }
 
-    /// A list of whole numbers; empty if it is not there.
+    /// A list of whole numbers. `None`: it is not there or `null`.
     pub(super) fn numbers(self, key: &str) -> Result<Option<Vec<u64>>, Error> {
         let number = |value: &Value| {
             value.as_u64().ok_or_else(|| wrong(format!("`{key}` has {value}, which is not a whole number")))

@@ -1,18 +1,8 @@
 //! Generation of tokens and accumulation of gradients: what is live, counted by hand.
 
-use gpumem_core::model::Bytes;
-use gpumem_estimate::{
-    AllocatorKind, Class, Decode, Estimate, Input, KvCache, Layer, Loss, Model, Optimizer, Shape, Step, models,
-    numbered,
-};
+use gpumem_estimate::{Class, Decode, Estimate, KvCache, Model, Optimizer, Step, models};
 
-fn exact(step: Step) -> Step {
-    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
-}
-
-fn phases(estimate: &Estimate, name: &str) -> Vec<u64> {
-    estimate.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.peak.get()).collect()
-}
+use super::{exact, phases, small};
 
 fn decode(tokens: u64, cache: KvCache) -> Step {
     Step { decode: Some(Decode { tokens, cache }), ..exact(Step::inference(4)) }
@@ -34,8 +24,7 @@ fn each_token_adds_its_keys_and_values() {
     // With room for all tokens, only their numbers and their mask are added.
     let (long, short) = (of(65, KvCache::Static(192)), of(33, KvCache::Static(192)));
     assert_eq!(peak(&long) - peak(&short), 32 * 4 * 16);
-    let cache = |estimate: &Estimate| estimate.classes().iter().find(|(class, _)| *class == Class::Cache).unwrap().1;
-    assert_eq!(cache(&long), Bytes::new(4 * 192 * 24 * KEYS));
+    assert_eq!(crate::of(&long, Class::Cache), 4 * 192 * 24 * KEYS);
 }
 
 /// 128 tokens of the prompt and 64 more: 12 pages of 16; 65 more: a page more.
@@ -81,9 +70,7 @@ fn decoding_that_makes_no_sense_is_an_error() {
 /// The first pass makes the gradients, the second one needs them twice for a moment.
 #[test]
 fn gradients_are_added_up() {
-    let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
-    let input = Input::Numbers(Shape::from([100]));
-    let model = Model { name: "small".to_owned(), input, layers, loss: Loss::CrossEntropy };
+    let model = small();
     let step = |micro_batches| Step { micro_batches, ..exact(Step::training(8, Optimizer::Sgd)) };
     let estimate = step(2).estimate(&model).unwrap();
     let (weights, output) = ((100 * 50 + 50 + 50 * 50 + 50) * 4, 8 * 50 * 4);

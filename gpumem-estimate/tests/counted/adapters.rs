@@ -1,30 +1,11 @@
 //! Adapters and weights in 4 bits: what is live, counted by hand, and figures that peft and the authors of `QLoRA` published.
 
-use gpumem_estimate::{
-    AllocatorKind, Class, Dtype, Estimate, Input, Layer, Linear, Lora, Loss, Model, Optimizer, Quantized, Shape, Step,
-};
+use gpumem_estimate::{Class, Dtype, Input, Lora, Loss, Model, Optimizer, Quantized, Shape, Step};
 
-fn exact(step: Step) -> Step {
-    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
-}
-
-fn of(estimate: &Estimate, class: Class) -> u64 {
-    estimate.classes().iter().find(|(of, _)| *of == class).map_or(0, |(_, bytes)| bytes.get())
-}
-
-fn highest(estimate: &Estimate, name: &str) -> u64 {
-    estimate.phases.iter().find(|phase| phase.name == name).unwrap().peak.get()
-}
+use super::{exact, linear, of, phases, small};
 
 fn lora(rank: u64, target: &str) -> Lora {
     Lora { rank, targets: [target].into(), dropout: 0.0 }
-}
-
-/// Two linear layers of 100 × 50 and 50 × 50 with biases.
-fn small() -> Model {
-    let layers =
-        vec![Layer::linear(100, 50).named("fc1"), Layer::relu(false).named("relu"), Layer::linear(50, 50).named("fc2")];
-    Model { name: "small".to_owned(), input: Input::Numbers(Shape::from([100])), layers, loss: Loss::CrossEntropy }
 }
 
 #[test]
@@ -37,11 +18,11 @@ fn a_step_with_an_adapter_byte_by_byte() {
     let constant = (7600 + adapter) * 4 + 8 * 100 * 4 + 8 * 8;
     // The output of `relu`, which the adapter keeps; those of the layer and of both matrices of the adapter; the product of the last
     // with a number. The first layer keeps nothing.
-    assert_eq!(highest(&estimate, "forward"), constant + 4 * output + small_output);
+    assert_eq!(phases(&estimate, "forward")[0], constant + 4 * output + small_output);
     // The outputs that the adapter keeps, the logarithms, two gradients; the loss and its gradient.
-    assert_eq!(highest(&estimate, "backward"), constant + 4 * output + small_output + 8);
+    assert_eq!(phases(&estimate, "backward")[0], constant + 4 * output + small_output + 8);
     // The gradients of the adapter alone, two moments and roots.
-    assert_eq!(highest(&estimate, "update"), constant + 4 * adapter * 4 + 4);
+    assert_eq!(phases(&estimate, "update")[0], constant + 4 * adapter * 4 + 4);
 }
 
 #[test]
@@ -52,7 +33,7 @@ fn dropout_is_kept_instead_of_the_input() {
     let without = without.estimate(&small()).unwrap();
     // While the last matrix is multiplied, the input of the adapter is still live: its dropout is one tensor more. The mask is not
     // kept, because the layer before is frozen and its output needs no gradient.
-    assert_eq!(highest(&with, "forward") - highest(&without, "forward"), 8 * 50 * 4);
+    assert_eq!(phases(&with, "forward")[0] - phases(&without, "forward")[0], 8 * 50 * 4);
 }
 
 #[test]
@@ -74,11 +55,11 @@ fn parameters_of_llama_are_those_of_peft() {
     let step = Step { parameters: Dtype::Bf16, adapters, ..Step::training(1, Optimizer::Sgd) };
     let estimate = exact(step).estimate(&model).unwrap();
     assert_eq!(estimate.parameters, 6_742_609_920);
-    assert_eq!(highest(&estimate, "update") - estimate.parameter_bytes.get(), 4_194_304 * 4 + 16 * 8 + 4);
+    assert_eq!(phases(&estimate, "update")[0] - estimate.parameter_bytes.get(), 4_194_304 * 4 + 16 * 8 + 4);
 }
 
 fn in_4_bits(inputs: u64, outputs: u64) -> Model {
-    let layer = Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None });
+    let layer = linear(inputs, outputs);
     let input = Input::Numbers(Shape::from([inputs]));
     Model { name: "one".to_owned(), input, layers: vec![layer.named("fc")], loss: Loss::CrossEntropy }
 }
@@ -114,8 +95,7 @@ fn weights_in_4_bits() {
 /// The backward pass makes the wide weight again, to multiply the gradient with it.
 #[test]
 fn the_backward_pass_widens_weights() {
-    let layer =
-        |name: &str| Layer::Linear(Linear { inputs: 1024, outputs: 1024, no_bias: true, tied_to: None }).named(name);
+    let layer = |name: &str| linear(1024, 1024).named(name);
     let input = Input::Numbers(Shape::from([1024]));
     let layers = vec![layer("first"), layer("second")];
     let model = Model { name: "two".to_owned(), input, layers, loss: Loss::CrossEntropy };
@@ -127,7 +107,7 @@ fn the_backward_pass_widens_weights() {
     // The scales of the weight, four bytes each, and the weight, two bytes for each element. All outputs are small.
     let wide = 1024 * 1024 / 64 * 4 + 1024 * 1024 * 2;
     for name in ["forward", "backward"] {
-        let added = highest(&estimate, name) - weights;
+        let added = phases(&estimate, name)[0] - weights;
         assert!((wide..wide + 80_000).contains(&added), "{name}: {added} and {wide}");
     }
 }

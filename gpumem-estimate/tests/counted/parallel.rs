@@ -1,9 +1,11 @@
 //! Several GPUs: what is live on one of them, counted by hand.
 
 use gpumem_estimate::{
-    AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Dtype, Estimate, Input, Layer, Linear, Lora,
-    Loss, Model, Optimizer, Quantized, Shape, Step, models, numbered,
+    AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Dtype, Input, Layer, Lora, Loss, Model,
+    Optimizer, Quantized, Shape, Step, models, numbered,
 };
+
+use super::{classifier, exact, highest, linear, of, phases};
 
 const BATCH: u64 = 4;
 /// The weight of a block, and that of the last layer.
@@ -13,15 +15,11 @@ const HEAD: u64 = 10 * 64 * 4;
 const OUTPUT: u64 = BATCH * 64 * 4;
 const LABELS: u64 = BATCH * 8;
 
-fn linear(inputs: u64, outputs: u64) -> Layer {
-    Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None })
-}
-
 /// Two blocks and a layer outside of them.
 fn blocks() -> Model {
     let block = || Layer::Block { layers: numbered([linear(64, 64)]) };
     let layers = numbered([block(), block(), linear(64, 10)]);
-    Model { name: "blocks".to_owned(), input: Input::Numbers(Shape::from([64])), layers, loss: Loss::CrossEntropy }
+    classifier(64, layers)
 }
 
 fn parallel(kind: DataParallelKind, ranks: u64) -> DataParallel {
@@ -29,17 +27,7 @@ fn parallel(kind: DataParallelKind, ranks: u64) -> DataParallel {
 }
 
 fn training(optimizer: Optimizer, parallel: DataParallel) -> Step {
-    let step = Step { data_parallel: Some(parallel), ..Step::training(BATCH, optimizer) };
-    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
-}
-
-fn highest(estimate: &Estimate) -> [u64; 3] {
-    ["forward", "backward", "update"]
-        .map(|name| estimate.phases.iter().find(|phase| phase.name == name).unwrap().peak.get())
-}
-
-fn of(estimate: &Estimate, class: Class) -> u64 {
-    estimate.classes().iter().find(|(of, _)| *of == class).map_or(0, |(_, bytes)| bytes.get())
+    exact(Step { data_parallel: Some(parallel), ..Step::training(BATCH, optimizer) })
 }
 
 /// Half of each parameter, the input and the labels.
@@ -148,7 +136,7 @@ fn gradients_of_shards_are_added_up() {
     let once = step.estimate(&blocks()).unwrap();
     let twice = Step { micro_batches: 2, ..step }.estimate(&blocks()).unwrap();
     assert_eq!(highest(&once)[2], highest(&twice)[2]);
-    let backward: Vec<_> = twice.phases.iter().filter(|phase| phase.name == "backward").map(|p| p.peak.get()).collect();
+    let backward = phases(&twice, "backward");
     assert_eq!(backward[0], highest(&once)[1]);
     // In the second block: the halves of all gradients of the first pass; the last layer's weight and its gradient; the block's weight
     // and its gradient; what the first block is gathered in; the outputs of the first block, two gradients; the loss and its gradient.
@@ -207,7 +195,7 @@ fn what_makes_no_sense_is_an_error() {
 
 fn split(ranks: u64) -> Step {
     let step = Step { tensor_parallel: ranks, ..Step::training(BATCH, Optimizer::Sgd) };
-    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
+    exact(step)
 }
 
 /// The parameters of one rank, counted from the sizes of the layers.

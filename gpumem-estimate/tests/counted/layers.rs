@@ -1,17 +1,14 @@
 //! Layers by themselves: sums by hand, and what does not fit together.
 
 use gpumem_estimate::{
-    AllocatorKind, Attention, Experts, Function, HeadNorm, Input, Layer, Loss, Model, Optimizer, RunExperts, Shape,
-    Step, numbered,
+    Attention, Experts, Function, HeadNorm, Input, Layer, Loss, Model, Optimizer, RunExperts, Shape, Step, numbered,
 };
 use serde_json::Value;
 
+use super::exact;
+
 fn model(layers: impl IntoIterator<Item = Layer>, input: Input) -> Model {
     Model { name: "test".to_owned(), input, layers: numbered(layers), loss: Loss::MeanSquares }
-}
-
-fn exact(step: Step) -> Step {
-    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
 }
 
 fn peak(layers: impl IntoIterator<Item = Layer>, input: Input, step: Step) -> u64 {
@@ -160,7 +157,7 @@ fn what_does_not_fit_names_the_layer_and_the_shapes() {
 /// Models of all architectures can be written and read back.
 #[test]
 fn models_are_read_back() {
-    for line in include_str!("modules.jsonl").lines().skip(1) {
+    for line in include_str!("../modules.jsonl").lines().skip(1) {
         let line: Value = serde_json::from_str(line).unwrap();
         if line["modules"].is_object() {
             let model = Model::from_config(&line["config"].to_string(), 16).unwrap();

@@ -1,29 +1,25 @@
 //! What optimizers keep and what they need for a moment, counted by hand.
 
-use gpumem_estimate::{
-    AllocatorKind, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models, numbered,
-};
+use gpumem_estimate::{Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models, numbered};
 
-/// Parameters of the shapes (50, 100), (50), (50, 50) and (50).
-fn small() -> Model {
-    let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
-    Model { name: "small".to_owned(), input: Input::Numbers(Shape::from([100])), layers, loss: Loss::CrossEntropy }
-}
+use super::{exact, phases, small};
 
+/// The parameters of [`small`] have the shapes (50, 100), (50), (50, 50) and (50).
 const ELEMENTS: u64 = 5000 + 50 + 2500 + 50;
 
 fn training(optimizer: Optimizer) -> Step {
-    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..Step::training(8, optimizer) }
+    exact(Step::training(8, optimizer))
 }
 
 /// The highest moment of the second update, without parameters, gradients, input, labels and loss.
 fn update(optimizer: Optimizer) -> u64 {
     let estimate = training(optimizer).estimate(&small()).unwrap();
-    highest(&estimate, "update") - 2 * ELEMENTS * 4 - 8 * 100 * 4 - 8 * 8 - 4
+    last(&estimate, "update") - 2 * ELEMENTS * 4 - 8 * 100 * 4 - 8 * 8 - 4
 }
 
-fn highest(estimate: &Estimate, name: &str) -> u64 {
-    estimate.phases.iter().rfind(|phase| phase.name == name).unwrap().peak.get()
+/// The highest moment of the last phase of this name.
+fn last(estimate: &Estimate, name: &str) -> u64 {
+    phases(estimate, name).pop().unwrap()
 }
 
 #[test]
@@ -56,7 +52,7 @@ fn adafactor_keeps_rows_and_columns() {
     let temporary = (10 + 1024 + 10_240) + (64 + 64) + 1;
     let elements = 64 * 27 + 64 + 10 * 1024 + 10;
     let constant = 2 * elements * 4 + 8 * 48 * 4 + 8 * 8 + 4;
-    assert_eq!(highest(&estimate, "update") - constant, (states + temporary) * 4);
+    assert_eq!(last(&estimate, "update") - constant, (states + temporary) * 4);
 }
 
 #[test]
@@ -84,11 +80,11 @@ fn masters_are_wide() {
     let estimate = step.estimate(&small()).unwrap();
     let constant = 8 * 100 * 2 + 8 * 8;
     // For each parameter: two bytes, four for its copy, eight for its moments, four for its gradient, four for the root.
-    assert_eq!(highest(&estimate, "update") - constant - 2, ELEMENTS * (2 + 4 + 8 + 4 + 4));
+    assert_eq!(last(&estimate, "update") - constant - 2, ELEMENTS * (2 + 4 + 8 + 4 + 4));
     // The gradients in `f32` are free before the next forward pass: the output of `relu`, the logits and the logarithms, and two numbers.
-    assert_eq!(highest(&estimate, "forward") - constant, ELEMENTS * (2 + 4 + 8) + 3 * 8 * 50 * 2 + 2 * 2);
+    assert_eq!(last(&estimate, "forward") - constant, ELEMENTS * (2 + 4 + 8) + 3 * 8 * 50 * 2 + 2 * 2);
     let narrow = Step { master_weights: false, ..step.clone() }.estimate(&small()).unwrap();
-    assert_eq!(highest(&narrow, "update") - constant - 2, ELEMENTS * (2 + 2 + 4 + 2));
+    assert_eq!(last(&narrow, "update") - constant - 2, ELEMENTS * (2 + 2 + 4 + 2));
     let error = |step: Step| step.estimate(&small()).unwrap_err().to_string();
     let expected = "copies of the parameters in f32 are for parameters of a smaller type";
     assert_eq!(error(Step { parameters: Dtype::F32, ..step.clone() }), expected);
@@ -104,5 +100,8 @@ fn states_have_layers() {
         let of_layer = estimate.parts.iter().find(|part| part.class == Class::Optimizer && part.layer == layer);
         of_layer.map(|part| part.bytes.get())
     };
-    assert_eq!([state("0"), state("2"), state("")], [2 * 5050, 2 * 2550, ELEMENTS].map(|elements| Some(elements * 4)));
+    assert_eq!(
+        [state("fc1"), state("fc2"), state("")],
+        [2 * 5050, 2 * 2550, ELEMENTS].map(|elements| Some(elements * 4))
+    );
 }

@@ -1,9 +1,8 @@
 //! Checkpointing: what is live, counted by hand.
 
-use gpumem_estimate::{
-    AllocatorKind, Checkpointing, Estimate, Input, Layer, Linear, Loss, Model, Named, Optimizer, Shape, Step, models,
-    numbered,
-};
+use gpumem_estimate::{Checkpointing, Estimate, Input, Layer, Loss, Model, Named, Optimizer, Step, models, numbered};
+
+use super::{classifier, exact, linear, phases};
 
 const BATCH: u64 = 1000;
 /// The output of each layer.
@@ -12,30 +11,21 @@ const WEIGHT: u64 = 50 * 50 * 4;
 
 /// 16 linear layers without a bias, each of which keeps its input.
 fn chain() -> Vec<Named> {
-    let linear = || Layer::Linear(Linear { inputs: 50, outputs: 50, no_bias: true, tied_to: None });
-    numbered((0..16).map(|_| linear()))
-}
-
-fn model(layers: Vec<Named>) -> Model {
-    Model { name: "chain".to_owned(), input: Input::Numbers(Shape::from([50])), layers, loss: Loss::CrossEntropy }
+    numbered((0..16).map(|_| linear(50, 50)))
 }
 
 fn step(checkpointing: Checkpointing) -> Step {
-    let step = Step::training(BATCH, Optimizer::Sgd);
-    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, checkpointing, ..step }
+    exact(Step { checkpointing, ..Step::training(BATCH, Optimizer::Sgd) })
 }
 
 /// What the forward and the backward pass add to weights, input and labels.
 fn added(estimate: &Estimate) -> [u64; 2] {
     let constant = 16 * WEIGHT + OUTPUT + BATCH * 8;
-    ["forward", "backward"].map(|name| {
-        let phase = estimate.phases.iter().find(|phase| phase.name == name).unwrap();
-        phase.peak.get() - constant
-    })
+    ["forward", "backward"].map(|name| phases(estimate, name)[0] - constant)
 }
 
 fn of(checkpointing: Checkpointing) -> [u64; 2] {
-    added(&step(checkpointing).estimate(&model(chain())).unwrap())
+    added(&step(checkpointing).estimate(&classifier(50, chain())).unwrap())
 }
 
 #[test]
@@ -61,7 +51,7 @@ fn segments_keep_their_inputs() {
 fn layers_with_a_name() {
     let group = |layers: &[Named]| Layer::Sequential { layers: layers.to_vec() };
     let chain = chain();
-    let halves = model(vec![group(&chain[..8]).named("first"), group(&chain[8..]).named("second")]);
+    let halves = classifier(50, vec![group(&chain[..8]).named("first"), group(&chain[8..]).named("second")]);
     let of = |names| {
         let checkpointing = Checkpointing::Layers(names);
         step(checkpointing).estimate(&halves).map(|estimate| added(&estimate)[0])
@@ -95,7 +85,6 @@ fn blocks_alone_are_units_where_there_are_some() {
 /// Blocks beside the head of a language model, which runs by itself: its input lives until the loss is there.
 #[test]
 fn groups_of_the_outermost_layers() {
-    let linear = |inputs, outputs| Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None });
     let block = || Layer::Block { layers: numbered([linear(8, 8), linear(8, 8)]) };
     let layers = numbered([Layer::Embedding { rows: 16, size: 8 }, block(), block(), block(), linear(8, 16)]);
     let model = Model { name: "tokens".to_owned(), input: Input::Tokens(100), layers, loss: Loss::NextToken };
@@ -111,7 +100,7 @@ fn groups_of_the_outermost_layers() {
 
 #[test]
 fn what_makes_no_sense_is_an_error() {
-    let error = |checkpointing| step(checkpointing).estimate(&model(chain())).unwrap_err().to_string();
+    let error = |checkpointing| step(checkpointing).estimate(&classifier(50, chain())).unwrap_err().to_string();
     assert_eq!(error(Checkpointing::Blocks), "the model has no blocks that checkpointing could run again");
     assert_eq!(error(Checkpointing::Every(0)), "checkpointing of every 0 blocks makes no sense");
     assert_eq!(error(Checkpointing::Segments(0)), "checkpointing with 0 segments makes no sense");

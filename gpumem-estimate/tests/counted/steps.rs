@@ -2,23 +2,11 @@
 
 use gpumem_core::model::Bytes;
 use gpumem_estimate::{
-    AllocatorKind, Checkpointing, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Quantized, Shape, Step,
-    models, numbered,
+    Checkpointing, Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Quantized, Shape, Step, models,
+    numbered,
 };
 
-/// A linear layer of 100 × 50 for vectors, with the loss of 50 classes.
-fn small() -> Model {
-    let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
-    Model { name: "small".to_owned(), input: Input::Numbers(Shape::from([100])), layers, loss: Loss::CrossEntropy }
-}
-
-fn exact(step: Step) -> Step {
-    Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
-}
-
-fn of(estimate: &Estimate, class: Class) -> u64 {
-    estimate.classes().iter().find(|(of, _)| *of == class).map_or(0, |(_, bytes)| bytes.get())
-}
+use super::{exact, highest, of, small};
 
 /// Each byte of a small step, counted by hand.
 #[test]
@@ -31,15 +19,15 @@ fn a_small_step_byte_by_byte() {
     assert_eq!(inference.reserved, inference.peak);
     let training = exact(Step::training(batch, Optimizer::Sgd)).estimate(&small()).unwrap();
     let labels = batch * 8;
-    let phase = |name| training.phases.iter().find(|phase| phase.name == name).map(|phase| phase.peak.get());
+    let [forward, backward, update] = highest(&training);
     let constant = weights + input + labels;
     // The output of `relu`, the logits, the logarithms of the probabilities; the loss and its total weight. `relu` keeps its output,
     // so that its input is free.
-    assert_eq!(phase("forward"), Some(constant + 3 * output + 2 * 4));
+    assert_eq!(forward, constant + 3 * output + 2 * 4);
     // All gradients are there, and the gradient that the first layer's were made of. The input needs none. The loss is live, and
     // its gradient.
-    assert_eq!(phase("backward"), Some(constant + weights + output + 8));
-    assert_eq!(phase("update"), Some(constant + weights + 4));
+    assert_eq!(backward, constant + weights + output + 8);
+    assert_eq!(update, constant + weights + 4);
 }
 
 #[test]
