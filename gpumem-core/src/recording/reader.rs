@@ -33,7 +33,7 @@ pub struct Reader<R> {
     state: State,
     allocator: AllocatorChecks,
     skipped: Skipped,
-    /// Definitions are added as they are read.
+    /// Whether definitions are added as they are read.
     defines: bool,
 }
 

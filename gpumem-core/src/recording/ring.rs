@@ -385,7 +385,7 @@ impl<M: RingMemory> RingReader<M> {
         Self { ring, head, next: tail, tail, events: EventReader::default(), bytes: Vec::new() }
     }
 
-    /// How many slots were read and are not released yet, and how many there are.
+    /// How many slots were read and are not released yet, and how many slots the ring has.
     pub fn held(&self) -> (u64, u64) {
         (self.next - self.tail, self.ring.mask + 1)
     }

@@ -53,7 +53,7 @@ impl<W: Write> Writer<W> {
         Ok(Self::append(to, record::FILE_HEADER as u64))
     }
 
-    /// Goes on with a recording that has `length` bytes, after its last complete record.
+    /// Goes on with a recording that has `bytes` bytes, after its last complete record.
     pub fn append(to: W, bytes: u64) -> Self {
         Self {
             to,
