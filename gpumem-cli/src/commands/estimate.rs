@@ -22,7 +22,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     progress::working,
-    recording::refusal,
+    recording::why_not_replaceable,
     terminal,
     values::{recording, size},
 };
@@ -175,7 +175,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     if file.metadata().is_ok_and(|known| !known.is_file() && !known.is_dir()) {
         return Err(Failure::new(format!("`{}` cannot be used", file.display()), "it is no file and no folder", ""));
     }
-    if let Some((to, why)) = arguments.record.as_ref().and_then(|to| Some((to, refusal(to)?))) {
+    if let Some((to, why)) = arguments.record.as_ref().and_then(|to| Some((to, why_not_replaceable(to)?))) {
         let what = format!("the recording cannot be written to `{}`", to.display());
         return Err(Failure::new(what, why, "give another --record"));
     }

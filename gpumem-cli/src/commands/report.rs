@@ -89,10 +89,31 @@ struct View {
     between: Option<Vec<Moment>>,
 }
 
+/// A report that is not the summary.
+#[derive(Clone, Copy)]
+enum Choice {
+    Tree,
+    Calls,
+    Table,
+    Leaks,
+    At(Moment),
+    Between([Moment; 2]),
+}
+
 impl View {
-    fn is_summary(&self) -> bool {
+    /// The report that is shown instead of the summary, if there is one.
+    fn choice(&self) -> Option<Choice> {
         let Self { tree, calls, table, leaks, at, between } = self;
-        !(*tree || *calls || *table || *leaks) && at.is_none() && between.is_none()
+        let between = between.as_deref().and_then(|moments| moments.try_into().ok());
+        let choices = [
+            tree.then_some(Choice::Tree),
+            calls.then_some(Choice::Calls),
+            table.then_some(Choice::Table),
+            leaks.then_some(Choice::Leaks),
+            at.map(Choice::At),
+            between.map(Choice::Between),
+        ];
+        choices.into_iter().flatten().next()
     }
 }
 
@@ -108,32 +129,21 @@ pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
     if let Some(out) = &arguments.html {
         return write_page(&arguments.files, out);
     }
-    let missing = if arguments.view.is_summary() {
-        let overviews = match arguments.files.as_slice() {
-            [only] if !arguments.json => vec![Overview::in_detail(&mut read(only)?)],
-            files => files.iter().map(|file| Ok(Overview::of(&read(file)?))).collect::<Result<Vec<_>, Failure>>()?,
-        };
-        if arguments.json {
-            print_objects(&overviews)?;
-        } else {
-            terminal::print_text(|out, paint| summary::write_all(&overviews, out, paint))?;
-        }
-        overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect()
-    } else {
+    let missing = if let Some(choice) = arguments.view.choice() {
         let mut missing = Vec::new();
         let mut objects = Vec::new();
         for (at, file) in arguments.files.iter().enumerate() {
             let mut history = read(file)?;
             check_moments(&history, &arguments.view)?;
             if arguments.json {
-                objects.push(object(&mut history, &arguments.view));
+                objects.push(object(&mut history, choice));
             } else {
                 terminal::print_text(|out, paint| {
                     if arguments.files.len() > 1 {
                         let name = file.to_string_lossy();
                         writeln!(out, "{}{}:", if at > 0 { "\n" } else { "" }, one_line(&name))?;
                     }
-                    write(&mut history, &arguments.view, out, paint)?;
+                    write(&mut history, choice, out, paint)?;
                     let missing = Missing::of(&history).in_words();
                     missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
                 })?;
@@ -144,6 +154,17 @@ pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
             print_objects(&objects)?;
         }
         missing
+    } else {
+        let overviews = match arguments.files.as_slice() {
+            [only] if !arguments.json => vec![Overview::in_detail(&mut read(only)?)],
+            files => files.iter().map(|file| Ok(Overview::of(&read(file)?))).collect::<Result<Vec<_>, Failure>>()?,
+        };
+        if arguments.json {
+            print_objects(&overviews)?;
+        } else {
+            terminal::print_text(|out, paint| summary::write_all(&overviews, out, paint))?;
+        }
+        overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect()
     };
     Ok(exit_of(&missing))
 }
@@ -278,28 +299,30 @@ fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
 }
 
 /// Writes the report that is shown instead of the summary.
-fn write(history: &mut History, view: &View, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+fn write(history: &mut History, choice: Choice, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     const TOO_LARGE: &str = "the recording has too many paths of scopes for this report";
-    if view.tree && history.has_only_peaks() {
-        writeln!(out, "scopes are not in the recording (--only-peak): record without that")
-    } else if view.tree {
-        match history.reader().summary() {
+    match choice {
+        Choice::Tree if history.has_only_peaks() => {
+            writeln!(out, "scopes are not in the recording (--only-peak): record without that")
+        }
+        Choice::Tree => match history.reader().summary() {
             Some(summary) => writeln!(out, "{}", InPaint(&summary, paint)),
             None => writeln!(out, "{TOO_LARGE}"),
+        },
+        Choice::Calls => calls::write(history, out, paint),
+        Choice::Table => {
+            places::write(history, out, paint)?;
+            tensors::write_at(history, Moment::Peak, out, paint)
         }
-    } else if view.calls {
-        calls::write(history, out, paint)
-    } else if view.leaks {
-        writeln!(out, "{}", InPaint(&history.leaks(), paint))?;
-        tensors::write_at(history, Moment::End, out, paint)
-    } else if let Some(at) = view.at {
-        moment::write_at(history, at, out, paint)?;
-        tensors::write_at(history, at, out, paint)
-    } else if let Some([from, to]) = view.between.as_deref() {
-        moment::write_between(history, [*from, *to], out, paint)
-    } else {
-        places::write(history, out, paint)?;
-        tensors::write_at(history, Moment::Peak, out, paint)
+        Choice::Leaks => {
+            writeln!(out, "{}", InPaint(&history.leaks(), paint))?;
+            tensors::write_at(history, Moment::End, out, paint)
+        }
+        Choice::At(at) => {
+            moment::write_at(history, at, out, paint)?;
+            tensors::write_at(history, at, out, paint)
+        }
+        Choice::Between(moments) => moment::write_between(history, moments, out, paint),
     }
 }
 
@@ -314,7 +337,7 @@ struct Object {
     torch: Option<Vec<tensors::TensorMoment>>,
 }
 
-/// A report that is not the summary. In JSON, its name is that of its field.
+/// What a report that is not the summary has. In JSON, its name is that of its field.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Report {
@@ -325,22 +348,23 @@ enum Report {
     Places(Vec<places::PlaceFigures>),
 }
 
-fn object(history: &mut History, view: &View) -> Object {
-    let report = if view.tree {
-        let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
-        Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeFigures::of).collect()))
-    } else if view.calls {
-        Report::Calls(calls::calls(history))
-    } else if view.leaks {
-        Report::NotFreed(NotFreed::of(&history.leaks(), history.has_only_peaks()))
-    } else if let Some(at) = view.at {
-        Report::Devices(moment::at(history, at))
-    } else if let Some([from, to]) = view.between.as_deref() {
-        Report::Devices(moment::between(history, *from, *to))
-    } else {
-        Report::Places(places::places(history))
+fn object(history: &mut History, choice: Choice) -> Object {
+    let report = match choice {
+        Choice::Tree => {
+            let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
+            Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeFigures::of).collect()))
+        }
+        Choice::Calls => Report::Calls(calls::calls(history)),
+        Choice::Table => Report::Places(places::places(history)),
+        Choice::Leaks => Report::NotFreed(NotFreed::of(&history.leaks(), history.has_only_peaks())),
+        Choice::At(at) => Report::Devices(moment::at(history, at)),
+        Choice::Between([from, to]) => Report::Devices(moment::between(history, from, to)),
     };
-    let moment = if view.leaks { Some(Moment::End) } else { view.at };
+    let moment = match choice {
+        Choice::Leaks => Some(Moment::End),
+        Choice::At(at) => Some(at),
+        Choice::Tree | Choice::Calls | Choice::Table | Choice::Between(_) => None,
+    };
     let torch = moment.and_then(|moment| tensors::at(history, moment));
     Object { file: history.path.display().to_string(), report, missing: Missing::of(history), torch }
 }

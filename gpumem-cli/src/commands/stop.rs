@@ -27,6 +27,6 @@ pub(crate) struct StopArguments {
 pub(super) fn execute(arguments: &StopArguments) -> Result<Exit, Failure> {
     let file = control::send(arguments.pid, variable::STOP)?;
     // `gpumem run` completes the recordings of its program when that ends. Nobody else waits for one.
-    attach::complete(&file);
+    attach::complete_if_unattended(&file);
     super::attach::answer(arguments.pid, &file, arguments.json)
 }

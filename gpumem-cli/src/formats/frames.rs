@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use gpumem_core::model::{Call, Frame, calls, readable_frames, user_line};
 
-use crate::history::{Held, History, Moment, Origin};
+use crate::history::{History, Moment, Origin, OriginSum};
 
 /// One function on a stack, or a scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -111,7 +111,7 @@ pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
 }
 
 /// What was live at a moment, of all devices one after the other.
-pub(crate) fn held_at(history: &History, moment: Moment) -> Vec<Held<'_>> {
+pub(crate) fn held_at(history: &History, moment: Moment) -> Vec<OriginSum<'_>> {
     let held = history.held_after(&history.changes_at(moment));
     held.into_iter().flatten().filter(|held| history.has_kind_at(held.origin.kind, moment)).collect()
 }

@@ -308,7 +308,7 @@ fn tensor_rows(
         |block: &BlockLife| blocks.peaks[usize::from(block.device)].is_some_and(|peak| block.is_live_after(peak));
     // When a tensor came that is older than the history is not known.
     let allocated = |(number, block): &(u32, BlockLife)| {
-        let is_known = step(*number) >= device(block).older();
+        let is_known = step(*number) >= device(block).older_count();
         is_known.then(|| time(block.born))
     };
     vec![

@@ -11,7 +11,7 @@ use flate2::{Compression, write::GzEncoder};
 use prost::Message;
 
 use super::frames::{CodeFrame, Numbers, held_at, stack};
-use crate::history::{Held, History, Moment};
+use crate::history::{History, Moment, OriginSum};
 
 #[derive(Clone, PartialEq, Message)]
 struct Profile {
@@ -166,7 +166,7 @@ fn values(history: &History, moment: Moment) -> Vec<((u16, usize), Values)> {
     let number: HashMap<*const crate::history::Origin, usize> =
         history.origins.iter().enumerate().map(|(at, origin)| (std::ptr::from_ref(origin), at)).collect();
     let mut values: HashMap<(u16, usize), Values> = HashMap::new();
-    let mut add = |held: &[Held<'_>], at: usize| {
+    let mut add = |held: &[OriginSum<'_>], at: usize| {
         for held in held {
             let of = values.entry((held.device, number[&std::ptr::from_ref(held.origin)])).or_default();
             of[at] += held.blocks;

@@ -8,7 +8,7 @@ use super::names::Origin;
 
 /// Blocks of one origin on one device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held<'a> {
+pub(crate) struct OriginSum<'a> {
     /// The number of the device in the history.
     pub(crate) device: u16,
     pub(crate) origin: &'a Origin,
@@ -26,7 +26,7 @@ pub(crate) struct Sum {
 }
 
 /// The bytes and the blocks of all origins with the same `name`, the most bytes first.
-pub(crate) fn sums_by(held: &[Held<'_>], name: impl Fn(&Origin) -> String) -> Vec<Sum> {
+pub(crate) fn sums_by(held: &[OriginSum<'_>], name: impl Fn(&Origin) -> String) -> Vec<Sum> {
     let mut sums: BTreeMap<String, (i64, i64)> = BTreeMap::new();
     for held in held {
         let sum = sums.entry(name(held.origin)).or_default();

@@ -45,7 +45,7 @@ impl BlockLife {
     }
 }
 
-/// What stands in place of the change with which a block went.
+/// The `died` of a block that is still live.
 pub(crate) const LIVE: u32 = u32::MAX;
 
 /// The time, the number and the thread of an event.
@@ -68,7 +68,7 @@ pub(super) struct NewBlock {
 /// All changes of what is live, and all blocks that were ever live, both in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Lives {
-    /// The times and the numbers from which the changes count theirs.
+    /// The times and the event numbers that the changes of each chunk are relative to.
     chunks: Vec<Chunk>,
     changes: Vec<PackedChange>,
     blocks: Vec<PackedBlock>,

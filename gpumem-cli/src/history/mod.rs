@@ -21,7 +21,7 @@ mod time;
 pub(crate) use gpumem_core::ledger::BlockChangeKind as ChangeKind;
 
 pub(crate) use self::{
-    held::{Held, Sum, sums_by},
+    held::{OriginSum, Sum, sums_by},
     lives::{BlockLife, Change, LIVE, Lives},
     names::{Origin, library_or_program},
     recorded::{DeviceHistory, History, Refusal, ScopeLife},

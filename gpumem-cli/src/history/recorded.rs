@@ -28,7 +28,7 @@ pub(crate) struct History {
     pub(crate) lives: Lives,
     /// Where blocks come from.
     pub(crate) origins: Vec<Origin>,
-    /// What the program calls blocks.
+    /// The labels that the program gave to blocks, by the number of the block.
     pub(crate) labels: HashMap<u32, Box<str>>,
     /// Each time that a scope was open, in the order of their beginning.
     pub(crate) scopes: Vec<ScopeLife>,
@@ -61,7 +61,8 @@ pub(crate) struct Refusal {
     pub(crate) live: Option<u64>,
     /// The reading of the device that was made because of it.
     pub(crate) memory: Option<GpuMemory>,
-    /// Within a second, the same thread obtained as much memory of that kind of place.
+    /// Whether the same thread obtained at least as much within a second: on the same device, or of the same kind if the device is not
+    /// known.
     pub(crate) was_obtained: bool,
 }
 
@@ -137,7 +138,7 @@ impl History {
                 Some(format!("what follows byte {at} is not read, because gpumem writes no such file: {limit}"))
             }
             Some(End::Complete) | None if self.definitions().lacks_end() => {
-                let who = "its process records still, or could not write it, or was killed";
+                let who = "its process still records, or could not write it, or was killed";
                 Some(format!("{who}, which loses up to 0.2 seconds (1 second with --only-peak)"))
             }
             Some(End::Complete) | None => None,
@@ -247,7 +248,8 @@ impl History {
         }
     }
 
-    /// Whether what was live of this kind at a moment that is known is in the recording: a peak is one of the device's memory.
+    /// Whether what was live of this kind at a moment that is known is in the recording. If it has only the peaks, host memory is not known
+    /// at a peak, because a peak counts the device's memory only.
     pub(crate) fn has_kind_at(&self, kind: MemKind, moment: Moment) -> bool {
         kind.is_on_device() || moment != Moment::Peak || !self.has_only_peaks()
     }

@@ -6,7 +6,7 @@ use gpumem_core::model::MemKind;
 
 use super::{
     ChangeKind,
-    held::{Held, Sum},
+    held::{OriginSum, Sum},
     lives::{BlockLife, LIVE},
     recorded::History,
     time::Moment,
@@ -20,7 +20,7 @@ impl History {
     }
 
     /// What was live on each device after a change, the largest first. `None` stands for the beginning.
-    pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<Held<'_>>> {
+    pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<OriginSum<'_>>> {
         let mut sums = Sums::new(self);
         for (number, block) in changes.iter().flatten().max().into_iter().flat_map(|last| self.lives.born_until(*last))
         {
@@ -32,7 +32,7 @@ impl History {
     }
 
     /// What more was live on each device after the second change than after the first.
-    pub(crate) fn held_between(&self, changes: &[(Option<u32>, Option<u32>)]) -> Vec<Vec<Held<'_>>> {
+    pub(crate) fn held_between(&self, changes: &[(Option<u32>, Option<u32>)]) -> Vec<Vec<OriginSum<'_>>> {
         // The changes between them, and the sign of these.
         let between = |(from, to): &(Option<u32>, Option<u32>)| {
             let [from, to] = [from, to].map(|change| change.map_or(0, |change| change as usize + 1));
@@ -52,7 +52,7 @@ impl History {
     }
 
     /// What each origin ever allocated.
-    pub(crate) fn allocated(&self) -> Vec<Held<'_>> {
+    pub(crate) fn allocated(&self) -> Vec<OriginSum<'_>> {
         let mut sums = Sums::new(self);
         for change in self.lives.changes().filter(|change| change.kind == ChangeKind::Allocated) {
             sums.add(&self.lives.block(change.block), change.delta, 1);
@@ -60,8 +60,8 @@ impl History {
         sums.held(self).into_iter().flatten().collect()
     }
 
-    /// The most that was live on each device of each kind that is not in its memory, each at its own moment: bytes and blocks.
-    pub(crate) fn most_besides(&self) -> Vec<Vec<Sum>> {
+    /// For each device and each kind of memory outside of it (such as pinned host memory): the most that was live at one time.
+    pub(crate) fn peaks_off_device(&self) -> Vec<Vec<Sum>> {
         let mut sums = vec![[[(0_i64, 0_i64); 2]; MemKind::ALL.len()]; self.devices.len()];
         let is_used = self.origins.iter().any(|origin| !origin.kind.is_on_device());
         for change in is_used.then(|| self.lives.changes()).into_iter().flatten() {
@@ -117,11 +117,11 @@ impl Sums {
     }
 
     /// The sums by device.
-    fn held(self, history: &History) -> Vec<Vec<Held<'_>>> {
-        let mut held: Vec<Vec<Held<'_>>> = history.devices.iter().map(|_| Vec::new()).collect();
+    fn held(self, history: &History) -> Vec<Vec<OriginSum<'_>>> {
+        let mut held: Vec<Vec<OriginSum<'_>>> = history.devices.iter().map(|_| Vec::new()).collect();
         for (OfOrigin { bytes, blocks, device }, origin) in self.0.into_iter().zip(&history.origins) {
             if (bytes, blocks) != (0, 0) {
-                held[usize::from(device)].push(Held { device, origin, bytes, blocks });
+                held[usize::from(device)].push(OriginSum { device, origin, bytes, blocks });
             }
         }
         for held in &mut held {

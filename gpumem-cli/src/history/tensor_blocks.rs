@@ -49,7 +49,7 @@ impl Tensors {
             let step = &history.steps[at];
             waiting.extend(history.steps.get(at + 1).map(|next| Reverse((next.time, device, at + 1))));
             // A block that the program had freed before the history begins is no tensor.
-            let next = history.steps[..history.older()].get(at + 1);
+            let next = history.steps[..history.older_count()].get(at + 1);
             let is_freed = |next: &AllocatorStep| next.action == Action::FreeRequested && next.address == step.address;
             if step.action != Action::Alloc || !next.is_some_and(is_freed) {
                 made.apply((at, step), device, &mut open[usize::from(device)], self.segment_origin());

@@ -14,7 +14,7 @@ use gpumem_core::{
 };
 
 use super::{
-    held::Held,
+    held::OriginSum,
     names::{Origin, pay},
 };
 use crate::recording::remove_range;
@@ -24,7 +24,7 @@ use crate::recording::remove_range;
 pub(crate) struct Tensors {
     /// Its name and version, such as `PyTorch 2.11.0`.
     pub(crate) name: String,
-    /// Why its history is not there.
+    /// Why its history is missing.
     pub(crate) missing: Option<String>,
     /// Where tensors come from.
     pub(crate) origins: Vec<Origin>,
@@ -60,7 +60,7 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
     pub(crate) requested: u64,
     pub(crate) origin: u32,
-    /// The program has freed it, but work on another stream may use it.
+    /// Whether the program has freed it, while work on another stream may use it.
     pub(crate) is_awaiting: bool,
 }
 
@@ -95,7 +95,7 @@ impl AllocatorState {
     }
 
     /// The tensors by their origins, the largest first.
-    pub(crate) fn held<'a>(&self, origins: &'a [Origin]) -> Vec<Held<'a>> {
+    pub(crate) fn held<'a>(&self, origins: &'a [Origin]) -> Vec<OriginSum<'a>> {
         let mut sums: HashMap<u32, (i64, i64)> = HashMap::new();
         for tensor in self.tensors.values().filter(|tensor| !tensor.is_awaiting) {
             let sum = sums.entry(tensor.origin).or_default();
@@ -104,7 +104,7 @@ impl AllocatorState {
         let mut held: Vec<_> = sums
             .into_iter()
             .filter_map(|(origin, (bytes, blocks))| {
-                Some(Held { device: 0, origin: origins.get(origin as usize)?, bytes, blocks })
+                Some(OriginSum { device: 0, origin: origins.get(origin as usize)?, bytes, blocks })
             })
             .collect();
         held.sort_by_key(|held| (Reverse(held.bytes), held.origin.stack.0));
@@ -134,19 +134,19 @@ impl TensorHistory {
 
     /// How many steps there were at a time.
     pub(crate) fn steps_until(&self, time: u64) -> usize {
-        self.steps.partition_point(|step| step.time <= time).max(self.older())
+        self.steps.partition_point(|step| step.time <= time).max(self.older_count())
     }
 
-    /// The first steps are what was live when the history begins.
-    pub(crate) fn older(&self) -> usize {
+    /// How many of the first steps only describe what was live when the history begins.
+    pub(crate) fn older_count(&self) -> usize {
         usize::try_from(self.about.older).unwrap_or(usize::MAX).min(self.steps.len())
     }
 
     /// When the history begins, in nanoseconds since the recording began, if the allocator did something before.
     pub(crate) fn known_from(&self) -> Option<u64> {
         let time = u64::try_from(self.about.known_from?.as_nanos()).unwrap_or(u64::MAX);
-        // Times of steps are those of the driver's clock.
-        Some(self.steps.get(self.older()).map_or(time, |step| step.time))
+        // `align` has moved the steps to the driver's clock. `known_from` in the recording still has PyTorch's.
+        Some(self.steps.get(self.older_count()).map_or(time, |step| step.time))
     }
 
     /// The step between two times after which tensors had most, and how many bytes they had.
@@ -179,9 +179,9 @@ impl TensorHistory {
 
     fn find_peak(&mut self) {
         let mut peak = None;
-        let older = self.older();
+        let older = self.older_count();
         for (at, bytes) in self.allocated().enumerate() {
-            // What was live before came at other times, and the first of these steps are no moments.
+            // The older steps together describe one moment. Only the state after the last of them can be a peak.
             if at + 1 >= older && bytes > peak.map_or(0, |(most, _)| most) {
                 peak = Some((bytes, at));
             }
@@ -223,12 +223,12 @@ impl TensorReading {
     }
 
     /// The times at which the driver gave each segment that the allocator says it got.
-    fn segments(&self, allocated: impl Iterator<Item = (Segment, u64)>) -> HashMap<Segment, Vec<u64>> {
+    fn segments(&self, allocated: impl Iterator<Item = (DriverBlock, u64)>) -> HashMap<DriverBlock, Vec<u64>> {
         let got = |(device, steps): (&Device, &Vec<AllocatorStep>)| {
             let got = steps.iter().filter(|step| step.action == Action::SegmentAlloc);
             got.map(|step| ((*device, step.address, step.bytes), Vec::new())).collect::<Vec<_>>()
         };
-        let mut segments: HashMap<Segment, Vec<u64>> = self.devices.iter().flat_map(got).collect();
+        let mut segments: HashMap<DriverBlock, Vec<u64>> = self.devices.iter().flat_map(got).collect();
         for (segment, time) in allocated {
             if let Some(times) = segments.get_mut(&segment) {
                 times.push(time);
@@ -241,7 +241,7 @@ impl TensorReading {
     pub(super) fn finish(
         mut self,
         definitions: &Definitions,
-        allocated: impl Iterator<Item = (Segment, u64)>,
+        allocated: impl Iterator<Item = (DriverBlock, u64)>,
         names_left: &mut u64,
     ) -> Option<Tensors> {
         let defined = definitions.allocator()?;
@@ -280,11 +280,11 @@ impl TensorReading {
 }
 
 /// A block of the driver: its device, its key and its size.
-type Segment = (Device, u64, u64);
+type DriverBlock = (Device, u64, u64);
 
-/// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was. No
-/// earlier step gets a later time, and no later step an earlier one. The times of a block rise.
-fn align(device: Device, steps: &mut [AllocatorStep], segments: &HashMap<Segment, Vec<u64>>) {
+/// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was. The
+/// steps keep their order. In `segments`, the times of each block are sorted.
+fn align(device: Device, steps: &mut [AllocatorStep], segments: &HashMap<DriverBlock, Vec<u64>>) {
     let mut next = u64::MAX;
     for step in steps.iter_mut().rev() {
         if step.action == Action::SegmentAlloc

@@ -16,11 +16,11 @@ use crate::{failure::Failure, files, terminal};
 /// To complete a large recording takes some seconds. A process that has its lock for longer hangs, or wants to stop others.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A file beside a recording that nobody completes when its program ends: the next report does.
-pub(crate) fn mark(recording: &Path) -> PathBuf {
-    let mut mark = recording.as_os_str().to_owned();
-    mark.push(".attached");
-    mark.into()
+/// The path of a file beside a recording. If there is such a file, no `gpumem run` completes the recording, so the next report does.
+pub(crate) fn unattended_marker(recording: &Path) -> PathBuf {
+    let mut marker = recording.as_os_str().to_owned();
+    marker.push(".attached");
+    marker.into()
 }
 
 /// Completes a recording before it is reported, if something is missing in its file. If that fails, an error on stderr says so, and
@@ -34,7 +34,7 @@ pub(crate) fn complete_for_report(recording: &Path) {
     let file = format!("`{}`", recording.display());
     match complete(recording) {
         Ok(Some(_)) => {}
-        Ok(None) => terminal::error(&Failure::new(file, "its process records still", next)),
+        Ok(None) => terminal::error(&Failure::new(file, "its process still records", next)),
         // `gpumem run` has ended and given the recording its name meanwhile. The reader says that it cannot be read.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !recording.exists() => {}
         Err(error) => {
@@ -46,11 +46,12 @@ pub(crate) fn complete_for_report(recording: &Path) {
 
 /// Whether something belongs to a recording that is not in its file.
 fn is_unfinished(recording: &Path) -> bool {
-    has_ring(recording, &SharedMemory) || mark(recording).exists() || torch::has_history(recording)
+    has_ring(recording, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
 }
 
 /// Adds what a killed process left in its ring, the older part of a recording of the newest events, the functions at the addresses of
-/// stacks, and PyTorch's history. Returns what was there before; `None` if the process records still.
+/// stacks, and PyTorch's history. Returns what the recording has after the ring and the older part were added, before
+/// functions and PyTorch's history; `None` if the process still records.
 ///
 /// # Errors
 /// If a file cannot be read or written. The recording is readable up to where it was before.
@@ -79,6 +80,6 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
         let what = format!("`{}` lacks the history of PyTorch's allocator", path.display());
         terminal::error(&Failure::new(what, error, ""));
     }
-    _ = fs::remove_file(mark(path));
+    _ = fs::remove_file(unattended_marker(path));
     Ok(Some(content))
 }

@@ -21,7 +21,7 @@ pub(crate) struct Content {
     pub(super) addresses: BTreeSet<CodeAddress>,
     /// The largest number of a stack.
     pub(super) last_stack: u32,
-    /// The history of a caching allocator is there.
+    /// Whether the history of a caching allocator is there.
     pub(super) has_allocator: bool,
     pub(crate) has_blocks: bool,
     /// The devices on which its process allocated.
@@ -56,7 +56,7 @@ impl Content {
             Item::Allocator(_) => self.has_allocator = true,
             Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => {
                 self.has_blocks = true;
-                // Memory of the host has the number of a device that says nothing.
+                // Host memory also has a device number, but that means nothing.
                 if block.kind.is_on_device() {
                     self.devices.insert(block.device.ordinal);
                 }

@@ -15,7 +15,7 @@ mod torch;
 use std::path::Path;
 
 pub(crate) use self::{
-    complete::{complete, complete_for_report, mark},
+    complete::{complete, complete_for_report, unattended_marker},
     locks::lock_file,
     ranges::remove_range,
     symbols::of_module,
@@ -27,8 +27,8 @@ pub(crate) fn is_recording(file: &Path) -> bool {
     files::open_to_read(file).and_then(gpumem_core::recording::is_recording).unwrap_or(false)
 }
 
-/// Why what has this name already must not be replaced: only recordings are, and what is empty.
-pub(crate) fn refusal(file: &Path) -> Option<&'static str> {
+/// Why this existing file must not be replaced: only recordings and empty files are. `None` if it may be, or if there is no file.
+pub(crate) fn why_not_replaceable(file: &Path) -> Option<&'static str> {
     let known = file.metadata().ok()?;
     if known.is_dir() {
         return Some("it is a folder");

@@ -16,7 +16,7 @@ use crate::files;
 pub(super) fn join(recording: &Path) -> io::Result<()> {
     let (old, new) = (old_path(recording), new_path(recording));
     if is_same_file(&old, recording) {
-        // The process was killed before the newer part was there under this name.
+        // The process was killed before the newer part got the recording's name. So both names are the same file.
         fs::remove_file(&old)?;
     } else if old.exists() {
         let read = |path: &Path| Ok::<_, io::Error>(BufReader::new(files::open_to_read(path)?));
@@ -40,7 +40,7 @@ pub(super) fn join(recording: &Path) -> io::Result<()> {
         fs::rename(&new, recording)?;
         fs::remove_file(&old)?;
     }
-    // What a killed process has not finished.
+    // This removes the new file that a killed process did not finish.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

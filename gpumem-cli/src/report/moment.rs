@@ -15,7 +15,7 @@ use super::{
     sums::{PlaceSum, place_sums},
     text::{Bars, device_in_words, has_scopes, merged, shares, tree},
 };
-use crate::history::{Held, History, Moment, Origin, Sum, in_words, sums_by};
+use crate::history::{History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
 
 /// What was live on one device at one moment; or how much more that was than at another one.
 #[derive(Clone, Debug, Serialize)]
@@ -32,14 +32,14 @@ pub(crate) struct DeviceMoment {
 }
 
 /// What is held on each device, in the order of the history; `None` if it is not in the recording.
-type AllHeld<'a> = Vec<Option<Vec<Held<'a>>>>;
+type AllHeld<'a> = Vec<Option<Vec<OriginSum<'a>>>>;
 
 /// What is known of what came to `held` at these moments.
-fn known<'a>(history: &History, moments: &[Moment], held: impl FnOnce() -> Vec<Vec<Held<'a>>>) -> AllHeld<'a> {
+fn known<'a>(history: &History, moments: &[Moment], held: impl FnOnce() -> Vec<Vec<OriginSum<'a>>>) -> AllHeld<'a> {
     if !moments.iter().all(|moment| history.is_known_at(*moment)) {
         return history.devices.iter().map(|_| None).collect();
     }
-    let is_known = |held: &Held<'_>| moments.iter().all(|moment| history.has_kind_at(held.origin.kind, *moment));
+    let is_known = |held: &OriginSum<'_>| moments.iter().all(|moment| history.has_kind_at(held.origin.kind, *moment));
     let known = held().into_iter().map(|mut held| {
         held.retain(is_known);
         Some(held)
@@ -59,8 +59,8 @@ fn held_between(history: &History, from: Moment, to: Moment) -> AllHeld<'_> {
 fn figures(history: &History, held: &AllHeld<'_>) -> Vec<DeviceMoment> {
     let figures = held.iter().zip(&history.devices).map(|(held, device)| {
         let held = held.as_deref();
-        let of_device = |figure: fn(&Held<'_>) -> i64| {
-            let on_device = |held: &&Held<'_>| held.origin.kind.is_on_device();
+        let of_device = |figure: fn(&OriginSum<'_>) -> i64| {
+            let on_device = |held: &&OriginSum<'_>| held.origin.kind.is_on_device();
             held.map(|held| held.iter().filter(on_device).map(figure).sum())
         };
         DeviceMoment {
@@ -140,7 +140,7 @@ fn write(
     for (at, held) in all.iter().enumerate() {
         let device = history.devices[at].device;
         let name = history.definitions().device(device).and_then(|defined| defined.name.as_deref());
-        let on_device = |held: &&Held<'_>| held.origin.kind.is_on_device();
+        let on_device = |held: &&OriginSum<'_>| held.origin.kind.is_on_device();
         let bytes: Option<i64> = held.as_deref().map(|held| held.iter().filter(on_device).map(|held| held.bytes).sum());
         let amount = bytes.map_or_else(|| "?".to_owned(), |bytes| ByteDelta::new(bytes).to_string());
         if at > 0 {

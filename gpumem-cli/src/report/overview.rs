@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     formats::frames::inside_of_line,
-    history::{ChangeKind, DeviceHistory, Held, History, Moment, Origin, Sum, in_words, sums_by},
+    history::{ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by},
 };
 
 /// What a recording comes to. The names of the fields are those in JSON.
@@ -123,7 +123,7 @@ pub(crate) struct Missing {
 
 /// Why a recording without an end has no lines.
 const NO_SYMBOLS: &str =
-    "the recording has no end, where its symbols are; those of a process that records still come when it ends";
+    "the recording has no end, where its symbols are; those of a process that still records come when it ends";
 
 impl Missing {
     pub(crate) fn of(history: &History) -> Self {
@@ -223,7 +223,8 @@ impl Missing {
 impl Overview {
     pub(crate) fn of(history: &History) -> Self {
         let held = history.held_after(&history.changes_at(Moment::Peak));
-        let mut devices: Vec<_> = history.devices.iter().zip(held.into_iter().zip(history.most_besides())).collect();
+        let mut devices: Vec<_> =
+            history.devices.iter().zip(held.into_iter().zip(history.peaks_off_device())).collect();
         devices.sort_by_key(|(of, _)| (of.device.family as u8, of.device.ordinal));
         let devices =
             devices.into_iter().map(|(of, (held, besides))| DeviceOverview::of(history, of, held, besides)).collect();
@@ -308,7 +309,7 @@ fn most(places: &[PlaceSum]) -> Option<&PlaceSum> {
 }
 
 /// What the functions of packages allocated that are called by this place.
-fn inside(history: &History, held: &[Held<'_>], place: &PlaceSum) -> Vec<Sum> {
+fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Sum> {
     let is_of_place = |origin: &Origin| {
         (&origin.line, &origin.caller, &origin.path) == (&place.line, &place.caller, &place.scope)
             && place.line.is_some()
@@ -321,7 +322,7 @@ fn inside(history: &History, held: &[Held<'_>], place: &PlaceSum) -> Vec<Sum> {
 
 impl DeviceOverview {
     /// `held` is what was live at its peak.
-    fn of(history: &History, all: &DeviceHistory, held: Vec<Held<'_>>, besides: Vec<Sum>) -> Self {
+    fn of(history: &History, all: &DeviceHistory, held: Vec<OriginSum<'_>>, besides: Vec<Sum>) -> Self {
         let device = all.device;
         let defined = history.definitions().device(device);
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();

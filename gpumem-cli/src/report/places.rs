@@ -10,7 +10,7 @@ use std::{
 use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened};
 use serde::Serialize;
 
-use crate::history::{Held, History, Moment};
+use crate::history::{History, Moment, OriginSum};
 
 /// One place, over the whole recording.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -36,7 +36,7 @@ pub(crate) fn places<'a>(history: &'a History) -> Vec<PlaceFigures> {
     let mut places: Vec<PlaceFigures> = Vec::new();
     let mut known = HashMap::new();
     let is_whole = !history.has_only_peaks();
-    let mut of = |held: &Held<'a>, add: &dyn Fn(&mut PlaceFigures)| {
+    let mut of = |held: &OriginSum<'a>, add: &dyn Fn(&mut PlaceFigures)| {
         let origin = held.origin;
         let key = (held.device, &origin.path, origin.place(), &origin.caller, origin.kind);
         let at = *known.entry(key).or_insert_with(|| {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::history::{Held, library_or_program};
+use crate::history::{OriginSum, library_or_program};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PlaceSum {
@@ -24,10 +24,10 @@ impl PlaceSum {
 }
 
 /// The sums by scope, place and kind, the largest first.
-pub(crate) fn place_sums(held: &[Held<'_>]) -> Vec<PlaceSum> {
+pub(crate) fn place_sums(held: &[OriginSum<'_>]) -> Vec<PlaceSum> {
     let mut all: Vec<PlaceSum> = Vec::new();
     let mut known = std::collections::HashMap::new();
-    for Held { origin, bytes, blocks, .. } in held {
+    for OriginSum { origin, bytes, blocks, .. } in held {
         let key = (&origin.path, origin.place(), &origin.caller, origin.kind);
         let at = *known.entry(key).or_insert(all.len());
         match all.get_mut(at) {

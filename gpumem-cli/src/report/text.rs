@@ -7,7 +7,7 @@ use gpumem_core::{
     model::{ByteDelta, Device, one_line},
 };
 
-use crate::history::{Held, Sum};
+use crate::history::{OriginSum, Sum};
 
 /// The most rows of a tree that are shown.
 const MOST_ROWS: usize = 24;
@@ -40,15 +40,15 @@ pub(super) fn device_in_words(device: Device, name: Option<&str>) -> String {
 }
 
 /// Whether any of this was allocated in a scope. If not, reports do not mention scopes.
-pub(super) fn has_scopes(held: &[Held<'_>]) -> bool {
+pub(super) fn has_scopes(held: &[OriginSum<'_>]) -> bool {
     held.iter().any(|held| !held.origin.path.is_empty())
 }
 
 /// Scopes inside scopes, each with its places, the largest first.
-pub(super) fn tree(held: &[Held<'_>]) -> Vec<Row> {
+pub(super) fn tree(held: &[OriginSum<'_>]) -> Vec<Row> {
     let has_scopes = has_scopes(held);
     let mut tree = Tree::new();
-    for Held { origin, bytes, blocks, .. } in held {
+    for OriginSum { origin, bytes, blocks, .. } in held {
         let leaf =
             Leaf { name: origin.place(), bytes: *bytes, blocks: blocks.unsigned_abs(), note: origin.caller.clone() };
         match &*origin.path {
@@ -60,8 +60,8 @@ pub(super) fn tree(held: &[Held<'_>]) -> Vec<Row> {
 }
 
 /// Origins that only differ in what a report does not show are one.
-pub(super) fn merged<'a>(held: &[Held<'a>]) -> Vec<Held<'a>> {
-    let mut merged: Vec<Held<'a>> = Vec::new();
+pub(super) fn merged<'a>(held: &[OriginSum<'a>]) -> Vec<OriginSum<'a>> {
+    let mut merged: Vec<OriginSum<'a>> = Vec::new();
     let mut known = std::collections::HashMap::new();
     for held in held {
         let origin = held.origin;

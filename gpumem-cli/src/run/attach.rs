@@ -40,7 +40,7 @@ pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> 
     if control::socket(&folder, pid).exists() {
         return begin(pid);
     }
-    let process = Target::new(pid).map_err(|Refusal { cause, next }| Failure::new(&what, cause, next))?;
+    let process = Target::new(pid).map_err(|AttachError { cause, next }| Failure::new(&what, cause, next))?;
     let library = library::unpacked().map_err(|error| Failure::new("the library", error, ""))?;
     let file = env::current_dir().map_err(failed)?.join(output.unwrap_or_else(|| process.default_name()));
     destination::try_folder(&file)
@@ -64,7 +64,7 @@ pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> 
         variable::python_bytes(script.as_os_str().as_bytes()),
     );
     write_script(&script, &code).map_err(failed)?;
-    process.run(&script).map_err(|Refusal { cause, next }| {
+    process.run(&script).map_err(|AttachError { cause, next }| {
         _ = fs::remove_file(&script);
         Failure::new(&what, cause, next)
     })?;
@@ -89,14 +89,14 @@ pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> 
 fn begin(pid: u32) -> Result<String, Failure> {
     let file = control::send(pid, variable::START)?;
     // Nobody waits for the end of the program: the next report completes the recording.
-    _ = fs::File::create(recording::mark(Path::new(&file)));
+    _ = fs::File::create(recording::unattended_marker(Path::new(&file)));
     Ok(file)
 }
 
-/// Completes a recording that ended before its program, if nobody else does.
-pub(crate) fn complete(file: &str) {
+/// Completes a recording that ended before its program, if no `gpumem run` does.
+pub(crate) fn complete_if_unattended(file: &str) {
     let file = Path::new(file);
-    if recording::mark(file).exists()
+    if recording::unattended_marker(file).exists()
         && let Err(error) = recording::complete(file)
     {
         let what = format!("`{}` cannot be completed", file.display());
@@ -112,12 +112,12 @@ fn write_script(path: &Path, code: &str) -> io::Result<()> {
 
 /// Why a process cannot be attached to, and what to do instead.
 #[derive(Debug, PartialEq, Eq)]
-struct Refusal {
+struct AttachError {
     cause: String,
     next: String,
 }
 
-impl Refusal {
+impl AttachError {
     fn new(cause: impl Into<String>, next: impl Into<String>) -> Self {
         Self { cause: cause.into(), next: next.into() }
     }
@@ -135,13 +135,13 @@ struct Target {
 
 impl Target {
     /// What can be known before anything is tried.
-    fn new(pid: u32) -> Result<Self, Refusal> {
+    fn new(pid: u32) -> Result<Self, AttachError> {
         let proc = PathBuf::from(format!("/proc/{pid}"));
-        let Ok(known) = proc.metadata() else { return Err(Refusal::new("it does not run", "")) };
+        let Ok(known) = proc.metadata() else { return Err(AttachError::new("it does not run", "")) };
         let user = rustix::process::geteuid().as_raw();
         if user != 0 && known.uid() != user {
             let cause = format!("it is of another user (number {})", known.uid());
-            return Err(Refusal::new(cause, "run gpumem as that user"));
+            return Err(AttachError::new(cause, "run gpumem as that user"));
         }
         for (kind, name) in [("pid", "it numbers processes"), ("mnt", "it sees files")] {
             let of = |proc: &Path| fs::read_link(proc.join("ns").join(kind)).ok();
@@ -149,13 +149,13 @@ impl Target {
                 && own != other
             {
                 let cause = format!("it is in another container: {name} in another way");
-                return Err(Refusal::new(cause, "run gpumem in that container"));
+                return Err(AttachError::new(cause, "run gpumem in that container"));
             }
         }
         let read = |name: &str| {
             fs::read(proc.join(name)).map_err(|error| {
                 let (cause, next) = control::unreadable(&error);
-                Refusal::new(cause, next)
+                AttachError::new(cause, next)
             })
         };
         let split = |bytes: Vec<u8>| bytes.split(|byte| *byte == 0).map(<[u8]>::to_owned).collect::<Vec<_>>();
@@ -181,13 +181,13 @@ impl Target {
     }
 
     /// Has the process run a script.
-    fn run(&self, script: &Path) -> Result<(), Refusal> {
+    fn run(&self, script: &Path) -> Result<(), AttachError> {
         const CODE: &str = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])";
         let mut command = Command::new(&self.python);
         // This interpreter imports no file of the user.
         command.args(["-I", "-S", "-c", CODE]).arg(self.pid.to_string()).arg(script);
         let output = command.output().map_err(|error| {
-            Refusal::new(format!("its interpreter `{}` cannot be started: {error}", self.python.display()), DORMANT)
+            AttachError::new(format!("its interpreter `{}` cannot be started: {error}", self.python.display()), DORMANT)
         })?;
         if output.status.success() {
             return Ok(());
@@ -200,22 +200,24 @@ impl Target {
 }
 
 /// Why Python could not reach the other process.
-fn explain(error: &str, ptrace_scope: &str) -> Refusal {
+fn explain(error: &str, ptrace_scope: &str) -> AttachError {
     let is_permission = ["PermissionError", "Operation not permitted", "Permission denied"];
     if !is_permission.iter().any(|text| error.contains(text)) {
-        return Refusal::new(format!("Python could not reach it: {error}"), DORMANT);
+        return AttachError::new(format!("Python could not reach it: {error}"), DORMANT);
     }
     match ptrace_scope {
-        "1" => Refusal::new(
+        "1" => AttachError::new(
             "the system lets no process change another one (kernel.yama.ptrace_scope is 1)",
             format!("run gpumem as root, or {DORMANT}"),
         ),
-        "2" => Refusal::new(
+        "2" => AttachError::new(
             "the system lets only root change other processes (kernel.yama.ptrace_scope is 2)",
             format!("run gpumem as root, or {DORMANT}"),
         ),
-        "3" => Refusal::new("the system lets nobody change other processes (kernel.yama.ptrace_scope is 3)", DORMANT),
-        _ => Refusal::new(
+        "3" => {
+            AttachError::new("the system lets nobody change other processes (kernel.yama.ptrace_scope is 3)", DORMANT)
+        }
+        _ => AttachError::new(
             format!("the system does not let gpumem change it ({error})"),
             format!("run gpumem as root, in a container with the capability SYS_PTRACE, or {DORMANT}"),
         ),
@@ -223,13 +225,16 @@ fn explain(error: &str, ptrace_scope: &str) -> Refusal {
 }
 
 /// Whether another command of gpumem is responsible.
-fn check_environment(pid: u32, environment: &[Vec<u8>]) -> Result<(), Refusal> {
+fn check_environment(pid: u32, environment: &[Vec<u8>]) -> Result<(), AttachError> {
     let is_set = |name: &str| value(environment, name).is_some_and(|value| !value.is_empty());
     if is_set(variable::CONTROL) {
-        return Err(Refusal::new("it was started with `gpumem run --dormant`", format!("use `gpumem start {pid}`")));
+        return Err(AttachError::new(
+            "it was started with `gpumem run --dormant`",
+            format!("use `gpumem start {pid}`"),
+        ));
     }
     if is_set(variable::FILE) {
-        return Err(Refusal::new("`gpumem run` records it already", ""));
+        return Err(AttachError::new("`gpumem run` records it already", ""));
     }
     Ok(())
 }
@@ -239,7 +244,7 @@ fn value<'a>(environment: &'a [Vec<u8>], name: &str) -> Option<&'a [u8]> {
 }
 
 /// Whether Python was told to run no code of others.
-fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), Refusal> {
+fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), AttachError> {
     const VARIABLE: &str = "PYTHON_DISABLE_REMOTE_DEBUG";
     let by = if value(environment, VARIABLE).is_some_and(|value| !value.is_empty()) {
         VARIABLE
@@ -248,21 +253,21 @@ fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), 
     } else {
         return Ok(());
     };
-    Err(Refusal::new(format!("{by} forbids its Python to run code on request"), DORMANT))
+    Err(AttachError::new(format!("{by} forbids its Python to run code on request"), DORMANT))
 }
 
 /// The interpreter of a process, as a program.
-fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, Refusal> {
+fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, AttachError> {
     let too_old = |(major, minor): (u32, u32)| {
         let cause =
             format!("its Python {major}.{minor} runs no code on request: {}.{} and later do", OLDEST.0, OLDEST.1);
-        Refusal::new(cause, DORMANT)
+        AttachError::new(cause, DORMANT)
     };
     let name = executable.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if name.starts_with("python") {
         let version = version_of(executable).ok_or_else(|| {
             let cause = format!("its interpreter `{}` does not say which version it is", executable.display());
-            Refusal::new(cause, DORMANT)
+            AttachError::new(cause, DORMANT)
         })?;
         return if version < OLDEST { Err(too_old(version)) } else { Ok(executable.to_owned()) };
     }
@@ -274,13 +279,13 @@ fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, Refusal> {
         Some((digits(major)?, digits(minor)?))
     });
     match library {
-        None => Err(Refusal::new(format!("it runs no Python, but `{}`", executable.display()), DORMANT)),
+        None => Err(AttachError::new(format!("it runs no Python, but `{}`", executable.display()), DORMANT)),
         Some(version) if version < OLDEST => Err(too_old(version)),
         Some((major, minor)) => {
             let name = format!("python{major}.{minor}");
             let path = env::var_os("PATH").unwrap_or_default();
             let mut found = env::split_paths(&path).map(|folder| folder.join(&name));
-            let none = || Refusal::new(format!("there is no `{name}` to ask the Python in it"), DORMANT);
+            let none = || AttachError::new(format!("there is no `{name}` to ask the Python in it"), DORMANT);
             found.find(|path| path.is_file()).ok_or_else(none)
         }
     }
@@ -330,7 +335,7 @@ mod tests {
         for (scope, part) in
             [("1", "ptrace_scope is 1"), ("2", "only root"), ("3", "nobody"), ("0", "SYS_PTRACE"), ("", "SYS_PTRACE")]
         {
-            let Refusal { cause, next } = explain(error, scope);
+            let AttachError { cause, next } = explain(error, scope);
             assert!(format!("{cause}; {next}").contains(part), "{scope}: {cause}; {next}");
             assert!(next.contains("gpumem run --dormant"), "{next}");
         }

@@ -13,11 +13,11 @@ use std::{
 use gpumem_driver::lock_file::LockFile;
 use gpumem_inject::variable;
 
-use crate::recording::{lock_file, refusal};
+use crate::recording::{lock_file, why_not_replaceable};
 
 const EXTENSION: &str = "capture";
 
-/// The file of a recording, and by its name those of all processes of the run.
+/// The file of a run. The files of its processes have names that are derived from it.
 #[derive(Debug)]
 pub(super) struct Destination {
     file: PathBuf,
@@ -44,7 +44,8 @@ impl Destination {
         };
         for (at, name) in names.enumerate() {
             let file = env::current_dir().map(|folder| folder.join(&name)).map_err(|error| (name, error))?;
-            let refused = refusal(&file).map(|why| io::Error::other(format!("{why}; give another --output")));
+            let refused =
+                why_not_replaceable(&file).map(|why| io::Error::other(format!("{why}; give another --output")));
             let lock = || LockFile::try_new(&lock_file(&file, "lock")).map_err(|error| of_folder(&file, error));
             let claim = refused.map_or_else(lock, Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
@@ -101,7 +102,7 @@ impl Destination {
         is_process && parts.next().is_none()
     }
 
-    /// `train.rank3.gpu0.pid17.capture` of `train.rank3.pid17.capture`.
+    /// Turns `train.rank3.pid17.capture` into `train.rank3.gpu0.pid17.capture`.
     pub(super) fn with_devices(path: &Path, devices: &[u32]) -> PathBuf {
         let name = path.file_name().unwrap_or_default().as_bytes();
         let at = name.windows(4).rposition(|part| part == b".pid").filter(|_| !devices.is_empty());
@@ -111,7 +112,7 @@ impl Destination {
         path.with_file_name(OsString::from_vec(name))
     }
 
-    /// Where the process with this number records, unless it is one of a job.
+    /// Where the process with this number records, unless its name has a rank.
     pub(super) fn of_process(&self, pid: u32) -> PathBuf {
         with_number(&self.file, &format!("pid{pid}"))
     }
@@ -175,7 +176,7 @@ fn free_names(program: &OsStr, arguments: &[OsString]) -> impl Iterator<Item = P
     [first].into_iter().chain(others).filter(|path| !path.exists())
 }
 
-/// `train.2.capture` of `train.capture`.
+/// Turns `train.capture` into `train.2.capture`.
 fn with_number(file: &Path, number: &str) -> PathBuf {
     let mut name = file.file_stem().unwrap_or_default().to_owned();
     for part in [Some(OsStr::new(number)), file.extension()].into_iter().flatten() {

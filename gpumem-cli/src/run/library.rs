@@ -78,7 +78,7 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
         _ = fs::remove_file(&part);
     }
     written?;
-    // A program that loads a part of a library ends.
+    // A program crashes if it loads an incomplete library.
     if read(&path)? == library { Ok(path) } else { Err(io::Error::other("another process has changed the library")) }
 }
 
@@ -95,7 +95,7 @@ fn make_readable(path: &Path, mode: u32) {
     }
 }
 
-/// Nobody but root may write to the library: a program that loads a part of a library ends.
+/// Nobody but root may write to the library: a program crashes if it loads an incomplete library.
 const FILE_MODE: u32 = 0o555;
 
 #[cfg(test)]

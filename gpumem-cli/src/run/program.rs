@@ -134,7 +134,7 @@ impl Forwarder {
             });
         }
         loop {
-            // When it is over, it still has its number.
+            // With `NOWAIT`, a program that has ended stays a zombie, so no other process gets its number yet.
             match waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT) {
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(Some(status)) if status.stopped() => stop_with(pid),
@@ -151,8 +151,8 @@ impl Forwarder {
     }
 }
 
-/// The program has stopped: it did that itself, or was stopped. Who waits for this process is to see that, as it would see it of the
-/// program: so this process stops as well, and goes on with the program.
+/// The program has stopped: it did that itself, or was stopped. Whoever waits for `gpumem run` must see the stop, as if it waited for the
+/// program. So this process stops as well, and goes on with the program.
 fn stop_with(program: Pid) {
     // Each stop is reported once.
     _ = waitid(WaitId::Pid(program), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);

@@ -268,7 +268,7 @@ fn a_recording_without_an_end_has_no_symbols() {
         json["missing"]["symbols"].clone()
     };
     let why =
-        "the recording has no end, where its symbols are; those of a process that records still come when it ends";
+        "the recording has no end, where its symbols are; those of a process that still records come when it ends";
     let Ran { stdout, .. } = ran(&["report", &cut]);
     assert!(stdout.contains(" of the peak has no line: ") && !stdout.contains("-g"), "{stdout}");
     assert_eq!(stdout.matches(why).count(), 2, "{stdout}");

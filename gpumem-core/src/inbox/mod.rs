@@ -216,6 +216,8 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Removes the blocks of a context in parts. Other threads are served in between; they cannot reuse the keys of these
     /// blocks yet, because the end of a context is recorded before the driver reuses its addresses or its number.
+    /// What another thread allocates between two parts may be counted beside blocks that a replay has already removed, so a live peak may be
+    /// above its replay.
     #[cold]
     fn post_context_destroyed(&self, context: u8) {
         for part in 0..BLOCK_PARTS {

@@ -22,7 +22,7 @@ pub struct AllocatorDefinition {
 pub struct AllocatorDevice {
     /// Which one.
     pub device: Device,
-    /// So many of the first events are what was live when the history begins.
+    /// How many of the first events only describe what was live when the history begins.
     pub older: u64,
     /// When the history begins, if the allocator did something before.
     pub known_from: Option<Time>,
@@ -56,7 +56,7 @@ pub enum AllocatorAction {
     FreeRequested,
     /// The block can be given out again.
     FreeCompleted,
-    /// An allocation of so many bytes was refused.
+    /// An allocation was refused.
     OutOfMemory,
 }
 
@@ -89,7 +89,7 @@ pub struct AllocatorEvents {
 }
 
 impl AllocatorEvents {
-    /// So many events an item has at most, so that it is not too long.
+    /// The most events of an item, so that it is not too long.
     pub const MOST: usize = 1 << 10;
 }
 
@@ -133,7 +133,7 @@ impl Wire for AllocatorEvents {
             last_time = from.difference(last_time)?;
             last_address = from.difference(last_address)?;
             let bytes: Bytes = Wire::get(from)?;
-            // A difference to `requested` gives that: x - (x - y).
+            // The file has `bytes - requested`. `bytes` minus this is `requested`.
             let over = from.difference(0)?;
             events.push(AllocatorEvent {
                 time: Time::from_nanos(last_time),

@@ -57,7 +57,8 @@ impl Budget {
         Self { stored, memory, ..Self::default() }
     }
 
-    fn share(&self) -> u64 {
+    /// The size from which all limits follow: that of the file, but at least [`LEAST`].
+    fn counted_size(&self) -> u64 {
         self.stored.max(LEAST)
     }
 
@@ -69,13 +70,13 @@ impl Budget {
     pub(super) fn record(&mut self, end: u64, plain: u64) -> Result<(), Exceeded> {
         self.stored = self.stored.max(end);
         self.plain += plain;
-        Self::within(self.plain, self.share() * PLAIN, Exceeded::Plain)
+        Self::within(self.plain, self.counted_size() * PLAIN, Exceeded::Plain)
     }
 
     /// Pays for an item.
     pub(super) fn item(&mut self) -> Result<(), Exceeded> {
         self.items += 1;
-        Self::within(self.items, self.share() * ITEMS_OF_THREE_BYTES / 3, Exceeded::Items)
+        Self::within(self.items, self.counted_size() * ITEMS_OF_THREE_BYTES / 3, Exceeded::Items)
     }
 
     /// The number of items that were read.
@@ -86,7 +87,7 @@ impl Budget {
     /// Pays for memory.
     pub(super) fn take(&mut self, bytes: u64) -> Result<(), Exceeded> {
         let memory = self.memory.saturating_add(bytes);
-        Self::within(memory, self.share() * MEMORY, Exceeded::Memory)?;
+        Self::within(memory, self.counted_size() * MEMORY, Exceeded::Memory)?;
         self.memory = memory;
         Ok(())
     }
@@ -96,9 +97,9 @@ impl Budget {
         self.memory = self.memory.saturating_sub(bytes);
     }
 
-    /// The most bytes of names that may be read: a fixed share, and half of the memory that is left.
+    /// The most bytes of names that may be read: a fixed part, and half of the memory that is left.
     pub(super) fn names(&self) -> u64 {
-        self.share() * NAMES + (self.share() * MEMORY).saturating_sub(self.memory) / 2
+        self.counted_size() * NAMES + (self.counted_size() * MEMORY).saturating_sub(self.memory) / 2
     }
 
     /// The memory that was paid for.
@@ -109,24 +110,24 @@ impl Budget {
     /// Pays for steps.
     pub(super) fn work(&mut self, steps: u64) -> Result<(), Exceeded> {
         let work = self.work.saturating_add(steps);
-        Self::within(work, self.share() * WORK, Exceeded::Work)?;
+        Self::within(work, self.counted_size() * WORK, Exceeded::Work)?;
         self.work = work;
         Ok(())
     }
 
-    /// The budget of a report that the recording does not request.
+    /// A copy of the budget, for one report that the command asks for. The reports before it do not count.
     pub(super) fn of_one_report(&self) -> Self {
         Self { reports: 0, ..*self }
     }
 
     /// Whether any report may be made.
     pub(super) fn may_report(&self) -> bool {
-        self.reports <= self.share() * REPORTS
+        self.reports <= self.counted_size() * REPORTS
     }
 
     /// Whether a report with this many bytes of text may be made. The report is paid for in any case, because finding its size was work.
     pub(super) fn report(&mut self, texts: u64) -> bool {
-        self.reports = self.reports.saturating_add(texts.min(self.share() * ONE_REPORT));
-        self.may_report() && texts <= self.share() * ONE_REPORT
+        self.reports = self.reports.saturating_add(texts.min(self.counted_size() * ONE_REPORT));
+        self.may_report() && texts <= self.counted_size() * ONE_REPORT
     }
 }

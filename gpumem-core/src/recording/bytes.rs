@@ -115,7 +115,7 @@ impl<'a> Input<'a> {
         Ok(before.wrapping_add(difference))
     }
 
-    /// So many bytes.
+    /// The next `length` bytes.
     pub(super) fn part(&mut self, length: u64) -> Result<Self> {
         let length = usize::try_from(length).ok().filter(|length| *length <= self.bytes.len());
         let (part, rest) = self.bytes.split_at(length.ok_or(Malformed("a length is above what there is"))?);
@@ -129,7 +129,7 @@ impl<'a> Input<'a> {
             return Err(Malformed("a text is longer than a text can be"));
         }
         let text = String::from_utf8_lossy(self.part(length)?.bytes).into_owned();
-        // A cut text has all the room that its last character leaves.
+        // A cut text is at most 3 bytes below the limit, because no character is split.
         self.cut_texts += u64::from(text.len() > LONGEST_TEXT - 4 && text.ends_with(CUT));
         Ok(text)
     }

@@ -39,25 +39,29 @@ const MOST_ALLOCATED: u64 = 1 << 62;
 const MOST_LOST: u64 = 1 << 48;
 /// Functions that the driver has.
 const MOST_FUNCTIONS: u64 = 1 << 10;
-/// Scopes that own numbers of the reader are from here on.
+/// The reader uses scope numbers from here on for peaks that it keeps itself.
 pub(super) const FIRST_OWN_SCOPE: u64 = 1 << 62;
 
-/// What a reader and the report that is made need for each live block, about: an entry of the ledger and the place of the block in lists.
+/// About how many bytes a reader and a report need for each live block: an entry of the ledger, and the place of the block in lists.
 const LIVE_BLOCK: u64 = 128;
-/// For each change of what is live, and for each block that ever was, besides.
+/// In addition, for each change of what is live.
 const CHANGE: u64 = 32;
+/// In addition, for each block that was ever allocated.
 const BLOCK: u64 = 32;
-/// For each time that a scope is open, and besides while it is.
+/// For each time that a scope is opened.
 const SCOPE: u64 = 64;
+/// In addition, while a scope is open.
 const OPEN_SCOPE: u64 = 640;
 /// For each refused allocation.
 const REFUSAL: u64 = 96;
 /// For each event of a caching allocator.
 const ALLOCATOR_EVENT: u64 = 128;
 
-/// The steps that an event takes, one of scopes, and one after which frees may be missing.
+/// How many steps an event takes.
 const EVENT: u64 = 20;
+/// How many steps an event about a scope takes.
 pub(super) const SCOPE_EVENT: u64 = 400;
+/// How many steps an event takes after which frees may be missing.
 pub(super) const LOST: u64 = 4_000;
 
 /// Why an item is left out.
@@ -83,7 +87,7 @@ type Result<T = ()> = std::result::Result<T, Rejection>;
 #[derive(Debug)]
 pub(super) struct Checks {
     number: u64,
-    /// Scopes that are open, and by which thread.
+    /// The open scopes: the thread that opened each, and whether the ledger keeps its peak after it is closed.
     open: HashMap<ScopeId, (ThreadId, bool)>,
     /// Scopes that are closed, of which the ledger keeps the peak.
     kept: HashSet<ScopeId>,
@@ -93,7 +97,7 @@ pub(super) struct Checks {
     live: u64,
     allocated: u64,
     older: u64,
-    /// Of each hash.
+    /// For each hash, the number of live blocks whose keys have it (see [`MOST_ALIKE`]).
     alike: Vec<u32>,
     freed: HashMap<ThreadId, (Key, u64)>,
     lost: u64,
@@ -355,7 +359,7 @@ impl Checks {
         Ok(())
     }
 
-    /// True if the ledger keeps the peak of this scope, which it does not from now on.
+    /// Forgets the kept peak of this closed scope. Returns whether there was one.
     pub(super) fn release(&mut self, scope: ScopeId) -> bool {
         self.kept.remove(&scope)
     }
@@ -402,7 +406,7 @@ impl Checks {
         budget.take(memory)
     }
 
-    /// The memory that is not needed any more after an event for which so much was paid: of blocks and scopes that are gone, and of
+    /// The memory that is not needed any more after an event that was paid for: that of blocks and scopes that are gone, and of
     /// one that did not come because the event was refused. `before` is what [`count`](Self::count) gave.
     pub(super) fn given_back(&self, event: &RecordedEvent, before: (u64, usize)) -> u64 {
         let new_block = matches!(event.kind, EventKind::Alloc { .. } | EventKind::FreeFailed);

@@ -19,23 +19,23 @@ use crate::{
 /// What a definition takes besides its own bytes, about.
 const OVERHEAD: u64 = 128;
 
-/// Stacks are remembered in words as long as these have fewer bytes.
+/// The cache of stacks in words is emptied before its texts would exceed this many bytes.
 const MOST_BYTES_IN_WORDS: u64 = 1 << 24;
 
-/// So many functions of a stack are shown, the innermost ones.
+/// The most functions of a stack that are shown, the innermost ones.
 const MOST_FRAMES: usize = 1 << 10;
 
-/// What was found out about stacks.
+/// A cache of stacks in words, and of their lengths.
 #[derive(Debug, Default)]
 struct InWords {
     stacks: HashMap<StackId, Stack>,
-    /// The bytes of these.
+    /// How many bytes these have.
     bytes: u64,
     /// The bytes that stacks have in words.
     lengths: HashMap<StackId, u64>,
 }
 
-/// How much memory a definition takes, about, that has so many bytes in the file. `None` if the item is no definition.
+/// About how much memory a definition takes that has `bytes` bytes in the file. `None` if the item is no definition.
 fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
     let lists = match item {
         Item::Stack(stack) => size_of_val(&*stack.addresses),
@@ -51,7 +51,7 @@ fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
         | Item::AllocatorEvents(_) => return None,
         _ => 0,
     };
-    // What a list grows by is reserved.
+    // A list may reserve memory for twice its length, so its bytes count twice.
     Some(OVERHEAD + bytes + 2 * lists as u64)
 }
 
@@ -78,18 +78,18 @@ pub struct Definitions {
 }
 
 impl Definitions {
-    /// Takes a definition, which has so many bytes in the file. If the budget is spent, it is left out.
+    /// Takes a definition, which has `bytes` bytes in the file. If the budget is spent, it is left out.
     pub(super) fn add(&mut self, item: Item, bytes: u64, budget: &mut Budget) {
         let Some(memory) = memory_of(&item, bytes) else { return };
         if budget.take(memory).is_err() {
             self.left_out += 1;
             return;
         }
-        let is_new = match item {
+        let agrees = match item {
             Item::Process(process) => {
-                let is_new = self.process == Process::default() || self.process == process;
+                let agrees = self.process == Process::default() || self.process == process;
                 self.process = process;
-                is_new
+                agrees
             }
             Item::Clock(pair) => {
                 let is_later = self.clocks.last().is_none_or(|last| last.ticks < pair.ticks && last.time <= pair.time);
@@ -112,14 +112,14 @@ impl Definitions {
                 true
             }
             Item::Part(part) => {
-                let is_new = self.part.is_none();
+                let agrees = self.part.is_none();
                 self.part.get_or_insert(part);
-                is_new
+                agrees
             }
             Item::Allocator(allocator) => {
-                let is_new = self.allocator.as_ref().is_none_or(|known| *known == allocator);
+                let agrees = self.allocator.as_ref().is_none_or(|known| *known == allocator);
                 self.allocator.get_or_insert(allocator);
-                is_new
+                agrees
             }
             Item::Ring(ring) => {
                 self.ring = Some(ring);
@@ -140,7 +140,7 @@ impl Definitions {
             Item::Device(device) => add_first(&mut self.devices, device.device, device),
             _ => true,
         };
-        self.contradictions += u64::from(!is_new);
+        self.contradictions += u64::from(!agrees);
     }
 
     /// The recorded process.
@@ -257,7 +257,7 @@ impl Definitions {
     }
 }
 
-/// False if there is another one of that number.
+/// Returns false if this number has a different definition already.
 fn add_first<K: Eq + Hash, T: PartialEq>(known: &mut HashMap<K, T>, id: K, definition: T) -> bool {
     match known.entry(id) {
         Entry::Vacant(vacant) => {

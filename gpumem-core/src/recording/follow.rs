@@ -85,7 +85,7 @@ impl Follower {
 
     /// Adds bytes that follow those before.
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.items.more().add(bytes)?;
+        self.items.underlying().add(bytes)?;
         while self.step()?.is_some() {}
         let text = match self.end() {
             Some(End::Damaged { at, why }) => format!("it is damaged at byte {at}: {why}"),

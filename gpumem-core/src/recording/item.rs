@@ -45,7 +45,7 @@ pub enum Item {
     ThreadReused(ThreadId),
     /// The holders of the peak of a closed scope are not needed any more.
     PeakReleased(ScopeId),
-    /// The recording missed so many items: the writer did not keep up.
+    /// This many items are not in the recording, because the writer did not keep up.
     Missed(u64),
     /// The program requested a report.
     Request(Request),
@@ -77,10 +77,11 @@ pub struct Finished;
 /// Which part of what happened is in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartDefinition {
-    /// What was live at the peak of each device, and what was live at the end. Else the newest events, and the blocks that were live
-    /// before them.
+    /// Whether the recording has what was live at the peak of each device and at the end. If not, it has the newest events, and the
+    /// blocks that were live before them.
     pub is_peaks: bool,
-    /// Of events up to this number, only those are there.
+    /// Of the events up to this number, the recording has only the allocations of these blocks, refused allocations, and those that say
+    /// that figures may be wrong. Later events are all there.
     pub after: u64,
 }
 
@@ -117,7 +118,7 @@ pub struct ClockPair {
 /// A thread. A number may be another thread's later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadDefinition {
-    /// In events.
+    /// The number by which events name it.
     pub thread: ThreadId,
     /// As the operating system numbers it.
     pub os_id: u64,
@@ -128,7 +129,7 @@ pub struct ThreadDefinition {
 /// Where a scope is opened, and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallsiteDefinition {
-    /// In events.
+    /// The number by which events name it.
     pub id: CallsiteId,
     /// The name of the scope.
     pub name: Option<String>,
@@ -145,7 +146,7 @@ pub struct CallsiteDefinition {
 /// A file with code in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleDefinition {
-    /// In stacks; 0 is no module.
+    /// The number by which stacks name it. 0 is no module.
     pub id: u32,
     /// Of its file.
     pub path: String,
@@ -167,7 +168,7 @@ pub struct CodeAddress {
 /// A stack, innermost first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackDefinition {
-    /// In events.
+    /// The number by which events name it.
     pub id: StackId,
     /// Return addresses.
     pub addresses: Vec<CodeAddress>,
@@ -198,7 +199,7 @@ pub struct SymbolsDefinition {
 /// A device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceDefinition {
-    /// In events.
+    /// The device, as events name it.
     pub device: Device,
     /// As the driver names it.
     pub name: Option<String>,
@@ -211,7 +212,7 @@ pub struct DeviceDefinition {
 /// A CUDA context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextDefinition {
-    /// In blocks. The number of a context that is gone is given to another.
+    /// The number by which blocks name it. A later context may get the number of one that was destroyed.
     pub context: u8,
     /// Where it is.
     pub device: Device,
@@ -241,7 +242,7 @@ pub struct BlockLabel {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request {
-    /// The line of a trace, of the newest answer that its scope had.
+    /// The report line of a trace. Its figures are the result of the newest query of the scope.
     Report {
         /// Of the trace.
         scope: ScopeId,
@@ -252,7 +253,7 @@ pub enum Request {
         /// If each statement is reported: the last line of the function.
         lines: Option<u32>,
     },
-    /// A statement of a function is over, by the newest answer that its scope had.
+    /// A statement of a function is over. Its figures are the result of the newest query of the scope.
     Line {
         /// Of the function's trace.
         scope: ScopeId,
@@ -286,12 +287,12 @@ pub enum Request {
     },
     /// What was not freed, at the end of the process.
     Leaks {
-        /// Allocations are intercepted.
+        /// Whether allocations are intercepted.
         is_intercepted: bool,
     },
     /// Which allocations made the peak of each device, at the end of the process.
     Peaks {
-        /// Allocations are intercepted.
+        /// Whether allocations are intercepted.
         is_intercepted: bool,
     },
     /// Which allocations made the peak of a scope.
@@ -322,7 +323,7 @@ pub enum Request {
         ctx: Option<String>,
         /// In use on the device, if it could be read.
         used: Option<Bytes>,
-        /// Allocations are intercepted.
+        /// Whether allocations are intercepted.
         is_intercepted: bool,
     },
     /// A tracker is gone.

@@ -78,9 +78,9 @@ impl<R: Read> Items<R> {
         self.records.stop(limit.in_words());
     }
 
-    /// Where more can be added, after all that was there.
-    pub(super) fn more(&mut self) -> &mut R {
-        self.records.more()
+    /// Where the bytes come from. If all of it was read, more may be added there, and is read then.
+    pub(super) fn underlying(&mut self) -> &mut R {
+        self.records.underlying()
     }
 
     pub(super) fn end(&self) -> Option<&End> {

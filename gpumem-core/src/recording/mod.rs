@@ -42,7 +42,7 @@ pub use self::{
     record::{End, VERSION, is_recording},
     recover::{Ended, Segment, Segments, has_ring, new_path, old_path, recover, ring_path},
     ring::{
-        Line, RingContent, RingDefinitions, RingMemory, RingOwner, RingReader, RingWriter, WHOLE, lines_for,
+        Line, RingContent, RingDefinitions, RingMemory, RingOwner, RingReader, RingWriter, WHOLE_FILE, lines_for,
         on_the_heap, ring,
     },
     writer::{Writer, Written},

@@ -1,4 +1,5 @@
-//! Parts of a recording: what is live, and what the peaks consisted of. Whoever records only these writes these events.
+//! Chooses the events of a shortened recording (`--max-size`, `--only-peak`): the allocations of live blocks, and of the blocks at the
+//! peaks.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,10 +9,10 @@ use crate::{
     model::{Block, Device, Event, EventKind, ThreadId},
 };
 
-/// So many events that say that numbers may be wrong are kept.
+/// The most events that are kept because they say that figures may be wrong.
 const MOST_WARNINGS: usize = 1 << 10;
 
-/// So many refused allocations are kept.
+/// The most refused allocations that are kept.
 const MOST_REFUSALS: usize = 1 << 14;
 
 /// What is kept of the events of a program.

@@ -33,7 +33,7 @@ pub struct Reader<R> {
     state: State,
     allocator: AllocatorChecks,
     skipped: Skipped,
-    /// Definitions are added as they are read.
+    /// Whether definitions are added as they are read.
     defines: bool,
 }
 
@@ -112,7 +112,7 @@ impl<R: io::Read> Reader<R> {
         Self { items, state: State::new(definitions), allocator: AllocatorChecks::default(), skipped, defines }
     }
 
-    /// Takes a definition, which has so many bytes in the file.
+    /// Takes a definition, which has `bytes` bytes in the file.
     pub(super) fn define(&mut self, item: Item, bytes: u64) {
         self.state.definitions.add(item, bytes, &mut self.items.budget);
     }
@@ -126,8 +126,8 @@ impl<R: io::Read> Reader<R> {
         self.step_observed(&mut ())
     }
 
-    /// Like [`step`](Self::step), and tells the observer what the event does to blocks. Few changes come before the step of another event:
-    /// they belong to something that was read before it.
+    /// Like [`step`](Self::step), and tells the observer what the event does to blocks. The observer may also get
+    /// changes of an item that has no step (`Item::Missed`). They come before the step of the next event.
     ///
     /// # Errors
     /// Of reading.

@@ -31,16 +31,17 @@ pub(super) const FILE_HEADER: usize = 16;
 /// Type, method, two bytes that are 0, stored length, plain length, checksum.
 pub(super) const RECORD_HEADER: usize = 16;
 
-/// The items of a record have at most so many bytes before compression: that bounds what a reader reserves.
+/// The most bytes that the items of a record have before compression. It bounds what a reader reserves.
 pub(super) const LARGEST: usize = 1 << 20;
 
 /// A record that holds items.
 pub(super) const ITEMS: u8 = 1;
 
-/// A record has at most so many bytes for each byte that is stored, and [`FREE`] besides: a small file cannot keep its reader busy for
+/// The most bytes that a record has for each byte that is stored, beside [`ALLOWANCE`]. So a small file cannot keep its reader busy for
 /// long.
 const MOST_FOR_A_BYTE: usize = 64;
-const FREE: usize = 1 << 12;
+/// A record may have this many bytes in addition.
+const ALLOWANCE: usize = 1 << 12;
 
 /// How the items of a record are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ pub(super) fn write_header(to: &mut impl Write) -> io::Result<()> {
 /// How many bytes the first record of these has; `None` if it is not complete.
 pub(super) fn length_of(bytes: &[u8]) -> Option<usize> {
     let stored = bytes.get(4..8)?.try_into().map_or(0, u32::from_le_bytes) as usize;
-    // What is longer is no record: a reader says so.
+    // No record stores more bytes. A longer length is cut here, and the reader then reports the error.
     let length = RECORD_HEADER + stored.min(LARGEST + 1);
     (bytes.len() >= length).then_some(length)
 }
@@ -76,7 +77,7 @@ pub(super) fn pack(plain: &[u8], to: &mut Vec<u8>) {
     put_record(ITEMS, method, stored, plain.len(), to);
 }
 
-/// Appends a record of this type with these bytes, which come to so many when they are decompressed.
+/// Appends a record of this type with these bytes, which are `plain` bytes when they are decompressed.
 fn put_record(kind: u8, method: Method, stored: &[u8], plain: usize, to: &mut Vec<u8>) {
     let length = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX).to_le_bytes();
     let mut header = [0; RECORD_HEADER];
@@ -91,7 +92,7 @@ fn put_record(kind: u8, method: Method, stored: &[u8], plain: usize, to: &mut Ve
 }
 
 const fn is_bomb(stored: usize, plain: usize) -> bool {
-    plain > FREE + stored * MOST_FOR_A_BYTE
+    plain > ALLOWANCE + stored * MOST_FOR_A_BYTE
 }
 
 /// Of the header up to the checksum, and of the stored bytes.
@@ -178,8 +179,8 @@ impl<R: Read> Records<R> {
         Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 }
     }
 
-    /// Where more can be added, if what is there was read completely.
-    pub(super) fn more(&mut self) -> &mut R {
+    /// Where the bytes come from. If all of it was read, more may be added there, and is read then.
+    pub(super) fn underlying(&mut self) -> &mut R {
         self.end.take_if(|end| *end == End::Complete);
         &mut self.from
     }
@@ -189,7 +190,7 @@ impl<R: Read> Records<R> {
         self.end = Some(End::AboveLimit { at: self.last, limit });
     }
 
-    /// So many bytes were read.
+    /// How many bytes were read.
     pub(super) fn at(&self) -> u64 {
         self.at
     }

@@ -12,7 +12,7 @@ use super::{
     item::{CodeAddress, Finished, Item, RingDefinition},
     items::Items,
     record::Records,
-    ring::{RingContent, RingOwner, RingReader, WHOLE},
+    ring::{RingContent, RingOwner, RingReader, WHOLE_FILE},
     writer::Writer,
 };
 use crate::model::StackId;
@@ -41,7 +41,7 @@ pub struct Segment {
     pub bytes: Vec<u8>,
     /// The process that made it; `None` if it is not visible here.
     pub creator: Option<u32>,
-    /// A process uses it.
+    /// Whether a process uses it.
     pub is_in_use: bool,
 }
 
@@ -64,7 +64,7 @@ fn with(recording: &Path, end: &str) -> PathBuf {
 /// A recording to which its process does not write any more.
 #[derive(Debug)]
 pub struct Ended {
-    /// So many items were in the ring of a killed process, and are in the recording now.
+    /// How many items were in the ring of a killed process, and are in the recording now.
     pub added: u64,
     /// Until it is closed, no process begins a recording with this name.
     _lock: File,
@@ -74,8 +74,8 @@ pub struct Ended {
 struct Found {
     bytes: Vec<u8>,
     place: RingPlace,
-    /// The process that fills it runs. `None` if the ring does not say who that is.
-    is_filled: Option<bool>,
+    /// Whether the process that fills it still runs. `None` if the ring does not say which process that is.
+    writer_runs: Option<bool>,
 }
 
 enum RingPlace {
@@ -88,18 +88,18 @@ impl Found {
     fn of(recording: &Path, file: &File, segments: &dyn Segments) -> io::Result<Option<Self>> {
         let path = ring_path(recording);
         if let Some(bytes) = read(&path)? {
-            let is_filled = RingReader::from_bytes(&bytes).map(|ring| is_running(&ring.owner));
-            return Ok(Some(Self { bytes, place: RingPlace::File(path), is_filled }));
+            let writer_runs = RingReader::from_bytes(&bytes).map(|ring| is_running(&ring.owner));
+            return Ok(Some(Self { bytes, place: RingPlace::File(path), writer_runs }));
         }
         let Some(RingDefinition { segment: Some(segment), recording }) = Head::of(file).ring else { return Ok(None) };
         let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
-        // Another one has got the number.
+        // The segment belongs to another recording now, or it has no ring that this version can read.
         if RingReader::from_bytes(&bytes).is_none_or(|ring| ring.owner.recording != recording) {
             return Ok(None);
         }
-        // A child that outlives the process has the segment too. What is not visible here may run elsewhere.
-        let is_filled = is_in_use && creator.is_none_or(|pid| start_time(pid).is_some());
-        Ok(Some(Self { bytes, place: RingPlace::Segment(segment), is_filled: Some(is_filled) }))
+        // A child that outlives the process keeps the segment in use. A creator that is not visible here may run in another container.
+        let writer_runs = is_in_use && creator.is_none_or(|pid| start_time(pid).is_some());
+        Ok(Some(Self { bytes, place: RingPlace::Segment(segment), writer_runs: Some(writer_runs) }))
     }
 
     fn remove(&self, segments: &dyn Segments) -> io::Result<()> {
@@ -113,17 +113,17 @@ impl Found {
     }
 }
 
-/// Whether the process of a recording was killed, or runs: something is not in the file that can be added.
+/// Whether a recording has a ring: its process runs, or was killed and left something that can be added to the file.
 pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
     // A pipe would be waited for.
     let file = recording.is_file().then(|| File::open(recording).ok()).flatten();
     let Some(file) = file else { return false };
-    // What cannot be read may be there.
+    // A ring that cannot be read may be there, so the answer is yes.
     Found::of(recording, &file, segments).map_or(true, |found| found.is_some())
 }
 
-/// Adds what was in the ring of a process that was killed to its recording, and removes the ring. `None` if the process records
-/// still: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
+/// Adds what was in the ring of a process that was killed to its recording, and removes the ring. `None` if the process still
+/// records: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
 ///
 /// # Errors
 /// If a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is kept in these cases.
@@ -133,13 +133,14 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }
-    // Before the lock: a process that begins a new file while somebody else has the lock gives up.
-    if Found::of(recording, &file, segments)?.is_some_and(|found| found.is_filled == Some(true)) {
+    // This check comes before the lock: while we have the lock, a process that begins a new file gives up.
+    if Found::of(recording, &file, segments)?.is_some_and(|found| found.writer_runs == Some(true)) {
         return Ok(None);
     }
     // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
     let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    // Only now: a process writes what is in its ring to the recording when it ends, and removes the ring.
+    // The ring is looked up again, because the process may have ended before the lock was tried. A process that ends writes what is in
+    // its ring to the recording, and removes the ring.
     let found = Found::of(recording, &file, segments)?;
     // The process has put another file in its place.
     if !is_same_file(&file, recording)? {
@@ -148,11 +149,11 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
     let Some(found) = found else {
         // A process that has no ring may write. While it writes a file that takes the place of this one, it has the lock of that one.
         let may_record = is_locked || is_held(&new_path(recording));
-        // It has just begun if it has not written who it is.
+        // If the file does not name its process yet, the process has just begun, and still records.
         let records = may_record && Head::of(&file).pid.is_none_or(|pid| start_time(pid).is_some());
         return Ok((!records).then_some(Ended { added: 0, _lock: file }));
     };
-    if found.is_filled.unwrap_or(is_locked) {
+    if found.writer_runs.unwrap_or(is_locked) {
         return Ok(None);
     }
     let Some(RingContent { recorded, definitions, items, .. }) = RingReader::from_bytes(&found.bytes) else {
@@ -166,9 +167,9 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
             "is damaged, or of another version of gpumem: open the recording with the version that wrote it, or remove";
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{0}` {why} `{0}`", ring.display())));
     };
-    // What follows was written, and not given free in the ring any more: it is there.
+    // The ring still has the events that the file has after this length. They are cut off here, and written again from the ring.
     let length = file.metadata()?.len();
-    let recorded = if recorded == WHOLE { length } else { recorded };
+    let recorded = if recorded == WHOLE_FILE { length } else { recorded };
     if length < recorded {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the recording is shorter than its ring says"));
     }
@@ -314,7 +315,7 @@ mod tests {
         }
     }
 
-    /// `None` if the process records still.
+    /// `None` if the process still records.
     #[track_caller]
     fn added(files: &Files) -> Option<u64> {
         recover(&files.0, &Shared::default()).unwrap().map(|ended| ended.added)

@@ -49,8 +49,13 @@ impl State {
             }
             Request::Summary { not_intercepted } => {
                 self.charge(Extent::Groups, budget)?;
-                let under = self.next_scope();
-                Some(ReplayedReport::Summary(derive::summary(&self.inbox, &self.definitions, under, not_intercepted)))
+                let temporary_scope = self.next_scope();
+                Some(ReplayedReport::Summary(derive::summary(
+                    &self.inbox,
+                    &self.definitions,
+                    temporary_scope,
+                    not_intercepted,
+                )))
             }
             Request::Breakdown(reading) => Some(ReplayedReport::Breakdown(self.breakdown(&reading, budget)?)),
             Request::MemoryStats { device, intercepted_by, since, pool } => {
@@ -68,8 +73,8 @@ impl State {
             }
             Request::Peaks { is_intercepted } => {
                 self.charge(Extent::Groups, budget)?;
-                let (under, pid) = (self.next_scope(), self.definitions.process().pid);
-                let peaks = derive::device_peaks(&self.inbox, &self.definitions, under, is_intercepted);
+                let (temporary_scope, pid) = (self.next_scope(), self.definitions.process().pid);
+                let peaks = derive::device_peaks(&self.inbox, &self.definitions, temporary_scope, is_intercepted);
                 Some(at_exit(Content::Peaks(peaks), pid))
             }
             Request::PeakHolders { scope } => Some(ReplayedReport::PeakHolders(self.peak_holders(scope, budget)?)),
@@ -161,11 +166,11 @@ impl State {
 
     fn peak_holders(&mut self, scope: ScopeId, budget: &mut Budget) -> Result<PeakHolders> {
         self.charge(Extent::Groups, budget)?;
-        let under = self.next_scope();
+        let temporary_scope = self.next_scope();
         let holders = if self.is_kept(scope) {
             derive::peak_holders(&self.inbox, &self.definitions, scope)
         } else {
-            KeptPeak::of_open(&self.inbox, scope, under).and_then(|kept| kept.holders(&self.definitions))
+            KeptPeak::of_open(&self.inbox, scope, temporary_scope).and_then(|kept| kept.holders(&self.definitions))
         };
         let trace = self.answer(scope)?.trace.ok_or(Rejection::Contradiction)?;
         let holders = holders.ok_or(Rejection::Contradiction)?;
@@ -207,13 +212,13 @@ impl State {
     fn refused(&mut self, number: u64, refusal: derive::Refusal) {
         let device = refusal.device;
         let snapshot = Snapshot::now(&self.inbox, &self.definitions, device);
-        let under = self.next_scope();
-        let peak = self.inbox.keep_device_peak(device, under).then_some(under);
+        let temporary_scope = self.next_scope();
+        let peak = self.inbox.keep_device_peak(device, temporary_scope).then_some(temporary_scope);
         self.refusals.push_back((number, Refused { refusal, snapshot, peak }));
         if self.refusals.len() > MOST_REFUSALS
-            && let Some((_, Refused { peak: Some(under), .. })) = self.refusals.pop_front()
+            && let Some((_, Refused { peak: Some(temporary_scope), .. })) = self.refusals.pop_front()
         {
-            self.inbox.release_peak(under);
+            self.inbox.release_peak(temporary_scope);
         }
     }
 
@@ -230,9 +235,9 @@ impl State {
         let is_allowed = self.charge(Extent::Groups, budget);
         let holders = peak
             .filter(|_| is_allowed.is_ok())
-            .and_then(|under| derive::peak_holders(&self.inbox, &self.definitions, under));
-        if let Some(under) = peak {
-            self.inbox.release_peak(under);
+            .and_then(|temporary_scope| derive::peak_holders(&self.inbox, &self.definitions, temporary_scope));
+        if let Some(temporary_scope) = peak {
+            self.inbox.release_peak(temporary_scope);
         }
         is_allowed?;
         Ok(refusal.resolved(&snapshot, holders, reading, self.definitions.process().pid, &self.definitions))

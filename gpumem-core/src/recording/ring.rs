@@ -5,7 +5,7 @@
 //! need. What has no room is counted, and the count is the next thing in the ring.
 //!
 //! The memory of the ring can outlive the program. It is there after the program was killed, and [`RingReader::from_bytes`] reads what
-//! is in it. A slot is given free only after its event is in the recording, so an event is in the recording or in the ring.
+//! is in it. A slot is released only after its event is in the recording, so an event is in the recording or in the ring.
 //!
 //! Another process of the user may change that memory. Then the recording is wrong, but no side waits, panics, or reads outside of it.
 //!
@@ -49,13 +49,13 @@ impl RingMemory for Box<[Line]> {
     }
 }
 
-/// How many lines of memory a ring of at least so many slots takes, with half as many lines for definitions.
+/// How many lines of memory a ring of at least `slots` slots takes, with half as many lines for definitions.
 pub const fn lines_for(slots: usize) -> usize {
     let slots = slots.next_power_of_two();
     HEADER + slots + slots / 2
 }
 
-/// How many slots memory of so many lines has; `None` if it is not the memory of a ring.
+/// How many slots memory of this many lines has; `None` if it is not the memory of a ring.
 fn slots_of(lines: usize) -> Option<usize> {
     let lines = lines.checked_sub(HEADER)?;
     let slots = lines / 3 * 2;
@@ -80,7 +80,7 @@ mod line {
     pub(super) const DEFINED: usize = 3;
     /// How many slots were ever filled, and how many items had no room since that was last put into the ring.
     pub(super) const HEAD: usize = 4;
-    /// How many slots were ever given free.
+    /// How many slots were ever released.
     pub(super) const TAIL: usize = 6;
 }
 const HEADER: usize = 8;
@@ -152,7 +152,7 @@ impl<M: RingMemory> Ring<M> {
 pub struct RingWriter<M = Box<[Line]>> {
     ring: Arc<Ring<M>>,
     head: u64,
-    /// How much the other side had given free at the last look.
+    /// How many slots the other side had released when this side last looked.
     tail: u64,
     missed: u64,
     events: EventWriter,
@@ -167,7 +167,7 @@ pub struct RingReader<M = Box<[Line]>> {
     head: u64,
     /// The next slot to read.
     next: u64,
-    /// How far slots were given free.
+    /// How many slots were ever released.
     tail: u64,
     events: EventReader,
     bytes: Vec<u8>,
@@ -187,7 +187,7 @@ pub struct RingDefinitions<M = Box<[Line]>> {
 /// What is in the ring of a program that was killed.
 #[derive(Debug)]
 pub struct RingContent<I> {
-    /// How long the recording was when slots were last given free.
+    /// How long the recording was when slots were last released.
     pub recorded: u64,
     /// Who filled the ring.
     pub owner: RingOwner,
@@ -197,8 +197,8 @@ pub struct RingContent<I> {
     pub items: I,
 }
 
-/// The length of a recording that is complete up to its end, while another file takes its place.
-pub const WHOLE: u64 = u64::MAX;
+/// Stands in place of a length: every byte of the file counts. It is set while another file takes the place of the recording.
+pub const WHOLE_FILE: u64 = u64::MAX;
 
 /// Who fills a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,7 +211,7 @@ pub struct RingOwner {
     pub recording: u64,
 }
 
-/// A ring in this memory, for a recording that has so many bytes. An allocation or a free takes one slot.
+/// A ring in this memory, for a recording that has `recorded` bytes. An allocation or a free takes one slot.
 ///
 /// # Panics
 /// If the memory has another number of lines than [`lines_for`] says.
@@ -311,7 +311,7 @@ impl<M: RingMemory> RingWriter<M> {
         self.publish(1);
     }
 
-    /// The line that is filled after so many others.
+    /// The line that is filled after this many others.
     #[inline]
     pub fn line_ahead(&self, slots: u64) -> &Line {
         self.ring.slot_line(self.head + slots)
@@ -348,7 +348,7 @@ impl<M: RingMemory> RingWriter<M> {
     /// Puts the number of items that had no room into the ring; false if it has none either.
     #[cold]
     fn say_missed(&mut self) -> bool {
-        // With room for what follows: else there would be a count for each item.
+        // The count waits until 64 slots are free. Otherwise almost every item would have a count of its own.
         if !self.has_room(64.min(self.ring.mask + 1)) {
             return false;
         }
@@ -385,7 +385,7 @@ impl<M: RingMemory> RingReader<M> {
         Self { ring, head, next: tail, tail, events: EventReader::default(), bytes: Vec::new() }
     }
 
-    /// How many slots were read and are not given free yet, of how many.
+    /// How many slots were read and are not released yet, and how many slots the ring has.
     pub fn held(&self) -> (u64, u64) {
         (self.next - self.tail, self.ring.mask + 1)
     }
@@ -400,7 +400,7 @@ impl<M: RingMemory> RingReader<M> {
         self.ring.memory.lines().iter().flat_map(|line| &line.0)
     }
 
-    /// Gives free what was read: it is in the recording, which has so many bytes now.
+    /// Releases the slots that were read: their items are in the recording, which has `recorded` bytes now.
     pub fn release(&mut self, recorded: u64) {
         if self.next == self.tail {
             return;
@@ -410,7 +410,8 @@ impl<M: RingMemory> RingReader<M> {
         self.ring.tail().store(self.tail, Release);
     }
 
-    /// The recording has so many bytes now, and in it is all that was given free. [`WHOLE`]: all bytes of the file, whatever file that is.
+    /// The recording has `recorded` bytes now, and all items of released slots are in it. [`WHOLE_FILE`]: all bytes of the file,
+    /// whatever file that is.
     pub fn set_recorded(&mut self, recorded: u64) {
         let other = 1 - self.ring.newest_state().load(Relaxed) % 2;
         let [length, slots, ..] = self.ring.line(line::STATES[usize::from(other == 1)]);
@@ -420,7 +421,7 @@ impl<M: RingMemory> RingReader<M> {
         self.ring.newest_state().store(other, Release);
     }
 
-    /// An item of so many bytes, and how many slots it takes.
+    /// An item of `length` bytes, and how many slots it takes.
     fn other(&mut self, length: u64) -> (Item, u64) {
         let slots = length.saturating_add(8).div_ceil(BYTES as u64);
         if slots > self.head - self.next {
@@ -433,7 +434,7 @@ impl<M: RingMemory> RingReader<M> {
         self.bytes.extend(words.flat_map(|word| word.load(Relaxed).to_le_bytes()).take(length));
         self.events.begin_record();
         let item = item::get(&mut self.events, &mut Input::new(&self.bytes));
-        // It was put there by this version.
+        // This version wrote the item. If it cannot be read, the memory is damaged, and it counts as one missed item.
         (item.ok().flatten().unwrap_or(Item::Missed(1)), slots)
     }
 }

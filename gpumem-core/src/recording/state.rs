@@ -17,9 +17,9 @@ use crate::{
     report::{Groups, Lines},
 };
 
-/// So many closed scopes can still be reported.
+/// The most closed scopes that can still be reported.
 const MOST_CLOSED: usize = 1 << 14;
-/// So many statements wait for the report of their function.
+/// The most statements that wait for the report of their function.
 pub(super) const MOST_LINES: usize = 1 << 18;
 /// The bytes of the label of a block.
 const LONGEST_LABEL: u64 = 1 << 10;
@@ -68,7 +68,7 @@ pub(super) struct Tracker {
 pub(super) struct Refused {
     pub(super) refusal: derive::Refusal,
     pub(super) snapshot: Snapshot,
-    /// Under which the ledger keeps the peak of the device.
+    /// The scope number under which the ledger keeps the peak of the device.
     pub(super) peak: Option<ScopeId>,
 }
 
@@ -149,7 +149,7 @@ impl State {
         }
     }
 
-    /// The recording missed so many items: events may be among them.
+    /// The recording missed `count` items: events may be among them.
     pub(super) fn miss(
         &mut self,
         count: u64,
@@ -165,7 +165,7 @@ impl State {
         Ok(())
     }
 
-    /// `is_kept`: reports that the program requested may have it.
+    /// `is_kept`: whether requested reports may need the label.
     pub(super) fn label(
         &mut self,
         label: &BlockLabel,

@@ -8,11 +8,11 @@ use super::{
     record,
 };
 
-/// A record is written when its items have so many bytes. Larger records compress better, smaller ones lose less when a program is
+/// A record is written when its items have this many bytes. Larger records compress better, smaller ones lose less when a program is
 /// killed.
 const RECORD: usize = 1 << 16;
 
-/// One item has at most so many bytes; a longer one is left out. Texts are cut before that.
+/// The most bytes of one item; a longer one is left out. Texts are cut before that.
 const LONGEST_ITEM: usize = record::LARGEST - RECORD - 64;
 
 /// Writes a recording, item by item.
@@ -53,7 +53,7 @@ impl<W: Write> Writer<W> {
         Ok(Self::append(to, record::FILE_HEADER as u64))
     }
 
-    /// Goes on with a recording that has so many bytes, after its last complete record.
+    /// Goes on with a recording that has `bytes` bytes, after its last complete record.
     pub fn append(to: W, bytes: u64) -> Self {
         Self {
             to,

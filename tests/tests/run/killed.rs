@@ -189,7 +189,7 @@ fn a_report_says_if_what_was_recorded_last_is_lost() {
     let segment = items.iter().find_map(|item| if let Item::Ring(ring) = item { ring.segment } else { None });
     SharedMemory.remove(segment.expect("the ring is in shared memory"));
     let report = machine().run_program(&built("gpumem-command"), &["report", &recording]);
-    let text = "The file has no end: its process records still, or could not write it, or was killed, which loses up to 0.2 seconds";
+    let text = "The file has no end: its process still records, or could not write it, or was killed, which loses up to 0.2 seconds";
     assert!(report.stdout.contains(text), "{report}");
     let recorded = recorded(&recording);
     assert!(recorded.bytes.len() + recorded.frees <= returned);

@@ -16,7 +16,7 @@ fn reports_beside(folder: &Folder, last: &[&str]) -> Outcome {
          for loop in 1 2 3; do
              while grep -q '^State:.[^ZX]' /proc/$pid/task/*/status; do {gpumem} report $recording; done &
          done > reports 2>&1
-         until grep -q 'records still' reports; do sleep 0.01; done; > end
+         until grep -q 'still records' reports; do sleep 0.01; done; > end
          wait; rm pid end; {gpumem} report $recording > last 2>&1; echo $recording",
         folder = folder.0.display(),
     );

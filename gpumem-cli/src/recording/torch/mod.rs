@@ -23,7 +23,8 @@ use self::history::TorchHistory;
 use super::content::Content;
 use crate::files;
 
-/// Lines of Python have addresses from here on: no code has such ones, nor have the lines of the recording.
+/// Addresses from here on stand for lines of Python in the history. No code has such addresses, and the lines of Python that the recorder
+/// wrote have lower ones.
 const LINES: u64 = 0b11 << 62;
 
 /// The file of the history, and the unfinished one.

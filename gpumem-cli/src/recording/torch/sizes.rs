@@ -1,4 +1,4 @@
-//! The sizes of PyTorch's blocks.
+//! The sizes of PyTorch's blocks. Those of its segments are as PyTorch logs them.
 //!
 //! PyTorch logs how much the program asked for. How much a block takes, which is what `torch.cuda.memory_allocated()` counts, follows from
 //! where it lies: PyTorch rounds up, and does not split off what is too small to be of use.

@@ -92,7 +92,8 @@ fn record_handle_free(handle: u64) {
     }
 }
 
-/// A context is destroyed, with all blocks that were allocated in it. Blocks of pools stay, because a pool belongs to the device.
+/// A context is destroyed, with all blocks that were allocated in it. Blocks of pools and virtual
+/// memory (VMM) stay, because these belong to the device.
 pub(super) fn context_gone(handle: usize) {
     let removed = {
         let mut state = state();

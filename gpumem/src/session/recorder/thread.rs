@@ -11,7 +11,7 @@ use std::{
 
 use gpumem_core::{
     model::ThreadId,
-    recording::{ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE, Writer, new_path, old_path},
+    recording::{ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE_FILE, Writer, new_path, old_path},
 };
 
 use super::definitions::Definer;
@@ -209,7 +209,7 @@ impl Recorder {
         })
     }
 
-    /// What was read of the ring is in the file now, so its slots are given free.
+    /// What was read of the ring is in the file now, so its slots are released.
     fn flush(&mut self) -> io::Result<()> {
         self.has_defined = false;
         self.writer.flush()?;
@@ -231,7 +231,7 @@ impl Recorder {
         let path = self.path.clone();
         self.write_part()?;
         // If the process is killed here, the ring must not be added to the wrong file. Everything that is not in the ring is in both.
-        self.ring.set_recorded(WHOLE);
+        self.ring.set_recorded(WHOLE_FILE);
         let old = old_path(&path);
         let _ = fs::remove_file(&old);
         // Or here. So the recording keeps its name until the new file has it, if the file system has links.
