@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Placement,
+    placement::Placement,
     rounding::{PyTorchRounding, SMALL},
 };
 

@@ -1,6 +1,6 @@
 //! Allocators without a layout: what they have from the driver depends on the sum of the blocks only.
 
-use super::Placement;
+use super::placement::Placement;
 
 /// Blocks take what was requested; the allocator has a multiple of a step from the driver.
 ///

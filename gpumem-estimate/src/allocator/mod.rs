@@ -3,11 +3,13 @@
 mod caching;
 mod counting;
 mod cubecl;
+mod placement;
 mod rounding;
 
 use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::placement::Placement;
 pub use self::rounding::PyTorchRounding;
 use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
 
@@ -82,13 +84,4 @@ impl Allocator {
             Self::Cubecl(cubecl) => cubecl.reserved_peak(),
         }
     }
-}
-
-/// Where a block is, and how many bytes it takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Placement {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// What the allocator needs to free it.
-    pub(super) block: u32,
 }
