@@ -47,12 +47,9 @@ pub extern "C" fn InitializeInjection() -> c_int {
     if !CALLED.swap(true, Relaxed) {
         // Nothing unwinds into C. The panic hook has printed the panic.
         let begun = catch_unwind(control::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
-        if let Err(why) = begun {
-            // The program may have closed stderr.
-            let _ = writeln!(io::stderr(), "gpumem: process {} is not recorded: {why}", std::process::id());
-        }
+        say(" is not recorded", begun);
         if let Some(tool) = other_tool(variable::OTHER_INJECTION) {
-            say(initialize_injection(&tool));
+            say("", initialize_injection(&tool));
         }
     }
     1
@@ -77,14 +74,14 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
     let observe = || unsafe { observe_ranges(get_export_table, ranges::OBSERVER, other.as_deref()) };
     let begun =
         catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
-    say(begun);
+    say("", begun);
     1
 }
 
-/// Says on stderr what failed. The program may have closed it.
-fn say(done: Result<(), String>) {
+/// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.
+fn say(what: &str, done: Result<(), String>) {
     if let Err(why) = done {
-        let _ = writeln!(io::stderr(), "gpumem: process {}: {why}", std::process::id());
+        let _ = writeln!(io::stderr(), "gpumem: process {}{what}: {why}", std::process::id());
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
     ptr, slice,
     sync::{
         Mutex, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -88,8 +88,6 @@ static DOMAINS: Names = RwLock::new(None);
 static STRINGS: Names = RwLock::new(None);
 /// The newest handle that is ours, if there is no other tool to make one. NVTX's own handles are pointers, so 0 is none.
 static HANDLES: AtomicUsize = AtomicUsize::new(0);
-/// The newest number of a range that was begun by `nvtxRangeStart`, if there is no other tool to number it.
-static STARTED: AtomicU64 = AtomicU64::new(0);
 
 /// Puts functions into the tables of a copy of NVTX, so that the observer is told of its ranges. `other` is the file of another tool,
 /// which gets each call as well.
@@ -109,7 +107,7 @@ pub unsafe fn observe_ranges(
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     _ = OBSERVER.set(observer);
     let failed = other.and_then(|other| chain(get_export_table, other).err());
-    for (module, functions) in [(CORE, core()), (CORE2, core2())] {
+    for (module, functions) in [CORE, CORE2].into_iter().zip(all_functions()) {
         // SAFETY: the caller passes NVTX's function. The table that it returns lives as long as the copy of NVTX.
         let table = unsafe { table_of(get_export_table, module) }.ok_or("this version of NVTX has no such tables")?;
         for (entry, function) in table.iter().zip(functions).skip(1) {
@@ -144,7 +142,7 @@ unsafe fn table_of<'a>(get_export_table: GetExportTable, module: c_uint) -> Opti
 }
 
 /// NVTX's own function of the copy that is being initialized, for what the other tool asks besides.
-static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static REAL: Mutex<Option<GetExportTable>> = Mutex::new(None);
 
 /// Has the other tool put its functions into [`OTHER`].
 fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
@@ -152,7 +150,7 @@ fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
     let initialize = injection::function(other, "InitializeInjectionNvtx2").map_err(failed)?;
     // SAFETY: this is the type that NVTX documents for this name.
     let initialize = unsafe { transmute::<*const c_void, InitializeInjection>(initialize.as_ptr()) };
-    REAL.store(get_export_table as *mut c_void, Relaxed);
+    *REAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(get_export_table);
     // SAFETY: our function behaves as NVTX's own. The tool stores only functions of the types that NVTX documents.
     if unsafe { initialize(export_table) } == 0 {
         return Err(failed("it refused".to_owned()));
@@ -168,24 +166,13 @@ extern "C" fn export_table(id: u32) -> *const c_void {
 
 /// What the copy of NVTX that is being initialized returns for this number.
 fn real_table(id: u32) -> *const c_void {
-    let real = REAL.load(Relaxed);
-    if real.is_null() {
-        return ptr::null();
-    }
-    // SAFETY: `chain` has stored a function of this type.
-    let real = unsafe { transmute::<*mut c_void, GetExportTable>(real) };
-    // SAFETY: a number is all that it takes.
-    unsafe { real(id) }
+    let real = *REAL.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: it is the function of a copy of NVTX, and a number is all that it takes.
+    real.map_or(ptr::null(), |real| unsafe { real(id) })
 }
 
 /// For the other tool: [`OTHER`] for the two modules that we observe, and the copy's own table for the rest.
 unsafe extern "C" fn module_function_table(module: c_uint, table: *mut *const *mut usize, size: *mut c_uint) -> c_int {
-    struct Entries([[*mut usize; FUNCTIONS]; 2]);
-    // SAFETY: the pointers are to statics, which any thread may write through atomically. The tool writes each once, while it begins.
-    unsafe impl Send for Entries {}
-    // SAFETY: as above.
-    unsafe impl Sync for Entries {}
-    static ENTRIES: OnceLock<Entries> = OnceLock::new();
     let which = match module {
         CORE => 0,
         CORE2 => 1,
@@ -197,28 +184,16 @@ unsafe extern "C" fn module_function_table(module: c_uint, table: *mut *const *m
             return unsafe { real(module, table, size) };
         }
     };
-    let entries =
-        ENTRIES.get_or_init(|| Entries(OTHER.each_ref().map(|module| module.each_ref().map(AtomicUsize::as_ptr))));
+    // Never released: the tool may keep it. Each copy of NVTX asks once for each module.
+    let entries = Box::leak(Box::new(OTHER[which].each_ref().map(AtomicUsize::as_ptr)));
     // SAFETY: the tool passes pointers to its variables, or null for a size that it does not need.
     unsafe {
-        *table = entries.0[which].as_ptr();
+        *table = entries.as_ptr();
         if let Some(size) = size.as_mut() {
             *size = COUNT;
         }
     }
     1
-}
-
-/// Calls the other tool's function of this number, if it has one.
-macro_rules! pass_on {
-    ($module:literal, $number:literal, fn($($ty:ty),*) $(-> $result:ty)?, $($argument:expr),*) => {{
-        let function = OTHER[$module][$number].load(Relaxed);
-        (function != 0).then(|| {
-            // SAFETY: the tool has stored a function of the type that NVTX documents for this number, and the arguments are those of
-            // the program.
-            unsafe { transmute::<usize, unsafe extern "C" fn($($ty),*) $(-> $result)?>(function)($($argument),*) }
-        })
-    }};
 }
 
 /// Tells the observer. What it calls may use NVTX itself: that is not told.
@@ -271,52 +246,42 @@ fn handle(names: &Names, of_other: Option<usize>, name: &str) -> usize {
 ///
 /// # Safety
 /// The pointer is null, or to a string that ends with a zero.
-unsafe fn text_a(text: *const c_char) -> Cow<'static, str> {
+unsafe fn text_a(text: *const c_char) -> String {
     if text.is_null() {
-        return NO_NAME.into();
+        return NO_NAME.to_owned();
     }
-    let mut bytes = Vec::new();
-    for at in 0..MOST_CHARACTERS {
-        // SAFETY: the caller says that the string ends with a zero, which has not come yet.
-        match unsafe { text.add(at).read() } {
-            0 => break,
-            byte => bytes.push(byte.cast_unsigned()),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned().into()
+    // SAFETY: the caller says that the string ends with a zero. No byte after that is read.
+    let length = unsafe { libc::strnlen(text, MOST_CHARACTERS) };
+    // SAFETY: there are this many bytes, which the program does not change during the call.
+    String::from_utf8_lossy(unsafe { slice::from_raw_parts(text.cast(), length) }).into_owned()
 }
 
 /// As [`text_a`], of wide characters, which have 32 bits on Linux.
 ///
 /// # Safety
 /// As for [`text_a`].
-unsafe fn text_w(text: *const u32) -> Cow<'static, str> {
+unsafe fn text_w(text: *const u32) -> String {
     if text.is_null() {
-        return NO_NAME.into();
+        return NO_NAME.to_owned();
     }
-    let mut name = String::new();
-    for at in 0..MOST_CHARACTERS {
-        // SAFETY: as in `text_a`.
-        match unsafe { text.add(at).read() } {
-            0 => break,
-            character => name.push(char::from_u32(character).unwrap_or(char::REPLACEMENT_CHARACTER)),
-        }
-    }
-    name.into()
+    // SAFETY: the caller says that the string ends with a zero. No character after that is read.
+    let characters =
+        (0..MOST_CHARACTERS).map(|at| unsafe { text.add(at).read() }).take_while(|character| *character != 0);
+    characters.map(|character| char::from_u32(character).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
 }
 
 /// The message of a range.
 ///
 /// # Safety
 /// The pointer is null or to the attributes of a range, as NVTX documents them.
-unsafe fn message(attributes: *const EventAttributes) -> Cow<'static, str> {
+unsafe fn message(attributes: *const EventAttributes) -> String {
     if attributes.is_null() {
-        return NO_NAME.into();
+        return NO_NAME.to_owned();
     }
     // SAFETY: all versions begin with these two numbers.
     let size = unsafe { (*attributes).size };
     if usize::from(size) < size_of::<EventAttributes>() {
-        return NO_NAME.into();
+        return NO_NAME.to_owned();
     }
     // SAFETY: the attributes have at least this size.
     let attributes = unsafe { &*attributes };
@@ -326,115 +291,83 @@ unsafe fn message(attributes: *const EventAttributes) -> Cow<'static, str> {
         // SAFETY: `NVTX_MESSAGE_TYPE_UNICODE`: it is a string of wide characters.
         2 => unsafe { text_w(attributes.message.cast()) },
         // `NVTX_MESSAGE_TYPE_REGISTERED`
-        3 => name_of(&STRINGS, attributes.message.addr()).map_or(NO_NAME.into(), Cow::Owned),
-        _ => NO_NAME.into(),
+        3 => name_of(&STRINGS, attributes.message.addr()).unwrap_or_else(|| NO_NAME.to_owned()),
+        _ => NO_NAME.to_owned(),
     }
-}
-
-/// The functions of [`CORE`], by number. 0: ours does nothing, and the other tool's own one is taken.
-fn core() -> [usize; FUNCTIONS] {
-    let mut functions = OTHER[0].each_ref().map(|other| other.load(Relaxed));
-    functions[4] = range_start_ex as *const () as usize;
-    functions[5] = range_start_a as *const () as usize;
-    functions[6] = range_start_w as *const () as usize;
-    functions[8] = range_push_ex as *const () as usize;
-    functions[9] = range_push_a as *const () as usize;
-    functions[10] = range_push_w as *const () as usize;
-    functions[11] = range_pop as *const () as usize;
-    functions
-}
-
-/// As [`core`], of [`CORE2`].
-fn core2() -> [usize; FUNCTIONS] {
-    let mut functions = OTHER[1].each_ref().map(|other| other.load(Relaxed));
-    functions[2] = domain_range_start_ex as *const () as usize;
-    functions[4] = domain_range_push_ex as *const () as usize;
-    functions[5] = domain_range_pop as *const () as usize;
-    functions[10] = domain_register_string_a as *const () as usize;
-    functions[11] = domain_register_string_w as *const () as usize;
-    functions[12] = domain_create_a as *const () as usize;
-    functions[13] = domain_create_w as *const () as usize;
-    functions
-}
-
-/// The number of a range that may end on another thread.
-fn started(of_other: Option<u64>) -> u64 {
-    of_other.unwrap_or_else(|| STARTED.fetch_add(1, Relaxed) + 1)
 }
 
 /// What a push or a pop returns if no other tool says it: `NVTX_NO_PUSH_POP_TRACKING`.
 const NOT_TRACKED: c_int = -2;
 
-unsafe extern "C" fn range_start_ex(attributes: *const EventAttributes) -> u64 {
-    started(pass_on!(0, 4, fn(*const EventAttributes) -> u64, attributes))
+/// Our functions, by module (0 is [`CORE`], 1 is [`CORE2`]) and number. `$other` calls that of the other tool, if it has one. The other tool's
+/// own function is taken for all other numbers, among them those of ranges that may end on another thread.
+macro_rules! functions {
+    ($(($module:literal, $number:literal) $name:ident($($argument:ident: $ty:ty),*) -> $result:ty |$other:ident| $body:block)*) => {
+        $(unsafe extern "C" fn $name($($argument: $ty),*) -> $result {
+            let $other = || {
+                let function = OTHER[$module][$number].load(Relaxed);
+                (function != 0).then(|| {
+                    // SAFETY: the tool has stored a function of the type that NVTX documents for this number, and the arguments are
+                    // those of the program.
+                    unsafe { transmute::<usize, unsafe extern "C" fn($($ty),*) -> $result>(function)($($argument),*) }
+                })
+            };
+            $body
+        })*
+
+        /// What is written into the tables of a copy of NVTX: our functions, and the other tool's where we have none.
+        fn all_functions() -> [[usize; FUNCTIONS]; 2] {
+            let mut functions = OTHER.each_ref().map(|module| module.each_ref().map(|other| other.load(Relaxed)));
+            $(functions[$module][$number] = $name as *const () as usize;)*
+            functions
+        }
+    };
 }
 
-unsafe extern "C" fn range_start_a(name: *const c_char) -> u64 {
-    started(pass_on!(0, 5, fn(*const c_char) -> u64, name))
-}
-
-unsafe extern "C" fn range_start_w(name: *const u32) -> u64 {
-    started(pass_on!(0, 6, fn(*const u32) -> u64, name))
-}
-
-unsafe extern "C" fn range_push_ex(attributes: *const EventAttributes) -> c_int {
-    // SAFETY: the program passes what NVTX documents.
-    push(0, &unsafe { message(attributes) });
-    pass_on!(0, 8, fn(*const EventAttributes) -> c_int, attributes).unwrap_or(NOT_TRACKED)
-}
-
-unsafe extern "C" fn range_push_a(name: *const c_char) -> c_int {
-    // SAFETY: as above.
-    push(0, &unsafe { text_a(name) });
-    pass_on!(0, 9, fn(*const c_char) -> c_int, name).unwrap_or(NOT_TRACKED)
-}
-
-unsafe extern "C" fn range_push_w(name: *const u32) -> c_int {
-    // SAFETY: as above.
-    push(0, &unsafe { text_w(name) });
-    pass_on!(0, 10, fn(*const u32) -> c_int, name).unwrap_or(NOT_TRACKED)
-}
-
-unsafe extern "C" fn range_pop() -> c_int {
-    pop(0);
-    pass_on!(0, 11, fn() -> c_int,).unwrap_or(NOT_TRACKED)
-}
-
-unsafe extern "C" fn domain_range_start_ex(domain: usize, attributes: *const EventAttributes) -> u64 {
-    started(pass_on!(1, 2, fn(usize, *const EventAttributes) -> u64, domain, attributes))
-}
-
-unsafe extern "C" fn domain_range_push_ex(domain: usize, attributes: *const EventAttributes) -> c_int {
-    // SAFETY: as above.
-    push(domain, &unsafe { message(attributes) });
-    pass_on!(1, 4, fn(usize, *const EventAttributes) -> c_int, domain, attributes).unwrap_or(NOT_TRACKED)
-}
-
-unsafe extern "C" fn domain_range_pop(domain: usize) -> c_int {
-    pop(domain);
-    pass_on!(1, 5, fn(usize) -> c_int, domain).unwrap_or(NOT_TRACKED)
-}
-
-unsafe extern "C" fn domain_register_string_a(domain: usize, text: *const c_char) -> usize {
-    let of_other = pass_on!(1, 10, fn(usize, *const c_char) -> usize, domain, text);
-    // SAFETY: as above.
-    handle(&STRINGS, of_other, &unsafe { text_a(text) })
-}
-
-unsafe extern "C" fn domain_register_string_w(domain: usize, text: *const u32) -> usize {
-    let of_other = pass_on!(1, 11, fn(usize, *const u32) -> usize, domain, text);
-    // SAFETY: as above.
-    handle(&STRINGS, of_other, &unsafe { text_w(text) })
-}
-
-unsafe extern "C" fn domain_create_a(name: *const c_char) -> usize {
-    let of_other = pass_on!(1, 12, fn(*const c_char) -> usize, name);
-    // SAFETY: as above.
-    handle(&DOMAINS, of_other, &unsafe { text_a(name) })
-}
-
-unsafe extern "C" fn domain_create_w(name: *const u32) -> usize {
-    let of_other = pass_on!(1, 13, fn(*const u32) -> usize, name);
-    // SAFETY: as above.
-    handle(&DOMAINS, of_other, &unsafe { text_w(name) })
+// In each of them, the program passes what NVTX documents.
+functions! {
+    (0, 8) range_push_ex(attributes: *const EventAttributes) -> c_int |other| {
+        // SAFETY: see above.
+        push(0, &unsafe { message(attributes) });
+        other().unwrap_or(NOT_TRACKED)
+    }
+    (0, 9) range_push_a(name: *const c_char) -> c_int |other| {
+        // SAFETY: see above.
+        push(0, &unsafe { text_a(name) });
+        other().unwrap_or(NOT_TRACKED)
+    }
+    (0, 10) range_push_w(name: *const u32) -> c_int |other| {
+        // SAFETY: see above.
+        push(0, &unsafe { text_w(name) });
+        other().unwrap_or(NOT_TRACKED)
+    }
+    (0, 11) range_pop() -> c_int |other| {
+        pop(0);
+        other().unwrap_or(NOT_TRACKED)
+    }
+    (1, 4) domain_range_push_ex(domain: usize, attributes: *const EventAttributes) -> c_int |other| {
+        // SAFETY: see above.
+        push(domain, &unsafe { message(attributes) });
+        other().unwrap_or(NOT_TRACKED)
+    }
+    (1, 5) domain_range_pop(domain: usize) -> c_int |other| {
+        pop(domain);
+        other().unwrap_or(NOT_TRACKED)
+    }
+    (1, 10) domain_register_string_a(domain: usize, text: *const c_char) -> usize |other| {
+        // SAFETY: see above.
+        handle(&STRINGS, other(), &unsafe { text_a(text) })
+    }
+    (1, 11) domain_register_string_w(domain: usize, text: *const u32) -> usize |other| {
+        // SAFETY: see above.
+        handle(&STRINGS, other(), &unsafe { text_w(text) })
+    }
+    (1, 12) domain_create_a(name: *const c_char) -> usize |other| {
+        // SAFETY: see above.
+        handle(&DOMAINS, other(), &unsafe { text_a(name) })
+    }
+    (1, 13) domain_create_w(name: *const u32) -> usize |other| {
+        // SAFETY: see above.
+        handle(&DOMAINS, other(), &unsafe { text_w(name) })
+    }
 }
