@@ -25,24 +25,31 @@ impl CodeFrame {
         }
     }
 
-    /// In fewer words. A function of a Python package is known by its name and that of its file: its line would show one function several
+    /// A scope, a library or a place.
+    fn named(name: &str) -> Self {
+        Self { function: name.to_owned(), ..Self::default() }
+    }
+
+    /// In fewer words than [`new`](Self::new). A function of a Python package is known by its name and that of its file: its line would show one function several
     /// times. The files that `torch.compile` writes have names of 50 signs that say nothing. Functions of C++ are known without the types of
     /// their arguments.
-    fn short(mut self) -> Self {
-        let name = self.file.rsplit('/').next().unwrap_or(&self.file);
-        if self.file.contains("/torchinductor_") {
-            "compiled".clone_into(&mut self.function);
-            self.file = name.get(..8).map_or(name.to_owned(), |beginning| format!("{beginning}….py"));
-        } else if self.file.contains("-packages/") || self.file.contains("/lib/python3.") {
-            self.file = name.to_owned();
-            self.line = 0;
+    fn short(frame: &Frame) -> Self {
+        let mut short = Self::new(frame);
+        let name = short.file.rsplit('/').next().unwrap_or_default();
+        if frame.is_of_torch_compile() {
+            short.file = name.get(..8).map_or(name.to_owned(), |beginning| format!("{beginning}….py"));
+            "compiled".clone_into(&mut short.function);
+        } else if frame.is_of_python_package() {
+            short.file = name.to_owned();
+            short.line = 0;
         }
-        if let Some(at) = self.function.match_indices('(').map(|(at, _)| at).find(|at| {
-            *at > 0 && self.function.contains("::") && !self.function[*at..].starts_with("(anonymous namespace)")
-        }) {
-            self.function.truncate(at);
+        let function = &short.function;
+        let mut brackets =
+            function.match_indices('(').map(|(at, _)| at).filter(|at| *at > 0 && function.contains("::"));
+        if let Some(at) = brackets.find(|at| !function[*at..].starts_with("(anonymous namespace)")) {
+            short.function.truncate(at);
         }
-        self
+        short
     }
 
     /// `train::forward (src/model.rs:42)`
@@ -62,20 +69,19 @@ pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     below_scopes(origin, functions(history, origin))
 }
 
-/// The same, but only the functions that say what memory is for (see [`calls`]), with the names of the files of packages.
+/// The scopes of an origin, and the functions that say what its memory is for (see [`calls`]), in few words.
 pub(crate) fn stack_of_calls(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
-    let in_words = |function: &str| CodeFrame { function: function.to_owned(), ..CodeFrame::default() };
     let mut functions: Vec<_> = calls(&frames)
         .into_iter()
         .map(|call| match call {
-            Call::Function(frame) => CodeFrame::new(frame).short(),
-            Call::Library(name) | Call::Backward(name) => in_words(name),
-            Call::BackwardPass => in_words("backward pass"),
+            Call::Function(frame) => CodeFrame::short(frame),
+            Call::Library(name) | Call::Backward(name) => CodeFrame::named(name),
+            Call::BackwardPass => CodeFrame::named("backward pass"),
         })
         .collect();
     if functions.is_empty() {
-        functions.push(in_words(&origin.place()));
+        functions.push(CodeFrame::named(&origin.place()));
     }
     below_scopes(origin, functions)
 }
@@ -86,7 +92,7 @@ pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<Strin
     let frames = history.definitions().frames(origin.stack);
     let (line, _) = user_line(&frames)?;
     let of_packages = calls(&frames).into_iter().map_while(|call| match call {
-        Call::Function(frame) => (!std::ptr::eq(frame, line)).then(|| CodeFrame::new(frame).short().function),
+        Call::Function(frame) => (!std::ptr::eq(frame, line)).then(|| CodeFrame::short(frame).function),
         Call::Library(name) | Call::Backward(name) => Some(name.to_owned()),
         Call::BackwardPass => None,
     });
@@ -96,7 +102,7 @@ pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<Strin
 }
 
 fn below_scopes(origin: &Origin, functions: Vec<CodeFrame>) -> Vec<CodeFrame> {
-    let scopes = origin.path.iter().map(|name| CodeFrame { function: name.clone(), ..CodeFrame::default() });
+    let scopes = origin.path.iter().map(|name| CodeFrame::named(name));
     scopes.chain(functions.into_iter().rev()).collect()
 }
 
@@ -105,7 +111,7 @@ pub(super) fn functions(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
     let mut frames: Vec<_> = readable_frames(&frames).into_iter().map(CodeFrame::new).collect();
     if frames.is_empty() {
-        frames.push(CodeFrame { function: origin.place(), ..CodeFrame::default() });
+        frames.push(CodeFrame::named(&origin.place()));
     }
     frames
 }

@@ -2,7 +2,7 @@
 
 use super::{
     library, readable_frames,
-    tables::{DRIVER, PYTHON_PACKAGES, WRAPPERS},
+    tables::{DRIVER, WRAPPERS},
 };
 use crate::model::Frame;
 
@@ -34,14 +34,13 @@ pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
     } else if let Some(operation) = backward_operation(frames) {
         calls.push(Call::Backward(operation));
     } else {
-        let is_of_library =
-            |frame: &&&Frame| frame.is_in_library() || frame.is_in(DRIVER) || frame.is_in_static_runtime();
-        let inside = readable.iter().take_while(is_of_library).count();
-        let has_library = readable[..inside].iter().any(|frame| frame.is_in_library());
+        let is_inside = |frame: &&&Frame| frame.is_in_library() || frame.is_in(DRIVER) || frame.is_in_static_runtime();
+        let (inside, outside) = readable.split_at(readable.iter().take_while(is_inside).count());
+        let has_library = inside.iter().any(|frame| frame.is_in_library());
         calls.extend(library(frames).filter(|_| has_library).map(Call::Library));
-        let is_of_library = |frame: &Frame| has_backward && frame.is_in_library();
-        calls
-            .extend(readable[inside..].iter().filter(|frame| !is_of_library(frame)).map(|frame| Call::Function(frame)));
+        // The functions around an operation of the backward pass are PyTorch's.
+        let outside = outside.iter().filter(|frame| !(has_backward && frame.is_in_library()));
+        calls.extend(outside.map(|frame| Call::Function(frame)));
     }
     if has_backward {
         calls.push(Call::BackwardPass);
@@ -67,9 +66,8 @@ impl Frame {
     fn passes_on(&self) -> bool {
         let function = self.function.as_deref().unwrap_or_default();
         let file = self.file.as_deref().unwrap_or_default();
-        let is_of_package = PYTHON_PACKAGES.iter().any(|folder| file.contains(folder));
         // A function inside of a function is a decorator's.
-        let is_inner = is_of_package && function.contains(".<locals>.");
+        let is_inner = self.is_of_python_package() && function.contains(".<locals>.");
         is_inner || WRAPPERS.iter().any(|(folder, name)| file.contains(folder) && function == *name)
     }
 }

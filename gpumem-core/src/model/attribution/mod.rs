@@ -9,7 +9,7 @@ pub(crate) use self::calls::backward_operation;
 pub use self::calls::{Call, calls};
 use self::tables::{
     CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP,
-    STD_FOLDERS, SYSTEM,
+    STD_FOLDERS, SYSTEM, TORCH_COMPILE,
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
 use super::Frame;
@@ -90,8 +90,17 @@ impl Frame {
             let named = self.function.as_deref().map(crates_of).unwrap_or_default();
             return !named.is_empty() && named.iter().all(|name| is_of_framework(name));
         };
-        let folders = if self.is_python() { PYTHON_PACKAGES } else { REGISTRIES };
-        folders.iter().any(|folder| file.contains(folder))
+        if self.is_python() { self.is_of_python_package() } else { is_below(file, REGISTRIES) }
+    }
+
+    /// Its file belongs to a package of Python or to Python itself, or `torch.compile` wrote it.
+    pub fn is_of_python_package(&self) -> bool {
+        self.file.as_deref().is_some_and(|file| is_below(file, PYTHON_PACKAGES))
+    }
+
+    /// `torch.compile` wrote its file.
+    pub fn is_of_torch_compile(&self) -> bool {
+        self.file.as_deref().is_some_and(|file| file.contains(TORCH_COMPILE))
     }
 
     /// The CUDA runtime that is linked into the program: `libcudart_static_…`, and the functions of its API, such as `cudaMalloc`.
@@ -120,6 +129,10 @@ impl Frame {
         let named = self.function.as_deref().map(crates_of).unwrap_or_default();
         in_std || written_in || !named.is_empty() && named.iter().all(|name| crates.contains(name))
     }
+}
+
+fn is_below(file: &str, folders: &[&str]) -> bool {
+    folders.iter().any(|folder| file.contains(folder))
 }
 
 /// Whether a pattern of the tables fits the file of a module: `libcudart` fits `libcudart.so.12` and

@@ -8,7 +8,10 @@ pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/check
 /// What the files of Python's packages and of its standard library contain, and those that `torch.compile` writes. `<frozen` is the name of
 /// files inside the interpreter.
 pub(super) const PYTHON_PACKAGES: &[&str] =
-    &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", "/torchinductor_"];
+    &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", TORCH_COMPILE];
+
+/// The folder of files that `torch.compile` writes, with the name of the user after it.
+pub(super) const TORCH_COMPILE: &str = "/torchinductor_";
 
 /// Functions of Python's packages that only call what they are given: the folder or the file, and the name. Functions inside of functions
 /// need no entry.
