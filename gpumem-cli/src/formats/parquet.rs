@@ -4,20 +4,19 @@
 use std::{
     fs,
     io::{self, Write},
-    iter,
     path::Path,
     sync::Arc,
 };
 
 use parquet::{
-    basic::{Compression, ConvertedType, Repetition, Type as Physical},
-    data_type::{BoolType, ByteArray, ByteArrayType, Int32Type, Int64Type},
+    basic::{Compression, ConvertedType, Encoding, Repetition, Type as Physical},
+    data_type::{BoolType, ByteArray, ByteArrayType, DataType, Int32Type, Int64Type},
     errors::Result,
     file::{
         properties::WriterProperties,
-        writer::{SerializedFileWriter, SerializedRowGroupWriter},
+        writer::{SerializedColumnWriter, SerializedFileWriter},
     },
-    schema::types::Type,
+    schema::types::{ColumnPath, Type},
 };
 
 use crate::{
@@ -25,56 +24,94 @@ use crate::{
     report::tensors::NO_LINE,
 };
 
-/// This many rows are written at once.
+/// A row group has this many rows.
 const ROWS: usize = 1 << 17;
+/// This many values are given to the writer at once: so many fit into a processor's cache.
+const VALUES: usize = 1 << 12;
+/// The columns whose values differ from row to row.
+const COUNTERS: [&str; 6] = ["number", "time_ns", "address", "live_bytes", "allocated_ns", "freed_ns"];
 
-/// A column: its name, and the values of some rows.
-enum Column {
-    Numbers(&'static str, Vec<i64>),
-    SmallNumbers(&'static str, Vec<i32>),
-    /// `None` is null.
-    OptionalNumbers(&'static str, Vec<Option<i64>>),
-    Texts(&'static str, Vec<ByteArray>),
-    OptionalTexts(&'static str, Vec<Option<ByteArray>>),
-    Flags(&'static str, Vec<bool>),
+/// A column of rows `R`.
+struct Column<'a, R> {
+    name: &'static str,
+    /// Whether a value may be null, which `None` is.
+    is_optional: bool,
+    values: Values<'a, R>,
 }
 
-impl Column {
-    fn schema(&self) -> Result<Type> {
-        let (name, physical, is_text, is_optional) = match self {
-            Self::Numbers(name, _) => (name, Physical::INT64, false, false),
-            Self::SmallNumbers(name, _) => (name, Physical::INT32, false, false),
-            Self::OptionalNumbers(name, _) => (name, Physical::INT64, false, true),
-            Self::Texts(name, _) => (name, Physical::BYTE_ARRAY, true, false),
-            Self::OptionalTexts(name, _) => (name, Physical::BYTE_ARRAY, true, true),
-            Self::Flags(name, _) => (name, Physical::BOOLEAN, false, false),
-        };
-        let repetition = if is_optional { Repetition::OPTIONAL } else { Repetition::REQUIRED };
-        let converted = if is_text { ConvertedType::UTF8 } else { ConvertedType::NONE };
-        Type::primitive_type_builder(name, physical).with_repetition(repetition).with_converted_type(converted).build()
+enum Values<'a, R> {
+    Numbers(ValueOf<'a, R, i64>),
+    SmallNumbers(ValueOf<'a, R, i32>),
+    Texts(ValueOf<'a, R, ByteArray>),
+    Flags(ValueOf<'a, R, bool>),
+}
+
+type EventColumn<'a> = Column<'a, EventRow>;
+/// A row is a block with its number.
+type BlockColumn<'a> = Column<'a, (u32, BlockLife)>;
+/// The value of a row.
+type ValueOf<'a, R, T> = Box<dyn Fn(&R) -> Option<T> + 'a>;
+
+impl<'a, R> Column<'a, R> {
+    fn number(name: &'static str, value: impl Fn(&R) -> i64 + 'a) -> Self {
+        Self { name, is_optional: false, values: Values::Numbers(Box::new(move |row| Some(value(row)))) }
     }
 
-    fn write<W: Write + Send>(&self, rows: &mut SerializedRowGroupWriter<'_, W>) -> Result<()> {
-        fn levels<T: Clone>(values: &[Option<T>]) -> (Vec<T>, Vec<i16>) {
-            let levels = values.iter().map(|value| i16::from(value.is_some())).collect();
-            (values.iter().flatten().cloned().collect(), levels)
-        }
-        let Some(mut column) = rows.next_column()? else { return Ok(()) };
-        match self {
-            Self::Numbers(_, values) => column.typed::<Int64Type>().write_batch(values, None, None),
-            Self::SmallNumbers(_, values) => column.typed::<Int32Type>().write_batch(values, None, None),
-            Self::OptionalNumbers(_, values) => {
-                let (values, levels) = levels(values);
-                column.typed::<Int64Type>().write_batch(&values, Some(&levels), None)
-            }
-            Self::Texts(_, values) => column.typed::<ByteArrayType>().write_batch(values, None, None),
-            Self::OptionalTexts(_, values) => {
-                let (values, levels) = levels(values);
-                column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None)
-            }
-            Self::Flags(_, values) => column.typed::<BoolType>().write_batch(values, None, None),
+    fn optional_number(name: &'static str, value: impl Fn(&R) -> Option<i64> + 'a) -> Self {
+        Self { name, is_optional: true, values: Values::Numbers(Box::new(value)) }
+    }
+
+    fn small_number(name: &'static str, value: impl Fn(&R) -> i32 + 'a) -> Self {
+        Self { name, is_optional: false, values: Values::SmallNumbers(Box::new(move |row| Some(value(row)))) }
+    }
+
+    fn text(name: &'static str, value: impl Fn(&R) -> &'a ByteArray + 'a) -> Self {
+        Self { name, is_optional: false, values: Values::Texts(Box::new(move |row| Some(value(row).clone()))) }
+    }
+
+    fn optional_text(name: &'static str, value: impl Fn(&R) -> Option<&'a ByteArray> + 'a) -> Self {
+        Self { name, is_optional: true, values: Values::Texts(Box::new(move |row| value(row).cloned())) }
+    }
+
+    fn flag(name: &'static str, value: impl Fn(&R) -> bool + 'a) -> Self {
+        Self { name, is_optional: false, values: Values::Flags(Box::new(move |row| Some(value(row)))) }
+    }
+
+    fn schema(&self) -> Result<Type> {
+        let (physical, converted) = match self.values {
+            Values::Numbers(_) => (Physical::INT64, ConvertedType::NONE),
+            Values::SmallNumbers(_) => (Physical::INT32, ConvertedType::NONE),
+            Values::Texts(_) => (Physical::BYTE_ARRAY, ConvertedType::UTF8),
+            Values::Flags(_) => (Physical::BOOLEAN, ConvertedType::NONE),
+        };
+        let repetition = if self.is_optional { Repetition::OPTIONAL } else { Repetition::REQUIRED };
+        let column = Type::primitive_type_builder(self.name, physical);
+        column.with_repetition(repetition).with_converted_type(converted).build()
+    }
+
+    fn write(&self, rows: &[R], mut column: SerializedColumnWriter<'_>) -> Result<()> {
+        match &self.values {
+            Values::Numbers(value) => self.write_values::<Int64Type>(value, rows, &mut column),
+            Values::SmallNumbers(value) => self.write_values::<Int32Type>(value, rows, &mut column),
+            Values::Texts(value) => self.write_values::<ByteArrayType>(value, rows, &mut column),
+            Values::Flags(value) => self.write_values::<BoolType>(value, rows, &mut column),
         }?;
         column.close()
+    }
+
+    fn write_values<T: DataType>(
+        &self,
+        value: &ValueOf<'_, R, T::T>,
+        rows: &[R],
+        column: &mut SerializedColumnWriter<'_>,
+    ) -> Result<()> {
+        for rows in rows.chunks(VALUES) {
+            let mut is_there = Vec::with_capacity(rows.len());
+            let values = rows.iter().map(value).inspect(|value| is_there.push(i16::from(value.is_some())));
+            let values: Vec<_> = values.flatten().collect();
+            column.typed::<T>().write_batch(&values, self.is_optional.then_some(&*is_there), None)?;
+        }
+        Ok(())
     }
 }
 
@@ -82,7 +119,8 @@ impl Column {
 struct Words {
     recording: ByteArray,
     pid: i64,
-    actions: Vec<(ChangeKind, ByteArray)>,
+    /// By [`ChangeKind`].
+    actions: Vec<ByteArray>,
     origins: Vec<OriginWords>,
 }
 
@@ -132,7 +170,7 @@ impl Words {
         Self {
             recording: text(&name),
             pid: history.definitions().process().pid.into(),
-            actions: ChangeKind::ALL.map(|kind| (kind, text(kind.name()))).to_vec(),
+            actions: ChangeKind::ALL.map(|kind| text(kind.name())).to_vec(),
             origins: history.origins.iter().map(origin).collect(),
         }
     }
@@ -147,21 +185,11 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
         scope.len() + place.len()
     })?;
     fs::create_dir_all(folder)?;
-    let mut live = vec![0_i64; history.devices.len()];
-    let events = (0..history.lives.change_count()).step_by(ROWS).map(|first| {
-        let rows: Vec<_> = history.lives.changes_from(first).take(ROWS).collect();
-        events(history, &words, &rows, first, &mut live)
-    });
     let name = history.path.file_stem().unwrap_or_default().to_string_lossy();
-    write_table(&folder.join(format!("{name}.events.parquet")), events, || {
-        self::events(history, &words, &[], 0, &mut [])
-    })?;
-    let blocks = (0_u32..).step_by(ROWS).take(history.lives.block_count().div_ceil(ROWS)).map(|first| {
-        let rows: Vec<_> = history.lives.blocks_from(first).take(ROWS).map(|(_, block)| block).collect();
-        blocks(history, &words, &rows, first as usize)
-    });
-    write_table(&folder.join(format!("{name}.blocks.parquet")), blocks, || self::blocks(history, &words, &[], 0))?;
-    let path = folder.join(format!("{name}.tensors.parquet"));
+    let path = |table: &str| folder.join(format!("{name}.{table}.parquet"));
+    write_table(&path("events"), &event_columns(history, &words), events(history))?;
+    write_table(&path("blocks"), &block_columns(history, &words), history.lives.blocks())?;
+    let path = path("tensors");
     match history.tensors.as_ref().filter(|tensors| tensors.missing.is_none()) {
         Some(tensors) => write_tensors(tensors, &words, &path),
         // The file may be that of an earlier recording of this name.
@@ -175,43 +203,49 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
 fn write_tensors(tensors: &Tensors, words: &Words, path: &Path) -> io::Result<()> {
     let blocks = tensors.blocks();
     let places: Vec<_> = tensors.origins.iter().map(TensorPlace::new).collect();
-    let is_tensor = |(_, block): &(u32, BlockLife)| block.origin != tensors.segment_origin();
-    let mut rest = blocks.lives.blocks().filter(is_tensor).peekable();
-    let parts = iter::from_fn(|| {
-        rest.peek()?;
-        let rows: Vec<_> = rest.by_ref().take(ROWS).collect();
-        Some(tensor_rows(tensors, &blocks, words, &places, &rows))
-    });
-    write_table(path, parts, || tensor_rows(tensors, &blocks, words, &places, &[]))
+    let rows = blocks.lives.blocks().filter(|(_, block)| block.origin != tensors.segment_origin());
+    write_table(path, &tensor_columns(tensors, &blocks, words, &places), rows)
 }
 
-/// A table; `empty` has its columns without rows.
-fn write_table(
-    path: &Path,
-    parts: impl Iterator<Item = Vec<Column>>,
-    empty: impl FnOnce() -> Vec<Column>,
-) -> io::Result<()> {
-    let columns = empty().iter().map(|column| column.schema().map(Arc::new)).collect::<Result<Vec<_>>>();
-    let schema = columns.and_then(|columns| Type::group_type_builder("schema").with_fields(columns).build());
+fn write_table<R>(path: &Path, columns: &[Column<'_, R>], rows: impl Iterator<Item = R>) -> io::Result<()> {
+    let fields = columns.iter().map(|column| column.schema().map(Arc::new)).collect::<Result<Vec<_>>>();
+    let schema = fields.and_then(|fields| Type::group_type_builder("schema").with_fields(fields).build());
     let properties = WriterProperties::builder()
         .set_compression(Compression::SNAPPY)
-        .set_created_by(concat!("gpumem ", env!("CARGO_PKG_VERSION")).to_owned())
-        .build();
+        .set_created_by(concat!("gpumem ", env!("CARGO_PKG_VERSION")).to_owned());
+    // A dictionary makes them larger and slower.
+    let properties = COUNTERS.into_iter().map(ColumnPath::from).fold(properties, |properties, column| {
+        let properties = properties.set_column_dictionary_enabled(column.clone(), false);
+        properties.set_column_encoding(column, Encoding::DELTA_BINARY_PACKED)
+    });
     let schema = Arc::new(schema.map_err(io::Error::other)?);
     let unfinished = path.with_extension("unfinished");
-    let file = fs::File::create(&unfinished)?;
-    let written =
-        SerializedFileWriter::new(io::BufWriter::new(file), schema, Arc::new(properties)).and_then(|mut writer| {
-            for part in parts {
-                let mut rows = writer.next_row_group()?;
-                part.iter().try_for_each(|column| column.write(&mut rows))?;
-                rows.close()?;
-            }
-            writer.close()
-        });
-    written.map_err(io::Error::other).and_then(|_| fs::rename(&unfinished, path)).inspect_err(|_| {
+    let file = io::BufWriter::new(fs::File::create(&unfinished)?);
+    let written = SerializedFileWriter::new(file, schema, Arc::new(properties.build()))
+        .and_then(|writer| write_rows(writer, columns, rows));
+    written.map_err(io::Error::other).and_then(|()| fs::rename(&unfinished, path)).inspect_err(|_| {
         _ = fs::remove_file(&unfinished);
     })
+}
+
+fn write_rows<R>(
+    mut writer: SerializedFileWriter<impl Write + Send>,
+    columns: &[Column<'_, R>],
+    mut rows: impl Iterator<Item = R>,
+) -> Result<()> {
+    loop {
+        let rows: Vec<_> = rows.by_ref().take(ROWS).collect();
+        if rows.is_empty() {
+            return writer.close().map(|_| ());
+        }
+        let mut group = writer.next_row_group()?;
+        for column in columns {
+            if let Some(place) = group.next_column()? {
+                column.write(&rows, place)?;
+            }
+        }
+        group.close()?;
+    }
 }
 
 fn signed(number: u64) -> i64 {
@@ -222,116 +256,112 @@ fn device(history: &History, block: &BlockLife) -> i32 {
     history.devices[usize::from(block.device)].device.ordinal.cast_signed()
 }
 
-/// `first` is the number of the first of these changes, `live` what each device has before it.
-fn events(history: &History, words: &Words, rows: &[Change], first: usize, live: &mut [i64]) -> Vec<Column> {
-    let block = |change: &Change| history.lives.block(change.block);
-    let origin = |change: &Change| &words.origins[block(change).origin as usize];
-    let action = |change: &Change| {
-        words.actions.iter().find(|(kind, _)| *kind == change.kind).map(|(_, name)| name.clone()).unwrap_or_default()
-    };
+struct EventRow {
+    change: Change,
+    block: BlockLife,
+    /// What the device has after the event. `None` if it is not in the recording.
+    live: Option<i64>,
+}
+
+fn events(history: &History) -> impl Iterator<Item = EventRow> {
     let whole_from = history.whole_from();
-    // `None` if it is not in the recording.
-    let in_use = (first..).zip(rows).map(|(at, change)| {
-        let block = block(change);
+    let mut live = vec![0_i64; history.devices.len()];
+    history.lives.changes().enumerate().map(move |(at, change)| {
+        let block = history.lives.block(change.block);
         let peak_at = history.devices[usize::from(block.device)].peak_at;
         let is_known = whole_from.map_or(peak_at.is_some_and(|peak| peak as usize == at), |first| first <= at);
         let live = &mut live[usize::from(block.device)];
         if history.origin(&block).kind.is_on_device() {
             *live += change.delta;
         }
-        is_known.then_some(*live)
-    });
-    let in_use = in_use.collect();
+        EventRow { change, block, live: is_known.then_some(*live) }
+    })
+}
+
+fn event_columns<'a>(history: &'a History, words: &'a Words) -> Vec<EventColumn<'a>> {
+    let origin = |row: &EventRow| &words.origins[row.block.origin as usize];
+    let action = |row: &EventRow| &words.actions[row.change.kind as usize];
     vec![
-        Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
-        Column::Numbers("pid", rows.iter().map(|_| words.pid).collect()),
-        Column::Numbers("number", rows.iter().map(|change| signed(change.number)).collect()),
-        Column::Numbers("time_ns", rows.iter().map(|change| signed(change.time)).collect()),
-        Column::Texts("action", rows.iter().map(action).collect()),
-        Column::SmallNumbers("device", rows.iter().map(|change| device(history, &block(change))).collect()),
-        Column::Numbers("address", rows.iter().map(|change| signed(block(change).key)).collect()),
-        Column::Numbers("change_bytes", rows.iter().map(|change| change.delta).collect()),
-        Column::OptionalNumbers("live_bytes", in_use),
-        Column::Texts("kind", rows.iter().map(|change| origin(change).kind.clone()).collect()),
-        Column::Flags("is_on_device", rows.iter().map(|change| origin(change).is_on_device).collect()),
-        Column::SmallNumbers("thread", rows.iter().map(|change| change.thread.into()).collect()),
-        Column::Texts("scope", rows.iter().map(|change| origin(change).scope.clone()).collect()),
-        Column::Texts("place", rows.iter().map(|change| origin(change).place.clone()).collect()),
-        Column::OptionalTexts("library", rows.iter().map(|change| origin(change).library.clone()).collect()),
+        EventColumn::text("recording", |_| &words.recording),
+        EventColumn::number("pid", |_| words.pid),
+        EventColumn::number("number", |row| signed(row.change.number)),
+        EventColumn::number("time_ns", |row| signed(row.change.time)),
+        EventColumn::text("action", action),
+        EventColumn::small_number("device", |row| device(history, &row.block)),
+        EventColumn::number("address", |row| signed(row.block.key)),
+        EventColumn::number("change_bytes", |row| row.change.delta),
+        EventColumn::optional_number("live_bytes", |row| row.live),
+        EventColumn::text("kind", move |row| &origin(row).kind),
+        EventColumn::flag("is_on_device", move |row| origin(row).is_on_device),
+        EventColumn::small_number("thread", |row| row.change.thread.into()),
+        EventColumn::text("scope", move |row| &origin(row).scope),
+        EventColumn::text("place", move |row| &origin(row).place),
+        EventColumn::optional_text("library", move |row| origin(row).library.as_ref()),
     ]
 }
 
-fn blocks(history: &History, words: &Words, rows: &[BlockLife], first: usize) -> Vec<Column> {
+fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<'a>> {
     let origin = |block: &BlockLife| &words.origins[block.origin as usize];
-    let freed = |block: &BlockLife| (block.died != LIVE).then(|| signed(history.time_of(block.died)));
-    let is_at_peak = |block: &BlockLife| {
-        let peak = history.devices[usize::from(block.device)].peak_at;
-        peak.is_some_and(|peak| block.is_live_after(peak))
-    };
-    let label = |number: usize| {
-        let label = u32::try_from(number).ok().and_then(|number| history.labels.get(&number));
-        label.map(|label| text(label))
-    };
+    let peak = |block: &BlockLife| history.devices[usize::from(block.device)].peak_at;
     vec![
-        Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
-        Column::Numbers("pid", rows.iter().map(|_| words.pid).collect()),
-        Column::SmallNumbers("device", rows.iter().map(|block| device(history, block)).collect()),
-        Column::Numbers("address", rows.iter().map(|block| signed(block.key)).collect()),
-        Column::Numbers("bytes", rows.iter().map(|block| signed(block.bytes)).collect()),
-        Column::Texts("kind", rows.iter().map(|block| origin(block).kind.clone()).collect()),
-        Column::Numbers("allocated_ns", rows.iter().map(|block| signed(history.time_of(block.born))).collect()),
-        Column::OptionalNumbers("freed_ns", rows.iter().map(freed).collect()),
-        Column::Flags("is_on_device", rows.iter().map(|block| origin(block).is_on_device).collect()),
-        Column::Flags("is_live_at_peak", rows.iter().map(is_at_peak).collect()),
-        Column::Texts("scope", rows.iter().map(|block| origin(block).scope.clone()).collect()),
-        Column::Texts("place", rows.iter().map(|block| origin(block).place.clone()).collect()),
-        Column::OptionalTexts("line", rows.iter().map(|block| origin(block).line.clone()).collect()),
-        Column::OptionalTexts("caller", rows.iter().map(|block| origin(block).caller.clone()).collect()),
-        Column::OptionalTexts("library", rows.iter().map(|block| origin(block).library.clone()).collect()),
-        Column::OptionalTexts("label", (first..first + rows.len()).map(label).collect()),
+        BlockColumn::text("recording", |_| &words.recording),
+        BlockColumn::number("pid", |_| words.pid),
+        BlockColumn::small_number("device", |(_, block)| device(history, block)),
+        BlockColumn::number("address", |(_, block)| signed(block.key)),
+        BlockColumn::number("bytes", |(_, block)| signed(block.bytes)),
+        BlockColumn::text("kind", move |(_, block)| &origin(block).kind),
+        BlockColumn::number("allocated_ns", |(_, block)| signed(history.time_of(block.born))),
+        BlockColumn::optional_number("freed_ns", |(_, block)| {
+            (block.died != LIVE).then(|| signed(history.time_of(block.died)))
+        }),
+        BlockColumn::flag("is_on_device", move |(_, block)| origin(block).is_on_device),
+        BlockColumn::flag("is_live_at_peak", move |(_, block)| {
+            peak(block).is_some_and(|peak| block.is_live_after(peak))
+        }),
+        BlockColumn::text("scope", move |(_, block)| &origin(block).scope),
+        BlockColumn::text("place", move |(_, block)| &origin(block).place),
+        BlockColumn::optional_text("line", move |(_, block)| origin(block).line.as_ref()),
+        BlockColumn::optional_text("caller", move |(_, block)| origin(block).caller.as_ref()),
+        BlockColumn::optional_text("library", move |(_, block)| origin(block).library.as_ref()),
+        BlockColumn {
+            name: "label",
+            is_optional: true,
+            values: Values::Texts(Box::new(|(number, _)| history.labels.get(number).map(|label| text(label)))),
+        },
     ]
 }
 
-/// `rows` are tensors, with their numbers among the blocks.
-fn tensor_rows(
-    tensors: &Tensors,
-    blocks: &TensorBlocks,
-    words: &Words,
-    places: &[TensorPlace],
-    rows: &[(u32, BlockLife)],
-) -> Vec<Column> {
+/// The blocks are tensors.
+fn tensor_columns<'a>(
+    tensors: &'a Tensors,
+    blocks: &'a TensorBlocks,
+    words: &'a Words,
+    places: &'a [TensorPlace],
+) -> Vec<BlockColumn<'a>> {
     let step = |number: u32| blocks.steps[number as usize];
     let device = |block: &BlockLife| &tensors.devices[usize::from(block.device)];
     let place = |block: &BlockLife| &places[block.origin as usize];
     let time = |change: u32| signed(blocks.lives.change(change).time);
-    let is_at_peak =
-        |block: &BlockLife| blocks.peaks[usize::from(block.device)].is_some_and(|peak| block.is_live_after(peak));
-    // When a tensor came that is older than the history is not known.
-    let allocated = |(number, block): &(u32, BlockLife)| {
-        let is_known = step(*number) >= device(block).older_count();
-        is_known.then(|| time(block.born))
-    };
+    let peak = |block: &BlockLife| blocks.peaks[usize::from(block.device)];
     vec![
-        Column::Texts("recording", rows.iter().map(|_| words.recording.clone()).collect()),
-        Column::Numbers("pid", rows.iter().map(|_| words.pid).collect()),
-        Column::SmallNumbers(
-            "device",
-            rows.iter().map(|(_, block)| device(block).about.device.ordinal.cast_signed()).collect(),
-        ),
-        Column::Numbers("address", rows.iter().map(|(_, block)| signed(block.key)).collect()),
-        Column::Numbers("bytes", rows.iter().map(|(_, block)| signed(block.bytes)).collect()),
-        Column::Numbers(
-            "requested_bytes",
-            rows.iter().map(|(number, block)| signed(device(block).steps[step(*number)].requested)).collect(),
-        ),
-        Column::OptionalNumbers("allocated_ns", rows.iter().map(allocated).collect()),
-        Column::OptionalNumbers(
-            "freed_ns",
-            rows.iter().map(|(_, block)| (block.died != LIVE).then(|| time(block.died))).collect(),
-        ),
-        Column::Flags("is_live_at_peak", rows.iter().map(|(_, block)| is_at_peak(block)).collect()),
-        Column::Texts("place", rows.iter().map(|(_, block)| place(block).shown.clone()).collect()),
-        Column::OptionalTexts("line", rows.iter().map(|(_, block)| place(block).line.clone()).collect()),
-        Column::OptionalTexts("caller", rows.iter().map(|(_, block)| place(block).caller.clone()).collect()),
+        BlockColumn::text("recording", |_| &words.recording),
+        BlockColumn::number("pid", |_| words.pid),
+        BlockColumn::small_number("device", move |(_, block)| device(block).about.device.ordinal.cast_signed()),
+        BlockColumn::number("address", |(_, block)| signed(block.key)),
+        BlockColumn::number("bytes", |(_, block)| signed(block.bytes)),
+        BlockColumn::number("requested_bytes", move |(number, block)| {
+            signed(device(block).steps[step(*number)].requested)
+        }),
+        // When a tensor came that is older than the history is not known.
+        BlockColumn::optional_number("allocated_ns", move |(number, block)| {
+            (step(*number) >= device(block).older_count()).then(|| time(block.born))
+        }),
+        BlockColumn::optional_number("freed_ns", move |(_, block)| (block.died != LIVE).then(|| time(block.died))),
+        BlockColumn::flag("is_live_at_peak", move |(_, block)| {
+            peak(block).is_some_and(|peak| block.is_live_after(peak))
+        }),
+        BlockColumn::text("place", move |(_, block)| &place(block).shown),
+        BlockColumn::optional_text("line", move |(_, block)| place(block).line.as_ref()),
+        BlockColumn::optional_text("caller", move |(_, block)| place(block).caller.as_ref()),
     ]
 }

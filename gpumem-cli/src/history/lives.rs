@@ -150,13 +150,8 @@ impl Lives {
 
     /// All blocks, with their numbers.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, BlockLife)> {
-        self.blocks_from(0)
-    }
-
-    /// The blocks from the one with this number on, with their numbers.
-    pub(crate) fn blocks_from(&self, first: u32) -> impl Iterator<Item = (u32, BlockLife)> {
         let end = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
-        (first..end).map(|number| (number, self.block(number)))
+        (0..end).map(|number| (number, self.block(number)))
     }
 
     /// The blocks that came up to this change, by their numbers.
@@ -167,18 +162,9 @@ impl Lives {
 
     /// The changes in their order.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change> {
-        self.changes_from(0)
-    }
-
-    /// The changes from this one on.
-    pub(crate) fn changes_from(&self, first: usize) -> impl Iterator<Item = Change> {
-        let chunk = self.chunks.partition_point(|chunk| chunk.first as usize <= first).saturating_sub(1);
         let ends = self.chunks.iter().skip(1).map(|chunk| chunk.first as usize).chain([self.changes.len()]);
-        let chunks = self.chunks.iter().zip(ends).skip(chunk);
-        chunks.flat_map(move |(chunk, end)| {
-            let begin = first.max(chunk.first as usize);
-            (begin..end).map(move |at| self.unpack(at, chunk))
-        })
+        let chunks = self.chunks.iter().zip(ends);
+        chunks.flat_map(move |(chunk, end)| (chunk.first as usize..end).map(move |at| self.unpack(at, chunk)))
     }
 
     /// A change.
@@ -318,11 +304,6 @@ mod tests {
         }
         let known = |(at, change): (u32, Change)| (at, change.block, change.time, change.number, change.delta);
         assert_eq!((0..).zip(lives.changes()).map(known).collect::<Vec<_>>(), expected);
-        for first in [0, 1, 9_999, expected.len() - 1, expected.len()] {
-            let rest = (0..).zip(lives.changes()).skip(first).map(known);
-            let from = (u32::try_from(first).unwrap()..).zip(lives.changes_from(first)).map(known);
-            assert!(from.eq(rest), "{first}");
-        }
         for (at, block, time, number, _) in expected.iter().copied().step_by(97) {
             assert_eq!(lives.time_of(at), Some(time));
             assert_eq!(known((at, lives.change(at))).2, time);

@@ -417,13 +417,18 @@ fn allocator(most: u64, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) -> Ve
 }
 
 /// The views that take a recording apart in different ways.
-const VIEWS: [&[&str]; 4] =
-    [&["report"], &["report", "--json", "--table"], &["report", "--html"], &["report", "--format", "torch", "-o"]];
+const VIEWS: [&[&str]; 5] = [
+    &["report"],
+    &["report", "--json", "--table"],
+    &["report", "--html"],
+    &["report", "--format", "torch", "-o"],
+    &["report", "--format", "parquet", "-o"],
+];
 
 #[test]
 fn no_recording_costs_much() {
-    let out = file("costs.out").into_os_string().into_string().expect("the name is text");
     for (at, (name, make)) in CASES.iter().enumerate() {
+        let out = file(&format!("costs-{at}.out")).into_os_string().into_string().expect("the name is text");
         let path = file(&format!("costs-{at}.capture"));
         fs::write(&path, make(40_000)).expect("the file can be written");
         let path = path.to_str().expect("the name is text");
@@ -435,17 +440,20 @@ fn no_recording_costs_much() {
     }
 }
 
-/// The names of scopes are long here, and a slice of each call has one.
+/// The names of scopes are long here: a slice of each call has one, and so has each row.
 #[test]
 fn no_output_is_without_end() {
-    let (path, out) = (file("costs-scopes.capture"), file("costs-scopes.out"));
+    let path = file("costs-scopes.capture");
     let (_, make) = CASES.iter().find(|(name, _)| *name == "deep scopes").expect("it is there");
-    fs::write(&path, make(40_000)).expect("the file can be written");
-    let [path, out] = [path, out].map(|path| path.into_os_string().into_string().expect("the name is text"));
-    let spent = Limits::OF_A_RECORDING.run(&["report", "--format", "perfetto", "-o", &out, &path]);
-    assert!(spent.as_ref().is_ok_and(|spent| spent.is_refused), "{spent:?}");
-    let written = fs::metadata(&out).map_or(0, |file| file.len());
-    assert!(written < 300_000_000, "{written} bytes");
+    fs::write(&path, make(100_000)).expect("the file can be written");
+    let path = path.to_str().expect("the name is text");
+    for format in ["perfetto", "parquet"] {
+        let out = file(&format!("costs-scopes.{format}"));
+        let spent = Limits::OF_A_RECORDING.run(&["report", "--format", format, "-o", out.to_str().unwrap(), path]);
+        assert!(spent.as_ref().is_ok_and(|spent| spent.is_refused), "{format}: {spent:?}");
+        let written = fs::metadata(&out).map_or(0, |file| file.len());
+        assert!(written < 300_000_000, "{format}: {written} bytes");
+    }
 }
 
 /// Writes each kind of recording to a folder, with so many items and bytes: `GPUMEM_COSTS=FOLDER,ITEMS,BYTES`.
