@@ -56,8 +56,7 @@ impl Request {
         begin(&file, parsed(keep)?).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
         ranges::begun();
         if !torch.is_empty() {
-            let number = || format!("{}={torch} is no number of events", variable::TORCH);
-            torch::begin(&file, torch.parse().map_err(|_| number())?);
+            torch::begin(&file, torch)?;
         }
         Ok(file)
     }

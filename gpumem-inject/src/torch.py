@@ -14,6 +14,10 @@ path = None
 # So many events PyTorch keeps of each device.
 most = 0
 is_on = False
+# What `modules.py` defines, with `--modules`. It returns why it cannot be done.
+observe_modules = None
+# Why there are no modules.
+missing_modules = None
 # The handlers for the end of the program are there.
 is_awaited = False
 
@@ -78,7 +82,7 @@ class Watch:
 
 def enable():
     """Called by PyTorch when it has initialised CUDA."""
-    global is_on
+    global is_on, missing_modules
     try:
         if is_on or os.getpid() != process:
             return
@@ -95,6 +99,8 @@ def enable():
             # Without the stacks of frees: the line that allocated is what is asked for.
             memory._record_memory_history("all", context="alloc", stacks="python", max_entries=most)
         is_on = True
+        if observe_modules:
+            missing_modules = observe_modules(torch)
         note(is_own=is_enabled)
     except TypeError as error:
         note(why="it is older than 2.1 (%s)" % words(error))
@@ -163,10 +169,12 @@ def write(torch):
     with begun() as file:
         put = file.write
         line = lambda value: put(json.dumps(value) + "\n")
-        line({"torch": version(), "is_enabled": is_enabled, "most": most})
+        line({"torch": version(), "is_enabled": is_enabled, "most": most, "missing_modules": missing_modules})
+        for times, tensors in marks if observe_modules else []:
+            line({"mark": times, "tensors": tensors})
         # Numbers by object: what several events share is the same object, which the snapshot keeps. And by content: the same line
         # at two times is two objects.
-        frame_objects, frame_lines, stack_objects, stack_lines = {}, {}, {}, {}
+        frame_objects, frame_lines, stack_objects, stack_lines, module_numbers = {}, {}, {}, {}, {}
 
         def frame(known):
             number = frame_objects.get(id(known))
@@ -190,6 +198,13 @@ def write(torch):
                 stack_objects[id(frames)] = number
             return number
 
+        def module(path):
+            number = module_numbers.get(path)
+            if number is None:
+                number = module_numbers[path] = len(module_numbers) + 1
+                line({"module": number, "path": path})
+            return number
+
         settings = snapshot.get("allocator_settings") or {}
         line({"settings": {key: value for key, value in settings.items() if key != "PYTORCH_CUDA_ALLOC_CONF"}})
         figures = "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "reserved_bytes.all.peak"
@@ -208,9 +223,11 @@ def write(torch):
                 address = event.get("addr")
                 if address is None:
                     address = 0
+                path = event.get("user_metadata")
                 put(
-                    '["%s",%d,%d,%d,%d,%d]\n'
-                    % (event["action"], address, event["size"], event["stream"], event.get("time_us", 0), number)
+                    '["%s",%d,%d,%d,%d,%d,%d]\n'
+                    % (event["action"], address, event["size"], event["stream"], event.get("time_us", 0), number,
+                       module(path) if path and observe_modules else 0)
                 )
             for segment in snapshot["segments"]:
                 if segment["device"] != device:

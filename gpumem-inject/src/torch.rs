@@ -14,16 +14,25 @@ use crate::variable;
 
 /// What runs in the program.
 const CODE: &str = include_str!("torch.py");
+/// What runs after it, if modules are asked for.
+const MODULES: &str = include_str!("modules.py");
 
 /// The history is waited for so long when a recording ends before the program does.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Asks PyTorch to keep so many events of each device, as soon as the program has imported it and initialised CUDA.
-pub(crate) fn begin(recording: &Path, most: u64) {
+/// Asks PyTorch to keep events of each device, as soon as the program has imported it and initialised CUDA. `wanted` is a value of
+/// [`variable::TORCH`].
+pub(crate) fn begin(recording: &Path, wanted: &str) -> Result<(), String> {
+    let (most, modules) = match wanted.strip_suffix(variable::MODULES) {
+        Some(most) => (most, MODULES),
+        None => (wanted, ""),
+    };
+    let most: u64 = most.parse().map_err(|_| format!("{}={wanted} is no number of events", variable::TORCH))?;
     let path = variable::python_bytes(variable::torch_file(recording).as_os_str().as_bytes());
     let again = format!("begin({path}, {most})\n");
     // Without an interpreter there is no PyTorch: the command says so.
-    run(&format!("{CODE}\n{again}"), &again);
+    run(&format!("{CODE}\n{modules}\n{again}"), &again);
+    Ok(())
 }
 
 /// Writes the history, before the program ends.

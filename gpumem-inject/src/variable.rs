@@ -39,8 +39,12 @@ pub const KEEP: &str = "GPUMEM_RUN_KEEP";
 /// See [`KEEP`].
 pub const PEAKS: &str = "peaks";
 
-/// The history of PyTorch's allocator is recorded, with so many events of each device at most.
+/// The history of PyTorch's allocator is recorded, with so many events of each device at most. [`MODULES`] after the number asks for the
+/// modules as well.
 pub const TORCH: &str = "GPUMEM_RUN_TORCH";
+
+/// See [`TORCH`].
+pub const MODULES: &str = ",modules";
 
 /// The file of that history, beside a recording. Until all of it is there, its name ends in [`UNFINISHED`].
 pub fn torch_file(recording: &Path) -> PathBuf {

@@ -139,7 +139,12 @@ impl Random {
                     said: Some(AllocatorFigures { allocated: Bytes::new(self.any()), ..AllocatorFigures::default() }),
                 };
                 let missing = (self.below(2) == 0).then(|| self.text());
-                Item::Allocator(AllocatorDefinition { name: self.text(), missing, devices: vec![device; 2] })
+                Item::Allocator(AllocatorDefinition {
+                    name: self.text(),
+                    missing,
+                    devices: vec![device; 2],
+                    missing_modules: None,
+                })
             }
             _ => {
                 let events = (0..50).map(|_| self.allocator_event()).collect();
@@ -168,6 +173,7 @@ impl Random {
             requested,
             stream: self.any(),
             stack: StackId(u32::try_from(self.below(8)).expect("it is small")),
+            group: u32::try_from(self.below(8)).expect("it is small"),
         }
     }
 }

@@ -10,7 +10,9 @@ use std::{
 use gpumem_core::{
     derive::Names,
     model::{Device, MemKind, StackId},
-    recording::{AllocatorAction as Action, AllocatorDevice, AllocatorEvents, Definitions},
+    recording::{
+        AllocatorAction as Action, AllocatorDefinition, AllocatorDevice, AllocatorEvents, Definitions, TensorClass,
+    },
 };
 
 use super::{
@@ -26,8 +28,12 @@ pub(crate) struct Tensors {
     pub(crate) name: String,
     /// Why its history is missing.
     pub(crate) missing: Option<String>,
-    /// Where tensors come from.
+    /// Why their modules are missing, although they were asked for.
+    pub(crate) missing_modules: Option<String>,
+    /// Where tensors come from. The path of each is its module, if that is known.
     pub(crate) origins: Vec<Origin>,
+    /// What the tensors of each origin are for. `None` if the program was recorded without modules.
+    pub(crate) classes: Option<Vec<Option<TensorClass>>>,
     pub(crate) devices: Vec<TensorHistory>,
 }
 
@@ -194,8 +200,9 @@ impl TensorHistory {
 #[derive(Debug, Default)]
 pub(super) struct TensorReading {
     devices: HashMap<Device, Vec<AllocatorStep>>,
-    stacks: HashMap<StackId, u32>,
-    all: Vec<StackId>,
+    /// The numbers of origins, by their stack and group.
+    known: HashMap<(StackId, u32), u32>,
+    all: Vec<(StackId, u32)>,
 }
 
 impl TensorReading {
@@ -205,9 +212,10 @@ impl TensorReading {
         let steps = self.devices.entry(events.device).or_default();
         for event in &events.events {
             let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-            let origin = *self.stacks.entry(event.stack).or_insert(next);
+            let of_event = (event.stack, event.group);
+            let origin = *self.known.entry(of_event).or_insert(next);
             if origin == next {
-                self.all.push(event.stack);
+                self.all.push(of_event);
             }
             steps.push(AllocatorStep {
                 time: u64::try_from(event.time.as_nanos()).unwrap_or(u64::MAX),
@@ -259,13 +267,16 @@ impl TensorReading {
             devices.push(history);
         }
         devices.sort_by_key(|history| history.about.device.ordinal);
-        let origin = |stack: &StackId| {
-            if !pay(names_left, definitions.length_of(*stack)) {
+        let group = |id: u32| definitions.tensor_group(id);
+        let origin = |(stack, id): &(StackId, u32)| {
+            let module = group(*id).and_then(|group| group.module.clone());
+            let length = module.as_ref().map_or(0, String::len) as u64;
+            if !pay(names_left, definitions.length_of(*stack) + length) {
                 return Origin::unnamed(MemKind::Device);
             }
             let stack_in_words = definitions.stack(*stack);
             Origin {
-                path: Vec::new(),
+                path: module.into_iter().collect(),
                 library: None,
                 line: stack_in_words.line,
                 caller: stack_in_words.caller,
@@ -275,7 +286,10 @@ impl TensorReading {
             }
         };
         let origins = self.all.iter().map(origin).collect();
-        Some(Tensors { name: defined.name.clone(), missing: defined.missing.clone(), origins, devices })
+        let has_groups = self.all.iter().any(|(_, id)| *id != 0);
+        let classes = has_groups.then(|| self.all.iter().map(|(_, id)| group(*id)?.class).collect());
+        let AllocatorDefinition { name, missing, missing_modules, .. } = defined.clone();
+        Some(Tensors { name, missing, missing_modules, origins, classes, devices })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The tensors of PyTorch, within the memory that its allocator had from the driver.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Write},
     time::Duration,
 };
@@ -13,12 +14,13 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{
+    modules::{self, ClassSum, ModuleSum},
     sums::{PlaceSum, place_sums},
     text::{Bars, percent},
 };
 use crate::history::{
     History, Moment, in_words,
-    tensors::{AllocatorState, TensorHistory},
+    tensors::{AllocatorState, TensorHistory, Tensors},
 };
 
 /// At most this many lines are printed; JSON has all.
@@ -32,6 +34,8 @@ pub(crate) struct TensorsOverview {
     pub(crate) allocator: String,
     /// Why its history is not in the recording.
     pub(crate) missing: Option<String>,
+    /// Why their modules are not in the recording, although they were asked for.
+    pub(crate) missing_modules: Option<String>,
     pub(crate) devices: Vec<DeviceTensors>,
 }
 
@@ -77,6 +81,10 @@ pub(crate) struct TensorMoment {
     /// The bytes of segments without tensors.
     pub(crate) unused_segments_bytes: u64,
     pub(crate) by_place: Vec<PlaceSum>,
+    /// `None` if the program was recorded without modules.
+    pub(crate) by_module: Option<Vec<ModuleSum>>,
+    /// As for `by_module`.
+    pub(crate) by_class: Option<Vec<ClassSum>>,
 }
 
 impl TensorMoment {
@@ -93,6 +101,7 @@ impl TensorMoment {
                 used => beside += bytes.saturating_sub(used),
             }
         }
+        let (by_module, by_class) = history.tensors.as_ref().and_then(|tensors| modules::sums(tensors, &state)).unzip();
         let in_use = || live.values().filter(|tensor| !tensor.is_awaiting);
         Self {
             device: tensors.about.device.ordinal,
@@ -105,6 +114,8 @@ impl TensorMoment {
             unused_beside_tensors_bytes: beside,
             unused_segments_bytes: unused,
             by_place: place_sums(&state.held(origins)),
+            by_module,
+            by_class,
         }
     }
 
@@ -131,16 +142,19 @@ impl TensorsOverview {
     pub(crate) fn of(history: &History) -> Option<Self> {
         let tensors = history.tensors.as_ref()?;
         let devices = tensors.devices.iter().map(|device| DeviceTensors::of(history, device)).collect();
-        Some(Self { allocator: tensors.name.clone(), missing: tensors.missing.clone(), devices })
+        let Tensors { name, missing, missing_modules, .. } = tensors;
+        let (allocator, missing, missing_modules) = (name.clone(), missing.clone(), missing_modules.clone());
+        Some(Self { allocator, missing, missing_modules, devices })
     }
 
     /// One line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
-        let Self { allocator, missing, devices } = self;
-        let mut lines = Vec::new();
-        if let Some(why) = missing {
-            lines.push(format!("The tensors of {allocator} are not in the recording: {why}."));
-        }
+        let Self { allocator, missing, missing_modules, devices } = self;
+        let not_recorded = |what: &str, why: &Option<String>| {
+            Some(format!("The {what} of {allocator} are not in the recording: {}.", why.as_ref()?))
+        };
+        let missing = [not_recorded("tensors", missing), not_recorded("modules", missing_modules)];
+        let mut lines: Vec<_> = missing.into_iter().flatten().collect();
         for DeviceTensors { device, known_from_seconds, peak, at_end, said, .. } in devices {
             let Some(said) = said else { continue };
             let [most, end] = [peak, at_end].map(|moment| moment.as_ref().map_or(0, |moment| moment.allocated_bytes));
@@ -232,15 +246,23 @@ impl DeviceTensors {
 }
 
 fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let mut tree = Tree::new();
-    for sum in &moment.by_place {
-        let PlaceSum { place, line, caller, bytes, blocks, .. } = sum;
-        let name = if line.is_some() { place } else { NO_LINE }.to_owned();
-        tree.leaf(&[], Leaf { name, bytes: *bytes, blocks: blocks.unsigned_abs(), note: caller.clone() });
+    // A line stands once, whatever modules it allocates in.
+    let mut sums: BTreeMap<(&str, &Option<String>), (i64, u64)> = BTreeMap::new();
+    for PlaceSum { place, line, caller, bytes, blocks, .. } in &moment.by_place {
+        let name = if line.is_some() { place } else { NO_LINE };
+        let sum = sums.entry((name, caller)).or_default();
+        *sum = (sum.0.saturating_add(*bytes), sum.1 + blocks.unsigned_abs());
     }
-    let rows = tree.rows(MOST_ROWS);
+    let mut tree = Tree::new();
+    for ((name, caller), (bytes, blocks)) in sums {
+        tree.leaf(&[], Leaf { name: name.to_owned(), bytes, blocks, note: caller.clone() });
+    }
+    let rows = tree.rows(if moment.by_module.is_some() { MOST_ROWS / 2 } else { MOST_ROWS });
     if rows.is_empty() {
         return Ok(());
+    }
+    if let (Some(by_module), Some(by_class)) = (&moment.by_module, &moment.by_class) {
+        modules::write(by_module, by_class, out, paint)?;
     }
     writeln!(out, "{}", InPaint(&Bars("allocated at", &rows), paint))
 }

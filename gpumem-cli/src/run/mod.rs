@@ -141,7 +141,10 @@ fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>) 
             Err(failure) => terminal::error(&failure),
         }
     }
-    if options.recorded.torch && !overviews.is_empty() && overviews.iter().all(|overview| overview.torch.is_none()) {
+    if options.recorded.has_torch()
+        && !overviews.is_empty()
+        && overviews.iter().all(|overview| overview.torch.is_none())
+    {
         let cause = "no recorded process has used PyTorch with CUDA";
         terminal::error(&Failure::new("--torch had nothing to record", cause, ""));
     }

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use gpumem_core::model::Bytes;
 use gpumem_inject::variable;
 
@@ -26,6 +26,7 @@ pub(crate) struct RunOptions {
 
 /// What is recorded of a program.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("tensors").args(["torch", "modules"]).multiple(true)))]
 pub(crate) struct Recorded {
     /// The stacks that are recorded of allocations of 1 MiB or more.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
@@ -39,13 +40,22 @@ pub(crate) struct Recorded {
     /// Record the tensors of PyTorch (2.1 or newer) as well: what is in the memory that its allocator gets from the driver.
     #[arg(long)]
     pub(super) torch: bool,
+    /// Record for each tensor of PyTorch (2.10 or newer) the module that allocated it, and whether it is a weight, a gradient, or something
+    /// else. Implies --torch.
+    #[arg(long)]
+    pub(super) modules: bool,
     /// PyTorch keeps so many of the newest events of each device, three for a tensor, in the memory of the program: up to 1 KB each.
-    #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "torch",
+    #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "tensors",
         value_parser = clap::value_parser!(u64).range(1_000..))]
     torch_events: u64,
 }
 
 impl Recorded {
+    /// Whether the tensors of PyTorch are recorded.
+    pub(super) fn has_torch(&self) -> bool {
+        self.torch || self.modules
+    }
+
     /// The settings that tell the library in the program what to record.
     pub(super) fn settings(&self) -> Settings {
         let keep = match self.max_size {
@@ -53,7 +63,11 @@ impl Recorded {
             Some(size) => size.get().to_string(),
             None => String::new(),
         };
-        let torch = if self.torch { self.torch_events.to_string() } else { String::new() };
+        let torch = match (self.has_torch(), self.modules) {
+            (false, _) => String::new(),
+            (true, false) => self.torch_events.to_string(),
+            (true, true) => format!("{}{}", self.torch_events, variable::MODULES),
+        };
         Settings { backtrace: self.stacks.backtrace(), keep, torch }
     }
 }

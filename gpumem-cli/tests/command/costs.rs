@@ -382,6 +382,7 @@ pub(crate) const CASES: [Case; 28] = [
             name: "PyTorch".to_owned(),
             missing: None,
             devices: (0..100_000).map(of).collect(),
+            missing_modules: None,
         }));
         for at in 0..most / AllocatorEvents::MOST as u64 {
             let ordinal = u32::try_from(at % 256).expect("it is small");
@@ -398,7 +399,7 @@ fn allocator_events(made: &mut Costly, ordinal: u32, first: u64, step: Step<'_>)
     let event = |at: u64| {
         let (action, address, bytes) = step(at);
         let (time, bytes, stack) = (Duration::from_nanos(at), Bytes::new(bytes), StackId(0));
-        AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack }
+        AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack, group: 0 }
     };
     let events = (first..first + AllocatorEvents::MOST as u64).map(event).collect();
     made.item(&Item::AllocatorEvents(AllocatorEvents { device: device(ordinal), events }));
@@ -407,7 +408,12 @@ fn allocator_events(made: &mut Costly, ordinal: u32, first: u64, step: Step<'_>)
 fn allocator(most: u64, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) -> Vec<u8> {
     let mut made = Costly::new(most);
     let devices = vec![AllocatorDevice { device: device(0), older: 0, known_from: None, said: None }];
-    made.item(&Item::Allocator(AllocatorDefinition { name: "PyTorch".to_owned(), missing: None, devices }));
+    made.item(&Item::Allocator(AllocatorDefinition {
+        name: "PyTorch".to_owned(),
+        missing: None,
+        devices,
+        missing_modules: None,
+    }));
     let mut first = 0;
     while first < most {
         allocator_events(&mut made, 0, first, &step);

@@ -295,7 +295,7 @@ impl Made {
         let mut add = |micros: u64, action, address, bytes, stack| {
             let (time, bytes) = (Duration::from_micros(micros), Bytes::new(bytes));
             let stack = StackId(stack);
-            events.push(AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack });
+            events.push(AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack, group: 0 });
         };
         for ((key, micros), size) in segments.iter().zip(sizes) {
             add(*micros, Action::SegmentAlloc, key.get(), size, python + 1);
@@ -340,6 +340,7 @@ impl Made {
             name: "PyTorch 2.11.0".to_owned(),
             missing: None,
             devices: vec![device],
+            missing_modules: None,
         }));
         self
     }

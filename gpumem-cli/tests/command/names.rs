@@ -166,7 +166,7 @@ fn made() -> Made {
 
 fn event(micros: u64, action: AllocatorAction, address: u64, bytes: u64) -> AllocatorEvent {
     let (time, bytes) = (std::time::Duration::from_micros(micros), Bytes::new(bytes));
-    AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack: StackId(50) }
+    AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack: StackId(50), group: 0 }
 }
 
 /// A recording with tensors, one with an allocator whose history is missing, and one with neither.
@@ -196,6 +196,7 @@ fn written_recordings() -> [PathBuf; 3] {
         name: NAME.to_owned(),
         missing: None,
         devices: vec![device(7)],
+        missing_modules: Some(NAME.to_owned()),
     }));
     let mut missing = made();
     missing.alloc(MIB, MemKind::Pool, 49);
@@ -203,6 +204,7 @@ fn written_recordings() -> [PathBuf; 3] {
         name: NAME.to_owned(),
         missing: Some(NAME.to_owned()),
         devices: Vec::new(),
+        missing_modules: None,
     }));
     [("a.capture", tensors), ("b.capture", missing), ("c.capture", made())].map(|(name, made)| {
         let path = path(name);
@@ -213,8 +215,14 @@ fn written_recordings() -> [PathBuf; 3] {
 
 /// Each command, and its options, with or without a value: a test in this file runs each that has an output of its own.
 const COMMANDS: [(&str, &[&str]); 13] = [
-    ("run", &["--dormant", "--max-size", "--only-peak", "--output", "--stacks", "--torch", "--torch-events"]),
-    ("attach", &["--json", "--max-size", "--only-peak", "--output", "--stacks", "--torch", "--torch-events"]),
+    (
+        "run",
+        &["--dormant", "--max-size", "--modules", "--only-peak", "--output", "--stacks", "--torch", "--torch-events"],
+    ),
+    (
+        "attach",
+        &["--json", "--max-size", "--modules", "--only-peak", "--output", "--stacks", "--torch", "--torch-events"],
+    ),
     ("start", &["--json"]),
     ("stop", &["--json"]),
     (

@@ -15,6 +15,8 @@ pub struct AllocatorDefinition {
     pub missing: Option<String>,
     /// The devices on which it allocated.
     pub devices: Vec<AllocatorDevice>,
+    /// Why the modules of its tensors are not in the recording, although they were asked for.
+    pub missing_modules: Option<String>,
 }
 
 /// What is known of an allocator on one device.
@@ -60,6 +62,66 @@ pub enum AllocatorAction {
     OutOfMemory,
 }
 
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TensorClass {
+    /// A parameter or a buffer of a module.
+    Weights,
+    /// The gradient of a parameter.
+    Gradients,
+    /// The state of an optimizer.
+    Optimizer,
+    /// What the outermost module was called with.
+    Inputs,
+    /// What was allocated before the backward pass and lived until then.
+    Activations,
+    /// What was freed before its forward pass ended.
+    ForwardTemporary,
+    /// What the backward pass allocated, other than gradients.
+    BackwardTemporary,
+    /// Memory that cuBLAS works in.
+    Workspace,
+}
+
+impl TensorClass {
+    /// All classes, in the order of reports.
+    pub const ALL: [Self; 8] = [
+        Self::Weights,
+        Self::Gradients,
+        Self::Optimizer,
+        Self::Inputs,
+        Self::Activations,
+        Self::ForwardTemporary,
+        Self::BackwardTemporary,
+        Self::Workspace,
+    ];
+
+    /// The name in reports. Classes of estimates have the same names.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Gradients => "gradients",
+            Self::Optimizer => "optimizer",
+            Self::Inputs => "inputs",
+            Self::Activations => "activations",
+            Self::ForwardTemporary => "temporary (forward)",
+            Self::BackwardTemporary => "temporary (backward)",
+            Self::Workspace => "workspace",
+        }
+    }
+}
+
+/// The tensors of one module and one class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TensorGroup {
+    /// The number by which events name it, from 1 on.
+    pub id: u32,
+    /// The path of the module, such as `GPT2LMHeadModel.transformer.h.3.mlp`. `None` outside of all modules.
+    pub module: Option<String>,
+    /// `None` if it is not known.
+    pub class: Option<TensorClass>,
+}
+
 /// One step of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorEvent {
@@ -77,6 +139,8 @@ pub struct AllocatorEvent {
     pub stream: u64,
     /// Where the program asked for it.
     pub stack: StackId,
+    /// Of an allocation: the [`TensorGroup`] of the tensor. 0 if none is known.
+    pub group: u32,
 }
 
 /// Steps on one device, in their order.
@@ -96,18 +160,41 @@ impl AllocatorEvents {
 codes!(AllocatorAction {
     SegmentAlloc = 0, SegmentFree = 1, Alloc = 2, FreeRequested = 3, FreeCompleted = 4, OutOfMemory = 5,
 });
-fields!(AllocatorDefinition { name, missing, devices });
+codes!(TensorClass {
+    Weights = 0, Gradients = 1, Optimizer = 2, Inputs = 3, Activations = 4, ForwardTemporary = 5, BackwardTemporary = 6, Workspace = 7,
+});
+fields!(TensorGroup { id, module, class });
 fields!(AllocatorDevice { device, older, known_from, said });
 fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high });
 
-/// Times and addresses are compared with those of the event before.
+/// Early recordings end after the devices.
+impl Wire for AllocatorDefinition {
+    fn put(&self, to: &mut Vec<u8>) {
+        let Self { name, missing, devices, missing_modules } = self;
+        name.put(to);
+        missing.put(to);
+        devices.put(to);
+        missing_modules.put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        Ok(Self {
+            name: Wire::get(from)?,
+            missing: Wire::get(from)?,
+            devices: Wire::get(from)?,
+            missing_modules: if from.len() == 0 { None } else { Wire::get(from)? },
+        })
+    }
+}
+
+/// Times and addresses are compared with those of the event before. Early recordings have no groups.
 impl Wire for AllocatorEvents {
     fn put(&self, to: &mut Vec<u8>) {
         let Self { device, events } = self;
         device.put(to);
         events.len().put(to);
         let (mut last_time, mut last_address) = (0, 0);
-        for AllocatorEvent { time, action, address, bytes, requested, stream, stack } in events {
+        for AllocatorEvent { time, action, address, bytes, requested, stream, stack, group: _ } in events {
             let time = super::wire::nanoseconds(*time);
             action.put(to);
             put_difference(to, time, last_time);
@@ -117,6 +204,9 @@ impl Wire for AllocatorEvents {
             put_number(to, *stream);
             stack.put(to);
             (last_time, last_address) = (time, *address);
+        }
+        if events.iter().any(|event| event.group != 0) {
+            events.iter().for_each(|event| event.group.put(to));
         }
     }
 
@@ -143,7 +233,11 @@ impl Wire for AllocatorEvents {
                 requested: Bytes::new(bytes.get().wrapping_sub(over)),
                 stream: from.number()?,
                 stack: Wire::get(from)?,
+                group: 0,
             });
+        }
+        if from.len() > 0 {
+            events.iter_mut().try_for_each(|event| u32::get(from).map(|group| event.group = group))?;
         }
         Ok(Self { device, events })
     }
@@ -164,8 +258,9 @@ mod tests {
             requested: Bytes::new(requested),
             stream: number % 3,
             stack: StackId(7),
+            group: 0,
         };
-        let events = AllocatorEvents {
+        let mut events = AllocatorEvents {
             device: Device { family: Family::Cuda, ordinal: 1 },
             events: vec![
                 event(5, AllocatorAction::SegmentAlloc, 2 << 20, 2 << 20),
@@ -177,9 +272,14 @@ mod tests {
         };
         let mut bytes = Vec::new();
         events.put(&mut bytes);
-        assert_eq!(AllocatorEvents::get(&mut Input::new(&bytes)), Ok(events));
+        assert_eq!(AllocatorEvents::get(&mut Input::new(&bytes)).as_ref(), Ok(&events));
         for length in 0..bytes.len() {
             assert!(AllocatorEvents::get(&mut Input::new(&bytes[..length])).is_err(), "{length}");
         }
+        events.events[1].group = 300;
+        bytes.clear();
+        events.put(&mut bytes);
+        assert_eq!(AllocatorEvents::get(&mut Input::new(&bytes)).as_ref(), Ok(&events));
+        assert!(AllocatorEvents::get(&mut Input::new(&bytes[..bytes.len() - 1])).is_err());
     }
 }

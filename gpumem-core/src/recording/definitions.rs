@@ -10,7 +10,10 @@ use super::item::{
     CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item,
     ModuleDefinition, PartDefinition, Process, RingDefinition, Symbol, ThreadDefinition,
 };
-use super::{allocator::AllocatorDefinition, budget::Budget};
+use super::{
+    allocator::{AllocatorDefinition, TensorGroup},
+    budget::Budget,
+};
 use crate::{
     derive::{Callsite, Names, Stack},
     model::{CallsiteId, Device, Frame, StackId, ThreadId, Time},
@@ -70,6 +73,7 @@ pub struct Definitions {
     interceptions: Vec<Interception>,
     part: Option<PartDefinition>,
     allocator: Option<AllocatorDefinition>,
+    tensor_groups: HashMap<u32, TensorGroup>,
     ring: Option<RingDefinition>,
     is_finished: bool,
     in_words: RefCell<InWords>,
@@ -137,6 +141,7 @@ impl Definitions {
                 *self.in_words.get_mut() = InWords::default();
                 add_first(&mut self.symbols, symbols.address, symbols.symbols)
             }
+            Item::TensorGroup(group) => add_first(&mut self.tensor_groups, group.id, group),
             Item::Device(device) => add_first(&mut self.devices, device.device, device),
             _ => true,
         };
@@ -186,6 +191,11 @@ impl Definitions {
     /// The caching allocator of the program, if its history was asked for.
     pub fn allocator(&self) -> Option<&AllocatorDefinition> {
         self.allocator.as_ref()
+    }
+
+    /// Tensors that belong together.
+    pub fn tensor_group(&self, id: u32) -> Option<&TensorGroup> {
+        self.tensor_groups.get(&id)
     }
 
     /// The process runs, or has ended without writing all that it recorded. Recordings of early versions do not say that.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    allocator::{AllocatorDefinition, AllocatorEvents},
+    allocator::{AllocatorDefinition, AllocatorEvents, TensorGroup},
     bytes::{Input, Malformed, Result, put_number},
     event::{EventReader, EventWriter, RecordedEvent, is_short},
     wire::{Wire, fields},
@@ -55,6 +55,8 @@ pub enum Item {
     Allocator(AllocatorDefinition),
     /// What a caching allocator did.
     AllocatorEvents(AllocatorEvents),
+    /// Tensors that belong together.
+    TensorGroup(TensorGroup),
     /// Where the process keeps what it has not written yet. Until [`Finished`](Self::Finished), the recording may lack that.
     Ring(RingDefinition),
     /// All that the process recorded is in the file.
@@ -503,6 +505,7 @@ items! {
     AllocatorEvents = 20,
     Ring = 21,
     Finished = 22,
+    TensorGroup = 23,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

@@ -26,6 +26,7 @@ mod writer;
 pub use self::{
     allocator::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+        TensorClass, TensorGroup,
     },
     definitions::Definitions,
     event::RecordedEvent,

@@ -126,11 +126,11 @@ structs! {
     BlockLabel { key, number, label }
     DeviceReading { device, name, memory, processes, pool }
     PartDefinition { is_peaks, after }
-    AllocatorDefinition { name, missing, devices }
+    AllocatorDefinition { name, missing, devices, missing_modules }
     AllocatorDevice { device, older, known_from, said }
     AllocatorFigures { allocated, allocated_high, reserved, reserved_high }
     AllocatorEvents { device, events }
-    AllocatorEvent { time, action, address, bytes, requested, stream, stack }
+    AllocatorEvent { time, action, address, bytes, requested, stream, stack, group }
     RingDefinition { segment, recording }
 }
 

@@ -32,6 +32,54 @@ print(json.dumps(facts), flush=True)
 exec(os.environ.get('AT_THE_END', ''))
 ";
 
+/// Trains a network with two equal layers: a step has activations, temporary tensors, gradients, and states.
+const MODULES: &str = "\
+import json, threading
+import torch
+from torch.cuda import empty
+MIB = 1 << 20
+class Layer(torch.nn.Module):
+    def __init__(self):
+        self.weight = empty(4 * MIB)
+    def forward(self, kept):
+        temporary = empty(16 * MIB)
+        kept.append(empty(8 * MIB))
+class Net(torch.nn.Module):
+    def __init__(self):
+        self.h = [Layer(), Layer()]
+        self.head = Layer()
+    def forward(self, images, kept):
+        for layer in self.h:
+            layer(kept)
+        try:
+            Failing()(kept)
+        except ValueError:
+            pass
+        self.head(kept)
+class Failing(torch.nn.Module):
+    def forward(self, kept):
+        raise ValueError
+net = Net()
+parameters = [parameter for _, parameter in net.named_parameters()]
+optimizer = torch.optim.optimizer.Optimizer(parameters)
+def backward(kept):
+    for parameter in parameters:
+        work = empty(32 * MIB)
+        parameter.grad = empty(4 * MIB)
+        kept.pop()
+for step in range(3):
+    images, kept = empty(2 * MIB), []
+    net(images, kept)
+    kept.append(empty(MIB))
+    thread = threading.Thread(target=backward, args=(kept,), name='backward')
+    thread.start()
+    thread.join()
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
+print(json.dumps({'max_allocated': torch.cuda.max_memory_allocated()}), flush=True)
+";
+
 struct Run {
     folder: Folder,
     outcome: Outcome,
@@ -44,9 +92,13 @@ impl Run {
     }
 
     fn with(interpreter: &Path, options: &[&str], machine: &Standin, python: &[&str]) -> Self {
+        Self::of_program(TRAIN, interpreter, options, machine, python)
+    }
+
+    fn of_program(program: &str, interpreter: &Path, options: &[&str], machine: &Standin, python: &[&str]) -> Self {
         let folder = Folder::new();
         let [file, script] = ["a.capture", "train.py"].map(|name| folder.file(name));
-        fs::write(&script, TRAIN).unwrap();
+        fs::write(&script, program).unwrap();
         let interpreter = interpreter.to_str().expect("the path is text").to_owned();
         let machine = machine.clone().env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/python/site-packages"));
         let arguments = [&["run"], options, &["-o", &file, "--", &interpreter, &script], python].concat();
@@ -118,6 +170,53 @@ fn tensors_come_to_what_pytorch_says() {
         assert_eq!(leaks["torch"][0]["tensors"], 5);
         assert_eq!(run.json(&["--at", "start"])["torch"][0]["tensors"], 0);
     }
+}
+
+#[test]
+fn modules_and_classes_come_to_what_the_program_has() {
+    for python in interpreters().into_values() {
+        let run = Run::of_program(MODULES, &python, &["--modules"], &machine(), &[]);
+        assert!(run.outcome.is_clean(), "{}", run.outcome);
+        let report = run.json(&[]);
+        let peak = &report["torch"]["devices"][0]["peak"];
+        assert_eq!(peak["allocated_bytes"], run.said("max_allocated"), "{peak:#}");
+        let sums = |of: &Value, name: &str| {
+            let sum = |sum: &Value| (sum[name].as_str().map(str::to_owned), sum["bytes"].as_u64().unwrap() >> 20);
+            of.as_array().unwrap_or_else(|| panic!("{of:#}")).iter().map(sum).collect::<Vec<_>>()
+        };
+        let some = |name: &str| Some(name.to_owned());
+        // In the backward pass of the second step: three weights and states, one gradient, the work of two layers, and what is kept of
+        // three.
+        assert_eq!(
+            sums(&peak["by_class"], "class"),
+            [
+                (some("temporary (backward)"), 64),
+                (some("activations"), 24),
+                (some("weights"), 12),
+                (some("optimizer"), 12),
+                (some("gradients"), 4),
+                (some("inputs"), 2),
+            ],
+            "{peak:#}"
+        );
+        assert_eq!(
+            sums(&peak["by_module"], "module"),
+            [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 2)],
+            "{peak:#}"
+        );
+        for part in ["Net.h.0 … 1 (2×)", "temporary (backward)"] {
+            assert!(run.outcome.stderr.contains(part), "{part}\n{}", run.outcome);
+        }
+    }
+}
+
+#[test]
+fn modules_are_missing_for_a_reason() {
+    let machine = machine().env("TORCH_STANDIN", "without metadata");
+    let Some(run) = Run::of(&["--modules"], &machine, &[]) else { return };
+    let why = "The modules of PyTorch 2.11.0 are not in the recording: it is older than 2.10.";
+    assert!(run.outcome.stderr.contains(why), "{}", run.outcome);
+    assert_eq!(run.json(&[])["torch"]["devices"][0]["peak"]["by_module"], Value::Null);
 }
 
 /// What a reader of PyTorch's snapshots finds.

@@ -10,7 +10,7 @@ use std::{
 
 use gpumem_core::{
     model::Bytes,
-    recording::{AllocatorAction as Action, AllocatorFigures, Symbol},
+    recording::{AllocatorAction as Action, AllocatorFigures, Symbol, TensorClass},
 };
 use gpumem_estimate::PyTorchRounding;
 use serde_json::Value;
@@ -21,6 +21,8 @@ pub(super) struct TorchHistory {
     pub(super) version: String,
     /// Why there is no history.
     pub(super) missing: Option<String>,
+    /// Why there are no modules, if they were asked for.
+    pub(super) missing_modules: Option<String>,
     /// PyTorch keeps at most this many events of each device.
     pub(super) most: u64,
     pub(super) frames: Vec<Symbol>,
@@ -28,6 +30,28 @@ pub(super) struct TorchHistory {
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) settings: PyTorchRounding,
     pub(super) devices: Vec<DeviceHistory>,
+    /// The paths of modules. An event has the number of its module, from 1 on.
+    pub(super) modules: Vec<String>,
+    /// Which tensors were something at some times.
+    pub(super) marks: Vec<Mark>,
+}
+
+/// Tensors that `modules.py` found several times.
+#[derive(Debug)]
+pub(super) struct Mark {
+    /// In microseconds. They rise.
+    pub(super) times: Vec<u64>,
+    pub(super) tensors: Vec<MarkedTensor>,
+}
+
+#[derive(Debug)]
+pub(super) struct MarkedTensor {
+    pub(super) class: TensorClass,
+    pub(super) device: u32,
+    /// An address in the tensor.
+    pub(super) address: u64,
+    /// The path of its module, as in [`TorchHistory::modules`]. Empty if it is not known.
+    pub(super) module: String,
 }
 
 /// What PyTorch said of one device.
@@ -54,6 +78,8 @@ pub(super) struct LoggedEvent {
     pub(super) stream: u64,
     pub(super) micros: u64,
     pub(super) stack: u32,
+    /// The number of the module that the thread was in. 0 if it was in none.
+    pub(super) module: u32,
 }
 
 /// Where segments begin, their sizes, and whether they are expandable.
@@ -151,7 +177,7 @@ fn number(value: &Value) -> u32 {
     value.as_u64().and_then(|number| number.try_into().ok()).unwrap_or(0)
 }
 
-/// An event is `["alloc",140000,512,0,1700000000,3]`: the action, and numbers. PyTorch's numbers are signed.
+/// An event is `["alloc",140000,512,0,1700000000,3,0]`: the action, and numbers. PyTorch's numbers are signed.
 fn event(line: &str) -> Option<(&str, Vec<u64>)> {
     let (action, numbers) = line.strip_prefix("[\"")?.strip_suffix(']')?.split_once("\",")?;
     let number = |text: &str| text.parse::<i64>().map(i64::cast_unsigned).or_else(|_| text.parse()).ok();
@@ -177,8 +203,9 @@ fn action_of(name: &str) -> Option<(Action, bool)> {
 impl LoggedEvent {
     /// `None` if it is malformed.
     fn of((action, is_part): (Action, bool), numbers: &[u64]) -> Option<Self> {
-        let [address, bytes, stream, micros, stack] = *numbers else { return None };
-        Some(Self { action, is_part, address, bytes, stream, micros, stack: stack.try_into().ok()? })
+        let [address, bytes, stream, micros, stack, module] = *numbers else { return None };
+        let [stack, module] = [stack.try_into().ok()?, module.try_into().ok()?];
+        Some(Self { action, is_part, address, bytes, stream, micros, stack, module })
     }
 }
 
@@ -230,6 +257,7 @@ impl TorchHistory {
         if let Some(version) = text(&value["torch"]) {
             self.version = version;
             self.missing = text(&value["why"]);
+            self.missing_modules = text(&value["missing_modules"]);
             if value["is_enabled"] == false {
                 self.missing = Some("the program itself has switched the history off".to_owned());
             }
@@ -243,6 +271,12 @@ impl TorchHistory {
             });
         } else if value.get("stack").is_some() {
             self.stacks.push(value["frames"].as_array().into_iter().flatten().map(number).collect());
+        } else if value.get("module").is_some() {
+            self.modules.push(text(&value["path"]).unwrap_or_default());
+        } else if value.get("mark").is_some() {
+            let times = value["mark"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+            let tensors = value["tensors"].as_array().into_iter().flatten().filter_map(MarkedTensor::of).collect();
+            self.marks.push(Mark { times, tensors });
         } else if let Some(settings) = value.get("settings") {
             self.settings = settings_of(settings);
         } else if value.get("device").is_some() {
@@ -261,6 +295,15 @@ impl TorchHistory {
             let bytes = value["bytes"].as_u64().unwrap_or(0);
             device.segments.insert(segment, (bytes, value["is_expandable"] == true));
         }
+    }
+}
+
+impl MarkedTensor {
+    /// A tensor is `["weights", 0, 140000, "Net.conv"]`.
+    fn of(value: &Value) -> Option<Self> {
+        let class = TensorClass::ALL.into_iter().find(|class| value[0] == class.name())?;
+        let module = text(&value[3]).unwrap_or_default();
+        Some(Self { class, device: number(&value[1]), address: value[2].as_u64()?, module })
     }
 }
 
@@ -290,7 +333,7 @@ mod tests {
         let count = 2 * PIECE + 5;
         let mut text = "{\"torch\": \"2.11.0\"}\n{\"device\": 0}\n".to_owned();
         for number in 0..count {
-            _ = writeln!(text, "[\"alloc\",{number},1,0,{},0]", 100 + number);
+            _ = writeln!(text, "[\"alloc\",{number},1,0,{},0,0]", 100 + number);
             text += if number % 7 == 0 { "{\"frame\": 0, \"name\": \"f\"}\n[\"inactive\",1,2,3]\n" } else { "" };
         }
         text += "{\"end\": true}\n";

@@ -1,5 +1,6 @@
 //! `--torch`: what `torch.py` in the program wrote becomes a part of the recording.
 
+mod groups;
 mod history;
 mod sizes;
 
@@ -19,7 +20,7 @@ use gpumem_core::{
 };
 use gpumem_inject::variable;
 
-use self::history::TorchHistory;
+use self::{groups::Groups, history::TorchHistory};
 use super::content::Content;
 use crate::files;
 
@@ -85,12 +86,14 @@ fn write(
         let addresses = frames.iter().copied().map(address).collect();
         writer.write(&Item::Stack(StackDefinition { id: stack(number), addresses }))?;
     }
-    let mut devices = Vec::new();
+    let (mut devices, mut groups) = (Vec::new(), Groups::default());
     for of_device in &history.devices {
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
         let mut events = Vec::new();
         let mut put = |events: Vec<_>| writer.write(&Item::AllocatorEvents(AllocatorEvents { device, events }));
-        let older = of_device.events(from, &history.settings, time, stack, |event| {
+        let before = of_device.before(from)?;
+        let group_of = history.groups(of_device, &before.1, from, &mut groups)?;
+        let older = of_device.events(from, before, &group_of, &history.settings, time, stack, |event| {
             events.push(event);
             if events.len() == AllocatorEvents::MOST { put(std::mem::take(&mut events)) } else { Ok(()) }
         })?;
@@ -101,6 +104,8 @@ fn write(
         let known_from = of_device.trace.first().filter(|_| is_full || older > 0).map(time);
         devices.push(AllocatorDevice { device, older, known_from, said: of_device.said });
     }
+    groups.definitions().try_for_each(|group| writer.write(&Item::TensorGroup(group)))?;
     let name = if history.version.is_empty() { "PyTorch".to_owned() } else { format!("PyTorch {}", history.version) };
-    writer.write(&Item::Allocator(AllocatorDefinition { name, missing: history.missing.clone(), devices }))
+    let (missing, missing_modules) = (history.missing.clone(), history.missing_modules.clone());
+    writer.write(&Item::Allocator(AllocatorDefinition { name, missing, devices, missing_modules }))
 }

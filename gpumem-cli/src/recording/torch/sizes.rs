@@ -22,7 +22,7 @@ use super::{
 
 impl DeviceHistory {
     /// What was live before the first event, by going back from the end.
-    fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<(Segments, BTreeMap<u64, LiveBlock>)> {
+    pub(super) fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<(Segments, BTreeMap<u64, LiveBlock>)> {
         let (mut segments, mut blocks) = (self.segments.clone(), self.blocks.clone());
         for piece in self.trace.pieces(from).rev() {
             for event in piece?.into_iter().rev() {
@@ -47,21 +47,25 @@ impl DeviceHistory {
     }
 
     /// Hands over the events of this device, with the sizes of blocks: first those that stand for what was live before. Returns how many
-    /// these are. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording.
+    /// these are. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. `groups` has the groups of
+    /// allocations in their order, if they are known.
     pub(super) fn events(
         &self,
         from: &mut (impl BufRead + Seek),
+        (mut segments, blocks): (Segments, BTreeMap<u64, LiveBlock>),
+        groups: &[u32],
         rounding: &PyTorchRounding,
         time: impl Fn(u64) -> Duration,
         stack: impl Fn(u32) -> StackId,
         mut each: impl FnMut(AllocatorEvent) -> io::Result<()>,
     ) -> io::Result<u64> {
-        let (mut segments, blocks) = self.before(from)?;
         let first = self.trace.first().unwrap_or(0);
+        let mut groups = groups.iter().copied();
         let mut add = |action, address, bytes, requested, (stream, micros, of): (u64, u64, u32)| {
             let (time, stack) = (time(micros), stack(of));
+            let group = if action == Action::Alloc { groups.next().unwrap_or(0) } else { 0 };
             let [bytes, requested] = [bytes, requested].map(Bytes::new);
-            each(AllocatorEvent { time, action, address, bytes, requested, stream, stack })
+            each(AllocatorEvent { time, action, address, bytes, requested, stream, stack, group })
         };
         for (address, (bytes, _)) in &segments {
             add(Action::SegmentAlloc, *address, *bytes, *bytes, (0, first, 0))?;
@@ -77,7 +81,7 @@ impl DeviceHistory {
         }
         let older = segments.len() as u64 + blocks.values().map(|live| 1 + u64::from(live.is_awaiting)).sum::<u64>();
         for piece in self.trace.pieces(from) {
-            for LoggedEvent { action, is_part, address, bytes, stream, micros, stack } in piece? {
+            for LoggedEvent { action, is_part, address, bytes, stream, micros, stack, module: _ } in piece? {
                 let about = (stream, micros, stack);
                 match action {
                     Action::SegmentAlloc => {
@@ -153,8 +157,10 @@ mod tests {
             events.push(event);
             Ok(())
         };
+        let device = &history.devices[0];
+        let before = device.before(&mut from).unwrap();
         let older =
-            history.devices[0].events(&mut from, &history.settings, Duration::from_micros, StackId, add).unwrap();
+            device.events(&mut from, before, &[], &history.settings, Duration::from_micros, StackId, add).unwrap();
         (events, older)
     }
 
@@ -166,7 +172,7 @@ mod tests {
     }
 
     fn lines(steps: &[(&str, u64, u64)], end: &[&str]) -> Vec<String> {
-        let step = |(action, address, bytes): &(&str, u64, u64)| format!("[\"{action}\",{address},{bytes},0,5,0]");
+        let step = |(action, address, bytes): &(&str, u64, u64)| format!("[\"{action}\",{address},{bytes},0,5,0,0]");
         let head = r#"{"device": 0, "said": [1, 2, 3, 4]}"#.to_owned();
         let end = end.iter().map(ToString::to_string).chain([r#"{"end": true}"#.to_owned()]);
         [head].into_iter().chain(steps.iter().map(step)).chain(end).collect()

@@ -1,0 +1,140 @@
+# Runs after `torch.py`, with `--modules`: tells PyTorch's allocator which module allocates, and notes which tensors are weights,
+# gradients and states of optimizers. It changes no argument and no result of the program.
+
+import threading
+import time
+import weakref
+
+# What the modules of the program are called, by their `id`: a weak reference and the path.
+names = {}
+# The modules that each thread is in.
+here = threading.local()
+# Which tensors were something at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`.
+marks = []
+# The newest mark of each owner.
+newest = {}
+# All marks together have at most so many tensors and times.
+MOST_MARKED = 300_000
+marked = 0
+is_observing = False
+# So many modules have names at a time.
+MOST_NAMES = 100_000
+
+
+def observe_modules(torch):
+    """Called when PyTorch has initialised CUDA. Returns why it cannot be done."""
+    global is_observing
+    tell = getattr(torch._C, "_cuda_setMemoryMetadata", None)
+    if tell is None:
+        return "it is older than 2.10"
+    if is_observing:
+        return None
+    is_observing = True
+    is_compiling = torch.compiler.is_compiling
+
+    def enter(module, inputs):
+        # torch.compile reads this function too, and must find nothing in it.
+        if is_compiling():
+            return
+        try:
+            stack = here.__dict__.setdefault("stack", [])
+            known = names.get(id(module))
+            if known is None or known[0]() is not module:
+                known = name_modules(torch, module, stack)
+            if not stack:
+                found = [("inputs", *place(tensor), known[1]) for tensor in inputs if is_on_device(torch, tensor)]
+                mark(id(module), found)
+            stack.append(known)
+            tell(known[1])
+        except Exception:
+            pass
+
+    def leave(module, inputs, output):
+        if is_compiling():
+            return
+        try:
+            stack = here.stack
+            # A module that raised may have been left without a call of this function.
+            while stack.pop()[0]() is not module:
+                pass
+            tell(stack[-1][1] if stack else "")
+        except Exception:
+            tell("")
+
+    def stepped(optimizer, arguments, keywords):
+        try:
+            mark_optimizer(torch, optimizer)
+        except Exception:
+            pass
+
+    modules = sys.modules["torch.nn.modules.module"]
+    modules.register_module_forward_pre_hook(enter)
+    modules.register_module_forward_hook(leave, always_call=True)
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(stepped)
+
+
+def is_on_device(torch, tensor):
+    return isinstance(tensor, torch.Tensor) and tensor.is_cuda
+
+
+def place(tensor):
+    return tensor.device.index, tensor.data_ptr()
+
+
+def name_modules(torch, module, stack):
+    """Names a module that nobody has named, and those in it."""
+    if len(names) > MOST_NAMES:
+        names.clear()
+    path = type(module).__name__
+    if stack:
+        path = stack[-1][1] + "." + path
+    for name, part in module.named_modules(prefix=path):
+        names[id(part)] = weakref.ref(part), name
+    if not stack:
+        tensors = list(module.named_parameters(prefix=path)) + list(module.named_buffers(prefix=path))
+        found = [
+            ("weights", *place(tensor), name.rpartition(".")[0]) for name, tensor in tensors if is_on_device(torch, tensor)
+        ]
+        # Inputs have the same owner.
+        mark((id(module), "weights"), found)
+        paths.update((id(tensor), name.rpartition(".")[0]) for name, tensor in tensors)
+    return names[id(module)]
+
+
+# The paths of the modules that parameters belong to, by the `id` of the parameter.
+paths = {}
+
+
+def mark_optimizer(torch, optimizer):
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            path = paths.get(id(parameter), "")
+            state = optimizer.state.get(parameter)
+            tensors = [("weights", parameter), ("gradients", parameter.grad)]
+            if state:
+                tensors += [("optimizer", value) for value in state.values()]
+            found += [(name, *place(tensor), path) for name, tensor in tensors if is_on_device(torch, tensor)]
+    mark(id(optimizer), found)
+
+
+def mark(owner, found):
+    """`found` is there now."""
+    global marked
+    if not found:
+        return
+    now = time.time_ns() // 1000
+    known = newest.get(owner)
+    if known is not None and known[1] == found:
+        known[0].append(now)
+        marked += 1
+    else:
+        newest[owner] = known = [[now], found]
+        marks.append(known)
+        marked += 1 + len(found)
+    # The first ones stay: a program often needs most in its first steps.
+    while marked > MOST_MARKED and len(marks) > 20:
+        times, tensors = marks.pop(10)
+        marked -= len(times) + len(tensors)
