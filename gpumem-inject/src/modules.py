@@ -5,8 +5,10 @@ import threading
 import time
 import weakref
 
-# What the modules of the program are called, by their `id`: a weak reference and the path.
+# What the modules of the program are called, by their `id`: a weak reference, and the path and the type.
 names = {}
+# The modules that parameters belong to, by the `id` of the parameter.
+paths = {}
 # The modules that each thread is in.
 here = threading.local()
 # Which tensors were something at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`.
@@ -41,7 +43,8 @@ def observe_modules(torch):
             known = names.get(id(module))
             if known is None or known[0]() is not module:
                 known = name_modules(torch, module, stack)
-            if not stack:
+            # A layer that a checkpoint runs again is not below another module.
+            if "." not in known[1]:
                 found = [("inputs", *place(tensor), known[1]) for tensor in inputs if is_on_device(torch, tensor)]
                 mark(id(module), found)
             stack.append(known)
@@ -87,24 +90,22 @@ def name_modules(torch, module, stack):
     """Names a module that nobody has named, and those in it."""
     if len(names) > MOST_NAMES:
         names.clear()
-    path = type(module).__name__
+        paths.clear()
+    top = type(module).__name__
     if stack:
-        path = stack[-1][1] + "." + path
-    for name, part in module.named_modules(prefix=path):
-        names[id(part)] = weakref.ref(part), name
-    if not stack:
-        tensors = list(module.named_parameters(prefix=path)) + list(module.named_buffers(prefix=path))
-        found = [
-            ("weights", *place(tensor), name.rpartition(".")[0]) for name, tensor in tensors if is_on_device(torch, tensor)
-        ]
-        # Inputs have the same owner.
-        mark((id(module), "weights"), found)
-        paths.update((id(tensor), name.rpartition(".")[0]) for name, tensor in tensors)
+        top = stack[-1][1].split(": ")[0] + "." + top
+    found = []
+    for name, part in module.named_modules(prefix=top):
+        path = name if name == top else "%s: %s" % (name, type(part).__name__)
+        names[id(part)] = weakref.ref(part), path
+        for tensor in [*part._parameters.values(), *part._buffers.values()]:
+            if tensor is not None:
+                paths[id(tensor)] = path
+                if is_on_device(torch, tensor):
+                    found.append(("weights", *place(tensor), path))
+    # The inputs of a module have the module itself as owner.
+    mark((id(module), "weights"), found)
     return names[id(module)]
-
-
-# The paths of the modules that parameters belong to, by the `id` of the parameter.
-paths = {}
 
 
 def mark_optimizer(torch, optimizer):

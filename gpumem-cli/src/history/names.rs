@@ -36,7 +36,7 @@ pub(super) fn pay(left: &mut u64, cost: u64) -> bool {
 
 impl Origin {
     /// An origin whose names would take too much memory.
-    pub(super) fn unnamed(kind: MemKind) -> Self {
+    pub(crate) fn unnamed(kind: MemKind) -> Self {
         Self {
             path: Vec::new(),
             library: Some("(too many long names)".to_owned()),

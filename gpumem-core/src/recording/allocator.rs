@@ -65,11 +65,11 @@ pub enum AllocatorAction {
 /// What a tensor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TensorClass {
-    /// A parameter or a buffer of a module.
+    /// A parameter or a buffer of a module, or a copy of one.
     Weights,
     /// The gradient of a parameter.
     Gradients,
-    /// The state of an optimizer.
+    /// The state of an optimizer, and what its steps allocate.
     Optimizer,
     /// What the outermost module was called with.
     Inputs,
@@ -116,7 +116,7 @@ impl TensorClass {
 pub struct TensorGroup {
     /// The number by which events name it, from 1 on.
     pub id: u32,
-    /// The path of the module, such as `GPT2LMHeadModel.transformer.h.3.mlp`. `None` outside of all modules.
+    /// The path of the module and its type, such as `GPT2LMHeadModel.transformer.h.3.mlp: GPT2MLP`. `None` outside of all modules.
     pub module: Option<String>,
     /// `None` if it is not known.
     pub class: Option<TensorClass>,
@@ -206,7 +206,9 @@ impl Wire for AllocatorEvents {
             (last_time, last_address) = (time, *address);
         }
         if events.iter().any(|event| event.group != 0) {
-            events.iter().for_each(|event| event.group.put(to));
+            for event in events {
+                event.group.put(to);
+            }
         }
     }
 

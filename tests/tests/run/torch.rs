@@ -60,7 +60,7 @@ class Failing(torch.nn.Module):
     def forward(self, kept):
         raise ValueError
 net = Net()
-parameters = [parameter for _, parameter in net.named_parameters()]
+parameters = [layer.weight for layer in [*net.h, net.head]]
 optimizer = torch.optim.optimizer.Optimizer(parameters)
 def backward(kept):
     for parameter in parameters:
@@ -184,6 +184,8 @@ fn modules_and_classes_come_to_what_the_program_has() {
             let sum = |sum: &Value| (sum[name].as_str().map(str::to_owned), sum["bytes"].as_u64().unwrap() >> 20);
             of.as_array().unwrap_or_else(|| panic!("{of:#}")).iter().map(sum).collect::<Vec<_>>()
         };
+        let asked = |sum: &Value| sum["requested_bytes"].as_u64().unwrap();
+        assert_eq!(peak["by_class"].as_array().unwrap().iter().map(asked).sum::<u64>(), peak["requested_bytes"]);
         let some = |name: &str| Some(name.to_owned());
         // In the backward pass of the second step: three weights and states, one gradient, the work of two layers, and what is kept of
         // three.
@@ -204,7 +206,7 @@ fn modules_and_classes_come_to_what_the_program_has() {
             [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 2)],
             "{peak:#}"
         );
-        for part in ["Net.h.0 … 1 (2×)", "temporary (backward)"] {
+        for part in ["h.0 … 1 Layer (2×)", "temporary (backward)"] {
             assert!(run.outcome.stderr.contains(part), "{part}\n{}", run.outcome);
         }
     }

@@ -1,14 +1,15 @@
 //! Which module each tensor belongs to, and what it is for.
 //!
 //! Weights, gradients, states of optimizers and inputs are known by their addresses, which `modules.py` has noted. The others are told apart by
-//! when they came and went, as `TensorClass` says.
+//! their stacks, and by when they came and went.
 
 use std::{
     collections::{BTreeMap, HashMap},
     io::{self, BufRead, Seek},
+    iter,
 };
 
-use gpumem_core::recording::{AllocatorAction as Action, TensorClass, TensorGroup};
+use gpumem_core::recording::{AllocatorAction as Action, Symbol, TensorClass, TensorGroup};
 
 use super::history::{DeviceHistory, LiveBlock, LoggedEvent, Mark, MarkedTensor, TorchHistory};
 
@@ -40,9 +41,30 @@ impl Groups {
 /// What the program does while it allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    /// Runs a module.
     Forward,
     Backward,
+    /// Moves or converts the weights of a module: `Module.cuda`, `to`, `half`.
+    Weights,
+    /// Runs an optimizer.
+    Optimizer,
     Other,
+}
+
+impl Phase {
+    /// What a stack says, the innermost frame first.
+    fn of(frames: &[Symbol]) -> Self {
+        let is_in = |frame: &Symbol, file: &str| frame.file.as_ref().is_some_and(|path| path.contains(file));
+        let is = |frame: &Symbol, file, name| is_in(frame, file) && frame.function.as_deref() == Some(name);
+        match frames.last() {
+            // The thread of the backward pass has no line of Python, except in functions that are written in Python.
+            None => Self::Backward,
+            Some(outermost) if is(outermost, "torch/autograd/function.py", "apply") => Self::Backward,
+            _ if frames.iter().any(|frame| is_in(frame, "torch/optim/")) => Self::Optimizer,
+            _ if frames.iter().any(|frame| is(frame, "torch/nn/modules/module.py", "_apply")) => Self::Weights,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// A tensor whose class is not known yet.
@@ -74,7 +96,14 @@ impl TorchHistory {
             self.marks.iter().flat_map(|mark| mark.times.iter().map(move |time| (*time, mark))).collect();
         marks.sort_by_key(|(time, _)| *time);
         let mut marks = marks.into_iter().peekable();
-        let mut reading = GroupReading { history: self, groups, made: Vec::new(), phase: Phase::Other, passes: 0 };
+        let phase_of = |frames: &Vec<u32>| {
+            let frames: Vec<_> = frames.iter().filter_map(|frame| self.frames.get(*frame as usize).cloned()).collect();
+            Phase::of(&frames)
+        };
+        // The stack 0 has no frames.
+        let phases = iter::once(Phase::Backward).chain(self.stacks.iter().map(phase_of)).collect();
+        let mut reading =
+            GroupReading { history: self, phases, groups, made: Vec::new(), phase: Phase::Other, passes: 0 };
         let mut open: BTreeMap<u64, Open> = BTreeMap::new();
         for (address, block) in older {
             open.insert(*address, reading.open(block.requested, 0, block.stack));
@@ -101,7 +130,9 @@ impl TorchHistory {
             }
         }
         marks.for_each(|(_, mark)| note(&mut open, mark, device.ordinal));
-        open.into_values().for_each(|tensor| reading.close(tensor, true));
+        for tensor in open.into_values() {
+            reading.close(tensor, true);
+        }
         Ok(reading.made)
     }
 }
@@ -120,6 +151,8 @@ fn note(open: &mut BTreeMap<u64, Open>, mark: &Mark, device: u32) {
 
 struct GroupReading<'a> {
     history: &'a TorchHistory,
+    /// By the number of a stack.
+    phases: Vec<Phase>,
     groups: &'a mut Groups,
     made: Vec<u32>,
     /// Of the newest allocation.
@@ -130,12 +163,9 @@ struct GroupReading<'a> {
 
 impl GroupReading<'_> {
     fn open(&mut self, requested: u64, module: u32, stack: u32) -> Open {
-        self.phase = match (module, stack) {
-            // The thread of the backward pass has no line of Python, unless a checkpoint runs a module again.
-            (0, 0) => Phase::Backward,
-            (0, _) => Phase::Other,
-            _ => Phase::Forward,
-        };
+        let of_stack = self.phases.get(stack as usize).copied().unwrap_or(Phase::Other);
+        // A checkpoint runs a module in the backward pass.
+        self.phase = if module == 0 { of_stack } else { Phase::Forward };
         self.passes += u64::from(module == 0);
         self.made.push(0);
         let number = self.made.len() - 1;
@@ -149,6 +179,8 @@ impl GroupReading<'_> {
             (Some((class, _)), _) => Some(*class),
             (None, _) if is_end && WORKSPACES.contains(&requested) => Some(TensorClass::Workspace),
             (None, Phase::Backward) => Some(TensorClass::BackwardTemporary),
+            (None, Phase::Weights) => Some(TensorClass::Weights),
+            (None, Phase::Optimizer) => Some(TensorClass::Optimizer),
             (None, Phase::Forward) if !is_end && passes == self.passes => Some(TensorClass::ForwardTemporary),
             (None, Phase::Forward) => Some(TensorClass::Activations),
             (None, Phase::Other) if !is_end && self.phase == Phase::Backward => Some(TensorClass::Activations),
@@ -157,5 +189,67 @@ impl GroupReading<'_> {
         let of_event = || self.history.modules.get(module.checked_sub(1)? as usize).map(String::as_str);
         let marked = marked.as_ref().map(|(_, module)| module.as_str()).filter(|module| !module.is_empty());
         self.made[number] = self.groups.number(marked.or_else(of_event), class);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    /// The module and the class of each tensor, in the order in which they came.
+    fn groups(events: &str) -> Vec<(Option<String>, Option<TensorClass>)> {
+        let mut text = r#"{"torch": "2.11.0", "is_enabled": true, "most": 1000}
+{"mark": [10, 90], "tensors": [["weights", 0, 1100, "Net.fc: Linear"], ["gradients", 1, 1100, "Net"]]}
+{"frame": 0, "file": "train.py", "line": 3, "name": "<module>"}
+{"frame": 1, "file": "/x/torch/nn/modules/module.py", "line": 9, "name": "_apply"}
+{"frame": 2, "file": "/x/torch/optim/adamw.py", "line": 9, "name": "adamw"}
+{"frame": 3, "file": "/x/torch/autograd/function.py", "line": 9, "name": "apply"}
+{"stack": 1, "frames": [0]}
+{"stack": 2, "frames": [1, 0]}
+{"stack": 3, "frames": [2, 0]}
+{"stack": 4, "frames": [2, 3]}
+{"module": 1, "path": "Net"}
+{"device": 0}
+"#
+        .to_owned();
+        for event in events.lines() {
+            writeln!(text, "[{event}]").unwrap();
+        }
+        text += "{\"end\": true}\n";
+        let mut from = io::Cursor::new(text);
+        let history = TorchHistory::read(&mut from, true).unwrap();
+        let mut groups = Groups::default();
+        let made = history.groups(&history.devices[0], &BTreeMap::new(), &mut from, &mut groups).unwrap();
+        let known: HashMap<_, _> = groups.definitions().map(|group| (group.id, (group.module, group.class))).collect();
+        made.iter().map(|id| known.get(id).cloned().unwrap_or_default()).collect()
+    }
+
+    #[test]
+    fn stacks_and_times_say_what_tensors_are_for() {
+        use TensorClass::*;
+        let net = || Some("Net".to_owned());
+        // A mark is of the tensor that has this address at this time.
+        let marked = "\"alloc\",1000,200,0,5,1,0\n\"free_requested\",1000,200,0,20,0,0\n\"alloc\",1000,50,0,30,1,0";
+        assert_eq!(groups(marked), [(Some("Net.fc: Linear".to_owned()), Some(Weights)), (None, None)]);
+        let by_stack = "\"alloc\",1,1,0,5,2,0\n\"alloc\",2,1,0,5,3,0\n\"alloc\",3,1,0,5,4,0\n\"alloc\",4,1,0,5,0,0";
+        let expected = [Weights, Optimizer, BackwardTemporary, BackwardTemporary].map(|class| (None, Some(class)));
+        assert_eq!(groups(by_stack), expected);
+        // One goes before the forward pass ends, and one in the backward pass, as the loss does.
+        let by_time =
+            "\"alloc\",1,1,0,5,1,1\n\"alloc\",2,1,0,6,1,1\n\"free_requested\",1,1,0,7,0,0\n\"alloc\",3,1,0,8,1,0
+\"alloc\",4,1,0,9,0,0\n\"free_requested\",3,1,0,11,0,0\n\"free_requested\",2,1,0,11,0,0";
+        assert_eq!(
+            groups(by_time),
+            [
+                (net(), Some(ForwardTemporary)),
+                (net(), Some(Activations)),
+                (None, Some(Activations)),
+                (None, Some(BackwardTemporary))
+            ]
+        );
+        // What cuBLAS works in stays.
+        assert_eq!(groups("\"alloc\",5000,8519680,0,5,1,1"), [(net(), Some(Workspace))]);
     }
 }

@@ -91,9 +91,7 @@ fn write(
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
         let mut events = Vec::new();
         let mut put = |events: Vec<_>| writer.write(&Item::AllocatorEvents(AllocatorEvents { device, events }));
-        let before = of_device.before(from)?;
-        let group_of = history.groups(of_device, &before.1, from, &mut groups)?;
-        let older = of_device.events(from, before, &group_of, &history.settings, time, stack, |event| {
+        let older = of_device.events(history, &mut groups, from, time, stack, |event| {
             events.push(event);
             if events.len() == AllocatorEvents::MOST { put(std::mem::take(&mut events)) } else { Ok(()) }
         })?;

@@ -17,12 +17,13 @@ use gpumem_estimate::PyTorchRounding;
 
 use super::{
     super::ranges::remove_range,
-    history::{DeviceHistory, LiveBlock, LoggedEvent, Segments},
+    groups::Groups,
+    history::{DeviceHistory, LiveBlock, LoggedEvent, Segments, TorchHistory},
 };
 
 impl DeviceHistory {
     /// What was live before the first event, by going back from the end.
-    pub(super) fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<(Segments, BTreeMap<u64, LiveBlock>)> {
+    fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<(Segments, BTreeMap<u64, LiveBlock>)> {
         let (mut segments, mut blocks) = (self.segments.clone(), self.blocks.clone());
         for piece in self.trace.pieces(from).rev() {
             for event in piece?.into_iter().rev() {
@@ -47,20 +48,21 @@ impl DeviceHistory {
     }
 
     /// Hands over the events of this device, with the sizes of blocks: first those that stand for what was live before. Returns how many
-    /// these are. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. `groups` has the groups of
-    /// allocations in their order, if they are known.
+    /// these are. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. The groups of
+    /// tensors are added to `groups`.
     pub(super) fn events(
         &self,
+        history: &TorchHistory,
+        groups: &mut Groups,
         from: &mut (impl BufRead + Seek),
-        (mut segments, blocks): (Segments, BTreeMap<u64, LiveBlock>),
-        groups: &[u32],
-        rounding: &PyTorchRounding,
         time: impl Fn(u64) -> Duration,
         stack: impl Fn(u32) -> StackId,
         mut each: impl FnMut(AllocatorEvent) -> io::Result<()>,
     ) -> io::Result<u64> {
         let first = self.trace.first().unwrap_or(0);
-        let mut groups = groups.iter().copied();
+        let (mut segments, blocks) = self.before(from)?;
+        let rounding = &history.settings;
+        let mut groups = history.groups(self, &blocks, from, groups)?.into_iter();
         let mut add = |action, address, bytes, requested, (stream, micros, of): (u64, u64, u32)| {
             let (time, stack) = (time(micros), stack(of));
             let group = if action == Action::Alloc { groups.next().unwrap_or(0) } else { 0 };
@@ -136,7 +138,7 @@ fn size(
 
 #[cfg(test)]
 mod tests {
-    use super::{super::history::TorchHistory, *};
+    use super::*;
 
     const MIB: u64 = 1 << 20;
 
@@ -158,9 +160,8 @@ mod tests {
             Ok(())
         };
         let device = &history.devices[0];
-        let before = device.before(&mut from).unwrap();
-        let older =
-            device.events(&mut from, before, &[], &history.settings, Duration::from_micros, StackId, add).unwrap();
+        let groups = &mut Groups::default();
+        let older = device.events(&history, groups, &mut from, Duration::from_micros, StackId, add).unwrap();
         (events, older)
     }
 
