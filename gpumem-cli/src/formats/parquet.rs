@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use gpumem_core::recording::TensorClass;
 use parquet::{
     basic::{Compression, ConvertedType, Encoding, Repetition, Type as Physical},
     data_type::{BoolType, ByteArray, ByteArrayType, DataType, Int32Type, Int64Type},
@@ -140,13 +141,17 @@ struct TensorPlace {
     shown: ByteArray,
     line: Option<ByteArray>,
     caller: Option<ByteArray>,
+    module: Option<ByteArray>,
+    class: Option<ByteArray>,
 }
 
 impl TensorPlace {
-    fn new(origin: &Origin) -> Self {
+    fn new(origin: &Origin, class: Option<TensorClass>) -> Self {
         let line = origin.line.as_deref().map(text);
         let caller = origin.caller.as_deref().map(text);
-        Self { shown: line.clone().unwrap_or_else(|| text(NO_LINE)), line, caller }
+        let module = origin.path.first().map(|module| text(module));
+        let class = class.map(|class| text(class.name()));
+        Self { shown: line.clone().unwrap_or_else(|| text(NO_LINE)), line, caller, module, class }
     }
 }
 
@@ -202,7 +207,9 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
 
 fn write_tensors(tensors: &Tensors, words: &Words, path: &Path) -> io::Result<()> {
     let blocks = tensors.blocks();
-    let places: Vec<_> = tensors.origins.iter().map(TensorPlace::new).collect();
+    let class = |at: usize| *tensors.classes.as_ref()?.get(at)?;
+    let places: Vec<_> =
+        tensors.origins.iter().enumerate().map(|(at, origin)| TensorPlace::new(origin, class(at))).collect();
     let rows = blocks.lives.blocks().filter(|(_, block)| block.origin != tensors.segment_origin());
     write_table(path, &tensor_columns(tensors, &blocks, words, &places), rows)
 }
@@ -363,5 +370,7 @@ fn tensor_columns<'a>(
         BlockColumn::text("place", move |(_, block)| &place(block).shown),
         BlockColumn::optional_text("line", move |(_, block)| place(block).line.as_ref()),
         BlockColumn::optional_text("caller", move |(_, block)| place(block).caller.as_ref()),
+        BlockColumn::optional_text("module", move |(_, block)| place(block).module.as_ref()),
+        BlockColumn::optional_text("class", move |(_, block)| place(block).class.as_ref()),
     ]
 }

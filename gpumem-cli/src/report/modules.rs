@@ -16,7 +16,7 @@ use super::text::Bars;
 use crate::history::tensors::{AllocatorState, Tensors};
 
 /// At most this many rows are printed of each table; JSON has all.
-const MOST_ROWS: usize = 12;
+const MOST_ROWS: usize = 8;
 
 /// Where a module has no name.
 const NO_MODULE: &str = "outside of all modules";

@@ -68,15 +68,15 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         writeln!(out, "recorded by {}", one_line(&sources.join(", ")))?;
     }
     for device in devices {
+        // The blocks of the driver are only what the cache of PyTorch got for the tensors.
+        if let Some(torch) = torch {
+            torch.write_device(device.device, out, paint)?;
+        }
         writeln!(out)?;
         write_device(device, overview.missing.symbols, out, paint)?;
-        match torch {
-            Some(torch) => torch.write_device(device.device, out, paint)?,
-            None if holds_cache(device) => {
-                let text = "PyTorch keeps what is freed in a cache: a line is where the cache grew. `gpumem run --torch` shows the tensors.";
-                writeln!(out, "{text}")?;
-            }
-            None => {}
+        if torch.is_none() && holds_cache(device) {
+            let text = "PyTorch keeps what is freed in a cache: a line is where the cache grew. `gpumem run --modules` shows the tensors.";
+            writeln!(out, "{text}")?;
         }
     }
     if *allocations != Some(0) {

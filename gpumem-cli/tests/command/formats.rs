@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::model::MemKind;
+use gpumem_core::{
+    model::{Bytes, MemKind, StackId},
+    recording::{AllocatorAction, AllocatorEvent, AllocatorEvents, Item, TensorClass, TensorGroup},
+};
 use parquet::{
     file::reader::{FileReader, SerializedFileReader},
     record::{Field, Row},
@@ -18,7 +21,7 @@ use serde_json::Value;
 
 use crate::{
     file, gpumem,
-    made::{MIB, Made},
+    made::{DEVICE, MIB, Made},
     output_of,
     pickled::unpickled,
     ran,
@@ -407,6 +410,28 @@ fn the_tables_have_events_and_blocks() {
     let copy = copy.join("fleet-0.capture");
     let ran = ran(&["report", "--format", "parquet", "--output", out, &first, copy.to_str().unwrap()]);
     assert!(ran.code == Some(2) && ran.stderr.contains("another recording has the same name"), "{ran:?}");
+}
+
+#[test]
+fn modules_and_classes_are_columns_of_the_table_of_tensors() {
+    let folder = file("tables-of-modules");
+    _ = fs::remove_dir_all(&folder);
+    let out = folder.to_str().unwrap();
+    let mut made = Made::new("train").tensors(1, 1, MIB, None);
+    let (module, class) = (Some("Net.fc: Linear".to_owned()), Some(TensorClass::Gradients));
+    made.item(&Item::TensorGroup(TensorGroup { id: 1, module, class }));
+    let (time, bytes) = (Duration::from_secs(1), Bytes::new(512));
+    let action = AllocatorAction::Alloc;
+    let (address, requested, stream, stack) = (1 << 50, bytes, 0, StackId::NONE);
+    let event = AllocatorEvent { time, action, address, bytes, requested, stream, stack, group: 1 };
+    made.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events: vec![event] }));
+    let file = recorded("modules.capture", made);
+    assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &file]), "");
+    let tensors = rows(&folder.join("modules.tensors.parquet"));
+    let known: Vec<_> = tensors.iter().filter(|row| *field(row, "module") != Field::Null).collect();
+    assert_eq!((known.len(), long(known[0], "bytes")), (1, Some(512)));
+    assert_eq!(*field(known[0], "module"), Field::Str("Net.fc: Linear".to_owned()));
+    assert_eq!(*field(known[0], "class"), Field::Str("gradients".to_owned()));
 }
 
 /// The table of tensors has what the summary says of their peak; the other tables have the driver's blocks only.

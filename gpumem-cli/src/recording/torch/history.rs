@@ -177,7 +177,7 @@ fn number(value: &Value) -> u32 {
     value.as_u64().and_then(|number| number.try_into().ok()).unwrap_or(0)
 }
 
-/// An event is `["alloc",140000,512,0,1700000000,3,0]`: the action, and numbers. PyTorch's numbers are signed.
+/// An event is `["alloc",140000,512,0,1700000000,3]`: the action, and numbers. PyTorch's numbers are signed.
 fn event(line: &str) -> Option<(&str, Vec<u64>)> {
     let (action, numbers) = line.strip_prefix("[\"")?.strip_suffix(']')?.split_once("\",")?;
     let number = |text: &str| text.parse::<i64>().map(i64::cast_unsigned).or_else(|_| text.parse()).ok();
@@ -203,7 +203,13 @@ fn action_of(name: &str) -> Option<(Action, bool)> {
 impl LoggedEvent {
     /// `None` if it is malformed.
     fn of((action, is_part): (Action, bool), numbers: &[u64]) -> Option<Self> {
-        let [address, bytes, stream, micros, stack, module] = *numbers else { return None };
+        // Early versions wrote no module.
+        let &[address, bytes, stream, micros, stack, ref module @ ..] = numbers else { return None };
+        let module = match *module {
+            [] => 0,
+            [module] => module,
+            _ => return None,
+        };
         let [stack, module] = [stack.try_into().ok()?, module.try_into().ok()?];
         Some(Self { action, is_part, address, bytes, stream, micros, stack, module })
     }
@@ -333,7 +339,7 @@ mod tests {
         let count = 2 * PIECE + 5;
         let mut text = "{\"torch\": \"2.11.0\"}\n{\"device\": 0}\n".to_owned();
         for number in 0..count {
-            _ = writeln!(text, "[\"alloc\",{number},1,0,{},0,0]", 100 + number);
+            _ = writeln!(text, "[\"alloc\",{number},1,0,{},0]", 100 + number);
             text += if number % 7 == 0 { "{\"frame\": 0, \"name\": \"f\"}\n[\"inactive\",1,2,3]\n" } else { "" };
         }
         text += "{\"end\": true}\n";
