@@ -15,8 +15,9 @@ here = threading.local()
 marks = []
 # The newest mark of each owner.
 newest = {}
-# All marks together have at most so many tensors and times.
+# All marks together have at most so many tensors, and each has at most so many times.
 MOST_MARKED = 300_000
+MOST_TIMES = 50_000
 marked = 0
 is_observing = False
 # So many modules have names at a time.
@@ -130,12 +131,15 @@ def mark(owner, found):
     known = newest.get(owner)
     if known is not None and known[1] == found:
         known[0].append(now)
-        marked += 1
     else:
         newest[owner] = known = [[now], found]
         marks.append(known)
-        marked += 1 + len(found)
+        marked += len(found)
     # The first ones stay: a program often needs most in its first steps.
+    if len(known[0]) > MOST_TIMES:
+        del known[0][1000 : MOST_TIMES // 2]
     while marked > MOST_MARKED and len(marks) > 20:
-        times, tensors = marks.pop(10)
-        marked -= len(times) + len(tensors)
+        dropped = marks.pop(10)
+        marked -= len(dropped[1])
+        for owner in [owner for owner, known in newest.items() if known is dropped]:
+            del newest[owner]
