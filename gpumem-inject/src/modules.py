@@ -143,3 +143,84 @@ def mark(owner, found):
         marked -= len(dropped[1])
         for owner in [owner for owner, known in newest.items() if known is dropped]:
             del newest[owner]
+
+
+# Who refers to a tensor is found for so many of them, in so many seconds.
+MOST_HELD = 10
+MOST_SECONDS = 2
+
+
+def holders(torch):
+    """Who refers to the largest tensors that are there now: a list of `(device, address, words)`."""
+    import gc
+
+    largest = []
+    for thing in gc.get_objects():
+        # `isinstance` would run code of objects that say they are of another type.
+        if issubclass(type(thing), torch.Tensor) and thing.is_cuda:
+            largest.append((thing.numel() * thing.element_size(), weakref.ref(thing)))
+    del thing
+    largest.sort(key=lambda found: -found[0])
+    until, made = time.monotonic() + MOST_SECONDS, {}
+    for _, reference in largest:
+        tensor = reference()
+        if len(made) == MOST_HELD or time.monotonic() > until:
+            break
+        if tensor is not None:
+            made.setdefault(place(tensor), []).extend(held_by(gc, tensor, set(), 3))
+    # A module, whose name has its type, says most.
+    order = lambda words: (": " not in words, words)
+    return [(*where, "; ".join(sorted(set(words), key=order)[:3])) for where, words in made.items() if words]
+
+
+def held_by(gc, thing, own, depth):
+    """Who refers to it, in words. `own` are the lists of this function, which do so too. Here are no functions inside of functions: these
+    would refer to it."""
+    import types
+
+    holders = gc.get_referrers(thing)
+    own.add(id(holders))
+    made = []
+    # A slice of the list would be one more that refers to it.
+    for at in range(min(20, len(holders))):
+        holder = holders[at]
+        if id(holder) in own or type(holder).__name__ == "list_iterator":
+            continue
+        words = key = ""
+        known = names.get(id(holder))
+        frame = holder if isinstance(holder, types.FrameType) else getattr(holder, "gi_frame", None) or getattr(holder, "cr_frame", None)
+        if frame is not None:
+            if frame.f_globals is not globals():
+                name = key_of(frame.f_locals, thing) or "a variable"
+                words = "%s of %s (%s:%d)" % (name, frame.f_code.co_name, os.path.basename(frame.f_code.co_filename), frame.f_lineno)
+        elif isinstance(holder, types.FunctionType):
+            words = holder.__qualname__
+        elif type(holder) in (dict, list, tuple, set, types.CellType):
+            key = key_of(holder, thing) if type(holder) is dict else ""
+            above = modules_of(holder) or (held_by(gc, holder, own, depth - 1) if depth else [])
+            # The variables of inner functions are cells in a tuple.
+            kind = "" if type(holder) in (tuple, types.CellType) and above else key or type(holder).__name__
+            words = " in ".join(filter(None, [kind, *above[:1]]))
+        else:
+            name = known[1] if known is not None and known[0]() is holder else type(holder).__name__
+            key = key_of(getattr(holder, "__dict__", {}), thing)
+            words = "%s of %s" % (key, name) if key else name
+        if words:
+            made.append(words)
+    return made
+
+
+def modules_of(holder):
+    """The module whose global variables this is."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", None) is holder:
+            return [module.__name__]
+    return []
+
+
+def key_of(holder, thing):
+    for key, value in list(holder.items()):
+        if value is thing:
+            # The text of another key is made by code of the program.
+            return key[:100] if type(key) is str else type(key).__name__
+    return ""

@@ -165,6 +165,11 @@ def write(torch):
     import json
 
     is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)()
+    # Before there are more objects. The program's own ones may raise anything.
+    try:
+        held = holders(torch) if observe_modules else []
+    except Exception:
+        held = []
     snapshot = torch.cuda.memory._snapshot()
     with begun() as file:
         put = file.write
@@ -172,6 +177,8 @@ def write(torch):
         line({"torch": version(), "is_enabled": is_enabled, "most": most, "missing_modules": missing_modules})
         for times, tensors in marks if observe_modules else []:
             line({"mark": times, "tensors": tensors})
+        for device, address, words in held:
+            line({"held": address, "on": device, "by": words})
         # Numbers by object: what several events share is the same object, which the snapshot keeps. And by content: the same line
         # at two times is two objects.
         frame_objects, frame_lines, stack_objects, stack_lines, module_numbers = {}, {}, {}, {}, {}

@@ -473,14 +473,17 @@ function start() {
     );
     const same = chosenPools.findIndex((pool) => pool.name === name);
     $('pool').value = same >= 0 ? same : Math.max(0, busiest);
-    // Of a tensor, only the place is known.
-    $('by-choice').hidden = Boolean(allocator);
-    if (!allocator) offerGroups(origins);
+    // Without modules, only the place of a tensor is known.
+    $('by-choice').hidden = Boolean(allocator) && !hasClasses();
+    offerGroups(origins);
     $('blocks-title').textContent = allocator ? 'Tensors' : 'Blocks';
     $('places').classList.toggle('tensors', Boolean(allocator));
     $('places').tHead.rows[0].cells[4].textContent = `${what()}s`;
     regroup();
   }
+
+  // Whether it is known what each tensor is for.
+  const hasClasses = () => data.about.origins.some((origin) => !['tensor', 'segment'].includes(origin.kind));
 
   // What a block is called.
   const what = () => (data.about.allocator ? 'tensor' : 'block');
@@ -490,7 +493,13 @@ function start() {
   function offerGroups(origins) {
     const hasScopes = origins.some((origin) => origin.scope.length > 0);
     const kinds = new Set(origins.filter((origin) => origin.isOnDevice).map((origin) => origin.kind));
-    for (const option of $('by').options) option.hidden = !hasScopes && ['scope', 'outer'].includes(option.value);
+    const isTensors = Boolean(data.about.allocator);
+    for (const option of $('by').options) {
+      option.hidden = (!hasScopes && ['scope', 'outer'].includes(option.value)) || (isTensors && ['outer', 'library'].includes(option.value));
+    }
+    const [byKind, byScope] = $('by').options;
+    byKind.text = isTensors ? 'by class' : 'by kind of memory';
+    byScope.text = isTensors ? 'by module' : 'by scope';
     const isHidden = $('by').selectedOptions[0]?.hidden;
     if (!isGroupChosen || isHidden) $('by').value = kinds.size > 1 ? 'kind' : hasScopes ? 'scope' : 'place';
   }
@@ -503,7 +512,7 @@ function start() {
   function regroup() {
     const pool = chosenPools[$('pool').value];
     const isTensors = Boolean(data.about.allocator);
-    curves = pool ? series(data, pool, isTensors ? 'place' : $('by').value) : undefined;
+    curves = pool ? series(data, pool, isTensors && !hasClasses() ? 'place' : $('by').value) : undefined;
     segments = pool && isTensors ? series(data, { ...pool, isOnDevice: false }, 'kind') : undefined;
     const hasScopes = data.about.origins.some((origin) => origin.scope.length > 0);
     $('places').tHead.rows[0].cells[0].textContent = hasScopes ? 'scope and place' : 'place';

@@ -148,7 +148,8 @@ pub(crate) fn write(modules: &[ModuleSum], classes: &[ClassSum], out: &mut dyn W
     table("module", modules.iter().map(|sum| (sum.name(top), sum.bytes, sum.tensors)), out, paint)
 }
 
-fn table(
+/// Writes nothing if there is no row.
+pub(crate) fn table(
     title: &str,
     sums: impl Iterator<Item = (String, u64, u64)>,
     out: &mut dyn Write,
@@ -158,7 +159,8 @@ fn table(
     for (name, bytes, blocks) in sums {
         tree.leaf(&[], Leaf { name, bytes: bytes.try_into().unwrap_or(i64::MAX), blocks, note: None });
     }
-    writeln!(out, "{}", InPaint(&Bars(title, &tree.rows(MOST_ROWS)), paint))
+    let rows = tree.rows(MOST_ROWS);
+    if rows.is_empty() { Ok(()) } else { writeln!(out, "{}", InPaint(&Bars(title, &rows), paint)) }
 }
 
 #[cfg(test)]

@@ -85,6 +85,15 @@ pub(crate) struct TensorMoment {
     pub(crate) by_module: Option<Vec<ModuleSum>>,
     /// As for `by_module`.
     pub(crate) by_class: Option<Vec<ClassSum>>,
+    /// What refers to the largest ones at the end.
+    pub(crate) held: Vec<HeldTensor>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct HeldTensor {
+    pub(crate) bytes: u64,
+    /// Such as `list in losses in __main__`.
+    pub(crate) by: String,
 }
 
 impl TensorMoment {
@@ -116,6 +125,7 @@ impl TensorMoment {
             by_place: place_sums(&state.held(origins)),
             by_module,
             by_class,
+            held: if steps == tensors.steps.len() { held(history, tensors, &state) } else { Vec::new() },
         }
     }
 
@@ -245,6 +255,21 @@ impl DeviceTensors {
     }
 }
 
+/// What refers to tensors at the end, the largest tensor first.
+fn held(history: &History, tensors: &TensorHistory, state: &AllocatorState) -> Vec<HeldTensor> {
+    let holders = history.definitions().tensor_holders().iter();
+    let mut held: Vec<_> = holders
+        .filter(|holder| holder.device == tensors.about.device)
+        .filter_map(|holder| {
+            let (begin, tensor) = state.tensors.range(..=holder.address).next_back()?;
+            let is_inside = holder.address - begin < tensor.bytes;
+            is_inside.then(|| HeldTensor { bytes: tensor.bytes, by: holder.holder.clone() })
+        })
+        .collect();
+    held.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.by.cmp(&b.by)));
+    held
+}
+
 fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     // A line stands once, whatever modules it allocates in.
     let mut sums: BTreeMap<(&str, &Option<String>), (i64, u64)> = BTreeMap::new();
@@ -299,6 +324,8 @@ pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, p
         let title = format!("{name}, device {device}: {count} ({bytes}) after {after}");
         writeln!(out, "\n{}", paint.on(Role::Heading, title))?;
         write_places(&moment, out, paint)?;
+        let held = moment.held.iter().map(|held| (held.by.clone(), held.bytes, 1));
+        modules::table("referred to by", held, out, paint)?;
         writeln!(out, "{}{}", paint.on(Role::Faint, format!("{:<9}", "then")), moment.segments_in_words())?;
     }
     Ok(())

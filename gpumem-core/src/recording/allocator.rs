@@ -122,6 +122,17 @@ pub struct TensorGroup {
     pub class: Option<TensorClass>,
 }
 
+/// What refers to a tensor at the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorHolder {
+    /// Where the tensor is.
+    pub device: Device,
+    /// An address in the tensor.
+    pub address: u64,
+    /// Such as `list in losses in __main__`.
+    pub holder: String,
+}
+
 /// One step of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorEvent {
@@ -164,6 +175,7 @@ codes!(TensorClass {
     Weights = 0, Gradients = 1, Optimizer = 2, Inputs = 3, Activations = 4, ForwardTemporary = 5, BackwardTemporary = 6, Workspace = 7,
 });
 fields!(TensorGroup { id, module, class });
+fields!(TensorHolder { device, address, holder });
 fields!(AllocatorDevice { device, older, known_from, said });
 fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high });
 

@@ -11,7 +11,7 @@ use super::item::{
     ModuleDefinition, PartDefinition, Process, RingDefinition, Symbol, ThreadDefinition,
 };
 use super::{
-    allocator::{AllocatorDefinition, TensorGroup},
+    allocator::{AllocatorDefinition, TensorGroup, TensorHolder},
     budget::Budget,
 };
 use crate::{
@@ -74,6 +74,7 @@ pub struct Definitions {
     part: Option<PartDefinition>,
     allocator: Option<AllocatorDefinition>,
     tensor_groups: HashMap<u32, TensorGroup>,
+    tensor_holders: Vec<TensorHolder>,
     ring: Option<RingDefinition>,
     is_finished: bool,
     in_words: RefCell<InWords>,
@@ -141,6 +142,10 @@ impl Definitions {
                 *self.in_words.get_mut() = InWords::default();
                 add_first(&mut self.symbols, symbols.address, symbols.symbols)
             }
+            Item::TensorHolder(holder) => {
+                self.tensor_holders.push(holder);
+                true
+            }
             Item::TensorGroup(group) => add_first(&mut self.tensor_groups, group.id, group),
             Item::Device(device) => add_first(&mut self.devices, device.device, device),
             _ => true,
@@ -196,6 +201,11 @@ impl Definitions {
     /// Tensors that belong together.
     pub fn tensor_group(&self, id: u32) -> Option<&TensorGroup> {
         self.tensor_groups.get(&id)
+    }
+
+    /// What refers to tensors at the end.
+    pub fn tensor_holders(&self) -> &[TensorHolder] {
+        &self.tensor_holders
     }
 
     /// The process runs, or has ended without writing all that it recorded. Recordings of early versions do not say that.

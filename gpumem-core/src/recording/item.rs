@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    allocator::{AllocatorDefinition, AllocatorEvents, TensorGroup},
+    allocator::{AllocatorDefinition, AllocatorEvents, TensorGroup, TensorHolder},
     bytes::{Input, Malformed, Result, put_number},
     event::{EventReader, EventWriter, RecordedEvent, is_short},
     wire::{Wire, fields},
@@ -57,6 +57,8 @@ pub enum Item {
     AllocatorEvents(AllocatorEvents),
     /// Tensors that belong together.
     TensorGroup(TensorGroup),
+    /// What refers to a tensor at the end.
+    TensorHolder(TensorHolder),
     /// Where the process keeps what it has not written yet. Until [`Finished`](Self::Finished), the recording may lack that.
     Ring(RingDefinition),
     /// All that the process recorded is in the file.
@@ -506,6 +508,7 @@ items! {
     Ring = 21,
     Finished = 22,
     TensorGroup = 23,
+    TensorHolder = 24,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

@@ -12,7 +12,8 @@ use gpumem_core::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, End, Finished,
         Interception, Item, ModuleDefinition, PartDefinition, Process, Reader, RecordedEvent, Request, RingDefinition,
-        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer, items_of,
+        StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, TensorHolder, ThreadDefinition, Writer,
+        items_of,
     },
     report::DeviceReading,
 };
@@ -99,6 +100,7 @@ variants! { Family { Cuda {} Simulated {} } }
 variants! { Gauge { Exact {} Sampled {} Off {} } }
 variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Off {} } }
 variants! { ProcessKind { Compute {} Graphics {} Both {} } }
+variants! { TensorClass { Weights {} Activations {} Workspace {} } }
 variants! { AllocatorAction { SegmentAlloc {} Alloc {} OutOfMemory {} } }
 
 structs! {
@@ -131,6 +133,8 @@ structs! {
     AllocatorFigures { allocated, allocated_high, reserved, reserved_high }
     AllocatorEvents { device, events }
     AllocatorEvent { time, action, address, bytes, requested, stream, stack, group }
+    TensorGroup { id, module, class }
+    TensorHolder { device, address, holder }
     RingDefinition { segment, recording }
 }
 
@@ -198,6 +202,8 @@ variants! {
         Part { 0 }
         Allocator { 0 }
         AllocatorEvents { 0 }
+        TensorGroup { 0 }
+        TensorHolder { 0 }
         Ring { 0 }
         Finished { 0 }
     }

@@ -206,6 +206,12 @@ fn modules_and_classes_come_to_what_the_program_has() {
             [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 2)],
             "{peak:#}"
         );
+        // Nobody but the optimizer refers to its state at the end.
+        let held = run.json(&["--leaks"])["torch"][0]["held"].clone();
+        let by: Vec<_> = held.as_array().unwrap().iter().map(|held| held["by"].as_str().unwrap()).collect();
+        assert!(by.iter().any(|by| by.contains("images in __main__")), "{held:#}");
+        assert!(by.iter().any(|by| by.contains("weight") && by.contains("Net.head: Layer")), "{held:#}");
+        assert!(by.iter().any(|by| by.contains("momentum")), "{held:#}");
         for part in ["h.0 … 1 Layer (2×)", "temporary (backward)"] {
             assert!(run.outcome.stderr.contains(part), "{part}\n{}", run.outcome);
         }

@@ -34,6 +34,8 @@ pub(super) struct TorchHistory {
     pub(super) modules: Vec<String>,
     /// Which tensors were something at some times.
     pub(super) marks: Vec<Mark>,
+    /// The device and an address of tensors, and what refers to them at the end.
+    pub(super) holders: Vec<(u32, u64, String)>,
 }
 
 /// Tensors that `modules.py` found several times.
@@ -283,6 +285,8 @@ impl TorchHistory {
             let times = value["mark"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
             let tensors = value["tensors"].as_array().into_iter().flatten().filter_map(MarkedTensor::of).collect();
             self.marks.push(Mark { times, tensors });
+        } else if let Some(address) = value["held"].as_u64() {
+            self.holders.push((number(&value["on"]), address, text(&value["by"]).unwrap_or_default()));
         } else if let Some(settings) = value.get("settings") {
             self.settings = settings_of(settings);
         } else if value.get("device").is_some() {

@@ -15,7 +15,7 @@ use gpumem_core::{
     model::{Device, Family, StackId},
     recording::{
         AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, StackDefinition, SymbolsDefinition,
-        Writer,
+        TensorHolder, Writer,
     },
 };
 use gpumem_inject::variable;
@@ -101,6 +101,11 @@ fn write(
         let is_full = history.most > 0 && of_device.trace.count() >= history.most;
         let known_from = of_device.trace.first().filter(|_| is_full || older > 0).map(time);
         devices.push(AllocatorDevice { device, older, known_from, said: of_device.said });
+    }
+    for (ordinal, address, holder) in &history.holders {
+        let device = Device { family: Family::Cuda, ordinal: *ordinal };
+        let holder = holder.clone();
+        writer.write(&Item::TensorHolder(TensorHolder { device, address: *address, holder }))?;
     }
     groups.definitions().try_for_each(|group| writer.write(&Item::TensorGroup(group)))?;
     let name = if history.version.is_empty() { "PyTorch".to_owned() } else { format!("PyTorch {}", history.version) };
