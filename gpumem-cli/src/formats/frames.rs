@@ -10,7 +10,7 @@ use crate::history::{History, Moment, Origin, OriginSum};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CodeFrame {
     pub(super) function: String,
-    /// The name of the file; empty if it is not known.
+    /// The name of the file; empty if it is not known. [`short`](Self::short) names that of a Python package from the package on.
     pub(super) file: String,
     /// The number of the line; 0 if it is not known.
     pub(super) line: u32,
@@ -35,12 +35,13 @@ impl CodeFrame {
     /// their arguments.
     fn short(frame: &Frame) -> Self {
         let mut short = Self::new(frame);
-        let name = short.file.rsplit('/').next().unwrap_or_default();
         if frame.is_of_torch_compile() {
+            let name = short.name_of_file();
             short.file = name.get(..8).map_or(name.to_owned(), |beginning| format!("{beginning}….py"));
             "compiled".clone_into(&mut short.function);
         } else if frame.is_of_python_package() {
-            short.file = name.to_owned();
+            let package = short.file.rsplit_once("-packages/").map_or(short.name_of_file(), |(_, path)| path);
+            short.file = package.to_owned();
             short.line = 0;
         }
         let function = &short.function;
@@ -52,12 +53,29 @@ impl CodeFrame {
         short
     }
 
+    fn name_of_file(&self) -> &str {
+        self.file.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// The Python package of a [`short`](Self::short) frame.
+    fn package(&self) -> Option<&str> {
+        let (package, _) = self.file.split_once('/').filter(|(package, _)| self.line == 0 && !package.is_empty())?;
+        Some(package)
+    }
+
+    /// Whether this is a part of its name or of its package's, in upper or lower case.
+    pub(crate) fn is_named(&self, part: &str) -> bool {
+        let names = [Some(self.function.as_str()), self.package()];
+        names.into_iter().flatten().any(|name| name.to_lowercase().contains(&part.to_lowercase()))
+    }
+
     /// `train::forward (src/model.rs:42)`
     pub(crate) fn in_words(&self, folder: &str) -> String {
         let Self { function, file, line } = self;
         let below = file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());
         match (below.unwrap_or(file), line) {
             ("", _) => function.clone(),
+            (_, 0) if self.package().is_some() => format!("{function} ({})", self.name_of_file()),
             (file, 0) => format!("{function} ({file})"),
             (file, line) => format!("{function} ({file}:{line})"),
         }
@@ -77,7 +95,7 @@ pub(crate) fn stack_of_calls(history: &History, origin: &Origin) -> Vec<CodeFram
         .map(|call| match call {
             Call::Function(frame) => CodeFrame::short(frame),
             Call::Library(name) | Call::Backward(name) => CodeFrame::named(name),
-            Call::BackwardPass => CodeFrame::named("backward pass"),
+            Call::BackwardPass => CodeFrame::named("PyTorch's backward pass"),
         })
         .collect();
     if functions.is_empty() {
