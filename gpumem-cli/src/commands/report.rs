@@ -58,6 +58,9 @@ pub(crate) struct ReportArguments {
     /// Write the recording in the format of another tool.
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between"])]
     format: Option<Format>,
+    /// With formats that have stacks: leave out functions that only pass a call on, as --calls does.
+    #[arg(long, requires = "format")]
+    fold: bool,
     /// Where --format writes to; a folder for parquet. Without it, and with -: to stdout.
     #[arg(long, short, value_name = "OUT", requires = "format")]
     output: Option<PathBuf>,
@@ -209,6 +212,10 @@ fn export(arguments: &ReportArguments, format: Format) -> Result<Exit, Failure> 
         let what = format!("--at cannot be used with --format {}", format.name());
         return Err(Failure::new(what, "the format has all moments", "leave --at out"));
     }
+    if arguments.fold && !format.has_stacks() {
+        let what = format!("--fold cannot be used with --format {}", format.name());
+        return Err(Failure::new(what, "the format has no stacks to fold", "leave --fold out"));
+    }
     if format == Format::Parquet {
         return export_tables(arguments);
     }
@@ -224,7 +231,7 @@ fn export(arguments: &ReportArguments, format: Format) -> Result<Exit, Failure> 
         let what = format!("--format {} cannot be written to a terminal", format.name());
         return Err(Failure::new(what, "it is not text", "give --output FILE"));
     }
-    terminal::write_file(output, |out| format.write(&history, moment, out))?;
+    terminal::write_file(output, |out| format.write(&history, moment, arguments.fold, out))?;
     Ok(exit_of(&[(file.display().to_string(), Missing::of(&history))]))
 }
 

@@ -82,13 +82,16 @@ impl CodeFrame {
     }
 }
 
-/// The frames of an origin, the outermost first: its scopes, then the functions of its stack.
-pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
-    below_scopes(origin, functions(history, origin))
+/// The frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack has only those that say what
+/// the memory is for.
+pub(crate) fn stack(history: &History, origin: &Origin, is_folded: bool) -> Vec<CodeFrame> {
+    let functions = if is_folded { folded(history, origin) } else { functions(history, origin) };
+    let scopes = origin.path.iter().map(|name| CodeFrame::named(name));
+    scopes.chain(functions.into_iter().rev()).collect()
 }
 
-/// The scopes of an origin, and the functions that say what its memory is for (see [`calls`]), in few words.
-pub(crate) fn stack_of_calls(history: &History, origin: &Origin) -> Vec<CodeFrame> {
+/// The functions of an origin that [`calls`] leaves, in few words, the innermost first; its place if they are not known.
+fn folded(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
     let mut functions: Vec<_> = calls(&frames)
         .into_iter()
@@ -101,7 +104,7 @@ pub(crate) fn stack_of_calls(history: &History, origin: &Origin) -> Vec<CodeFram
     if functions.is_empty() {
         functions.push(CodeFrame::named(&origin.place()));
     }
-    below_scopes(origin, functions)
+    functions
 }
 
 /// The innermost functions inside of the user's line, which are those of packages: `GPT2MLP.forward → NewGELUActivation.forward`.
@@ -117,11 +120,6 @@ pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<Strin
     let mut functions: Vec<_> = of_packages.take(2).collect();
     functions.reverse();
     (!functions.is_empty()).then(|| functions.join(" → "))
-}
-
-fn below_scopes(origin: &Origin, functions: Vec<CodeFrame>) -> Vec<CodeFrame> {
-    let scopes = origin.path.iter().map(|name| CodeFrame::named(name));
-    scopes.chain(functions.into_iter().rev()).collect()
 }
 
 /// The functions of an origin, the innermost first, without those of the standard library; its place if they are not known.

@@ -37,6 +37,8 @@ struct PageOrigin<'a> {
     kind: &'static str,
     is_on_device: bool,
     frames: Vec<usize>,
+    /// The folded stack.
+    calls: Vec<usize>,
 }
 
 /// What is not in the columns, as `page.js` reads it. There may be many origins and frames.
@@ -215,7 +217,10 @@ impl Recording {
             .origins
             .iter()
             .map(|origin| {
-                let stack = stack(history, origin);
+                let [whole, folded] = [false, true].map(|is_folded| {
+                    let stack = stack(history, origin, is_folded);
+                    stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect()
+                });
                 PageOrigin {
                     scope: &origin.path,
                     place: origin.place(),
@@ -223,7 +228,8 @@ impl Recording {
                     library: origin.library_or_program(),
                     kind: origin.kind.name(),
                     is_on_device: origin.kind.is_on_device(),
-                    frames: stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect(),
+                    frames: whole,
+                    calls: folded,
                 }
             })
             .collect();
@@ -294,9 +300,9 @@ fn tensors<'a>(
         return None;
     }
     let columns = Columns::of(&lives);
-    let origin = |place: &str, kind, is_on_device, caller: Option<&'a str>, frames| {
+    let origin = |place: &str, kind, is_on_device, caller: Option<&'a str>, [frames, calls]: [Vec<usize>; 2]| {
         let (place, library) = (place.to_owned(), String::new());
-        PageOrigin { scope: &[], place, caller, library, kind, is_on_device, frames }
+        PageOrigin { scope: &[], place, caller, library, kind, is_on_device, frames, calls }
     };
     let mut origins: Vec<_> = tensors
         .origins
@@ -304,15 +310,17 @@ fn tensors<'a>(
         .map(|of| {
             let place = of.line.as_deref().unwrap_or(NO_LINE);
             let has_frames = !history.definitions().frames(of.stack).is_empty();
-            let stack = if has_frames { stack(history, of) } else { Vec::new() };
-            let mut numbers: Vec<_> = stack.iter().map(|frame| frames.of(&frame.in_words(folder))).collect();
-            if numbers.is_empty() {
-                numbers.push(frames.of(&place.to_owned()));
-            }
+            let numbers = [false, true].map(|is_folded| {
+                if !has_frames {
+                    return vec![frames.of(&place.to_owned())];
+                }
+                let stack = stack(history, of, is_folded);
+                stack.iter().map(|frame| frames.of(&frame.in_words(folder))).collect()
+            });
             origin(place, "tensor", true, of.caller.as_deref(), numbers)
         })
         .collect();
-    origins.push(origin("segment", "segment", false, None, Vec::new()));
+    origins.push(origin("segment", "segment", false, None, Default::default()));
     let devices = tensors.devices.iter().map(|of_device| {
         let device = of_device.about.device;
         AboutTensorDevice {

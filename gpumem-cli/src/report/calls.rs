@@ -21,7 +21,7 @@ use crate::{
     failure::Failure,
     formats::{
         Numbers,
-        frames::{held_at, stack_of_calls},
+        frames::{held_at, stack},
     },
     history::{History, Moment},
 };
@@ -104,7 +104,7 @@ fn calls(history: &History, inside: Option<&str>) -> AllCalls {
     let mut names = Numbers::<String>::default();
     let mut stacks = Numbers::<(u16, Vec<usize>)>::default();
     for held in held_at(history, Moment::Peak).iter().filter(|held| held.origin.kind.is_on_device()) {
-        let stack = stack_of_calls(history, held.origin);
+        let stack = stack(history, held.origin, true);
         let Some(begin) = stack.iter().position(|frame| inside.is_none_or(|inside| frame.is_named(inside))) else {
             continue;
         };

@@ -224,6 +224,7 @@ const COMMANDS: [(&str, &[&str]); 13] = [
             "--between",
             "--calls",
             "--depth",
+            "--fold",
             "--format",
             "--html",
             "--inside",
@@ -292,7 +293,17 @@ fn all_commands_and_options_are_known_here() {
 #[test]
 fn reports() {
     let [tensors, missing, plain] = recordings();
-    for view in ["", "--tree", "--calls", "--calls --inside e", "--table", "--leaks", "--at peak", "--at oom", "--between start peak"] {
+    for view in [
+        "",
+        "--tree",
+        "--calls",
+        "--calls --inside e",
+        "--table",
+        "--leaks",
+        "--at peak",
+        "--at oom",
+        "--between start peak",
+    ] {
         for files in [&[&*tensors][..], &[&missing], &[&plain], &[&tensors, &missing], &[&tensors, &missing, &plain]] {
             prints_text(&words(&format!("report {view}"), files));
             prints_json(&words(&format!("report {view} --json"), files), true);
