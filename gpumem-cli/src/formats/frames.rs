@@ -31,14 +31,13 @@ impl CodeFrame {
     }
 
     /// In fewer words than [`new`](Self::new). A function of a Python package is known by its name and that of its file: its line would show one function several
-    /// times. The files that `torch.compile` writes have names of 50 signs that say nothing. Functions of C++ are known without the types of
+    /// times. Functions of C++ are known without the types of
     /// their arguments.
     fn short(frame: &Frame) -> Self {
         let mut short = Self::new(frame);
         if frame.is_of_torch_compile() {
-            let name = short.name_of_file();
-            short.file = name.get(..8).map_or(name.to_owned(), |beginning| format!("{beginning}….py"));
-            "compiled".clone_into(&mut short.function);
+            short.function = frame.relative_to("").file.unwrap_or_default();
+            short.file.clear();
         } else if frame.is_of_python_package() {
             let package = short.file.rsplit_once("-packages/").map_or(short.name_of_file(), |(_, path)| path);
             short.file = package.to_owned();
@@ -74,7 +73,8 @@ impl CodeFrame {
         let Self { function, file, line } = self;
         let below = file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());
         match (below.unwrap_or(file), line) {
-            ("", _) => function.clone(),
+            ("", 0) => function.clone(),
+            ("", line) => format!("{function}:{line}"),
             (_, 0) if self.package().is_some() => format!("{function} ({})", self.name_of_file()),
             (file, 0) => format!("{function} ({file})"),
             (file, line) => format!("{function} ({file}:{line})"),
@@ -98,7 +98,7 @@ fn folded(history: &History, origin: &Origin) -> Vec<CodeFrame> {
         .map(|call| match call {
             Call::Function(frame) => CodeFrame::short(frame),
             Call::Library(name) | Call::Backward(name) => CodeFrame::named(name),
-            Call::BackwardPass => CodeFrame::named("PyTorch's backward pass"),
+            Call::Phase(phase) => CodeFrame::named(&["PyTorch", phase.in_brackets()].concat()),
         })
         .collect();
     if functions.is_empty() {
@@ -115,7 +115,7 @@ pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<Strin
     let of_packages = calls(&frames).into_iter().map_while(|call| match call {
         Call::Function(frame) => (!std::ptr::eq(frame, line)).then(|| CodeFrame::short(frame).function),
         Call::Library(name) | Call::Backward(name) => Some(name.to_owned()),
-        Call::BackwardPass => None,
+        Call::Phase(_) => None,
     });
     let mut functions: Vec<_> = of_packages.take(2).collect();
     functions.reverse();
