@@ -36,8 +36,11 @@ impl CodeFrame {
     fn short(frame: &Frame) -> Self {
         let mut short = Self::new(frame);
         if frame.is_of_torch_compile() {
-            short.function = frame.relative_to("").file.unwrap_or_default();
-            short.file.clear();
+            // Around the kernels is a function that has one name in all programs.
+            short.file = frame.relative_to("").file.unwrap_or_default();
+            if matches!(short.function.as_str(), "call" | "Runner.call") {
+                short.function = std::mem::take(&mut short.file);
+            }
         } else if frame.is_of_python_package() {
             let package = short.file.rsplit_once("-packages/").map_or(short.name_of_file(), |(_, path)| path);
             short.file = package.to_owned();
