@@ -217,7 +217,7 @@ impl Recording {
             .origins
             .iter()
             .map(|origin| {
-                let [whole, folded] = [false, true].map(|is_folded| {
+                let [all, calls] = [false, true].map(|is_folded| {
                     let stack = stack(history, origin, is_folded);
                     stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect()
                 });
@@ -228,8 +228,8 @@ impl Recording {
                     library: origin.library_or_program(),
                     kind: origin.kind.name(),
                     is_on_device: origin.kind.is_on_device(),
-                    frames: whole,
-                    calls: folded,
+                    frames: all,
+                    calls,
                 }
             })
             .collect();
