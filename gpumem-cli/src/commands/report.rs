@@ -50,12 +50,17 @@ pub(crate) struct ReportArguments {
     files: Vec<PathBuf>,
     #[command(flatten)]
     view: View,
+    #[command(flatten)]
+    part: calls::Part,
     /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment. - is stdout.
     #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format"])]
     html: Option<PathBuf>,
     /// Write the recording in the format of another tool.
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between"])]
     format: Option<Format>,
+    /// With formats that have stacks: leave out functions that only pass a call on, as --calls does.
+    #[arg(long, requires = "format")]
+    fold: bool,
     /// Where --format writes to; a folder for parquet. Without it, and with -: to stdout.
     #[arg(long, short, value_name = "OUT", requires = "format")]
     output: Option<PathBuf>,
@@ -91,9 +96,9 @@ struct View {
 
 /// A report that is not the summary.
 #[derive(Clone, Copy)]
-enum Choice {
+enum Choice<'a> {
     Tree,
-    Calls,
+    Calls(&'a calls::Part),
     Table,
     Leaks,
     At(Moment),
@@ -102,12 +107,12 @@ enum Choice {
 
 impl View {
     /// The report that is shown instead of the summary, if there is one.
-    fn choice(&self) -> Option<Choice> {
+    fn choice<'a>(&self, part: &'a calls::Part) -> Option<Choice<'a>> {
         let Self { tree, calls, table, leaks, at, between } = self;
         let between = between.as_deref().and_then(|moments| moments.try_into().ok());
         let choices = [
             tree.then_some(Choice::Tree),
-            calls.then_some(Choice::Calls),
+            calls.then_some(Choice::Calls(part)),
             table.then_some(Choice::Table),
             leaks.then_some(Choice::Leaks),
             at.map(Choice::At),
@@ -129,12 +134,15 @@ pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
     if let Some(out) = &arguments.html {
         return write_page(&arguments.files, out);
     }
-    let missing = if let Some(choice) = arguments.view.choice() {
+    let missing = if let Some(choice) = arguments.view.choice(&arguments.part) {
         let mut missing = Vec::new();
         let mut objects = Vec::new();
         for (at, file) in arguments.files.iter().enumerate() {
             let mut history = read(file)?;
             check_moments(&history, &arguments.view)?;
+            if let Choice::Calls(part) = choice {
+                part.check(&history)?;
+            }
             if arguments.json {
                 objects.push(object(&mut history, choice));
             } else {
@@ -204,6 +212,10 @@ fn export(arguments: &ReportArguments, format: Format) -> Result<Exit, Failure> 
         let what = format!("--at cannot be used with --format {}", format.name());
         return Err(Failure::new(what, "the format has all moments", "leave --at out"));
     }
+    if arguments.fold && !format.has_stacks() {
+        let what = format!("--fold cannot be used with --format {}", format.name());
+        return Err(Failure::new(what, "the format has no stacks to fold", "leave --fold out"));
+    }
     if format == Format::Parquet {
         return export_tables(arguments);
     }
@@ -219,7 +231,7 @@ fn export(arguments: &ReportArguments, format: Format) -> Result<Exit, Failure> 
         let what = format!("--format {} cannot be written to a terminal", format.name());
         return Err(Failure::new(what, "it is not text", "give --output FILE"));
     }
-    terminal::write_file(output, |out| format.write(&history, moment, out))?;
+    terminal::write_file(output, |out| format.write(&history, moment, arguments.fold, out))?;
     Ok(exit_of(&[(file.display().to_string(), Missing::of(&history))]))
 }
 
@@ -299,7 +311,7 @@ fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
 }
 
 /// Writes the report that is shown instead of the summary.
-fn write(history: &mut History, choice: Choice, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+fn write(history: &mut History, choice: Choice<'_>, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     const TOO_LARGE: &str = "the recording has too many paths of scopes for this report";
     match choice {
         Choice::Tree if history.has_only_peaks() => {
@@ -309,7 +321,7 @@ fn write(history: &mut History, choice: Choice, out: &mut dyn Write, paint: Pain
             Some(summary) => writeln!(out, "{}", InPaint(&summary, paint)),
             None => writeln!(out, "{TOO_LARGE}"),
         },
-        Choice::Calls => calls::write(history, out, paint),
+        Choice::Calls(part) => calls::write(history, part, out, paint),
         Choice::Table => {
             places::write(history, out, paint)?;
             tensors::write_at(history, Moment::Peak, out, paint)
@@ -348,13 +360,13 @@ enum Report {
     Places(Vec<places::PlaceFigures>),
 }
 
-fn object(history: &mut History, choice: Choice) -> Object {
+fn object(history: &mut History, choice: Choice<'_>) -> Object {
     let report = match choice {
         Choice::Tree => {
             let scopes = if history.has_only_peaks() { None } else { history.reader().summary() };
             Report::Scopes(scopes.map(|summary| summary.scopes.into_iter().map(ScopeFigures::of).collect()))
         }
-        Choice::Calls => Report::Calls(calls::calls(history)),
+        Choice::Calls(part) => Report::Calls(part.of(history)),
         Choice::Table => Report::Places(places::places(history)),
         Choice::Leaks => Report::NotFreed(NotFreed::of(&history.leaks(), history.has_only_peaks())),
         Choice::At(at) => Report::Devices(moment::at(history, at)),
@@ -363,7 +375,7 @@ fn object(history: &mut History, choice: Choice) -> Object {
     let moment = match choice {
         Choice::Leaks => Some(Moment::End),
         Choice::At(at) => Some(at),
-        Choice::Tree | Choice::Calls | Choice::Table | Choice::Between(_) => None,
+        Choice::Tree | Choice::Calls(_) | Choice::Table | Choice::Between(_) => None,
     };
     let torch = moment.and_then(|moment| tensors::at(history, moment));
     Object { file: history.path.display().to_string(), report, missing: Missing::of(history), torch }

@@ -56,7 +56,7 @@ struct Point {
     fs: Vec<usize>,
 }
 
-pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(history: &History, is_folded: bool, out: &mut dyn Write) -> io::Result<()> {
     let folder = &history.definitions().process().folder;
     let mut frames = Numbers::<String>::default();
     frames.of(&"[root]".to_owned());
@@ -67,7 +67,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         .iter()
         .map(|origin| {
             // The viewer shows what stands after `0x0: ` as the function.
-            let stack = stack(history, origin);
+            let stack = stack(history, origin, is_folded);
             let frames = stack.iter().rev().map(|frame| frames.of(&format!("0x0: {}", frame.in_words(folder))));
             let frames = frames.collect();
             stacks.of(&frames)

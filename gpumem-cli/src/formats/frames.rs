@@ -10,7 +10,7 @@ use crate::history::{History, Moment, Origin, OriginSum};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CodeFrame {
     pub(super) function: String,
-    /// The name of the file; empty if it is not known.
+    /// The name of the file; empty if it is not known. [`short`](Self::short) names that of a Python package from the package on.
     pub(super) file: String,
     /// The number of the line; 0 if it is not known.
     pub(super) line: u32,
@@ -31,16 +31,19 @@ impl CodeFrame {
     }
 
     /// In fewer words than [`new`](Self::new). A function of a Python package is known by its name and that of its file: its line would show one function several
-    /// times. The files that `torch.compile` writes have names of 50 signs that say nothing. Functions of C++ are known without the types of
+    /// times. Functions of C++ are known without the types of
     /// their arguments.
     fn short(frame: &Frame) -> Self {
         let mut short = Self::new(frame);
-        let name = short.file.rsplit('/').next().unwrap_or_default();
         if frame.is_of_torch_compile() {
-            short.file = name.get(..8).map_or(name.to_owned(), |beginning| format!("{beginning}….py"));
-            "compiled".clone_into(&mut short.function);
+            // Around the kernels is a function that has one name in all programs.
+            short.file = frame.relative_to("").file.unwrap_or_default();
+            if matches!(short.function.as_str(), "call" | "Runner.call") {
+                short.function = std::mem::take(&mut short.file);
+            }
         } else if frame.is_of_python_package() {
-            short.file = name.to_owned();
+            let package = short.file.rsplit_once("-packages/").map_or(short.name_of_file(), |(_, path)| path);
+            short.file = package.to_owned();
             short.line = 0;
         }
         let function = &short.function;
@@ -52,38 +55,59 @@ impl CodeFrame {
         short
     }
 
+    fn name_of_file(&self) -> &str {
+        self.file.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// The Python package of a [`short`](Self::short) frame.
+    fn package(&self) -> Option<&str> {
+        let (package, _) = self.file.split_once('/').filter(|(package, _)| self.line == 0 && !package.is_empty())?;
+        Some(package)
+    }
+
+    /// Whether this is a part of its name or of its package's, in upper or lower case.
+    pub(crate) fn is_named(&self, part: &str) -> bool {
+        let names = [Some(self.function.as_str()), self.package()];
+        names.into_iter().flatten().any(|name| name.to_lowercase().contains(&part.to_lowercase()))
+    }
+
     /// `train::forward (src/model.rs:42)`
     pub(crate) fn in_words(&self, folder: &str) -> String {
         let Self { function, file, line } = self;
         let below = file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());
         match (below.unwrap_or(file), line) {
-            ("", _) => function.clone(),
+            ("", 0) => function.clone(),
+            ("", line) => format!("{function}:{line}"),
+            (_, 0) if self.package().is_some() => format!("{function} ({})", self.name_of_file()),
             (file, 0) => format!("{function} ({file})"),
             (file, line) => format!("{function} ({file}:{line})"),
         }
     }
 }
 
-/// The frames of an origin, the outermost first: its scopes, then the functions of its stack.
-pub(crate) fn stack(history: &History, origin: &Origin) -> Vec<CodeFrame> {
-    below_scopes(origin, functions(history, origin))
+/// The frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack has only those that say what
+/// the memory is for.
+pub(crate) fn stack(history: &History, origin: &Origin, is_folded: bool) -> Vec<CodeFrame> {
+    let functions = if is_folded { folded(history, origin) } else { functions(history, origin) };
+    let scopes = origin.path.iter().map(|name| CodeFrame::named(name));
+    scopes.chain(functions.into_iter().rev()).collect()
 }
 
-/// The scopes of an origin, and the functions that say what its memory is for (see [`calls`]), in few words.
-pub(crate) fn stack_of_calls(history: &History, origin: &Origin) -> Vec<CodeFrame> {
+/// The functions of an origin that [`calls`] leaves, in few words, the innermost first; its place if they are not known.
+fn folded(history: &History, origin: &Origin) -> Vec<CodeFrame> {
     let frames = history.definitions().frames(origin.stack);
     let mut functions: Vec<_> = calls(&frames)
         .into_iter()
         .map(|call| match call {
             Call::Function(frame) => CodeFrame::short(frame),
             Call::Library(name) | Call::Backward(name) => CodeFrame::named(name),
-            Call::BackwardPass => CodeFrame::named("backward pass"),
+            Call::Phase(phase) => CodeFrame::named(&["PyTorch", phase.in_brackets()].concat()),
         })
         .collect();
     if functions.is_empty() {
         functions.push(CodeFrame::named(&origin.place()));
     }
-    below_scopes(origin, functions)
+    functions
 }
 
 /// The innermost functions inside of the user's line, which are those of packages: `GPT2MLP.forward → NewGELUActivation.forward`.
@@ -94,16 +118,11 @@ pub(crate) fn inside_of_line(history: &History, origin: &Origin) -> Option<Strin
     let of_packages = calls(&frames).into_iter().map_while(|call| match call {
         Call::Function(frame) => (!std::ptr::eq(frame, line)).then(|| CodeFrame::short(frame).function),
         Call::Library(name) | Call::Backward(name) => Some(name.to_owned()),
-        Call::BackwardPass => None,
+        Call::Phase(_) => None,
     });
     let mut functions: Vec<_> = of_packages.take(2).collect();
     functions.reverse();
     (!functions.is_empty()).then(|| functions.join(" → "))
-}
-
-fn below_scopes(origin: &Origin, functions: Vec<CodeFrame>) -> Vec<CodeFrame> {
-    let scopes = origin.path.iter().map(|name| CodeFrame::named(name));
-    scopes.chain(functions.into_iter().rev()).collect()
 }
 
 /// The functions of an origin, the innermost first, without those of the standard library; its place if they are not known.

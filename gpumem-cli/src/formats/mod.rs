@@ -57,6 +57,11 @@ impl Format {
         matches!(self, Self::Folded | Self::Pprof | Self::Speedscope)
     }
 
+    /// Says whether this format has stacks.
+    pub(crate) const fn has_stacks(self) -> bool {
+        self.has_moment() || matches!(self, Self::Dhat)
+    }
+
     /// Says whether this format needs all events: it has totals, or each event.
     pub(crate) const fn has_all_events(self) -> bool {
         matches!(self, Self::Dhat | Self::RmmCsv)
@@ -67,14 +72,20 @@ impl Format {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Writes a recording. Formats of stacks show what was live at the moment.
-    pub(crate) fn write(self, history: &History, moment: Moment, out: &mut dyn Write) -> io::Result<()> {
+    /// Writes a recording. Formats of stacks show what was live at the moment, and may have folded stacks.
+    pub(crate) fn write(
+        self,
+        history: &History,
+        moment: Moment,
+        is_folded: bool,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
         match self {
-            Self::Folded => folded::write(history, moment, out),
+            Self::Folded => folded::write(history, moment, is_folded, out),
             Self::Json => jsonl::write(history, out),
-            Self::Pprof => pprof::write(history, moment, out),
-            Self::Speedscope => speedscope::write(history, moment, out),
-            Self::Dhat => dhat::write(history, out),
+            Self::Pprof => pprof::write(history, moment, is_folded, out),
+            Self::Speedscope => speedscope::write(history, moment, is_folded, out),
+            Self::Dhat => dhat::write(history, is_folded, out),
             Self::Perfetto => perfetto::write(history, out),
             Self::Torch => torch::write(history, out),
             Self::RmmCsv => rmm::write(history, out),

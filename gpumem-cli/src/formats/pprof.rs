@@ -102,7 +102,7 @@ impl Strings {
 /// Blocks and bytes that are live, and that were ever allocated.
 type Values = [i64; 4];
 
-pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mut dyn Write) -> io::Result<()> {
     let mut strings = Strings::default();
     // The first one must be empty.
     strings.of("");
@@ -117,7 +117,11 @@ pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> i
         ];
         samples.push(Sample {
             // Identifiers begin with 1.
-            location_id: stack(history, origin).iter().rev().map(|frame| frames.of(frame) as u64 + 1).collect(),
+            location_id: stack(history, origin, is_folded)
+                .iter()
+                .rev()
+                .map(|frame| frames.of(frame) as u64 + 1)
+                .collect(),
             value: value[..if history.has_only_peaks() { 2 } else { 4 }].to_vec(),
             label: known.map(|(key, text)| Label { key: strings.of(key), str: strings.of(&text) }).to_vec(),
         });

@@ -50,7 +50,7 @@ struct Profile {
     weights: Vec<i64>,
 }
 
-pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mut dyn Write) -> io::Result<()> {
     let mut frames = Numbers::<CodeFrame>::default();
     let held = held_at(history, moment);
     let mut profiles = Vec::new();
@@ -58,7 +58,7 @@ pub(super) fn write(history: &History, moment: Moment, out: &mut dyn Write) -> i
         let of_device = held.iter().filter(|held| held.device == number && held.bytes > 0);
         let (mut samples, mut weights, mut sum) = (Vec::new(), Vec::new(), 0);
         for held in of_device {
-            samples.push(stack(history, held.origin).iter().map(|frame| frames.of(frame)).collect());
+            samples.push(stack(history, held.origin, is_folded).iter().map(|frame| frames.of(frame)).collect());
             weights.push(held.bytes);
             sum += held.bytes;
         }

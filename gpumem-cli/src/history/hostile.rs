@@ -245,11 +245,11 @@ fn everything(history: &mut History, folder: &Path) {
         tensors::write_at(history, at, &mut out, Paint::PLAIN).unwrap();
         moment::write_between(history, [Moment::Peak, at], &mut out, Paint::PLAIN).unwrap();
         for format in [Format::Folded, Format::Pprof, Format::Speedscope] {
-            format.write(history, at, &mut out).unwrap();
+            format.write(history, at, true, &mut out).unwrap();
         }
     }
     for format in [Format::Json, Format::Dhat, Format::Perfetto, Format::Torch, Format::RmmCsv] {
-        format.write(history, Moment::Peak, &mut out).unwrap();
+        format.write(history, Moment::Peak, false, &mut out).unwrap();
     }
     let mut page = Page::default();
     page.add(history).unwrap();

@@ -7,7 +7,10 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, write::ZlibEncoder};
-use gpumem_core::model::{Device, Family};
+use gpumem_core::{
+    model::{Device, Family},
+    recording::TensorClass,
+};
 use serde::Serialize;
 use serde_json::Serializer;
 
@@ -16,6 +19,7 @@ use crate::{
     formats::{Numbers, stack},
     history::{ChangeKind, History, Lives},
     report::{
+        modules::NOT_CLASSIFIED,
         overview::{DeviceOverview, Overview},
         tensors::{NO_LINE, TensorsOverview},
     },
@@ -27,7 +31,7 @@ const MOST_LABELS: usize = 20_000;
 const STEPS: usize = 300;
 
 /// Where blocks come from, as `page.js` reads it.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PageOrigin<'a> {
     scope: &'a [String],
@@ -37,6 +41,8 @@ struct PageOrigin<'a> {
     kind: &'static str,
     is_on_device: bool,
     frames: Vec<usize>,
+    /// The folded stack.
+    calls: Vec<usize>,
 }
 
 /// What is not in the columns, as `page.js` reads it. There may be many origins and frames.
@@ -215,7 +221,10 @@ impl Recording {
             .origins
             .iter()
             .map(|origin| {
-                let stack = stack(history, origin);
+                let [all, calls] = [false, true].map(|is_folded| {
+                    let stack = stack(history, origin, is_folded);
+                    stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect()
+                });
                 PageOrigin {
                     scope: &origin.path,
                     place: origin.place(),
@@ -223,7 +232,8 @@ impl Recording {
                     library: origin.library_or_program(),
                     kind: origin.kind.name(),
                     is_on_device: origin.kind.is_on_device(),
-                    frames: stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect(),
+                    frames: all,
+                    calls,
                 }
             })
             .collect();
@@ -294,25 +304,29 @@ fn tensors<'a>(
         return None;
     }
     let columns = Columns::of(&lives);
-    let origin = |place: &str, kind, is_on_device, caller: Option<&'a str>, frames| {
-        let (place, library) = (place.to_owned(), String::new());
-        PageOrigin { scope: &[], place, caller, library, kind, is_on_device, frames }
+    let kind = |at: usize| match &tensors.classes {
+        Some(classes) => classes[at].map_or(NOT_CLASSIFIED, TensorClass::name),
+        None => "tensor",
     };
-    let mut origins: Vec<_> = tensors
-        .origins
-        .iter()
-        .map(|of| {
+    let mut origins: Vec<_> = (0..)
+        .zip(&tensors.origins)
+        .map(|(at, of)| {
             let place = of.line.as_deref().unwrap_or(NO_LINE);
             let has_frames = !history.definitions().frames(of.stack).is_empty();
-            let stack = if has_frames { stack(history, of) } else { Vec::new() };
-            let mut numbers: Vec<_> = stack.iter().map(|frame| frames.of(&frame.in_words(folder))).collect();
-            if numbers.is_empty() {
-                numbers.push(frames.of(&place.to_owned()));
-            }
-            origin(place, "tensor", true, of.caller.as_deref(), numbers)
+            let numbers = [false, true].map(|is_folded| {
+                if !has_frames {
+                    let names = of.path.iter().map(String::as_str).chain([place]);
+                    return names.map(|name| frames.of(&name.to_owned())).collect();
+                }
+                let stack = stack(history, of, is_folded);
+                stack.iter().map(|frame| frames.of(&frame.in_words(folder))).collect()
+            });
+            let [frames, calls] = numbers;
+            let (place, library, caller) = (place.to_owned(), String::new(), of.caller.as_deref());
+            PageOrigin { scope: &of.path, place, caller, library, kind: kind(at), is_on_device: true, frames, calls }
         })
         .collect();
-    origins.push(origin("segment", "segment", false, None, Vec::new()));
+    origins.push(PageOrigin { place: "segment".to_owned(), kind: "segment", ..PageOrigin::default() });
     let devices = tensors.devices.iter().map(|of_device| {
         let device = of_device.about.device;
         AboutTensorDevice {

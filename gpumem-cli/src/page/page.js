@@ -263,14 +263,15 @@ function heldAfter(data, pool, change) {
   return held;
 }
 
-// Frames inside frames, each with what is live in it.
-function flameOf(data, held) {
+// Frames inside frames, each with what is live in it: all functions, or those that say what the memory is for.
+function flameOf(data, held, hasAll = false) {
   const root = { name: 'all', bytes: 0, blocks: 0, inside: new Map() };
   for (const [origin, [bytes, blocks]] of held) {
     let node = root;
     node.bytes += bytes;
     node.blocks += blocks;
-    for (const frame of data.about.origins[origin].frames) {
+    const { frames, calls } = data.about.origins[origin];
+    for (const frame of hasAll ? frames : calls) {
       if (!node.inside.has(frame)) {
         node.inside.set(frame, { name: data.about.frames[frame], bytes: 0, blocks: 0, inside: new Map() });
       }
@@ -510,6 +511,7 @@ function start() {
   }
 
   function regroup() {
+    $('all-choice').hidden = data.about.origins.every(({ frames, calls }) => String(frames) === String(calls));
     const pool = chosenPools[$('pool').value];
     const isTensors = Boolean(data.about.allocator);
     curves = pool ? series(data, pool, isTensors && !hasClasses() ? 'place' : $('by').value) : undefined;
@@ -769,7 +771,7 @@ function start() {
     const time = selected < 0 ? 0 : isEnd ? data.about.end : data.time[selected];
     const isKnown = !curves || isEnd || data.about.hasOnlyPeaks || time >= unknownUntil(data, curves.pool);
     const held = curves && selected >= 0 && isKnown ? heldAfter(data, curves.pool, selected) : new Map();
-    const root = flameOf(data, held);
+    const root = flameOf(data, held, $('all').checked);
     const isPeak = curves && selected === curves.peakAt;
     $('moment').textContent =
       selected < 0 && !(curves && data.time.length)
@@ -1012,6 +1014,10 @@ function start() {
   $('by').addEventListener('change', () => {
     isGroupChosen = true;
     regroup();
+    drawMoment();
+  });
+  $('all').addEventListener('change', () => {
+    zoomed = [];
     drawMoment();
   });
   $('whole').addEventListener('click', () => data && move(0, wholeTime()));

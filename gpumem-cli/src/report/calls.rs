@@ -3,22 +3,63 @@
 use std::{
     collections::{HashMap, HashSet},
     io::{self, Write},
+    num::NonZeroUsize,
 };
 
+use clap::Args;
 use gpumem_core::{
-    export::{InPaint, Leaf, Paint, Role, Row, Tree},
-    model::ByteDelta,
+    export::{InPaint, Leaf, Paint, Role, Tree},
+    model::{ByteDelta, Bytes, one_line},
 };
 use serde::{Serialize, Serializer};
 
-use super::text::{Bars, device_in_words};
+use super::{
+    difference::Limit,
+    text::{Bars, device_in_words},
+};
 use crate::{
+    failure::Failure,
     formats::{
         Numbers,
-        frames::{held_at, stack_of_calls},
+        frames::{held_at, stack},
     },
     history::{History, Moment},
 };
+
+/// Which part of the tree is shown.
+#[derive(Debug, Args)]
+pub(crate) struct Part {
+    /// With --calls: begin at the functions, Python packages, libraries and scopes that have this in their names.
+    #[arg(long, value_name = "NAME", requires = "calls")]
+    inside: Option<String>,
+    /// With --calls: at most this many rows inside each other.
+    #[arg(long, value_name = "ROWS", requires = "calls", conflicts_with = "json")]
+    depth: Option<NonZeroUsize>,
+    /// With --calls: one row for all that have less than this, such as 1% of the total, or 100MiB. Without it, 40 rows.
+    #[arg(long, value_name = "LIMIT", requires = "calls", conflicts_with = "json")]
+    min: Option<Limit>,
+}
+
+impl Part {
+    /// What `--json` prints.
+    pub(crate) fn of(&self, history: &History) -> AllCalls {
+        calls(history, self.inside.as_deref())
+    }
+
+    /// Whether there is something inside of what was asked for.
+    pub(crate) fn check(&self, history: &History) -> Result<(), Failure> {
+        let Some(inside) = &self.inside else { return Ok(()) };
+        let AllCalls { all, names } = calls(history, None);
+        if all.is_empty() || !self.of(history).all.is_empty() {
+            return Ok(());
+        }
+        let what = format!("`{}` cannot be shown inside `{inside}`", history.path.display());
+        let cause = "nothing that led to the peak has this in its name";
+        let known = all[0].frames.last().map(|innermost| names[*innermost].split(" (").next().unwrap_or_default());
+        let next = format!("give a part of a name that --calls shows, such as `{}`", known.unwrap_or_default());
+        Err(Failure::new(what, cause, next))
+    }
+}
 
 /// What each stack allocated and was live at the peak of its device, those with the most bytes first. `Serialize` is a list of them.
 #[derive(Debug, Default)]
@@ -57,14 +98,17 @@ impl Serialize for AllCalls {
     }
 }
 
-pub(crate) fn calls(history: &History) -> AllCalls {
+fn calls(history: &History, inside: Option<&str>) -> AllCalls {
     let folder = &history.definitions().process().folder;
     let mut all: Vec<Calls> = Vec::new();
     let mut names = Numbers::<String>::default();
     let mut stacks = Numbers::<(u16, Vec<usize>)>::default();
     for held in held_at(history, Moment::Peak).iter().filter(|held| held.origin.kind.is_on_device()) {
-        let stack = stack_of_calls(history, held.origin);
-        let frames: Vec<_> = stack.iter().map(|frame| names.of(&frame.in_words(folder))).collect();
+        let stack = stack(history, held.origin, true);
+        let Some(begin) = stack.iter().position(|frame| inside.is_none_or(|inside| frame.is_named(inside))) else {
+            continue;
+        };
+        let frames: Vec<_> = stack[begin..].iter().map(|frame| names.of(&frame.in_words(folder))).collect();
         let at = stacks.of(&(held.device, frames));
         if at == all.len() {
             let device = history.devices[usize::from(held.device)].device.ordinal;
@@ -73,7 +117,7 @@ pub(crate) fn calls(history: &History) -> AllCalls {
                 bytes: 0,
                 blocks: 0,
                 frames: Vec::new(),
-                scopes: held.origin.path.len(),
+                scopes: held.origin.path.len().saturating_sub(begin),
                 number: held.device,
             });
         }
@@ -87,18 +131,30 @@ pub(crate) fn calls(history: &History) -> AllCalls {
     AllCalls { all, names: names.all }
 }
 
-/// At most this many rows are printed; JSON has all.
+/// At most this many rows are printed without `--min`; JSON has all.
 const MOST: usize = 40;
 
-pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let AllCalls { all, names } = calls(history);
+pub(crate) fn write(history: &History, part: &Part, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let inside = part.inside.as_deref();
+    let AllCalls { all, names } = part.of(history);
     for (number, device) in (0_u16..).zip(&history.devices).filter(|(_, device)| device.peak_at.is_some()) {
         let of_device: Vec<_> = all.iter().filter(|calls| calls.number == number).collect();
         let name = history.definitions().device(device.device).and_then(|defined| defined.name.as_deref());
-        let peak = ByteDelta::new(of_device.iter().map(|calls| calls.bytes).sum());
-        let title = format!("{}: the peak was {peak}", device_in_words(device.device, name));
+        let total: i64 = of_device.iter().map(|calls| calls.bytes).sum();
+        let device_in_words = device_in_words(device.device, name);
+        let title = match inside {
+            None => format!("{device_in_words}: the peak was {}", ByteDelta::new(total)),
+            Some(inside) => {
+                let (total, peak) = (ByteDelta::new(total), Bytes::new(device.peak));
+                format!("{device_in_words}: {total} of the peak of {peak} are inside `{}`", one_line(inside))
+            }
+        };
         writeln!(out, "{}{}", if number > 0 { "\n" } else { "" }, paint.on(Role::Heading, title))?;
-        writeln!(out, "{}", InPaint(&Bars("allocated by", &rows(&of_device, &names)), paint))?;
+        let (most, least) = part.min.map_or((MOST, 0), |min| (usize::MAX, min.of(total.unsigned_abs())));
+        let rows = tree(&of_device, &names).pruned(most, part.depth.map_or(usize::MAX, NonZeroUsize::get), least);
+        if !rows.is_empty() {
+            writeln!(out, "{}", InPaint(&Bars("allocated by", &rows), paint))?;
+        }
     }
     if all.is_empty() {
         writeln!(out, "nothing was allocated")?;
@@ -108,7 +164,7 @@ pub(crate) fn write(history: &History, out: &mut dyn Write, paint: Paint) -> io:
 
 /// A function that called only one other has no row, because it has the same bytes. Of the functions between a row and an innermost
 /// function inside of it, the outermost one is a note.
-fn rows(calls: &[&Calls], names: &[String]) -> Vec<Row> {
+fn tree(calls: &[&Calls], names: &[String]) -> Tree {
     /// The path of no function.
     const OUTSIDE: usize = usize::MAX;
 
@@ -140,11 +196,13 @@ fn rows(calls: &[&Calls], names: &[String]) -> Vec<Row> {
         let note = outer.get(chain).map(|_| name(&outer[(*scopes).clamp(chain, outer.len() - 1)]));
         tree.leaf(&path, Leaf { name: name(innermost), bytes: *bytes, blocks: blocks.unsigned_abs(), note });
     }
-    tree.rows(MOST)
+    tree
 }
 
 #[cfg(test)]
 mod tests {
+    use gpumem_core::export::Row;
+
     use super::*;
 
     fn rows_of(stacks: &[(&str, i64)]) -> Vec<String> {
@@ -164,7 +222,7 @@ mod tests {
             let note = row.note.as_ref().map(|caller| format!(" from {caller}")).unwrap_or_default();
             format!("{}{} {}{note}", " ".repeat(row.depth), row.name, row.bytes)
         };
-        rows(&calls.iter().collect::<Vec<_>>(), &names.all).iter().map(row).collect()
+        tree(&calls.iter().collect::<Vec<_>>(), &names.all).rows(MOST).iter().map(row).collect()
     }
 
     #[test]

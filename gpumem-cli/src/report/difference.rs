@@ -54,11 +54,16 @@ impl fmt::Display for Limit {
 }
 
 impl Limit {
-    #[expect(clippy::cast_precision_loss, reason = "a share is no exact figure")]
-    fn is_exceeded(self, before: u64, after: u64) -> bool {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "a share is no exact figure, and it is not negative"
+    )]
+    pub(super) fn of(self, whole: u64) -> u64 {
         match self {
-            Self::Percent(percent) => after > before && (after - before) as f64 * 100.0 > before as f64 * percent,
-            Self::Bytes(bytes) => after.saturating_sub(before) > bytes.get(),
+            Self::Percent(percent) => (whole as f64 * percent / 100.0) as u64,
+            Self::Bytes(bytes) => bytes.get(),
         }
     }
 }
@@ -253,7 +258,7 @@ impl Difference {
         let is_exceeded = |limit: Limit| {
             devices.iter().any(|device| {
                 let [before, after] = [device.peak.before, device.peak.after].map(i64::unsigned_abs);
-                limit.is_exceeded(before, after)
+                after.saturating_sub(before) > limit.of(before)
             })
         };
         Self {
@@ -439,7 +444,7 @@ mod tests {
     #[test]
     fn a_limit_is_exceeded_above_it() {
         for (limit, before, after, is_exceeded) in [
-            ("5%", 100, 105, false),
+            ("5%", 100, 105_u64, false),
             ("5%", 100, 106, true),
             ("0%", 100, 100, false),
             ("0%", 100, 101, true),
@@ -450,7 +455,7 @@ mod tests {
             ("1KiB", 0, 1025, true),
         ] {
             let limit: Limit = limit.parse().unwrap();
-            assert_eq!(limit.is_exceeded(before, after), is_exceeded, "{limit} {before} {after}");
+            assert_eq!(after.saturating_sub(before) > limit.of(before), is_exceeded, "{limit} {before} {after}");
         }
     }
 }

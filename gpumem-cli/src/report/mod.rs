@@ -3,7 +3,7 @@
 pub(crate) mod calls;
 pub(crate) mod difference;
 pub(crate) mod json;
-mod modules;
+pub(crate) mod modules;
 pub(crate) mod moment;
 pub(crate) mod overview;
 pub(crate) mod places;

@@ -18,6 +18,8 @@ use crate::history::tensors::{AllocatorState, Tensors};
 /// At most this many rows are printed of each table; JSON has all.
 const MOST_ROWS: usize = 8;
 
+/// The class of a tensor whose class is not known.
+pub(crate) const NOT_CLASSIFIED: &str = "not classified";
 /// Where a module has no name.
 const NO_MODULE: &str = "outside of all modules";
 
@@ -95,7 +97,7 @@ fn range(numbers: &BTreeSet<u64>) -> String {
 
 fn class_sums(sums: BTreeMap<Option<TensorClass>, (u64, u64, u64)>) -> Vec<ClassSum> {
     let sum = |(class, (bytes, requested_bytes, tensors)): (Option<TensorClass>, _)| {
-        let class = class.map_or("not classified", TensorClass::name);
+        let class = class.map_or(NOT_CLASSIFIED, TensorClass::name);
         ClassSum { class, bytes, requested_bytes, tensors }
     };
     let mut sums: Vec<_> = sums.into_iter().map(sum).collect();

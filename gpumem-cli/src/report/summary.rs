@@ -7,9 +7,8 @@ use std::{
 };
 
 use gpumem_core::{
-    derive::BACKWARD_PASS,
     export::{InPaint, Paint, Role, shortened, shortened_command},
-    model::{Bytes, one_line},
+    model::{Bytes, Phase, one_line},
     report::{Leaks, counted},
 };
 
@@ -185,5 +184,5 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
 /// Whether a place is as exact as can be: `src/train.rs:12` is, and an operation of the backward pass, but not the name of a function such
 /// as `train::step`.
 fn is_exact(line: &str) -> bool {
-    line.ends_with(BACKWARD_PASS) || line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
+    Phase::is_in(line) || line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }

@@ -295,6 +295,33 @@ fn a_training_run() {
     is_quiet(&mut browser);
 }
 
+#[test]
+fn functions_that_pass_a_call_on_are_shown_when_they_are_asked_for() {
+    let page = file("gpt2.html");
+    let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2.capture");
+    gpumem(&["report", "--html", page.to_str().expect("the name is text"), recording]);
+    let mut browser = Browser::start("gpt2");
+    browser.open(&page);
+    let labels = "[...document.querySelectorAll('.frame')].map((frame) => frame.getAttribute('aria-label')).join()";
+    let called = "NewGELUActivation.forward (activations.py)\n2.25 GiB, 25.4 %, 48 blocks";
+    let folded = browser.evaluate(labels);
+    assert!(folded.as_str().expect("it is text").contains(called), "{folded}");
+    assert!(!folded.as_str().expect("it is text").contains("_call_impl"), "{folded}");
+    let (lowest, width) = flame(&mut browser);
+    browser.picture("gpt2-1280");
+    let [left, top, width_of, height] = browser.place("#all");
+    browser.click([left + width_of / 2.0, top + height / 2.0]);
+    let all = browser.evaluate(labels);
+    assert!(all.as_str().expect("it is text").contains("Module._call_impl ("), "{all}");
+    let (lowest_of_all, width_of_all) = flame(&mut browser);
+    assert_eq!(lowest[0], lowest_of_all[0]);
+    assert!((width - width_of_all).abs() < 0.5, "{width} {width_of_all}");
+    browser.size(400, 800);
+    browser.drawn();
+    fits(&mut browser);
+    is_quiet(&mut browser);
+}
+
 fn choose(browser: &mut Browser, id: &str, value: &str) {
     browser.evaluate(&format!(
         "{{ const choice = document.getElementById('{id}'); choice.value = '{value}'; choice.dispatchEvent(new Event('change')); }}"

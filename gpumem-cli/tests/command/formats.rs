@@ -38,17 +38,48 @@ fn bytes(format: &str, recording: &str) -> Vec<u8> {
     output.stdout
 }
 
+/// What folded stacks add up to.
+fn sum(text: &str) -> u64 {
+    text.lines().map(|line| line.rsplit_once(' ').expect("a stack, and bytes").1.parse::<u64>().unwrap()).sum()
+}
+
 #[test]
 fn folded_stacks_add_up_to_the_peak() {
     let file = training("folded.capture");
-    let sum = |text: &str| -> u64 {
-        text.lines().map(|line| line.rsplit_once(' ').expect("a stack, and bytes").1.parse::<u64>().unwrap()).sum()
-    };
     let text = printed(&["report", "--format", "folded", &file]);
     assert_eq!(sum(&text), PEAK, "{text}");
     let line = "train;step;train::main (src/main.rs:9);train::Adam::step (src/adam.rs:30) 209715200\n";
     assert!(text.contains(line), "{text}");
     assert_eq!(sum(&printed(&["report", "--format", "folded", "--at", "end", &file])), CUBLAS);
+}
+
+/// Folding moves no byte, and each format of stacks folds.
+#[test]
+fn folded_functions_add_up_to_the_same() {
+    let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2.capture");
+    for format in ["folded", "speedscope", "pprof", "dhat"] {
+        let written = file(&format!("fold.{format}"));
+        let words = ["report", "--format", format, "-o", written.to_str().expect("the name is text"), recording];
+        let [all, folded] = [&words[..], &[&words[..], &["--fold"]].concat()].map(|arguments| {
+            assert_eq!(ran(arguments).code, Some(0), "{arguments:?}");
+            let bytes = fs::read(&written).expect("it was written");
+            let mut text = Vec::new();
+            let is_plain = flate2::read::GzDecoder::new(&*bytes).read_to_end(&mut text).is_err();
+            String::from_utf8_lossy(if is_plain { &bytes } else { &text }).into_owned()
+        });
+        for (text, has_wrappers) in [(&all, true), (&folded, false)] {
+            assert!(text.contains("GPT2MLP.forward"), "{format}: {text}");
+            assert_eq!(text.contains("Module._call_impl"), has_wrappers, "{format}: {text}");
+        }
+        if format == "folded" {
+            assert_eq!(sum(&all), sum(&folded));
+            let line = "GPT2MLP.forward (modeling_gpt2.py);NewGELUActivation.forward (activations.py) ";
+            assert!(folded.contains(line), "{folded}");
+        }
+    }
+    let refused = ran(&["report", "--format", "json", "--fold", recording]);
+    let why = "gpumem: --fold cannot be used with --format json: the format has no stacks to fold; leave --fold out\n";
+    assert_eq!((refused.code, refused.stderr.as_str()), (Some(2), why));
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn view<'a>(random: &mut Random, file: &'a str, other: &'a str, out: &'a str, fo
         &["report", file, other],
         &["report", "--tree", file],
         &["report", "--json", "--tree", file],
-        &["report", "--calls", file],
+        &["report", "--calls", "--min", "0%", file],
         &["report", "--json", "--calls", file],
         &["report", "--table", file],
         &["report", "--json", "--table", file],

@@ -227,7 +227,22 @@ const COMMANDS: [(&str, &[&str]); 13] = [
     ("stop", &["--json"]),
     (
         "report",
-        &["--at", "--between", "--calls", "--format", "--html", "--json", "--leaks", "--output", "--table", "--tree"],
+        &[
+            "--at",
+            "--between",
+            "--calls",
+            "--depth",
+            "--fold",
+            "--format",
+            "--html",
+            "--inside",
+            "--json",
+            "--leaks",
+            "--min",
+            "--output",
+            "--table",
+            "--tree",
+        ],
     ),
     ("diff", &["--fail-on-increase", "--json", "--markdown"]),
     (
@@ -286,7 +301,17 @@ fn all_commands_and_options_are_known_here() {
 #[test]
 fn reports() {
     let [tensors, missing, plain] = recordings();
-    for view in ["", "--tree", "--calls", "--table", "--leaks", "--at peak", "--at oom", "--between start peak"] {
+    for view in [
+        "",
+        "--tree",
+        "--calls",
+        "--calls --inside e",
+        "--table",
+        "--leaks",
+        "--at peak",
+        "--at oom",
+        "--between start peak",
+    ] {
         for files in [&[&*tensors][..], &[&missing], &[&plain], &[&tensors, &missing], &[&tensors, &missing, &plain]] {
             prints_text(&words(&format!("report {view}"), files));
             prints_json(&words(&format!("report {view} --json"), files), true);

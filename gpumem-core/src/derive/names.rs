@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::model::{CallsiteId, Frame, StackId, backward_operation, library, program_frames, user_line};
+use crate::model::{CallsiteId, Frame, Phase, StackId, backward_operation, library, phase, program_frames, user_line};
 
 /// What the numbers in a ledger stand for.
 pub trait Names {
@@ -48,9 +48,6 @@ impl fmt::Display for Callsite {
     }
 }
 
-/// What follows the name of an operation of PyTorch's backward pass, which is the place of a block.
-pub const BACKWARD_PASS: &str = " (backward pass)";
-
 /// What a stack says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
@@ -80,7 +77,8 @@ impl Stack {
         let (line, caller) = user_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));
         let is_python = line.is_some_and(Frame::is_python);
         let operation = backward_operation(frames).filter(|_| !is_python);
-        let operation = operation.map(|operation| format!("{operation}{BACKWARD_PASS}"));
+        let operation = operation.map(|operation| [operation, Phase::BackwardPass.in_brackets()].concat());
+        let in_phase = |line: &Frame| seen(line) + phase(frames).map_or("", Phase::in_brackets);
         let library = library(frames);
         let (library, program) = if library == own_module { (None, own_module) } else { (library, None) };
         let has_main = program_frames(frames).iter().any(|frame| frame.function.as_deref() == Some("main"));
@@ -88,7 +86,7 @@ impl Stack {
         Self {
             library: library.map(str::to_owned),
             is_place: is_python || operation.is_some(),
-            line: operation.or_else(|| line.map(seen)).or(unnamed),
+            line: operation.or_else(|| line.map(in_phase)).or(unnamed),
             caller: caller.map(seen),
             frames: program_frames(frames).iter().map(|frame| frame.relative_to(folder).with_function()).collect(),
         }

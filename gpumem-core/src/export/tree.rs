@@ -102,13 +102,25 @@ impl Tree {
 
     /// The rows, the largest first. If there are more than `most`, the others of each scope share one row, so the rows inside a row
     /// still add up to it.
-    pub fn rows(mut self, most: usize) -> Vec<Row> {
-        let mut largest = BinaryHeap::from([(u64::MAX, Reverse(0))]);
-        let mut left = most + 1;
-        while let Some((_, Reverse(at))) = largest.pop().filter(|_| left > 0) {
+    pub fn rows(self, most: usize) -> Vec<Row> {
+        self.pruned(most, usize::MAX, 0)
+    }
+
+    /// The same with at most `depth` rows inside each other, and with rows of less than `least` bytes only where one is alone.
+    pub fn pruned(mut self, most: usize, depth: usize, least: u64) -> Vec<Row> {
+        let mut largest = BinaryHeap::from([(u64::MAX, Reverse(0), 0)]);
+        let mut left = most.saturating_add(1);
+        while let Some((bytes, Reverse(at), outer)) = largest.pop() {
+            if left == 0 || bytes < least {
+                break;
+            }
             left -= 1;
             self.nodes[at].is_kept = true;
-            largest.extend(self.nodes[at].inside.iter().map(|at| (self.nodes[*at].bytes.unsigned_abs(), Reverse(*at))));
+            if outer == depth {
+                self.nodes[at].inside.clear();
+            }
+            let inside = self.nodes[at].inside.iter();
+            largest.extend(inside.map(|at| (self.nodes[*at].bytes.unsigned_abs(), Reverse(*at), outer + 1)));
         }
         let mut rows = Vec::new();
         self.collect(0, 0, &mut rows);
@@ -118,13 +130,15 @@ impl Tree {
     fn collect(&self, outer: usize, depth: usize, rows: &mut Vec<Row>) {
         let mut inside: Vec<_> = self.nodes[outer].inside.iter().map(|at| (*at, &self.nodes[*at])).collect();
         inside.sort_by_key(|(_, node)| Reverse(node.bytes));
-        // If only one is left, its own row takes no more room than the shared row.
+        // If only one is left, its own row takes no more room than the shared row. What is inside of it is not shown.
         let keeps_all = inside.iter().filter(|(_, node)| !node.is_kept).count() <= 1;
         let (kept, rest): (Vec<_>, Vec<_>) = inside.into_iter().partition(|(_, node)| node.is_kept || keeps_all);
         for (at, Node { name, bytes, blocks, note, .. }) in kept {
             let (name, note) = (name.clone(), note.clone());
             rows.push(Row { depth, name, bytes: *bytes, blocks: *blocks, each: None, note });
-            self.collect(at, depth + 1, rows);
+            if self.nodes[at].is_kept {
+                self.collect(at, depth + 1, rows);
+            }
         }
         if rest.is_empty() {
             return;
@@ -150,11 +164,16 @@ mod tests {
     }
 
     fn rows(scopes: &[(&str, i64)], most: usize) -> Vec<String> {
+        pruned(scopes, most, usize::MAX, 0)
+    }
+
+    fn pruned(scopes: &[(&str, i64)], most: usize, depth: usize, least: u64) -> Vec<String> {
         let mut tree = Tree::new();
         for (scope, bytes) in scopes {
             tree.scope(&path(scope), *bytes, 1);
         }
-        tree.rows(most).iter().map(|row| format!("{}{} {}", " ".repeat(row.depth), row.name, row.bytes)).collect()
+        let rows = tree.pruned(most, depth, least);
+        rows.iter().map(|row| format!("{}{} {}", " ".repeat(row.depth), row.name, row.bytes)).collect()
     }
 
     #[test]
@@ -169,6 +188,16 @@ mod tests {
         assert_eq!(rows(&scopes, 4), ["b 100", " x 100", "a 45", " 9 9", " (8 more scopes) 36"]);
         // Eight fit. Only one is left, so it has its own row.
         assert_eq!(rows(&scopes, 11).len(), 12);
+    }
+
+    #[test]
+    fn depth_and_size_prune() {
+        let scopes = [("a/b/c", 3), ("a/d/e", 4), ("a/d/f", 1), ("a/d/g", 1), ("h", 5)];
+        assert_eq!(pruned(&scopes, 9, 1, 0), ["a 9", "h 5"]);
+        assert_eq!(pruned(&scopes, 9, 2, 0), ["a 9", " d 6", " b 3", "h 5"]);
+        assert_eq!(pruned(&scopes, 9, 9, 3), ["a 9", " d 6", "  e 4", "  (2 more scopes) 2", " b 3", "  c 3", "h 5"]);
+        // `b` is alone, so it has a row.
+        assert_eq!(pruned(&scopes, 9, 9, 4), ["a 9", " d 6", "  e 4", "  (2 more scopes) 2", " b 3", "h 5"]);
     }
 
     #[test]

@@ -36,13 +36,16 @@ impl fmt::Display for Frame {
 
 impl Frame {
     /// The frame with a shorter path of its file: relative to this folder if the file is in it, or beginning with the crate
-    /// if cargo fetched the file.
+    /// if cargo fetched the file. A file that `torch.compile` wrote has a name of 50 signs that say nothing: `compiled: cdkrsmzu….py`.
     #[must_use]
     pub fn relative_to(&self, folder: &str) -> Self {
         let shortened = |file: &String| {
             let of_crate = REGISTRIES.iter().find_map(|registry| file.split_once(registry)?.1.split_once('/'));
             let below =
                 file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());
+            if self.is_of_torch_compile() {
+                return format!("compiled: {}….py", file_name(file).chars().take(8).collect::<String>());
+            }
             of_crate.map(|(_, rest)| rest).or(below).unwrap_or(file).to_owned()
         };
         Self { file: self.file.as_ref().map(shortened), ..self.clone() }

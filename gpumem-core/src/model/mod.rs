@@ -34,8 +34,8 @@ mod process;
 mod source;
 mod trace;
 
-pub(crate) use attribution::backward_operation;
-pub use attribution::{Call, calls, is_driver, library, program_frames, readable_frames, user_line};
+pub use attribution::{Call, Phase, calls, is_driver, library, program_frames, readable_frames, user_line};
+pub(crate) use attribution::{backward_operation, phase};
 pub use block::{Block, Key, MemKind, Space, Tag};
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub use callsite::{CallsiteId, StackId};

@@ -227,6 +227,40 @@ fn modules_are_missing_for_a_reason() {
     assert_eq!(run.json(&[])["torch"]["devices"][0]["peak"]["by_module"], Value::Null);
 }
 
+/// As the files that `torch.compile` writes and runs.
+const COMPILED: &str = "\
+import ctypes
+driver = ctypes.CDLL('libcuda.so.1')
+empty_strided_cuda = driver.cuMemAlloc_v2
+class triton_poi_fused_gelu_0:
+    run = lambda *arguments, stream: None
+class Runner:
+    def call(self, args):
+        buf0 = empty_strided_cuda(args, ctypes.c_size_t(64 << 20))
+        triton_poi_fused_gelu_0.run(buf0, stream=0)
+driver.cuInit(0)
+context = ctypes.c_void_p()
+driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+driver.cuCtxSetCurrent(context)
+Runner().call(ctypes.byref(ctypes.c_void_p()))
+";
+
+#[test]
+fn memory_of_a_compiled_kernel_has_the_name_of_the_kernel() {
+    let Some(python) = python() else { return };
+    let folder = Folder::new();
+    let cache = folder.file("torchinductor_ada");
+    fs::create_dir(&cache).unwrap();
+    let [file, compiled] = [folder.file("a.capture"), format!("{cache}/cabcdefghijklmnop.py")];
+    fs::write(&compiled, COMPILED).unwrap();
+    let outcome = run(&machine(), &file, &[&python, &compiled]);
+    assert!(outcome.is_clean(), "{outcome}");
+    // Whoever reads the recording does not have the file.
+    fs::remove_dir_all(&cache).unwrap();
+    let outcome = machine().run_program(&built("gpumem-command"), &["report", "--calls", &file]);
+    assert!(outcome.stdout.contains("\n triton_poi_fused_gelu_0 (compiled: cabcdefg….py:8)   64 "), "{outcome}");
+}
+
 /// What a reader of PyTorch's snapshots finds.
 const READ: &str = "\
 import json, pickle, sys

@@ -1,8 +1,10 @@
 //! The functions of a stack that say what memory is for.
 
 use super::{
-    library, readable_frames,
-    tables::{DRIVER, WRAPPERS},
+    library,
+    phase::Phase,
+    readable_frames,
+    tables::{CALLED_LIBRARIES, DRIVER, PHASES, WRAPPERS},
 };
 use crate::model::Frame;
 
@@ -15,24 +17,25 @@ pub enum Call<'a> {
     Library(&'a str),
     /// An operation of PyTorch's backward pass, such as `LogSoftmaxBackward0`.
     Backward(&'a str),
-    /// PyTorch's backward pass, on a thread of its own: the functions further inside are called by it.
-    BackwardPass,
+    /// What the functions further inside are called for.
+    Phase(Phase),
 }
 
 /// The functions that say what allocated, the innermost first: [`readable_frames`] without those that only pass a call on, such as
-/// decorators. Where there are lines of Python, functions of other languages are left out. Elsewhere the innermost functions of a library
-/// are one part.
+/// decorators. Where there are lines of Python, functions of other languages are left out, but a library that a framework calls, such as
+/// cuBLAS, is one part. Elsewhere the innermost functions of any library are one part.
 pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
     let readable = readable_frames(frames);
     let is_backward = |frame: &&Frame| frame.function.as_deref().is_some_and(|name| name.starts_with(ENGINE));
     let has_backward = readable.iter().any(is_backward);
-    let has_python = frames.iter().any(Frame::is_python);
+    let native = &frames[..frames.iter().position(Frame::is_python).unwrap_or(frames.len())];
+    let has_python = native.len() < frames.len();
     let mut calls = Vec::new();
-    if has_python {
-        let functions = readable.into_iter().filter(|frame| frame.is_python() && !frame.passes_on());
-        calls.extend(functions.map(Call::Function));
-    } else if let Some(operation) = backward_operation(frames) {
-        calls.push(Call::Backward(operation));
+    let operation = backward_operation(native);
+    if has_python || operation.is_some() {
+        let is_called = |name: &&str| CALLED_LIBRARIES.iter().any(|(_, known)| known == name);
+        calls.extend(library(native).filter(is_called).map(Call::Library));
+        calls.extend(operation.map(Call::Backward));
     } else {
         let is_inside = |frame: &&&Frame| frame.is_in_library() || frame.is_in(DRIVER) || frame.is_in_static_runtime();
         let (inside, outside) = readable.split_at(readable.iter().take_while(is_inside).count());
@@ -42,10 +45,25 @@ pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
         let outside = outside.iter().filter(|frame| !(has_backward && frame.is_in_library()));
         calls.extend(outside.map(|frame| Call::Function(frame)));
     }
-    if has_backward {
-        calls.push(Call::BackwardPass);
+    let engine = has_backward.then_some(Call::Phase(Phase::BackwardPass));
+    let python = readable.into_iter().filter(|frame| has_python && frame.is_python()).filter_map(|frame| {
+        let phase = frame.phase().map(Call::Phase);
+        phase.or_else(|| (!frame.passes_on()).then_some(Call::Function(frame)))
+    });
+    for call in python.chain(engine) {
+        // A checkpoint runs a backward pass of its own after the recomputation. It is a part of the one around it.
+        let is_known = matches!(call, Call::Phase(_))
+            && calls.iter().any(|inside| *inside == call || *inside == Call::Phase(Phase::BackwardPass));
+        if !is_known {
+            calls.push(call);
+        }
     }
     calls
+}
+
+/// The innermost phase of a stack.
+pub(crate) fn phase(frames: &[Frame]) -> Option<Phase> {
+    frames.iter().find_map(Frame::phase)
 }
 
 /// The loop of the threads on which PyTorch runs the backward pass.
@@ -62,6 +80,12 @@ pub(crate) fn backward_operation(frames: &[Frame]) -> Option<&str> {
 }
 
 impl Frame {
+    fn phase(&self) -> Option<Phase> {
+        let (file, function) = (self.file.as_deref()?, self.function.as_deref()?);
+        let mut phases = PHASES.iter().filter(|(folder, name, _)| function == *name && file.contains(folder));
+        phases.next().map(|(.., phase)| *phase)
+    }
+
     /// A function of Python that says nothing of what the memory is for: it passes the call on.
     fn passes_on(&self) -> bool {
         let function = self.function.as_deref().unwrap_or_default();
@@ -89,7 +113,7 @@ mod tests {
         let name = |call: &Call<'_>| match call {
             Call::Function(frame) => frame.function.clone().expect("it has one"),
             Call::Library(name) | Call::Backward(name) => format!("<{name}>"),
-            Call::BackwardPass => "<backward pass>".to_owned(),
+            Call::Phase(phase) => phase.in_brackets().to_owned(),
         };
         calls(frames).iter().map(name).collect()
     }
@@ -121,12 +145,65 @@ mod tests {
         let apply = torch("torch::autograd::generated::MmBackward0::apply(std::vector<at::Tensor>&&)");
         let node = torch("torch::autograd::Node::operator()(std::vector<at::Tensor>&&)");
         let frames = [torch("at::mm()"), apply, node, engine.clone()];
-        assert_eq!(names(&frames), ["<MmBackward0>", "<backward pass>"]);
+        assert_eq!(names(&frames), ["<MmBackward0>", " (backward pass)"]);
         let accumulate = torch("torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)");
-        assert_eq!(names(&[accumulate, engine.clone()]), ["<AccumulateGrad>", "<backward pass>"]);
+        assert_eq!(names(&[accumulate, engine.clone()]), ["<AccumulateGrad>", " (backward pass)"]);
         let own = [python("Square.backward", "/app/ops.py"), torch("torch::autograd::PyNode::apply()"), engine];
-        assert_eq!(names(&own), ["Square.backward", "<backward pass>"]);
+        assert_eq!(names(&own), ["Square.backward", " (backward pass)"]);
         let between = [torch("at::add()"), torch("torch::autograd::accumulate()"), own[2].clone()];
-        assert_eq!(names(&between), ["<PyTorch>", "<backward pass>"]);
+        assert_eq!(names(&between), ["<PyTorch>", " (backward pass)"]);
+    }
+
+    /// As PyTorch 2.11 calls functions on its threads: the engine is outside of what is recorded of a stack with lines of Python.
+    #[test]
+    fn python_on_threads_of_pytorch_is_in_a_phase() {
+        let packages = "/venv/lib/python3.12/site-packages";
+        let of_torch = |function: &str, file: &str| python(function, &format!("{packages}/torch/{file}"));
+        let apply = of_torch("BackwardCFunction.apply", "autograd/function.py");
+        let forward = python("Block.forward", "/app/model.py");
+        let check = |frames: &[Frame], expected: &[&str], expected_phase| {
+            assert_eq!(names(frames), expected);
+            assert_eq!(phase(frames), expected_phase);
+        };
+        let custom = [python("Square.backward", "/app/ops.py"), apply.clone()];
+        check(&custom, &["Square.backward", " (backward pass)"], Some(Phase::BackwardPass));
+        let reentrant = of_torch("CheckpointFunction.backward", "utils/checkpoint.py");
+        let recomputed = ["Block.forward", " (recomputed for a checkpoint)", " (backward pass)"];
+        check(&[forward.clone(), reentrant.clone(), apply.clone()], &recomputed, Some(Phase::Recomputation));
+        let recompute = "_checkpoint_without_reentrant_generator.<locals>.recompute_fn";
+        let frames = [
+            forward.clone(),
+            of_torch(recompute, "utils/checkpoint.py"),
+            of_torch("DisableContext.__call__.<locals>._fn", "_dynamo/eval_frame.py"),
+            of_torch("_run_fn_with_dynamo_disabled", "utils/checkpoint.py"),
+            of_torch("_checkpoint_hook.__init__.<locals>.unpack_hook", "utils/checkpoint.py"),
+        ];
+        check(&frames, &recomputed, Some(Phase::Recomputation));
+        // After the recomputation, such a checkpoint runs its part of the backward pass on the same thread.
+        let frames = [
+            torch("at::mm()"),
+            torch("torch::autograd::generated::MmBackward0::apply(std::vector<at::Tensor>&&)"),
+            of_torch("_engine_run_backward", "autograd/graph.py"),
+            reentrant,
+            apply,
+        ];
+        check(&frames, &["<MmBackward0>", " (backward pass)"], Some(Phase::BackwardPass));
+        let frames = [
+            of_torch("pin_memory", "utils/data/_utils/pin_memory.py"),
+            of_torch("_pin_memory_loop.<locals>.do_one_step", "utils/data/_utils/pin_memory.py"),
+            of_torch("_pin_memory_loop", "utils/data/_utils/pin_memory.py"),
+            python("Thread.run", "/usr/lib/python3.12/threading.py"),
+            python("Thread._bootstrap_inner", "/usr/lib/python3.12/threading.py"),
+            python("Thread._bootstrap", "/usr/lib/python3.12/threading.py"),
+        ];
+        check(&frames, &["pin_memory", " (pin thread of a DataLoader)"], Some(Phase::PinThread));
+        check(&[forward], &["Block.forward"], None);
+    }
+
+    #[test]
+    fn a_library_that_pytorch_calls_is_inside_of_the_line() {
+        let nccl = Frame { module: Some("/lib/libnccl.so.2".to_owned()), ..Frame::default() };
+        let line = python("main", "/app/train.py");
+        assert_eq!(names(&[nccl, torch("c10d::ProcessGroupNCCL::initNCCLComm()"), line]), ["<NCCL>", "main"]);
     }
 }

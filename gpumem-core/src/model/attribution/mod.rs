@@ -1,17 +1,21 @@
 //! What a stack shows: which library allocated, and on which line of the user.
 
 mod calls;
+mod phase;
 mod tables;
 
 use std::path::Path;
 
-pub(crate) use self::calls::backward_operation;
-pub use self::calls::{Call, calls};
+pub(crate) use self::calls::{backward_operation, phase};
 use self::tables::{
-    CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP,
-    STD_FOLDERS, SYSTEM, TORCH_COMPILE,
+    CALLED_LIBRARIES, CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME,
+    STARTUP, STD_FOLDERS, SYSTEM, TORCH_COMPILE,
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
+pub use self::{
+    calls::{Call, calls},
+    phase::Phase,
+};
 use super::Frame;
 
 /// Whether a module, given by the path of its file, belongs to NVIDIA's driver or runtime. Its frames do not show which
@@ -27,8 +31,8 @@ pub fn library(frames: &[Frame]) -> Option<&str> {
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
     let mut outside = frames[entered..].iter().filter(|frame| !frame.is_in(DRIVER) && !frame.is_of(GPUMEM));
     let module = outside.find_map(|frame| frame.module.as_deref())?;
-    let known = LIBRARIES.iter().find(|(pattern, _)| fits(module, pattern));
-    Some(known.map_or_else(|| file_name(module), |(_, name)| *name))
+    let mut known = CALLED_LIBRARIES.iter().chain(LIBRARIES);
+    Some(known.find(|(pattern, _)| fits(module, pattern)).map_or_else(|| file_name(module), |(_, name)| *name))
 }
 
 /// The frames of the program: those outside the driver, its callback and gpumem.
@@ -113,7 +117,7 @@ impl Frame {
     }
 
     fn is_in_library(&self) -> bool {
-        LIBRARIES.iter().any(|(pattern, _)| self.is_in(&[pattern]))
+        CALLED_LIBRARIES.iter().chain(LIBRARIES).any(|(pattern, _)| self.is_in(&[pattern]))
     }
 
     /// A user can find the code by what is known of it.

@@ -1,6 +1,8 @@
 //! The names by which modules, crates and folders are recognized. A pattern such as `libcudart` fits `libcudart.so.12`;
 //! `libcudnn*` fits all names that begin so.
 
+use super::phase::Phase;
+
 /// Folders in which cargo keeps the sources of other crates. After it comes a folder for the index or repository, then the
 /// crate.
 pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
@@ -27,7 +29,27 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/torch/autograd/function.py", "BackwardCFunction.apply"),
     ("/torch/_ops.py", "OpOverload.__call__"),
     ("/torch/_ops.py", "OpOverloadPacket.__call__"),
+    ("/torch/utils/checkpoint.py", "_run_fn_with_dynamo_disabled"),
     ("/transformers/modeling_layers.py", "GradientCheckpointingLayer.__call__"),
+    ("/threading.py", "Thread._bootstrap"),
+    ("/threading.py", "Thread._bootstrap_inner"),
+    ("/threading.py", "Thread.run"),
+];
+
+/// Functions of Python's packages that say in which phase of a program the functions inside of them run.
+pub(super) const PHASES: &[(&str, &str, Phase)] = &[
+    // What the engine calls on its own threads, and what calls the engine.
+    ("/torch/autograd/function.py", "BackwardCFunction.apply", Phase::BackwardPass),
+    ("/torch/autograd/graph.py", "_engine_run_backward", Phase::BackwardPass),
+    ("/torch/utils/checkpoint.py", "_checkpoint_hook.__init__.<locals>.unpack_hook", Phase::BackwardPass),
+    // Checkpoints with and without `use_reentrant`.
+    ("/torch/utils/checkpoint.py", "CheckpointFunction.backward", Phase::Recomputation),
+    (
+        "/torch/utils/checkpoint.py",
+        "_checkpoint_without_reentrant_generator.<locals>.recompute_fn",
+        Phase::Recomputation,
+    ),
+    ("/torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop", Phase::PinThread),
 ];
 
 /// Python's interpreter.
@@ -39,8 +61,8 @@ pub(super) const DRIVER: &[&str] = &["libcupti", "libcuda", "libcudart", "libnvi
 /// The modules in which a call enters the driver. All frames further inside belong to the callback that observes the call.
 pub(super) const ENTRANCE: &[&str] = &["libcupti", "libcuda"];
 
-/// Modules and the names of their libraries. The first pattern that fits is used.
-pub(super) const LIBRARIES: &[(&str, &str)] = &[
+/// Modules of libraries that frameworks call, and the names of the libraries. The first pattern that fits is used.
+pub(super) const CALLED_LIBRARIES: &[(&str, &str)] = &[
     ("libcublasLt", "cuBLASLt"),
     ("libcublas", "cuBLAS"),
     ("libcublasMp", "cuBLASMp"),
@@ -60,6 +82,10 @@ pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libnvjpeg*", "nvJPEG"),
     ("libnvrtc*", "NVRTC"),
     ("libnvshmem*", "NVSHMEM"),
+];
+
+/// The same for all others.
+pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libtorch*", "PyTorch"),
     ("libc10*", "PyTorch"),
     ("libjax*", "XLA"),

@@ -13,6 +13,7 @@ use gpumem_core::recording::{
 
 use super::{
     build_id,
+    compiled::CompiledCode,
     modules::{ResolvedAddress, symbols},
 };
 use crate::{
@@ -40,6 +41,7 @@ pub(super) struct Definer {
     devices: HashSet<Device>,
     contexts: HashMap<u8, Device>,
     interception: Option<&'static str>,
+    compiled: CompiledCode,
 }
 
 type Write<'a> = &'a mut dyn FnMut(Item) -> io::Result<()>;
@@ -70,6 +72,7 @@ impl Definer {
             devices: HashSet::new(),
             contexts: HashMap::new(),
             interception: None,
+            compiled: CompiledCode::default(),
         }
     }
 
@@ -169,7 +172,8 @@ impl Definer {
         }
         let stack = self.session.stacks.get(id);
         let new: Vec<usize> = stack.iter().copied().filter(|address| !self.addresses.contains_key(address)).collect();
-        for (address, resolved) in new.iter().zip(self.session.recorder.modules.resolve(&new)) {
+        for (address, mut resolved) in new.iter().zip(self.session.recorder.modules.resolve(&new)) {
+            resolved.line.iter_mut().for_each(|line| self.compiled.name_kernel(line));
             self.address(*address, &resolved, write)?;
         }
         let addresses = stack.iter().filter_map(|address| self.addresses.get(address)).copied().collect();

@@ -7,6 +7,7 @@
 //! `recording::recover` adds it to the recording.
 
 mod build_id;
+mod compiled;
 mod definitions;
 mod modules;
 #[cfg(all(test, feature = "sim"))]
