@@ -8,8 +8,8 @@ use std::path::Path;
 pub(crate) use self::calls::backward_operation;
 pub use self::calls::{Call, calls};
 use self::tables::{
-    CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME, STARTUP,
-    STD_FOLDERS, SYSTEM, TORCH_COMPILE,
+    CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PACKAGE_FOLDERS, PACKAGES, PYTHON_PACKAGES,
+    RUNTIME, STARTUP, STD_FOLDERS, SYSTEM, TORCH_COMPILE,
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
 use super::Frame;
@@ -20,15 +20,25 @@ pub fn is_driver(module: &str) -> bool {
     DRIVER.iter().any(|pattern| fits(module, pattern))
 }
 
-/// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the table of
-/// libraries; other modules are named by their file. `None` if no module is known.
+/// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the tables; other modules are
+/// named by their package of Python, or else by their file. `None` if no module is known.
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
     let mut outside = frames[entered..].iter().filter(|frame| !frame.is_in(DRIVER) && !frame.is_of(GPUMEM));
     let module = outside.find_map(|frame| frame.module.as_deref())?;
-    let known = LIBRARIES.iter().find(|(pattern, _)| fits(module, pattern));
-    Some(known.map_or_else(|| file_name(module), |(_, name)| *name))
+    let known = |table: &'static [(&str, &'static str)], module| {
+        table.iter().find(|(pattern, _)| fits(module, pattern)).map(|(_, name)| *name)
+    };
+    let of_package = || package(module).map(|package| known(PACKAGES, package).unwrap_or(package));
+    Some(known(LIBRARIES, module).or_else(of_package).unwrap_or_else(|| file_name(module)))
+}
+
+/// The package of Python that a module belongs to: `cupy` for `…/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so`, `numpy` for
+/// `…/site-packages/numpy.libs/libopenblas.so`. The folder `nvidia` is of many packages, so it says nothing.
+fn package(module: &str) -> Option<&str> {
+    let (_, below) = PACKAGE_FOLDERS.iter().find_map(|folder| module.rsplit_once(folder))?;
+    below.split(['/', '.']).next().filter(|package| !matches!(*package, "" | "nvidia"))
 }
 
 /// The frames of the program: those outside the driver, its callback and gpumem.
