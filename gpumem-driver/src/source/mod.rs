@@ -37,7 +37,7 @@ pub use self::{
     recorder::{LabelBlock, RecordEvents, label_with},
     refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},
     stacks::{StackTable, min_bytes_of},
-    walks::{addresses_here, current_stack, forget_stacks, frames, python_frame, uncached_stack},
+    walks::{addresses_here, current_caller, current_stack, forget_stacks, frames, python_frame, uncached_stack},
 };
 
 use self::devices::Selection;
