@@ -246,6 +246,29 @@ fn what_has_no_stack_is_said() {
 }
 
 #[test]
+fn blocks_without_a_stack_have_a_library() {
+    let mut made = Made::new("files");
+    let path = "/venv/lib/python3.12/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so".to_owned();
+    made.item(&Item::Module(ModuleDefinition { id: 9, path, build_id: vec![4], base: 0 }));
+    for (id, module) in [(60, 1), (61, 9)] {
+        let addresses = vec![CodeAddress { module, offset: 0 }];
+        made.item(&Item::Stack(StackDefinition { id: StackId(id), addresses }));
+    }
+    made.alloc(2 * MIB, MemKind::Pool, 59);
+    made.alloc(MIB, MemKind::Pool, 60);
+    made.alloc(MIB, MemKind::Pool, 0);
+    let text = printed(&["report", &recorded("files.capture", made)]);
+    for line in [
+        "library  the program 3 MiB (75 %), CuPy 1 MiB (25 %)\n",
+        "no line  50 % of the peak has no stack: ",
+        "\n train (no stack)    2  ████",
+        "\n CuPy                1  ██",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+}
+
+#[test]
 fn a_program_without_debug_information_is_said() {
     let mut made = Made::new("stripped");
     let addresses = vec![CodeAddress { module: 1, offset: 0x9999 }];

@@ -12,7 +12,7 @@ pub fn current_stack() -> StackId {
 
 /// No stack is walked.
 #[inline]
-pub fn current_caller() -> StackId {
+pub fn current_file() -> StackId {
     StackId::NONE
 }
 

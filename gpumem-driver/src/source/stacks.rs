@@ -26,14 +26,14 @@ const CAPACITY: usize = 1 << 16;
 /// Stacks are recorded for blocks of at least this size. No block is that large before [`begin`].
 static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Of smaller blocks the caller is recorded.
-static HAS_CALLERS: AtomicBool = AtomicBool::new(false);
+/// Of smaller blocks the file of the caller is recorded.
+static HAS_FILES: AtomicBool = AtomicBool::new(false);
 
 /// Of which blocks what is recorded. It does not change after [`begin`].
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     min_bytes: u64,
-    has_callers: bool,
+    has_files: bool,
 }
 
 /// The stacks of a session.
@@ -82,7 +82,7 @@ pub(super) fn begin(settings: &Settings) {
     let min_bytes = min_bytes_of(settings);
     MIN_BYTES.store(min_bytes, Relaxed);
     // A program that knows gpumem may contain it, and then nothing shows where gpumem ends.
-    HAS_CALLERS.store(settings.is_foreign && min_bytes < u64::MAX, Relaxed);
+    HAS_FILES.store(settings.is_foreign && min_bytes < u64::MAX, Relaxed);
 }
 
 /// The size from which on the stack of a block is recorded.
@@ -96,19 +96,19 @@ pub fn min_bytes_of(settings: &Settings) -> u64 {
 
 impl Wanted {
     /// Nothing.
-    pub(super) const NONE: Self = Self { min_bytes: u64::MAX, has_callers: false };
+    pub(super) const NONE: Self = Self { min_bytes: u64::MAX, has_files: false };
 
     pub(super) fn now() -> Self {
-        Self { min_bytes: MIN_BYTES.load(Relaxed), has_callers: HAS_CALLERS.load(Relaxed) }
+        Self { min_bytes: MIN_BYTES.load(Relaxed), has_files: HAS_FILES.load(Relaxed) }
     }
 
-    /// The number of the calling thread's stack, or of the part of it that is recorded for blocks of this size.
+    /// The number of what is recorded for blocks of this size: the calling thread's stack, or the file of the caller.
     #[inline]
     pub(super) fn stack_for(self, bytes: u64) -> StackId {
         if bytes >= self.min_bytes {
             walks::current_stack()
-        } else if self.has_callers {
-            walks::current_caller()
+        } else if self.has_files {
+            walks::current_file()
         } else {
             StackId::NONE
         }

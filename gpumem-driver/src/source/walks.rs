@@ -30,11 +30,11 @@ pub fn current_stack() -> StackId {
     native
 }
 
-/// The number of the part of the calling thread's stack that shows the library: the function that called the driver. It costs less than the
-/// whole stack, from whatever depth the program calls. Only for a gpumem in a file of its own: the caller is outside of that file.
+/// The number of the file of the function that called the driver, in the place of a stack. From whatever depth of the stack it calls, this
+/// costs less than a stack. Only for a gpumem in a file of its own: the caller is outside of that file.
 #[inline]
-pub fn current_caller() -> StackId {
-    StackId(stack::caller(is_driver_file, |address| recorder::number_stack(address).0))
+pub fn current_file() -> StackId {
+    StackId(stack::caller(is_driver_file, |address| recorder::number_file(address).0))
 }
 
 fn is_driver_file(file: &[u8]) -> bool {

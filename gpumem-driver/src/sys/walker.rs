@@ -103,12 +103,12 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
     as_observer_cold(|| find(record, sp, is_skipped, number)).flatten()
 }
 
-/// The number of the function that called the driver: the innermost one of this stack that is neither in this library nor in a file for
-/// which `is_skipped` is true. For a new one it is the result of `number`, which receives its return address alone.
+/// A number for the function that called the driver: the innermost one of this stack that is neither in this library nor in a file for
+/// which `is_skipped` is true. For a new one it is the result of `number`, which receives its return address.
 ///
 /// `None` as for [`number()`]. For a caller in the cache it takes no lock and allocates nothing.
 #[inline]
-pub(super) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
+pub(super) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> Option<u32> {
     let mut registers = MaybeUninit::uninit();
     let sp = save_registers(&mut registers);
     let record = registers.as_ptr().expose_provenance() as u64;
@@ -125,7 +125,7 @@ pub(super) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
 
 /// As [`caller`], for one that is not in the cache.
 #[inline(never)]
-fn find_caller(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
+fn find_caller(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> Option<u32> {
     let of_thread = |walker: &RefCell<Option<Walker>>| {
         let walker = &mut *walker.try_borrow_mut().ok()?;
         let walker = walker.get_or_insert_with(Walker::new);
@@ -278,7 +278,7 @@ impl Walker {
         record: u64,
         sp: u64,
         is_skipped: fn(&[u8]) -> bool,
-        number: impl Fn(&[usize]) -> u32,
+        number: impl Fn(usize) -> u32,
     ) -> Option<u32> {
         let modules = self.loaded_now(is_skipped)?;
         let Self { bounds, unwinder, .. } = self;
@@ -295,7 +295,7 @@ impl Walker {
         };
         // SAFETY: as in `walk`.
         unsafe { unwinder.walk(&modules, &start, read, visit) }?;
-        let number = number(&[address_of(caller?)]);
+        let number = number(address_of(caller?));
         // SAFETY: only this thread uses it, and there is no other reference to it now.
         CALLERS.with(|callers| unsafe { &mut *callers.get() }.insert(bounds, &way, number));
         Some(number)

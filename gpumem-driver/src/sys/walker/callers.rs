@@ -1,9 +1,8 @@
-//! A thread's cache of callers: of which library a function has called the driver.
+//! A thread's cache of callers: of the functions that have called the driver, whatever the depth of the stack was.
 //!
-//! Programs call from many depths, so the stack pointer says nothing. But the words that a walk reads on its way to the caller decide
-//! where the next one is: a return address says how large the frame around it is, and a register of a frame has a distance from the
-//! stack pointer. So where the same words are at the same distances, the word after them is the caller's return address, and it is on
-//! the stack, because all frames before it are.
+//! On its way to the caller a walk reads few words of the stack, and these words decide where the next one is: a return address says how
+//! large the frame around it is, and an address on the stack has a distance from the stack pointer. So where the words before are the
+//! same, the last one is the caller's return address again. It is on the stack, because the frames before it are.
 
 use std::ops::Range;
 
@@ -15,23 +14,23 @@ const MAX_WORDS: usize = 32;
 /// Few ways lead from a hook to a caller: through the driver alone, and through each version of NVIDIA's runtime.
 const WAYS: usize = 8;
 
-/// Callers in the cache; each has one place in it.
+/// Each caller has one place in the cache.
 const CALLERS: usize = 256;
 
 #[derive(Clone, Copy, PartialEq)]
 struct Word {
-    /// Its distance from the stack pointer.
+    /// The bytes from the stack pointer to the word.
     offset: u64,
     /// It is an address on the stack, and `value` is its distance from the stack pointer.
     is_distance: bool,
     value: u64,
 }
 
-/// The words that a walk has read, of which the last one is the return address in the caller.
+/// The words of a walk. The last one is the return address in the caller.
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     words: [Word; MAX_WORDS],
-    /// More than [`MAX_WORDS`] if there were more.
+    /// More than [`MAX_WORDS`] if not all of them are here.
     count: usize,
     /// The bytes from the stack pointer to the end of the highest word.
     reach: u64,
@@ -53,25 +52,19 @@ impl Way {
         self.reach = self.reach.max(offset + 8);
     }
 
-    /// Both have the same words, but for the caller's.
-    fn is_like(&self, other: &Self) -> bool {
-        let (Some(own), Some(others)) = (self.words.get(..self.count), other.words.get(..other.count)) else {
-            return false;
-        };
-        own.len() == others.len()
-            && own.split_last().map(|(_, own)| own) == others.split_last().map(|(_, others)| others)
+    /// The return address in the caller, and the words before it. `None` if not all words are here.
+    #[inline]
+    fn parts(&self) -> Option<(&Word, &[Word])> {
+        self.words.get(..self.count)?.split_last()
     }
 
-    /// The return address in the caller, if this way leads there.
+    /// The last word of the stack with this pointer, if the words before it are those of this way.
     #[inline]
-    fn caller(&self, sp: u64, room: u64, read: impl Fn(u64) -> u64) -> Option<u64> {
-        if self.reach > room {
-            return None;
-        }
+    fn follow(&self, sp: u64, room: u64, read: impl Fn(u64) -> u64) -> Option<u64> {
         let read = |word: &Word| without_signature(read(sp + word.offset));
-        let (last, before) = self.words.get(..self.count)?.split_last()?;
         let is_same = |word: &Word| read(word).wrapping_sub(if word.is_distance { sp } else { 0 }) == word.value;
-        before.iter().all(is_same).then(|| read(last))
+        let (last, before) = self.parts()?;
+        (self.reach <= room && before.iter().all(is_same)).then(|| read(last))
     }
 }
 
@@ -81,14 +74,14 @@ pub(super) struct CallerCache {
     ways: [Way; WAYS],
     /// The way that the next one replaces.
     next: usize,
-    /// Return addresses and their numbers.
+    /// Return addresses in callers, and their numbers.
     callers: [(u64, u32); CALLERS],
 }
 
 impl CallerCache {
     pub(super) const EMPTY: Self = Self { stack: 0..0, ways: [Way::NONE; WAYS], next: 0, callers: [(0, 0); CALLERS] };
 
-    /// The number of the caller. `read` is called with addresses on the stack.
+    /// The number of the caller on the stack with this pointer. `read` is called for words from `sp` up to the end of the thread's stack.
     #[inline]
     pub(super) fn find(&self, sp: u64, read: impl Fn(u64) -> u64) -> Option<u32> {
         if !self.stack.contains(&sp) {
@@ -96,19 +89,19 @@ impl CallerCache {
         }
         let room = self.stack.end - sp;
         self.ways.iter().find_map(|way| {
-            // A shorter way may end in the driver, which is no caller.
-            let caller = way.caller(sp, room, &read)?;
-            let (known, number) = self.callers[place_of(caller)];
-            (known == caller).then_some(number)
+            // The beginning of a longer way may be a way, too. It ends in the driver, where no caller is.
+            let address = way.follow(sp, room, &read)?;
+            let (known, number) = self.callers[place_of(address)];
+            (known == address).then_some(number)
         })
     }
 
-    /// A walk on this stack has found a caller with this number. `way` has its words.
+    /// A walk on this stack has come to a caller with this number.
     pub(super) fn insert(&mut self, stack: &Range<u64>, way: &Way, number: u32) {
+        let Some((&Word { value: address, .. }, before)) = way.parts() else { return };
         self.stack = stack.clone();
-        let Some(last) = way.words.get(..way.count).and_then(<[Word]>::last) else { return };
-        self.callers[place_of(last.value)] = (last.value, number);
-        if !self.ways.iter().any(|known| known.is_like(way)) {
+        self.callers[place_of(address)] = (address, number);
+        if !self.ways.iter().filter_map(Way::parts).any(|(_, known)| known == before) {
             self.ways[self.next] = *way;
             self.next = (self.next + 1) % WAYS;
         }
@@ -117,5 +110,5 @@ impl CallerCache {
 
 #[inline]
 fn place_of(address: u64) -> usize {
-    (address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize % CALLERS
+    (address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % CALLERS
 }

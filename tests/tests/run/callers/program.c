@@ -61,7 +61,7 @@ int main(int count, char **words) {
             take(alloc, 1000000, depth);
         }
     }
-    take(of(one), 4 << 20, 5);
+    take(two, 4 << 20, 5);
     pthread_t thread;
     pthread_create(&thread, 0, other_thread, 0);
     pthread_join(thread, 0);
