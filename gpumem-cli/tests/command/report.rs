@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use gpumem_core::{
     model::{Device, Family, MemKind, StackId},
-    recording::{CodeAddress, Item, Process, StackDefinition},
+    recording::{CodeAddress, Item, ModuleDefinition, Process, StackDefinition},
 };
 use serde_json::Value;
 
