@@ -112,3 +112,63 @@ impl CallerCache {
 fn place_of(address: u64) -> usize {
     (address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize % CALLERS
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The thread's stack, on which the words of a test begin at any multiple of 8.
+    const STACK: Range<u64> = 0x7000..0x8000;
+
+    fn cache(ways: &[(u64, &[u64])], number: u32) -> CallerCache {
+        let mut cache = CallerCache::EMPTY;
+        for (sp, words) in ways {
+            let mut way = Way::NONE;
+            (*sp..).step_by(8).zip(*words).for_each(|(address, word)| way.add(*sp, &STACK, address, *word));
+            cache.insert(&STACK, &way, number);
+        }
+        cache
+    }
+
+    fn find(cache: &CallerCache, sp: u64, words: &[u64]) -> Option<u32> {
+        cache.find(sp, |address| {
+            assert!(address < STACK.end, "{address:#x} is not on the stack");
+            words.get(usize::try_from((address - sp) / 8).unwrap()).copied().unwrap_or(0)
+        })
+    }
+
+    #[test]
+    fn a_caller_is_found_from_another_stack_pointer() {
+        // The program counter, a frame's address, a return address in the driver, and one in the caller.
+        let cache = cache(&[(0x7100, &[10, 0x7180, 20, 30])], 7);
+        assert_eq!(find(&cache, 0x7100, &[10, 0x7180, 20, 30]), Some(7));
+        assert_eq!(find(&cache, 0x7740, &[10, 0x77c0, 20, 30]), Some(7));
+        for other in [[11, 0x77c0, 20, 30], [10, 0x7180, 20, 30], [10, 0x77c0, 21, 30], [10, 0x77c0, 20, 31]] {
+            assert_eq!(find(&cache, 0x7740, &other), None, "{other:x?}");
+        }
+        // The last word has no room on the stack, or the stack is another one.
+        assert_eq!(find(&cache, 0x7fe8, &[10, 0x8068, 20, 30]), None);
+        assert_eq!(find(&cache, 0x6000, &[10, 0x6080, 20, 30]), None);
+    }
+
+    #[test]
+    fn a_way_may_begin_as_another_one() {
+        let cache = cache(&[(0x7100, &[10, 30]), (0x7100, &[10, 20, 31]), (0x7100, &[10, 20, 32])], 7);
+        for (words, expected) in [(&[10, 30][..], Some(7)), (&[10, 20, 31], Some(7)), (&[10, 20, 33], None)] {
+            assert_eq!(find(&cache, 0x7200, words), expected, "{words:?}");
+        }
+        assert_eq!(cache.next, 2, "two callers have the same way");
+    }
+
+    #[test]
+    fn long_ways_are_not_cached_and_many_ones_replace_the_oldest() {
+        let of = |count: u64| (1..=count).collect::<Vec<_>>();
+        let [longest, longer] = [of(32), of(33)];
+        assert_eq!(find(&cache(&[(0x7100, &longest)], 7), 0x7100, &longest), Some(7));
+        assert_eq!(find(&cache(&[(0x7100, &longer)], 7), 0x7100, &longer), None);
+        let many: Vec<_> = (1..=9).map(|pc| [pc, 30]).collect();
+        let ways: Vec<_> = many.iter().map(|words| (0x7100, &words[..])).collect();
+        let known: Vec<_> = many.iter().map(|words| find(&cache(&ways, 7), 0x7100, words).is_some()).collect();
+        assert_eq!(known, [false, true, true, true, true, true, true, true, true]);
+    }
+}
