@@ -390,6 +390,10 @@ fn the_caller_is_known_from_every_depth_and_forgotten_with_its_library() {
 
 #[test]
 fn a_caller_is_outside_of_this_file_and_of_those_that_are_left_out() {
+    extern "C" fn elsewhere() {
+        assert_eq!(caller(|_| false, |_| 7), None);
+    }
+
     let of_thread = || {
         let library = LoadedCopy::load("skipped");
         let is_copy = |file: &[u8]| file.ends_with(b"-skipped.so");
@@ -398,8 +402,5 @@ fn a_caller_is_outside_of_this_file_and_of_those_that_are_left_out() {
     };
     let file = thread::spawn(of_thread).join().unwrap();
     assert!(file.file_name().unwrap().to_string_lossy().starts_with("libc.so"), "{file:?}");
-    extern "C" fn elsewhere() {
-        assert_eq!(caller(|_| false, |_| 7), None);
-    }
     on_another_stack(elsewhere);
 }
