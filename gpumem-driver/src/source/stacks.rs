@@ -96,6 +96,7 @@ pub fn min_bytes_of(settings: &Settings) -> u64 {
 
 impl Wanted {
     /// Nothing.
+    #[cfg(feature = "cuda")]
     pub(super) const NONE: Self = Self { min_bytes: u64::MAX, has_files: false };
 
     pub(super) fn now() -> Self {
