@@ -50,7 +50,9 @@ impl Content {
             Item::Stack(stack) => {
                 self.last_stack = self.last_stack.max(stack.id.0);
                 let room = MOST_ADDRESSES.saturating_sub(self.addresses.len());
-                self.addresses.extend(stack.addresses.into_iter().take(room));
+                // Offset 0 is a whole file.
+                let new = stack.addresses.into_iter().filter(|address| address.offset != 0);
+                self.addresses.extend(new.take(room));
             }
             Item::Symbols(symbols) => _ = known.insert(symbols.address),
             Item::Allocator(_) => self.has_allocator = true,

@@ -7,6 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
+    derive::NO_STACK,
     export::{InPaint, Paint, Role, shortened, shortened_command},
     model::{Bytes, Phase, one_line},
     report::{Leaks, counted},
@@ -143,7 +144,9 @@ fn write_device(
         let bytes: i64 = device.peak_by_place.iter().filter(|sum| is_so(sum)).map(|sum| sum.bytes).sum();
         (bytes > 0 && bytes.unsigned_abs() * 10 >= peak).then(|| percent(bytes, peak))
     };
-    if let Some(share) = share(|sum| sum.line.is_none() && sum.library.is_none()) {
+    if let Some(share) =
+        share(|sum| sum.library.is_none() && sum.line.as_deref().is_none_or(|line| line.ends_with(NO_STACK)))
+    {
         let why = "stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none";
         line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
     }
@@ -181,8 +184,10 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
-/// Whether a place is as exact as can be: `src/train.rs:12` is, and an operation of the backward pass, but not the name of a function such
+/// Whether a place is as exact as can be: `src/train.rs:12` is, an operation of the backward pass, and a block without a stack, but not the name of a function such
 /// as `train::step`.
 fn is_exact(line: &str) -> bool {
-    Phase::is_in(line) || line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
+    Phase::is_in(line)
+        || line.ends_with(NO_STACK)
+        || line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }

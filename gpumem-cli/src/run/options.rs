@@ -28,7 +28,7 @@ pub(crate) struct RunOptions {
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("tensors").args(["torch", "modules"]).multiple(true)))]
 pub(crate) struct Recorded {
-    /// The stacks that are recorded of allocations of 1 MiB or more.
+    /// The stacks that are recorded of allocations of 1 MiB or more. Smaller ones have a library.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     stacks: Stacks,
     /// Keep the newest events only: about SIZE, such as 100MiB, and besides the blocks that were live before them.

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use gpumem_core::{
     model::{Device, Family, MemKind, StackId},
-    recording::{CodeAddress, Item, Process, StackDefinition},
+    recording::{CodeAddress, Item, ModuleDefinition, Process, StackDefinition},
 };
 use serde_json::Value;
 
@@ -243,6 +243,29 @@ fn what_has_no_stack_is_said() {
     let line = "no line  17 % of the peak has no stack: stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none\n";
     assert!(text.contains(line) && text.contains("scope of src/main.rs:40"), "{text}");
     assert!(text.contains("library  the program 20 MiB (83 %), not known 4 MiB (17 %)\n"), "{text}");
+}
+
+#[test]
+fn blocks_without_a_stack_have_a_library() {
+    let mut made = Made::new("files");
+    let path = "/venv/lib/python3.12/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so".to_owned();
+    made.item(&Item::Module(ModuleDefinition { id: 9, path, build_id: vec![4], base: 0 }));
+    for (id, module) in [(60, 1), (61, 9)] {
+        let addresses = vec![CodeAddress { module, offset: 0 }];
+        made.item(&Item::Stack(StackDefinition { id: StackId(id), addresses }));
+    }
+    made.alloc(2 * MIB, MemKind::Pool, 59);
+    made.alloc(MIB, MemKind::Pool, 60);
+    made.alloc(MIB, MemKind::Pool, 0);
+    let text = printed(&["report", &recorded("files.capture", made)]);
+    for line in [
+        "library  the program 3 MiB (75 %), CuPy 1 MiB (25 %)\n",
+        "no line  50 % of the peak has no stack: ",
+        "\n train (no stack)    2  ████",
+        "\n CuPy                1  ██",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
 }
 
 #[test]

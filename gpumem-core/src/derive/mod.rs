@@ -20,7 +20,7 @@ pub use self::{
     blocks::live_blocks,
     exit::{device_peaks, leaks},
     labels::Labels,
-    names::{Callsite, Names, Stack},
+    names::{Callsite, NO_STACK, Names, Stack},
     paths::{Paths, short_names, summary},
     peaks::{KeptPeak, peak_holders},
     refusal::Refusal,

@@ -48,6 +48,9 @@ impl fmt::Display for Callsite {
     }
 }
 
+/// What follows the name of the program, which is the place of its blocks without a stack.
+pub const NO_STACK: &str = " (no stack)";
+
 /// What a stack says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
@@ -68,6 +71,13 @@ impl Stack {
     /// The library, where it stands in the place of a line.
     pub fn library_as_place(&self) -> Option<&str> {
         self.library.as_deref().filter(|_| !self.is_place)
+    }
+
+    /// Of a block without a stack, which code in this file has allocated.
+    pub fn of_file(module: String, own_module: Option<&str>) -> Self {
+        let stack = Self::new(&[Frame { module: Some(module), ..Frame::default() }], "", own_module);
+        let own = own_module.filter(|_| stack.line.is_some());
+        Self { line: own.map(|name| format!("{name}{NO_STACK}")), ..stack }
     }
 
     /// Of these frames, the innermost first. Files in `folder` are named as from there. `own_module` is the file name of the module
@@ -114,6 +124,9 @@ mod tests {
         assert_eq!(line(&[Some("work"), Some("main")], own).as_deref(), Some("work"));
         assert_eq!(line(&[Some("cudaMalloc"), Some("main"), Some("_start")], own).as_deref(), Some("main"));
         assert_eq!(line(&[None, None], own).as_deref(), Some("train (no symbols)"));
+        let of_file = |file: &str| Stack::of_file(file.to_owned(), own);
+        assert_eq!(of_file("/app/train").line.as_deref(), Some("train (no stack)"));
+        assert_eq!((of_file("/lib/x.so").line, of_file("/lib/x.so").library.as_deref()), (None, Some("x.so")));
         assert_eq!(line(&[None, None], Some("other")), None, "another file is a library, which has a name");
         assert_eq!(line(&[], own), None);
         assert_eq!(line(&[], None), None);

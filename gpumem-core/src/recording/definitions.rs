@@ -307,7 +307,13 @@ impl Names for Definitions {
             return stack.clone();
         }
         let length = self.length_of(id);
-        let stack = Stack::new(&self.frames(id), &self.process.folder, self.process.own_module.as_deref());
+        let own_module = self.process.own_module.as_deref();
+        let file = match self.addresses(id) {
+            [CodeAddress { module, offset: 0 }] => self.modules.get(module),
+            _ => None,
+        };
+        let of_frames = || Stack::new(&self.frames(id), &self.process.folder, own_module);
+        let stack = file.map_or_else(of_frames, |file| Stack::of_file(file.path.clone(), own_module));
         let mut in_words = self.in_words.borrow_mut();
         if in_words.bytes + length > MOST_BYTES_IN_WORDS {
             in_words.stacks.clear();

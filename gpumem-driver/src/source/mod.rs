@@ -37,7 +37,7 @@ pub use self::{
     recorder::{LabelBlock, RecordEvents, label_with},
     refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},
     stacks::{StackTable, min_bytes_of},
-    walks::{addresses_here, current_stack, forget_stacks, frames, python_frame, uncached_stack},
+    walks::{addresses_here, current_file, current_stack, forget_stacks, frames, python_frame, uncached_stack},
 };
 
 use self::devices::Selection;
@@ -83,6 +83,7 @@ pub fn record_to<R: RecordEvents>(settings: &Settings) {
     recorder::set(recorder::EventRecorder {
         record: R::record,
         number_stack: R::number_stack,
+        number_file: R::number_file,
         addresses: R::addresses,
         #[cfg(feature = "cuda")]
         subscribe: driver::subscribe_to::<R>,

@@ -25,6 +25,11 @@ pub trait RecordEvents: 'static {
     /// The number of a stack.
     fn number_stack(addresses: &[usize]) -> StackId;
 
+    /// The number of the file with the code before this return address, in the place of a stack.
+    fn number_file(_: usize) -> StackId {
+        StackId::NONE
+    }
+
     /// The addresses of a stack, by its number.
     fn addresses(stack: StackId) -> Arc<[usize]>;
 }
@@ -53,6 +58,7 @@ pub(super) fn label(key: Key, label: &Label, address: u64) -> Result<()> {
 pub(super) struct EventRecorder {
     pub(super) record: fn(&EventKind) -> Answer,
     pub(super) number_stack: fn(&[usize]) -> StackId,
+    pub(super) number_file: fn(usize) -> StackId,
     pub(super) addresses: fn(StackId) -> Arc<[usize]>,
     /// From now on it receives the calls that this source intercepts.
     #[cfg(feature = "cuda")]
@@ -81,6 +87,11 @@ pub(super) fn record(event: &EventKind) -> Answer {
 #[cfg(feature = "backtrace")]
 pub(super) fn number_stack(addresses: &[usize]) -> StackId {
     RECORDER.get().map_or(StackId::NONE, |recorder| (recorder.number_stack)(addresses))
+}
+
+#[cfg(feature = "backtrace")]
+pub(super) fn number_file(address: usize) -> StackId {
+    RECORDER.get().map_or(StackId::NONE, |recorder| (recorder.number_file)(address))
 }
 
 #[cfg(feature = "backtrace")]

@@ -6,7 +6,7 @@ use std::{
     hash::BuildHasherDefault,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -25,6 +25,16 @@ const CAPACITY: usize = 1 << 16;
 
 /// Stacks are recorded for blocks of at least this size. No block is that large before [`begin`].
 static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Of smaller blocks the file of the caller is recorded.
+static HAS_FILES: AtomicBool = AtomicBool::new(false);
+
+/// Of which blocks what is recorded. It does not change after [`begin`].
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    min_bytes: u64,
+    has_files: bool,
+}
 
 /// The stacks of a session.
 #[derive(Default)]
@@ -69,7 +79,10 @@ impl StackTable {
 /// From now on the stacks of the process's blocks are recorded as the settings say.
 pub(super) fn begin(settings: &Settings) {
     walks::begin(settings.stacks == settings::Stacks::Python);
-    MIN_BYTES.store(min_bytes_of(settings), Relaxed);
+    let min_bytes = min_bytes_of(settings);
+    MIN_BYTES.store(min_bytes, Relaxed);
+    // A program that knows gpumem may contain it, and then nothing shows where gpumem ends.
+    HAS_FILES.store(settings.is_foreign && min_bytes < u64::MAX, Relaxed);
 }
 
 /// The size from which on the stack of a block is recorded.
@@ -81,15 +94,32 @@ pub fn min_bytes_of(settings: &Settings) -> u64 {
     }
 }
 
-/// The size from which on the stack of a block is recorded. It does not change after [`begin`].
-pub(super) fn min_bytes() -> u64 {
-    MIN_BYTES.load(Relaxed)
+impl Wanted {
+    /// Nothing.
+    #[cfg(feature = "cuda")]
+    pub(super) const NONE: Self = Self { min_bytes: u64::MAX, has_files: false };
+
+    pub(super) fn now() -> Self {
+        Self { min_bytes: MIN_BYTES.load(Relaxed), has_files: HAS_FILES.load(Relaxed) }
+    }
+
+    /// The number of what is recorded for blocks of this size: the calling thread's stack, or the file of the caller.
+    #[inline]
+    pub(super) fn stack_for(self, bytes: u64) -> StackId {
+        if bytes >= self.min_bytes {
+            walks::current_stack()
+        } else if self.has_files {
+            walks::current_file()
+        } else {
+            StackId::NONE
+        }
+    }
 }
 
-/// The number of the calling thread's stack, if stacks are recorded for blocks of this size.
+/// As [`Wanted::stack_for`].
 #[inline]
 pub(super) fn stack_for(bytes: u64) -> StackId {
-    if bytes < min_bytes() { StackId::NONE } else { walks::current_stack() }
+    Wanted::now().stack_for(bytes)
 }
 
 impl NumberedStacks {

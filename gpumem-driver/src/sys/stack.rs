@@ -37,6 +37,24 @@ pub(crate) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
     as_observer_cold(|| unwound(number)).unwrap_or(0)
 }
 
+/// A number for the function that called the driver: the innermost one of the calling thread's stack that is neither in this library nor in
+/// a file for which `is_skipped` is true. `number` receives its return address. 0 if the stack cannot be walked by tables.
+#[inline]
+pub(crate) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> u32 {
+    #[cfg(all(
+        target_os = "linux",
+        target_pointer_width = "64",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    ))]
+    return super::walker::caller(is_skipped, number).unwrap_or(0);
+    #[cfg(not(all(
+        target_os = "linux",
+        target_pointer_width = "64",
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    )))]
+    0
+}
+
 #[cfg(feature = "cuda")]
 pub(crate) use super::calls::as_observer_cold;
 

@@ -1,6 +1,7 @@
 //! The number of the calling thread's stack: from the thread's cache, else by a walk.
 
 mod cache;
+mod callers;
 mod last;
 mod modules;
 mod rules;
@@ -18,6 +19,7 @@ use std::{
 
 use self::{
     cache::{CachedStack, StackCache},
+    callers::{CallerCache, Way},
     last::LastStack,
     modules::Modules,
     rules::CALLEE_SAVED,
@@ -60,11 +62,17 @@ struct Walker {
     cache: StackCache,
     unwinder: Unwinder,
     modules: Option<Arc<Modules>>,
+    /// How many walks to a caller in a row have failed.
+    failed: u32,
 }
 
+/// After so many failed walks to a caller, the thread makes no more of them: they would cost the same each time.
+const MOST_FAILED: u32 = 64;
+
 thread_local! {
-    // It has no destructor, so access needs no check whether it was initialised.
+    // These have no destructors, so access needs no check whether they were initialised.
     static LAST: UnsafeCell<LastStack> = const { UnsafeCell::new(LastStack::NONE) };
+    static CALLERS: UnsafeCell<CallerCache> = const { UnsafeCell::new(CallerCache::EMPTY) };
     static WALKER: RefCell<Option<Walker>> = const { RefCell::new(None) };
 }
 
@@ -80,7 +88,62 @@ type Registers = [u64; 1 + CALLEE_SAVED.len()];
 /// nothing.
 #[inline]
 pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
-    let mut registers = MaybeUninit::<Registers>::uninit();
+    let mut registers = MaybeUninit::uninit();
+    let sp = save_registers(&mut registers);
+    let record = registers.as_ptr().expose_provenance() as u64;
+    let last = LAST.with(UnsafeCell::get);
+    // SAFETY: it exists as long as the thread, only this thread uses it, and there is no other reference to it: `find` only calls
+    // `word`.
+    let last = unsafe { &*last };
+    // SAFETY: `find` reads words on the thread's own stack, at and above `sp`, as they were when it was set, because the stack of a
+    // thread does not move.
+    if let Some(number) = last.find(sp, |address| unsafe { word(address) }) {
+        return Some(number);
+    }
+    as_observer_cold(|| find(record, sp, is_skipped, number)).flatten()
+}
+
+/// A number for the function that called the driver: the innermost one of this stack that is neither in this library nor in a file for
+/// which `is_skipped` is true. For a new one it is the result of `number`, which receives its return address.
+///
+/// `None` as for [`number()`]. For a caller in the cache it takes no lock and allocates nothing.
+#[inline]
+pub(super) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> Option<u32> {
+    let mut registers = MaybeUninit::uninit();
+    let sp = save_registers(&mut registers);
+    let record = registers.as_ptr().expose_provenance() as u64;
+    let callers = CALLERS.with(UnsafeCell::get);
+    // SAFETY: it exists as long as the thread, only this thread uses it, and there is no other reference to it: `find` only calls
+    // `word`.
+    let callers = unsafe { &*callers };
+    // SAFETY: `find` reads words on the thread's own stack, at and above `sp`, at multiples of 8.
+    if let Some(number) = callers.find(sp, |address| unsafe { word(address) }) {
+        return Some(number);
+    }
+    as_observer_cold(|| find_caller(record, sp, is_skipped, number)).flatten()
+}
+
+/// As [`caller`], for one that is not in the cache.
+#[inline(never)]
+fn find_caller(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> Option<u32> {
+    let of_thread = |walker: &RefCell<Option<Walker>>| {
+        let walker = &mut *walker.try_borrow_mut().ok()?;
+        let walker = walker.get_or_insert_with(Walker::new);
+        if !walker.bounds.contains(&sp) || walker.failed >= MOST_FAILED {
+            return None;
+        }
+        walker.failed += 1;
+        let number = walker.walk_to_caller(record, sp, is_skipped, number)?;
+        walker.failed = 0;
+        Some(number)
+    };
+    WALKER.try_with(of_thread).ok()?
+}
+
+/// Writes the program counter and the registers. Returns the stack pointer.
+#[allow(clippy::inline_always, reason = "the registers are those of the function that walks")]
+#[inline(always)]
+fn save_registers(registers: &mut MaybeUninit<Registers>) -> u64 {
     let sp: u64;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: it writes the whole record at the address that it receives, and one register.
@@ -119,17 +182,7 @@ pub(super) fn number(is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) ->
             options(nostack, preserves_flags),
         );
     }
-    let record = registers.as_ptr().expose_provenance() as u64;
-    let last = LAST.with(UnsafeCell::get);
-    // SAFETY: it exists as long as the thread, only this thread uses it, and there is no other reference to it: `find` only calls
-    // `word`.
-    let last = unsafe { &*last };
-    // SAFETY: `find` reads words on the thread's own stack, at and above `sp`, as they were when it was set, because the stack of a
-    // thread does not move.
-    if let Some(number) = last.find(sp, |address| unsafe { word(address) }) {
-        return Some(number);
-    }
-    as_observer_cold(|| find(record, sp, is_skipped, number)).flatten()
+    sp
 }
 
 /// As [`number`], for another stack than the last one.
@@ -162,10 +215,12 @@ fn set_last(sp: u64, stack: CachedStack<'_>) {
     LAST.with(|last| unsafe { &mut *last.get() }.set(sp, stack));
 }
 
-/// From now on the thread has no last stack.
+/// From now on the thread has no last stack and knows no callers.
 fn clear_last() {
     // SAFETY: as above.
     LAST.with(|last| unsafe { *last.get() = LastStack::NONE });
+    // SAFETY: as above.
+    CALLERS.with(|callers| unsafe { *callers.get() = CallerCache::EMPTY });
 }
 
 /// Empties the cache of the calling thread.
@@ -191,7 +246,7 @@ impl Walker {
     fn new() -> Self {
         // If the bounds are not known, no address is inside them.
         let bounds = stack_of_thread().unwrap_or_default();
-        Self { bounds, cache: StackCache::new(), unwinder: Unwinder::new(), modules: None }
+        Self { bounds, cache: StackCache::new(), unwinder: Unwinder::new(), modules: None, failed: 0 }
     }
 
     #[cold]
@@ -202,35 +257,79 @@ impl Walker {
         is_skipped: fn(&[u8]) -> bool,
         number: impl Fn(&[usize]) -> u32,
     ) -> Option<u32> {
-        let modules = Modules::current(self.modules.as_ref(), is_skipped)?;
-        if self.modules.as_ref().is_some_and(|known| known.generation.unloaded != modules.generation.unloaded) {
-            // A cached rule or stack may be of a library that was unloaded.
-            clear_last();
-            self.cache.clear();
-            self.unwinder.clear();
-        }
-        self.modules = Some(Arc::clone(&modules));
+        let modules = self.loaded_now(is_skipped)?;
         let Self { bounds, cache, unwinder, .. } = self;
         let mut walk = cache.begin(sp);
-        let mut read = |address: u64| {
-            let is_on_stack = address.is_multiple_of(8) && sp <= address && address.checked_add(8)? <= bounds.end;
-            is_on_stack.then(|| {
-                // SAFETY: it was compared with the bounds of this thread's stack, and with the stack pointer.
-                let value = unsafe { word(address) };
-                cache.add_word(&mut walk, address, value);
-                value
-            })
-        };
+        let mut read = reader(bounds, sp, |address, value| cache.add_word(&mut walk, address, value));
         let pc = read(record)?;
-        let registers: RegisterAddresses = std::array::from_fn(|at| record + 8 * (1 + at as u64));
         let mut functions = Functions { addresses: [0; MAX_FUNCTIONS], count: 0, has_skipped: false };
-        let start = WalkStart { pc, sp, registers };
+        let start = WalkStart { pc, sp, registers: registers_at(record) };
         // SAFETY: the list was compared with that of the loader just now. A file with a function on this thread's stack is not unloaded:
         // the thread would return into it. What another thread loads or unloads meanwhile has no function on this stack.
         unsafe { unwinder.walk(&modules, &start, read, |walked| functions.add(&walked)) }?;
         let number = number(&functions.addresses[..functions.count]);
         cache.insert(walk, number);
         Some(number)
+    }
+
+    #[cold]
+    fn walk_to_caller(
+        &mut self,
+        record: u64,
+        sp: u64,
+        is_skipped: fn(&[u8]) -> bool,
+        number: impl Fn(usize) -> u32,
+    ) -> Option<u32> {
+        let modules = self.loaded_now(is_skipped)?;
+        let Self { bounds, unwinder, .. } = self;
+        let mut way = Way::NONE;
+        let mut read = reader(bounds, sp, |address, value| way.add(sp, bounds, address, value));
+        let pc = read(record)?;
+        let start = WalkStart { pc, sp, registers: registers_at(record) };
+        let own = &modules.of(pc)?.code;
+        let mut caller = None;
+        let visit = |walked: WalkedFrame| {
+            let is_inside = walked.is_skipped || own.contains(&walked.address);
+            caller = (!is_inside).then_some(walked.address);
+            is_inside
+        };
+        // SAFETY: as in `walk`.
+        unsafe { unwinder.walk(&modules, &start, read, visit) }?;
+        let number = number(address_of(caller?));
+        // SAFETY: only this thread uses it, and there is no other reference to it now.
+        CALLERS.with(|callers| unsafe { &mut *callers.get() }.insert(bounds, &way, number));
+        Some(number)
+    }
+
+    /// The list of what is loaded now. What is cached is forgotten if it may be of a library that was unloaded.
+    fn loaded_now(&mut self, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Modules>> {
+        let modules = Modules::current(self.modules.as_ref(), is_skipped)?;
+        if self.modules.as_ref().is_some_and(|known| known.generation.unloaded != modules.generation.unloaded) {
+            clear_last();
+            self.cache.clear();
+            self.unwinder.clear();
+        }
+        self.modules = Some(Arc::clone(&modules));
+        Some(modules)
+    }
+}
+
+/// Where the registers are that [`save_registers`] has written.
+fn registers_at(record: u64) -> RegisterAddresses {
+    std::array::from_fn(|at| record + 8 * (1 + at as u64))
+}
+
+/// Reads words of the calling thread's stack from `sp` on, and passes each to `add`. Other addresses are not read.
+fn reader(bounds: &Range<u64>, sp: u64, mut add: impl FnMut(u64, u64)) -> impl FnMut(u64) -> Option<u64> {
+    let end = bounds.end;
+    move |address| {
+        let is_on_stack = address.is_multiple_of(8) && sp <= address && address.checked_add(8)? <= end;
+        is_on_stack.then(|| {
+            // SAFETY: it was compared with the bounds of this thread's stack, and with the stack pointer.
+            let value = unsafe { word(address) };
+            add(address, value);
+            value
+        })
     }
 }
 

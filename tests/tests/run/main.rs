@@ -1,6 +1,7 @@
 //! `gpumem run` with programs on the stand-in driver.
 
 mod attach;
+mod callers;
 mod children;
 mod dormant;
 mod failures;

@@ -8,8 +8,8 @@ use std::path::Path;
 
 pub(crate) use self::calls::{backward_operation, phase};
 use self::tables::{
-    CALLED_LIBRARIES, CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PYTHON_PACKAGES, RUNTIME,
-    STARTUP, STD_FOLDERS, SYSTEM, TORCH_COMPILE,
+    CALLED_LIBRARIES, CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PACKAGE_FOLDERS, PACKAGES,
+    PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS, SYSTEM, TORCH_COMPILE,
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
 pub use self::{
@@ -24,15 +24,25 @@ pub fn is_driver(module: &str) -> bool {
     DRIVER.iter().any(|pattern| fits(module, pattern))
 }
 
-/// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the table of
-/// libraries; other modules are named by their file. `None` if no module is known.
+/// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the tables; other modules are
+/// named by their package of Python, or else by their file. `None` if no module is known.
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
     let mut outside = frames[entered..].iter().filter(|frame| !frame.is_in(DRIVER) && !frame.is_of(GPUMEM));
     let module = outside.find_map(|frame| frame.module.as_deref())?;
-    let mut known = CALLED_LIBRARIES.iter().chain(LIBRARIES);
-    Some(known.find(|(pattern, _)| fits(module, pattern)).map_or_else(|| file_name(module), |(_, name)| *name))
+    let named =
+        |package| PACKAGES.iter().find(|(pattern, _)| fits(package, pattern)).map_or(package, |(_, name)| *name);
+    let of_package = || package(module).map(named);
+    let known = CALLED_LIBRARIES.iter().chain(LIBRARIES).find(|(pattern, _)| fits(module, pattern));
+    Some(known.map(|(_, name)| *name).or_else(of_package).unwrap_or_else(|| file_name(module)))
+}
+
+/// The package of Python that a module belongs to: `cupy` for `…/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so`, `numpy` for
+/// `…/site-packages/numpy.libs/libopenblas.so`. The folder `nvidia` is of many packages, so it says nothing.
+fn package(module: &str) -> Option<&str> {
+    let (_, below) = PACKAGE_FOLDERS.iter().find_map(|folder| module.rsplit_once(folder))?;
+    below.split(['/', '.']).next().filter(|package| !matches!(*package, "" | "nvidia"))
 }
 
 /// The frames of the program: those outside the driver, its callback and gpumem.

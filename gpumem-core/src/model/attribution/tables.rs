@@ -7,6 +7,9 @@ use super::phase::Phase;
 /// crate.
 pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
 
+/// The folders of Python's packages.
+pub(super) const PACKAGE_FOLDERS: &[&str] = &["/site-packages/", "/dist-packages/"];
+
 /// What the files of Python's packages and of its standard library contain, and those that `torch.compile` writes. `<frozen` is the name of
 /// files inside the interpreter.
 pub(super) const PYTHON_PACKAGES: &[&str] =
@@ -98,6 +101,19 @@ pub(super) const LIBRARIES: &[(&str, &str)] = &[
     ("libggml*", "GGML"),
     ("libcudf", "cuDF"),
     ("librmm", "RMM"),
+];
+
+/// Packages of Python and the names of their libraries, for files that are not in [`LIBRARIES`].
+pub(super) const PACKAGES: &[(&str, &str)] = &[
+    ("torch", "PyTorch"),
+    ("cupy*", "CuPy"),
+    ("jaxlib", "XLA"),
+    ("tensorflow", "TensorFlow"),
+    ("tensorrt*", "TensorRT"),
+    ("onnxruntime", "ONNX Runtime"),
+    ("triton", "Triton"),
+    ("cudf", "cuDF"),
+    ("rmm", "RMM"),
 ];
 
 /// Modules of the operating system, which contain no line of a user.

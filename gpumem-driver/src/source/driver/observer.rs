@@ -3,7 +3,7 @@
 use std::{marker::PhantomData, sync::atomic::Ordering::Relaxed};
 
 use super::{
-    super::{recorder::RecordEvents, walks},
+    super::recorder::RecordEvents,
     blocks::record_unknown_free,
     events::{block_key, cuda_device},
     owners::LAST_STREAM,
@@ -11,7 +11,7 @@ use super::{
     state::GENERATION,
 };
 use crate::{
-    model::{Answer, Bytes, MemKind, StackId, Tag},
+    model::{Answer, Bytes, MemKind, Tag},
     sys::calls::{self, Call, Caller, IdKind, Observe},
 };
 
@@ -24,8 +24,7 @@ impl<R: RecordEvents> Observe for Observer<R> {
     fn pooled(caller: &Caller, address: u64, bytes: u64, stream: u64) {
         let last = LAST_STREAM.get();
         if last.handle == stream && last.generation == GENERATION.load(Relaxed) {
-            let stack = if bytes < last.min_stack_bytes { StackId::NONE } else { walks::current_stack() };
-            let tag = Tag::new(cuda_device(last.device), MemKind::Pool, 0, stack);
+            let tag = Tag::new(cuda_device(last.device), MemKind::Pool, 0, last.stacks.stack_for(bytes));
             R::alloc(block_key(IdKind::Address, address), Bytes::new(bytes), tag);
         } else {
             let caller = *caller;

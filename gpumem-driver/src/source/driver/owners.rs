@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    super::{refusals, stacks},
+    super::{refusals, stacks::Wanted},
     contexts::Owner,
     state::{GENERATION, is_capture_active, state},
 };
@@ -33,8 +33,7 @@ pub(super) struct LastStream {
     /// This is valid as long as [`GENERATION`] has the same value. 0 if there is no stream.
     pub(super) generation: u32,
     pub(super) device: u32,
-    /// The size from which on the stack of a block is recorded.
-    pub(super) min_stack_bytes: u64,
+    pub(super) stacks: Wanted,
 }
 
 thread_local! {
@@ -43,7 +42,7 @@ thread_local! {
         Cell::new(LastContext { context: Context { handle: 0, uid: 0 }, generation: 0, owner })
     };
     pub(super) static LAST_STREAM: Cell<LastStream> =
-        const { Cell::new(LastStream { handle: 0, generation: 0, device: 0, min_stack_bytes: 0 }) };
+        const { Cell::new(LastStream { handle: 0, generation: 0, device: 0, stacks: Wanted::NONE }) };
 }
 
 /// Where stream-ordered memory is.
@@ -111,8 +110,7 @@ pub(super) fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> Po
     // A thread that remembers its stream skips two checks: whether the stream is captured, and whether a refused allocation
     // succeeded after all. So it does not remember the stream while one of them is needed.
     if !is_capture_active() && !refusals::is_watched() {
-        let min_stack_bytes = stacks::min_bytes();
-        LAST_STREAM.set(LastStream { handle: stream, generation, device, min_stack_bytes });
+        LAST_STREAM.set(LastStream { handle: stream, generation, device, stacks: Wanted::now() });
     }
     PoolLocation::Device(device)
 }

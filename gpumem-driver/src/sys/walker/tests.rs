@@ -268,6 +268,21 @@ fn a_cached_stack_allocates_nothing_and_a_thread_allocates_little() {
     assert!(bytes > 0 && bytes <= 64 << 10, "{bytes} bytes");
 }
 
+/// Runs a function on a stack that is not the thread's.
+fn on_another_stack(elsewhere: extern "C" fn()) {
+    let mut room = vec![0_u8; 256 << 10];
+    // SAFETY: the contexts are initialised before they are used, and live until both have returned; the stack is large enough.
+    unsafe {
+        let (mut own, mut other): (libc::ucontext_t, libc::ucontext_t) = (mem::zeroed(), mem::zeroed());
+        assert_eq!(libc::getcontext(&raw mut other), 0);
+        other.uc_stack.ss_sp = room.as_mut_ptr().cast();
+        other.uc_stack.ss_size = room.len();
+        other.uc_link = &raw mut own;
+        libc::makecontext(&raw mut other, elsewhere, 0);
+        assert_eq!(libc::swapcontext(&raw mut own, &raw const other), 0);
+    }
+}
+
 #[test]
 fn another_stack_than_the_thread_s_is_not_walked() {
     thread_local! {
@@ -289,17 +304,7 @@ fn another_stack_than_the_thread_s_is_not_walked() {
     }
 
     assert_eq!(number(|_| false, |_| 7), Some(7));
-    let mut room = vec![0_u8; 256 << 10];
-    // SAFETY: the contexts are initialised before they are used, and live until both have returned; the stack is large enough.
-    unsafe {
-        let (mut own, mut other): (libc::ucontext_t, libc::ucontext_t) = (mem::zeroed(), mem::zeroed());
-        assert_eq!(libc::getcontext(&raw mut other), 0);
-        other.uc_stack.ss_sp = room.as_mut_ptr().cast();
-        other.uc_stack.ss_size = room.len();
-        other.uc_link = &raw mut own;
-        libc::makecontext(&raw mut other, elsewhere, 0);
-        assert_eq!(libc::swapcontext(&raw mut own, &raw const other), 0);
-    }
+    on_another_stack(elsewhere);
     let (is_known, count) = SEEN.take().expect("it ran");
     assert!(!is_known && count > 0, "{count} functions");
 }
@@ -348,4 +353,54 @@ fn functions_of_files_that_are_left_out_are_not_recorded() {
     };
     assert_eq!(recorded(&deep(100, 127)), (227, (1000..1127).collect()));
     assert_eq!(recorded(&deep(100, 200)), (227, (1000..1128).collect()));
+}
+
+/// The number of the function of a library that calls back, and whether a walk found it.
+fn known_caller(library: &LoadedCopy, is_skipped: fn(&[u8]) -> bool) -> Option<(Vec<usize>, bool)> {
+    let before = WALKED.with_borrow(Vec::len);
+    let mut number = None;
+    library.call(|| number = caller(is_skipped, |address| add(&[address])));
+    WALKED.with_borrow(|walked| Some((walked[number? as usize].clone(), walked.len() > before)))
+}
+
+#[test]
+fn the_caller_is_known_from_every_depth_and_forgotten_with_its_library() {
+    let library = LoadedCopy::load("caller");
+    let (first, is_walked) = known_caller(&library, |_| false).expect("all functions here have tables");
+    let file = stack::module_of(first[0]).expect("it is in the library");
+    assert!(first.len() == 1 && file == library.1 && is_walked, "{first:x?} {file:?}");
+    for depth in 0..60 {
+        let again = deeper(depth, &mut || known_caller(&library, |_| false));
+        assert_eq!(again, Some((first.clone(), false)), "from depth {depth}");
+    }
+    let mut allocations = Vec::new();
+    // Only the first call at this place walks.
+    (0..black_box(2)).for_each(|_| {
+        let call = || _ = caller(|_| false, |_| 7);
+        library.call(|| allocations.push(allocation_counter::measure(call).count_total));
+    });
+    assert_eq!(allocations[1], 0, "{allocations:?}");
+    drop(library);
+    // The next walk notices that it was unloaded. Another one may be at its place.
+    assert!(deeper(7, &mut compare).1);
+    let library = LoadedCopy::load("next_caller");
+    let (second, is_walked) = known_caller(&library, |_| false).expect("all functions here have tables");
+    assert!(stack::module_of(second[0]).is_some_and(|file| file == library.1) && is_walked, "{second:x?}");
+}
+
+#[test]
+fn a_caller_is_outside_of_this_file_and_of_those_that_are_left_out() {
+    extern "C" fn elsewhere() {
+        assert_eq!(caller(|_| false, |_| 7), None);
+    }
+
+    let of_thread = || {
+        let library = LoadedCopy::load("skipped");
+        let is_copy = |file: &[u8]| file.ends_with(b"-skipped.so");
+        let (outer, _) = known_caller(&library, is_copy).expect("the thread began in the C library");
+        stack::module_of(outer[0]).expect("it is a file")
+    };
+    let file = thread::spawn(of_thread).join().unwrap();
+    assert!(file.file_name().unwrap().to_string_lossy().starts_with("libc.so"), "{file:?}");
+    on_another_stack(elsewhere);
 }

@@ -179,7 +179,8 @@ impl Unwinder {
 }
 
 /// A return address without its signature. Arm processors that sign return addresses put the signature into the upper bits.
-fn without_signature(address: u64) -> u64 {
+#[inline]
+pub(super) fn without_signature(address: u64) -> u64 {
     #[cfg(target_arch = "aarch64")]
     let address = {
         let mut address = address;

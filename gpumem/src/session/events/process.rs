@@ -51,6 +51,11 @@ impl RecordEvents for ToSession {
         of_process().number_stack(addresses)
     }
 
+    #[cfg(feature = "capture")]
+    fn number_file(address: usize) -> StackId {
+        of_process().number_file(address)
+    }
+
     fn addresses(stack: StackId) -> Arc<[usize]> {
         of_process().stacks.get(stack)
     }

@@ -238,6 +238,13 @@ impl Session {
         self.stacks.number(addresses, |id| self.recorder.define_early(id, &resolved))
     }
 
+    /// The number of a file in the place of a stack. The same file has the same number wherever the program calls from, and another file at
+    /// the same address has another one.
+    #[cold]
+    pub(super) fn number_file(&self, address: usize) -> StackId {
+        self.recorder.modules.number_of(address).map_or(StackId::NONE, |file| self.number_stack(&[file]))
+    }
+
     /// Nothing more is recorded.
     fn stop_tap(&self) {
         self.recorder.is_on.store(false, Relaxed);

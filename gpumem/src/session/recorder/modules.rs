@@ -16,9 +16,36 @@ use crate::{
     source::{self, LoadedFile},
 };
 
+/// The bit of a number that stands for a whole file. No address has it; the numbers of Python's lines have only the bit above.
+const FILE: usize = 1 << (usize::BITS - 2);
+
 /// The numbers of modules: the same in all recordings of a session, and in the ring.
 #[derive(Debug, Default)]
-pub(super) struct ModuleTable(Mutex<HashMap<Arc<LoadedFile>, u32>>);
+pub(super) struct ModuleTable(Mutex<NumberedModules>);
+
+#[derive(Debug, Default)]
+struct NumberedModules {
+    numbers: HashMap<Arc<LoadedFile>, u32>,
+    /// By number; the first one has number 1.
+    files: Vec<Arc<LoadedFile>>,
+}
+
+impl NumberedModules {
+    fn number(&mut self, file: &Arc<LoadedFile>) -> u32 {
+        let next = u32::try_from(self.files.len() + 1).unwrap_or(0);
+        let number = *self.numbers.entry(Arc::clone(file)).or_insert(next);
+        if number == next {
+            self.files.push(Arc::clone(file));
+        }
+        number
+    }
+
+    /// The file that a number on a stack stands for, and its number.
+    fn file(&self, number: usize) -> Option<(u32, &Arc<LoadedFile>)> {
+        let number = number.checked_sub(FILE)?;
+        Some((number.try_into().ok()?, self.files.get(number.checked_sub(1)?)?))
+    }
+}
 
 /// An address of a stack.
 #[derive(Clone, Debug)]
@@ -31,17 +58,26 @@ pub(super) struct ResolvedAddress {
 }
 
 impl ModuleTable {
+    /// The number that stands for the file with the code before this return address.
+    pub(super) fn number_of(&self, address: usize) -> Option<usize> {
+        let file = source::files_of(&[address]).pop()??;
+        Some(FILE | self.0.lock().unwrap_or_else(PoisonError::into_inner).number(&file) as usize)
+    }
+
     /// It looks through the list of the loader, and takes no other lock while it does.
     pub(super) fn resolve(&self, addresses: &[usize]) -> Vec<ResolvedAddress> {
         let files = source::files_of(addresses);
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut modules = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let resolved = addresses.iter().zip(files).map(|(address, file)| {
+            if let Some((module, file)) = modules.file(*address) {
+                let address = CodeAddress { module, offset: 0 };
+                return ResolvedAddress { address, file: Some(Arc::clone(file)), line: None };
+            }
             let Some(file) = file else {
                 let known = CodeAddress { module: 0, offset: *address as u64 };
                 return ResolvedAddress { address: known, file: None, line: source::python_frame(*address) };
             };
-            let next = u32::try_from(numbers.len() + 1).unwrap_or(0);
-            let module = *numbers.entry(Arc::clone(&file)).or_insert(next);
+            let module = modules.number(&file);
             let offset = address.wrapping_sub(file.base) as u64;
             ResolvedAddress { address: CodeAddress { module, offset }, file: Some(file), line: None }
         });
