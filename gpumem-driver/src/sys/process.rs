@@ -77,8 +77,9 @@ pub fn executable() -> std::io::Result<std::path::PathBuf> {
 pub fn thread_id() -> u64 {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: `gettid` has no arguments and cannot fail.
-        let id = unsafe { libc::gettid() };
+        // The function of this name is in glibc 2.30 and newer.
+        // SAFETY: this system call has no arguments and cannot fail.
+        let id = unsafe { libc::syscall(libc::SYS_gettid) };
         u64::try_from(id).unwrap_or(0)
     }
     #[cfg(not(target_os = "linux"))]
