@@ -6,7 +6,7 @@
 
 The programs are in this file and know nothing of gpumem. A line PASS, FAIL or INFO is printed for each comparison and written to the
 file of `--out`; the exit code is 1 if one failed. It needs an NVIDIA GPU, and PyTorch, JAX, nvcc and a second GPU for the comparisons
-that name them. `--only native,static` chooses comparisons (`torch`: all that begin with `torch-`, those of `gpumem run --torch`); `--seconds` is for the
+that name them. `--only native,static` chooses comparisons (`torch` and `modules`: all that begin so, those of `gpumem run --torch` and `--modules`); `--seconds` is for the
 pairs of runs that compare times. `h200.sh` in this folder runs all but those of `--torch`, in two parts of at most 8 minutes.
 
 `--join A.jsonl B.jsonl` compares the times of all pairs in the files of `--out`; it needs no GPU.
@@ -212,6 +212,60 @@ def child_lines():
     thread.start()
     thread.join()
     print(json.dumps({"expected": list(expected.items())}), flush=True)
+
+
+def child_modules(name, steps):
+    """Trains or runs a network, and prints what its weights, gradients and states are, and how long a step takes."""
+    import torch
+    import torch.nn.functional as F
+
+    optimizer, generates = torch.optim.AdamW, name == "generate"
+    ids = lambda rows, columns: {"input_ids": torch.randint(0, 30_000, (rows, columns), device="cuda")}
+    if name in ("gpt2", "generate"):
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        net = GPT2LMHeadModel(GPT2Config()).cuda()
+        net = net.half().eval() if generates else net
+        loss = lambda x=ids(8, 512): net(**x, labels=x["input_ids"]).loss
+    elif name == "llama":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16}
+        net = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32_000)).cuda().bfloat16()
+        net.gradient_checkpointing_enable()
+        loss = lambda x=ids(4, 1024): net(**x, labels=x["input_ids"]).loss
+    elif name in ("resnet50", "vit_b_16"):
+        import torchvision
+
+        net = getattr(torchvision.models, name)().cuda()
+        optimizer = torch.optim.SGD if name == "resnet50" else optimizer
+        classes = torch.arange(32, device="cuda")
+        loss = lambda: F.cross_entropy(net(torch.randn(32, 3, 224, 224, device="cuda")), classes)
+    elif name == "compiled":
+        net = torch.compile(torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)).cuda())
+        loss = lambda: net(torch.randn(8192, 1024, device="cuda")).sum()
+    else:
+        net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20))).cuda()
+        loss = lambda x=torch.randn(16, 64, device="cuda"): net(x).sum()
+    options = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
+    optimizer = optimizer(net.parameters(), lr=1e-4, **options)
+    # What the program asked for: views of one tensor count once.
+    size = lambda tensors: sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None and t.is_cuda}.values())
+    times = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        if generates:
+            with torch.no_grad():
+                net.generate(**ids(8, 128), max_new_tokens=32, pad_token_id=0)
+        else:
+            loss().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    facts = {"weights": size([*net.parameters(), *net.buffers()]), "optimizer": size(states)}
+    print(json.dumps({**facts, "allocated": torch.cuda.max_memory_allocated(), "step": statistics.median(times)}), flush=True)
 
 
 def field(number, value):
@@ -633,6 +687,34 @@ class Proof:
         self.result(name, is_right, **facts)
         print(ran["stderr"], flush=True)
 
+    def modules(self, name):
+        """The sums by module and by class are the peak, and weights and states are what the program has at its end."""
+        ran = self.run(self.child("modules", name, 3), options=["--modules"])
+        if ran["code"] or len(ran["files"]) != 1:
+            return self.result(name, False, code=ran["code"], stderr=ran["stderr"][-2000:])
+        device = self.report(ran["files"][0])["torch"]["devices"][0]
+        sums = {part: {of["class"]: of for of in device[part]["by_class"]} for part in ("peak", "at_end")}
+        total = {of: sum(known["bytes"] for known in device["peak"][of]) for of in ("by_class", "by_module")}
+        said = ran["facts"]
+        asked = {of: sums["at_end"].get(of, {}).get("requested_bytes", 0) for of in ("weights", "optimizer")}
+        is_right = set(total.values()) == {said["allocated"]} and all(asked[of] == said[of] for of in asked)
+        classes = {of: known["bytes"] for of, known in sums["peak"].items()}
+        modules = [(of["module"], of["modules"], of["bytes"]) for of in device["peak"]["by_module"][:4]]
+        self.result("modules-" + name, is_right, said=said, asked=asked, classes=classes, modules=modules)
+
+    def times_modules(self):
+        """The step of a large and of a tiny network without gpumem, with `--torch` and with `--modules`, by turns."""
+        for name, steps in ("gpt2", 12), ("tiny", 300):
+            ways = {"untraced": None, "torch": ["--torch"], "modules": ["--modules"]}
+            times = {way: [] for way in ways}
+            for _ in range(10):
+                for way, options in ways.items():
+                    ran = self.run(self.child("modules", name, steps), recorded=options is not None, options=options or ())
+                    times[way].append(ran["facts"]["step"])
+            medians = {way: statistics.median(of) for way, of in times.items()}
+            ratios = {way: round(of / medians["untraced"], 3) for way, of in medians.items()}
+            self.result("times-modules-" + name, None, milliseconds={way: round(1e3 * of, 3) for way, of in medians.items()}, ratios=ratios)
+
     def torch_killed(self):
         code = "import torch, os; a = torch.empty(1 << 28, device='cuda'); print('{}', flush=True); os.kill(os.getpid(), 9)"
         ran = self.run([sys.executable, "-c", code], options=["--torch"])
@@ -894,6 +976,8 @@ def main():
         kind, *words = sys.argv[2:]
         if kind == "torch":
             return child_torch(words[0], int(words[1]), words[2])
+        if kind == "modules":
+            return child_modules(words[0], int(words[1]))
         if kind == "onnx":
             return child_onnx(*words)
         if kind == "cupti":
@@ -941,6 +1025,8 @@ def main():
         "torch-cuda-first": lambda: proof.tensors("torch-cuda-first", mode="cuda-first"),
         "torch-workers": lambda: proof.tensors("torch-workers", mode="workers"),
         "torch-compile": lambda: proof.tensors("torch-compile", mode="compile"),
+        **{"modules-" + name: lambda name=name: proof.modules(name) for name in ("gpt2", "llama", "resnet50", "vit_b_16", "generate", "compiled")},
+        "times-modules": proof.times_modules,
         "torch-killed": proof.torch_killed,
         "torch-ranks": proof.torch_ranks,
         "times-torch": lambda: proof.times("torch", "", arguments.steps, ["--torch"]),
@@ -948,8 +1034,8 @@ def main():
         "times-async": lambda: proof.times("async", "backend:cudaMallocAsync", arguments.steps),
     }
     names = arguments.only.split(",")
-    if "torch" in names:
-        names[names.index("torch"):names.index("torch") + 1] = [name for name in comparisons if name.startswith("torch-")]
+    for group in set(names) & {"torch", "modules"}:
+        names[names.index(group):names.index(group) + 1] = [name for name in comparisons if name.startswith(group + "-")]
     for name in names:
         try:
             comparisons[name]()
