@@ -43,13 +43,17 @@ def observe_modules(torch):
             stack = here.__dict__.setdefault("stack", [])
             known = names.get(id(module))
             if known is None or known[0]() is not module:
-                known = name_modules(torch, module, stack)
-            # A layer that a checkpoint runs again is not below another module.
-            if "." not in known[1]:
-                found = [("inputs", *place(tensor), known[1]) for tensor in inputs if is_on_device(torch, tensor)]
-                mark(id(module), found)
+                # A module may refuse to say what is in it. `leave` looks for it in the stack all the same.
+                known = weakref.ref(module), stack[-1][1] if stack else ""
+                try:
+                    known = name_modules(torch, module, stack)
+                except Exception:
+                    pass
             stack.append(known)
             tell(known[1])
+            # A layer that a checkpoint runs again is not below another module.
+            if "." not in known[1]:
+                mark(id(module), places(torch, "inputs", inputs, known[1]))
         except Exception:
             pass
 
@@ -79,12 +83,19 @@ def observe_modules(torch):
     register_optimizer_step_post_hook(stepped)
 
 
-def is_on_device(torch, tensor):
-    return isinstance(tensor, torch.Tensor) and tensor.is_cuda
-
-
-def place(tensor):
-    return tensor.device.index, tensor.data_ptr()
+def places(torch, name, tensors, path):
+    """Those that are tensors on a device, as a mark has them."""
+    found = []
+    for tensor in tensors:
+        try:
+            # What a rank has of a distributed tensor.
+            tensor = getattr(tensor, "_local_tensor", tensor)
+            if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.data_ptr():
+                found.append((name, tensor.device.index, tensor.data_ptr(), path))
+        except Exception:
+            # It has no memory.
+            pass
+    return found
 
 
 def name_modules(torch, module, stack):
@@ -99,11 +110,9 @@ def name_modules(torch, module, stack):
     for name, part in module.named_modules(prefix=top):
         path = name if name == top else "%s: %s" % (name, type(part).__name__)
         names[id(part)] = weakref.ref(part), path
-        for tensor in [*part._parameters.values(), *part._buffers.values()]:
-            if tensor is not None:
-                paths[id(tensor)] = path
-                if is_on_device(torch, tensor):
-                    found.append(("weights", *place(tensor), path))
+        tensors = [*part._parameters.values(), *part._buffers.values()]
+        paths.update((id(tensor), path) for tensor in tensors if tensor is not None)
+        found += places(torch, "weights", tensors, path)
     # The inputs of a module have the module itself as owner.
     mark((id(module), "weights"), found)
     return names[id(module)]
@@ -114,11 +123,8 @@ def mark_optimizer(torch, optimizer):
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             path = paths.get(id(parameter), "")
-            state = optimizer.state.get(parameter)
-            tensors = [("weights", parameter), ("gradients", parameter.grad)]
-            if state:
-                tensors += [("optimizer", value) for value in state.values()]
-            found += [(name, *place(tensor), path) for name, tensor in tensors if is_on_device(torch, tensor)]
+            found += places(torch, "weights", [parameter], path) + places(torch, "gradients", [parameter.grad], path)
+            found += places(torch, "optimizer", (optimizer.state.get(parameter) or {}).values(), path)
     mark(id(optimizer), found)
 
 
@@ -147,7 +153,7 @@ def mark(owner, found):
 
 # Who refers to a tensor is found for so many of them, in so many seconds.
 MOST_HELD = 10
-MOST_SECONDS = 2
+MOST_SECONDS = 1
 
 
 def holders(torch):
@@ -158,7 +164,11 @@ def holders(torch):
     for thing in gc.get_objects():
         # `isinstance` would run code of objects that say they are of another type.
         if issubclass(type(thing), torch.Tensor) and thing.is_cuda:
-            largest.append((thing.numel() * thing.element_size(), weakref.ref(thing)))
+            try:
+                largest.append((thing.numel() * thing.element_size(), weakref.ref(thing)))
+            except Exception:
+                # It has no memory.
+                pass
     del thing
     largest.sort(key=lambda found: -found[0])
     until, made = time.monotonic() + MOST_SECONDS, {}
@@ -166,18 +176,21 @@ def holders(torch):
         tensor = reference()
         if len(made) == MOST_HELD or time.monotonic() > until:
             break
-        if tensor is not None:
-            made.setdefault(place(tensor), []).extend(held_by(gc, tensor, set(), 3))
+        for _, *place, _ in places(torch, "", [tensor], ""):
+            made.setdefault(tuple(place), []).extend(held_by(gc, tensor, set(), 4, until))
     # A module, whose name has its type, says most.
     order = lambda words: (": " not in words, words)
     return [(*where, "; ".join(sorted(set(words), key=order)[:3])) for where, words in made.items() if words]
 
 
-def held_by(gc, thing, own, depth):
+def held_by(gc, thing, own, depth, until):
     """Who refers to it, in words. `own` are the lists of this function, which do so too. Here are no functions inside of functions: these
     would refer to it."""
     import types
 
+    # Python looks at all objects of the program.
+    if depth == 0 or time.monotonic() > until:
+        return []
     holders = gc.get_referrers(thing)
     own.add(id(holders))
     made = []
@@ -197,7 +210,7 @@ def held_by(gc, thing, own, depth):
             words = holder.__qualname__
         elif type(holder) in (dict, list, tuple, set, types.CellType):
             key = key_of(holder, thing) if type(holder) is dict else ""
-            above = modules_of(holder) or (held_by(gc, holder, own, depth - 1) if depth else [])
+            above = modules_of(holder) or held_by(gc, holder, own, depth - 1, until)
             # The variables of inner functions are cells in a tuple.
             kind = "" if type(holder) in (tuple, types.CellType) and above else key or type(holder).__name__
             words = " in ".join(filter(None, [kind, *above[:1]]))
