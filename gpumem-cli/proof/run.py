@@ -263,6 +263,7 @@ def child_modules(name, steps):
             optimizer.zero_grad()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
+    KEPT.extend([net, optimizer])
     states = [value for state in optimizer.state.values() for value in state.values()]
     facts = {"weights": size([*net.parameters(), *net.buffers()]), "optimizer": size(states)}
     print(json.dumps({**facts, "allocated": torch.cuda.max_memory_allocated(), "step": statistics.median(times)}), flush=True)
@@ -707,7 +708,7 @@ class Proof:
         for name, steps in ("gpt2", 12), ("tiny", 300):
             ways = {"untraced": None, "torch": ["--torch"], "modules": ["--modules"]}
             times = {way: [] for way in ways}
-            for _ in range(10):
+            for _ in range(5):
                 for way, options in ways.items():
                     ran = self.run(self.child("modules", name, steps), recorded=options is not None, options=options or ())
                     times[way].append(ran["facts"]["step"])

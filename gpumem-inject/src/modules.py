@@ -3,6 +3,7 @@
 
 import threading
 import time
+import warnings
 import weakref
 
 # What the modules of the program are called, by their `id`: a weak reference, and the path and the type.
@@ -75,6 +76,8 @@ def observe_modules(torch):
         except Exception:
             pass
 
+    # PyTorch would warn of hooks that are not the program's.
+    warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
     modules = sys.modules["torch.nn.modules.module"]
     modules.register_module_forward_pre_hook(enter)
     modules.register_module_forward_hook(leave, always_call=True)
@@ -87,6 +90,9 @@ def places(torch, name, tensors, path):
     """Those that are tensors on a device, as a mark has them."""
     found = []
     for tensor in tensors:
+        # Those that torch.compile and torch.export compute with have no memory, and PyTorch warns when their addresses are asked for.
+        if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
+            continue
         try:
             # What a rank has of a distributed tensor.
             tensor = getattr(tensor, "_local_tensor", tensor)
@@ -204,12 +210,12 @@ def held_by(gc, thing, own, depth, until):
         frame = holder if isinstance(holder, types.FrameType) else getattr(holder, "gi_frame", None) or getattr(holder, "cr_frame", None)
         if frame is not None:
             if frame.f_globals is not globals():
-                name = key_of(frame.f_locals, thing) or "a variable"
+                name = key_of(dict(frame.f_locals), thing) or "a variable"
                 words = "%s of %s (%s:%d)" % (name, frame.f_code.co_name, os.path.basename(frame.f_code.co_filename), frame.f_lineno)
         elif isinstance(holder, types.FunctionType):
             words = holder.__qualname__
-        elif type(holder) in (dict, list, tuple, set, types.CellType):
-            key = key_of(holder, thing) if type(holder) is dict else ""
+        elif issubclass(type(holder), dict) or type(holder) in (list, tuple, set, types.CellType):
+            key = key_of(holder, thing) if issubclass(type(holder), dict) else ""
             above = modules_of(holder) or held_by(gc, holder, own, depth - 1, until)
             # The variables of inner functions are cells in a tuple.
             kind = "" if type(holder) in (tuple, types.CellType) and above else key or type(holder).__name__
@@ -232,7 +238,8 @@ def modules_of(holder):
 
 
 def key_of(holder, thing):
-    for key, value in list(holder.items()):
+    # A class of the program may have other items.
+    for key, value in list(dict.items(holder)) if issubclass(type(holder), dict) else []:
         if value is thing:
             # The text of another key is made by code of the program.
             return key[:100] if type(key) is str else type(key).__name__
