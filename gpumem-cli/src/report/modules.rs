@@ -16,7 +16,7 @@ use super::text::Bars;
 use crate::history::tensors::{AllocatorState, Tensors};
 
 /// At most this many rows are printed of each table; JSON has all.
-const MOST_ROWS: usize = 8;
+const MOST_ROWS: usize = 6;
 
 /// The class of a tensor whose class is not known.
 pub(crate) const NOT_CLASSIFIED: &str = "not classified";

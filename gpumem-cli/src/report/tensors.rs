@@ -282,7 +282,7 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
     for ((name, caller), (bytes, blocks)) in sums {
         tree.leaf(&[], Leaf { name: name.to_owned(), bytes, blocks, note: caller.clone() });
     }
-    let rows = tree.rows(if moment.by_module.is_some() { MOST_ROWS / 2 } else { MOST_ROWS });
+    let rows = tree.rows(if moment.by_module.is_some() { MOST_ROWS / 3 } else { MOST_ROWS });
     if rows.is_empty() {
         return Ok(());
     }
