@@ -35,7 +35,7 @@ const COUNTERS: [&str; 6] = ["number", "time_ns", "address", "live_bytes", "allo
 /// A column of rows `R`.
 struct Column<'a, R> {
     name: &'static str,
-    /// Whether a value may be null, which `None` is.
+    /// Whether a value may be null. `None` is null.
     is_optional: bool,
     values: Values<'a, R>,
 }
@@ -359,7 +359,7 @@ fn tensor_columns<'a>(
         BlockColumn::number("requested_bytes", move |(number, block)| {
             signed(device(block).steps[step(*number)].requested)
         }),
-        // When a tensor came that is older than the history is not known.
+        // If a tensor is older than the history, it is not known when it was allocated.
         BlockColumn::optional_number("allocated_ns", move |(number, block)| {
             (step(*number) >= device(block).older_count()).then(|| time(block.born))
         }),

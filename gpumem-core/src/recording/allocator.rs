@@ -96,7 +96,7 @@ impl TensorClass {
         Self::Workspace,
     ];
 
-    /// The name in reports. Classes of estimates have the same names.
+    /// The name in reports. The classes of estimates have no temporary tensors; the others have the same names there.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",

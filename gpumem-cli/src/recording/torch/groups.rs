@@ -32,7 +32,7 @@ impl Groups {
         *self.numbers.entry((module.map(str::to_owned), class)).or_insert(next)
     }
 
-    /// What the recording says of them.
+    /// The items that define the groups in the recording.
     pub(super) fn definitions(self) -> impl Iterator<Item = TensorGroup> {
         self.numbers.into_iter().map(|((module, class), id)| TensorGroup { id, module, class })
     }
@@ -40,7 +40,7 @@ impl Groups {
 
 /// What the program does while it allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum Activity {
     /// Runs a module.
     Forward,
     Backward,
@@ -51,9 +51,9 @@ enum Phase {
     Other,
 }
 
-impl Phase {
-    /// What a stack says, the innermost frame first.
-    fn of(frames: &[Symbol]) -> Self {
+impl Activity {
+    /// The activity in which a program has this stack. The innermost frame is the first one.
+    fn of(frames: &[&Symbol]) -> Self {
         let is_in = |frame: &Symbol, file: &str| frame.file.as_ref().is_some_and(|path| path.contains(file));
         let is = |frame: &Symbol, file, name| is_in(frame, file) && frame.function.as_deref() == Some(name);
         match frames.last() {
@@ -73,7 +73,7 @@ struct Open {
     number: usize,
     requested: u64,
     module: u32,
-    born_in: Phase,
+    born_in: Activity,
     /// See [`GroupReading::passes`].
     passes: u64,
     marked: Option<(TensorClass, String)>,
@@ -96,14 +96,14 @@ impl TorchHistory {
             self.marks.iter().flat_map(|mark| mark.times.iter().map(move |time| (*time, mark))).collect();
         marks.sort_by_key(|(time, _)| *time);
         let mut marks = marks.into_iter().peekable();
-        let phase_of = |frames: &Vec<u32>| {
-            let frames: Vec<_> = frames.iter().filter_map(|frame| self.frames.get(*frame as usize).cloned()).collect();
-            Phase::of(&frames)
+        let activity_of = |frames: &Vec<u32>| {
+            let frames: Vec<_> = frames.iter().filter_map(|frame| self.frames.get(*frame as usize)).collect();
+            Activity::of(&frames)
         };
         // The stack 0 has no frames.
-        let phases = iter::once(Phase::Backward).chain(self.stacks.iter().map(phase_of)).collect();
+        let activities = iter::once(Activity::Backward).chain(self.stacks.iter().map(activity_of)).collect();
         let mut reading =
-            GroupReading { history: self, phases, groups, made: Vec::new(), phase: Phase::Other, passes: 0 };
+            GroupReading { history: self, activities, groups, made: Vec::new(), activity: Activity::Other, passes: 0 };
         let mut open: BTreeMap<u64, Open> = BTreeMap::new();
         for (address, block) in older {
             open.insert(*address, reading.open(block.requested, 0, block.stack));
@@ -151,25 +151,25 @@ fn note(open: &mut BTreeMap<u64, Open>, mark: &Mark, device: u32) {
 
 struct GroupReading<'a> {
     history: &'a TorchHistory,
-    /// By the number of a stack.
-    phases: Vec<Phase>,
+    /// What the program does with each stack, by the number of the stack.
+    activities: Vec<Activity>,
     groups: &'a mut Groups,
     made: Vec<u32>,
-    /// Of the newest allocation.
-    phase: Phase,
+    /// What the program did when it allocated last.
+    activity: Activity,
     /// How often something was allocated outside of all modules.
     passes: u64,
 }
 
 impl GroupReading<'_> {
     fn open(&mut self, requested: u64, module: u32, stack: u32) -> Open {
-        let of_stack = self.phases.get(stack as usize).copied().unwrap_or(Phase::Other);
+        let of_stack = self.activities.get(stack as usize).copied().unwrap_or(Activity::Other);
         // A checkpoint runs a module in the backward pass.
-        self.phase = if module == 0 { of_stack } else { Phase::Forward };
+        self.activity = if module == 0 { of_stack } else { Activity::Forward };
         self.passes += u64::from(module == 0);
         self.made.push(0);
         let number = self.made.len() - 1;
-        Open { number, requested, module, born_in: self.phase, passes: self.passes, marked: None }
+        Open { number, requested, module, born_in: self.activity, passes: self.passes, marked: None }
     }
 
     /// The tensor is freed, or the recording ends.
@@ -178,13 +178,13 @@ impl GroupReading<'_> {
         let class = match (&marked, born_in) {
             (Some((class, _)), _) => Some(*class),
             (None, _) if is_end && WORKSPACES.contains(&requested) => Some(TensorClass::Workspace),
-            (None, Phase::Backward) => Some(TensorClass::BackwardTemporary),
-            (None, Phase::Weights) => Some(TensorClass::Weights),
-            (None, Phase::Optimizer) => Some(TensorClass::Optimizer),
-            (None, Phase::Forward) if !is_end && passes == self.passes => Some(TensorClass::ForwardTemporary),
-            (None, Phase::Forward) => Some(TensorClass::Activations),
-            (None, Phase::Other) if !is_end && self.phase == Phase::Backward => Some(TensorClass::Activations),
-            (None, Phase::Other) => None,
+            (None, Activity::Backward) => Some(TensorClass::BackwardTemporary),
+            (None, Activity::Weights) => Some(TensorClass::Weights),
+            (None, Activity::Optimizer) => Some(TensorClass::Optimizer),
+            (None, Activity::Forward) if !is_end && passes == self.passes => Some(TensorClass::ForwardTemporary),
+            (None, Activity::Forward) => Some(TensorClass::Activations),
+            (None, Activity::Other) if !is_end && self.activity == Activity::Backward => Some(TensorClass::Activations),
+            (None, Activity::Other) => None,
         };
         let of_event = || self.history.modules.get(module.checked_sub(1)? as usize).map(String::as_str);
         let marked = marked.as_ref().map(|(_, module)| module.as_str()).filter(|module| !module.is_empty());
@@ -249,7 +249,7 @@ mod tests {
                 (None, Some(BackwardTemporary))
             ]
         );
-        // What cuBLAS works in stays.
+        // cuBLAS never frees its workspace.
         assert_eq!(groups("\"alloc\",5000,8519680,0,5,1,1"), [(net(), Some(Workspace))]);
     }
 }

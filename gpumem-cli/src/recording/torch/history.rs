@@ -34,14 +34,14 @@ pub(super) struct TorchHistory {
     pub(super) modules: Vec<String>,
     /// Which tensors were something at some times.
     pub(super) marks: Vec<Mark>,
-    /// The device and an address of tensors, and what refers to them at the end.
+    /// Each entry has the device and an address of a tensor, and what refers to the tensor at the end.
     pub(super) holders: Vec<(u32, u64, String)>,
 }
 
 /// Tensors that `modules.py` found several times.
 #[derive(Debug)]
 pub(super) struct Mark {
-    /// In microseconds. They rise.
+    /// The times in microseconds, in rising order.
     pub(super) times: Vec<u64>,
     pub(super) tensors: Vec<MarkedTensor>,
 }
