@@ -10,10 +10,12 @@ use std::{
 use gpumem_core::{
     export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
     model::{ByteDelta, Bytes, one_line},
+    recording::TensorClass,
 };
 use serde::Serialize;
 
 use super::{
+    modules::ClassSum,
     overview::{DeviceOverview, Missing, Overview},
     sums::PlaceSum,
     tensors::{NO_LINE, TensorsOverview},
@@ -104,11 +106,16 @@ pub(crate) struct DeviceDifference {
     pub(crate) tensors: Option<TensorsDifference>,
 }
 
-/// The most that tensors had on one device. They are a part of the device's memory.
+/// The most that tensors had on one device. They are a part of the device's memory. All that an estimate counts is tensors.
 #[derive(Debug, Serialize)]
 pub(crate) struct TensorsDifference {
     #[serde(flatten)]
     pub(crate) peak: Change,
+    /// Beside an estimate, these are the classes of estimates. Empty if a recording has no classes.
+    pub(crate) by_class: Vec<Named>,
+    /// Empty if a recording has no modules.
+    pub(crate) by_module: Vec<Named>,
+    /// Empty beside an estimate, which has no lines.
     pub(crate) by_place: Vec<Named>,
 }
 
@@ -161,11 +168,15 @@ const BY: [(&str, Name); 4] = [
 ];
 
 /// `sides` are the places at the peak before, and at the peak after.
-fn named(sides: [&[PlaceSum]; 2], name: Name) -> Vec<Named> {
+fn by_name(sides: [&[PlaceSum]; 2], name: Name) -> Vec<Named> {
+    named(sides.map(|side| side.iter().map(move |sum| (name(sum), sum.bytes))))
+}
+
+fn named<S: Into<String>>(sides: [impl IntoIterator<Item = (S, i64)>; 2]) -> Vec<Named> {
     let mut sums: BTreeMap<String, [i64; 2]> = BTreeMap::new();
     for (at, side) in sides.into_iter().enumerate() {
-        for sum in side {
-            sums.entry(name(sum)).or_default()[at] += sum.bytes;
+        for (name, bytes) in side {
+            sums.entry(name.into()).or_default()[at] += bytes;
         }
     }
     let named = |(name, [before, after]): (String, [i64; 2])| Named { name, change: Change::new(before, after) };
@@ -179,24 +190,58 @@ fn named(sides: [&[PlaceSum]; 2], name: Name) -> Vec<Named> {
 impl TensorsDifference {
     /// `None` if a recording has no tensors. A device without any had none.
     fn of(sides: [&Overview; 2], device: u32) -> Option<Self> {
-        if sides.iter().any(|side| !side.has_tensors()) {
+        let has_estimate = sides.iter().any(|side| side.is_estimate());
+        if sides.iter().any(|side| !side.has_tensors() && !side.is_estimate())
+            || !sides.iter().any(|side| side.has_tensors())
+        {
             return None;
         }
         let moments = sides.map(|side| side.tensors_at_peak(device));
+        let estimates =
+            sides.map(|side| side.devices.iter().find(|of| of.device == device).filter(|_| side.is_estimate()));
         if moments.iter().all(Option::is_none) {
             return None;
         }
-        let [before, after] = moments.map(|moment| moment.map_or(0, |moment| signed(moment.allocated_bytes)));
+        let bytes = |at: usize| {
+            let estimated = estimates[at].and_then(|estimate| estimate.peak_bytes);
+            moments[at].map(|moment| moment.allocated_bytes).or(estimated).map_or(0, signed)
+        };
+        let classes = |at: usize| match (estimates[at], moments[at].and_then(|moment| moment.by_class.as_ref())) {
+            (Some(estimate), _) => {
+                let class = |sum: &PlaceSum| (sum.library_or_program(), sum.bytes);
+                Some(estimate.peak_by_place.iter().map(class).collect())
+            }
+            (None, Some(sums)) if has_estimate => Some(classes_of_estimates(sums)),
+            (None, sums) => Some(sums?.iter().map(|sum| (sum.class.to_owned(), signed(sum.bytes))).collect::<Vec<_>>()),
+        };
+        let modules = |at: usize| {
+            let sums = moments[at]?.by_module.as_ref()?;
+            Some(sums.iter().map(|sum| (sum.name(None), signed(sum.bytes))).collect::<Vec<_>>())
+        };
+        let if_both = |sides: [Option<Vec<(String, i64)>>; 2]| match sides {
+            [Some(before), Some(after)] => named([before, after]),
+            _ => Vec::new(),
+        };
+        let line = |sum: &PlaceSum| sum.line.clone().unwrap_or_else(|| NO_LINE.to_owned());
         let places = moments.map(|moment| moment.map_or(&[][..], |moment| &moment.by_place));
-        let name = |sum: &PlaceSum| sum.line.clone().unwrap_or_else(|| NO_LINE.to_owned());
-        Some(Self { peak: Change::new(before, after), by_place: named(places, name) })
+        Some(Self {
+            peak: Change::new(bytes(0), bytes(1)),
+            by_class: if_both([0, 1].map(classes)),
+            by_module: if_both([0, 1].map(modules)),
+            by_place: if has_estimate { Vec::new() } else { by_name(places, line) },
+        })
+    }
+
+    /// The tables, each with what its rows are.
+    fn all(&self) -> [(&'static str, &[Named]); 3] {
+        [("used for", &self.by_class), ("module", &self.by_module), ("tensors at", &self.by_place)]
     }
 
     /// Why tensors are not compared, or what is missing of them.
     fn missing(sides: [&Overview; 2]) -> Vec<String> {
         let mut lines = Vec::new();
-        if let [Some(has), Some(has_not)] = [true, false].map(|has| sides.iter().find(|side| side.has_tensors() == has))
-        {
+        let [has, has_not] = [true, false].map(|has| sides.iter().find(|side| side.has_tensors() == has));
+        if let (Some(has), Some(has_not)) = (has, has_not.filter(|side| !side.is_estimate())) {
             lines.push(format!(
                 "Tensors of PyTorch are not compared: {} has them, {} does not (gpumem run --torch).",
                 has.file, has_not.file
@@ -208,6 +253,16 @@ impl TensorsDifference {
         }
         lines
     }
+}
+
+/// An estimate counts temporary tensors as activations, and what the allocator adds for itself.
+fn classes_of_estimates(sums: &[ClassSum]) -> Vec<(String, i64)> {
+    let temporary = [TensorClass::ForwardTemporary, TensorClass::BackwardTemporary].map(TensorClass::name);
+    let class = |sum: &ClassSum| {
+        let name = if temporary.contains(&sum.class) { TensorClass::Activations.name() } else { sum.class };
+        [(name, sum.requested_bytes), ("rounding", sum.bytes - sum.requested_bytes)]
+    };
+    sums.iter().flat_map(class).map(|(name, bytes)| (name.to_owned(), signed(bytes))).collect()
 }
 
 fn signed(bytes: u64) -> i64 {
@@ -244,14 +299,19 @@ impl Difference {
                 };
                 let sides = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
                 let places = sides.map(|side| side.map_or(&[][..], |side| &side.peak_by_place));
-                let [by_scope, mut by_place, by_library, by_kind] = BY.map(|(_, name)| named(places, name));
+                let tensors = TensorsDifference::of([&before, &after], device).filter(|_| !simulated);
+                let mut tables = BY.map(|(_, name)| by_name(places, name));
+                // The blocks of an estimate are compared with tensors, and not with what the driver gave.
+                if tensors.is_some() && has_estimate {
+                    tables.iter_mut().for_each(Vec::clear);
+                }
+                let [by_scope, mut by_place, by_library, by_kind] = tables;
                 // The same place would have another name on the other side.
                 if before.missing.symbols != after.missing.symbols {
                     by_place.clear();
                 }
                 let peaks = sides.map(|side| side.and_then(|side| side.peak_bytes).map_or(0, signed));
                 let peak = Change::new(peaks[0], peaks[1]);
-                let tensors = TensorsDifference::of([&before, &after], device).filter(|_| !simulated);
                 DeviceDifference { device, simulated, peak, by_scope, by_place, by_library, by_kind, tensors }
             })
             .collect();
@@ -290,10 +350,13 @@ impl Difference {
             for ((by, _), all) in BY.iter().zip(device.all()) {
                 write_rows(by, all, out, paint)?;
             }
-            if let Some(TensorsDifference { peak, by_place }) = &device.tensors {
-                let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
+            if let Some(tensors) = &device.tensors {
+                let (peak, [before, after]) =
+                    (tensors.peak, [tensors.peak.before, tensors.peak.after].map(ByteDelta::new));
                 writeln!(out, "\n{words}, tensors: the peak was {before} and is {after}: {}", peak.in_words())?;
-                write_rows(TENSORS_AT, by_place, out, paint)?;
+                for (by, all) in tensors.all() {
+                    write_rows(by, all, out, paint)?;
+                }
             }
         }
         for line in &self.tensors_missing {
@@ -318,11 +381,13 @@ impl Difference {
             for ((by, _), all) in BY.iter().zip(device.all()) {
                 write_markdown_rows(by, all, out)?;
             }
-            if let Some(TensorsDifference { peak, by_place }) = &device.tensors {
-                let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
-                let (words, change) = (device.words(), peak.in_words());
+            if let Some(tensors) = &device.tensors {
+                let [before, after] = [tensors.peak.before, tensors.peak.after].map(ByteDelta::new);
+                let (words, change) = (device.words(), tensors.peak.in_words());
                 writeln!(out, "Peak of tensors on {words}: {before} → **{after}**, {change}\n")?;
-                write_markdown_rows(TENSORS_AT, by_place, out)?;
+                for (by, all) in tensors.all() {
+                    write_markdown_rows(by, all, out)?;
+                }
             }
         }
         for line in &self.tensors_missing {
@@ -337,9 +402,6 @@ impl Difference {
         Ok(())
     }
 }
-
-/// The column of the lines that hold tensors.
-const TENSORS_AT: &str = "tensors at";
 
 fn changed(all: &[Named]) -> Vec<&Named> {
     all.iter().filter(|named| named.change.bytes != 0).collect()

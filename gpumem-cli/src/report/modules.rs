@@ -125,7 +125,7 @@ impl ModuleSum {
     }
 
     /// `transformer.h.0 … 11.mlp.act (12×)`. `top` is the outermost module of all.
-    fn name(&self, top: Option<&str>) -> String {
+    pub(super) fn name(&self, top: Option<&str>) -> String {
         let Some(module) = &self.module else { return NO_MODULE.to_owned() };
         let below = top.and_then(|top| module.strip_prefix(top)?.strip_prefix('.'));
         let mut name = below.unwrap_or(module).to_owned();

@@ -284,6 +284,11 @@ impl Overview {
         self.torch.as_ref().is_some_and(|torch| torch.missing.is_none())
     }
 
+    /// Whether `gpumem estimate` made the recording.
+    pub(super) fn is_estimate(&self) -> bool {
+        self.sources.iter().any(|by| by.library == "gpumem-estimate")
+    }
+
     /// The device whose peak was the highest.
     pub(crate) fn busiest(&self) -> Option<&DeviceOverview> {
         self.devices.iter().rev().filter(|device| device.peak_bytes.is_some()).max_by_key(|device| device.peak_bytes)

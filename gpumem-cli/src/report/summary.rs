@@ -68,12 +68,13 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         writeln!(out, "recorded by {}", one_line(&sources.join(", ")))?;
     }
     for device in devices {
-        // The blocks of the driver are only what the cache of PyTorch got for the tensors.
-        if let Some(torch) = torch {
-            torch.write_device(device.device, out, paint)?;
-        }
+        let has_tensors = match torch {
+            Some(torch) => torch.write_device(device.device, out, paint)?,
+            None => false,
+        };
         writeln!(out)?;
-        write_device(device, overview.missing.symbols, out, paint)?;
+        // The blocks of the driver are only what the cache of PyTorch got for the tensors.
+        write_device(device, overview.missing.symbols, has_tensors && holds_cache(device), out, paint)?;
         if torch.is_none() && holds_cache(device) {
             let text = "PyTorch keeps what is freed in a cache: a line is where the cache grew. `gpumem run --modules` shows the tensors.";
             writeln!(out, "{text}")?;
@@ -113,9 +114,11 @@ fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
     leaks.is_intercepted && leaks.gone == 0 && besides < peaks / 100 && devices.iter().all(is_at_peak)
 }
 
+/// With `is_brief`, where the memory is has been said already.
 fn write_device(
     device: &DeviceOverview,
     no_symbols: Option<&str>,
+    is_brief: bool,
     out: &mut dyn Write,
     paint: Paint,
 ) -> io::Result<()> {
@@ -123,7 +126,7 @@ fn write_device(
         writeln!(out, "{}: nothing was allocated", one_line(&device.words()))?;
         return write_samples(device, out);
     };
-    match &device.holders {
+    match device.holders.as_ref().filter(|_| !is_brief) {
         Some(holders) => writeln!(out, "{}", InPaint(holders, paint))?,
         None => writeln!(out, "{}: the peak was {}", one_line(&device.words()), Bytes::new(peak))?,
     }
@@ -133,16 +136,16 @@ fn write_device(
     line(out, "when", &format!("after {}", in_words(Duration::from_secs_f64(at))))?;
     line(out, "kind", &shares(&device.peak_by_kind, peak))?;
     line(out, "library", &shares(&device.peak_by_library, peak))?;
-    if let Some(most) = device.most() {
+    if let Some(most) = device.most().filter(|_| !is_brief) {
         line(out, "most", &most)?;
     }
-    if !device.inside_most.is_empty() {
+    if !device.inside_most.is_empty() && !is_brief {
         line(out, "inside", &shares(&device.inside_most, peak))?;
     }
     // Less than a tenth does not matter.
     let share = |is_so: fn(&PlaceSum) -> bool| {
         let bytes: i64 = device.peak_by_place.iter().filter(|sum| is_so(sum)).map(|sum| sum.bytes).sum();
-        (bytes > 0 && bytes.unsigned_abs() * 10 >= peak).then(|| percent(bytes, peak))
+        (!is_brief && bytes > 0 && bytes.unsigned_abs() * 10 >= peak).then(|| percent(bytes, peak))
     };
     if let Some(share) =
         share(|sum| sum.library.is_none() && sum.line.as_deref().is_none_or(|line| line.ends_with(NO_STACK)))

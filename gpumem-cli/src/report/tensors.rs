@@ -205,9 +205,12 @@ impl TensorsOverview {
         peaks.map(|peak| self.peak_in_words(peak)).collect()
     }
 
-    pub(super) fn write_device(&self, device: u32, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-        let Some(of_device) = self.devices.iter().find(|of_device| of_device.device == device) else { return Ok(()) };
-        let Some(peak) = &of_device.peak else { return Ok(()) };
+    /// Writes the peak of the tensors. Returns whether the device has any.
+    pub(super) fn write_device(&self, device: u32, out: &mut dyn Write, paint: Paint) -> io::Result<bool> {
+        let Some(of_device) = self.devices.iter().find(|of_device| of_device.device == device) else {
+            return Ok(false);
+        };
+        let Some(peak) = &of_device.peak else { return Ok(false) };
         writeln!(out, "\n{}", paint.on(Role::Heading, self.peak_in_words(peak)))?;
         write_places(peak, out, paint)?;
         let line = |out: &mut dyn Write, name: &str, text: &str| {
@@ -226,7 +229,7 @@ impl TensorsOverview {
             let share = percent(rounded.try_into().unwrap_or(i64::MAX), peak.allocated_bytes);
             line(out, "rounding", &format!("{} ({share}) of the tensors were not asked for", Bytes::new(rounded)))?;
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -2,12 +2,12 @@
 
 use gpumem_core::{
     model::{Device, EventKind, Family, MemKind},
-    recording::{Item, PartDefinition},
+    recording::{Item, PartDefinition, TensorClass},
 };
 use serde_json::Value;
 
 use crate::{
-    Ran,
+    Ran, file,
     made::{MIB, Made},
     ran,
     report::{printed, recorded, training, written},
@@ -53,6 +53,37 @@ fn the_device_of_an_estimate_stands_for_the_real_one() {
     assert!(text.contains("\ndevice 0: the peak was 10 MiB and is 12 MiB: +2 MiB (+20.0 %)\n"), "{text}");
     let back = printed(&["diff", &files[1], &files[0]]);
     assert!(back.contains("\ndevice 0: the peak was 12 MiB and is 10 MiB: -2 MiB (-16.7 %)\n"), "{back}");
+}
+
+/// The classes of a run are those of the estimate then: `rounding` is a class of its own.
+#[test]
+fn an_estimate_is_compared_with_the_classes_of_tensors() {
+    let config = written("diff-estimate.json", br#"{"model_type": "gpt2", "n_layer": 2}"#);
+    let estimated = file("diff-estimate.capture").display().to_string();
+    printed(&["estimate", &config, "--train", "adam", "--record", &estimated]);
+    let mut made = Made::new("train").tensors(0, 1, 4 * MIB, None);
+    let classes =
+        [TensorClass::Weights, TensorClass::Activations, TensorClass::BackwardTemporary, TensorClass::Weights];
+    for (group, class) in (1..).zip(classes) {
+        made.tensor(group, "Net.fc: Linear", class, [10 * MIB, 9 * MIB]);
+    }
+    let run = recorded("diff-estimated-run.capture", made);
+    let text = printed(&["diff", &estimated, &run]);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [" used for ", " weights 204.3 18.0 -186.3 ", " 147.2 18.0 -129.2 ", " rounding 6.8 4.0 -2.8 "] {
+        assert!(words.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(!words.contains("not compared") && !words.contains(" library "), "{text}");
+
+    // Two runs are compared by class and by module.
+    let mut made = Made::new("train").tensors(0, 1, 4 * MIB, None);
+    made.tensor(1, "Net.fc: Linear", TensorClass::ForwardTemporary, [50 * MIB, 50 * MIB]);
+    let text = printed(&["diff", "--markdown", &run, &recorded("diff-run.capture", made)]);
+    for row in
+        ["| used for |", "| `temporary (forward)` | 0 B | 50 MiB |", "| module |", "| `Net.fc` | 40 MiB | 50 MiB |"]
+    {
+        assert!(text.contains(row), "{row:?} is not in\n{text}");
+    }
 }
 
 /// The memory of tensors is a part of the device's memory. So tensors are in separate rows.

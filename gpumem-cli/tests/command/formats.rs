@@ -9,10 +9,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::{
-    model::{Bytes, MemKind, StackId},
-    recording::{AllocatorAction, AllocatorEvent, AllocatorEvents, Item, TensorClass, TensorGroup},
-};
+use gpumem_core::{model::MemKind, recording::TensorClass};
 use parquet::{
     file::reader::{FileReader, SerializedFileReader},
     record::{Field, Row},
@@ -21,7 +18,7 @@ use serde_json::Value;
 
 use crate::{
     file, gpumem,
-    made::{DEVICE, MIB, Made},
+    made::{MIB, Made},
     output_of,
     pickled::unpickled,
     ran,
@@ -449,13 +446,7 @@ fn modules_and_classes_are_columns_of_the_table_of_tensors() {
     _ = fs::remove_dir_all(&folder);
     let out = folder.to_str().unwrap();
     let mut made = Made::new("train").tensors(1, 1, MIB, None);
-    let (module, class) = (Some("Net.fc: Linear".to_owned()), Some(TensorClass::Gradients));
-    made.item(&Item::TensorGroup(TensorGroup { id: 1, module, class }));
-    let (time, bytes) = (Duration::from_secs(1), Bytes::new(512));
-    let action = AllocatorAction::Alloc;
-    let (address, requested, stream, stack) = (1 << 50, bytes, 0, StackId::NONE);
-    let event = AllocatorEvent { time, action, address, bytes, requested, stream, stack, group: 1 };
-    made.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events: vec![event] }));
+    made.tensor(1, "Net.fc: Linear", TensorClass::Gradients, [512, 512]);
     let file = recorded("modules.capture", made);
     assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &file]), "");
     let tensors = rows(&folder.join("modules.tensors.parquet"));

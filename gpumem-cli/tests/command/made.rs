@@ -10,7 +10,7 @@ use gpumem_core::{
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         CallsiteDefinition, ClockPair, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
-        RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition, Writer,
+        RecordedEvent, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, ThreadDefinition, Writer,
     },
 };
 
@@ -343,6 +343,23 @@ impl Made {
             missing_modules: None,
         }));
         self
+    }
+
+    /// Adds a tensor, which stays. Each needs a number of its own, from 1 on.
+    pub(crate) fn tensor(&mut self, group: u32, module: &str, class: TensorClass, [bytes, requested]: [u64; 2]) {
+        self.item(&Item::TensorGroup(TensorGroup { id: group, module: Some(module.to_owned()), class: Some(class) }));
+        self.wait(1);
+        let event = AllocatorEvent {
+            time: Duration::from_micros(self.micros),
+            action: AllocatorAction::Alloc,
+            address: u64::from(group) << 50,
+            bytes: Bytes::new(bytes),
+            requested: Bytes::new(requested),
+            stream: 0,
+            stack: StackId::NONE,
+            group,
+        };
+        self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events: vec![event] }));
     }
 
     /// Adds this many allocations and frees in nested scopes, with sizes, times and lifetimes that do not repeat.
