@@ -11,6 +11,8 @@
 #![deny(unsafe_code)]
 
 #[cfg(feature = "library")]
+mod cards;
+#[cfg(feature = "library")]
 mod control;
 #[cfg(feature = "library")]
 mod ranges;

@@ -16,12 +16,15 @@ use gpumem_driver::{
     nvtx::{GetExportTable, observe_ranges},
 };
 
-use crate::{control, ranges, request::Request, variable};
+use crate::{cards, control, ranges, request::Request, variable};
 
 /// The library records the process, or waits for a command to do so.
 ///
 /// A driver that comes here again while gpumem begins must not wait for it: this thread would wait for itself.
 static CALLED: AtomicBool = AtomicBool::new(false);
+
+/// The exit code of a program that would use the real card although it must not.
+const EXIT_WITHOUT_CARDS: c_int = 2;
 
 /// The loader calls it before any function of the library: the program does not depend on the library's file any more, which somebody
 /// may truncate. No other thread runs code of the library yet, whether the driver, NVTX or Python loads it.
@@ -45,6 +48,12 @@ static LEAVE_OWN_FILE: extern "C" fn() = {
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
     if !CALLED.swap(true, Relaxed) {
+        let replaced = catch_unwind(cards::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
+        if replaced.is_err() {
+            say("", replaced);
+            // What was asked for is not to use the real card.
+            std::process::exit(EXIT_WITHOUT_CARDS);
+        }
         // Nothing unwinds into C. The panic hook has printed the panic.
         let begun = catch_unwind(control::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
         say(" is not recorded", begun);

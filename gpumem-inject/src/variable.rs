@@ -39,6 +39,9 @@ pub const KEEP: &str = "GPUMEM_RUN_KEEP";
 /// See [`KEEP`].
 pub const PEAKS: &str = "peaks";
 
+/// The process has cards of another size: `dry`, `dry BYTES`, or `limit BYTES`; after `dry`, `fill BYTE` may follow.
+pub const CARDS: &str = "GPUMEM_RUN_CARDS";
+
 /// The history of PyTorch's allocator is recorded, with so many events of each device at most. [`MODULES`] after the number asks for the
 /// modules as well.
 pub const TORCH: &str = "GPUMEM_RUN_TORCH";

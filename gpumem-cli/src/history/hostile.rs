@@ -104,6 +104,7 @@ impl Random {
                 began: Duration::from_nanos(self.any()),
                 version: self.text(),
                 ran_before: Some(Duration::from_nanos(self.any())),
+                cards: Some(self.text()),
             }),
             1 => Item::Clock(ClockPair { ticks: self.any(), time: Duration::from_nanos(self.any()) }),
             2 => Item::Callsite(CallsiteDefinition {

@@ -26,6 +26,8 @@ pub(crate) struct Overview {
     pub(crate) command: Vec<String>,
     pub(crate) pid: u32,
     pub(crate) seconds: f64,
+    /// How the cards that the process saw differ from the real ones. `None`: they are the real ones.
+    pub(crate) cards: Option<String>,
     /// How many allocations there were. `None` if only some of them are in the recording.
     pub(crate) allocations: Option<u64>,
     pub(crate) frees: Option<u64>,
@@ -236,6 +238,7 @@ impl Overview {
             command: process.arguments.clone(),
             pid: process.pid,
             seconds: history.end.as_secs_f64(),
+            cards: process.cards.clone(),
             allocations: changes(ChangeKind::Allocated),
             frees: changes(ChangeKind::Freed),
             sources: history

@@ -44,7 +44,8 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     if let Some(refused) = &overview.refused {
         write_refused(refused, &overview.file, out, paint)?;
     }
-    let Overview { file, command, pid, seconds, allocations, frees, sources, devices, torch, leaks, .. } = overview;
+    let Overview { file, command, pid, seconds, cards, allocations, frees, sources, devices, torch, leaks, .. } =
+        overview;
     let number =
         |count: &Option<u64>, one, many| count.map_or_else(|| format!("? {many}"), |count| counted(count, one, many));
     let count = number(allocations, "allocation", "allocations");
@@ -57,6 +58,9 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     let command =
         if command.is_empty() { String::new() } else { format!("{}; ", shortened_command(&command.join(" "), room)) };
     writeln!(out, "{}", paint.on(Role::Text, format!("{command}{process}")))?;
+    if let Some(cards) = cards {
+        writeln!(out, "{}", paint.on(Role::Heading, one_line(cards)))?;
+    }
     let sources: Vec<_> = sources
         .iter()
         .map(|by| {

@@ -71,7 +71,7 @@ fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, F
         let cause = format!("the `gpumem run` around it records to `{}`", outer.display());
         return Err(Failure::new("this `gpumem run` records nothing", cause, ""));
     }
-    let RunOptions { output, recorded, dormant, command } = options;
+    let RunOptions { output, recorded, dormant, cards, command } = options;
     let destination = Destination::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
     if let Some(asked) = &destination.instead_of {
@@ -87,6 +87,7 @@ fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, F
     let settings = recorded.settings();
     program.environment(variable::KEEP, settings.keep);
     program.environment(variable::TORCH, settings.torch);
+    program.environment(variable::CARDS, cards.setting());
     // The libraries of other tools are loaded as well.
     for (own, other) in [(variable::INJECTION, variable::OTHER_INJECTION), (variable::NVTX, variable::OTHER_NVTX)] {
         program.environment(other, env::var_os(own).unwrap_or_default());

@@ -19,9 +19,85 @@ pub(crate) struct RunOptions {
     /// Record nothing until `gpumem start PID`.
     #[arg(long)]
     pub(super) dormant: bool,
+    #[command(flatten)]
+    pub(super) cards: Cards,
     /// The program and its arguments. `--` before it is needed if its name begins with a dash.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub(super) command: Vec<OsString>,
+}
+
+/// Which cards the program sees.
+#[derive(Debug, Args)]
+pub(super) struct Cards {
+    /// Do not compute: blocks above 2 MiB are addresses without memory, and kernels that use them are skipped. The program needs a GPU of
+    /// any size, and allocates as on the card of --card.
+    #[arg(long)]
+    dry: bool,
+    /// The card of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without it, the card of this machine.
+    #[arg(long, value_name = "CARD", requires = "dry", value_parser = card)]
+    card: Option<Bytes>,
+    /// What a dry run copies to the host from memory that is not there: bytes that are 0, or 1.
+    #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
+    dry_fill: Fill,
+    /// Refuse what a card of this size would not have. The program computes as always.
+    #[arg(long, value_name = "CARD", conflicts_with_all = ["dry", "dormant"], value_parser = card)]
+    limit: Option<Bytes>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Fill {
+    Zero,
+    One,
+}
+
+impl Cards {
+    /// See [`variable::CARDS`]. Empty if they are the real ones.
+    pub(super) fn setting(&self) -> String {
+        let Self { dry, card, dry_fill, limit } = self;
+        match (limit, card) {
+            (Some(card), _) => format!("limit {}", card.get()),
+            (None, Some(card)) => format!("dry {} fill {}", card.get(), *dry_fill as u8),
+            (None, None) if *dry => format!("dry fill {}", *dry_fill as u8),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// Cards, and how much `torch.cuda.mem_get_info()` says that each has in all, in MiB: what users' reports show. It is less than nvidia-smi's figure,
+/// because the driver reserves a part. A driver of another version may reserve some MiB more or less.
+const CARDS: &[(&str, u64)] = &[
+    ("T4", 14_930),
+    ("V100 16GB", 16_148),
+    ("V100 32GB", 32_502),
+    ("RTX 3090", 24_259),
+    ("RTX 4090", 24_207),
+    ("RTX A6000", 48_681),
+    ("A10G", 22_589),
+    ("L4", 22_579),
+    ("L40S", 45_466),
+    ("A100 40GB", 40_335),
+    ("A100 80GB", 81_050),
+    ("H100", 81_009),
+    ("H200", 143_155),
+];
+
+/// A size, or the name of a card.
+fn card(text: &str) -> Result<Bytes, String> {
+    let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
+    let asked = plain(text);
+    let named = |card: &&(&str, u64)| plain(card.0) == asked || plain(card.0) == format!("rtx{asked}");
+    if let Some((_, mib)) = CARDS.iter().find(named) {
+        return Ok(Bytes::mib(*mib));
+    }
+    let names = || CARDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let bytes = size(text).map_err(|why| {
+        if text.contains(char::is_numeric) && !asked.starts_with(char::is_alphabetic) {
+            why
+        } else {
+            format!("no such card is known; write a size such as 24GiB, or one of {}", names())
+        }
+    })?;
+    if bytes < Bytes::gib(1) { Err("a card has at least 1GiB".to_owned()) } else { Ok(bytes) }
 }
 
 /// What is recorded of a program.
@@ -107,4 +183,22 @@ impl Stacks {
 fn recording_size(text: &str) -> Result<Bytes, String> {
     let size = size(text)?;
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_have_a_size_or_a_name() {
+        assert_eq!(card("24GiB"), Ok(Bytes::gib(24)));
+        assert_eq!(card("1TiB"), Ok(Bytes::gib(1024)));
+        for name in ["RTX 4090", "rtx-4090", "4090"] {
+            assert_eq!(card(name), Ok(Bytes::mib(24_207)), "{name}");
+        }
+        assert_eq!(card("h100"), card("H100"));
+        assert!(card("H300").unwrap_err().contains("one of T4, V100 16GB"));
+        assert!(card("24").unwrap_err().contains("it has no unit"));
+        assert!(card("24MiB").is_err() && card("-1GiB").is_err() && card("").is_err());
+    }
 }

@@ -70,6 +70,7 @@ impl Made {
             began: Duration::from_secs(1_790_000_000),
             version: "0.1.0".to_owned(),
             ran_before: None,
+            cards: None,
         }));
         made.item(&Item::Interception(Interception {
             source: Source::Dispatch,

@@ -108,6 +108,8 @@ pub struct Process {
     pub version: String,
     /// If the recording did not begin with the process: how long that had run. What was allocated before is not known.
     pub ran_before: Option<Duration>,
+    /// How the cards that the process saw differ from the real ones, such as `dry run, card of 24 GiB`.
+    pub cards: Option<String>,
 }
 
 /// One moment by two clocks. Between two pairs, times are interpolated.
@@ -362,7 +364,7 @@ pub enum Request {
 /// Recordings of early versions end after the version.
 impl Wire for Process {
     fn put(&self, to: &mut Vec<u8>) {
-        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before } = self;
+        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before, cards } = self;
         pid.put(to);
         executable.put(to);
         arguments.put(to);
@@ -371,6 +373,7 @@ impl Wire for Process {
         began.put(to);
         version.put(to);
         ran_before.put(to);
+        cards.put(to);
     }
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
@@ -383,6 +386,7 @@ impl Wire for Process {
             began: Wire::get(from)?,
             version: Wire::get(from)?,
             ran_before: if from.len() == 0 { None } else { Wire::get(from)? },
+            cards: if from.len() == 0 { None } else { Wire::get(from)? },
         })
     }
 }

@@ -113,7 +113,7 @@ structs! {
     PoolUsage { pool, used, used_high, reserved, reserved_high }
     ScopeSpec { device, gauge, every, thread, callsite, source, at_peak }
     Label { name, shape, dtype }
-    Process { pid, executable, arguments, folder, own_module, began, version, ran_before }
+    Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards }
     ClockPair { ticks, time }
     ThreadDefinition { thread, os_id, name }
     CallsiteDefinition { id, name, file, line, column, module_path }

@@ -43,7 +43,7 @@ pub use self::{
 use self::devices::Selection;
 use crate::{
     error::{Error, Kind, Result},
-    model::Source,
+    model::{Bytes, Source},
     settings::Settings,
 };
 
@@ -70,6 +70,14 @@ pub fn devices() -> Result<&'static dyn Devices> {
 /// Why it could not.
 pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
+}
+
+/// If the program sees other cards than the real ones: how they differ, and all bytes of each, if these differ.
+pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
+    #[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return crate::dry::mode().map(|mode| (mode.to_string(), mode.card()));
+    #[allow(unreachable_code, reason = "other systems have no dispatch table")]
+    None
 }
 
 /// The version of CUPTI's interface, if it can be used: 130002 is that of CUDA 13.0.

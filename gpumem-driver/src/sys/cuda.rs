@@ -19,6 +19,7 @@ pub(crate) use self::{
     library::load_for_hooks,
 };
 pub(super) use self::{
-    context::{has_primary_context, primary_context},
+    capture::relaxed,
+    context::{current_ordinal, has_primary_context, primary_context},
     library::{LIBRARY, load},
 };

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::cupti::Subscriptions;
 use crate::ffi::code_of;
 use crate::objects::Objects;
-use crate::{cuda, cupti, ffi, graphs, imports, memory, nvml, physical, program};
+use crate::{cuda, cupti, ffi, graphs, imports, memory, nvml, physical, program, work};
 
 pub(crate) struct Driver {
     pub(crate) config: Config,
@@ -96,6 +96,7 @@ impl Driver {
             memory::FUNCTIONS,
             physical::FUNCTIONS,
             graphs::FUNCTIONS,
+            work::FUNCTIONS,
             imports::FUNCTIONS,
             cupti::FUNCTIONS,
         ]

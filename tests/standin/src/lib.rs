@@ -106,6 +106,7 @@ mod nvml;
 mod objects;
 mod physical;
 mod program;
+mod work;
 
 /// How many contexts were created since the driver was loaded.
 #[unsafe(no_mangle)]

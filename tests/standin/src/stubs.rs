@@ -51,6 +51,7 @@ macro_rules! dispatched {
             }
         }
 
+        #[allow(unused_imports)] // CUPTI does not tell its subscribers of all calls.
         pub(crate) use implementations::{FUNCTIONS, params};
 
         #[allow(non_upper_case_globals)]

@@ -4,6 +4,7 @@ mod attach;
 mod callers;
 mod children;
 mod dormant;
+mod dry;
 mod failures;
 mod files;
 mod killed;

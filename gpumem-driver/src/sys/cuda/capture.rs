@@ -41,7 +41,7 @@ pub(crate) fn graph_memory(ordinal: u32) -> Result<Option<u64>, Error> {
 /// Runs driver calls that would invalidate a capture in this or another thread, in the mode that permits them. None of them may
 /// use a stream that is being captured.
 #[doc(alias = "cuThreadExchangeStreamCaptureMode")]
-pub(super) fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
+pub(in crate::sys) fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: the parameter is live. The call writes the thread's earlier mode to it.
     let exchange = |mode: &mut _| unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) }.result().is_ok();

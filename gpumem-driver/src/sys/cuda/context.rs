@@ -24,11 +24,16 @@ pub(crate) fn current_context() -> Option<usize> {
     result::ctx::get_current().ok().flatten().map(<*mut _>::addr)
 }
 
+/// The device of the current context.
+pub(in crate::sys) fn current_ordinal() -> Option<u32> {
+    u32::try_from(current_device().ok()??).ok()
+}
+
 /// The device of the current context, and an id that no other context of the process has. The id is 0 if the driver is older than
 /// 12.0.
 #[doc(alias("cuCtxGetDevice", "cuCtxGetId"))]
 pub(crate) fn identify_context() -> Option<(u32, u64)> {
-    let device = u32::try_from(current_device().ok()??).ok()?;
+    let device = current_ordinal()?;
     let mut uid = 0;
     if let Some(get) = ctx_get_id() {
         // SAFETY: null means the current context, and the out-parameter is live.

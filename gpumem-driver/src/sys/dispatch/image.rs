@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use super::verify::Library;
+use super::{dry, verify::Library};
 use crate::sys::loader;
 
 /// A mapped library.
@@ -115,7 +115,8 @@ impl Library for Image {
             address.is_multiple_of(align_of::<AtomicUsize>()) && self.is_writable(address, size_of::<AtomicUsize>());
         // SAFETY: it is aligned, and in the writable data of a library that stays loaded, as above. Everybody who writes a pointer
         // there writes all of it at once.
-        is_pointer.then(|| unsafe { AtomicUsize::from_ptr(address as *mut usize) }.load(SeqCst))
+        let pointer = is_pointer.then(|| unsafe { AtomicUsize::from_ptr(address as *mut usize) }.load(SeqCst));
+        pointer.map(dry::driver_below)
     }
 
     fn owner(&self, address: usize) -> Option<PathBuf> {

@@ -33,7 +33,7 @@ pub(super) struct DispatchTable {
 }
 
 pub(super) struct Slot {
-    /// The function's row in [`CALLS`].
+    /// The function's row in the list of names.
     pub(super) row: usize,
     /// The pointer in the driver's data. It is valid for ever, because the driver is never unloaded.
     pointer: &'static AtomicUsize,
@@ -79,31 +79,29 @@ pub(super) fn unusable(detail: impl Into<String>) -> Error {
 /// The table of this process's driver, found and checked once.
 pub(super) fn table() -> Result<&'static DispatchTable, Error> {
     static TABLE: OnceCell<Result<DispatchTable, Error>> = OnceCell::new();
-    TABLE.get_or_init(DispatchTable::find).as_ref().map_err(Clone::clone)
+    let find = || DispatchTable::find(CALLS.iter().map(|(_, name, _)| *name));
+    TABLE.get_or_init(find).as_ref().map_err(Clone::clone)
 }
 
 impl DispatchTable {
-    fn find() -> Result<Self, Error> {
+    /// The slots of these functions.
+    pub(super) fn find(names: impl Iterator<Item = &'static str>) -> Result<Self, Error> {
         let (library, _) = dl::open(cuda::LIBRARY, NAMES.iter().map(PathBuf::from))?;
         // A function that the driver does not have is never called, so it needs no slot.
-        let rows: Vec<(usize, &str, usize)> = CALLS
-            .iter()
-            .enumerate()
-            .filter_map(|(row, (_, name, _))| Some((row, *name, symbol(&library, name)?)))
-            .collect();
+        let rows: Vec<(usize, &str, usize)> =
+            names.enumerate().filter_map(|(row, name)| Some((row, name, symbol(&library, name)?))).collect();
         let (_, name, address) = rows.first().ok_or_else(|| unusable("the driver has none of the functions"))?;
         let nowhere = || unusable(format!("{name} is in no library"));
         let image = Image::around(*address).ok_or_else(nowhere)?;
         let path = loader::file_of(*address).ok_or_else(nowhere)?;
         let functions: Vec<_> = rows.iter().map(|(_, name, address)| (*name, *address)).collect();
         let stubs = verify(&image, PROCESSOR, &functions).map_err(unusable)?;
-        let slot = |((row, ..), verified): (&(usize, &str, usize), VerifiedStub)| Slot {
-            row: *row,
+        let slot = |((row, ..), verified): (&(usize, &str, usize), VerifiedStub)| {
             // SAFETY: the slot is aligned and in the writable data of the driver, which is never unloaded because `library` is
             // forgotten below. The driver itself reads it as one pointer.
-            pointer: unsafe { AtomicUsize::from_ptr(verified.stub.slot as *mut usize) },
-            driver: verified.implementation,
-            hook: AtomicUsize::new(0),
+            let pointer = unsafe { AtomicUsize::from_ptr(verified.stub.slot as *mut usize) };
+            // In a dry run, that is the function which is in the driver's place.
+            Slot { row: *row, pointer, driver: pointer.load(SeqCst), hook: AtomicUsize::new(0) }
         };
         let slots = rows.iter().zip(stubs).map(slot).collect();
         // The slots stay valid, because the library is never unloaded.

@@ -80,6 +80,7 @@ impl Processor {
 ///   [push rbp; mov rbp, rsp; push r12; sub rsp, 8]    580: the stub logs errors after the call
 ///   cmp dword [rip + flag], 0x321cba00
 ///   je refusal
+///   [movzx of narrow arguments; 580: pushes of the arguments on the stack]
 ///   jmp qword [rip + slot]                            580: call
 /// ```
 fn x86_64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
@@ -98,6 +99,7 @@ fn x86_64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
         reader.expect(&[0x0f, 0x84])?;
         reader.displacement()?
     };
+    while reader.argument().is_some() {}
     reader.expect(&[0xff, if has_frame { 0x15 } else { 0x25 }])?;
     let slot = reader.displacement()?;
     Some(Stub { slot, flag, refusal })
@@ -113,6 +115,29 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn expect(&mut self, bytes: &[u8]) -> Option<()> {
         self.code[self.at..].starts_with(bytes).then(|| self.at += bytes.len())
+    }
+
+    /// An instruction that prepares an argument for the implementation.
+    fn argument(&mut self) -> Option<()> {
+        const WHOLE: [&[u8]; 8] = [
+            // sub rsp, 8; push rax
+            &[0x48, 0x83, 0xec, 0x08],
+            &[0x50],
+            // movzx esi, sil; movzx edx, dl; movzx ecx, cl; the same of 16 bits
+            &[0x40, 0x0f, 0xb6, 0xf6],
+            &[0x0f, 0xb6, 0xd2],
+            &[0x0f, 0xb6, 0xc9],
+            &[0x0f, 0xb7, 0xf6],
+            &[0x0f, 0xb7, 0xd2],
+            &[0x0f, 0xb7, 0xc9],
+        ];
+        // push qword [rbp + a byte]; mov eax, [rbp + a byte]
+        const WITH_BYTE: [&[u8]; 2] = [&[0xff, 0x75], &[0x8b, 0x45]];
+        if WHOLE.iter().any(|instruction| self.expect(instruction).is_some()) {
+            return Some(());
+        }
+        WITH_BYTE.iter().find(|instruction| self.expect(instruction).is_some())?;
+        self.read::<1>().map(drop)
     }
 
     fn read<const N: usize>(&mut self) -> Option<[u8; N]> {

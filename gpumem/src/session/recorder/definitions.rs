@@ -94,6 +94,7 @@ impl Definer {
             began: since.saturating_sub(self.session.inbox.age()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ran_before: self.session.recorder.ran_before(),
+            cards: source::replaced_cards().map(|(words, _)| words),
         })
     }
 
@@ -154,7 +155,8 @@ impl Definer {
             self.interception = Some(by.library);
             write(Item::Interception(Interception { source: by.source, library: by.library.to_owned() }))?;
         }
-        let total = devices.read(device.ordinal).ok().map(|memory| memory.total);
+        let card = source::replaced_cards().and_then(|(_, card)| card);
+        let total = card.or_else(|| devices.read(device.ordinal).ok().map(|memory| memory.total));
         let (name, uuid) = (devices.name(device.ordinal).ok(), devices.uuid(device.ordinal));
         write(Item::Device(DeviceDefinition { device, name, total, uuid }))
     }

@@ -1,0 +1,325 @@
+//! What a program has allocated on cards that are smaller or larger than the real ones, and which of it has no memory.
+//!
+//! It has no lock and calls nothing: the functions of the driver are in `functions`.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::device_model::{DeviceModel, ModelError};
+
+/// Addresses are reserved in steps of this size, and physical memory is created in them.
+pub(super) const PAGE: u64 = 2 << 20;
+
+/// What a context takes on a card before the program allocates anything: that of an empty process on an H200 (driver 580).
+const CONTEXT: u64 = 527 << 20;
+
+/// How a block is backed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backing {
+    /// By memory of the driver.
+    Real,
+    /// By memory of the driver that holds addresses of dry blocks: a kernel that reads it would use these.
+    Pointers,
+    /// By nothing: it is a range of addresses that nothing may read or write.
+    Dry,
+    /// By memory that the driver gives when it is touched. Kernels do not touch it.
+    Managed,
+}
+
+/// A block at an address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) bytes: u64,
+    pub(super) backing: Backing,
+    pub(super) device: u32,
+    pub(super) context: u64,
+    /// The number of a dry block, in the order of allocation.
+    pub(super) number: u64,
+    /// Its address in the model of the card; `None` if it takes nothing there.
+    model: Option<u64>,
+    is_pooled: bool,
+}
+
+/// Physical memory that a program maps itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Physical {
+    pub(super) bytes: u64,
+    pub(super) device: u32,
+    pub(super) is_dry: bool,
+    /// The words of its `CUmemAllocationProp`.
+    pub(super) properties: [u64; 4],
+    references: u32,
+    mappings: u32,
+}
+
+/// Physical memory at an address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mapping {
+    pub(super) bytes: u64,
+    pub(super) handle: u64,
+    pub(super) backing: Backing,
+}
+
+/// All memory of the process.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// All cards have as much.
+    card: u64,
+    cards: BTreeMap<u32, DeviceModel>,
+    pub(super) blocks: BTreeMap<u64, Block>,
+    pub(super) physical: HashMap<u64, Physical>,
+    pub(super) mapped: BTreeMap<u64, Mapping>,
+    /// How many dry blocks and dry handles there were.
+    dry: u64,
+}
+
+/// Where a place is granted on a card, for a block that does not have its address yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    device: u32,
+    model: u64,
+    is_pooled: bool,
+}
+
+impl Memory {
+    pub(super) fn new(card: u64) -> Self {
+        let (cards, blocks, physical, mapped) = Default::default();
+        Self { card, cards, blocks, physical, mapped, dry: 0 }
+    }
+
+    /// The card of a device, on which a context is from now on.
+    pub(super) fn card(&mut self, device: u32) -> &mut DeviceModel {
+        let card = self.card;
+        self.cards.entry(device).or_insert_with(|| {
+            let mut model = DeviceModel::new(card);
+            // A card that is smaller than a context has nothing left.
+            _ = model.hold(CONTEXT.min(card));
+            model
+        })
+    }
+
+    /// A place on the card for a block.
+    pub(super) fn grant(&mut self, device: u32, bytes: u64, is_pooled: bool) -> Result<Grant, ModelError> {
+        let card = self.card(device);
+        let model = if is_pooled { card.alloc_async(bytes) } else { card.alloc(bytes) }?;
+        Ok(Grant { device, model, is_pooled })
+    }
+
+    /// The driver has refused the block.
+    pub(super) fn withdraw(&mut self, Grant { device, model, is_pooled }: Grant) {
+        let card = self.card(device);
+        _ = if is_pooled { card.free_async(model) } else { card.free_block(model) };
+    }
+
+    /// A block begins. `grant` is `None` for memory that no card has.
+    pub(super) fn insert(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        backing: Backing,
+        context: u64,
+        device: u32,
+        grant: Option<Grant>,
+    ) {
+        self.dry += u64::from(backing == Backing::Dry);
+        let (model, is_pooled) = (grant.map(|grant| grant.model), grant.is_some_and(|grant| grant.is_pooled));
+        let block = Block { bytes, backing, device, context, number: self.dry, model, is_pooled };
+        if let Some(older) = self.blocks.insert(address, block) {
+            self.give_back(older);
+        }
+    }
+
+    /// A block ends. `None` if it is not known.
+    pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
+        let block = self.blocks.remove(&address)?;
+        self.give_back(block);
+        Some(block)
+    }
+
+    pub(super) fn give_back(&mut self, Block { device, model, is_pooled, .. }: Block) {
+        if let Some(model) = model {
+            self.withdraw(Grant { device, model, is_pooled });
+        }
+    }
+
+    /// All blocks of a context, or of a device, end with it. Returns those that are dry, with their addresses.
+    pub(super) fn remove_all(&mut self, is_gone: impl Fn(&Block) -> bool) -> Vec<(u64, Block)> {
+        let gone: Vec<_> = self.blocks.iter().filter(|(_, block)| is_gone(block)).map(|(at, _)| *at).collect();
+        let removed = gone.into_iter().filter_map(|address| Some((address, self.remove(address)?)));
+        removed.filter(|(_, block)| block.backing == Backing::Dry).collect()
+    }
+
+    /// A number for dry physical memory. No handle of the driver has its highest bits.
+    pub(super) fn dry_handle(&mut self) -> u64 {
+        self.dry += 1;
+        0xd5 << 56 | self.dry
+    }
+
+    /// Whether so much physical memory is left on the card. If so, it is taken.
+    pub(super) fn hold(&mut self, device: u32, bytes: u64) -> bool {
+        self.card(device).hold(bytes.next_multiple_of(PAGE)).is_ok()
+    }
+
+    /// See [`hold`](Self::hold).
+    pub(super) fn release_held(&mut self, device: u32, bytes: u64) {
+        self.card(device).release(bytes.next_multiple_of(PAGE));
+    }
+
+    pub(super) fn create(&mut self, handle: u64, bytes: u64, device: u32, is_dry: bool, properties: [u64; 4]) {
+        let physical = Physical { bytes, device, is_dry, properties, references: 1, mappings: 0 };
+        self.physical.insert(handle, physical);
+    }
+
+    /// Whether the handle is known.
+    pub(super) fn retain(&mut self, handle: u64) -> bool {
+        self.physical.get_mut(&handle).map(|physical| physical.references += 1).is_some()
+    }
+
+    pub(super) fn release(&mut self, handle: u64) {
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.references = physical.references.saturating_sub(1);
+            self.end_unused(handle);
+        }
+    }
+
+    pub(super) fn map(&mut self, address: u64, bytes: u64, handle: u64) {
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.mappings += 1;
+            let backing = if physical.is_dry { Backing::Dry } else { Backing::Real };
+            self.mapped.insert(address, Mapping { bytes, handle, backing });
+        }
+    }
+
+    /// The mappings that begin in a range.
+    pub(super) fn mapped_in(&self, address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
+        let range = self.mapped.range(address..address.saturating_add(bytes));
+        range.map(|(address, mapping)| (*address, *mapping)).collect()
+    }
+
+    pub(super) fn unmap(&mut self, address: u64) {
+        if let Some(mapping) = self.mapped.remove(&address) {
+            if let Some(physical) = self.physical.get_mut(&mapping.handle) {
+                physical.mappings = physical.mappings.saturating_sub(1);
+            }
+            self.end_unused(mapping.handle);
+        }
+    }
+
+    /// Memory that nobody refers to and that is mapped nowhere is free.
+    fn end_unused(&mut self, handle: u64) {
+        if let Some(physical) =
+            self.physical.get(&handle).copied().filter(|physical| physical.references == 0 && physical.mappings == 0)
+        {
+            self.physical.remove(&handle);
+            self.release_held(physical.device, physical.bytes);
+        }
+    }
+
+    /// All work is done: pools return what they do not need.
+    pub(super) fn synchronize(&mut self) {
+        self.cards.values_mut().for_each(DeviceModel::synchronize);
+    }
+
+    /// The block that has this address, and where it begins. A dry block has all addresses of its last page.
+    pub(super) fn block_at(&self, address: u64) -> Option<(u64, &Block)> {
+        let (start, block) = self.blocks.range(..=address).next_back()?;
+        let end = start + if block.backing == Backing::Dry { block.bytes.next_multiple_of(PAGE) } else { block.bytes };
+        (address < end).then_some((*start, block))
+    }
+
+    /// The mapping that has this address.
+    pub(super) fn mapped_around(&self, address: u64) -> Option<Mapping> {
+        let (start, mapping) = self.mapped.range(..=address).next_back()?;
+        (address - start < mapping.bytes).then_some(*mapping)
+    }
+
+    /// A mapping as a block, and where it begins.
+    pub(super) fn mapped_as_block(&self, address: u64) -> Option<(u64, Block)> {
+        let (start, Mapping { bytes, handle, backing }) = self.mapped.range(..=address).next_back()?;
+        let device = self.physical.get(handle)?.device;
+        let block = Block {
+            bytes: *bytes,
+            backing: *backing,
+            device,
+            context: 0,
+            number: handle & u64::MAX >> 8,
+            model: None,
+            is_pooled: false,
+        };
+        (address - start < *bytes).then_some((*start, block))
+    }
+
+    /// How many dry blocks and handles there were.
+    pub(super) fn dry_so_far(&self) -> u64 {
+        self.dry
+    }
+
+    /// What backs this address, of blocks and mappings. `None` if it is not known: the address is on the host, or of other memory.
+    pub(super) fn backing(&self, address: u64) -> Option<Backing> {
+        let block = self.block_at(address).map(|(_, block)| block.backing);
+        block.or_else(|| self.mapped_around(address).map(|mapping| mapping.backing))
+    }
+
+    /// Real memory at this address holds addresses of dry blocks from now on.
+    pub(super) fn holds_pointers(&mut self, address: u64) {
+        let block = self.block_at(address).map(|(start, _)| start);
+        let backing = match block {
+            Some(start) => self.blocks.get_mut(&start).map(|block| &mut block.backing),
+            None => self.mapped.range_mut(..=address).next_back().map(|(_, mapping)| &mut mapping.backing),
+        };
+        if let Some(backing @ Backing::Real) = backing {
+            *backing = Backing::Pointers;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_card_has_what_a_context_leaves() {
+        let mut memory = Memory::new(1024 * MIB);
+        assert_eq!(memory.card(0).free(), 497 * MIB);
+        let grant = memory.grant(0, 400 * MIB, false).unwrap();
+        memory.insert(16 * MIB, 400 * MIB, Backing::Dry, 7, 0, Some(grant));
+        assert_eq!(memory.grant(0, 100 * MIB, false).unwrap_err(), ModelError::OutOfMemory);
+        // Another card is not concerned.
+        assert!(memory.grant(1, 100 * MIB, true).is_ok());
+        assert!(memory.remove(16 * MIB).is_some() && memory.remove(16 * MIB).is_none());
+        assert_eq!(memory.card(0).free(), 497 * MIB);
+        assert_eq!(Memory::new(MIB).card(0).free(), 0);
+    }
+
+    #[test]
+    fn physical_memory_lives_while_it_is_mapped_or_referred_to() {
+        let mut memory = Memory::new(1024 * MIB);
+        let handle = memory.dry_handle();
+        assert!(memory.hold(0, 20 * MIB) && !memory.hold(0, 1024 * MIB));
+        memory.create(handle, 20 * MIB, 0, true, [0; 4]);
+        memory.map(64 * MIB, 20 * MIB, handle);
+        assert!(memory.retain(handle) && !memory.retain(1));
+        memory.release(handle);
+        memory.release(handle);
+        assert_eq!(memory.card(0).free(), 477 * MIB);
+        assert_eq!(memory.backing(84 * MIB - 1), Some(Backing::Dry));
+        assert_eq!(memory.mapped_in(60 * MIB, 5 * MIB).len(), 1);
+        memory.unmap(64 * MIB);
+        assert_eq!((memory.card(0).free(), memory.backing(64 * MIB)), (497 * MIB, None));
+    }
+
+    #[test]
+    fn an_address_is_of_the_block_around_it() {
+        let mut memory = Memory::new(1024 * MIB);
+        memory.insert(16 * MIB, 3 * MIB, Backing::Dry, 7, 0, None);
+        memory.insert(32 * MIB, MIB, Backing::Real, 7, 0, None);
+        let at = |memory: &Memory, mib: u64| memory.backing(mib * MIB);
+        assert_eq!([15, 16, 19, 20].map(|mib| at(&memory, mib)), [None, Some(Backing::Dry), Some(Backing::Dry), None]);
+        memory.holds_pointers(32 * MIB + 8);
+        memory.holds_pointers(16 * MIB);
+        assert_eq!([16, 32, 33].map(|mib| at(&memory, mib)), [Some(Backing::Dry), Some(Backing::Pointers), None]);
+        assert_eq!(memory.remove_all(|block| block.context == 7).len(), 1);
+        assert!(memory.blocks.is_empty());
+    }
+}

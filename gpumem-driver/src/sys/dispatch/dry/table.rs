@@ -1,0 +1,274 @@
+//! The functions of the driver that are replaced.
+
+/// What a replaced function does with memory. The numbers are indexes of arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Alloc,
+    AllocPitch,
+    AllocManaged,
+    /// `cuMemAllocAsync` and `cuMemAllocFromPoolAsync`.
+    AllocPooled,
+    Free,
+    Create,
+    Release,
+    Retain,
+    Map,
+    Unmap,
+    SetAccess,
+    GetAccess,
+    Properties,
+    Info,
+    Total,
+    Range,
+    Attribute,
+    Attributes,
+    SetAttribute,
+    PoolAttribute,
+    SetPoolAttribute,
+    Trim,
+    Synchronize,
+    ContextDestroy,
+    PrimaryReset,
+    /// Nothing else can have dry memory: another process cannot open it.
+    RefuseAddress(usize),
+    /// See above.
+    RefuseHandle(usize),
+    /// A call whose arguments are not known.
+    Refuse,
+    /// Does nothing if one of these addresses is dry.
+    Skip(&'static [usize]),
+    /// Copies bytes from the host.
+    CopyFromHost,
+    /// Copies bytes to the host.
+    CopyToHost,
+    /// Copies bytes between any two addresses.
+    Copy,
+    /// A `CUDA_MEMCPY2D`.
+    Copy2D,
+    /// A `CUDA_MEMCPY3D` or `CUDA_MEMCPY3D_PEER`.
+    Copy3D,
+    CopyBatch,
+    /// A launch of a function: where its parameters are, and where they are in the other form.
+    Launch {
+        function: usize,
+        parameters: usize,
+        extra: Option<usize>,
+    },
+    /// A node of a graph that launches a kernel, copies or sets memory. The number is the argument with the parameters.
+    KernelNode(usize),
+    CopyNode,
+    SetNode,
+    /// Any node.
+    Node {
+        parameters: usize,
+    },
+    /// New parameters of a kernel node.
+    SetKernelNode,
+    /// A list of operations on memory.
+    StreamOperations,
+}
+
+impl Shape {
+    /// Whether the function is replaced on a smaller card as well, where all memory is real.
+    pub(super) const fn is_of_limit(self) -> bool {
+        use Shape as S;
+        matches!(
+            self,
+            S::Alloc
+                | S::AllocPitch
+                | S::AllocPooled
+                | S::Free
+                | S::Create
+                | S::Release
+                | S::Retain
+                | S::Map
+                | S::Unmap
+                | S::Info
+                | S::Total
+                | S::PoolAttribute
+                | S::SetPoolAttribute
+                | S::Trim
+                | S::Synchronize
+                | S::ContextDestroy
+                | S::PrimaryReset
+        )
+    }
+}
+
+/// Names and arguments are those of `cuda.h`. A function that a driver does not have is left out. Functions of before CUDA 4 (without
+/// `_v2`) are not in the table: no program of today is linked with them.
+macro_rules! with_functions {
+    ($use:ident) => {
+        $use! {
+            cuMemAlloc_v2(out, bytes): Shape::Alloc;
+            cuMemAllocPitch_v2(out, pitch, width, height, element): Shape::AllocPitch;
+            cuMemAllocManaged(out, bytes, flags): Shape::AllocManaged;
+            cuMemAllocAsync(out, bytes, stream): Shape::AllocPooled;
+            cuMemAllocAsync_ptsz(out, bytes, stream): Shape::AllocPooled;
+            cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocPooled;
+            cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocPooled;
+            cuMemFree_v2(address): Shape::Free;
+            cuMemFreeAsync(address, stream): Shape::Free;
+            cuMemFreeAsync_ptsz(address, stream): Shape::Free;
+            cuMemCreate(out, bytes, properties, flags): Shape::Create;
+            cuMemRelease(handle): Shape::Release;
+            cuMemRetainAllocationHandle(out, address): Shape::Retain;
+            cuMemMap(address, bytes, offset, handle, flags): Shape::Map;
+            cuMemUnmap(address, bytes): Shape::Unmap;
+            cuMemSetAccess(address, bytes, descriptors, count): Shape::SetAccess;
+            cuMemGetAccess(flags, location, address): Shape::GetAccess;
+            cuMemGetAllocationPropertiesFromHandle(properties, handle): Shape::Properties;
+            cuMemExportToShareableHandle(out, handle, kind, flags): Shape::RefuseHandle(1);
+            cuMulticastBindMem(multicast, offset, handle, at, bytes, flags): Shape::RefuseHandle(2);
+            cuMulticastBindAddr(multicast, offset, address, bytes, flags): Shape::RefuseAddress(2);
+            cuMemGetHandleForAddressRange(out, address, bytes, kind, flags): Shape::RefuseAddress(1);
+            cuIpcGetMemHandle(out, address): Shape::RefuseAddress(1);
+            cuMemPoolExportPointer(out, address): Shape::RefuseAddress(1);
+            cuMemGetInfo_v2(free, total): Shape::Info;
+            cuDeviceTotalMem_v2(out, device): Shape::Total;
+            cuMemGetAddressRange_v2(start, bytes, address): Shape::Range;
+            cuPointerGetAttribute(data, attribute, address): Shape::Attribute;
+            cuPointerGetAttributes(count, attributes, data, address): Shape::Attributes;
+            cuPointerSetAttribute(value, attribute, address): Shape::SetAttribute;
+            cuMemPoolGetAttribute(pool, attribute, value): Shape::PoolAttribute;
+            cuMemPoolSetAttribute(pool, attribute, value): Shape::SetPoolAttribute;
+            cuMemPoolTrimTo(pool, keep): Shape::Trim;
+            cuCtxSynchronize(): Shape::Synchronize;
+            cuCtxSynchronize_v2(context): Shape::Synchronize;
+            cuStreamSynchronize(stream): Shape::Synchronize;
+            cuStreamSynchronize_ptsz(stream): Shape::Synchronize;
+            cuEventSynchronize(event): Shape::Synchronize;
+            cuCtxDestroy_v2(context): Shape::ContextDestroy;
+            cuDevicePrimaryCtxReset_v2(device): Shape::PrimaryReset;
+            cuDevicePrimaryCtxReset(device): Shape::PrimaryReset;
+            cuMemAdvise(address, bytes, advice, device): Shape::Skip(&[0]);
+            cuMemAdvise_v2(address, bytes, advice, location): Shape::Skip(&[0]);
+            cuMemPrefetchAsync(address, bytes, device, stream): Shape::Skip(&[0]);
+            cuMemPrefetchAsync_ptsz(address, bytes, device, stream): Shape::Skip(&[0]);
+            cuMemPrefetchAsync_v2(address, bytes, location, flags, stream): Shape::Skip(&[0]);
+            cuMemPrefetchAsync_v2_ptsz(address, bytes, location, flags, stream): Shape::Skip(&[0]);
+            cuStreamAttachMemAsync(stream, address, bytes, flags): Shape::Skip(&[1]);
+            cuStreamAttachMemAsync_ptsz(stream, address, bytes, flags): Shape::Skip(&[1]);
+            cuMemcpy(to, from, bytes): Shape::Copy;
+            cuMemcpy_ptds(to, from, bytes): Shape::Copy;
+            cuMemcpyAsync(to, from, bytes, stream): Shape::Copy;
+            cuMemcpyAsync_ptsz(to, from, bytes, stream): Shape::Copy;
+            cuMemcpyPeer(to, context, from, other, bytes): Shape::Skip(&[0, 2]);
+            cuMemcpyPeer_ptds(to, context, from, other, bytes): Shape::Skip(&[0, 2]);
+            cuMemcpyPeerAsync(to, context, from, other, bytes, stream): Shape::Skip(&[0, 2]);
+            cuMemcpyPeerAsync_ptsz(to, context, from, other, bytes, stream): Shape::Skip(&[0, 2]);
+            cuMemcpyHtoD_v2(to, from, bytes): Shape::CopyFromHost;
+            cuMemcpyHtoD_v2_ptds(to, from, bytes): Shape::CopyFromHost;
+            cuMemcpyHtoDAsync_v2(to, from, bytes, stream): Shape::CopyFromHost;
+            cuMemcpyHtoDAsync_v2_ptsz(to, from, bytes, stream): Shape::CopyFromHost;
+            cuMemcpyDtoH_v2(to, from, bytes): Shape::CopyToHost;
+            cuMemcpyDtoH_v2_ptds(to, from, bytes): Shape::CopyToHost;
+            cuMemcpyDtoHAsync_v2(to, from, bytes, stream): Shape::CopyToHost;
+            cuMemcpyDtoHAsync_v2_ptsz(to, from, bytes, stream): Shape::CopyToHost;
+            cuMemcpyDtoD_v2(to, from, bytes): Shape::Skip(&[0, 1]);
+            cuMemcpyDtoD_v2_ptds(to, from, bytes): Shape::Skip(&[0, 1]);
+            cuMemcpyDtoDAsync_v2(to, from, bytes, stream): Shape::Skip(&[0, 1]);
+            cuMemcpyDtoDAsync_v2_ptsz(to, from, bytes, stream): Shape::Skip(&[0, 1]);
+            cuMemcpyDtoA_v2(array, offset, from, bytes): Shape::Skip(&[2]);
+            cuMemcpyDtoA_v2_ptds(array, offset, from, bytes): Shape::Skip(&[2]);
+            cuMemcpyAtoD_v2(to, array, offset, bytes): Shape::Skip(&[0]);
+            cuMemcpyAtoD_v2_ptds(to, array, offset, bytes): Shape::Skip(&[0]);
+            cuMemcpy2D_v2(copy): Shape::Copy2D;
+            cuMemcpy2D_v2_ptds(copy): Shape::Copy2D;
+            cuMemcpy2DUnaligned_v2(copy): Shape::Copy2D;
+            cuMemcpy2DUnaligned_v2_ptds(copy): Shape::Copy2D;
+            cuMemcpy2DAsync_v2(copy, stream): Shape::Copy2D;
+            cuMemcpy2DAsync_v2_ptsz(copy, stream): Shape::Copy2D;
+            cuMemcpy3D_v2(copy): Shape::Copy3D;
+            cuMemcpy3D_v2_ptds(copy): Shape::Copy3D;
+            cuMemcpy3DAsync_v2(copy, stream): Shape::Copy3D;
+            cuMemcpy3DAsync_v2_ptsz(copy, stream): Shape::Copy3D;
+            cuMemcpy3DPeer(copy): Shape::Copy3D;
+            cuMemcpy3DPeer_ptds(copy): Shape::Copy3D;
+            cuMemcpy3DPeerAsync(copy, stream): Shape::Copy3D;
+            cuMemcpy3DPeerAsync_ptsz(copy, stream): Shape::Copy3D;
+            cuMemcpyBatchAsync(to, from, bytes, count, attributes, indexes, kinds, failed, stream): Shape::CopyBatch;
+            cuMemcpyBatchAsync_ptsz(to, from, bytes, count, attributes, indexes, kinds, failed, stream): Shape::CopyBatch;
+            cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, indexes, kinds, stream): Shape::CopyBatch;
+            cuMemcpyBatchAsync_v2_ptsz(to, from, bytes, count, attributes, indexes, kinds, stream): Shape::CopyBatch;
+            cuMemsetD8_v2(to, value, count): Shape::Skip(&[0]);
+            cuMemsetD8_v2_ptds(to, value, count): Shape::Skip(&[0]);
+            cuMemsetD16_v2(to, value, count): Shape::Skip(&[0]);
+            cuMemsetD16_v2_ptds(to, value, count): Shape::Skip(&[0]);
+            cuMemsetD32_v2(to, value, count): Shape::Skip(&[0]);
+            cuMemsetD32_v2_ptds(to, value, count): Shape::Skip(&[0]);
+            cuMemsetD2D8_v2(to, pitch, value, width, height): Shape::Skip(&[0]);
+            cuMemsetD2D8_v2_ptds(to, pitch, value, width, height): Shape::Skip(&[0]);
+            cuMemsetD2D16_v2(to, pitch, value, width, height): Shape::Skip(&[0]);
+            cuMemsetD2D16_v2_ptds(to, pitch, value, width, height): Shape::Skip(&[0]);
+            cuMemsetD2D32_v2(to, pitch, value, width, height): Shape::Skip(&[0]);
+            cuMemsetD2D32_v2_ptds(to, pitch, value, width, height): Shape::Skip(&[0]);
+            cuMemsetD8Async(to, value, count, stream): Shape::Skip(&[0]);
+            cuMemsetD8Async_ptsz(to, value, count, stream): Shape::Skip(&[0]);
+            cuMemsetD16Async(to, value, count, stream): Shape::Skip(&[0]);
+            cuMemsetD16Async_ptsz(to, value, count, stream): Shape::Skip(&[0]);
+            cuMemsetD32Async(to, value, count, stream): Shape::Skip(&[0]);
+            cuMemsetD32Async_ptsz(to, value, count, stream): Shape::Skip(&[0]);
+            cuMemsetD2D8Async(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
+            cuMemsetD2D8Async_ptsz(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
+            cuMemsetD2D16Async(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
+            cuMemsetD2D16Async_ptsz(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
+            cuMemsetD2D32Async(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
+            cuMemsetD2D32Async_ptsz(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
+            cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+                Shape::Launch { function: 0, parameters: 9, extra: Some(10) };
+            cuLaunchKernel_ptsz(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+                Shape::Launch { function: 0, parameters: 9, extra: Some(10) };
+            cuLaunchKernelEx(config, function, parameters, extra):
+                Shape::Launch { function: 1, parameters: 2, extra: Some(3) };
+            cuLaunchKernelEx_ptsz(config, function, parameters, extra):
+                Shape::Launch { function: 1, parameters: 2, extra: Some(3) };
+            cuLaunchCooperativeKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters):
+                Shape::Launch { function: 0, parameters: 9, extra: None };
+            cuLaunchCooperativeKernel_ptsz(function, gx, gy, gz, bx, by, bz, shared, stream, parameters):
+                Shape::Launch { function: 0, parameters: 9, extra: None };
+            cuLaunchCooperativeKernelMultiDevice(launches, count, flags): Shape::Refuse;
+            cuLaunch(function): Shape::Refuse;
+            cuLaunchGrid(function, width, height): Shape::Refuse;
+            cuLaunchGridAsync(function, width, height, stream): Shape::Refuse;
+            cuGraphAddKernelNode(out, graph, nodes, count, parameters): Shape::KernelNode(4);
+            cuGraphAddKernelNode_v2(out, graph, nodes, count, parameters): Shape::KernelNode(4);
+            cuGraphAddMemcpyNode(out, graph, nodes, count, copy, context): Shape::CopyNode;
+            cuGraphAddMemsetNode(out, graph, nodes, count, parameters, context): Shape::SetNode;
+            cuGraphAddNode(out, graph, nodes, count, parameters): Shape::Node { parameters: 4 };
+            cuGraphAddNode_v2(out, graph, nodes, edges, count, parameters): Shape::Node { parameters: 5 };
+            cuGraphExecKernelNodeSetParams(executable, node, parameters): Shape::SetKernelNode;
+            cuGraphExecKernelNodeSetParams_v2(executable, node, parameters): Shape::SetKernelNode;
+            cuStreamWriteValue32(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWriteValue32_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWriteValue32_v2(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWriteValue32_v2_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWriteValue64(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWriteValue64_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWriteValue64_v2(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWriteValue64_v2_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWaitValue32(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWaitValue32_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWaitValue32_v2(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWaitValue32_v2_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWaitValue64(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWaitValue64_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWaitValue64_v2(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamWaitValue64_v2_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
+            cuStreamBatchMemOp(stream, count, operations, flags): Shape::StreamOperations;
+            cuStreamBatchMemOp_ptsz(stream, count, operations, flags): Shape::StreamOperations;
+            cuStreamBatchMemOp_v2(stream, count, operations, flags): Shape::StreamOperations;
+            cuStreamBatchMemOp_v2_ptsz(stream, count, operations, flags): Shape::StreamOperations;
+        }
+    };
+}
+pub(super) use with_functions;
+
+macro_rules! table {
+    ($($name:ident($($argument:ident),*): $shape:expr;)*) => {
+        &[$((stringify!($name), $shape)),*]
+    };
+}
+
+/// The name and the shape of each function.
+pub(super) const FUNCTIONS: &[(&str, Shape)] = with_functions!(table);

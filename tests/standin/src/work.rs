@@ -1,0 +1,65 @@
+//! `libcuda`: copies and launches. Blocks have no content here: what is copied to the host is always the same byte, and a launch is counted.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use crate::cuda::{Address, Handle, INVALID_VALUE, Refusal, address_in, current, ready};
+use crate::driver::Call;
+use crate::ffi::Out;
+
+/// What blocks contain.
+const CONTENT: u8 = 0xab;
+
+static EXECUTED: AtomicU32 = AtomicU32::new(0);
+
+/// How many copies and launches there were.
+#[unsafe(no_mangle)]
+extern "C" fn standin_executed() -> c_int {
+    EXECUTED.load(Relaxed).cast_signed()
+}
+
+/// A copy of bytes from or to a block, which must have them.
+fn copied(call: &Call, address: Address, bytes: usize) -> Result<(), Refusal> {
+    let (gpu, at) = address_in(call, address)?;
+    let (start, length) = gpu.memory().block_at(at).ok_or(INVALID_VALUE)?;
+    if at - start + bytes as u64 > length {
+        return Err(INVALID_VALUE);
+    }
+    EXECUTED.fetch_add(1, Relaxed);
+    Ok(())
+}
+
+dispatched! { jumps;
+    fn cuMemcpyHtoD_v2(to: Address, _from: Out<u8>, bytes: usize) |call| {
+        copied(call, to, bytes)
+    }
+
+    fn cuMemcpyDtoH_v2(to: Out<u8>, from: Address, bytes: usize) |call| {
+        copied(call, from, bytes)?;
+        Ok(to.put_all(&vec![CONTENT; bytes])?)
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) |call| {
+        ready(call)?;
+        let (_, gpu) = crate::cuda::device(call, ordinal)?;
+        Ok(bytes.put(usize::try_from(gpu.memory().cuda().total()).unwrap_or(usize::MAX))?)
+    }
+
+    fn cuLaunchKernel(_function: Handle, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint,
+        _shared: c_uint, _stream: Handle, _parameters: Out<Out<c_void>>, _extra: Out<Out<c_void>>) |call| {
+        current(call)?;
+        EXECUTED.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    // A function has as many parameters of a word each as its handle says.
+    fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |_call| {
+        if at >= function {
+            return Err(INVALID_VALUE);
+        }
+        offset.put(at * 8)?;
+        Ok(bytes.put(8)?)
+    }
+}

@@ -1,0 +1,79 @@
+# A program that uses a card in the ways in which dry memory could be noticed. It prints what it saw.
+import ctypes
+import json
+import sys
+
+cuda = ctypes.CDLL("libcuda.so.1")
+MIB = 1 << 20
+word = ctypes.c_uint64
+
+
+def call(name, *arguments):
+    passed = [ctypes.byref(a) if isinstance(a, ctypes._SimpleCData) and not isinstance(a, ctypes.c_void_p) else a for a in arguments]
+    passed = [word(a) if isinstance(a, int) else a for a in passed]
+    return getattr(cuda, name)(*passed)
+
+
+def alloc(mib):
+    address = word()
+    return call("cuMemAlloc_v2", address, mib * MIB), address.value
+
+
+def info():
+    free, total = word(), word()
+    assert call("cuMemGetInfo_v2", free, total) == 0
+    return free.value // MIB, total.value // MIB
+
+
+def read(address):
+    buffer = ctypes.create_string_buffer(b"\x11" * 4, 4)
+    code = call("cuMemcpyDtoH_v2", ctypes.cast(buffer, ctypes.c_void_p), address, 4)
+    return code, buffer.raw.hex()
+
+
+def launch(*addresses):
+    """The code, and whether it was executed."""
+    before = cuda.standin_executed()
+    values = [word(address) for address in addresses]
+    parameters = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
+    code = call("cuLaunchKernel", len(addresses), 1, 1, 1, 1, 1, 1, 0, 0, ctypes.cast(parameters, ctypes.c_void_p), 0)
+    return code, cuda.standin_executed() - before
+
+
+seen = {}
+context, total = ctypes.c_void_p(), word()
+assert call("cuInit", 0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
+call("cuDeviceTotalMem_v2", total, 0)
+seen["total"], seen["free"] = total.value // MIB, info()
+code, large = alloc(int(sys.argv[1]))
+seen["large"], seen["after"], seen["refused"] = code, info(), alloc(int(sys.argv[1]))[0]
+code, small = alloc(1)
+_, table = alloc(1)
+seen["read"] = [read(large + 3 * MIB), read(small)]
+seen["launch"] = [launch(large), launch(small), launch(small, large + 5), launch()]
+# A table of addresses: a kernel would read the large block through it.
+addresses = (word * 2)(small, large)
+seen["copied"] = call("cuMemcpyHtoD_v2", table, ctypes.cast(addresses, ctypes.c_void_p), 16)
+seen["through a table"] = launch(table)
+start, size = word(), word()
+seen["range"] = call("cuMemGetAddressRange_v2", start, size, large + 1), start.value == large, size.value // MIB
+kind = ctypes.c_uint32()
+seen["kind"] = call("cuPointerGetAttribute", kind, 2, large), kind.value
+
+# Memory that the program maps itself, as expandable segments of PyTorch do.
+properties = (ctypes.c_int32 * 8)(1, 0, 1, 0)
+handle, at, again = word(), word(), word()
+seen["create"] = call("cuMemCreate", handle, 20 * MIB, ctypes.cast(properties, ctypes.c_void_p), 0)
+call("cuMemAddressReserve", at, 20 * MIB, 0, 0, 0)
+seen["map"] = call("cuMemMap", at.value, 20 * MIB, 0, handle.value, 0)
+seen["access"] = call("cuMemSetAccess", at.value, 20 * MIB, ctypes.cast(properties, ctypes.c_void_p), 1)
+seen["retain"] = call("cuMemRetainAllocationHandle", again, at.value), again.value == handle.value
+seen["mapped"] = info()[0], launch(at.value + 8)
+seen["shared"] = call("cuMemExportToShareableHandle", ctypes.c_void_p(), handle.value, 1, 0)
+for _ in range(2):
+    assert call("cuMemRelease", handle.value) == 0
+seen["unmap"] = call("cuMemUnmap", at.value, 20 * MIB), info()[0]
+
+seen["freed"] = [call("cuMemFree_v2", address) for address in (large, small, table, large)], info()[0]
+print(json.dumps(seen))

@@ -1,0 +1,70 @@
+//! `gpumem run --dry` and `--limit`: programs on cards that are not there.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/dry.py");
+
+/// Runs the program, which allocates a large block of so many MiB. Returns what it saw, and the report of its recording.
+fn seen(options: &[&str], mib: &str) -> Option<(Value, String)> {
+    let Some(python) = python() else {
+        gpumem_tests::skipped("no Python 3.14");
+        return None;
+    };
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let outcome = machine().run_program(
+        &built("gpumem-command"),
+        &[&["run"], options, &["-o", &file, "--", &python, PROGRAM, mib]].concat(),
+    );
+    assert!(outcome.succeeded(), "{outcome}");
+    let seen = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"));
+    Some((seen, outcome.stderr))
+}
+
+#[test]
+fn a_dry_run_has_the_card_that_it_is_asked_for() {
+    let Some((seen, report)) = seen(&["--dry", "--card", "1TiB"], "700000") else { return };
+    let expected = json!({
+        "total": 1_048_576, "free": [1_048_049, 1_048_576], "large": 0, "after": [348_049, 1_048_576], "refused": 2,
+        // What is not there is zeros; what is there is read.
+        "read": [[0, "00000000"], [0, "abababab"]],
+        "launch": [[0, 0], [0, 1], [0, 0], [0, 1]],
+        "copied": 0, "through a table": [0, 0],
+        "range": [0, true, 700_000], "kind": [0, 2],
+        "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]], "shared": 801,
+        "unmap": [0, 348_047],
+        "freed": [[0, 0, 0, 1], 1_048_049],
+    });
+    assert_eq!(seen, expected);
+    assert!(report.contains("\ndry run, card of 1 TiB\n"), "{report}");
+    assert!(report.contains("the driver refused 683.59 GiB (device)"), "{report}");
+}
+
+#[test]
+fn a_dry_run_fills_what_it_is_asked_for() {
+    let Some((seen, _)) = seen(&["--dry", "--dry-fill", "one"], "1000") else { return };
+    assert_eq!(seen["read"], json!([[0, "01010101"], [0, "abababab"]]));
+}
+
+/// All memory is real, and there is less of it.
+#[test]
+fn a_limit_refuses_and_computes() {
+    let Some((seen, report)) = seen(&["--limit", "2GiB"], "1000") else { return };
+    assert_eq!((&seen["total"], &seen["free"], &seen["refused"]), (&json!(2048), &json!([1521, 2048]), &json!(2)));
+    assert_eq!(seen["launch"], json!([[0, 1], [0, 1], [0, 1], [0, 1]]));
+    assert_eq!(seen["read"], json!([[0, "abababab"], [0, "abababab"]]));
+    assert_eq!(seen["freed"][1], json!(1521));
+    assert!(report.contains("\ncard limited to 2 GiB\n"), "{report}");
+}
+
+/// The program must not use the real card instead.
+#[test]
+fn a_dry_run_that_is_not_possible_does_not_run() {
+    let folder = Folder::new();
+    let machine = Standin::new().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    let outcome = run_with(&machine, &["--dry"], &folder.file("a.capture"), &ALLOCATES);
+    assert!(outcome.stderr.contains("dry run is not possible, and the program does not run without it: "), "{outcome}");
+    assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
+}
