@@ -283,8 +283,8 @@ function heldAfter(data, pool, change) {
   return held;
 }
 
-// Counts what is live of an origin to a sum of several. A sum has a colour if all of it has this colour, and is found if a part of it is.
-function count(sum, [bytes, blocks], colour, isFound) {
+// Adds what is live of an origin to the sum of several origins. A sum has a colour if all of it has this colour, and is found if a part of it is.
+function addTo(sum, [bytes, blocks], colour, isFound) {
   sum.colour = sum.blocks === 0 || sum.colour === colour ? colour : undefined;
   sum.bytes += bytes;
   sum.blocks += blocks;
@@ -295,7 +295,7 @@ function count(sum, [bytes, blocks], colour, isFound) {
 function flameOf(data, held, hasAll = false, colours = [], found = undefined) {
   const root = { name: 'all', bytes: 0, blocks: 0, inside: new Map() };
   for (const [origin, live] of held) {
-    const add = (node) => count(node, live, colours[origin], !found || found[origin]);
+    const add = (node) => addTo(node, live, colours[origin], !found || found[origin]);
     let node = root;
     add(node);
     const { frames, calls } = data.about.origins[origin];
@@ -319,7 +319,7 @@ function placesOf(data, held, colours = []) {
     const name = scope + origin.place + (origin.caller ? `, from ${origin.caller}` : '');
     const key = `${name}\n${origin.kind}`;
     if (!places.has(key)) places.set(key, { name, kind: origin.kind, bytes: 0, blocks: 0 });
-    count(places.get(key), live, colours[number]);
+    addTo(places.get(key), live, colours[number]);
   }
   return [...places.values()].sort((a, b) => b.bytes - a.bytes);
 }
@@ -430,11 +430,11 @@ function start() {
   // The blocks that are shown: those of the driver, or the tensors of PyTorch.
   let data;
   let curves;
-  // The data of the recording: the tensors first, if it has any, and the blocks.
+  // The data of the recording: its tensors, if it has any, then its blocks.
   let sources = [];
-  // The colour of each name, by what the names are: one colour in all views, and in all recordings of the page.
+  // The colour of each name, for each way to group. A name keeps it in all views, and in all recordings of the page.
   const colours = {};
-  // Whether each origin has what is searched for; nothing if nothing is.
+  // Whether each origin has the text of the search; undefined without a search.
   let found;
   // What PyTorch has from the driver, where tensors are shown.
   let segments;

@@ -361,7 +361,10 @@ fn functions_that_pass_a_call_on_are_shown_when_they_are_asked_for() {
     browser.size(400, 800);
     browser.drawn();
     fits(&mut browser);
-    browser.key("Escape", false);
+    // Chromium clears the field at a real key by itself, other browsers do not.
+    browser
+        .evaluate("document.getElementById('search').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }))");
+    browser.drawn();
     assert_eq!(browser.text("#found"), "");
     assert!(browser.evaluate(marked).to_string().contains("Conv1D"));
     assert_eq!(browser.evaluate("document.getElementById('search').value"), "");
