@@ -104,7 +104,7 @@ const NAMES = {
 
 const COLOURS = [
   '#4e79a7', '#f28e2b', '#59a14f', '#e15759', '#76b7b2', '#edc948', '#b07aa1', '#ff9da7', '#9c755f',
-  '#86bcb6', '#d37295', '#8cd17d', '#b6992d', '#a0cbe8', '#fabfd2', '#d4a6c8', '#f1ce63', '#79706e',
+  '#2d6a74', '#d37295', '#8cd17d', '#b6992d', '#a0cbe8', '#fabfd2', '#d4a6c8', '#7a3b69', '#79706e',
 ];
 // The colour of the groups that are counted together.
 const OTHERS = '#c0c6cc';
