@@ -80,6 +80,8 @@ struct AboutDevice<'a> {
     peak: u64,
     peak_at: Option<u32>,
     peak_time: Option<u64>,
+    /// All memory that the device has, in bytes.
+    total: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -123,6 +125,7 @@ struct AboutTensorDevice<'a> {
     model: Option<&'a str>,
     name: String,
     peak: u64,
+    total: Option<u64>,
 }
 
 pub(super) struct Recording {
@@ -252,6 +255,7 @@ impl Recording {
                     peak: device.peak,
                     peak_at: device.peak_at,
                     peak_time: device.peak_at.map(|at| history.time_of(at)),
+                    total: total(history, device.device),
                 }
             })
             .collect();
@@ -289,6 +293,10 @@ impl Recording {
 
 fn model(history: &History, device: Device) -> Option<&str> {
     history.definitions().device(device)?.name.as_deref()
+}
+
+fn total(history: &History, device: Device) -> Option<u64> {
+    Some(history.definitions().device(device)?.total?.get())
 }
 
 /// The tensors of PyTorch, as `page.js` reads them in place of the blocks. Segments are the blocks that are not on the device.
@@ -334,6 +342,7 @@ fn tensors<'a>(
             model: model(history, device),
             name: device.to_string(),
             peak: of_device.peak.map_or(0, |(bytes, _)| bytes),
+            total: total(history, device),
         }
     });
     let about = AboutTensors {

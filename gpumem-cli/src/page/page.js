@@ -102,7 +102,13 @@ const NAMES = {
   place: (origin) => origin.place,
 };
 
-const MOST_GROUPS = 20;
+const COLOURS = [
+  '#4e79a7', '#f28e2b', '#59a14f', '#e15759', '#76b7b2', '#edc948', '#b07aa1', '#ff9da7', '#9c755f',
+  '#2d6a74', '#d37295', '#8cd17d', '#b6992d', '#a0cbe8', '#fabfd2', '#d4a6c8', '#7a3b69', '#79706e',
+];
+// The colour of the groups that are counted together.
+const OTHERS = '#c0c6cc';
+const MOST_GROUPS = COLOURS.length;
 const STEP = 256;
 const LEVELS = [64, 4096];
 
@@ -120,23 +126,20 @@ function pools(data) {
   ]).filter((pool) => known.has(pool.device * 2 + Number(pool.isOnDevice)) && (pool.isOnDevice || !about.allocator));
 }
 
-// The curves of one pool: one for each group, with levels of detail of their sum.
-function series(data, pool, by) {
+// The groups of one pool that have a curve of their own: those with the highest peaks, the highest first. The others are one curve.
+function groupsOf(data, pool, by) {
   const { about, block, delta, device, origin } = data;
-  const changes = block.length;
   const names = about.origins.map(NAMES[by]);
   const numbers = new Map();
-  const groupOf = about.origins.map((of, number) => {
+  const numberOf = about.origins.map((of, number) => {
     if (of.isOnDevice !== pool.isOnDevice) return -1;
     if (!numbers.has(names[number])) numbers.set(names[number], numbers.size);
     return numbers.get(names[number]);
   });
-  const groupAt = (change) => (device[block[change]] === pool.device ? groupOf[origin[block[change]]] : -1);
-  // The groups with the highest peaks have a colour; the others are one.
   const now = new Float64Array(numbers.size);
   const most = new Float64Array(numbers.size);
-  for (let change = 0; change < changes; change++) {
-    const group = groupAt(change);
+  for (let change = 0; change < block.length; change++) {
+    const group = device[block[change]] === pool.device ? numberOf[origin[block[change]]] : -1;
     if (group < 0) continue;
     now[group] += delta[change];
     if (now[group] > most[group]) most[group] = now[group];
@@ -145,11 +148,28 @@ function series(data, pool, by) {
   const texts = [...numbers.keys()];
   const shown = order.length > MOST_GROUPS ? order.slice(0, MOST_GROUPS - 1) : order;
   const place = new Map(shown.map((group, at) => [group, at]));
-  const rest = order.length - shown.length;
-  const groups = shown.map((group) => texts[group]).concat(rest > 0 ? [`(${rest} others)`] : []);
-  for (let number = 0; number < groupOf.length; number++) {
-    if (groupOf[number] >= 0) groupOf[number] = place.get(groupOf[number]) ?? shown.length;
-  }
+  return {
+    shown: shown.map((group) => texts[group]),
+    others: order.length - shown.length,
+    // The group of each origin; −1 outside of the pool.
+    groupOf: numberOf.map((group) => (group < 0 ? -1 : place.get(group) ?? shown.length)),
+  };
+}
+
+// Gives a colour to each name that has none. The names of one curve have different colours, unless two of them got the same one in others.
+function giveColours(colours, names) {
+  const used = new Set(names.map((name) => colours.get(name)));
+  const free = COLOURS.filter((colour) => !used.has(colour));
+  for (const name of names) if (!colours.has(name)) colours.set(name, free.shift());
+}
+
+// The curves of one pool: one for each group, with levels of detail of their sum.
+function series(data, pool, by) {
+  const { block, delta, device, origin } = data;
+  const changes = block.length;
+  const { shown, others, groupOf } = groupsOf(data, pool, by);
+  const groups = others > 0 ? [...shown, `(${others} others)`] : shown;
+  const groupAt = (change) => (device[block[change]] === pool.device ? groupOf[origin[block[change]]] : -1);
   // The sum after each change, the groups before each 256th, and where the sum is the least and the most in each part.
   const sum = new Float64Array(changes);
   const steps = [];
@@ -263,41 +283,56 @@ function heldAfter(data, pool, change) {
   return held;
 }
 
+// Adds what is live of an origin to the sum of several origins. A sum has a colour if all of it has this colour, and is found if a part of it is.
+function addTo(sum, [bytes, blocks], colour, isFound) {
+  sum.colour = sum.blocks === 0 || sum.colour === colour ? colour : undefined;
+  sum.bytes += bytes;
+  sum.blocks += blocks;
+  sum.isFound ||= isFound;
+}
+
 // Frames inside frames, each with what is live in it: all functions, or those that say what the memory is for.
-function flameOf(data, held, hasAll = false) {
+function flameOf(data, held, hasAll = false, colours = [], found = undefined) {
   const root = { name: 'all', bytes: 0, blocks: 0, inside: new Map() };
-  for (const [origin, [bytes, blocks]] of held) {
+  for (const [origin, live] of held) {
+    const add = (node) => addTo(node, live, colours[origin], !found || found[origin]);
     let node = root;
-    node.bytes += bytes;
-    node.blocks += blocks;
+    add(node);
     const { frames, calls } = data.about.origins[origin];
     for (const frame of hasAll ? frames : calls) {
       if (!node.inside.has(frame)) {
         node.inside.set(frame, { name: data.about.frames[frame], bytes: 0, blocks: 0, inside: new Map() });
       }
       node = node.inside.get(frame);
-      node.bytes += bytes;
-      node.blocks += blocks;
+      add(node);
     }
   }
   return root;
 }
 
-// The places of what is live, the largest first; those of all kinds of memory together, or of each.
-function placesOf(data, held, isByKind = true) {
+// The places of what is live, the largest first, of each kind of memory.
+function placesOf(data, held, colours = []) {
   const places = new Map();
-  for (const [number, [bytes, blocks]] of held) {
+  for (const [number, live] of held) {
     const origin = data.about.origins[number];
     const scope = origin.scope.length ? `${origin.scope.join(' > ')}: ` : '';
     const name = scope + origin.place + (origin.caller ? `, from ${origin.caller}` : '');
-    const kind = isByKind ? origin.kind : '';
-    const key = `${name}\n${kind}`;
-    const sum = places.get(key) ?? { name, kind, bytes: 0, blocks: 0 };
-    sum.bytes += bytes;
-    sum.blocks += blocks;
-    places.set(key, sum);
+    const key = `${name}\n${origin.kind}`;
+    if (!places.has(key)) places.set(key, { name, kind: origin.kind, bytes: 0, blocks: 0 });
+    addTo(places.get(key), live, colours[number]);
   }
   return [...places.values()].sort((a, b) => b.bytes - a.bytes);
+}
+
+// Whether each origin has a text in a name that the page shows of it.
+function foundIn(about, text, hasAll) {
+  const wanted = text.toLowerCase();
+  const has = (name) => name.toLowerCase().includes(wanted);
+  const frames = about.frames.map(has);
+  return about.origins.map(
+    ({ scope, place, caller, library, kind, frames: all, calls }) =>
+      (hasAll ? all : calls).some((frame) => frames[frame]) || [...scope, place, caller ?? '', library, kind].some(has),
+  );
 }
 
 // The largest blocks between two changes, each with the lowest offset at which no other one lies meanwhile.
@@ -360,6 +395,11 @@ function shortened(text, most = 160) {
   return `${signs.slice(0, first).join('')}…${signs.slice(first + 1 - most).join('')}`;
 }
 
+// The file that a command runs, as `gpumem run` names the recording, without its folders.
+function programOf(command) {
+  return (command.find((word) => /\.(py|sh)$/.test(word)) ?? command[0])?.split('/').at(-1);
+}
+
 // Names of files without the parts between dots with which all begin, and all end.
 function different(names) {
   const parts = names.map((name) => name.split('.'));
@@ -381,11 +421,6 @@ function timeInWords(nanos, step = nanos) {
   return `${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${unit}`;
 }
 
-const COLOURS = [
-  '#4e79a7', '#f28e2b', '#59a14f', '#e15759', '#76b7b2', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#bab0ac',
-  '#86bcb6', '#d37295', '#8cd17d', '#b6992d', '#a0cbe8', '#fabfd2', '#d4a6c8', '#f1ce63', '#79706e', '#c0c6cc',
-];
-
 // From here on: the page.
 function start() {
   const $ = (id) => document.getElementById(id);
@@ -395,6 +430,12 @@ function start() {
   // The blocks that are shown: those of the driver, or the tensors of PyTorch.
   let data;
   let curves;
+  // The data of the recording: its tensors, if it has any, then its blocks.
+  let sources = [];
+  // The colour of each name, for each way to group. A name keeps it in all views, and in all recordings of the page.
+  const colours = {};
+  // Whether each origin has the text of the search; undefined without a search.
+  let found;
   // What PyTorch has from the driver, where tensors are shown.
   let segments;
   let view;
@@ -414,11 +455,13 @@ function start() {
     const wanted = ++request;
     const recording = about.recordings[next];
     const { tensors } = recording;
-    const isTensors = tensors && $('source').value === 'tensors';
     document.body.setAttribute('aria-busy', 'true');
-    const reading = isTensors ? load(`tensors-${next}`, { ...recording, ...tensors }) : load(`data-${next}`, recording);
-    return reading.then((read) => {
+    const reading = [load(`data-${next}`, recording)];
+    if (tensors) reading.unshift(load(`tensors-${next}`, { ...recording, ...tensors }));
+    return Promise.all(reading).then((all) => {
       if (wanted !== request) return;
+      sources = all;
+      const read = $('source').value === 'tensors' ? all[0] : all.at(-1);
       const moment = next === number && curves && selected >= 0 && selected !== curves.peakAt ? data.time[selected] : null;
       const pool = next === number ? chosenPools[$('pool').value]?.name : undefined;
       data = read;
@@ -437,11 +480,14 @@ function start() {
     number = next;
     const recording = about.recordings[number];
     const name = recording.file.split('/').at(-1);
-    document.title = `GPU memory of ${name}`;
-    $('title').textContent = shortened(name);
+    const rank = name.match(/\.rank(\d+)\./)?.[1];
+    const peak = Math.max(...recording.devices.map((device) => device.peak));
+    const program = [shortened(programOf(recording.command) ?? name), rank && `rank ${rank}`].filter(Boolean).join(', ');
+    document.title = $('title').textContent = peak > 0 ? `${program}: ${bytesInWords(peak)} at most` : program;
     $('title').title = recording.file;
     const left = recording.notFreed;
     $('about').textContent = [
+      shortened(name),
       shortened(recording.command.join(' ')),
       `process ${recording.pid}`,
       timeInWords(recording.end),
@@ -457,7 +503,7 @@ function start() {
     $('refused').textContent = recording.refused ? recording.refused.words.join('\n') : '';
     $('oom').hidden = !recording.refused || recording.refused.after === null;
     $('source-choice').hidden = !recording.tensors;
-    if (recording.tensors) $('source').options[1].text = `tensors of ${shortened(recording.tensors.allocator, 40)}`;
+    if (recording.tensors) $('source').options[0].text = `tensors of ${shortened(recording.tensors.allocator, 40)}`;
     view = [0, wholeTime()];
     for (const button of document.querySelectorAll('.rank')) {
       button.setAttribute('aria-pressed', String(Number(button.dataset.number) === number));
@@ -514,28 +560,47 @@ function start() {
     $('all-choice').hidden = data.about.origins.every(({ frames, calls }) => String(frames) === String(calls));
     const pool = chosenPools[$('pool').value];
     const isTensors = Boolean(data.about.allocator);
-    curves = pool ? series(data, pool, isTensors && !hasClasses() ? 'place' : $('by').value) : undefined;
+    const by = isTensors && !hasClasses() ? 'place' : $('by').value;
+    curves = pool ? series(data, pool, by) : undefined;
+    // An outermost scope has the colour that it has as a scope.
+    const given = (colours[by === 'outer' ? 'scope' : by] ??= new Map());
+    for (const source of sources) for (const each of pools(source)) giveColours(given, groupsOf(source, each, by).shown);
+    if (curves) {
+      curves.colours = curves.groups.map((name) => given.get(name) ?? OTHERS);
+      curves.colourOf = curves.groupOf.map((group) => curves.colours[group]);
+    }
     segments = pool && isTensors ? series(data, { ...pool, isOnDevice: false }, 'kind') : undefined;
     const hasScopes = data.about.origins.some((origin) => origin.scope.length > 0);
     $('places').tHead.rows[0].cells[0].textContent = hasScopes ? 'scope and place' : 'place';
     const entry = (name, at) => {
       const span = document.createElement('span');
-      const colour = document.createElement('i');
-      colour.style.background = COLOURS[at % COLOURS.length];
-      span.append(colour, shortened(name, 80));
+      span.append(swatch(curves.colours[at]), shortened(name, 80));
       span.title = name;
       return span;
     };
     const entries = curves ? curves.groups.map(entry) : [];
     if (segments) {
-      const line = entry('what PyTorch has from the driver', 0);
-      line.firstChild.className = 'line';
-      line.firstChild.style.background = '';
+      const line = entry('what PyTorch has from the driver');
+      line.firstChild.classList.add('line');
       entries.unshift(line);
     }
     $('legend').replaceChildren(...entries);
     $('blocks').hidden = $('places').hidden = !curves;
+    find();
     draw();
+  }
+
+  // A square of a colour; of none for what has several.
+  function swatch(colour = '') {
+    const square = document.createElement('i');
+    square.className = 'swatch';
+    square.style.background = colour;
+    return square;
+  }
+
+  function find() {
+    const text = $('search').value.trim();
+    found = text ? foundIn(data.about, text, $('all').checked) : undefined;
   }
 
   function canvas(element) {
@@ -579,7 +644,11 @@ function start() {
     const to = changeAt(data, view[1]);
     const [, top] = curves.extremes(Math.max(0, from), to + 1);
     const above = segments ? segments.sum[segments.extremes(Math.max(0, from), to + 1)[1]] : 0;
-    const most = Math.max(1, curves.sum[top] ?? 1, above ?? 0) * 1.05;
+    const live = Math.max(1, curves.sum[top] ?? 1, above ?? 0);
+    // What the device has, unless the curve would be low then: in that case only a text says it.
+    const capacity = curves.pool.isOnDevice ? data.about.devices[curves.pool.device].total : null;
+    const hasLine = capacity !== null && capacity <= live * 3;
+    const most = (hasLine ? Math.max(live, capacity) : live) * 1.05;
     const inner = height - MARGIN.top - MARGIN.bottom;
     const y = (bytes) => MARGIN.top + inner * (1 - bytes / most);
     axes(context, width, height, most, y);
@@ -616,7 +685,7 @@ function start() {
       let base = 0;
       for (let group = 0; group < values.length; group++) {
         if (values[group] <= 0) continue;
-        context.fillStyle = COLOURS[group % COLOURS.length];
+        context.fillStyle = curves.colours[group];
         const high = y(base + values[group]);
         context.fillRect(MARGIN.left + column, high, 1, y(base) - high);
         base += values[group];
@@ -630,6 +699,7 @@ function start() {
     drawUnknown(context, width, height, full);
     markRefused(context, width, MARGIN.top, height - MARGIN.bottom);
     markSelected(context, width, MARGIN.top, height - MARGIN.bottom);
+    if (capacity !== null) drawCapacity(context, width, capacity, hasLine ? y(capacity) : undefined);
   }
 
   // The most that PyTorch has from the driver in each column, as a line.
@@ -650,6 +720,29 @@ function start() {
     }
     context.stroke();
     context.lineWidth = 1;
+  }
+
+  // All memory of the device: above a line where it is, or at the top, over the curve.
+  function drawCapacity(context, width, bytes, at) {
+    if (at !== undefined) {
+      context.strokeStyle = style('--text');
+      context.setLineDash([8, 4]);
+      context.beginPath();
+      context.moveTo(MARGIN.left, at);
+      context.lineTo(width - MARGIN.right, at);
+      context.stroke();
+      context.setLineDash([]);
+    }
+    context.fillStyle = style('--text');
+    context.textAlign = 'left';
+    context.textBaseline = at === undefined ? 'top' : 'bottom';
+    const text = `${bytesInWords(bytes)}, the card's memory`;
+    const place = [MARGIN.left + 6, at === undefined ? MARGIN.top : at - 2];
+    context.strokeStyle = style('--panel');
+    context.lineWidth = 4;
+    context.strokeText(text, ...place);
+    context.lineWidth = 1;
+    context.fillText(text, ...place);
   }
 
   // Where it is not known what was live, there is no curve.
@@ -751,11 +844,21 @@ function start() {
       const end = Math.min(width - MARGIN.right, x(death, width));
       const top = height - 4 - (offset + data.bytes[block]) * scale;
       const high = Math.max(1, data.bytes[block] * scale);
-      context.fillStyle = COLOURS[curves.groupOf[data.origin[block]] % COLOURS.length];
+      const origin = data.origin[block];
+      context.fillStyle = curves.colourOf[origin];
+      context.globalAlpha = !found || found[origin] ? 1 : 0.15;
       context.fillRect(begin, top, Math.max(1, end - begin), high > 3 ? high - 0.5 : high);
       bands.push({ block, begin, end: Math.max(begin + 1, end), top, high });
     }
+    context.globalAlpha = 1;
     markSelected(context, width, 4, height - 4);
+  }
+
+  function showFound() {
+    if (!data) return;
+    find();
+    draw();
+    drawMoment();
   }
 
   function select(change) {
@@ -771,15 +874,20 @@ function start() {
     const time = selected < 0 ? 0 : isEnd ? data.about.end : data.time[selected];
     const isKnown = !curves || isEnd || data.about.hasOnlyPeaks || time >= unknownUntil(data, curves.pool);
     const held = curves && selected >= 0 && isKnown ? heldAfter(data, curves.pool, selected) : new Map();
-    const root = flameOf(data, held, $('all').checked);
+    const root = flameOf(data, held, $('all').checked, curves?.colourOf, found);
     const isPeak = curves && selected === curves.peakAt;
     $('moment').textContent =
       selected < 0 && !(curves && data.time.length)
         ? 'Nothing was allocated'
         : momentInWords(root.bytes, time, isPeak, isKnown);
     drawFlame(root);
-    const places = placesOf(data, held);
-    const rows = places.slice(0, 40).map(({ name, kind, bytes, blocks }) => {
+    const all = placesOf(data, held, curves?.colourOf);
+    const places = found ? placesOf(data, new Map([...held].filter(([origin]) => found[origin])), curves.colourOf) : all;
+    const bytesFound = places.reduce((sum, { bytes }) => sum + bytes, 0);
+    $('found').textContent = found
+      ? `${places.length.toLocaleString('en')} of ${countInWords(all.length, 'place')}, ${bytesInWords(bytesFound)}`
+      : '';
+    const rows = places.slice(0, 40).map(({ name, kind, bytes, blocks, colour }) => {
       const row = document.createElement('tr');
       const share = root.bytes > 0 ? `${((bytes * 100) / root.bytes).toFixed(1)} %` : '';
       for (const text of [name, kind, bytesInWords(bytes), share, blocks.toLocaleString('en')]) {
@@ -788,6 +896,7 @@ function start() {
         if (cell.textContent !== text) cell.title = text;
         row.append(cell);
       }
+      row.cells[0].prepend(swatch(colour));
       return row;
     });
     $('places').tBodies[0].replaceChildren(...rows);
@@ -839,7 +948,9 @@ function start() {
         const frame = document.createElement('button');
         frame.type = 'button';
         frame.className = 'frame';
-        frame.style.cssText = `left:${at}%;width:${width}%;top:${depth * 19}px;background:${colourOf(inside.name)}`;
+        frame.classList.toggle('other', !inside.isFound);
+        frame.style.cssText = `left:${at}%;width:${width}%;top:${depth * 19}px`;
+        if (inside.colour) frame.style.cssText += `;background:${inside.colour};color:${textOn(inside.colour)}`;
         // A sign or two say nothing.
         if ((width / 100) * room > 28) frame.textContent = inside.name;
         const share = ((inside.bytes * 100) / root.bytes).toFixed(1);
@@ -865,10 +976,10 @@ function start() {
     $('flame').replaceChildren(...frames);
   }
 
-  function colourOf(name) {
-    let hash = 0;
-    for (const sign of name) hash = (hash * 31 + sign.codePointAt(0)) >>> 0;
-    return `hsl(${20 + (hash % 40)} ${70 + (hash % 20)}% ${66 + ((hash >> 5) % 14)}%)`;
+  // Text in this colour can be read on that one.
+  function textOn(colour) {
+    const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+    return red * 0.3 + green * 0.59 + blue * 0.11 > 125 ? '#000' : '#fff';
   }
 
   function zoom(factor, around) {
@@ -1018,7 +1129,13 @@ function start() {
   });
   $('all').addEventListener('change', () => {
     zoomed = [];
-    drawMoment();
+    showFound();
+  });
+  $('search').addEventListener('input', showFound);
+  $('search').addEventListener('keydown', (event) => {
+    if (event.key !== 'Escape') return;
+    $('search').value = '';
+    showFound();
   });
   $('whole').addEventListener('click', () => data && move(0, wholeTime()));
   $('oom').addEventListener('click', () => {

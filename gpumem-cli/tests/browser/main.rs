@@ -149,6 +149,30 @@ fn click_on_curve(browser: &mut Browser, part: f64) {
     browser.click([left + 66.5 + (width - 66.0 - 22.0 - 1.0) * part, top + height / 2.0]);
 }
 
+/// What the chart draws of the card's memory, and how far below its top: a line of dashes, and a text.
+fn capacity(browser: &mut Browser) -> Value {
+    browser.evaluate(
+        "new Promise((done) => {
+            const of = CanvasRenderingContext2D.prototype;
+            const { fillText, moveTo } = of;
+            const drawn = [];
+            of.fillText = function (text, x, y) {
+                if (text.includes('card')) drawn.push([text, Math.round(y)]);
+                fillText.call(this, text, x, y);
+            };
+            of.moveTo = function (x, y) {
+                if (String(this.getLineDash()) === '8,4') drawn.push(['line', Math.round(y)]);
+                moveTo.call(this, x, y);
+            };
+            document.getElementById('whole').click();
+            requestAnimationFrame(() => requestAnimationFrame(() => {
+                Object.assign(of, { fillText, moveTo });
+                done(drawn);
+            }));
+        })",
+    )
+}
+
 #[test]
 fn a_million_events() {
     let (page, reports) = page("million", vec![("million.capture", Made::new("train").varied(1_000_000))]);
@@ -166,9 +190,10 @@ fn a_million_events() {
     let end = reports[0]["seconds"].as_f64().expect("it has an end") * 1.01;
     let part = highest(&mut browser);
     assert!((part - peak_seconds / end).abs() < 0.002, "{part} is not {peak_seconds} of {end} s");
-    // The axis ends 5 % above the peak; of 320 pixels, margins have 30.
+    // The axis ends 5 % above the 141 GiB of the card, of which the peak has 63.6; of 320 pixels, margins have 30.
     let tallest = tops_of_all.iter().max().expect("the curve has columns");
-    assert!((274..=278).contains(tallest), "the peak is {tallest} pixels high");
+    assert!((122..=126).contains(tallest), "the peak is {tallest} pixels high");
+    assert_eq!(capacity(&mut browser), json!([["line", 22], ["141 GiB, the card's memory", 20]]));
     browser.picture("million-1280");
 
     // A click on the peak shows what was live then.
@@ -245,7 +270,9 @@ fn a_training_run() {
     let (page, reports) = page("training", vec![("train.capture", Made::new("train").training(12, 10, 10 * MIB))]);
     let mut browser = Browser::start("training");
     browser.open(&page);
-    assert_eq!(browser.text("#title"), "browser-train.capture");
+    assert_eq!(browser.text("#title"), "train: 437 MiB at most");
+    // A line at 141 GiB would leave no room for the curve.
+    assert_eq!(capacity(&mut browser), json!([["141 GiB, the card's memory", 8]]));
     let summary = browser.text("#summary");
     assert!(
         summary.starts_with("device 0: the peak was 437 MiB, after ")
@@ -316,9 +343,31 @@ fn functions_that_pass_a_call_on_are_shown_when_they_are_asked_for() {
     let (lowest_of_all, width_of_all) = flame(&mut browser);
     assert_eq!(lowest[0], lowest_of_all[0]);
     assert!((width - width_of_all).abs() < 0.5, "{width} {width_of_all}");
+    // What is searched for is summed up and marked.
+    assert_eq!(browser.evaluate("document.title"), "gpt2.py: 8.86 GiB at most");
+    browser.evaluate("document.getElementById('search').focus()");
+    for key in ["G", "E", "L", "U"] {
+        browser.key(key, false);
+    }
+    assert_eq!(browser.text("#found"), "1 of 5 places, 2.25 GiB");
+    let marked = "[...document.querySelectorAll('.frame:not(.other)')].map((frame) => frame.ariaLabel)";
+    let found = browser.evaluate(marked);
+    assert!(
+        found.to_string().contains("NewGELUActivation.forward") && !found.to_string().contains("Conv1D"),
+        "{found}"
+    );
+    assert_eq!(browser.evaluate("document.querySelectorAll('#places tbody tr').length"), 1);
+    browser.picture("gpt2-search-1280");
     browser.size(400, 800);
     browser.drawn();
     fits(&mut browser);
+    // Chromium clears the field at a real key by itself, other browsers do not.
+    browser
+        .evaluate("document.getElementById('search').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }))");
+    browser.drawn();
+    assert_eq!(browser.text("#found"), "");
+    assert!(browser.evaluate(marked).to_string().contains("Conv1D"));
+    assert_eq!(browser.evaluate("document.getElementById('search').value"), "");
     is_quiet(&mut browser);
 }
 
@@ -341,12 +390,15 @@ fn tensors_are_shown_in_place_of_the_memory_from_the_driver() {
     browser.open(&page);
     let summary = browser.text("#summary");
     assert!(summary.ends_with("\nPyTorch 2.11.0, device 0: tensors had 205 MiB at most, after 270 µs."), "{summary}");
+    // The page opens on the tensors.
+    let of_tensors = tops(&mut browser);
+    choose(&mut browser, "source", "driver");
     assert!(moment(&mut browser).starts_with("300 MiB live after "), "{}", moment(&mut browser));
     let of_driver = tops(&mut browser);
     choose(&mut browser, "source", "tensors");
     // The curve of the tensors is the highest at their peak, and is as high as its share of the driver's.
-    let of_tensors = tops(&mut browser);
     assert_ne!(of_tensors, of_driver);
+    assert_eq!(of_tensors, tops(&mut browser));
     let end = reports[0]["seconds"].as_f64().expect("it has an end") * 1.01;
     let (part, seconds) = (highest(&mut browser), peak["seconds"].as_f64().expect("there is a peak"));
     assert!((part - seconds / end).abs() < 0.003, "{part} is not {seconds} of {end} s");
@@ -417,7 +469,7 @@ fn ranks_stand_side_by_side() {
     browser.picture("ranks-1280");
     let [left, top, width, height] = browser.place(".rank:nth-child(8)");
     browser.click([left + width / 2.0, top + height / 2.0]);
-    browser.wait_for("document.getElementById('title').innerText.includes('rank7')");
+    browser.wait_for("document.getElementById('title').innerText.startsWith('train, rank 7: ')");
     browser.drawn();
     assert!(
         browser.text("#moment").starts_with(expected[7].trim_start_matches("device 0: ")),
@@ -480,6 +532,55 @@ fn recordings_with_little_in_them() {
 }
 
 #[test]
+fn a_place_has_one_colour_in_all_views() {
+    // On the device, the places have the opposite order of what they have on the host.
+    let mut made = Made::new("train");
+    for place in 0..4 {
+        made.alloc(MIB * u64::from(1 + place), MemKind::Device, place);
+        made.alloc(MIB * u64::from(9 - place), MemKind::PinnedHost, place);
+    }
+    let (page, _) = page("colours", vec![("colours.capture", made)]);
+    let mut browser = Browser::start("colours");
+    browser.open(&page);
+    choose(&mut browser, "by", "place");
+    // The colours of the legend by name; if another view has other colours, their names in that view.
+    let colours = "(() => {
+        const colour = (element) => getComputedStyle(element).backgroundColor;
+        const legend = Object.fromEntries(
+            [...document.querySelectorAll('#legend span')].map((entry) => [entry.innerText, colour(entry.firstChild)]));
+        const wrong = [];
+        const look = (name, text, found) => {
+            const place = Object.keys(legend).find((place) => text.includes(place));
+            if (legend[place] !== found) wrong.push([name, text, found]);
+        };
+        for (const row of document.querySelectorAll('#places tbody tr')) {
+            look('table', row.cells[0].innerText.split(',')[0], colour(row.querySelector('i')));
+        }
+        const frames = [...document.querySelectorAll('.frame')].filter((frame) => /model|adam/.test(frame.ariaLabel));
+        for (const frame of frames) look('flame', frame.ariaLabel, colour(frame));
+        if (!frames.length) wrong.push('no frames');
+        for (const id of ['chart', 'bands']) {
+            const { width, height } = document.getElementById(id);
+            const copy = new OffscreenCanvas(width, height).getContext('2d', { willReadFrequently: true });
+            copy.drawImage(document.getElementById(id), 0, 0);
+            const pixels = copy.getImageData(0, 0, width, height).data;
+            const seen = new Set();
+            for (let at = 0; at < pixels.length; at += 4) seen.add(`rgb(${pixels.slice(at, at + 3).join(', ')})`);
+            for (const place of Object.keys(legend)) if (!seen.has(legend[place])) wrong.push([id, place]);
+        }
+        return [legend, wrong];
+    })()";
+    let on_device = browser.evaluate(colours);
+    assert_eq!(on_device[1], json!([]));
+    let different: std::collections::BTreeSet<_> =
+        on_device[0].as_object().expect("it has names").values().map(Value::to_string).collect();
+    assert_eq!(different.len(), 4, "{on_device}");
+    choose(&mut browser, "pool", "1");
+    assert_eq!(browser.evaluate(colours), on_device);
+    is_quiet(&mut browser);
+}
+
+#[test]
 fn names_are_text() {
     let name = format!(
         "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>{}",
@@ -490,7 +591,8 @@ fn names_are_text() {
     let (page, _) = page("names", vec![("names.capture", made.training(3, 4, MIB))]);
     let mut browser = Browser::start("names");
     browser.open(&page);
-    assert_eq!(browser.evaluate("document.title"), "GPU memory of browser-names.capture");
+    let title = browser.evaluate("document.title");
+    assert!(title.as_str().expect("it is text").starts_with("script><img src=x"), "{title}");
     assert_eq!(browser.evaluate("document.querySelectorAll('img').length"), 0);
     browser.evaluate(
         "{ const by = document.getElementById('by'); by.value = 'place'; by.dispatchEvent(new Event('change')); }",
