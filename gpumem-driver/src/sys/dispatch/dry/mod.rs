@@ -10,9 +10,14 @@
 //! The functions lie between the hooks and the driver: a hook records what they answer. They are put into the slots before the program
 //! uses CUDA, and stay there until the process ends.
 
+mod blocks;
 mod functions;
 mod memory;
+mod physical;
+mod questions;
+mod state;
 mod table;
+mod work;
 
 use std::{
     fmt,
@@ -25,7 +30,7 @@ use self::{
     functions::{DRIVERS, replacements},
     table::FUNCTIONS,
 };
-use super::slots::{DispatchTable, unusable};
+use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,
     model::Bytes,
@@ -86,7 +91,7 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     let names = FUNCTIONS.iter().map(|(name, _)| *name);
     let table = DispatchTable::find(names)?;
     cuda::load()?;
-    functions::load();
+    work::load();
     loader::pin().map_err(unusable)?;
     if MODE.set(mode).is_err() {
         return Err(unusable("the cards of this process were replaced before"));
@@ -97,7 +102,7 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
         DRIVERS[slot.row].store(slot.driver, Relaxed);
         slot.set_hook(replacements[slot.row]);
         if !slot.install() {
-            table.slots[..at].iter().filter(|slot| is_replaced(slot.row)).for_each(|slot| slot.restore());
+            table.slots[..at].iter().filter(|slot| is_replaced(slot.row)).for_each(Slot::restore);
             return Err(unusable(format!("another tool has replaced the pointer of {}", FUNCTIONS[slot.row].0)));
         }
         REPLACED[slot.row].store(replacements[slot.row], Relaxed);

@@ -22,7 +22,6 @@ pub(super) enum Shape {
     Range,
     Attribute,
     Attributes,
-    SetAttribute,
     PoolAttribute,
     SetPoolAttribute,
     Trim,
@@ -54,8 +53,8 @@ pub(super) enum Shape {
         parameters: usize,
         extra: Option<usize>,
     },
-    /// A node of a graph that launches a kernel, copies or sets memory. The number is the argument with the parameters.
-    KernelNode(usize),
+    /// A node of a graph that launches a kernel, copies or sets memory.
+    KernelNode,
     CopyNode,
     SetNode,
     /// Any node.
@@ -129,7 +128,7 @@ macro_rules! with_functions {
             cuMemGetAddressRange_v2(start, bytes, address): Shape::Range;
             cuPointerGetAttribute(data, attribute, address): Shape::Attribute;
             cuPointerGetAttributes(count, attributes, data, address): Shape::Attributes;
-            cuPointerSetAttribute(value, attribute, address): Shape::SetAttribute;
+            cuPointerSetAttribute(value, attribute, address): Shape::Skip(&[2]);
             cuMemPoolGetAttribute(pool, attribute, value): Shape::PoolAttribute;
             cuMemPoolSetAttribute(pool, attribute, value): Shape::SetPoolAttribute;
             cuMemPoolTrimTo(pool, keep): Shape::Trim;
@@ -231,8 +230,8 @@ macro_rules! with_functions {
             cuLaunch(function): Shape::Refuse;
             cuLaunchGrid(function, width, height): Shape::Refuse;
             cuLaunchGridAsync(function, width, height, stream): Shape::Refuse;
-            cuGraphAddKernelNode(out, graph, nodes, count, parameters): Shape::KernelNode(4);
-            cuGraphAddKernelNode_v2(out, graph, nodes, count, parameters): Shape::KernelNode(4);
+            cuGraphAddKernelNode(out, graph, nodes, count, parameters): Shape::KernelNode;
+            cuGraphAddKernelNode_v2(out, graph, nodes, count, parameters): Shape::KernelNode;
             cuGraphAddMemcpyNode(out, graph, nodes, count, copy, context): Shape::CopyNode;
             cuGraphAddMemsetNode(out, graph, nodes, count, parameters, context): Shape::SetNode;
             cuGraphAddNode(out, graph, nodes, count, parameters): Shape::Node { parameters: 4 };

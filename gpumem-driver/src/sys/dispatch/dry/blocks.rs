@@ -1,0 +1,190 @@
+//! Blocks at addresses: `cuMemAlloc` and what is like it.
+
+use std::{ffi::c_int, ptr};
+
+use cudarc::driver::sys;
+
+use super::{
+    LARGEST_REAL, MODE, Mode,
+    memory::{Backing, Block, PAGE},
+    state::{
+        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real, memory, put,
+        watch,
+    },
+};
+use crate::{device_model::ModelError, sys::cuda};
+
+fn code_of(error: ModelError) -> u32 {
+    match error {
+        ModelError::OutOfMemory => CUDA_ERROR_OUT_OF_MEMORY,
+        ModelError::ZeroBytes | ModelError::UnknownAddress => CUDA_ERROR_INVALID_VALUE,
+    }
+}
+
+/// # Safety
+/// `real` makes the call, and `out` is where it writes the address.
+pub(super) unsafe fn alloc(out: u64, bytes: u64, is_pooled: bool, real: Real<'_>) -> u32 {
+    let (context, device) = here();
+    // The driver says what is wrong with a call without a context, or of no bytes.
+    if context == 0 || bytes == 0 || out == 0 {
+        return real();
+    }
+    let granted = memory().grant(device, bytes, is_pooled);
+    let grant = match granted {
+        Ok(grant) => grant,
+        Err(error) => return code_of(error),
+    };
+    let begun = if is_real(bytes) {
+        match real() {
+            // SAFETY: the call succeeded, so it wrote the address.
+            SUCCESS => Ok((unsafe { get(out) }, Backing::Real)),
+            code => Err(code),
+        }
+    } else {
+        reserve(bytes).map(|address| (address, Backing::Dry)).ok_or(CUDA_ERROR_OUT_OF_MEMORY)
+    };
+    match begun {
+        Ok((address, backing)) => {
+            memory().insert(address, bytes, backing, context, device, Some(grant));
+            if backing == Backing::Dry {
+                watch(address, bytes);
+                // SAFETY: the caller passes the place for the address.
+                unsafe { put(out, address) };
+            } else if matches!(MODE.get(), Some(Mode::Dry { .. })) {
+                clear(address, bytes);
+            }
+            SUCCESS
+        }
+        Err(code) => {
+            memory().withdraw(grant);
+            code
+        }
+    }
+}
+
+/// Addresses without memory.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+fn reserve(bytes: u64) -> Option<u64> {
+    let mut address = 0;
+    let bytes = bytes.checked_next_multiple_of(PAGE)?;
+    // SAFETY: the out-parameter is live.
+    inside(|| unsafe { sys::cuMemAddressReserve(&raw mut address, bytes as usize, PAGE as usize, 0, 0) })
+        .result()
+        .ok()?;
+    Some(address)
+}
+
+/// Real memory begins as zeros, so that what a skipped kernel would have written there is a valid index.
+#[allow(clippy::cast_possible_truncation, reason = "a block is as large as `usize` on these targets")]
+fn clear(address: u64, bytes: u64) {
+    // A stream of its own does not wait for the program's work, and may be used while a stream is captured.
+    inside(|| {
+        cuda::relaxed(|| {
+            let mut stream = ptr::null_mut();
+            let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: the block was just allocated, and nobody else knows its address. The stream lives until this returns.
+            unsafe {
+                if sys::cuStreamCreate(&raw mut stream, non_blocking).result().is_ok() {
+                    let _ = sys::cuMemsetD8Async(address, 0, bytes as usize, stream).result();
+                    let _ = sys::cuStreamSynchronize(stream).result();
+                    let _ = sys::cuStreamDestroy_v2(stream).result();
+                }
+            }
+        });
+    });
+}
+
+/// All blocks of a context end with it.
+fn end_context(context: u64) {
+    let dry = memory().remove_all(|block| block.context == context);
+    for (address, block) in dry {
+        give_back(address, block);
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+fn give_back(address: u64, block: Block) {
+    let bytes = block.bytes.next_multiple_of(PAGE) as usize;
+    // SAFETY: the range was reserved for this block, which nobody has any more.
+    let _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes) }).result();
+}
+
+pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
+    let known = memory().blocks.get(&address).copied();
+    match known {
+        Some(block) if block.backing == Backing::Dry => {
+            // Afterwards another thread may get the address.
+            let removed = memory().remove(address);
+            if removed.is_none() {
+                return CUDA_ERROR_INVALID_VALUE;
+            }
+            give_back(address, block);
+            SUCCESS
+        }
+        Some(_) => {
+            let removed = memory().blocks.remove(&address);
+            let result = real();
+            let mut memory = memory();
+            match (removed, result) {
+                (Some(block), SUCCESS) => memory.give_back(block),
+                // The block is still there.
+                (Some(block), _) => _ = memory.blocks.insert(address, block),
+                (None, _) => {}
+            }
+            result
+        }
+        None => real(),
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemAllocPitch_v2`.
+pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
+    // As the driver aligns rows (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` is smaller).
+    let pitch = words[2].checked_next_multiple_of(512);
+    let Some((pitch, bytes)) = pitch.and_then(|pitch| Some((pitch, pitch.checked_mul(words[3])?))) else {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    };
+    // SAFETY: the first two are where the address and the pitch go.
+    unsafe {
+        let result = alloc(words[0], bytes, false, real);
+        if result == SUCCESS && !is_real(bytes) {
+            put(words[1], pitch);
+        }
+        result
+    }
+}
+
+/// Managed memory is on the host until a card touches it, and takes nothing of a card.
+///
+/// # Safety
+/// `words` are the arguments of `cuMemAllocManaged`.
+pub(super) unsafe fn alloc_managed(words: &[u64], real: Real<'_>) -> u32 {
+    let result = real();
+    if result == SUCCESS && words[1] > LARGEST_REAL {
+        // SAFETY: the call succeeded, so it wrote the address.
+        let address = unsafe { get(words[0]) };
+        watch(address, words[1]);
+        let (context, device) = here();
+        memory().insert(address, words[1], Backing::Managed, context, device, None);
+    }
+    result
+}
+
+pub(super) fn destroy_context(context: u64, real: Real<'_>) -> u32 {
+    let result = real();
+    if result == SUCCESS {
+        end_context(context);
+    }
+    result
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+pub(super) fn reset_primary_context(device: u64, real: Real<'_>) -> u32 {
+    let context = inside(|| cuda::primary_context(device as c_int)).map_or(0, |context| context as u64);
+    let result = real();
+    if result == SUCCESS && context != 0 {
+        end_context(context);
+    }
+    result
+}

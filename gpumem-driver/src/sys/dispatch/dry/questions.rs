@@ -1,0 +1,196 @@
+//! What programs ask of memory and of cards.
+
+use std::{ptr, slice};
+
+use super::{
+    memory::Block,
+    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, card, dry_block, get, here, is_dry, memory, physical, put},
+};
+
+/// # Safety
+/// `data` is where the attribute is written.
+unsafe fn attribute(data: u64, number: u32, address: u64, (start, block): (u64, Block)) -> u32 {
+    const CU_MEMORYTYPE_DEVICE: u64 = 2;
+    // `CUpointer_attribute`, and how many bytes each has.
+    let (value, bytes) = match number {
+        // The context, the sort, the address on the device, the number.
+        1 => (block.context, 8),
+        2 => (CU_MEMORYTYPE_DEVICE, 4),
+        3 => (address, 8),
+        7 | 20 => (1 << 62 | block.number, 8),
+        // Whether operations wait; whether it is managed, and whether it can be shared, as booleans.
+        6 => (0, 4),
+        8 | 10 | 15 => (0, 1),
+        9 => (block.device.into(), 4),
+        11 | 19 => (start, 8),
+        12 | 18 => (block.bytes, 8),
+        // Whether it is mapped, as a boolean, and for reading and writing.
+        13 => (1, 1),
+        16 => (3, 4),
+        // The types of handles, the pool.
+        14 | 17 => (0, 8),
+        _ => return CUDA_ERROR_INVALID_VALUE,
+    };
+    // SAFETY: the caller passes a place that is as large as the attribute.
+    unsafe { ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), data as *mut u8, bytes) };
+    SUCCESS
+}
+
+/// # Safety
+/// `words` are the arguments of `cuPointerGetAttribute`.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
+    match dry_block(words[2]) {
+        // SAFETY: the program passes a place for this attribute.
+        Some(block) => unsafe { attribute(words[0], words[1] as u32, words[2], block) },
+        None => real(),
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuPointerGetAttributes`.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
+    let Some(block) = dry_block(words[3]) else { return real() };
+    // SAFETY: the program passes so many attributes, and a place for each.
+    unsafe {
+        let attributes = slice::from_raw_parts(words[1] as *const u32, words[0] as u32 as usize);
+        for (at, number) in attributes.iter().enumerate() {
+            let data = (words[2] as *const u64).add(at).read();
+            // As in the driver, an attribute that the memory does not have is 0.
+            if attribute(data, *number, words[3], block) != SUCCESS {
+                (data as *mut u8).write(0);
+            }
+        }
+    }
+    SUCCESS
+}
+
+/// # Safety
+/// Words are written to those of these places that are not 0.
+unsafe fn put_both(places: [(u64, u64); 2]) -> u32 {
+    for (out, value) in places.into_iter().filter(|(out, _)| *out != 0) {
+        // SAFETY: the caller says so.
+        unsafe { put(out, value) };
+    }
+    SUCCESS
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemGetAddressRange_v2`.
+pub(super) unsafe fn range(words: &[u64], real: Real<'_>) -> u32 {
+    match dry_block(words[2]) {
+        // SAFETY: the first two are null, or places for a word.
+        Some((start, block)) => unsafe { put_both([(words[0], start), (words[1], block.bytes)]) },
+        None => real(),
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemGetAccess`.
+pub(super) unsafe fn access(words: &[u64], real: Real<'_>) -> u32 {
+    const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: u64 = 3;
+    if !is_dry(words[2]) {
+        return real();
+    }
+    // SAFETY: the first is a place for a word.
+    unsafe { put(words[0], CU_MEM_ACCESS_FLAGS_PROT_READWRITE) };
+    SUCCESS
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemGetAllocationPropertiesFromHandle`.
+pub(super) unsafe fn properties(words: &[u64], real: Real<'_>) -> u32 {
+    match physical(words[1]).filter(|physical| physical.is_dry) {
+        Some(physical) => {
+            // SAFETY: the first is a place for a `CUmemAllocationProp`.
+            unsafe { (words[0] as *mut [u64; 4]).write_unaligned(physical.properties) };
+            SUCCESS
+        }
+        None => real(),
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemGetInfo_v2`.
+pub(super) unsafe fn info(words: &[u64], real: Real<'_>) -> u32 {
+    let (context, device) = here();
+    if context == 0 {
+        return real();
+    }
+    let (free, total) = {
+        let mut memory = memory();
+        let card = memory.card(device);
+        (card.free(), card.total())
+    };
+    // SAFETY: both are null, or places for a word.
+    unsafe { put_both([(words[0], free), (words[1], total)]) }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuDeviceTotalMem_v2`.
+pub(super) unsafe fn total(words: &[u64], real: Real<'_>) -> u32 {
+    // The driver says whether this is a device.
+    let result = real();
+    if result == SUCCESS {
+        // SAFETY: the driver has just written a word there.
+        unsafe { put(words[0], card()) };
+    }
+    result
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemPoolGetAttribute`.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
+    let (_, device) = here();
+    let value = {
+        let mut memory = memory();
+        let card = memory.card(device);
+        // From `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` to `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
+        match words[1] as u32 {
+            5 => Some(card.pool_reserved()),
+            6 => Some(card.pool_reserved_high()),
+            7 => Some(card.pool_used()),
+            8 => Some(card.pool_used_high()),
+            _ => None,
+        }
+    };
+    let Some(value) = value else { return real() };
+    // SAFETY: these attributes are words.
+    unsafe { put(words[2], value) };
+    SUCCESS
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemPoolSetAttribute`.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+pub(super) unsafe fn set_pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
+    let result = real();
+    if result == SUCCESS {
+        let (_, device) = here();
+        let mut memory = memory();
+        let card = memory.card(device);
+        match words[1] as u32 {
+            // SAFETY: `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` is a word, which the driver has read.
+            4 => card.set_pool_release_threshold(unsafe { get(words[2]) }),
+            6 => card.reset_pool_reserved_high(),
+            8 => card.reset_pool_used_high(),
+            _ => {}
+        }
+    }
+    result
+}
+
+pub(super) fn trim(keep: u64, real: Real<'_>) -> u32 {
+    let result = real();
+    let (_, device) = here();
+    memory().card(device).trim_to(keep);
+    result
+}
+
+pub(super) fn synchronize(real: Real<'_>) -> u32 {
+    let result = real();
+    memory().synchronize();
+    result
+}

@@ -1,0 +1,124 @@
+//! What the functions share: the account, the driver below them, and what an address is.
+
+use std::{
+    cell::Cell,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use cudarc::driver::sys;
+use once_cell::sync::Lazy;
+
+use super::{
+    LARGEST_REAL, MODE, Mode,
+    memory::{Backing, Block, Memory, PAGE, Physical},
+};
+use crate::sys::cuda;
+
+pub(super) const SUCCESS: u32 = 0;
+pub(super) const CUDA_ERROR_INVALID_VALUE: u32 = 1;
+pub(super) const CUDA_ERROR_OUT_OF_MEMORY: u32 = 2;
+pub(super) const CUDA_ERROR_NOT_SUPPORTED: u32 = 801;
+
+/// Makes a call of the program on the real driver.
+pub(super) type Real<'a> = &'a dyn Fn() -> u32;
+
+static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card())));
+
+/// All dry addresses of the process's life lie between these two, so most words need no lock.
+static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
+pub(super) static HIGHEST: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The thread is in a driver's function that one of ours has called. Calls that it makes are its own.
+    pub(super) static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes a call of the driver, within which calls through other slots are the driver's own.
+pub(super) fn inside<T>(call: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_INSIDE.set(self.0);
+        }
+    }
+
+    let _restore = Restore(IS_INSIDE.replace(true));
+    call()
+}
+
+/// Held for a few steps of the account, and never during a call of the driver.
+pub(super) fn memory() -> MutexGuard<'static, Memory> {
+    MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All bytes of each card.
+pub(super) fn card() -> u64 {
+    match MODE.get() {
+        Some(Mode::Dry { card: Some(card), .. } | Mode::Limit { card }) => card.get(),
+        _ => inside(|| {
+            let mut bytes = 0;
+            // SAFETY: the out-parameter is live. Without a device, the call fails.
+            unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, 0) }.result().map_or(0, |()| bytes as u64)
+        }),
+    }
+}
+
+pub(super) fn is_real(bytes: u64) -> bool {
+    matches!(MODE.get(), Some(Mode::Limit { .. })) || bytes <= LARGEST_REAL
+}
+
+/// Whether nothing may be done with this address: it has no memory, or holds addresses that have none, or would get memory if it were touched.
+pub(super) fn is_dry(address: u64) -> bool {
+    (LOWEST.load(Relaxed)..HIGHEST.load(Relaxed)).contains(&address)
+        && !matches!(memory().backing(address), None | Some(Backing::Real))
+}
+
+/// From now on [`is_dry`] looks at these addresses.
+pub(super) fn watch(address: u64, bytes: u64) {
+    LOWEST.fetch_min(address, Relaxed);
+    HIGHEST.fetch_max(address.saturating_add(bytes.next_multiple_of(PAGE)), Relaxed);
+}
+
+pub(super) fn physical(handle: u64) -> Option<Physical> {
+    memory().physical.get(&handle).copied()
+}
+
+pub(super) fn is_dry_handle(handle: u64) -> bool {
+    physical(handle).is_some_and(|physical| physical.is_dry)
+}
+
+/// # Safety
+/// A word can be read there.
+pub(super) unsafe fn get(address: u64) -> u64 {
+    // SAFETY: the caller says so.
+    unsafe { (address as *const u64).read_unaligned() }
+}
+
+/// # Safety
+/// A word can be written there.
+pub(super) unsafe fn put(address: u64, value: u64) {
+    // SAFETY: the caller says so.
+    unsafe { (address as *mut u64).write_unaligned(value) }
+}
+
+/// The current context of the thread, and its device.
+pub(super) fn here() -> (u64, u32) {
+    inside(|| {
+        let context = cuda::current_context().map_or(0, |context| context as u64);
+        (context, cuda::current_ordinal().unwrap_or(0))
+    })
+}
+
+/// The dry block or the dry mapping at an address, and where it begins.
+pub(super) fn dry_block(address: u64) -> Option<(u64, Block)> {
+    if !(LOWEST.load(Relaxed)..HIGHEST.load(Relaxed)).contains(&address) {
+        return None;
+    }
+    let memory = memory();
+    let block = memory.block_at(address).map(|(start, block)| (start, *block));
+    block.or_else(|| memory.mapped_as_block(address)).filter(|(_, block)| block.backing == Backing::Dry)
+}

@@ -1,0 +1,354 @@
+//! Copies, launches and nodes of graphs: what is executed, and what is skipped.
+
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{Mutex, PoisonError, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+
+use cudarc::driver::sys;
+use once_cell::sync::OnceCell;
+
+use super::{
+    LARGEST_REAL, MODE, Mode,
+    state::{CUDA_ERROR_INVALID_VALUE, HIGHEST, Real, SUCCESS, get, inside, is_dry, memory, watch},
+};
+use crate::sys::dl;
+
+type GetParamInfo = unsafe extern "C" fn(u64, usize, *mut usize, *mut usize) -> u32;
+static PARAM_INFO: OnceCell<[Option<GetParamInfo>; 2]> = OnceCell::new();
+
+/// Looks up what older drivers lack.
+pub(super) fn load() {
+    const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+    PARAM_INFO.get_or_init(|| {
+        // SAFETY: both functions (12.4 and later) have this signature.
+        [c"cuFuncGetParamInfo", c"cuKernelGetParamInfo"].map(|name| unsafe { dl::symbol(NAMES, name) })
+    });
+}
+
+/// Whether the driver says that this is memory of the host, or knows nothing of it.
+pub(super) fn is_on_host(address: u64) -> bool {
+    const CU_MEMORYTYPE_DEVICE: u32 = 2;
+    let mut kind = 0_u32;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    // SAFETY: the out-parameter is live and as wide as the attribute.
+    let asked = inside(|| unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast::<c_void>(), attribute, address) });
+    asked.result().is_err() || kind != CU_MEMORYTYPE_DEVICE
+}
+
+/// What dry memory contains, for the host.
+///
+/// # Safety
+/// So many bytes can be written there.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+pub(super) unsafe fn fill(to: u64, bytes: u64) {
+    let fill = match MODE.get() {
+        Some(Mode::Dry { fill, .. }) => *fill,
+        _ => 0,
+    };
+    // SAFETY: the program asks for a copy of so many bytes to that place.
+    unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
+    note_reading(bytes);
+}
+
+/// A program that waits for a value which is never computed reads it again and again, while its memory does not change. One line says so.
+fn note_reading(bytes: u64) {
+    const READINGS: u64 = 20_000;
+    const SECONDS: u64 = 60;
+
+    struct Reading {
+        /// How many dry blocks and handles there were when the program began to read only.
+        dry: u64,
+        since: Option<Instant>,
+        count: u64,
+        is_said: bool,
+    }
+    static READING: Mutex<Reading> = Mutex::new(Reading { dry: 0, since: None, count: 0, is_said: false });
+
+    let dry = memory().dry_so_far();
+    let mut reading = READING.lock().unwrap_or_else(PoisonError::into_inner);
+    if reading.dry != dry {
+        *reading = Reading { dry, since: None, count: 0, is_said: reading.is_said };
+    }
+    reading.count += 1;
+    let seconds = reading.since.get_or_insert_with(Instant::now).elapsed().as_secs();
+    if seconds >= SECONDS && reading.count >= READINGS && !reading.is_said {
+        reading.is_said = true;
+        eprintln!(
+            "gpumem: dry run: in {seconds} s the program has allocated nothing large, and has read memory that is not there {} times, the \
+             last time {bytes} bytes. It may wait for a value that a dry run does not compute. Ctrl-C ends it, and its recording is complete.",
+            reading.count
+        );
+    }
+}
+
+/// If bytes that the program copies to real memory contain dry addresses, kernels must not use that memory.
+///
+/// # Safety
+/// So many bytes can be read there.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+pub(super) unsafe fn note_pointers(to: u64, from: u64, bytes: u64) {
+    if bytes > LARGEST_REAL || HIGHEST.load(Relaxed) == 0 || from == 0 {
+        return;
+    }
+    // SAFETY: the driver is about to read the same bytes.
+    let mut words = (0..bytes / 8).map(|at| unsafe { (from as *const u64).add(at as usize).read_unaligned() });
+    if words.any(is_dry) {
+        let mut memory = memory();
+        memory.holds_pointers(to);
+        drop(memory);
+        watch(to, bytes);
+    }
+}
+
+/// A copy of rows: where they are on the host and on the device, on each side.
+pub(super) struct Planes {
+    from: [u64; 2],
+    to: [u64; 2],
+    /// Where the first byte is written on the host, and the distance of rows and planes there.
+    first: u64,
+    pitch: u64,
+    plane: u64,
+    width: u64,
+    height: u64,
+    depth: u64,
+}
+
+impl Planes {
+    /// # Safety
+    /// It is the address of a `CUDA_MEMCPY2D`.
+    pub(super) unsafe fn of_2d(at: u64) -> Self {
+        // SAFETY: the struct has 16 words.
+        let word = |index: u64| unsafe { get(at + index * 8) };
+        let (pitch, height) = (word(13), word(15));
+        let to = Self::place(word(9), [word(11), word(12)]);
+        let first = to[0].wrapping_add(word(8).wrapping_mul(pitch)).wrapping_add(word(7));
+        let from = Self::place(word(2), [word(3), word(4)]);
+        Self { from, to, first, pitch, plane: 0, width: word(14), height, depth: 1 }
+    }
+
+    /// # Safety
+    /// It is the address of a `CUDA_MEMCPY3D` or of a `CUDA_MEMCPY3D_PEER`.
+    pub(super) unsafe fn of_3d(at: u64) -> Self {
+        // SAFETY: both structs have 25 words.
+        let word = |index: u64| unsafe { get(at + index * 8) };
+        let (pitch, plane) = (word(20), word(20).wrapping_mul(word(21)));
+        let to = Self::place(word(15), [word(16), word(17)]);
+        let before = word(13).wrapping_mul(plane).wrapping_add(word(12).wrapping_mul(pitch)).wrapping_add(word(11));
+        let from = Self::place(word(4), [word(5), word(6)]);
+        Self {
+            from,
+            to,
+            first: to[0].wrapping_add(before),
+            pitch,
+            plane,
+            width: word(22),
+            height: word(23),
+            depth: word(24),
+        }
+    }
+
+    /// The addresses on the host and on the device; 0 where this side is not. The sort is a `CUmemorytype`.
+    #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
+    fn place(sort: u64, [host, device]: [u64; 2]) -> [u64; 2] {
+        match sort as u32 {
+            1 => [host, 0],
+            2 => [0, device],
+            // An address of either.
+            4 if is_dry(device) || !is_on_host(device) => [0, device],
+            4 => [device, 0],
+            _ => [0, 0],
+        }
+    }
+
+    pub(super) fn has_dry(&self) -> bool {
+        is_dry(self.from[1]) || is_dry(self.to[1])
+    }
+}
+
+/// # Safety
+/// It is a copy that the program asks for.
+pub(super) unsafe fn copy_planes(planes: &Planes, real: Real<'_>) -> u32 {
+    if !planes.has_dry() {
+        return real();
+    }
+    if planes.to[0] != 0 {
+        for row in (0..planes.depth).flat_map(|z| (0..planes.height).map(move |y| (y, z))) {
+            let (y, z) = row;
+            // SAFETY: the program asks for a copy to these rows.
+            unsafe { fill(planes.first + z * planes.plane + y * planes.pitch, planes.width) };
+        }
+    }
+    SUCCESS
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemcpyBatchAsync`.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
+    // SAFETY: the first three are lists of so many words.
+    let copies: Vec<[u64; 3]> =
+        (0..words[3]).map(|at| [0, 1, 2].map(|list: usize| unsafe { get(words[list] + at * 8) })).collect();
+    if !copies.iter().any(|[to, from, _]| is_dry(*to) || is_dry(*from)) {
+        return real();
+    }
+    let stream = words[words.len() - 1];
+    for [to, from, bytes] in copies {
+        // SAFETY: the program asks for this copy, on this stream.
+        let code = unsafe {
+            match (is_dry(to), is_dry(from)) {
+                (true, _) => SUCCESS,
+                (false, true) => {
+                    if is_on_host(to) {
+                        fill(to, bytes);
+                    }
+                    SUCCESS
+                }
+                (false, false) => inside(|| sys::cuMemcpyAsync(to, from, bytes as usize, stream as *mut _)) as u32,
+            }
+        };
+        if code != SUCCESS {
+            return code;
+        }
+    }
+    SUCCESS
+}
+
+/// Whether a parameter of a launch contains a dry address. If the driver does not say what parameters a function has, it is taken to have one.
+///
+/// # Safety
+/// The words are the function, and its parameters in one of the two forms, or 0.
+pub(super) unsafe fn uses_dry_memory(function: u64, parameters: u64, extra: u64) -> bool {
+    if HIGHEST.load(Relaxed) == 0 {
+        return false;
+    }
+    if parameters == 0 {
+        // SAFETY: the caller says so.
+        return extra != 0 && unsafe { extra_has_dry(extra) };
+    }
+    let infos = PARAM_INFO.get().into_iter().flatten().flatten();
+    let ask = |info: &GetParamInfo, at: usize| {
+        let (mut offset, mut bytes) = (0, 0);
+        // SAFETY: the driver accepts functions and kernels as the program passes them, and both out-parameters are live.
+        let code = inside(|| unsafe { info(function, at, &raw mut offset, &raw mut bytes) });
+        (code, bytes as u64)
+    };
+    // The program may pass a `CUkernel` as a `CUfunction`.
+    let mut is_known = false;
+    for info in infos {
+        let mut at = 0;
+        loop {
+            match ask(info, at) {
+                // SAFETY: the list has an address for each parameter, where its bytes are.
+                (SUCCESS, bytes) if unsafe { has_dry(get(parameters + at as u64 * 8), bytes) } => return true,
+                (SUCCESS, _) => at += 1,
+                // There are no more.
+                (CUDA_ERROR_INVALID_VALUE, _) if at > 0 => return false,
+                (code, _) => {
+                    is_known |= code == CUDA_ERROR_INVALID_VALUE;
+                    break;
+                }
+            }
+        }
+        if at > 0 {
+            return true;
+        }
+    }
+    // It has no parameters.
+    !is_known
+}
+
+/// Whether one of these words is a dry address.
+///
+/// # Safety
+/// So many bytes can be read there.
+unsafe fn has_dry(at: u64, bytes: u64) -> bool {
+    // SAFETY: the caller says so.
+    (0..bytes / 8).any(|word| is_dry(unsafe { get(at + word * 8) }))
+}
+
+/// # Safety
+/// It is the list that `cuLaunchKernel` takes: pairs, until 0.
+unsafe fn extra_has_dry(extra: u64) -> bool {
+    let (mut buffer, mut bytes, mut at) = (0, 0, extra);
+    loop {
+        // SAFETY: the list ends with 0.
+        let (key, value) = unsafe { (get(at), get(at + 8)) };
+        match key {
+            0 => break,
+            // `CU_LAUNCH_PARAM_BUFFER_POINTER`
+            1 => buffer = value,
+            // `CU_LAUNCH_PARAM_BUFFER_SIZE`: where the size is.
+            // SAFETY: as above.
+            2 => bytes = unsafe { get(value) },
+            _ => return true,
+        }
+        at += 16;
+    }
+    // SAFETY: the program says that the buffer has so many bytes.
+    unsafe { has_dry(buffer, bytes) }
+}
+
+/// # Safety
+/// It is the address of a `CUDA_KERNEL_NODE_PARAMS` of any version.
+pub(super) unsafe fn kernel_uses_dry_memory(at: u64) -> bool {
+    // SAFETY: the struct begins with the function; its 5th and 6th words are the parameters in the two forms.
+    unsafe { uses_dry_memory(get(at), get(at + 40), get(at + 48)) }
+}
+
+/// A node that does nothing, in the place of one.
+///
+/// # Safety
+/// The words are where the node goes, the graph, what it depends on, and how many these are.
+#[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
+pub(super) unsafe fn empty_node(words: &[u64]) -> u32 {
+    let [out, graph, nodes, count, ..] = *words else { return CUDA_ERROR_INVALID_VALUE };
+    // SAFETY: these are the arguments of the program's own call.
+    inside(|| unsafe { sys::cuGraphAddEmptyNode(out as *mut _, graph as *mut _, nodes as *const _, count as usize) })
+        as u32
+}
+
+/// # Safety
+/// `words` are where bytes are copied to and from, and how many these are. Each address may be of the host.
+pub(super) unsafe fn copy(words: &[u64], real: Real<'_>) -> u32 {
+    if is_dry(words[0]) {
+        return SUCCESS;
+    }
+    if !is_dry(words[1]) {
+        return real();
+    }
+    if is_on_host(words[0]) {
+        // SAFETY: the program asks for a copy to that place.
+        unsafe { fill(words[0], words[2]) };
+    }
+    SUCCESS
+}
+
+/// # Safety
+/// `words` are the arguments of `cuGraphAddNode`, and `parameters` says which of them is the `CUgraphNodeParams`.
+pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u32 {
+    let at = words[parameters];
+    // SAFETY: the struct begins with the sort of the node, and has from the 16th byte on what it needs.
+    unsafe {
+        let has_dry = match (at as *const u32).read() {
+            0 => kernel_uses_dry_memory(at + 16),
+            1 => Planes::of_3d(at + 32).has_dry(),
+            2 => is_dry(get(at + 16)),
+            _ => false,
+        };
+        let without_edges = [words[0], words[1], words[2], words[parameters - 1]];
+        if has_dry { empty_node(&without_edges) } else { real() }
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuStreamBatchMemOp`.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+pub(super) unsafe fn stream_operations(words: &[u64], real: Real<'_>) -> u32 {
+    // `CUstreamBatchMemOpParams` has six words, of which the second is the address.
+    // SAFETY: the program passes so many of them.
+    let address = |at: usize| unsafe { (words[2] as *const u64).add(at * 6 + 1).read() };
+    if (0..words[1] as u32 as usize).any(|at| is_dry(address(at))) { SUCCESS } else { real() }
+}
