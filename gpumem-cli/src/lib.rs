@@ -25,6 +25,7 @@ mod run;
 mod terminal;
 mod values;
 mod watch;
+mod what_if;
 mod wrap;
 
 use std::{

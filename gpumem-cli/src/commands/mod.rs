@@ -13,6 +13,7 @@ mod run;
 mod start;
 mod stop;
 mod watch;
+mod what_if;
 
 use clap::Subcommand;
 
@@ -27,6 +28,7 @@ pub(crate) enum Command {
     Stop(stop::StopArguments),
     Report(report::ReportArguments),
     Diff(diff::DiffArguments),
+    WhatIf(what_if::WhatIfArguments),
     Estimate(estimate::EstimateArguments),
     Info(info::InfoArguments),
     Ps(ps::PsArguments),
@@ -45,6 +47,7 @@ pub(crate) fn execute(command: Command, all: clap::Command) -> Result<Exit, Fail
         Command::Stop(arguments) => stop::execute(&arguments),
         Command::Report(arguments) => report::execute(&arguments),
         Command::Diff(arguments) => diff::execute(&arguments),
+        Command::WhatIf(arguments) => what_if::execute(arguments),
         Command::Estimate(arguments) => estimate::execute(&arguments),
         Command::Info(arguments) => info::execute(&arguments),
         Command::Ps(arguments) => ps::execute(&arguments),

@@ -23,7 +23,8 @@ pub(crate) struct Content {
     pub(super) last_stack: u32,
     /// Whether the history of a caching allocator is there.
     pub(super) has_allocator: bool,
-    pub(crate) has_blocks: bool,
+    /// Whether its process asked for memory, and got it or not.
+    pub(crate) has_requests: bool,
     /// The devices on which its process allocated.
     pub(crate) devices: BTreeSet<u32>,
 }
@@ -57,12 +58,13 @@ impl Content {
             Item::Symbols(symbols) => _ = known.insert(symbols.address),
             Item::Allocator(_) => self.has_allocator = true,
             Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => {
-                self.has_blocks = true;
+                self.has_requests = true;
                 // Host memory also has a device number, but that means nothing.
                 if block.kind.is_on_device() {
                     self.devices.insert(block.device.ordinal);
                 }
             }
+            Item::Event(RecordedEvent { kind: EventKind::Refused { .. }, .. }) => self.has_requests = true,
             _ => {}
         }
     }

@@ -16,7 +16,7 @@ pub(super) struct Finished {
     pub(super) unfinished: Vec<PathBuf>,
 }
 
-/// Completes the recordings of the run, removes those of processes that allocated nothing, and gives them the names that users know.
+/// Completes the recordings of the run, removes those of processes that asked for nothing, and gives them the names that users know.
 /// If `keeps_names`, `gpumem start` and `gpumem stop` have printed the names that they have.
 pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
     let (mut recorded, mut unfinished) = (Vec::new(), Vec::new());
@@ -46,7 +46,7 @@ pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
 enum Found {
     /// Its process allocated on these devices.
     Devices(Vec<u32>),
-    /// Its process allocated nothing.
+    /// Its process asked for nothing.
     Nothing,
     /// Its process runs still.
     Unfinished,
@@ -55,7 +55,7 @@ enum Found {
 /// The devices on which the process allocated. An empty recording is removed.
 fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
     let Some(content) = complete(path)? else { return Ok(Found::Unfinished) };
-    if !content.has_blocks && !keeps_empty {
+    if !content.has_requests && !keeps_empty {
         fs::remove_file(path)?;
         return Ok(Found::Nothing);
     }

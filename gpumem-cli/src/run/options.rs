@@ -82,7 +82,7 @@ const CARDS: &[(&str, u64)] = &[
 ];
 
 /// A size, or the name of a card.
-fn card(text: &str) -> Result<Bytes, String> {
+pub(crate) fn card(text: &str) -> Result<Bytes, String> {
     let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
     let asked = plain(text);
     let named = |card: &&(&str, u64)| plain(card.0) == asked || plain(card.0) == format!("rtx{asked}");

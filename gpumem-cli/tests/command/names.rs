@@ -214,10 +214,23 @@ fn written_recordings() -> [PathBuf; 3] {
 }
 
 /// Each command, and its options, with or without a value: a test in this file runs each that has an output of its own.
-const COMMANDS: [(&str, &[&str]); 13] = [
+const COMMANDS: [(&str, &[&str]); 14] = [
     (
         "run",
-        &["--dormant", "--max-size", "--modules", "--only-peak", "--output", "--stacks", "--torch", "--torch-events"],
+        &[
+            "--card",
+            "--dormant",
+            "--dry",
+            "--dry-fill",
+            "--limit",
+            "--max-size",
+            "--modules",
+            "--only-peak",
+            "--output",
+            "--stacks",
+            "--torch",
+            "--torch-events",
+        ],
     ),
     (
         "attach",
@@ -225,6 +238,7 @@ const COMMANDS: [(&str, &[&str]); 13] = [
     ),
     ("start", &["--json"]),
     ("stop", &["--json"]),
+    ("what-if", &["--card", "--jobs", "--json", "--largest", "--try"]),
     (
         "report",
         &[

@@ -68,3 +68,63 @@ fn a_dry_run_that_is_not_possible_does_not_run() {
     assert!(outcome.stderr.contains("dry run is not possible, and the program does not run without it: "), "{outcome}");
     assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
 }
+
+/// A program whose need depends on its environment, as that of PyTorch does.
+const NEEDS: &str = "import ctypes, os, sys
+cuda = ctypes.CDLL('libcuda.so.1')
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+mib = 100 * int(os.environ.get('BATCH', 40)) - 1000 * ('expandable' in os.environ.get('PYTORCH_CUDA_ALLOC_CONF', ''))
+sys.exit(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_uint64(mib << 20)))";
+
+fn what_if(options: &[&str], program: &str) -> Option<Outcome> {
+    let Some(python) = python() else {
+        gpumem_tests::skipped("no Python 3.14");
+        return None;
+    };
+    let command = [&["what-if"], options, &["--", &python, "-c", program]].concat();
+    Some(machine().run_program(&built("gpumem-command"), &command))
+}
+
+#[test]
+fn the_setting_that_needs_the_smallest_card_is_found() {
+    let Some(outcome) = what_if(&["--json"], NEEDS) else { return };
+    assert!(outcome.succeeded(), "{outcome}");
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(answer["best"], "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
+    let [own, best] = [0, 1].map(|at| &answer["rows"][at]);
+    assert_eq!((&own["most_bytes"], &best["most_bytes"]), (&json!(4000_u64 << 20), &json!(3000_u64 << 20)));
+    for (row, least) in [(own, 4527), (best, 3527)] {
+        let card = row["smallest_card_bytes"].as_u64().unwrap() >> 20;
+        assert!(card >= least && card <= least * 102 / 100, "{row}");
+    }
+    let Some(text) = what_if(&["--try", "BATCH=60", "--try", "BATCH=x"], NEEDS) else { return };
+    for part in [
+        "\n the program as it is ",
+        "\n BATCH=60 ",
+        "\n BATCH=x ",
+        "  failed\n",
+        "\nNone of these needs a smaller card ",
+    ] {
+        assert!(text.stdout.contains(part), "{part:?} is not in {text}");
+    }
+}
+
+#[test]
+fn the_largest_batch_that_fits_is_found() {
+    let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH"], NEEDS) else { return };
+    assert_eq!(outcome.stdout, "BATCH=76 is the largest that runs on a card of 8 GiB.\n", "{outcome}");
+    let Some(outcome) = what_if(&["--card", "1GiB", "--largest", "BATCH"], NEEDS) else { return };
+    assert_eq!(outcome.stdout, "BATCH=4 is the largest that runs on a card of 1 GiB.\n", "{outcome}");
+    // What is wrong with the program is said.
+    let Some(outcome) = what_if(&[], "raise SystemExit('no data')") else { return };
+    assert_eq!(outcome.exit(), "exit status: 2", "{outcome}");
+    assert!(
+        outcome.stderr.contains("the program cannot be tried: it ended with exit status: 1: no data;"),
+        "{outcome}"
+    );
+    let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "OTHER"], NEEDS) else { return };
+    assert!(outcome.stderr.contains("the program may not read this variable"), "{outcome}");
+}

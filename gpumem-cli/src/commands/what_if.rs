@@ -1,0 +1,77 @@
+//! Tries settings of a program in dry runs.
+
+use std::ffi::OsString;
+
+use clap::Args;
+use gpumem_core::{export::Role, model::Bytes};
+
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    progress::working,
+    run::card,
+    terminal,
+    what_if::{self, Question},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  gpumem what-if -- python train.py                          PyTorch's settings, and the smallest card with each
+  gpumem what-if --try BATCH=16 --try BATCH=32 -- python train.py
+  gpumem what-if --card 'RTX 4090' --largest BATCH -- python train.py
+
+Each is a dry run (`gpumem run --dry`): the program needs a GPU of any size, and computes nothing. Its output is not shown.";
+
+/// Tries settings in dry runs of a program: what it would need, and the smallest card with which it runs.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct WhatIfArguments {
+    /// Try these variables of the environment, such as BATCH=16 or 'BATCH=16 LENGTH=512'. May be given several times. Without it: settings
+    /// of PyTorch's allocator.
+    #[arg(long = "try", value_name = "VARIABLES", value_parser = variables)]
+    tries: Vec<String>,
+    /// Look for the largest whole number in this variable of the environment with which the program runs.
+    #[arg(long, value_name = "VARIABLE", conflicts_with = "tries", requires = "card")]
+    largest: Option<String>,
+    /// The card: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without it, the card of this machine.
+    #[arg(long, value_name = "CARD", value_parser = card)]
+    card: Option<Bytes>,
+    /// So many dry runs at a time. Each needs memory of the host as the program does.
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: u8,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+    /// The program and its arguments.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// `NAME=VALUE`, and more of them after spaces.
+fn variables(text: &str) -> Result<String, String> {
+    let is_variable = |word: &str| word.split_once('=').is_some_and(|(name, _)| !name.is_empty());
+    if text.split_whitespace().next().is_some() && text.split_whitespace().all(is_variable) {
+        Ok(text.to_owned())
+    } else {
+        Err("write variables such as BATCH=16, with spaces between them".to_owned())
+    }
+}
+
+pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
+    let WhatIfArguments { tries, largest, card, jobs, json, command } = arguments;
+    let question = Question { command, tries, card, jobs: jobs.into() };
+    let Some(name) = largest else {
+        let answer = working("running the program dry", || what_if::ask(&question))?;
+        terminal::answer(json, &answer, |out, paint| answer.write(out, paint))?;
+        return Ok(Exit::Done);
+    };
+    let found = working("running the program dry", || what_if::largest(&question, &name))?;
+    let card = card.unwrap_or_default();
+    let words = match found {
+        Some(value) => format!("{name}={value} is the largest that runs on a card of {card}."),
+        None => format!("{name}=1 does not run on a card of {card}."),
+    };
+    let value = serde_json::json!({ "variable": name, "largest": found, "card_bytes": card.get() });
+    terminal::answer(json, &value, |out, paint| writeln!(out, "{}", paint.on(Role::Heading, &words)))?;
+    Ok(if found.is_some() { Exit::Done } else { Exit::LimitExceeded })
+}

@@ -1,0 +1,95 @@
+//! One dry run, and what came of it.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{self, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use gpumem_core::model::Bytes;
+
+use crate::{failure::Failure, history::History, report::overview::Overview};
+
+/// What came of a dry run.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    /// The most that the driver gave to a process on one device.
+    pub(super) most: u64,
+    /// How many processes were refused memory.
+    pub(super) refused: u64,
+    /// Why the program did not end well.
+    pub(super) failed: Option<String>,
+}
+
+/// Dry runs of one program. Their recordings are removed with it.
+pub(super) struct Trials {
+    command: Vec<OsString>,
+    folder: PathBuf,
+    count: AtomicUsize,
+}
+
+impl Drop for Trials {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Trials {
+    pub(super) fn new(command: &[OsString]) -> Result<Self, Failure> {
+        let folder = env::temp_dir().join(format!("gpumem-what-if-{}", process::id()));
+        fs::create_dir_all(&folder).map_err(|error| {
+            Failure::new(format!("`{}` cannot be written", folder.display()), error, "set TMPDIR to another folder")
+        })?;
+        Ok(Self { command: command.to_owned(), folder, count: AtomicUsize::new(0) })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    /// Runs the program with these variables, `NAME=VALUE` with spaces between them, on a card.
+    pub(super) fn run(&self, environment: &str, card: Option<Bytes>) -> Result<Outcome, Failure> {
+        let folder = self.folder.join(self.count.fetch_add(1, Relaxed).to_string());
+        let failed = |error| Failure::new("a dry run cannot be started", error, "");
+        fs::create_dir(&folder).map_err(failed)?;
+        let output = File::create(folder.join("output")).map_err(failed)?;
+        let mut command = Command::new(env::current_exe().map_err(failed)?);
+        command.args(["run", "--dry", "--stacks", "none", "--output"]).arg(folder.join("a.capture"));
+        if let Some(card) = card {
+            command.args(["--card", &format!("{}B", card.get())]);
+        }
+        command.arg("--").args(&self.command).stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(output).envs(environment.split_whitespace().filter_map(|variable| variable.split_once('=')));
+        let status = command.status().map_err(failed)?;
+        let outcome = outcome(&folder, status.success(), &status.to_string());
+        _ = fs::remove_dir_all(&folder);
+        Ok(outcome)
+    }
+}
+
+fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let recordings = files.filter(|path| path.extension().is_some_and(|extension| extension == "capture"));
+    let overviews: Vec<_> = recordings.filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
+    let peaks = overviews.iter().flat_map(|overview| &overview.devices).filter_map(|device| device.peak_bytes);
+    let refused = overviews.iter().filter(|overview| overview.refused.is_some()).count() as u64;
+    let most = peaks.max();
+    let failed = match (is_success, most) {
+        (true, Some(_)) => None,
+        (true, None) => Some("it allocated nothing on a GPU".to_owned()),
+        (false, _) => {
+            let output = fs::read(folder.join("output")).unwrap_or_default();
+            let output = String::from_utf8_lossy(&output);
+            // The summary of `gpumem run` begins after an empty line, with the file.
+            let own = output.split_once("\n\n").map_or(&*output, |(own, _)| own);
+            let lines = || own.lines().rev().filter(|line| !line.trim().is_empty());
+            let of_program = lines().find(|line| !line.starts_with("gpumem: "));
+            let last = of_program.or_else(|| lines().next()).unwrap_or_default();
+            Some(format!("it ended with {status}: {last}"))
+        }
+    };
+    Outcome { most: most.unwrap_or(0), refused, failed }
+}
