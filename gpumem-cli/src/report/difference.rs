@@ -15,7 +15,7 @@ use gpumem_core::{
 use serde::Serialize;
 
 use super::{
-    modules::ClassSum,
+    modules::{ClassSum, ModuleSum},
     overview::{DeviceOverview, Missing, Overview},
     sums::PlaceSum,
     tensors::{NO_LINE, TensorsOverview},
@@ -187,48 +187,56 @@ fn named<S: Into<String>>(sides: [impl IntoIterator<Item = (S, i64)>; 2]) -> Vec
     all
 }
 
+type Sums = Vec<(String, i64)>;
+
+/// What tensors had on one device, on one side.
+#[derive(Default)]
+struct TensorSide<'a> {
+    bytes: i64,
+    /// `None` if the recording has no classes.
+    classes: Option<Sums>,
+    modules: Option<Sums>,
+    places: &'a [PlaceSum],
+}
+
+impl<'a> TensorSide<'a> {
+    fn of(side: &'a Overview, device: u32, has_estimate: bool) -> Self {
+        if let Some(estimate) = side.devices.iter().find(|of| of.device == device).filter(|_| side.is_estimate()) {
+            // All its blocks are tensors, and their libraries are classes.
+            let classes = estimate.peak_by_place.iter().map(|sum| (sum.library_or_program(), sum.bytes)).collect();
+            let bytes = signed(estimate.peak_bytes.unwrap_or(0));
+            return Self { bytes, classes: Some(classes), ..Self::default() };
+        }
+        let Some(moment) = side.tensors_at_peak(device) else { return Self::default() };
+        let classes = moment.by_class.as_ref().map(|sums| match has_estimate {
+            true => classes_of_estimates(sums),
+            false => sums.iter().map(|sum| (sum.class.to_owned(), signed(sum.bytes))).collect(),
+        });
+        let module = |sum: &ModuleSum| (sum.name(None), signed(sum.bytes));
+        let modules = moment.by_module.as_ref().map(|sums| sums.iter().map(module).collect());
+        Self { bytes: signed(moment.allocated_bytes), classes, modules, places: &moment.by_place }
+    }
+}
+
 impl TensorsDifference {
     /// `None` if a recording has no tensors. A device without any had none.
     fn of(sides: [&Overview; 2], device: u32) -> Option<Self> {
+        let is_known = |side: &&Overview| side.has_tensors() || side.is_estimate();
+        let has_any = |side: &&Overview| side.tensors_at_peak(device).is_some();
+        if !sides.iter().all(is_known) || !sides.iter().any(has_any) {
+            return None;
+        }
         let has_estimate = sides.iter().any(|side| side.is_estimate());
-        if sides.iter().any(|side| !side.has_tensors() && !side.is_estimate())
-            || !sides.iter().any(|side| side.has_tensors())
-        {
-            return None;
-        }
-        let moments = sides.map(|side| side.tensors_at_peak(device));
-        let estimates =
-            sides.map(|side| side.devices.iter().find(|of| of.device == device).filter(|_| side.is_estimate()));
-        if moments.iter().all(Option::is_none) {
-            return None;
-        }
-        let bytes = |at: usize| {
-            let estimated = estimates[at].and_then(|estimate| estimate.peak_bytes);
-            moments[at].map(|moment| moment.allocated_bytes).or(estimated).map_or(0, signed)
-        };
-        let classes = |at: usize| match (estimates[at], moments[at].and_then(|moment| moment.by_class.as_ref())) {
-            (Some(estimate), _) => {
-                let class = |sum: &PlaceSum| (sum.library_or_program(), sum.bytes);
-                Some(estimate.peak_by_place.iter().map(class).collect())
-            }
-            (None, Some(sums)) if has_estimate => Some(classes_of_estimates(sums)),
-            (None, sums) => Some(sums?.iter().map(|sum| (sum.class.to_owned(), signed(sum.bytes))).collect::<Vec<_>>()),
-        };
-        let modules = |at: usize| {
-            let sums = moments[at]?.by_module.as_ref()?;
-            Some(sums.iter().map(|sum| (sum.name(None), signed(sum.bytes))).collect::<Vec<_>>())
-        };
-        let if_both = |sides: [Option<Vec<(String, i64)>>; 2]| match sides {
-            [Some(before), Some(after)] => named([before, after]),
-            _ => Vec::new(),
+        let [before, after] = sides.map(|side| TensorSide::of(side, device, has_estimate));
+        let if_both = |before: Option<Sums>, after: Option<Sums>| {
+            before.zip(after).map(|(before, after)| named([before, after])).unwrap_or_default()
         };
         let line = |sum: &PlaceSum| sum.line.clone().unwrap_or_else(|| NO_LINE.to_owned());
-        let places = moments.map(|moment| moment.map_or(&[][..], |moment| &moment.by_place));
         Some(Self {
-            peak: Change::new(bytes(0), bytes(1)),
-            by_class: if_both([0, 1].map(classes)),
-            by_module: if_both([0, 1].map(modules)),
-            by_place: if has_estimate { Vec::new() } else { by_name(places, line) },
+            peak: Change::new(before.bytes, after.bytes),
+            by_class: if_both(before.classes, after.classes),
+            by_module: if_both(before.modules, after.modules),
+            by_place: if has_estimate { Vec::new() } else { by_name([before.places, after.places], line) },
         })
     }
 
@@ -256,7 +264,7 @@ impl TensorsDifference {
 }
 
 /// An estimate counts temporary tensors as activations, and what the allocator adds for itself.
-fn classes_of_estimates(sums: &[ClassSum]) -> Vec<(String, i64)> {
+fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
     let temporary = [TensorClass::ForwardTemporary, TensorClass::BackwardTemporary].map(TensorClass::name);
     let class = |sum: &ClassSum| {
         let name = if temporary.contains(&sum.class) { TensorClass::Activations.name() } else { sum.class };

@@ -85,16 +85,16 @@ const CARDS: &[(&str, u64)] = &[
 pub(crate) fn card(text: &str) -> Result<Bytes, String> {
     let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
     let asked = plain(text);
-    let named = |card: &&(&str, u64)| plain(card.0) == asked || plain(card.0) == format!("rtx{asked}");
-    if let Some((_, mib)) = CARDS.iter().find(named) {
+    let is_asked = |card: &&(&str, u64)| plain(card.0) == asked || plain(card.0) == format!("rtx{asked}");
+    if let Some((_, mib)) = CARDS.iter().find(is_asked) {
         return Ok(Bytes::mib(*mib));
     }
-    let names = || CARDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     let bytes = size(text).map_err(|why| {
         if text.contains(char::is_numeric) && !asked.starts_with(char::is_alphabetic) {
             why
         } else {
-            format!("no such card is known; write a size such as 24GiB, or one of {}", names())
+            let known: Vec<_> = CARDS.iter().map(|(name, _)| *name).collect();
+            format!("no such card is known; write a size such as 24GiB, or one of {}", known.join(", "))
         }
     })?;
     if bytes < Bytes::gib(1) { Err("a card has at least 1GiB".to_owned()) } else { Ok(bytes) }
