@@ -208,10 +208,11 @@ impl<'a> TensorSide<'a> {
             return Self { bytes, classes: Some(classes), ..Self::default() };
         }
         let Some(moment) = side.tensors_at_peak(device) else { return Self::default() };
-        let classes = moment.by_class.as_ref().map(|sums| match has_estimate {
-            true => classes_of_estimates(sums),
-            false => sums.iter().map(|sum| (sum.class.to_owned(), signed(sum.bytes))).collect(),
-        });
+        let own_class = |sum: &ClassSum| (sum.class.to_owned(), signed(sum.bytes));
+        let of_class = |sums: &Vec<ClassSum>| {
+            if has_estimate { classes_of_estimates(sums) } else { sums.iter().map(own_class).collect() }
+        };
+        let classes = moment.by_class.as_ref().map(of_class);
         let module = |sum: &ModuleSum| (sum.name(None), signed(sum.bytes));
         let modules = moment.by_module.as_ref().map(|sums| sums.iter().map(module).collect());
         Self { bytes: signed(moment.allocated_bytes), classes, modules, places: &moment.by_place }
