@@ -67,6 +67,13 @@ fn hooks_change_no_result() {
         assert!(known > 50 && codes.len() == known + 1, "{version}: {known} functions, {codes:?}");
         codes.sort_unstable();
         codes.dedup();
+        // In a dry run, functions with many arguments are replaced as well.
+        let steps = ["call cuInit 0", "slot_is cuLaunchKernel", "slot_is cuMemcpyDtoH_v2", "slot_is cuMemAlloc_v2"];
+        let mut command = Command::new(built("gpumem-command"));
+        command.args(["run", "--dry", "--output"]).arg(&recording).arg("--").arg(&probe).arg("inject").args(steps);
+        let dry = answers(command.env("XDG_CACHE_HOME", &drivers), &driver);
+        let _ = fs::remove_file(&recording);
+        assert!(dry.len() == 5 && dry[2..].iter().all(|answer| answer.ends_with(": other")), "{version}: {dry:#?}");
         println!("driver {version}: {known} of {} functions, codes {codes:?}", functions.len());
     }
 }

@@ -75,7 +75,7 @@ pub fn can_intercept(source: Source) -> Result<()> {
 /// If the program sees other cards than the real ones: how they differ, and all bytes of each, if these differ.
 pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     #[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
-    return crate::dry::mode().map(|mode| (mode.to_string(), mode.card()));
+    return crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
     #[allow(unreachable_code, reason = "other systems have no dispatch table")]
     None
 }

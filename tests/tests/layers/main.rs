@@ -25,7 +25,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("recording", &["derive", "inbox", "ledger", "export", "report", "model", "error"]),
     ("export", &["report", "model", "error"]),
     ("settings", &["export", "model", "error"]),
-    ("sys", &["settings", "inbox", "model", "error"]),
+    ("sys", &["settings", "inbox", "device_model", "model", "error"]),
     ("source", &["sys", "device_model", "settings", "model", "error"]),
     // From `process` on: what `gpumem-driver` re-exports of `sys`.
     (

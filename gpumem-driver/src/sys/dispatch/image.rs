@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
-use super::{dry, verify::Library};
+use super::{dry::replaced, verify::Library};
 use crate::sys::loader;
 
 /// A mapped library.
@@ -116,7 +116,7 @@ impl Library for Image {
         // SAFETY: it is aligned, and in the writable data of a library that stays loaded, as above. Everybody who writes a pointer
         // there writes all of it at once.
         let pointer = is_pointer.then(|| unsafe { AtomicUsize::from_ptr(address as *mut usize) }.load(SeqCst));
-        pointer.map(dry::driver_below)
+        pointer.map(replaced::driver_below)
     }
 
     fn owner(&self, address: usize) -> Option<PathBuf> {

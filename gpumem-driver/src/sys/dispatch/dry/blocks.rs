@@ -5,8 +5,8 @@ use std::{ffi::c_int, ptr};
 use cudarc::driver::sys;
 
 use super::{
-    LARGEST_REAL, MODE, Mode,
     memory::{Backing, Block, PAGE},
+    mode::{LARGEST_REAL, MODE, Mode},
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real, memory, put,
         watch,

@@ -1,20 +1,15 @@
 //! The functions that are in the place of the driver's.
 
-use std::{
-    mem,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::{mem, sync::atomic::Ordering::Relaxed};
 
 use super::{
     blocks, physical, questions,
+    replaced::DRIVERS,
     state::{CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle},
     table::{FUNCTIONS, Shape, with_functions},
     work::{self, Planes},
 };
 use crate::sys::calls::{STATE, ThreadState};
-
-/// The driver's own implementations, by row of [`FUNCTIONS`]. Each is set before its slot is replaced.
-pub(super) static DRIVERS: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsize::new(0) }; FUNCTIONS.len()];
 
 macro_rules! functions {
     ($($name:ident($($argument:ident),*): $shape:expr;)*) => {

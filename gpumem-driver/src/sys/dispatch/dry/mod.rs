@@ -13,75 +13,28 @@
 mod blocks;
 mod functions;
 mod memory;
+mod mode;
 mod physical;
 mod questions;
+pub(super) mod replaced;
 mod state;
 mod table;
 mod work;
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::atomic::Ordering::Relaxed;
 
-use once_cell::sync::OnceCell;
-
+pub use self::mode::Mode;
 use self::{
-    functions::{DRIVERS, replacements},
+    functions::replacements,
+    mode::MODE,
+    replaced::{DRIVERS, REPLACED},
     table::FUNCTIONS,
 };
 use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,
-    model::Bytes,
     sys::{cuda, loader},
 };
-
-/// How the memory of the process differs from that of the real cards. Each card has `card` bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// A card of another size, on which nothing is executed that needs more than small blocks.
-    Dry {
-        /// All bytes of each card, as `cuMemGetInfo` returns them. `None`: what the first real card has.
-        card: Option<Bytes>,
-        /// What is copied to the host from memory that does not exist, byte by byte.
-        fill: u8,
-    },
-    /// A smaller card.
-    Limit {
-        /// All bytes of each card.
-        card: Bytes,
-    },
-}
-
-impl Mode {
-    /// All bytes of each card; `None` if they are those of the real one.
-    pub fn card(self) -> Option<Bytes> {
-        match self {
-            Self::Dry { card, .. } => card,
-            Self::Limit { card } => Some(card),
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    /// `dry run, card of 24 GiB`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Dry { card: None, .. } => f.write_str("dry run"),
-            Self::Dry { card: Some(card), .. } => write!(f, "dry run, card of {card}"),
-            Self::Limit { card } => write!(f, "card limited to {card}"),
-        }
-    }
-}
-
-/// Blocks of up to so many bytes are real in a dry run: the segments of PyTorch's pool for small tensors have as many.
-const LARGEST_REAL: u64 = 2 << 20;
-
-static MODE: OnceCell<Mode> = OnceCell::new();
-
-/// The functions in the slots, by row of [`FUNCTIONS`]. 0 where the driver's own is there.
-static REPLACED: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsize::new(0) }; FUNCTIONS.len()];
 
 /// From now on the process has other cards. To be called before the program has a context, at most once.
 ///
@@ -113,13 +66,4 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
 /// How the memory of this process differs from that of the real cards.
 pub fn mode() -> Option<Mode> {
     MODE.get().copied()
-}
-
-/// The driver's own implementation, if this is a function that is in its place.
-pub(super) fn driver_below(function: usize) -> usize {
-    if MODE.get().is_none() {
-        return function;
-    }
-    let row = REPLACED.iter().position(|replaced| replaced.load(Relaxed) == function);
-    row.map_or(function, |row| DRIVERS[row].load(Relaxed))
 }

@@ -12,8 +12,8 @@ use cudarc::driver::sys;
 use once_cell::sync::Lazy;
 
 use super::{
-    LARGEST_REAL, MODE, Mode,
     memory::{Backing, Block, Memory, PAGE, Physical},
+    mode::{LARGEST_REAL, MODE, Mode},
 };
 use crate::sys::cuda;
 

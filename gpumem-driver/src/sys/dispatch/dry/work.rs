@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
 
 use super::{
-    LARGEST_REAL, MODE, Mode,
+    mode::{LARGEST_REAL, MODE, Mode},
     state::{CUDA_ERROR_INVALID_VALUE, HIGHEST, Real, SUCCESS, get, inside, is_dry, memory, watch},
 };
 use crate::sys::dl;

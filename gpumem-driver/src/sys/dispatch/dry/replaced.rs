@@ -1,0 +1,20 @@
+//! Which functions are in the slots, and what is below them.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use super::{mode::MODE, table::FUNCTIONS};
+
+/// The driver's own implementations, by row of [`FUNCTIONS`]. Each is set before its slot is replaced.
+pub(super) static DRIVERS: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsize::new(0) }; FUNCTIONS.len()];
+
+/// The functions in the slots, by row of [`FUNCTIONS`]. 0 where the driver's own is there.
+pub(super) static REPLACED: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsize::new(0) }; FUNCTIONS.len()];
+
+/// The driver's own implementation, if this is a function that is in its place.
+pub(in crate::sys::dispatch) fn driver_below(function: usize) -> usize {
+    if MODE.get().is_none() {
+        return function;
+    }
+    let row = REPLACED.iter().position(|replaced| replaced.load(Relaxed) == function);
+    row.map_or(function, |row| DRIVERS[row].load(Relaxed))
+}
