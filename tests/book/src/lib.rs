@@ -27,6 +27,7 @@ pages! {
     zero_cost "zero-cost.md"
     async_code "async.md"
     tests "tests.md"
+    dry "dry.md"
     estimates "estimates.md"
     troubleshooting "troubleshooting.md"
     cudarc "frameworks/cudarc.md"
