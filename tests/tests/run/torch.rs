@@ -34,7 +34,7 @@ exec(os.environ.get('AT_THE_END', ''))
 
 /// Trains a network with two equal layers: a step has activations, temporary tensors, gradients, and states.
 const MODULES: &str = "\
-import json, threading
+import json
 import torch
 from torch.cuda import empty
 MIB = 1 << 20
@@ -71,9 +71,7 @@ for step in range(3):
     images, kept = empty(2 * MIB), []
     net(images, kept)
     kept.append(empty(MIB))
-    thread = threading.Thread(target=backward, args=(kept,), name='backward')
-    thread.start()
-    thread.join()
+    torch.autograd.backward([lambda: backward(kept)])
     optimizer.step()
     for parameter in parameters:
         parameter.grad = None
@@ -215,6 +213,64 @@ fn modules_and_classes_come_to_what_the_program_has() {
         for part in ["h.0 … 1 Layer (2×)", "temporary (backward)"] {
             assert!(run.outcome.stderr.contains(part), "{part}\n{}", run.outcome);
         }
+    }
+}
+
+/// Backward passes: an operation in C++ and one in Python, a pass inside of a pass, one that fails, and two at once.
+const BACKWARD: &str = "\
+import threading
+import torch
+from torch.autograd import backward
+from torch.autograd.function import BackwardCFunction
+from torch.cuda import empty
+kept = [empty(2 << 20)]
+def operation(mib):
+    return lambda: kept.append(empty(mib << 20))
+def custom():
+    kept.append(empty(12 << 20))
+    backward([operation(14)])
+def failing():
+    raise ValueError
+def step():
+    backward([operation(16), BackwardCFunction(custom)])
+step()
+try:
+    backward([operation(18), failing])
+except ValueError:
+    print(torch.autograd._engine_run_backward.__name__, 'raised')
+barrier = threading.Barrier(2)
+def allocating(mib):
+    return [lambda: barrier.wait(), operation(mib), lambda: barrier.wait()]
+def at_once(*functions):
+    threads = [threading.Thread(target=function) for function in functions]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+waiting = [lambda: barrier.wait()] * 2
+at_once(lambda: backward(allocating(20)),
+        lambda: backward(waiting))
+at_once(*[lambda operations=operations: backward(operations) for operations in (allocating(22), waiting)])
+";
+
+#[test]
+fn the_backward_pass_is_on_the_line_that_began_it() {
+    for (python, option) in interpreters().into_values().flat_map(|python| [(python.clone(), "--torch"), (python, "--modules")]) {
+        let run = Run::of_program(BACKWARD, &python, &[option], &machine(), &[]);
+        assert!(run.outcome.is_clean() && run.outcome.stdout == "_engine_run_backward raised\n", "{}", run.outcome);
+        let report = run.json(&[]);
+        let text = |value: &Value| value.as_str().map(|text| text.rsplit('/').next().unwrap_or_default().to_owned());
+        let place = |sum: &Value| (sum["bytes"].as_u64().unwrap() >> 20, text(&sum["line"]), text(&sum["caller"]));
+        let places = report["torch"]["devices"][0]["peak"]["by_place"].as_array().unwrap();
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(places.iter().map(place).collect::<Vec<_>>(), [
+            (22, some("train.py:31 (backward pass)"), None),
+            // Either of two lines may have allocated.
+            (20, None, None),
+            (18, some("train.py:18 (backward pass)"), None),
+            (16, some("train.py:15 (backward pass)"), some("train.py:16")),
+            (14, some("train.py:11 (backward pass)"), some("train.py:15")),
+            (12, some("train.py:10 (backward pass)"), some("train.py:15")),
+            (2, some("train.py:6"), None),
+        ]);
     }
 }
 

@@ -82,7 +82,9 @@ pub(crate) fn backward_operation(frames: &[Frame]) -> Option<&str> {
 impl Frame {
     fn phase(&self) -> Option<Phase> {
         let (file, function) = (self.file.as_deref()?, self.function.as_deref()?);
-        let mut phases = PHASES.iter().filter(|(folder, name, _)| function == *name && file.contains(folder));
+        let last = function.rsplit('.').next().unwrap_or(function);
+        let mut phases =
+            PHASES.iter().filter(|(folder, name, _)| [function, last].contains(name) && file.contains(folder));
         phases.next().map(|(.., phase)| *phase)
     }
 

@@ -11,9 +11,9 @@ pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/check
 pub(super) const PACKAGE_FOLDERS: &[&str] = &["/site-packages/", "/dist-packages/"];
 
 /// What the files of Python's packages and of its standard library contain, and those that `torch.compile` writes. `<frozen` is the name of
-/// files inside the interpreter.
+/// files inside the interpreter, `<gpumem>` that of gpumem's own functions.
 pub(super) const PYTHON_PACKAGES: &[&str] =
-    &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", TORCH_COMPILE];
+    &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", "<gpumem>", TORCH_COMPILE];
 
 /// The folder of files that `torch.compile` writes, with the name of the user after it.
 pub(super) const TORCH_COMPILE: &str = "/torchinductor_";
@@ -39,19 +39,16 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/threading.py", "Thread.run"),
 ];
 
-/// Functions of Python's packages that say in which phase of a program the functions inside of them run.
+/// Functions of Python's packages that say in which phase of a program the functions inside of them run. PyTorch's history has only the last
+/// parts of their names.
 pub(super) const PHASES: &[(&str, &str, Phase)] = &[
     // What the engine calls on its own threads, and what calls the engine.
     ("/torch/autograd/function.py", "BackwardCFunction.apply", Phase::BackwardPass),
     ("/torch/autograd/graph.py", "_engine_run_backward", Phase::BackwardPass),
-    ("/torch/utils/checkpoint.py", "_checkpoint_hook.__init__.<locals>.unpack_hook", Phase::BackwardPass),
+    ("/torch/utils/checkpoint.py", "unpack_hook", Phase::BackwardPass),
     // Checkpoints with and without `use_reentrant`.
-    ("/torch/utils/checkpoint.py", "CheckpointFunction.backward", Phase::Recomputation),
-    (
-        "/torch/utils/checkpoint.py",
-        "_checkpoint_without_reentrant_generator.<locals>.recompute_fn",
-        Phase::Recomputation,
-    ),
+    ("/torch/utils/checkpoint.py", "backward", Phase::Recomputation),
+    ("/torch/utils/checkpoint.py", "recompute_fn", Phase::Recomputation),
     ("/torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop", Phase::PinThread),
 ];
 
