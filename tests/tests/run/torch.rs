@@ -48,7 +48,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         self.h = [Layer(), Layer()]
         self.head = Layer()
-    def forward(self, images, kept):
+    def forward(self, images, kept, labels):
         for layer in self.h:
             layer(kept)
         try:
@@ -68,8 +68,8 @@ def backward(kept):
         parameter.grad = empty(4 * MIB)
         kept.pop()
 for step in range(3):
-    images, kept = empty(2 * MIB), []
-    net(images, kept)
+    images, labels, kept = empty(2 * MIB), empty(2 * MIB), []
+    net(images, kept, labels=labels)
     kept.append(empty(MIB))
     torch.autograd.backward([lambda: backward(kept)])
     optimizer.step()
@@ -195,13 +195,13 @@ fn modules_and_classes_come_to_what_the_program_has() {
                 (some("weights"), 12),
                 (some("optimizer"), 12),
                 (some("gradients"), 4),
-                (some("inputs"), 2),
+                (some("inputs"), 4),
             ],
             "{peak:#}"
         );
         assert_eq!(
             sums(&peak["by_module"], "module"),
-            [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 2)],
+            [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 4)],
             "{peak:#}"
         );
         // Nobody but the optimizer refers to its state at the end.

@@ -32,6 +32,8 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/torch/autograd/function.py", "BackwardCFunction.apply"),
     ("/torch/_ops.py", "OpOverload.__call__"),
     ("/torch/_ops.py", "OpOverloadPacket.__call__"),
+    ("/torch/distributed/distributed_c10d.py", "_new_group_with_tag"),
+    ("/torch/distributed/distributed_c10d.py", "_new_process_group_helper"),
     ("/torch/utils/checkpoint.py", "_run_fn_with_dynamo_disabled"),
     ("/transformers/modeling_layers.py", "GradientCheckpointingLayer.__call__"),
     ("/threading.py", "Thread._bootstrap"),
