@@ -216,13 +216,14 @@ fn modules_and_classes_come_to_what_the_program_has() {
     }
 }
 
-/// Backward passes: an operation in C++ and one in Python, a pass inside of a pass, one that fails, and two at once.
+/// Backward passes: an operation in C++ and one in Python, a pass inside of a pass, one that fails, two at once, and a checkpoint.
 const BACKWARD: &str = "\
 import threading
 import torch
 from torch.autograd import backward
 from torch.autograd.function import BackwardCFunction
 from torch.cuda import empty
+from torch.utils.checkpoint import checkpoint
 kept = [empty(2 << 20)]
 def operation(mib):
     return lambda: kept.append(empty(mib << 20))
@@ -249,11 +250,16 @@ waiting = [lambda: barrier.wait()] * 2
 at_once(lambda: backward(allocating(20)),
         lambda: backward(waiting))
 at_once(*[lambda operations=operations: backward(operations) for operations in (allocating(22), waiting)])
+def block():
+    kept.append(empty(10 << 20))
+backward([checkpoint(block)])
 ";
 
 #[test]
 fn the_backward_pass_is_on_the_line_that_began_it() {
-    for (python, option) in interpreters().into_values().flat_map(|python| [(python.clone(), "--torch"), (python, "--modules")]) {
+    for (python, option) in
+        interpreters().into_values().flat_map(|python| [(python.clone(), "--torch"), (python, "--modules")])
+    {
         let run = Run::of_program(BACKWARD, &python, &[option], &machine(), &[]);
         assert!(run.outcome.is_clean() && run.outcome.stdout == "_engine_run_backward raised\n", "{}", run.outcome);
         let report = run.json(&[]);
@@ -261,17 +267,43 @@ fn the_backward_pass_is_on_the_line_that_began_it() {
         let place = |sum: &Value| (sum["bytes"].as_u64().unwrap() >> 20, text(&sum["line"]), text(&sum["caller"]));
         let places = report["torch"]["devices"][0]["peak"]["by_place"].as_array().unwrap();
         let some = |text: &str| Some(text.to_owned());
-        assert_eq!(places.iter().map(place).collect::<Vec<_>>(), [
-            (22, some("train.py:31 (backward pass)"), None),
-            // Either of two lines may have allocated.
-            (20, None, None),
-            (18, some("train.py:18 (backward pass)"), None),
-            (16, some("train.py:15 (backward pass)"), some("train.py:16")),
-            (14, some("train.py:11 (backward pass)"), some("train.py:15")),
-            (12, some("train.py:10 (backward pass)"), some("train.py:15")),
-            (2, some("train.py:6"), None),
-        ]);
+        assert_eq!(
+            places.iter().map(place).collect::<Vec<_>>(),
+            [
+                (22, some("train.py:32 (backward pass)"), None),
+                // Either of two lines may have allocated.
+                (20, None, None),
+                (18, some("train.py:19 (backward pass)"), None),
+                (16, some("train.py:16 (backward pass)"), some("train.py:17")),
+                (14, some("train.py:12 (backward pass)"), some("train.py:16")),
+                (12, some("train.py:11 (backward pass)"), some("train.py:16")),
+                (10, some("train.py:34 (recomputed for a checkpoint)"), some("train.py:35")),
+                (2, some("train.py:7"), None),
+            ]
+        );
     }
+}
+
+/// A `DataLoader` copies to pinned memory on a thread of its own.
+const PINNING: &str = "\
+import threading
+import torch
+from torch.utils.data._utils.pin_memory import _pin_memory_loop
+torch.cuda.empty(1)
+thread = threading.Thread(target=_pin_memory_loop, args=([8 << 20],))
+thread.start()
+thread.join()
+";
+
+#[test]
+fn memory_of_a_pin_thread_says_so() {
+    let Some(python) = python() else { return };
+    let run = Run::of_program(PINNING, python.as_ref(), &[], &machine(), &[]);
+    assert!(run.outcome.is_clean(), "{}", run.outcome);
+    let places = run.json(&["--table"]);
+    let pinned = places["places"].as_array().unwrap().iter().find(|place| place["allocated_bytes"] == 8 << 20);
+    let pinned = pinned.unwrap_or_else(|| panic!("{places:#}"))["place"].as_str().unwrap();
+    assert!(pinned.ends_with(" (pin thread of a DataLoader)"), "{pinned}");
 }
 
 #[test]

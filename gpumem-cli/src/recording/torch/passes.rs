@@ -72,7 +72,8 @@ impl<'a> Stacks<'a> {
 
     /// The stacks that were made, with their numbers.
     pub(super) fn made(&self) -> impl Iterator<Item = (u32, Vec<u32>)> {
-        let frames = |stack: u32| stack.checked_sub(1).and_then(|at| self.stacks.get(at as usize)).into_iter().flatten();
+        let frames =
+            |stack: u32| stack.checked_sub(1).and_then(|at| self.stacks.get(at as usize)).into_iter().flatten();
         let both = move |inside, begun_by| frames(inside).chain(frames(begun_by)).copied().take(MOST_FRAMES).collect();
         self.made.iter().map(move |((inside, begun_by), number)| (*number, both(*inside, *begun_by)))
     }
@@ -101,14 +102,10 @@ mod tests {
             known.made().find(|(made, _)| *made == number).map(|(_, frames)| frames)
         };
         let first = Some(vec![3, 0]);
-        assert_eq!([9, 10, 16, 18, 20, 21].map(|time| at(0, time)), [
-            None,
-            first.clone(),
-            first.clone(),
-            first.clone(),
-            first.clone(),
-            None
-        ]);
+        assert_eq!(
+            [9, 10, 16, 18, 20, 21].map(|time| at(0, time)),
+            [None, first.clone(), first.clone(), first.clone(), first.clone(), None]
+        );
         // Two run at once. Then it is not known which one allocates.
         assert_eq!([34, 35, 40, 41].map(|time| at(0, time)), [first, None, None, Some(vec![3, 1])]);
         assert_eq!((at(3, 60), at(4, 60), at(0, 75), at(99, 60)), (Some(vec![2, 3, 1]), None, None, None));
