@@ -1,5 +1,5 @@
-# Runs in the recorded program, in a namespace of its own: switches the history of PyTorch's allocator on, and writes it to a file when
-# the program ends. It prints nothing, and no exception leaves it.
+# Runs in the recorded program, in a namespace of its own: switches the history of PyTorch's allocator on, notes when backward passes run, and
+# writes both to a file when the program ends. It prints nothing, and no exception leaves it.
 #
 # The file is a list of JSON values, one a line. Until all of it is written, its name ends in `.part`.
 
@@ -149,7 +149,7 @@ def note_backward(torch):
     try:
         # torch.compile would try to compile it.
         torch._C._dynamo.eval_frame.skip_code(noted.__code__)
-    except AttributeError:
+    except Exception:
         pass
     graph._engine_run_backward = noted
     if getattr(torch.autograd, "_engine_run_backward", None) is run:
