@@ -144,13 +144,9 @@ def note_backward(torch):
         finally:
             entry[1] = time.time_ns() // 1000
 
-    # Reports leave out frames of this file.
-    noted.__code__ = noted.__code__.replace(co_filename="<gpumem>")
-    try:
-        # torch.compile would try to compile it.
-        torch._C._dynamo.eval_frame.skip_code(noted.__code__)
-    except Exception:
-        pass
+    # torch.compile compiles no function of this folder, and reports leave out frames of Python whose file does not end in `.py`.
+    file = os.path.join(os.path.dirname(code.co_filename), "<gpumem>")
+    noted.__code__ = noted.__code__.replace(co_filename=file)
     graph._engine_run_backward = noted
     if getattr(torch.autograd, "_engine_run_backward", None) is run:
         torch.autograd._engine_run_backward = noted

@@ -11,9 +11,9 @@ pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/check
 pub(super) const PACKAGE_FOLDERS: &[&str] = &["/site-packages/", "/dist-packages/"];
 
 /// What the files of Python's packages and of its standard library contain, and those that `torch.compile` writes. `<frozen` is the name of
-/// files inside the interpreter, `<gpumem>` that of gpumem's own functions.
+/// files inside the interpreter.
 pub(super) const PYTHON_PACKAGES: &[&str] =
-    &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", "<gpumem>", TORCH_COMPILE];
+    &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", TORCH_COMPILE];
 
 /// The folder of files that `torch.compile` writes, with the name of the user after it.
 pub(super) const TORCH_COMPILE: &str = "/torchinductor_";
