@@ -262,7 +262,9 @@ impl TensorReading {
         if segments.is_empty() {
             return callers;
         }
-        segments.values_mut().for_each(|times| times.sort_unstable());
+        for times in segments.values_mut() {
+            times.sort_unstable();
+        }
         for (block, time, stack) in allocated {
             let segment = segments.get(&block).and_then(|times| nearest(times, time, |(at, _)| *at));
             let caller = segment.map_or(StackId::NONE, |(_, stack)| stack);

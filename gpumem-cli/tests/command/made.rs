@@ -68,7 +68,7 @@ impl Made {
             thread: ThreadId(1),
             next_key: 0x7f00_0000_0000,
             next_scope: 0,
-            last_stack: PLACES.len() as u32,
+            last_stack: u32::try_from(PLACES.len()).expect("there are few"),
         };
         made.item(&Item::Process(Process {
             pid: 4711,

@@ -20,7 +20,7 @@ pub(super) struct BackwardPass {
 #[derive(Debug)]
 pub(super) struct Stacks<'a> {
     /// The frames of each stack, from number 1 on.
-    stacks: &'a [Vec<u32>],
+    frames: &'a [Vec<u32>],
     /// By the numbers of stacks, whether PyTorch's own threads have it.
     is_of_pytorch: Vec<bool>,
     /// The stack that begins all passes which run from a time on. `None` if none runs, or if different stacks began them.
@@ -33,13 +33,13 @@ pub(super) struct Stacks<'a> {
 const MOST_FRAMES: usize = 128;
 
 impl<'a> Stacks<'a> {
-    pub(super) fn new(frames: &[Symbol], stacks: &'a [Vec<u32>], passes: &[BackwardPass]) -> Self {
+    pub(super) fn new(symbols: &[Symbol], frames: &'a [Vec<u32>], passes: &[BackwardPass]) -> Self {
         let is_of_pytorch = |stack: &Vec<u32>| {
-            let outermost = stack.last().and_then(|frame| frames.get(*frame as usize)?.function.as_deref());
+            let outermost = stack.last().and_then(|frame| symbols.get(*frame as usize)?.function.as_deref());
             // With these, Python begins programs and threads.
             !matches!(outermost, Some("<module>" | "_run_module_as_main" | "_bootstrap"))
         };
-        let is_of_pytorch = std::iter::once(true).chain(stacks.iter().map(is_of_pytorch)).collect();
+        let is_of_pytorch = std::iter::once(true).chain(frames.iter().map(is_of_pytorch)).collect();
         let ends = |pass: &BackwardPass| {
             let (begin, end) = pass.times;
             [(begin, true, pass.stack), (end.max(begin).saturating_add(1), false, pass.stack)]
@@ -56,7 +56,7 @@ impl<'a> Stacks<'a> {
             (time, running.keys().next().copied().filter(|stack| running.len() == 1 && *stack != 0))
         });
         let passes = passes.collect();
-        Self { stacks, is_of_pytorch, passes, made: HashMap::new() }
+        Self { frames, is_of_pytorch, passes, made: HashMap::new() }
     }
 
     /// The number of the stack of an allocation: that with this number, or one that goes on where its pass began.
@@ -66,14 +66,14 @@ impl<'a> Stacks<'a> {
         }
         let after = self.passes.partition_point(|(time, _)| *time <= micros);
         let Some((_, Some(begun_by))) = after.checked_sub(1).map(|at| self.passes[at]) else { return stack };
-        let next = u32::try_from(self.stacks.len() + self.made.len() + 1).unwrap_or(u32::MAX);
+        let next = u32::try_from(self.frames.len() + self.made.len() + 1).unwrap_or(u32::MAX);
         *self.made.entry((stack, begun_by)).or_insert(next)
     }
 
     /// The stacks that were made, with their numbers.
     pub(super) fn made(&self) -> impl Iterator<Item = (u32, Vec<u32>)> {
         let frames =
-            |stack: u32| stack.checked_sub(1).and_then(|at| self.stacks.get(at as usize)).into_iter().flatten();
+            |stack: u32| stack.checked_sub(1).and_then(|at| self.frames.get(at as usize)).into_iter().flatten();
         let both = move |inside, begun_by| frames(inside).chain(frames(begun_by)).copied().take(MOST_FRAMES).collect();
         self.made.iter().map(move |((inside, begun_by), number)| (*number, both(*inside, *begun_by)))
     }
