@@ -58,15 +58,19 @@ def observe_modules(torch):
         except Exception:
             pass
 
-    def leave(module, inputs, output):
+    def leave(module, inputs, *others):
         if is_compiling():
             return
         try:
             stack = here.stack
             # A module that raised may have been left without a call of this function.
-            while stack.pop()[0]() is not module:
-                pass
+            left = stack.pop()
+            while left[0]() is not module:
+                left = stack.pop()
             tell(stack[-1][1] if stack else "")
+            # PyTorch gives keyword arguments to this function only, and not if the module raised.
+            if len(others) == 2 and "." not in left[1]:
+                mark((id(module), "keywords"), places(torch, "inputs", others[0].values(), left[1]))
         except Exception:
             tell("")
 
@@ -80,7 +84,7 @@ def observe_modules(torch):
     warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
     modules = sys.modules["torch.nn.modules.module"]
     modules.register_module_forward_pre_hook(enter)
-    modules.register_module_forward_hook(leave, always_call=True)
+    modules.register_module_forward_hook(leave, with_kwargs=True, always_call=True)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     register_optimizer_step_post_hook(stepped)

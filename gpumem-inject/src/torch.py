@@ -1,11 +1,14 @@
-# Runs in the recorded program, in a namespace of its own: switches the history of PyTorch's allocator on, and writes it to a file when
-# the program ends. It prints nothing, and no exception leaves it.
+# Runs in the recorded program, in a namespace of its own: switches the history of PyTorch's allocator on, notes when backward passes run, and
+# writes both to a file when the program ends. It prints nothing, and no exception leaves it.
 #
 # The file is a list of JSON values, one a line. Until all of it is written, its name ends in `.part`.
 
 import atexit
+import collections
+import functools
 import os
 import sys
+import time
 
 # Of the process in which `begin` ran: a child of `fork` has the handlers of its parent.
 process = None
@@ -20,6 +23,13 @@ observe_modules = None
 missing_modules = None
 # The handlers for the end of the program are there.
 is_awaited = False
+# The newest backward passes: `[begin, end, frames]`. The times are in microseconds, and the frames are those of the line that began the pass.
+passes = collections.deque(maxlen=50_000)
+# The frames of lines that began a pass, with the code objects of these frames, by the `id` and the instruction of each code object.
+lines = {}
+MOST_LINES = 1_000
+MOST_FRAMES = 64
+is_noting = False
 
 
 def begin(to, entries):
@@ -99,6 +109,7 @@ def enable():
             # Without the stacks of frees: the line that allocated is what is asked for.
             memory._record_memory_history("all", context="alloc", stacks="python", max_entries=most)
         is_on = True
+        note_backward(torch)
         if observe_modules:
             missing_modules = observe_modules(torch)
         note(is_own=is_enabled)
@@ -106,6 +117,61 @@ def enable():
         note(why="it is older than 2.1 (%s)" % words(error))
     except BaseException as error:
         note(why=words(error))
+
+
+def note_backward(torch):
+    """Notes when backward passes run and which lines begin them: a thread on which PyTorch runs a pass has no line of Python."""
+    global is_noting
+    graph = sys.modules.get("torch.autograd.graph")
+    run = getattr(graph, "_engine_run_backward", None)
+    code = getattr(run, "__code__", None)
+    pass_of_thread = getattr(torch._C, "_current_graph_task_id", None)
+    if is_noting or code is None or pass_of_thread is None:
+        # It is older than 2.3.
+        return
+    is_noting = True
+    first = {"filename": code.co_filename, "line": code.co_firstlineno, "name": code.co_name}
+
+    @functools.wraps(run)
+    def noted(*arguments, **keywords):
+        # A pass that begins inside of another one is a part of that one.
+        if not is_on or pass_of_thread() != -1:
+            return run(*arguments, **keywords)
+        entry = [time.time_ns() // 1000, None, frames_from(sys._getframe(1), first)]
+        passes.append(entry)
+        try:
+            return run(*arguments, **keywords)
+        finally:
+            entry[1] = time.time_ns() // 1000
+
+    # torch.compile compiles no function of this folder, and reports leave out frames of Python whose file does not end in `.py`.
+    file = os.path.join(os.path.dirname(code.co_filename), "<gpumem>")
+    noted.__code__ = noted.__code__.replace(co_filename=file)
+    graph._engine_run_backward = noted
+    if getattr(torch.autograd, "_engine_run_backward", None) is run:
+        torch.autograd._engine_run_backward = noted
+
+
+def frames_from(frame, first):
+    """`first` and the frames from this one on, as PyTorch has frames. Equal lines have the same list."""
+    key, at = [], frame
+    while at is not None and len(key) < 2 * MOST_FRAMES:
+        key += id(at.f_code), at.f_lasti
+        at = at.f_back
+    key = tuple(key)
+    known = lines.get(key)
+    if known is None:
+        if len(lines) >= MOST_LINES:
+            lines.clear()
+        # While a code object is kept, no other one has its `id`.
+        frames, codes = [first], []
+        while frame is not None and len(codes) < MOST_FRAMES:
+            code = frame.f_code
+            codes.append(code)
+            frames.append({"filename": code.co_filename, "line": frame.f_lineno or 0, "name": code.co_name})
+            frame = frame.f_back
+        known = lines[key] = frames, codes
+    return known[0]
 
 
 def words(error):
@@ -212,6 +278,11 @@ def write(torch):
                 line({"module": number, "path": path})
             return number
 
+        times = {}
+        for begin, end, frames in list(passes):
+            times.setdefault(stack(frames), []).append((begin, end or time.time_ns() // 1000))
+        for number, of_stack in times.items():
+            line({"passes": of_stack, "from": number})
         settings = snapshot.get("allocator_settings") or {}
         line({"settings": {key: value for key, value in settings.items() if key != "PYTORCH_CUDA_ALLOC_CONF"}})
         figures = "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "reserved_bytes.all.peak"

@@ -116,6 +116,11 @@ impl Origins {
         (number, is_new)
     }
 
+    /// The stack of an origin.
+    pub(super) fn stack(&self, number: u32) -> StackId {
+        self.all.get(number as usize).map_or(StackId::NONE, |group| group.stack)
+    }
+
     /// The origins in words. Their names may have `left` bytes; if they have more, the rest of the origins has no names.
     pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions, left: &mut u64) -> Vec<Origin> {
         let paths = Paths::now(ledger, definitions);

@@ -294,15 +294,22 @@ impl HistoryReading {
     }
 
     fn finish(self, path: &Path, bytes: u64) -> History {
-        let Self { reader, history, origins, newest, tensors, .. } = self;
+        let Self { mut reader, history, origins, newest, tensors, .. } = self;
         let HistoryParts { lives, labels, scopes, devices, refusals } = history;
-        let allocated = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated).map(|change| {
-            let block = lives.block(change.block);
-            ((devices[usize::from(block.device)].device, block.key, block.bytes), change.time)
-        });
+        let allocated = || {
+            let allocations = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated);
+            allocations.map(|change| {
+                let block = lives.block(change.block);
+                let driver_block = (devices[usize::from(block.device)].device, block.key, block.bytes);
+                (driver_block, change.time, origins.stack(block.origin))
+            })
+        };
+        for (stack, callers) in tensors.callers(allocated()) {
+            reader.add_callers(stack, callers);
+        }
         let mut names_left = reader.names_left();
         let origins = origins.in_words(reader.ledger(), reader.definitions(), &mut names_left);
-        let tensors = tensors.finish(reader.definitions(), allocated, &mut names_left);
+        let tensors = tensors.finish(reader.definitions(), allocated(), &mut names_left);
         History {
             path: path.to_owned(),
             bytes,

@@ -231,13 +231,13 @@ impl TensorReading {
     }
 
     /// The times at which the driver gave each segment that the allocator says it got.
-    fn segments(&self, allocated: impl Iterator<Item = (DriverBlock, u64)>) -> HashMap<DriverBlock, Vec<u64>> {
+    fn segments(&self, allocated: impl Iterator<Item = (DriverBlock, u64, StackId)>) -> HashMap<DriverBlock, Vec<u64>> {
         let got = |(device, steps): (&Device, &Vec<AllocatorStep>)| {
             let got = steps.iter().filter(|step| step.action == Action::SegmentAlloc);
             got.map(|step| ((*device, step.address, step.bytes), Vec::new())).collect::<Vec<_>>()
         };
         let mut segments: HashMap<DriverBlock, Vec<u64>> = self.devices.iter().flat_map(got).collect();
-        for (segment, time) in allocated {
+        for (segment, time, _) in allocated {
             if let Some(times) = segments.get_mut(&segment) {
                 times.push(time);
             }
@@ -245,11 +245,43 @@ impl TensorReading {
         segments
     }
 
-    /// `allocated` are the allocations of the driver: their devices, keys, sizes and times. Names may have `names_left` bytes.
+    /// The stacks of the driver's blocks, and those that PyTorch has for the same blocks. `allocated` are the allocations of the driver: their
+    /// devices, keys, sizes, times and stacks. If one stack of the driver belongs to several ones of PyTorch, it is left out.
+    pub(super) fn callers(
+        &self,
+        allocated: impl Iterator<Item = (DriverBlock, u64, StackId)>,
+    ) -> HashMap<StackId, StackId> {
+        let mut segments: HashMap<DriverBlock, Vec<(u64, StackId)>> = HashMap::new();
+        for (device, steps) in &self.devices {
+            for step in steps.iter().filter(|step| step.action == Action::SegmentAlloc) {
+                let (stack, _) = self.all[step.origin as usize];
+                segments.entry((*device, step.address, step.bytes)).or_default().push((step.time, stack));
+            }
+        }
+        let mut callers = HashMap::new();
+        if segments.is_empty() {
+            return callers;
+        }
+        for times in segments.values_mut() {
+            times.sort_unstable();
+        }
+        for (block, time, stack) in allocated {
+            let segment = segments.get(&block).and_then(|times| nearest(times, time, |(at, _)| *at));
+            let caller = segment.map_or(StackId::NONE, |(_, stack)| stack);
+            let known = callers.entry(stack).or_insert(caller);
+            if *known != caller {
+                *known = StackId::NONE;
+            }
+        }
+        callers.retain(|_, caller| *caller != StackId::NONE);
+        callers
+    }
+
+    /// `allocated` are the allocations of the driver: their devices, keys, sizes, times and stacks. Names may have `names_left` bytes.
     pub(super) fn finish(
         mut self,
         definitions: &Definitions,
-        allocated: impl Iterator<Item = (DriverBlock, u64)>,
+        allocated: impl Iterator<Item = (DriverBlock, u64, StackId)>,
         names_left: &mut u64,
     ) -> Option<Tensors> {
         let defined = definitions.allocator()?;
@@ -296,6 +328,13 @@ impl TensorReading {
 /// A block of the driver: its device, its key and its size.
 type DriverBlock = (Device, u64, u64);
 
+/// Which of these is nearest to a time. They are in the order of their times.
+fn nearest<T: Copy>(all: &[T], time: u64, time_of: impl Fn(&T) -> u64) -> Option<T> {
+    let after = all.partition_point(|one| time_of(one) < time);
+    let around = &all[after.saturating_sub(1)..all.len().min(after + 1)];
+    around.iter().copied().min_by_key(|one| time_of(one).abs_diff(time))
+}
+
 /// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was. The
 /// steps keep their order. In `segments`, the times of each block are sorted.
 fn align(device: Device, steps: &mut [AllocatorStep], segments: &HashMap<DriverBlock, Vec<u64>>) {
@@ -304,9 +343,7 @@ fn align(device: Device, steps: &mut [AllocatorStep], segments: &HashMap<DriverB
         if step.action == Action::SegmentAlloc
             && let Some(times) = segments.get(&(device, step.address, step.bytes))
         {
-            let after = times.partition_point(|time| *time < step.time);
-            let around = &times[after.saturating_sub(1)..times.len().min(after + 1)];
-            step.time = around.iter().copied().min_by_key(|time| time.abs_diff(step.time)).unwrap_or(step.time);
+            step.time = nearest(times, step.time, |time| *time).unwrap_or(step.time);
         }
         next = next.min(step.time);
         step.time = next;

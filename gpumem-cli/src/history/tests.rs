@@ -8,8 +8,9 @@ use std::{
 
 use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, StackId};
 
-use super::{History, sums_by};
+use super::{History, Moment, sums_by};
 use crate::{
+    formats::frames::stack,
     made::{DEVICE, MIB, Made, Random},
     report::overview::Overview,
 };
@@ -132,4 +133,43 @@ fn times_are_those_of_the_counter_of_the_processor() {
     made.free(key);
     let history = history("times", made);
     assert_eq!(history.lives.changes().map(|change| change.time).collect::<Vec<_>>(), [1_000, 92_000]);
+}
+
+#[test]
+fn driver_blocks_of_a_backward_pass_are_on_the_line_that_began_it() {
+    let mut made = Made::new("train");
+    made.python();
+    let [mm, add] = ["MmBackward0", "AddBackward0"].map(|operation| {
+        let apply = format!("torch::autograd::generated::{operation}::apply(std::vector<at::Tensor>&&)");
+        let engine = "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)";
+        made.stack(&[(3, "at::empty_cuda()", "", 0), (3, &apply, "", 0), (3, engine, "", 0)])
+    });
+    let [first, second] = [31, 35].map(|line| {
+        let graph = "/venv/lib/python3.12/site-packages/torch/autograd/graph.py";
+        let train = "/home/ada/train/train.py";
+        made.stack(&[(0, "_engine_run_backward", graph, 860), (0, "step", train, line), (0, "<module>", train, 40)])
+    });
+    // The blocks of the driver, and the stacks that PyTorch has for them. Blocks of one operation come from two lines.
+    let mut steps = Vec::new();
+    for (stack, of_pytorch) in [(mm, first), (mm, first), (add, first), (add, second)] {
+        let key = Key::from_raw((steps.len() as u64 + 1) << 30);
+        let bytes = Bytes::mib(20);
+        made.alloc_at(key, Block { device: DEVICE, bytes, kind: MemKind::Device, context: 1, stack });
+        steps.push((key.get(), bytes, of_pytorch));
+    }
+    made.segments(&steps);
+    let history = history("backward", made);
+    let sums = sums_by(&history.held_after(&history.changes_at(Moment::End))[0], |origin| {
+        let folded: Vec<_> =
+            stack(&history, origin, true).iter().map(|frame| frame.in_words("/home/ada/train")).collect();
+        format!("{}: {}", origin.place(), folded.join(";"))
+    });
+    let line = "train.py:31 (backward pass): <module> (train.py:40);step (train.py:31)";
+    assert_eq!(
+        sums.iter().map(|sum| sum.name.as_str()).collect::<Vec<_>>(),
+        [
+            "AddBackward0 (backward pass): PyTorch (backward pass);AddBackward0",
+            &format!("{line};PyTorch (backward pass);MmBackward0"),
+        ]
+    );
 }

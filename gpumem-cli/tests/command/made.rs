@@ -35,6 +35,8 @@ pub(crate) struct Made {
     thread: ThreadId,
     next_key: u64,
     next_scope: u64,
+    /// The number of the newest stack.
+    last_stack: u32,
 }
 
 /// The places of [`Made::training`]: function, file, line, module.
@@ -59,8 +61,15 @@ impl Made {
 
     fn begun(name: &str, has_symbols: bool) -> Self {
         let writer = Writer::new(Vec::new()).expect("memory takes all");
-        let mut made =
-            Self { writer, number: 0, micros: 0, thread: ThreadId(1), next_key: 0x7f00_0000_0000, next_scope: 0 };
+        let mut made = Self {
+            writer,
+            number: 0,
+            micros: 0,
+            thread: ThreadId(1),
+            next_key: 0x7f00_0000_0000,
+            next_scope: 0,
+            last_stack: u32::try_from(PLACES.len()).expect("there are few"),
+        };
         made.item(&Item::Process(Process {
             pid: 4711,
             executable: format!("/home/ada/train/target/release/{name}"),
@@ -193,25 +202,34 @@ impl Made {
         self.event(EventKind::Free { key, block: None });
     }
 
-    /// A stack of PyTorch below two lines of Python: the place after those of [`PLACES`].
+    /// A stack of PyTorch below two lines of Python. It is a place after those of [`PLACES`].
     pub(crate) fn python(&mut self) -> u32 {
-        let id = u32::try_from(PLACES.len()).expect("there are few") + 1;
         let path = "/home/ada/venv/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so".to_owned();
         self.item(&Item::Module(ModuleDefinition { id: 3, path, build_id: vec![4], base: 0 }));
+        let stack = self.stack(&[
+            (3, "at::detail::empty_cuda", "", 0),
+            (0, "forward", "/home/ada/train/model.py", 12),
+            (0, "<module>", "/home/ada/train/train.py", 40),
+        ]);
+        stack.0 - 1
+    }
+
+    /// A stack of these functions, the innermost first. Each has its module, which is 0 for Python, its name, its file and its line.
+    pub(crate) fn stack(&mut self, frames: &[(u32, &str, &str, u32)]) -> StackId {
+        self.last_stack += 1;
         let mut addresses = Vec::new();
-        for (module, function, file, line) in [
-            (3, "at::detail::empty_cuda", None, None),
-            (0, "forward", Some("/home/ada/train/model.py"), Some(12)),
-            (0, "<module>", Some("/home/ada/train/train.py"), Some(40)),
-        ] {
-            let address = CodeAddress { module, offset: 0x1000 + addresses.len() as u64 };
-            let function = Some(function.to_owned());
-            let symbols = vec![Symbol { function, file: file.map(str::to_owned), line, column: None }];
+        for (module, function, file, line) in frames {
+            let address =
+                CodeAddress { module: *module, offset: u64::from(self.last_stack) << 16 | addresses.len() as u64 };
+            let file = Some((*file).to_owned()).filter(|file| !file.is_empty());
+            let line = Some(*line).filter(|line| *line > 0);
+            let symbols = vec![Symbol { function: Some((*function).to_owned()), file, line, column: None }];
             self.item(&Item::Symbols(SymbolsDefinition { address, symbols }));
             addresses.push(address);
         }
-        self.item(&Item::Stack(StackDefinition { id: StackId(id), addresses }));
-        id - 1
+        let id = StackId(self.last_stack);
+        self.item(&Item::Stack(StackDefinition { id, addresses }));
+        id
     }
 
     /// The places of [`PLACES`] and the scopes have this in their names.
@@ -337,13 +355,35 @@ impl Made {
         let [reserved, reserved_high] = [sizes[0], sizes[0] + sizes[1]].map(Bytes::new);
         let said = AllocatorFigures { allocated: all, allocated_high: most, reserved, reserved_high };
         let device = AllocatorDevice { device: DEVICE, older, known_from, said: Some(said) };
+        self.allocator(device);
+        self
+    }
+
+    fn allocator(&mut self, device: AllocatorDevice) {
         self.item(&Item::Allocator(AllocatorDefinition {
             name: "PyTorch 2.11.0".to_owned(),
             missing: None,
             devices: vec![device],
             missing_modules: None,
         }));
-        self
+    }
+
+    /// PyTorch got blocks of the driver, each with its address, its size and PyTorch's stack.
+    pub(crate) fn segments(&mut self, blocks: &[(u64, Bytes, StackId)]) {
+        let time = Duration::from_micros(self.micros);
+        let event = |&(address, bytes, stack): &_| AllocatorEvent {
+            time,
+            action: AllocatorAction::SegmentAlloc,
+            address,
+            bytes,
+            requested: bytes,
+            stream: 0,
+            stack,
+            group: 0,
+        };
+        let events = blocks.iter().map(event).collect();
+        self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events }));
+        self.allocator(AllocatorDevice { device: DEVICE, older: 0, known_from: None, said: None });
     }
 
     /// Adds a tensor, which stays. Each needs a number of its own, from 1 on.

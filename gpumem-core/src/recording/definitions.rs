@@ -28,6 +28,9 @@ const MOST_BYTES_IN_WORDS: u64 = 1 << 24;
 /// The most functions of a stack that are shown, the innermost ones.
 const MOST_FRAMES: usize = 1 << 10;
 
+/// The most functions of another stack with which a stack goes on.
+pub(super) const MOST_CALLERS: usize = 128;
+
 /// A cache of stacks in words, and of their lengths.
 #[derive(Debug, Default)]
 struct InWords {
@@ -245,6 +248,18 @@ impl Definitions {
     /// The functions on a stack, the innermost first: the 1,024 innermost ones, if there are more.
     pub fn frames(&self, stack: StackId) -> Vec<Frame> {
         self.addresses(stack).iter().flat_map(|address| self.frames_at(*address)).take(MOST_FRAMES).collect()
+    }
+
+    /// The innermost frames of `callers` called those of `stack`, unless that has lines of Python itself.
+    pub(super) fn add_callers(&mut self, stack: StackId, callers: StackId) {
+        if self.frames(stack).iter().any(Frame::is_python) {
+            return;
+        }
+        let callers: Vec<_> = self.addresses(callers).iter().take(MOST_CALLERS).copied().collect();
+        if let Some(stack) = self.stacks.get_mut(&stack) {
+            stack.extend(callers);
+            *self.in_words.get_mut() = InWords::default();
+        }
     }
 
     /// How many bytes a stack has in words, about.

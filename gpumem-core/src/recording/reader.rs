@@ -6,7 +6,7 @@ use super::{
     allocator::AllocatorEvents,
     budget::Budget,
     check::{AllocatorChecks, Rejection},
-    definitions::Definitions,
+    definitions::{Definitions, MOST_CALLERS},
     event::RecordedEvent,
     item::BlockLabel,
     item::Item,
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     derive::{self, KeptPeak, LedgerView},
     ledger::Observer,
-    model::{Device, Time, Trace},
+    model::{Device, StackId, Time, Trace},
     report::{Leaks, LiveBlock, MemoryStats, PeakHolders, Summary},
 };
 
@@ -202,6 +202,14 @@ impl<R: io::Read> Reader<R> {
     pub fn spend(&mut self, memory: u64, nanoseconds: u64) -> bool {
         let paid = self.items.budget.work(nanoseconds).and_then(|()| self.items.budget.take(memory));
         paid.map_err(|limit| self.items.stop(limit)).is_ok()
+    }
+
+    /// A stack without a line of Python goes on with the 128 innermost functions of another one: they ran on another thread, which waited for
+    /// this one. Nothing happens if a file of this size may not cost as much.
+    pub fn add_callers(&mut self, stack: StackId, callers: StackId) {
+        if self.spend(MOST_CALLERS as u64 * 16, 3_000) {
+            self.state.definitions.add_callers(stack, callers);
+        }
     }
 
     /// How many bytes the names of all that was read may have, written out: of scopes inside of scopes, and of functions on stacks.

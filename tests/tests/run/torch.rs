@@ -34,7 +34,7 @@ exec(os.environ.get('AT_THE_END', ''))
 
 /// Trains a network with two equal layers: a step has activations, temporary tensors, gradients, and states.
 const MODULES: &str = "\
-import json, threading
+import json
 import torch
 from torch.cuda import empty
 MIB = 1 << 20
@@ -48,7 +48,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         self.h = [Layer(), Layer()]
         self.head = Layer()
-    def forward(self, images, kept):
+    def forward(self, images, kept, labels):
         for layer in self.h:
             layer(kept)
         try:
@@ -68,12 +68,10 @@ def backward(kept):
         parameter.grad = empty(4 * MIB)
         kept.pop()
 for step in range(3):
-    images, kept = empty(2 * MIB), []
-    net(images, kept)
+    images, labels, kept = empty(2 * MIB), empty(2 * MIB), []
+    net(images, kept, labels=labels)
     kept.append(empty(MIB))
-    thread = threading.Thread(target=backward, args=(kept,), name='backward')
-    thread.start()
-    thread.join()
+    torch.autograd.backward([lambda: backward(kept)])
     optimizer.step()
     for parameter in parameters:
         parameter.grad = None
@@ -197,13 +195,13 @@ fn modules_and_classes_come_to_what_the_program_has() {
                 (some("weights"), 12),
                 (some("optimizer"), 12),
                 (some("gradients"), 4),
-                (some("inputs"), 2),
+                (some("inputs"), 4),
             ],
             "{peak:#}"
         );
         assert_eq!(
             sums(&peak["by_module"], "module"),
-            [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 2)],
+            [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 4)],
             "{peak:#}"
         );
         // Nobody but the optimizer refers to its state at the end.
@@ -216,6 +214,96 @@ fn modules_and_classes_come_to_what_the_program_has() {
             assert!(run.outcome.stderr.contains(part), "{part}\n{}", run.outcome);
         }
     }
+}
+
+/// Backward passes: an operation in C++ and one in Python, a pass inside of a pass, one that fails, two at once, and a checkpoint.
+const BACKWARD: &str = "\
+import threading
+import torch
+from torch.autograd import backward
+from torch.autograd.function import BackwardCFunction
+from torch.cuda import empty
+from torch.utils.checkpoint import checkpoint
+kept = [empty(2 << 20)]
+def operation(mib):
+    return lambda: kept.append(empty(mib << 20))
+def custom():
+    kept.append(empty(12 << 20))
+    backward([operation(14)])
+def failing():
+    raise ValueError
+def step():
+    backward([operation(16), BackwardCFunction(custom)])
+step()
+try:
+    backward([operation(18), failing])
+except ValueError:
+    print(torch.autograd._engine_run_backward.__name__, 'raised')
+barrier = threading.Barrier(2)
+def allocating(mib):
+    return [lambda: barrier.wait(), operation(mib), lambda: barrier.wait()]
+def at_once(*functions):
+    threads = [threading.Thread(target=function) for function in functions]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+waiting = [lambda: barrier.wait()] * 2
+at_once(lambda: backward(allocating(20)),
+        lambda: backward(waiting))
+at_once(*[lambda operations=operations: backward(operations) for operations in (allocating(22), waiting)])
+def block():
+    kept.append(empty(10 << 20))
+backward([checkpoint(block)])
+";
+
+#[test]
+fn the_backward_pass_is_on_the_line_that_began_it() {
+    for (python, option) in
+        interpreters().into_values().flat_map(|python| [(python.clone(), "--torch"), (python, "--modules")])
+    {
+        let run = Run::of_program(BACKWARD, &python, &[option], &machine(), &[]);
+        assert!(run.outcome.is_clean() && run.outcome.stdout == "_engine_run_backward raised\n", "{}", run.outcome);
+        let report = run.json(&[]);
+        let text = |value: &Value| value.as_str().map(|text| text.rsplit('/').next().unwrap_or_default().to_owned());
+        let place = |sum: &Value| (sum["bytes"].as_u64().unwrap() >> 20, text(&sum["line"]), text(&sum["caller"]));
+        let places = report["torch"]["devices"][0]["peak"]["by_place"].as_array().unwrap();
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            places.iter().map(place).collect::<Vec<_>>(),
+            [
+                (22, some("train.py:32 (backward pass)"), None),
+                // Either of two lines may have allocated.
+                (20, None, None),
+                (18, some("train.py:19 (backward pass)"), None),
+                (16, some("train.py:16 (backward pass)"), some("train.py:17")),
+                (14, some("train.py:12 (backward pass)"), some("train.py:16")),
+                (12, some("train.py:11 (backward pass)"), some("train.py:16")),
+                (10, some("train.py:34 (recomputed for a checkpoint)"), some("train.py:35")),
+                (2, some("train.py:7"), None),
+            ]
+        );
+    }
+}
+
+/// A `DataLoader` copies to pinned memory on a thread of its own.
+const PINNING: &str = "\
+import threading
+import torch
+from torch.utils.data._utils.pin_memory import _pin_memory_loop
+torch.cuda.empty(1)
+thread = threading.Thread(target=_pin_memory_loop, args=([8 << 20],))
+thread.start()
+thread.join()
+";
+
+#[test]
+fn memory_of_a_pin_thread_says_so() {
+    let Some(python) = python() else { return };
+    let run = Run::of_program(PINNING, python.as_ref(), &[], &machine(), &[]);
+    assert!(run.outcome.is_clean(), "{}", run.outcome);
+    let places = run.json(&["--table"]);
+    let pinned = places["places"].as_array().unwrap().iter().find(|place| place["allocated_bytes"] == 8 << 20);
+    let pinned = pinned.unwrap_or_else(|| panic!("{places:#}"))["place"].as_str().unwrap();
+    assert!(pinned.ends_with(" (pin thread of a DataLoader)"), "{pinned}");
 }
 
 #[test]

@@ -15,6 +15,8 @@ use gpumem_core::{
 use gpumem_estimate::PyTorchRounding;
 use serde_json::Value;
 
+use super::passes::BackwardPass;
+
 /// What PyTorch said at the end of the program.
 #[derive(Debug, Default)]
 pub(super) struct TorchHistory {
@@ -28,6 +30,7 @@ pub(super) struct TorchHistory {
     pub(super) frames: Vec<Symbol>,
     /// Stacks of frames, the innermost first.
     pub(super) stacks: Vec<Vec<u32>>,
+    pub(super) passes: Vec<BackwardPass>,
     pub(super) settings: PyTorchRounding,
     pub(super) devices: Vec<DeviceHistory>,
     /// The paths of modules. An event has the number of its module, from 1 on.
@@ -279,6 +282,10 @@ impl TorchHistory {
             });
         } else if value.get("stack").is_some() {
             self.stacks.push(value["frames"].as_array().into_iter().flatten().map(number).collect());
+        } else if let Some(times) = value["passes"].as_array() {
+            let stack = number(&value["from"]);
+            let pass = |times: &Value| Some(BackwardPass { times: (times[0].as_u64()?, times[1].as_u64()?), stack });
+            self.passes.extend(times.iter().filter_map(pass));
         } else if value.get("module").is_some() {
             self.modules.push(text(&value["path"]).unwrap_or_default());
         } else if value.get("mark").is_some() {

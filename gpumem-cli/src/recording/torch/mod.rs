@@ -2,6 +2,7 @@
 
 mod groups;
 mod history;
+mod passes;
 mod sizes;
 
 use std::{
@@ -20,7 +21,7 @@ use gpumem_core::{
 };
 use gpumem_inject::variable;
 
-use self::{groups::Groups, history::TorchHistory};
+use self::{groups::Groups, history::TorchHistory, passes::Stacks};
 use super::content::Content;
 use crate::files;
 
@@ -82,16 +83,18 @@ fn write(
     for (number, symbol) in (0..).zip(&history.frames) {
         writer.write(&Item::Symbols(SymbolsDefinition { address: address(number), symbols: vec![symbol.clone()] }))?;
     }
-    for (number, frames) in (1..).zip(&history.stacks) {
+    let mut stacks = Stacks::new(&history.frames, &history.stacks, &history.passes);
+    let definition = |(number, frames): (u32, &Vec<u32>)| {
         let addresses = frames.iter().copied().map(address).collect();
-        writer.write(&Item::Stack(StackDefinition { id: stack(number), addresses }))?;
-    }
+        Item::Stack(StackDefinition { id: stack(number), addresses })
+    };
+    (1..).zip(&history.stacks).try_for_each(|of_stack| writer.write(&definition(of_stack)))?;
     let (mut devices, mut groups) = (Vec::new(), Groups::default());
     for of_device in &history.devices {
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
         let mut events = Vec::new();
         let mut put = |events: Vec<_>| writer.write(&Item::AllocatorEvents(AllocatorEvents { device, events }));
-        let older = of_device.events(history, &mut groups, from, time, stack, |event| {
+        let older = of_device.events(history, (&mut groups, &mut stacks), from, time, stack, |event| {
             events.push(event);
             if events.len() == AllocatorEvents::MOST { put(std::mem::take(&mut events)) } else { Ok(()) }
         })?;
@@ -102,6 +105,7 @@ fn write(
         let known_from = of_device.trace.first().filter(|_| is_full || older > 0).map(time);
         devices.push(AllocatorDevice { device, older, known_from, said: of_device.said });
     }
+    stacks.made().try_for_each(|(number, frames)| writer.write(&definition((number, &frames))))?;
     for (ordinal, address, holder) in &history.holders {
         let device = Device { family: Family::Cuda, ordinal: *ordinal };
         let holder = holder.clone();

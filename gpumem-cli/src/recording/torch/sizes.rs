@@ -19,6 +19,7 @@ use super::{
     super::ranges::remove_range,
     groups::Groups,
     history::{DeviceHistory, LiveBlock, LoggedEvent, Segments, TorchHistory},
+    passes::Stacks,
 };
 
 impl DeviceHistory {
@@ -49,11 +50,11 @@ impl DeviceHistory {
 
     /// Hands over the events of this device, with the sizes of blocks: first those that stand for what was live before. Returns how many
     /// these are. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. The groups of
-    /// tensors are added to `groups`.
+    /// tensors and the stacks of backward passes are added to those that are known.
     pub(super) fn events(
         &self,
         history: &TorchHistory,
-        groups: &mut Groups,
+        (groups, stacks): (&mut Groups, &mut Stacks<'_>),
         from: &mut (impl BufRead + Seek),
         time: impl Fn(u64) -> Duration,
         stack: impl Fn(u32) -> StackId,
@@ -84,7 +85,8 @@ impl DeviceHistory {
         let older = segments.len() as u64 + blocks.values().map(|live| 1 + u64::from(live.is_awaiting)).sum::<u64>();
         for piece in self.trace.pieces(from) {
             for LoggedEvent { action, is_part, address, bytes, stream, micros, stack, module: _ } in piece? {
-                let about = (stream, micros, stack);
+                let is_free = matches!(action, Action::FreeRequested | Action::FreeCompleted | Action::SegmentFree);
+                let about = (stream, micros, if is_free { stack } else { stacks.of_allocation(stack, micros) });
                 match action {
                     Action::SegmentAlloc => {
                         segments.insert(address, (bytes, is_part));
@@ -160,8 +162,8 @@ mod tests {
             Ok(())
         };
         let device = &history.devices[0];
-        let groups = &mut Groups::default();
-        let older = device.events(&history, groups, &mut from, Duration::from_micros, StackId, add).unwrap();
+        let known = (&mut Groups::default(), &mut Stacks::new(&[], &[], &[]));
+        let older = device.events(&history, known, &mut from, Duration::from_micros, StackId, add).unwrap();
         (events, older)
     }
 

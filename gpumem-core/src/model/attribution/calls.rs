@@ -82,7 +82,9 @@ pub(crate) fn backward_operation(frames: &[Frame]) -> Option<&str> {
 impl Frame {
     fn phase(&self) -> Option<Phase> {
         let (file, function) = (self.file.as_deref()?, self.function.as_deref()?);
-        let mut phases = PHASES.iter().filter(|(folder, name, _)| function == *name && file.contains(folder));
+        let last = function.rsplit('.').next().unwrap_or(function);
+        let mut phases =
+            PHASES.iter().filter(|(folder, name, _)| [function, last].contains(name) && file.contains(folder));
         phases.next().map(|(.., phase)| *phase)
     }
 
@@ -203,7 +205,19 @@ mod tests {
     #[test]
     fn a_library_that_pytorch_calls_is_inside_of_the_line() {
         let nccl = Frame { module: Some("/lib/libnccl.so.2".to_owned()), ..Frame::default() };
+        let of_torch = |function: &str, file: &str| {
+            python(function, &format!("/venv/lib/python3.12/site-packages/torch/distributed/{file}"))
+        };
+        let wrapper = of_torch("_exception_logger.<locals>.wrapper", "c10d_logger.py");
+        let group = |function: &str| of_torch(function, "distributed_c10d.py");
         let line = python("main", "/app/train.py");
-        assert_eq!(names(&[nccl, torch("c10d::ProcessGroupNCCL::initNCCLComm()"), line]), ["<NCCL>", "main"]);
+        let connect = torch("c10d::ProcessGroupNCCL::eagerConnectSingleDevice(c10::Device)");
+        let helper = group("_new_process_group_helper");
+        let eager = [nccl.clone(), connect, helper, group("init_process_group"), wrapper.clone(), line.clone()];
+        assert_eq!(names(&eager), ["<NCCL>", "init_process_group", "main"]);
+        let first = [nccl.clone(), torch("c10d::ProcessGroupNCCL::initNCCLComm()"), group("all_reduce"), wrapper, line];
+        assert_eq!(names(&first), ["<NCCL>", "all_reduce", "main"]);
+        // A thread of NCCL has no lines.
+        assert_eq!(names(&[nccl.clone(), nccl]), ["<NCCL>"]);
     }
 }

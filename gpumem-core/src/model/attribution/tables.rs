@@ -32,6 +32,8 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/torch/autograd/function.py", "BackwardCFunction.apply"),
     ("/torch/_ops.py", "OpOverload.__call__"),
     ("/torch/_ops.py", "OpOverloadPacket.__call__"),
+    ("/torch/distributed/distributed_c10d.py", "_new_group_with_tag"),
+    ("/torch/distributed/distributed_c10d.py", "_new_process_group_helper"),
     ("/torch/utils/checkpoint.py", "_run_fn_with_dynamo_disabled"),
     ("/transformers/modeling_layers.py", "GradientCheckpointingLayer.__call__"),
     ("/threading.py", "Thread._bootstrap"),
@@ -39,19 +41,16 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/threading.py", "Thread.run"),
 ];
 
-/// Functions of Python's packages that say in which phase of a program the functions inside of them run.
+/// Functions of Python's packages that say in which phase of a program the functions inside of them run. PyTorch's history has only the last
+/// parts of their names.
 pub(super) const PHASES: &[(&str, &str, Phase)] = &[
     // What the engine calls on its own threads, and what calls the engine.
     ("/torch/autograd/function.py", "BackwardCFunction.apply", Phase::BackwardPass),
     ("/torch/autograd/graph.py", "_engine_run_backward", Phase::BackwardPass),
-    ("/torch/utils/checkpoint.py", "_checkpoint_hook.__init__.<locals>.unpack_hook", Phase::BackwardPass),
+    ("/torch/utils/checkpoint.py", "unpack_hook", Phase::BackwardPass),
     // Checkpoints with and without `use_reentrant`.
-    ("/torch/utils/checkpoint.py", "CheckpointFunction.backward", Phase::Recomputation),
-    (
-        "/torch/utils/checkpoint.py",
-        "_checkpoint_without_reentrant_generator.<locals>.recompute_fn",
-        Phase::Recomputation,
-    ),
+    ("/torch/utils/checkpoint.py", "backward", Phase::Recomputation),
+    ("/torch/utils/checkpoint.py", "recompute_fn", Phase::Recomputation),
     ("/torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop", Phase::PinThread),
 ];
 
