@@ -13,8 +13,6 @@
 #[cfg(feature = "library")]
 mod control;
 #[cfg(feature = "library")]
-mod ranges;
-#[cfg(feature = "library")]
 mod request;
 #[cfg(feature = "library")]
 mod sys;
