@@ -1,11 +1,13 @@
 //! The ranges that the program marks with NVTX: each is a scope of its thread.
 
 use std::{
+    borrow::Cow,
     cell::{Cell, RefCell},
+    panic::Location,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use super::{GpuMemTrace, recorded::mark};
+use super::{GpuMemTrace, of_process};
 use crate::{
     nvtx::{RangeObserver, set_observer},
     source::call_before_allocations,
@@ -83,7 +85,8 @@ fn marked(name: &str, is_end: bool) {
         return;
     }
     let name = without_numbers(name);
-    if is_end { mark(&format!("{name} (end)")) } else { mark(name) }
+    let name = if is_end { format!("{name} (end)").into() } else { Cow::Borrowed(name) };
+    of_process().record_mark(&name, Location::caller());
 }
 
 /// The recording has begun. Ranges in which a thread is become scopes before its next range or allocation, and not now: the driver is being

@@ -8,7 +8,7 @@ use std::{
 use super::{
     super::{refusals, stacks::Wanted},
     contexts::Owner,
-    state::{GENERATION, is_capture_active, state},
+    state::{CU_STREAM_LEGACY, GENERATION, is_capture_active, state},
     streams::allocates_on,
 };
 use crate::sys::{
@@ -16,7 +16,6 @@ use crate::sys::{
     cuda,
 };
 
-pub(super) const CU_STREAM_LEGACY: u64 = 1;
 const CU_STREAM_PER_THREAD: u64 = 2;
 
 /// The context in which a thread last allocated. Programs rarely change it.

@@ -39,6 +39,9 @@ pub(super) struct DriverState {
 
 static STATE: Lazy<Mutex<DriverState>> = Lazy::new(Mutex::default);
 
+/// The handle of the default stream, as 0 is.
+pub(super) const CU_STREAM_LEGACY: u64 = 1;
+
 /// Increases whenever something that a thread remembers about a stream or a context may be wrong from then on.
 pub(super) static GENERATION: AtomicU32 = AtomicU32::new(1);
 

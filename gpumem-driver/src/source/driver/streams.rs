@@ -8,8 +8,7 @@ use std::{
 
 use super::{
     super::recorder::record,
-    owners::CU_STREAM_LEGACY,
-    state::{GENERATION, state},
+    state::{CU_STREAM_LEGACY, GENERATION, state},
 };
 use crate::model::EventKind;
 
