@@ -15,8 +15,6 @@ mod cards;
 #[cfg(feature = "library")]
 mod control;
 #[cfg(feature = "library")]
-mod ranges;
-#[cfg(feature = "library")]
 mod request;
 #[cfg(feature = "library")]
 mod sys;

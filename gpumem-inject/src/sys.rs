@@ -11,12 +11,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use gpumem::recording;
 use gpumem_driver::{
     injection::initialize_injection,
-    nvtx::{GetExportTable, observe_ranges},
+    nvtx::{GetExportTable, observe_ranges, set_observer},
 };
 
-use crate::{cards, control, ranges, request::Request, variable};
+use crate::{cards, control, request::Request, variable};
 
 /// The library records the process, or waits for a command to do so.
 ///
@@ -78,9 +79,10 @@ fn other_tool(variable: &str) -> Option<PathBuf> {
 // SAFETY: no other function of a program has this name: it belongs to the libraries that NVTX loads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTable) -> c_int {
+    set_observer(recording::NVTX_OBSERVER);
     let other = other_tool(variable::OTHER_NVTX);
     // SAFETY: NVTX passes this function, and waits for the answer.
-    let observe = || unsafe { observe_ranges(get_export_table, ranges::OBSERVER, other.as_deref()) };
+    let observe = || unsafe { observe_ranges(get_export_table, other.as_deref()) };
     let begun =
         catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
     say("", begun);

@@ -17,6 +17,8 @@ pub mod __private;
 pub(crate) use gpumem_core::{derive, export, inbox, ledger, model};
 #[cfg(feature = "baseline")]
 pub(crate) use gpumem_driver::lock_file;
+#[cfg(all(feature = "capture", feature = "cuda", target_os = "linux"))]
+pub(crate) use gpumem_driver::nvtx;
 #[cfg(feature = "capture")]
 pub(crate) use gpumem_driver::{cgroup, clock, recording_file, ring_memory};
 pub(crate) use gpumem_driver::{process, settings, source};
@@ -72,7 +74,9 @@ pub mod scope {
 /// ```
 #[cfg(feature = "capture")]
 pub mod recording {
-    pub use crate::session::{Keep, begin, begin_at_start, end, serve_foreign_program};
+    #[cfg(all(feature = "cuda", target_os = "linux"))]
+    pub use crate::session::NVTX_OBSERVER;
+    pub use crate::session::{Keep, begin, begin_at_start, end, mark, serve_foreign_program};
 }
 
 #[cfg(feature = "sim")]

@@ -14,7 +14,7 @@ use gpumem_core::{
 use prost::Message;
 
 use super::texts::check_scopes;
-use crate::history::{Change, History, ScopeLife};
+use crate::history::{Change, History, Mark, ScopeLife};
 
 #[derive(Clone, PartialEq, Message)]
 struct Packet {
@@ -226,23 +226,37 @@ fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> i
     Ok(())
 }
 
-/// The scopes of each thread. Scopes that do not nest, such as those of tasks, are on tracks of their own.
+/// The scopes and the marks of each thread. Scopes that do not nest, such as those of tasks, are on tracks of their own.
 fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::Result<()> {
-    let mut threads: BTreeMap<u16, Vec<&ScopeLife>> = BTreeMap::new();
+    let mut threads: BTreeMap<u16, (Vec<&ScopeLife>, Vec<&Mark>)> = BTreeMap::new();
     for scope in &history.scopes {
-        threads.entry(scope.thread).or_default().push(scope);
+        threads.entry(scope.thread).or_default().0.push(scope);
     }
-    let callsites: BTreeSet<_> = history.scopes.iter().map(|scope| scope.callsite).collect();
+    for mark in &history.marks {
+        threads.entry(mark.thread).or_default().1.push(mark);
+    }
+    let used =
+        || history.scopes.iter().map(|scope| scope.callsite).chain(history.marks.iter().map(|mark| mark.callsite));
+    let callsites: BTreeSet<_> = used().collect();
     let callsites: Vec<_> = callsites.into_iter().collect();
     let names = derive::short_names(history.ledger(), history.definitions(), &callsites);
     let names: BTreeMap<_, _> = callsites.into_iter().zip(names).collect();
-    check_scopes(history, history.scopes.iter().filter_map(|scope| names.get(&scope.callsite)).map(String::len))?;
-    for (thread, scopes) in threads {
+    check_scopes(history, used().filter_map(|callsite| names.get(&callsite)).map(String::len))?;
+    for (thread, (scopes, marks)) in threads {
         let known = history.definitions().thread(ThreadId(thread.into()));
         let name = known.and_then(|known| known.name.clone()).unwrap_or_else(|| format!("thread {thread}"));
         let tid = known.and_then(|known| i32::try_from(known.os_id).ok()).unwrap_or_else(|| i32::from(thread));
         let described = Thread { pid: Some(pid), tid: Some(tid), name: Some(name.clone()) };
         let first = packets.track(Track { thread: Some(described), ..Track::default() })?;
+        if !marks.is_empty() {
+            let name = Some(format!("{name}, marks"));
+            let track = Some(packets.track(Track { name, parent: Some(first), ..Track::default() })?);
+            for Mark { callsite, time, .. } in marks {
+                let name = names.get(callsite).cloned();
+                let event = TrackEvent { r#type: Some(INSTANT), track, name, counter: None };
+                packets.write(Some(*time), Some(event), None)?;
+            }
+        }
         for (number, lane) in lanes(&scopes, history.end_nanos()).into_iter().enumerate() {
             let track = if number == 0 {
                 first

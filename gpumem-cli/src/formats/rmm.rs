@@ -1,4 +1,4 @@
-//! The log of RMM's `logging_resource_adaptor`: `Thread,Time,Action,Pointer,Size,Stream`. Streams are not recorded: they are 0.
+//! The log of RMM's `logging_resource_adaptor`: `Thread,Time,Action,Pointer,Size,Stream`. A stream that is not known is 0.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use crate::history::{ChangeKind, History};
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "Thread,Time,Action,Pointer,Size,Stream")?;
     let began = history.definitions().process().began.as_micros();
-    for change in history.lives.changes() {
+    for (change, stream) in history.lives.changes().zip(history.streams()) {
         let block = history.lives.block(change.block);
         let action = match change.kind {
             ChangeKind::Allocated | ChangeKind::FreeFailed => "allocate",
@@ -20,8 +20,11 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         let [hour, minute, second] = [seconds / 3600, seconds / 60 % 60, seconds % 60];
         writeln!(
             out,
-            "{},{hour:02}:{minute:02}:{second:02}:{micros:06},{action},{:#x},{},0x0",
-            change.thread, block.key, block.bytes
+            "{},{hour:02}:{minute:02}:{second:02}:{micros:06},{action},{:#x},{},{:#x}",
+            change.thread,
+            block.key,
+            block.bytes,
+            stream.unwrap_or(0)
         )?;
     }
     Ok(())

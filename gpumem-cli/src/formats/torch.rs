@@ -17,6 +17,7 @@ use crate::history::{
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     let mut snapshot = Snapshot {
         history,
+        streams: history.streams(),
         pickle: Pickle::new(out)?,
         frames: HashMap::new(),
         of_allocator: segments_of_allocator(history),
@@ -42,6 +43,8 @@ const fn address(key: u64) -> u64 {
 
 struct Snapshot<'a> {
     history: &'a History,
+    /// The stream of each change.
+    streams: Vec<Option<u32>>,
     pickle: Pickle<'a>,
     /// The numbers of the lists of frames that were written, by origin, and by that of tensors.
     frames: HashMap<EventOrigin, u32>,
@@ -101,7 +104,8 @@ impl Snapshot<'_> {
             let from = EventOrigin::Block(block.origin);
             let only =
                 SegmentPart { address: address(block.key), bytes, requested: bytes, state: "active_allocated", from };
-            self.segment(device, (only.address, bytes), from, &[only])?;
+            let place = (device, self.stream(block.born));
+            self.segment(place, (only.address, bytes), from, &[only])?;
         }
         for tensors in history.tensors.iter().flat_map(|tensors| &tensors.devices) {
             let state = tensors.state(tensors.steps.len());
@@ -109,15 +113,20 @@ impl Snapshot<'_> {
                 self.pickle.append_part(written)?;
                 written += 1;
                 let parts = parts(&state, begin, bytes, room);
-                self.segment(tensors.about.device.ordinal, (begin, bytes), EventOrigin::Nowhere, &parts)?;
+                self.segment((tensors.about.device.ordinal, 0), (begin, bytes), EventOrigin::Nowhere, &parts)?;
             }
         }
         self.pickle.append()
     }
 
+    /// The stream of a change; 0 if it is not known.
+    fn stream(&self, change: u32) -> u64 {
+        self.streams[change as usize].unwrap_or(0).into()
+    }
+
     fn segment(
         &mut self,
-        device: u32,
+        (device, stream): (u32, u64),
         (begin, bytes): (u64, u64),
         from: EventOrigin,
         parts: &[SegmentPart],
@@ -135,7 +144,7 @@ impl Snapshot<'_> {
             ("allocated_size", sum(&in_use[..1], |part| part.bytes)),
             ("active_size", sum(&in_use, |part| part.bytes)),
             ("requested_size", sum(&in_use, |part| part.requested)),
-            ("stream", 0),
+            ("stream", stream),
         ] {
             self.entry(name, value)?;
         }
@@ -197,7 +206,7 @@ impl Snapshot<'_> {
             }
             let block = history.lives.block(change.block);
             if self.is_shown(&block) {
-                self.change(&change, &block, &mut written)?;
+                self.change(&change, self.stream(*at), &block, &mut written)?;
             }
         }
         for step in steps {
@@ -207,7 +216,7 @@ impl Snapshot<'_> {
     }
 
     /// A change of what the driver gives.
-    fn change(&mut self, change: &Change, block: &BlockLife, written: &mut usize) -> io::Result<()> {
+    fn change(&mut self, change: &Change, stream: u64, block: &BlockLife, written: &mut usize) -> io::Result<()> {
         let actions: &[&'static str] = match change.kind {
             ChangeKind::Allocated | ChangeKind::FreeFailed => &["segment_alloc", "alloc"],
             ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => {
@@ -217,7 +226,7 @@ impl Snapshot<'_> {
             ChangeKind::Shrunk => &[],
         };
         let from = EventOrigin::Block(block.origin);
-        let about = (address(block.key), block.bytes, 0, change.time);
+        let about = (address(block.key), block.bytes, stream, change.time);
         actions.iter().try_for_each(|action| self.event(action, about, from, written))
     }
 

@@ -78,7 +78,9 @@ impl Random {
                 EventKind::Open { scope, spec }
             }
             12 => EventKind::Close { scope },
-            _ => match self.below(3) {
+            _ => match self.below(5) {
+                3 => EventKind::Mark { callsite: CallsiteId(self.small() % 6) },
+                4 => EventKind::OnStream { frees: self.below(2) == 0, stream: self.small() },
                 1 => EventKind::Refused {
                     device: Some(self.device()).filter(|_| self.below(2) == 0),
                     bytes: Bytes::new(self.any()),

@@ -24,6 +24,6 @@ pub(crate) use self::{
     held::{OriginSum, Sum, sums_by},
     lives::{BlockLife, Change, LIVE, Lives},
     names::{Origin, library_or_program},
-    recorded::{DeviceHistory, History, Refusal, ScopeLife},
+    recorded::{DeviceHistory, History, Mark, Refusal, ScopeLife},
     time::{Moment, in_words},
 };

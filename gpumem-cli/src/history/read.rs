@@ -17,7 +17,7 @@ use super::{
     bytes::RecordingBytes,
     lives::{LIVE, Lives, NewBlock, When},
     names::Origins,
-    recorded::{DeviceHistory, History, Refusal, ScopeLife},
+    recorded::{DeviceHistory, History, Mark, Refusal, ScopeLife, StreamChange},
     tensors,
 };
 use crate::{failure::Failure, files, progress::Progress};
@@ -100,6 +100,8 @@ struct HistoryReading {
     /// Refusals after which their device was not read yet, by device.
     unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
+    /// How many items are missing so far.
+    missed: u64,
     /// The newest event.
     newest: When,
     tensors: tensors::TensorReading,
@@ -120,6 +122,8 @@ struct HistoryParts {
     lives: Lives,
     labels: HashMap<u32, Box<str>>,
     scopes: Vec<ScopeLife>,
+    marks: Vec<Mark>,
+    streams: Vec<StreamChange>,
     devices: Vec<DeviceHistory>,
     refusals: Vec<Refusal>,
 }
@@ -139,6 +143,7 @@ impl HistoryReading {
             refused: 0,
             unread: HashMap::new(),
             has_clock,
+            missed: 0,
             newest: When { time: 0, number: 0, thread: 0 },
             tensors: tensors::TensorReading::default(),
         }
@@ -175,6 +180,10 @@ impl HistoryReading {
 
     fn event(&mut self, event: &RecordedEvent, changes: &mut Vec<BlockChange>) {
         self.newest = When { time: self.time_of(event), number: event.number, thread: thread(event) };
+        let missed = self.reader.skipped().missed;
+        if std::mem::replace(&mut self.missed, missed) < missed {
+            self.streams_change(None, 0);
+        }
         match event.kind {
             // The ledger has blocks in no order. Those of a context go in the order in which they came.
             EventKind::ContextDestroyed { .. } => {
@@ -229,6 +238,10 @@ impl HistoryReading {
                     was_obtained: false,
                 });
             }
+            EventKind::Mark { callsite } => {
+                self.history.marks.push(Mark { callsite, thread: thread(event), time: self.newest.time });
+            }
+            EventKind::OnStream { frees, stream } => self.streams_change(Some((thread(event), frees)), stream),
             EventKind::Close { scope } => {
                 if let Some(at) = self.open.remove(&scope) {
                     self.history.scopes[at].closed = Some(self.newest.time);
@@ -237,6 +250,11 @@ impl HistoryReading {
             _ => {}
         }
         changes.drain(..).for_each(|change| self.change(&change));
+    }
+
+    fn streams_change(&mut self, of: Option<(u16, bool)>, stream: u32) {
+        let from = self.history.lives.change_count();
+        self.history.streams.push(StreamChange { from, of, stream });
     }
 
     /// Notes what the newest event has done to a block.
@@ -295,7 +313,7 @@ impl HistoryReading {
 
     fn finish(self, path: &Path, bytes: u64) -> History {
         let Self { mut reader, history, origins, newest, tensors, .. } = self;
-        let HistoryParts { lives, labels, scopes, devices, refusals } = history;
+        let HistoryParts { lives, labels, scopes, marks, streams, devices, refusals } = history;
         let allocated = || {
             let allocations = lives.changes().filter(|change| change.kind == BlockChangeKind::Allocated);
             allocations.map(|change| {
@@ -317,6 +335,8 @@ impl HistoryReading {
             origins,
             labels,
             scopes,
+            marks,
+            streams,
             devices,
             refusals,
             end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(newest.time)),

@@ -4,7 +4,7 @@ use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
 use gpumem_core::{
     derive::LedgerView,
-    ledger::Counts,
+    ledger::{BlockChangeKind, Counts},
     model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
     recording::{Definitions, End, Reader, Skipped},
     report::{Leaks, Place, leak_in_words},
@@ -12,7 +12,7 @@ use gpumem_core::{
 
 use super::{
     bytes::RecordingBytes,
-    lives::{BlockLife, LIVE, Lives},
+    lives::{BlockLife, Change, LIVE, Lives},
     names::Origin,
     tensors::Tensors,
     time::Moment,
@@ -32,6 +32,10 @@ pub(crate) struct History {
     pub(crate) labels: HashMap<u32, Box<str>>,
     /// Each time that a scope was open, in the order of their beginning.
     pub(crate) scopes: Vec<ScopeLife>,
+    /// The moments that the program marked, in their order.
+    pub(crate) marks: Vec<Mark>,
+    /// On which streams threads allocated and freed, in the order of the recording.
+    pub(super) streams: Vec<StreamChange>,
     /// The devices on which something happened. Other parts of the history have their numbers in this list.
     pub(crate) devices: Vec<DeviceHistory>,
     /// Allocations that the driver refused, in their order.
@@ -74,6 +78,26 @@ pub(crate) struct ScopeLife {
     pub(crate) opened: u64,
     /// `None` if it is still open.
     pub(crate) closed: Option<u64>,
+}
+
+/// A moment that the program marked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    /// It has the name.
+    pub(crate) callsite: CallsiteId,
+    pub(crate) thread: u16,
+    /// The time in nanoseconds since the recording began.
+    pub(crate) time: u64,
+}
+
+/// A thread allocates or frees on another stream than before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamChange {
+    /// The first change of what is live after it.
+    pub(super) from: usize,
+    /// `None`: events are missing, and so the streams of all threads are not known any more.
+    pub(super) of: Option<(u16, bool)>,
+    pub(super) stream: u32,
 }
 
 /// One device.
@@ -161,6 +185,27 @@ impl History {
             self.definitions().interceptions().iter().map(|by| (by.source, by.library.as_str())).collect();
         sources.dedup();
         sources
+    }
+
+    /// On which stream each change was made, where it is stream-ordered and the stream is known. 0 is the default stream.
+    pub(crate) fn streams(&self) -> Vec<Option<u32>> {
+        let (mut streams, mut now) = (self.streams.iter().peekable(), HashMap::new());
+        let of = |(at, change): (usize, Change)| {
+            while let Some(StreamChange { of, stream, .. }) = streams.next_if(|next| next.from <= at) {
+                match of {
+                    Some(of) => _ = now.insert(*of, *stream),
+                    None => now.clear(),
+                }
+            }
+            let frees = match change.kind {
+                BlockChangeKind::Allocated => false,
+                BlockChangeKind::Freed => true,
+                _ => return None,
+            };
+            let is_ordered = self.origin(&self.lives.block(change.block)).kind == MemKind::Pool;
+            now.get(&(change.thread, frees)).copied().filter(|_| is_ordered)
+        };
+        self.lives.changes().enumerate().map(of).collect()
     }
 
     /// The device whose peak was the highest.

@@ -8,6 +8,7 @@ use std::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::{Compression, write::ZlibEncoder};
 use gpumem_core::{
+    derive,
     model::{Device, Family},
     recording::TensorClass,
 };
@@ -27,6 +28,8 @@ use crate::{
 
 /// The page has at most this many names of blocks.
 const MOST_LABELS: usize = 20_000;
+/// The page has at most this many marks.
+const MOST_MARKS: usize = 20_000;
 /// The small curve of a recording has this many steps.
 const STEPS: usize = 300;
 
@@ -65,6 +68,8 @@ struct About<'a> {
     /// What was live before this time is not known.
     known_from: Option<u64>,
     labels: BTreeMap<u32, &'a str>,
+    /// The times of the moments that the program marked, and the numbers of their names in `frames`.
+    marks: Vec<(u64, usize)>,
     missing: Vec<String>,
     not_freed: AboutNotFreed,
     pid: u32,
@@ -261,6 +266,10 @@ impl Recording {
             .collect();
         let labels: BTreeMap<u32, &str> =
             history.labels.iter().take(MOST_LABELS).map(|(block, label)| (*block, &**label)).collect();
+        let shown = &history.marks[..history.marks.len().min(MOST_MARKS)];
+        let callsites: Vec<_> = shown.iter().map(|mark| mark.callsite).collect();
+        let names = derive::short_names(history.ledger(), history.definitions(), &callsites);
+        let marks = shown.iter().zip(&names).map(|(mark, name)| (mark.time, frames.of(name))).collect();
         let (about_tensors, tensors) = match tensors(history, &overview, &folder, &mut frames) {
             Some((about, columns)) => (Some(about), Some(columns.compressed()?)),
             None => (None, None),
@@ -280,6 +289,7 @@ impl Recording {
             has_only_peaks: history.has_only_peaks(),
             known_from: history.known_from(),
             labels,
+            marks,
             missing: overview.missing_in_words(),
             not_freed: AboutNotFreed { blocks: overview.not_freed.blocks, bytes: overview.not_freed.bytes },
             pid: overview.pid,

@@ -697,6 +697,7 @@ function start() {
     full.forEach(stack);
     if (segments) drawSegments(context, width, columns, y);
     drawUnknown(context, width, height, full);
+    drawMarks(context, width, MARGIN.top, height - MARGIN.bottom);
     markRefused(context, width, MARGIN.top, height - MARGIN.bottom);
     markSelected(context, width, MARGIN.top, height - MARGIN.bottom);
     if (capacity !== null) drawCapacity(context, width, capacity, hasLine ? y(capacity) : undefined);
@@ -762,6 +763,30 @@ function start() {
     context.textBaseline = 'middle';
     for (const { begin, end } of parts) {
       if (end - begin >= 70) context.fillText('not known', MARGIN.left + (begin + end) / 2, height / 2);
+    }
+  }
+
+  // A short line at each moment that the program marked; a long one with its name where there is room.
+  function drawMarks(context, width, top, bottom) {
+    context.strokeStyle = context.fillStyle = style('--faint');
+    context.textAlign = 'left';
+    context.textBaseline = 'top';
+    let last = -1;
+    let textEnd = -1;
+    for (const [time, name] of data.about.marks) {
+      const at = x(time, width);
+      if (at < MARGIN.left || at > width - MARGIN.right || at - last < 2) continue;
+      last = at;
+      const text = shortened(data.about.frames[name], 40);
+      const end = at + 3 + context.measureText(text).width;
+      const hasName = at > textEnd && end < width - MARGIN.right;
+      context.beginPath();
+      context.moveTo(at, top);
+      context.lineTo(at, hasName ? bottom : top + 8);
+      context.stroke();
+      if (!hasName) continue;
+      context.fillText(text, at + 3, top);
+      textEnd = end + 3;
     }
   }
 

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::{model::MemKind, recording::TensorClass};
+use gpumem_core::{
+    model::{CallsiteId, EventKind, MemKind},
+    recording::{Item, TensorClass},
+};
 use parquet::{
     file::reader::{FileReader, SerializedFileReader},
     record::{Field, Row},
@@ -387,6 +390,47 @@ fn the_log_of_rmm_has_each_allocation_and_free() {
     assert_eq!((most, live.into_values().collect::<Vec<_>>()), (PEAK, vec![CUBLAS]));
 }
 
+/// A thread changes its streams, another one does not, and at last events are missing.
+#[test]
+fn calls_have_their_streams() {
+    let mut made = Made::new("train");
+    let on = |made: &mut Made, frees, stream| made.event(EventKind::OnStream { frees, stream });
+    let early = made.alloc(MIB, MemKind::Pool, 0);
+    on(&mut made, false, 2);
+    let first = made.alloc(MIB, MemKind::Pool, 0);
+    let other = made.alloc(MIB, MemKind::Device, 0);
+    on(&mut made, true, 3);
+    made.free(first);
+    made.on_thread(2);
+    let second = made.alloc(MIB, MemKind::Pool, 0);
+    made.on_thread(1);
+    on(&mut made, false, 0);
+    made.alloc(MIB, MemKind::Pool, 0);
+    for block in [other, second] {
+        made.free(block);
+    }
+    made.item(&Item::Missed(7));
+    made.free(early);
+    let file = recorded("streams.capture", made);
+    let expected = [None, Some(2), None, Some(3), None, Some(0), None, Some(3), None];
+
+    let lines = String::from_utf8(bytes("json", &file)).unwrap();
+    let in_json = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["stream"].as_u64());
+    assert_eq!(in_json.collect::<Vec<_>>(), expected);
+
+    let text = bytes("rmm-csv", &file);
+    let in_csv: Vec<_> = csv::Reader::from_reader(&*text).records().map(|row| row.unwrap()[5].to_owned()).collect();
+    assert_eq!(in_csv, expected.map(|stream| format!("{:#x}", stream.unwrap_or(0))));
+
+    let snapshot = unpickled(&bytes("torch", &file));
+    let streams = |of: &Value| of.as_array().unwrap().iter().map(|of| of["stream"].as_u64()).collect::<Vec<_>>();
+    assert_eq!(streams(&snapshot["segments"]), [Some(0)]);
+    let [two, three] = [2, 3].map(|stream| {
+        streams(&snapshot["device_traces"][0]).into_iter().filter(|known| *known == Some(stream)).count()
+    });
+    assert_eq!((two, three), (2, 6), "two events for an allocation, and three for a free");
+}
+
 pub(crate) fn rows(file: &std::path::Path) -> Vec<Row> {
     let reader = SerializedFileReader::new(File::open(file).expect("the file is there")).expect("it is a table");
     reader.get_row_iter(None).expect("it has rows").map(|row| row.expect("it is readable")).collect()
@@ -489,6 +533,19 @@ fn the_table_of_tensors_has_the_peak_of_the_summary() {
     recorded("tensor-rows.capture", Made::new("train").training(1, 2, MIB));
     printed(&["report", "--format", "parquet", "--output", out, &file]);
     assert!(!path.exists());
+}
+
+#[test]
+fn perfetto_has_marks() {
+    let mut made = Made::new("train");
+    made.event(EventKind::Mark { callsite: CallsiteId(3) });
+    made.on_thread(9);
+    made.event(EventKind::Mark { callsite: CallsiteId(99) });
+    let trace = Fields::of(&bytes("perfetto", &recorded("marks.capture", made)));
+    let events = trace.messages(1).into_iter().flat_map(|packet| packet.messages(11));
+    let marks: Vec<_> = events.filter(|event| event.number(9) == Some(3)).map(|event| event.text(23)).collect();
+    assert_eq!(marks[0].as_deref(), Some("train"));
+    assert_eq!(marks.len(), 2, "a name that is not known is no fault: {marks:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, StackId};
+use gpumem_core::model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, StackId};
 use serde_json::{Value, json};
 
 use crate::{
@@ -28,6 +28,17 @@ fn a_page_needs_nothing_else() {
     for mark in ["http://", "https://", "src=", "href=", "@import", "url(", "<!--"] {
         assert!(!text.contains(mark), "{mark}");
     }
+}
+
+#[test]
+fn a_page_has_the_marks() {
+    let mut made = Made::new("train");
+    for callsite in [3, 4, 3] {
+        made.event(EventKind::Mark { callsite: CallsiteId(callsite) });
+    }
+    let (_, text) = page("marks", &[&recorded("marked.capture", made)]);
+    assert!(text.contains(r#""marks":[[1000,0],[2000,1],[3000,0]]"#), "{text}");
+    assert!(text.contains(r#""frames":["train","forward"]"#), "{text}");
 }
 
 #[test]

@@ -59,8 +59,12 @@ impl Ledger {
     #[cold]
     fn apply_rare<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) -> Option<Trace> {
         match *event.kind {
-            // What was refused changes nothing.
-            EventKind::Alloc { .. } | EventKind::Free { .. } | EventKind::Refused { .. } => {}
+            EventKind::Alloc { .. }
+            | EventKind::Free { .. }
+            // These change nothing.
+            | EventKind::Refused { .. }
+            | EventKind::Mark { .. }
+            | EventKind::OnStream { .. } => {}
             EventKind::FreeFailed => self.free_failed(event.thread, observer),
             EventKind::Untracked => {
                 self.counts.untracked += 1;

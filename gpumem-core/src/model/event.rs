@@ -75,6 +75,11 @@ pub enum EventKind {
     /// The driver refused an allocation, because there was not enough memory. Only posted while a recording is made. The device is
     /// not known for some pools, and for memory of the host.
     Refused { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId },
+    /// The program marked this moment. The callsite has the name of the mark. Only posted while a recording is made.
+    Mark { callsite: CallsiteId },
+    /// From now on, the stream-ordered frees of this thread, or else its stream-ordered allocations, are on this stream. 0 is the default
+    /// stream; the numbers of the others are those of the process. Only posted while a recording is made.
+    OnStream { frees: bool, stream: u32 },
 }
 
 impl EventKind {
@@ -99,7 +104,8 @@ impl EventKind {
             | Self::LateLookup { .. }
             | Self::Untracked
             | Self::Enter { .. }
-            | Self::Leave { .. } => false,
+            | Self::Leave { .. }
+            | Self::OnStream { .. } => false,
             _ => true,
         }
     }

@@ -54,6 +54,8 @@ const SCOPE: u64 = 64;
 const OPEN_SCOPE: u64 = 640;
 /// For each refused allocation.
 const REFUSAL: u64 = 96;
+/// For each mark, and each change of a thread's stream.
+const MARK: u64 = 48;
 /// For each event of a caching allocator.
 const ALLOCATOR_EVENT: u64 = 128;
 
@@ -280,7 +282,10 @@ impl Checks {
                 device.map_or(Ok(()), check_device)?;
                 limit(stack.0 < MOST_STACKS)?;
             }
-            EventKind::Untracked | EventKind::ContextDestroyed { .. } => {}
+            EventKind::Untracked
+            | EventKind::ContextDestroyed { .. }
+            | EventKind::Mark { .. }
+            | EventKind::OnStream { .. } => {}
         }
         Ok(())
     }
@@ -400,6 +405,7 @@ impl Checks {
             EventKind::Enter { .. } => (0, SCOPE_EVENT),
             EventKind::Leave { .. } | EventKind::Close { .. } => (0, SCOPE_EVENT + 8 * depth()),
             EventKind::Refused { .. } => (REFUSAL, EVENT),
+            EventKind::Mark { .. } | EventKind::OnStream { .. } => (MARK, EVENT),
             _ => (0, EVENT),
         };
         budget.work(work)?;

@@ -8,7 +8,8 @@ use super::{
     wire::{Wire, nanoseconds},
 };
 use crate::model::{
-    Block, Bytes, Device, EventKind, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId, ThreadId, Time,
+    Block, Bytes, CallsiteId, Device, EventKind, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId, ThreadId,
+    Time,
 };
 
 /// An event as it came through the inbox.
@@ -297,4 +298,6 @@ events! {
     Lost = 19 { count: u64 }
     Displaced = 20 { now: u64, more: u64 }
     Refused = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
+    Mark = 23 { callsite: CallsiteId }
+    OnStream = 24 { frees: bool, stream: u32 }
 }

@@ -32,6 +32,8 @@ pub struct Part {
     warnings: Vec<RecordedEvent>,
     /// Allocations were refused.
     refusals: Vec<RecordedEvent>,
+    /// On which stream each thread allocates, and frees, since when.
+    streams: HashMap<(ThreadId, bool), RecordedEvent>,
     newest: u64,
 }
 
@@ -67,6 +69,7 @@ impl Part {
             peaks,
             warnings: Vec::new(),
             refusals: Vec::new(),
+            streams: HashMap::new(),
             newest: 0,
         }
     }
@@ -81,6 +84,7 @@ impl Part {
             {
                 self.warnings.push(*event);
             }
+            EventKind::OnStream { frees, .. } => _ = self.streams.insert((thread, *frees), *event),
             EventKind::Refused { .. } if self.refusals.len() < MOST_REFUSALS => self.refusals.push(*event),
             _ => {}
         }
@@ -201,7 +205,8 @@ impl Part {
         let mut events: BTreeMap<u64, RecordedEvent> = BTreeMap::new();
         let since = self.peaks.iter().flat_map(HashMap::values).flat_map(|peak| &peak.since);
         // A block that has shrunk since the peak comes several times, first as it was at the peak.
-        for event in since.chain(self.live.values()).chain(&self.warnings).chain(&self.refusals) {
+        let kept = since.chain(self.live.values()).chain(&self.warnings).chain(&self.refusals);
+        for event in kept.chain(self.streams.values()) {
             events.entry(event.number).or_insert(*event);
         }
         events.into_values().collect()
@@ -361,5 +366,12 @@ mod tests {
         assert_eq!(part.events(), [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)]);
         part.apply(&alloc(6, 3));
         assert_eq!(part.events(), [alloc(2, 2), lost, alloc(5, 3), alloc(6, 3)]);
+        // Of streams, the newest one that a thread allocates on, and frees on.
+        let on =
+            |number, frees, stream| RecordedEvent { kind: EventKind::OnStream { frees, stream }, ..alloc(number, 0) };
+        for event in [on(7, false, 1), on(8, true, 2), on(9, false, 3), alloc(10, 4)] {
+            part.apply(&event);
+        }
+        assert_eq!(part.events()[4..], [on(8, true, 2), on(9, false, 3), alloc(10, 4)]);
     }
 }

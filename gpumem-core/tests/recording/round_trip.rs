@@ -160,6 +160,8 @@ variants! {
         Lost { count }
         Displaced { now, more }
         Refused { device, bytes, kind, stack }
+        Mark { callsite }
+        OnStream { frees, stream }
     }
 }
 

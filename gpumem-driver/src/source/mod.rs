@@ -34,7 +34,7 @@ pub use self::{
     devices::{Devices, Interception},
     files::{LoadedFile, files_of, own_module},
     off::{ask_for_each_trace, traces_are_off, turn_traces_off},
-    recorder::{LabelBlock, RecordEvents, label_with},
+    recorder::{LabelBlock, RecordEvents, call_before_allocations, label_with},
     refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},
     stacks::{StackTable, min_bytes_of},
     walks::{addresses_here, current_file, current_stack, forget_stacks, frames, python_frame, uncached_stack},
@@ -78,6 +78,12 @@ pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     return crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
     #[allow(unreachable_code, reason = "other systems have no dispatch table")]
     None
+}
+
+/// A recording of the session begins: threads record their streams anew.
+pub fn record_streams_again() {
+    #[cfg(feature = "cuda")]
+    driver::record_streams_again();
 }
 
 /// The version of CUPTI's interface, if it can be used: 130002 is that of CUDA 13.0.

@@ -53,6 +53,22 @@ pub(super) fn label(key: Key, label: &Label, address: u64) -> Result<()> {
     }
 }
 
+static BEFORE_ALLOCATIONS: OnceCell<fn()> = OnceCell::new();
+
+/// From now on this function is called on each thread before its first allocation is recorded, and before many others. The thread holds
+/// no lock of gpumem then. Only the first call has an effect.
+pub fn call_before_allocations(function: fn()) {
+    let _ = BEFORE_ALLOCATIONS.set(function);
+}
+
+/// An allocation is about to be recorded.
+#[cfg(feature = "cuda")]
+pub(super) fn before_allocation() {
+    if let Some(function) = BEFORE_ALLOCATIONS.get() {
+        crate::sys::calls::as_program(function);
+    }
+}
+
 /// The functions of the type that receives events.
 #[cfg_attr(not(feature = "backtrace"), allow(dead_code, reason = "no stack is walked"))]
 pub(super) struct EventRecorder {

@@ -10,6 +10,7 @@ use std::{
     borrow::Cow,
     cell::Cell,
     collections::HashMap,
+    env,
     ffi::{c_char, c_int, c_uint, c_void},
     mem::transmute,
     panic::catch_unwind,
@@ -31,6 +32,8 @@ pub struct RangeObserver {
     pub pushed: fn(domain: usize, name: &str),
     /// The newest range of this domain ends.
     pub popped: fn(domain: usize),
+    /// The program marks this moment. Else a range that may end on another thread begins, or ends (`is_end`).
+    pub marked: fn(name: &str, is_end: bool),
 }
 
 /// The type of `nvtxGetExportTable`, which a copy of NVTX passes to its tool.
@@ -86,8 +89,46 @@ static OTHER: [[AtomicUsize; FUNCTIONS]; 2] = [const { [const { AtomicUsize::new
 type Names = RwLock<Option<HashMap<usize, Box<str>>>>;
 static DOMAINS: Names = RwLock::new(None);
 static STRINGS: Names = RwLock::new(None);
+/// The names of ranges that may end on another thread, by their ids, until they end.
+static STARTED: Names = RwLock::new(None);
 /// The newest handle that is ours, if there is no other tool to make one. NVTX's own handles are pointers, so 0 is none.
 static HANDLES: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on this observer is told of the ranges of all copies of NVTX with our functions. Only the first call has an effect.
+pub fn set_observer(observer: RangeObserver) {
+    _ = OBSERVER.set(observer);
+}
+
+// A copy of NVTX that is linked into the program beside gpumem finds the function in this variable, and calls it at its first use if
+// `NVTX_INJECTION64_PATH` names no tool. NVTX defines the variable weakly, for a tool that is linked statically: `nvtx3/nvtxDetail/nvtxInit.h`.
+// Copies in shared libraries have a variable of their own. The section is one that linkers keep once: a program may have two versions of gpumem.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+core::arch::global_asm!(
+    ".pushsection .data.rel.ro.gpumem_nvtx,\"awG\",@progbits,InitializeInjectionNvtx2_fnptr,comdat",
+    ".globl InitializeInjectionNvtx2_fnptr",
+    ".type InitializeInjectionNvtx2_fnptr,@object",
+    ".size InitializeInjectionNvtx2_fnptr,8",
+    ".p2align 3",
+    "InitializeInjectionNvtx2_fnptr:",
+    ".quad {initialize}",
+    ".popsection",
+    initialize = sym initialize_linked,
+);
+
+/// Returns 1 if the functions of this copy are ours from now on. Else they do nothing, and cost nothing.
+///
+/// # Safety
+/// It is called by NVTX.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+unsafe extern "C" fn initialize_linked(get_export_table: GetExportTable) -> c_int {
+    // Ranges are scopes only in programs that record themselves.
+    if env::var_os("GPUMEM_CAPTURE").is_none_or(|file| file.is_empty()) {
+        return 0;
+    }
+    // SAFETY: NVTX passes this function, and waits for the answer.
+    let begun = catch_unwind(std::panic::AssertUnwindSafe(|| unsafe { observe_ranges(get_export_table, None) }));
+    c_int::from(matches!(begun, Ok(Ok(()))))
+}
 
 /// Puts functions into the tables of a copy of NVTX, so that the observer is told of its ranges. `other` is the file of another tool,
 /// which gets each call as well.
@@ -97,15 +138,10 @@ static HANDLES: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Safety
 /// `get_export_table` is the function that NVTX has passed to `InitializeInjectionNvtx2`, and this is called inside of that call.
-pub unsafe fn observe_ranges(
-    get_export_table: GetExportTable,
-    observer: RangeObserver,
-    other: Option<&Path>,
-) -> Result<(), String> {
+pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Path>) -> Result<(), String> {
     // Copies of NVTX in several libraries may come at once, and the other tool has one set of tables.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    _ = OBSERVER.set(observer);
     let failed = other.and_then(|other| chain(get_export_table, other).err());
     for (module, functions) in [CORE, CORE2].into_iter().zip(all_functions()) {
         // SAFETY: the caller passes NVTX's function. The table that it returns lives as long as the copy of NVTX.
@@ -211,12 +247,33 @@ fn tell(what: impl FnOnce(&RangeObserver)) {
 }
 
 fn push(domain: usize, name: &str) {
-    tell(|observer| {
-        let domain_name = name_of(&DOMAINS, domain);
-        // As NVIDIA's tools write it.
-        let name = domain_name.map_or(Cow::Borrowed(name), |domain| Cow::Owned(format!("{domain}:{name}")));
-        (observer.pushed)(domain, &name);
-    });
+    tell(|observer| (observer.pushed)(domain, &with_domain(domain, name)));
+}
+
+/// The name as NVIDIA's tools write it.
+fn with_domain(domain: usize, name: &str) -> Cow<'_, str> {
+    name_of(&DOMAINS, domain).map_or(Cow::Borrowed(name), |domain| Cow::Owned(format!("{domain}:{name}")))
+}
+
+fn mark(domain: usize, name: &str) {
+    tell(|observer| (observer.marked)(&with_domain(domain, name), false));
+}
+
+/// Returns the id of the range: the other tool's, or else a new one.
+fn start(domain: usize, name: &str, of_other: Option<usize>) -> usize {
+    mark(domain, name);
+    let id = of_other.unwrap_or_else(new_handle);
+    set_name(&STARTED, id, &with_domain(domain, name));
+    id
+}
+
+fn end(id: usize) {
+    let mut started = STARTED.write().unwrap_or_else(PoisonError::into_inner);
+    let name = started.as_mut().and_then(|started| started.remove(&id));
+    drop(started);
+    if let Some(name) = name {
+        tell(|observer| (observer.marked)(&name, true));
+    }
 }
 
 fn pop(domain: usize) {
@@ -233,13 +290,21 @@ fn name_of(names: &Names, handle: usize) -> Option<String> {
 
 /// The other tool's handle, or else a new one, now has this name.
 fn handle(names: &Names, of_other: Option<usize>, name: &str) -> usize {
-    let handle = of_other.filter(|handle| *handle != 0).unwrap_or_else(|| HANDLES.fetch_add(1, Relaxed) + 1);
+    let handle = of_other.filter(|handle| *handle != 0).unwrap_or_else(new_handle);
+    set_name(names, handle, name);
+    handle
+}
+
+fn new_handle() -> usize {
+    HANDLES.fetch_add(1, Relaxed) + 1
+}
+
+fn set_name(names: &Names, handle: usize, name: &str) {
     let mut names = names.write().unwrap_or_else(PoisonError::into_inner);
     let names = names.get_or_insert_default();
     if names.len() < MOST_NAMES || names.contains_key(&handle) {
         names.insert(handle, name.into());
     }
-    handle
 }
 
 /// A text of the program.
@@ -300,16 +365,16 @@ unsafe fn message(attributes: *const EventAttributes) -> String {
 const NOT_TRACKED: c_int = -2;
 
 /// Our functions, by module (0 is [`CORE`], 1 is [`CORE2`]) and number. `$other` calls that of the other tool, if it has one. The other tool's
-/// own function is taken for all other numbers, among them those of ranges that may end on another thread.
+/// own function is taken for all other numbers.
 macro_rules! functions {
-    ($(($module:literal, $number:literal) $name:ident($($argument:ident: $ty:ty),*) -> $result:ty |$other:ident| $body:block)*) => {
-        $(unsafe extern "C" fn $name($($argument: $ty),*) -> $result {
+    ($(($module:literal, $number:literal) $name:ident($($argument:ident: $ty:ty),*) $(-> $result:ty)? |$other:ident| $body:block)*) => {
+        $(unsafe extern "C" fn $name($($argument: $ty),*) $(-> $result)? {
             let $other = || {
                 let function = OTHER[$module][$number].load(Relaxed);
                 (function != 0).then(|| {
                     // SAFETY: the tool has stored a function of the type that NVTX documents for this number, and the arguments are
                     // those of the program.
-                    unsafe { transmute::<usize, unsafe extern "C" fn($($ty),*) -> $result>(function)($($argument),*) }
+                    unsafe { transmute::<usize, unsafe extern "C" fn($($ty),*) $(-> $result)?>(function)($($argument),*) }
                 })
             };
             $body
@@ -324,8 +389,39 @@ macro_rules! functions {
     };
 }
 
-// In each of them, the program passes what NVTX documents.
+// In each of them, the program passes what NVTX documents. The id of a range, `nvtxRangeId_t`, has 64 bits.
 functions! {
+    (0, 1) mark_ex(attributes: *const EventAttributes) |other| {
+        // SAFETY: see above.
+        mark(0, &unsafe { message(attributes) });
+        other();
+    }
+    (0, 2) mark_a(name: *const c_char) |other| {
+        // SAFETY: see above.
+        mark(0, &unsafe { text_a(name) });
+        other();
+    }
+    (0, 3) mark_w(name: *const u32) |other| {
+        // SAFETY: see above.
+        mark(0, &unsafe { text_w(name) });
+        other();
+    }
+    (0, 4) range_start_ex(attributes: *const EventAttributes) -> usize |other| {
+        // SAFETY: see above.
+        start(0, &unsafe { message(attributes) }, other())
+    }
+    (0, 5) range_start_a(name: *const c_char) -> usize |other| {
+        // SAFETY: see above.
+        start(0, &unsafe { text_a(name) }, other())
+    }
+    (0, 6) range_start_w(name: *const u32) -> usize |other| {
+        // SAFETY: see above.
+        start(0, &unsafe { text_w(name) }, other())
+    }
+    (0, 7) range_end(id: usize) |other| {
+        end(id);
+        other();
+    }
     (0, 8) range_push_ex(attributes: *const EventAttributes) -> c_int |other| {
         // SAFETY: see above.
         push(0, &unsafe { message(attributes) });
@@ -344,6 +440,19 @@ functions! {
     (0, 11) range_pop() -> c_int |other| {
         pop(0);
         other().unwrap_or(NOT_TRACKED)
+    }
+    (1, 1) domain_mark_ex(domain: usize, attributes: *const EventAttributes) |other| {
+        // SAFETY: see above.
+        mark(domain, &unsafe { message(attributes) });
+        other();
+    }
+    (1, 2) domain_range_start_ex(domain: usize, attributes: *const EventAttributes) -> usize |other| {
+        // SAFETY: see above.
+        start(domain, &unsafe { message(attributes) }, other())
+    }
+    (1, 3) domain_range_end(_domain: usize, id: usize) |other| {
+        end(id);
+        other();
     }
     (1, 4) domain_range_push_ex(domain: usize, attributes: *const EventAttributes) -> c_int |other| {
         // SAFETY: see above.

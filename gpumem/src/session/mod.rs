@@ -22,6 +22,8 @@ mod events;
 mod exit;
 mod guards;
 mod output;
+#[cfg(all(feature = "capture", feature = "cuda", target_os = "linux"))]
+mod ranges;
 #[cfg(feature = "capture")]
 mod recorded;
 #[cfg(feature = "capture")]
@@ -43,6 +45,8 @@ use once_cell::{race::OnceBox, sync::OnceCell};
 
 #[cfg(feature = "sim")]
 pub use self::budgets::simulated_gpu;
+#[cfg(all(feature = "capture", feature = "cuda", target_os = "linux"))]
+pub use self::ranges::NVTX_OBSERVER;
 #[cfg(all(test, feature = "sim"))]
 use self::testing::TestSession;
 pub use self::{
@@ -62,7 +66,7 @@ use self::{
 pub(crate) use self::{output::Notice, views::statistics};
 #[cfg(feature = "capture")]
 pub use self::{
-    recorded::{begin, begin_at_start, end, serve_foreign_program},
+    recorded::{begin, begin_at_start, end, mark, serve_foreign_program},
     recorder::Keep,
 };
 use crate::{

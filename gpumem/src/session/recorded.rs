@@ -1,7 +1,9 @@
 //! Recordings that begin and end while the process runs.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, panic::Location, path::Path};
 
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use super::ranges;
 use super::{
     events::{subscribe, unsubscribe},
     of_process,
@@ -37,7 +39,10 @@ pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
         session.end_recording();
         let _ = fs::remove_file(file);
         io::Error::other(why)
-    })
+    })?;
+    #[cfg(all(feature = "cuda", target_os = "linux"))]
+    ranges::begun();
+    Ok(())
 }
 
 /// Ends the recording: the file is complete. From now on nothing is intercepted, until [`begin`],
@@ -46,6 +51,14 @@ pub fn end() {
     // First: what the end of the interception loses is no loss of this recording.
     of_process().end_recording();
     unsubscribe();
+}
+
+/// Marks this moment with a name in the recording of the process. Does nothing if the process is not recorded.
+///
+/// The number of names is limited as for scopes: 1,024 in a line of the program.
+#[track_caller]
+pub fn mark(name: &str) {
+    of_process().record_mark(name, Location::caller());
 }
 
 /// For a library that is put into a program which does not know gpumem, before anything else of gpumem is used. The settings in the

@@ -46,6 +46,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "cgroup",
             "recording_file",
             "lock_file",
+            "nvtx",
         ],
     ),
     ("query", &["session", "source", "model", "error"]),

@@ -9,20 +9,20 @@ use gpumem_core::{
     model::ScopeId,
     recording::{Item, items_of},
 };
-use gpumem_tests::skipped;
+use gpumem_tests::{CONTEXT, skipped};
 
 use super::*;
 
 /// The package with the headers.
 const HEADERS: &str = "nvidia-nvtx-cu12==12.9.79";
 
-/// The program and the tool, compiled; `None`, and the test is skipped, if that cannot be done.
-fn compiled() -> Option<[String; 2]> {
-    static COMPILED: std::sync::OnceLock<Result<[String; 2], String>> = std::sync::OnceLock::new();
+/// The program, the tool, and what a program that records itself has linked, compiled; `None`, and the test is skipped, if that cannot be done.
+fn compiled() -> Option<[String; 3]> {
+    static COMPILED: std::sync::OnceLock<Result<[String; 3], String>> = std::sync::OnceLock::new();
     COMPILED.get_or_init(compile).clone().map_err(|why| skipped(format_args!("no program with NVTX: {why}"))).ok()
 }
 
-fn compile() -> Result<[String; 2], String> {
+fn compile() -> Result<[String; 3], String> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("nvtx");
     let include = folder.join("nvidia/nvtx/include");
     let ran = |command: &mut Command| {
@@ -45,14 +45,15 @@ fn compile() -> Result<[String; 2], String> {
         assert!(is_done, "{why}");
         Ok::<_, String>(to)
     };
-    Ok([of("program.c", "program", &[])?, of("tool.c", "tool.so", &["-shared", "-fPIC"])?])
+    let library = ["-shared", "-fPIC"];
+    Ok([of("program.c", "program", &[])?, of("tool.c", "tool.so", &library)?, of("linked.c", "linked.so", &library)?])
 }
 
-/// How many MiB were allocated in each scope itself, by name.
-fn by_scope(file: &str) -> BTreeMap<String, u64> {
+/// How many MiB were allocated in each scope itself, by name, and the names of all marks.
+fn by_scope(file: &str) -> (BTreeMap<String, u64>, Vec<String>) {
     let (items, end) = items_of(File::open(file).expect("it is there")).expect("it can be read");
     assert_eq!(end, End::Complete, "{file}");
-    let (mut names, mut opened) = (BTreeMap::new(), BTreeMap::new());
+    let (mut names, mut opened, mut marks) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     let (mut of_threads, mut sums) = (BTreeMap::<_, Vec<ScopeId>>::new(), BTreeMap::new());
     for item in items {
         match item {
@@ -69,24 +70,26 @@ fn by_scope(file: &str) -> BTreeMap<String, u64> {
                         let name = open.last().map_or("-", |scope| &names[&opened[scope]]);
                         *sums.entry(name.to_owned()).or_default() += block.bytes.get() >> 20;
                     }
+                    EventKind::Mark { callsite } => marks.push(names[&callsite].clone()),
                     _ => {}
                 }
             }
             _ => {}
         }
     }
-    sums
+    (sums, marks)
 }
 
-fn expected() -> BTreeMap<String, u64> {
-    // The first MiB is allocated in `load`, which was begun before the driver was initialized, and before the next range.
-    let sums = [("load", 64), ("layer é", 2), ("bad \u{fffd} name", 4), ("-", 9), ("worker", 16), ("(no name)", 32)];
-    sums.map(|(name, mib)| (name.to_owned(), mib)).into()
+fn expected() -> (BTreeMap<String, u64>, Vec<String>) {
+    // `load` began before the driver was initialized.
+    let sums = [("load", 65), ("layer é", 2), ("bad \u{fffd} name", 4), ("-", 8), ("worker", 16), ("(no name)", 32)];
+    let marks = ["started", "started (end)", "mark é", "libcudf:read", "libcudf:read", "libcudf:read (end)"];
+    (sums.map(|(name, mib)| (name.to_owned(), mib)).into(), marks.map(str::to_owned).into())
 }
 
 #[test]
 fn ranges_are_scopes() {
-    let Some([program, _]) = compiled() else { return };
+    let Some([program, ..]) = compiled() else { return };
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let outcome = run(&machine(), &file, &[&program]);
@@ -97,18 +100,18 @@ fn ranges_are_scopes() {
 /// Names and ranges without end cost a bounded number of scopes.
 #[test]
 fn ranges_without_end_are_bounded() {
-    let Some([program, _]) = compiled() else { return };
+    let Some([program, ..]) = compiled() else { return };
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let outcome = run(&machine(), &file, &[&program, "100000"]);
     assert!(outcome.is_clean(), "{outcome}");
-    let sums = by_scope(&file);
+    let (sums, _) = by_scope(&file);
     assert_eq!(sums.values().sum::<u64>(), 127, "{sums:?}");
 }
 
 #[test]
 fn another_tool_gets_every_call() {
-    let Some([program, tool]) = compiled() else { return };
+    let Some([program, tool, _]) = compiled() else { return };
     let folder = Folder::new();
     let (file, counted) = (folder.file("a.capture"), folder.file("counted"));
     let machine =
@@ -116,7 +119,23 @@ fn another_tool_gets_every_call() {
     let outcome = run(&machine, &file, &[&program]);
     assert!(outcome.is_clean(), "{outcome}");
     assert_eq!(by_scope(&file), expected(), "{outcome}");
-    // It was initialized, and told 6 pushes and 9 pops.
+    // It was initialized, and told 6 pushes, 9 pops, and of two ranges that they begin and end.
     let counted = fs::read_to_string(counted).expect("the tool has written it");
-    assert_eq!(counted, "1 6 9 1 1 1\n", "{outcome}");
+    assert_eq!(counted, "1 6 9 1 1 2 2 1\n", "{outcome}");
+}
+
+/// A program in Rust with a copy of NVTX.
+#[test]
+fn ranges_of_a_program_that_records_itself_are_scopes() {
+    let Some([.., linked]) = compiled() else { return };
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let script = format!(
+        "{CONTEXT}; library {linked} push early; new; library {linked} push read; call cuMemAlloc_v2 &a 2097152; \
+         library {linked} mark here; library {linked} pop -; call cuMemAlloc_v2 &b 1048576; drop; library {linked} pop -"
+    );
+    let outcome = machine().env("GPUMEM_CAPTURE", &file).run(&script);
+    assert!(outcome.is_clean(), "{outcome}");
+    let sums = [("read", 2), ("", 1)].map(|(name, mib)| (name.to_owned(), mib));
+    assert_eq!(by_scope(&file), (sums.into(), vec!["here".to_owned()]), "{outcome}");
 }

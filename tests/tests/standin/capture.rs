@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 
-use gpumem_core::model::EventKind;
+use gpumem_core::model::{EventKind, MemKind};
 use gpumem_core::recording::{End, Reader, ReplayedReport, Step};
 use gpumem_tests::{CONTEXT, Library, Standin};
 
@@ -59,6 +59,35 @@ fn what_a_program_printed_is_in_its_recording() {
         assert!(printed.lines().count() > 6 && at_exit.contains("raw.rs:"), "{outcome}");
         let by = reader.definitions().interceptions().last().map(|by| by.source.name());
         assert_eq!(by, Some(name), "{outcome}");
+    }
+}
+
+/// Each stream-ordered call has the number of its stream; a stream that comes later has another one, even at the same address.
+#[test]
+fn calls_have_the_numbers_of_their_streams() {
+    let script = format!(
+        "{CONTEXT}; new; call cuStreamCreate &s 0; call cuStreamCreate &t 0; call cuMemAllocAsync &a 64 t; \
+         call cuMemAllocAsync &b 64 t; call cuMemAllocAsync &c 64 s; call cuMemAllocAsync &d 64 0; call cuMemAlloc_v2 &e 64; \
+         call cuMemFreeAsync a t; call cuMemFreeAsync b t; call cuMemFreeAsync c 0; call cuMemFreeAsync d s; \
+         call cuMemAllocAsync_ptsz &a 64 0; call cuStreamDestroy_v2 s; call cuStreamCreate &s 0; \
+         call cuMemAllocAsync &b 64 s; call cuMemFreeAsync_ptsz b 0; drop"
+    );
+    for (name, machine) in [("dispatch", Standin::new().dispatch()), ("cupti", Standin::new().cupti())] {
+        let recording = Recording::new(&format!("streams-{name}"));
+        let outcome = recording.of(machine).run(&script);
+        assert!(outcome.is_clean(), "{outcome}");
+        let (mut on, mut calls) = ([0; 2], [vec![], vec![]]);
+        let mut reader = recording.reader();
+        while let Some(step) = reader.step().unwrap() {
+            let Step::Event(event, _) = step else { continue };
+            match event.kind {
+                EventKind::OnStream { frees, stream } => on[usize::from(frees)] = stream,
+                EventKind::Alloc { block, .. } if block.kind == MemKind::Pool => calls[0].push(on[0]),
+                EventKind::Free { .. } => calls[1].push(on[1]),
+                _ => {}
+            }
+        }
+        assert_eq!(calls, [vec![1, 1, 2, 0, 3, 4], vec![1, 1, 0, 2, 3]], "{name}: {outcome}");
     }
 }
 

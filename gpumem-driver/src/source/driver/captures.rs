@@ -3,8 +3,7 @@
 use super::{
     events::record_lost,
     graphs,
-    owners::CU_STREAM_LEGACY,
-    state::{is_capture_active, state},
+    state::{CU_STREAM_LEGACY, is_capture_active, state},
 };
 use crate::sys::cuda;
 

@@ -9,6 +9,7 @@ use super::{
     owners::LAST_STREAM,
     record::{record_call, record_pooled},
     state::GENERATION,
+    streams::{FREES_ON, frees_on},
 };
 use crate::{
     model::{Answer, Bytes, MemKind, Tag},
@@ -34,7 +35,10 @@ impl<R: RecordEvents> Observe for Observer<R> {
 
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
-    fn freeing(_: &Caller, address: u64) {
+    fn freeing(_: &Caller, address: u64, stream: Option<u64>) {
+        if let Some(stream) = stream.filter(|stream| !FREES_ON.get().is(*stream)) {
+            calls::as_observer_cold(move || frees_on(stream));
+        }
         if R::free(block_key(IdKind::Address, address)) == Answer::Untracked {
             calls::as_observer_cold(move || record_unknown_free(IdKind::Address, address));
         }

@@ -8,14 +8,14 @@ use std::{
 use super::{
     super::{refusals, stacks::Wanted},
     contexts::Owner,
-    state::{GENERATION, is_capture_active, state},
+    state::{CU_STREAM_LEGACY, GENERATION, is_capture_active, state},
+    streams::allocates_on,
 };
 use crate::sys::{
     calls::{Caller, Context},
     cuda,
 };
 
-pub(super) const CU_STREAM_LEGACY: u64 = 1;
 const CU_STREAM_PER_THREAD: u64 = 2;
 
 /// The context in which a thread last allocated. Programs rarely change it.
@@ -97,10 +97,12 @@ fn find_owner_of(caller: &Caller, context: Context) -> Option<Owner> {
 
 /// The device of the stream on which the memory at `address` was allocated.
 pub(super) fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> PoolLocation {
+    let generation = GENERATION.load(SeqCst);
+    // A thread that remembers its stream records it no more, so it records it here, after it has read the generation.
+    allocates_on(stream);
     if matches!(stream, 0 | CU_STREAM_LEGACY | CU_STREAM_PER_THREAD) {
         return PoolLocation::on(owner_of(caller).map(|owner| owner.device));
     }
-    let generation = GENERATION.load(SeqCst);
     let known = state().streams.get(&stream).copied();
     // If the stream is older than the subscription, the driver knows the device of the memory.
     let Some(device) = known.or_else(|| cuda::device_at(address)) else { return PoolLocation::Unknown };

@@ -3,7 +3,10 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::{
-    super::{recorder::record, refusals, stacks},
+    super::{
+        recorder::{before_allocation, record},
+        refusals, stacks,
+    },
     blocks::note_block,
     captures::{capture_begun, capture_ended, is_captured},
     contexts::Owner,
@@ -13,6 +16,7 @@ use super::{
     owners::{PoolLocation, device_of_pool, device_of_stream, owner_of},
     refusals::{call_refused, report_refusal},
     state::{GENERATION, state},
+    streams::allocates_on,
 };
 use crate::{
     model::{Block, Bytes, EventKind, Key, MemKind, Space},
@@ -24,6 +28,7 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
     match *call {
         Call::Allocated { id_kind, id, bytes, memory } => match owner_of(caller) {
             Some(Owner { device, number }) => {
+                before_allocation();
                 if id_kind == IdKind::Address {
                     note_block(id);
                 }
@@ -59,12 +64,7 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
                 GENERATION.fetch_add(1, SeqCst);
             }
         }
-        Call::StreamDestroyed { stream } => {
-            // A capture of the stream ends with it.
-            state().end_capture(stream);
-            state().streams.remove(&stream);
-            GENERATION.fetch_add(1, SeqCst);
-        }
+        Call::StreamDestroyed { stream } => state().stream_destroyed(stream),
         Call::ContextGone { handle } => context_gone(handle),
     }
 }
@@ -78,9 +78,13 @@ pub(super) fn record_pooled(caller: &Caller, address: u64, bytes: u64, stream: u
         None => return record_lost(),
     }
     let location = match pool {
-        Some(pool) => device_of_pool(pool, address),
+        Some(pool) => {
+            allocates_on(stream);
+            device_of_pool(pool, address)
+        }
         None => device_of_stream(caller, stream, address),
     };
+    before_allocation();
     note_block(address);
     let key = block_key(IdKind::Address, address);
     match location {
@@ -92,6 +96,7 @@ pub(super) fn record_pooled(caller: &Caller, address: u64, bytes: u64, stream: u
 
 /// Physical memory was allocated behind a handle.
 fn record_handle(handle: u64, bytes: u64, device: Option<u32>) {
+    before_allocation();
     let kind = if device.is_some() { MemKind::Vmm } else { kind_on(0, MemKind::PinnedHost) };
     let stack = stacks::stack_for(bytes);
     let block = Block { stack, ..Block::new(cuda_device(device.unwrap_or(0)), Bytes::new(bytes), kind) };

@@ -23,6 +23,9 @@ pub(super) struct DriverState {
     pub(super) contexts: Contexts,
     /// The device of each stream.
     pub(super) streams: HashMap<u64, u32>,
+    /// The numbers of streams in recordings, in the order of their first use.
+    stream_numbers: HashMap<u64, u32>,
+    newest_stream_number: u32,
     /// The device of each pool; `None` for a pool on the host.
     pub(super) pools: HashMap<u64, Option<u32>>,
     pub(super) handles: Handles,
@@ -35,6 +38,9 @@ pub(super) struct DriverState {
 }
 
 static STATE: Lazy<Mutex<DriverState>> = Lazy::new(Mutex::default);
+
+/// The handle of the default stream, as 0 is.
+pub(super) const CU_STREAM_LEGACY: u64 = 1;
 
 /// Increases whenever something that a thread remembers about a stream or a context may be wrong from then on.
 pub(super) static GENERATION: AtomicU32 = AtomicU32::new(1);
@@ -56,6 +62,7 @@ pub(super) fn is_capture_active() -> bool {
 pub(super) fn forget_handles() {
     let mut state = state();
     state.streams.clear();
+    state.stream_numbers.clear();
     state.pools.clear();
     state.imported.clear();
     state.captures.clear();
@@ -65,6 +72,23 @@ pub(super) fn forget_handles() {
 }
 
 impl DriverState {
+    /// The number of a stream, from 1 on. No other stream of the process has it.
+    pub(super) fn number_of_stream(&mut self, stream: u64) -> u32 {
+        *self.stream_numbers.entry(stream).or_insert_with(|| {
+            self.newest_stream_number += 1;
+            self.newest_stream_number
+        })
+    }
+
+    /// The handle of the stream may be that of another one from now on.
+    pub(super) fn stream_destroyed(&mut self, stream: u64) {
+        // A capture of the stream ends with it.
+        self.end_capture(stream);
+        self.streams.remove(&stream);
+        self.stream_numbers.remove(&stream);
+        GENERATION.fetch_add(1, SeqCst);
+    }
+
     pub(super) fn begin_capture(&mut self, stream: u64) {
         self.captures.push(stream);
         CAPTURES.store(self.captures.len(), SeqCst);

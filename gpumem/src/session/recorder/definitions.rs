@@ -114,6 +114,7 @@ impl Definer {
                     self.device(spec.device, write)?;
                     self.callsite(spec.callsite, write)
                 }
+                EventKind::Mark { callsite } => self.callsite(callsite, write),
                 EventKind::Sample { device, .. } => self.device(device, write),
                 _ => Ok(()),
             },

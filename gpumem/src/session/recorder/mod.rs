@@ -17,6 +17,7 @@ mod thread;
 use std::{
     hash::{BuildHasher, RandomState},
     io,
+    panic::Location,
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -35,6 +36,8 @@ use self::{
     definitions::Definer,
     modules::{EarlyDefinitions, ModuleTable, ResolvedAddress},
 };
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+use super::ranges;
 use super::{Notice, Session};
 use crate::{
     cgroup, clock,
@@ -43,6 +46,7 @@ use crate::{
     process,
     recording_file::RecordingFile,
     ring_memory::{RingPages, prefetch_for_writing},
+    source,
 };
 
 /// The ring has so many slots of 64 bytes; an allocation or a free takes one. It lasts for some 10 ms of a program that does nothing
@@ -159,7 +163,10 @@ impl Session {
         if let Err(why) = self.try_record(&path, Keep::All) {
             let text = format_args!("cannot record to {}: {why}; the program is not recorded", path.display());
             self.notify(Notice::Recording, &text);
+            return;
         }
+        #[cfg(all(feature = "cuda", target_os = "linux"))]
+        ranges::begun();
     }
 
     pub(super) fn try_record(&'static self, path: &Path, keep: Keep) -> io::Result<()> {
@@ -198,6 +205,7 @@ impl Session {
             (true, ())
         });
         self.recorder.is_on.store(true, Relaxed);
+        source::record_streams_again();
         Ok(())
     }
 
@@ -208,6 +216,8 @@ impl Session {
         }
         let running = self.recorder.running.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Running { stop, thread, is_done }) = running else { return };
+        #[cfg(all(feature = "cuda", target_os = "linux"))]
+        ranges::ended();
         self.post_displaced();
         self.stop_tap();
         stop.store(true, Relaxed);
@@ -279,6 +289,17 @@ impl Session {
         if self.recorder.is_on.load(Relaxed) && !process::is_forked() {
             let stack = self.stack_of_refusal();
             self.inbox.post(&EventKind::Refused { device, bytes, kind, stack });
+        }
+    }
+
+    /// Records that the program marks this moment.
+    pub(super) fn record_mark(&self, name: &str, location: &'static Location<'static>) {
+        if self.is_recorded() {
+            let (callsite, is_new) = self.callsites.number(Some(name), location, None);
+            if is_new {
+                self.record_callsite(callsite);
+            }
+            self.inbox.post(&EventKind::Mark { callsite });
         }
     }
 

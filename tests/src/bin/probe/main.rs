@@ -361,6 +361,7 @@ impl Probe {
             },
             "forks" => forks::forks(argument.parse()?)?,
             "rush" => churn::rush(argument.parse()?)?,
+            "library" => raw::call_library(argument)?,
             "subscribe" => reported(gpumem::intercept::subscribe().map(|()| "done")),
             "tool_subscribe" => self.tool.subscribe(argument)?.to_string(),
             "tool_unsubscribe" => self.tool.unsubscribe(argument)?.to_string(),

@@ -16,6 +16,21 @@ use crate::{PATIENCE, Trouble};
 #[derive(Clone, Default)]
 pub(crate) struct Names(Arc<Mutex<HashMap<String, u64>>>);
 
+/// `library function text`: calls a function of a shared library that takes a text.
+pub(crate) fn call_library(line: &str) -> Result<String, Trouble> {
+    let [file, function, text] = line.split(' ').collect::<Vec<_>>()[..] else {
+        return Err("not of the form library function text".into());
+    };
+    // SAFETY: it is a library of the tests.
+    let library = Box::leak(Box::new(unsafe { libloading::Library::new(file) }?));
+    // SAFETY: all functions of such libraries have this type.
+    let function = unsafe { library.get::<unsafe extern "C" fn(*const c_char)>(function) }?;
+    let text = CString::new(text)?;
+    // SAFETY: the text ends with a zero.
+    unsafe { function(text.as_ptr()) };
+    Ok("done".to_owned())
+}
+
 impl Names {
     fn lock(&self) -> MutexGuard<'_, HashMap<String, u64>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

@@ -21,9 +21,12 @@ static void take(size_t mib) {
 static int call1(const char *name, uint64_t a) { return ((int (*)(uint64_t))dlsym(driver, name))(a); }
 
 static void *context;
+static nvtxDomainHandle_t domain;
+static nvtxRangeId_t across;
 static void *other_thread(void *unused) {
     (void)unused;
     call1("cuCtxSetCurrent", (uint64_t)context);
+    nvtxDomainRangeEnd(domain, across);
     nvtxRangePushA("worker");
     take(16);
     return 0; // The range never ends.
@@ -49,7 +52,7 @@ int main(int count, char **words) {
     take(2);
     nvtxRangePop();
     take(64);
-    nvtxDomainHandle_t domain = nvtxDomainCreateA("libcudf");
+    domain = nvtxDomainCreateA("libcudf");
     nvtxStringHandle_t name = nvtxDomainRegisterStringA(domain, "read");
     nvtxEventAttributes_t attributes = {0};
     attributes.version = NVTX_VERSION;
@@ -66,7 +69,10 @@ int main(int count, char **words) {
     nvtxRangeId_t id = nvtxRangeStartA("started");
     take(8);
     nvtxRangeEnd(id);
-    nvtxMarkA("mark");
+    nvtxMarkW(L"mark \u00e9");
+    nvtxDomainMarkEx(domain, &attributes);
+    across = nvtxDomainRangeStartEx(domain, &attributes);
+    nvtxRangeEnd(815); // There is no such range.
     pthread_t thread;
     pthread_create(&thread, 0, other_thread, 0);
     pthread_join(thread, 0);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int initialized, pushed, popped, registered, domains, started;
+static int initialized, pushed, popped, registered, domains, started, ended, marked;
 
 static int push_a(const char *name) { (void)name; return pushed++; }
 static int push_w(const wchar_t *name) { (void)name; return pushed++; }
@@ -20,7 +20,16 @@ static nvtxStringHandle_t register_string(nvtxDomainHandle_t domain, const char 
     return (nvtxStringHandle_t)1;
 }
 static nvtxRangeId_t start(const char *name) { (void)name; started++; return 4711; }
-static void end(nvtxRangeId_t id) { if (id != 4711) abort(); }
+static void end(nvtxRangeId_t id) { if (id == 4711) ended++; }
+static nvtxRangeId_t domain_start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes) {
+    if (domain != (nvtxDomainHandle_t)1 || attributes->message.registered != (nvtxStringHandle_t)1) abort();
+    started++;
+    return 0; // It is an id as any other.
+}
+static void domain_end(nvtxDomainHandle_t domain, nvtxRangeId_t id) {
+    if (domain == (nvtxDomainHandle_t)1 && id == 0) ended++;
+}
+static void mark_w(const wchar_t *name) { (void)name; marked++; }
 
 int InitializeInjection(void) { initialized++; return 1; }
 
@@ -35,9 +44,12 @@ int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
     *table[NVTX_CBID_CORE_RangePop] = (NvtxFunctionPointer)pop;
     *table[NVTX_CBID_CORE_RangeStartA] = (NvtxFunctionPointer)start;
     *table[NVTX_CBID_CORE_RangeEnd] = (NvtxFunctionPointer)end;
+    *table[NVTX_CBID_CORE_MarkW] = (NvtxFunctionPointer)mark_w;
     if (!callbacks->GetModuleFunctionTable(NVTX_CB_MODULE_CORE2, &table, &size)) return 0;
     *table[NVTX_CBID_CORE2_DomainRangePushEx] = (NvtxFunctionPointer)domain_push;
     *table[NVTX_CBID_CORE2_DomainRangePop] = (NvtxFunctionPointer)domain_pop;
+    *table[NVTX_CBID_CORE2_DomainRangeStartEx] = (NvtxFunctionPointer)domain_start;
+    *table[NVTX_CBID_CORE2_DomainRangeEnd] = (NvtxFunctionPointer)domain_end;
     *table[NVTX_CBID_CORE2_DomainCreateA] = (NvtxFunctionPointer)domain_create;
     *table[NVTX_CBID_CORE2_DomainRegisterStringA] = (NvtxFunctionPointer)register_string;
     return 1;
@@ -46,6 +58,6 @@ int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
 __attribute__((destructor)) static void report(void) {
     FILE *file = getenv("TOOL_FILE") ? fopen(getenv("TOOL_FILE"), "w") : 0;
     if (!file) return;
-    fprintf(file, "%d %d %d %d %d %d\n", initialized, pushed, popped, registered, domains, started);
+    fprintf(file, "%d %d %d %d %d %d %d %d\n", initialized, pushed, popped, registered, domains, started, ended, marked);
     fclose(file);
 }

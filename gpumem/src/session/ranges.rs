@@ -1,18 +1,24 @@
 //! The ranges that the program marks with NVTX: each is a scope of its thread.
 
 use std::{
-    cell::RefCell,
+    borrow::Cow,
+    cell::{Cell, RefCell},
+    panic::Location,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use gpumem::GpuMemTrace;
-use gpumem_driver::nvtx::RangeObserver;
+use super::{GpuMemTrace, of_process};
+use crate::{
+    nvtx::{RangeObserver, set_observer},
+    source::call_before_allocations,
+};
 
 /// The most ranges of a thread that are scopes at the same time. A program that never ends its ranges must not fill the memory.
 const MOST_OPEN: usize = 1000;
 
-/// What NVTX is to call.
-pub(crate) const OBSERVER: RangeObserver = RangeObserver { pushed, popped };
+/// What NVTX is to call. The library that is put into programs uses it.
+#[doc(hidden)]
+pub const NVTX_OBSERVER: RangeObserver = RangeObserver { pushed, popped, marked };
 
 /// A range that has not ended.
 struct Range {
@@ -39,6 +45,8 @@ static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static RANGES: RefCell<Ranges> = RefCell::default();
+    /// Some of them may be awaited.
+    static ARE_AWAITED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The name without the numbers that PyTorch's `emit_nvtx` adds, which differ for each operation: `aten::mm, seq = 12, op_id = 1`.
@@ -71,14 +79,30 @@ fn popped(domain: usize) {
     });
 }
 
-/// The recording has begun. Ranges in which a thread is are scopes from its next range on, and not now: the driver is being initialised,
-/// and would fail if a scope asked it for the current device.
-pub(crate) fn begun() {
+fn marked(name: &str, is_end: bool) {
+    // gpumem must not be asked before.
+    if !IS_RECORDED.load(Relaxed) {
+        return;
+    }
+    let name = without_numbers(name);
+    let name = if is_end { format!("{name} (end)").into() } else { Cow::Borrowed(name) };
+    of_process().record_mark(&name, Location::caller());
+}
+
+/// The recording has begun. Ranges in which a thread is become scopes before its next range or allocation, and not now: the driver is being
+/// initialised, and would fail if a scope asked it for the current device.
+pub(super) fn begun() {
+    set_observer(NVTX_OBSERVER);
+    call_before_allocations(|| {
+        if ARE_AWAITED.replace(false) {
+            with_ranges(|ranges| open_awaited(&mut ranges.open));
+        }
+    });
     IS_RECORDED.store(true, Relaxed);
 }
 
 /// The recording has ended.
-pub(crate) fn ended() {
+pub(super) fn ended() {
     IS_RECORDED.store(false, Relaxed);
 }
 
@@ -93,10 +117,15 @@ fn open_awaited(open: &mut [Range]) {
 impl Scope {
     fn of(name: &str) -> Self {
         if !IS_RECORDED.load(Relaxed) {
-            return Self::Awaited(name.to_owned());
+            return Self::awaited(name);
         }
         let trace = GpuMemTrace::builder().ctx(name).silent(true).on_exit_report(false).start();
-        trace.map_or_else(|_| Self::Awaited(name.to_owned()), Self::Open)
+        trace.map_or_else(|_| Self::awaited(name), Self::Open)
+    }
+
+    fn awaited(name: &str) -> Self {
+        ARE_AWAITED.set(true);
+        Self::Awaited(name.to_owned())
     }
 }
 
