@@ -20,7 +20,7 @@ use gpumem_core::{
 use serde::Serialize;
 
 use self::trial::{Outcome, Trials};
-use crate::failure::Failure;
+use crate::{failure::Failure, run::CONTEXT};
 
 /// The variable of PyTorch's allocator.
 const ALLOCATOR: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -35,10 +35,6 @@ const SETTINGS: [&str; 6] = [
 ];
 /// A smallest card is known to this part of itself.
 const PRECISION: u64 = 50;
-/// What a process has on a card besides its blocks.
-const CONTEXT: Bytes = Bytes::mib(527);
-/// Smaller cards are not tried.
-const SMALLEST: Bytes = Bytes::gib(1);
 
 /// What is asked.
 #[derive(Debug)]
@@ -72,6 +68,8 @@ pub(crate) struct Answer {
     pub(crate) rows: Vec<Row>,
     /// The environment that needs the smallest card, if it is not the program's own.
     pub(crate) best: Option<String>,
+    /// The environment with which PyTorch's cache takes least from the driver, if it is not the program's own. Other programs then have more.
+    pub(crate) least: Option<String>,
     /// How many dry runs it took.
     pub(crate) dry_runs: usize,
 }
@@ -104,7 +102,12 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
         let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
         own > best && own - best > best / (PRECISION / 2)
     });
-    Ok(Answer { best: best.map(|row| row.environment.clone()), dry_runs: trials.count(), rows })
+    // The pool of `cudaMallocAsync` is the driver's, which gives more than is counted.
+    let own = rows[0].most_bytes.unwrap_or(u64::MAX);
+    let known = rows.iter().filter(|row| !row.environment.contains("cudaMallocAsync") && row.most_bytes < Some(own));
+    let least = known.filter(|row| row.most_bytes.is_some()).min_by_key(|row| row.most_bytes);
+    let [best, least] = [best, least].map(|row| row.map(|row| row.environment.clone()));
+    Ok(Answer { best, least, dry_runs: trials.count(), rows })
 }
 
 /// The largest value of a variable with which the program ends well. `None` if there is none.
@@ -159,8 +162,7 @@ impl Trials {
             return Ok(row);
         }
         // With a card that has all of it, nothing is refused.
-        let mut enough = (most + CONTEXT.get()).max(SMALLEST.get());
-        let mut too_small = SMALLEST.get();
+        let (mut too_small, mut enough) = (CONTEXT.get(), most + CONTEXT.get());
         while enough - too_small > enough / PRECISION {
             let middle = too_small.midpoint(enough);
             if self.run(environment, Some(Bytes::new(middle)))?.failed.is_none() {
@@ -207,14 +209,26 @@ impl Answer {
         let card = |row: &Row| {
             row.smallest_card_bytes.map_or_else(|| "no card".to_owned(), |card| Bytes::new(card).to_string())
         };
-        let best = self.best.as_ref().and_then(|best| self.rows.iter().find(|row| row.environment == *best));
-        let sentence = match best {
+        let row = |environment: &Option<String>| {
+            environment.as_ref().and_then(|environment| self.rows.iter().find(|row| row.environment == *environment))
+        };
+        let sentence = match row(&self.best) {
             Some(best) => {
                 format!("Best: {}, for a card of {} instead of {}.", best.environment, card(best), card(&self.rows[0]))
             }
             None => "None of these needs a smaller card than the program as it is.".to_owned(),
         };
         writeln!(out, "{}", paint.on(Role::Heading, sentence))?;
+        let most = |row: &Row| Bytes::new(row.most_bytes.unwrap_or(0));
+        if let Some(least) = row(&self.least).filter(|_| self.least != self.best) {
+            writeln!(
+                out,
+                "Least from the driver: {}, {} instead of {}.",
+                least.environment,
+                most(least),
+                most(&self.rows[0])
+            )?;
+        }
         let note = format!("{} dry runs. A card is all of its memory, with {CONTEXT} for the context.", self.dry_runs);
         writeln!(out, "{}", paint.on(Role::Faint, note))
     }

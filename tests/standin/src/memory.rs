@@ -345,7 +345,7 @@ dispatched! { calls;
             1 => value.cast().put(context)?,
             2 => value.cast().put(kind)?,
             7 => value.cast().put(number.ok_or(INVALID_VALUE)?)?,
-            8 => value.cast().put(u8::from(managed))?,
+            8 => value.cast().put(c_uint::from(managed))?,
             9 => value.cast().put(c_uint::try_from(ordinal).unwrap_or(c_uint::MAX))?,
             17 => value.cast().put(pool)?,
             _ => return Err(INVALID_VALUE),

@@ -58,8 +58,9 @@ seen["copied"] = call("cuMemcpyHtoD_v2", table, ctypes.cast(addresses, ctypes.c_
 seen["through a table"] = launch(table)
 start, size = word(), word()
 seen["range"] = call("cuMemGetAddressRange_v2", start, size, large + 1), start.value == large, size.value // MIB
-kind = ctypes.c_uint32()
+kind, managed = ctypes.c_uint32(7), ctypes.c_uint32(7)
 seen["kind"] = call("cuPointerGetAttribute", kind, 2, large), kind.value
+seen["managed"] = call("cuPointerGetAttribute", managed, 8, large), managed.value
 
 # Memory that the program maps itself, as expandable segments of PyTorch do.
 properties = (ctypes.c_int32 * 8)(1, 0, 1, 0)

@@ -11,21 +11,20 @@ use super::{
 /// `data` is where the attribute is written.
 unsafe fn attribute(data: u64, number: u32, address: u64, (start, block): (u64, Block)) -> u32 {
     const CU_MEMORYTYPE_DEVICE: u64 = 2;
-    // `CUpointer_attribute`, and how many bytes each has.
+    // `CUpointer_attribute`, and how many bytes the driver writes, also of what is a boolean.
     let (value, bytes) = match number {
         // The context, the sort, the address on the device, the number.
         1 => (block.context, 8),
         2 => (CU_MEMORYTYPE_DEVICE, 4),
         3 => (address, 8),
         7 | 20 => (1 << 62 | block.number, 8),
-        // Whether operations wait; whether it is managed, and whether it can be shared, as booleans.
-        6 => (0, 4),
-        8 | 10 | 15 => (0, 1),
+        // Whether operations wait, whether it is managed, whether it can be shared.
+        6 | 8 | 10 | 15 => (0, 4),
         9 => (block.device.into(), 4),
         11 | 19 => (start, 8),
         12 | 18 => (block.bytes, 8),
-        // Whether it is mapped, as a boolean, and for reading and writing.
-        13 => (1, 1),
+        // Whether it is mapped, and for reading and writing.
+        13 => (1, 4),
         16 => (3, 4),
         // The types of handles, the pool.
         14 | 17 => (0, 8),
@@ -57,9 +56,9 @@ pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
         let attributes = slice::from_raw_parts(words[1] as *const u32, words[0] as u32 as usize);
         for (at, number) in attributes.iter().enumerate() {
             let data = (words[2] as *const u64).add(at).read();
-            // As in the driver, an attribute that the memory does not have is 0.
+            // As in the driver, an attribute that the memory does not have, such as an address on the host, is 0.
             if attribute(data, *number, words[3], block) != SUCCESS {
-                (data as *mut u8).write(0);
+                put(data, 0);
             }
         }
     }
