@@ -67,7 +67,7 @@ struct About<'a> {
     labels: BTreeMap<u32, &'a str>,
     missing: Vec<String>,
     not_freed: AboutNotFreed,
-    pid: u32,
+    pid: Option<u32>,
     refused: Option<AboutRefused>,
 }
 

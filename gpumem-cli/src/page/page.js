@@ -443,7 +443,7 @@ function start() {
     const left = recording.notFreed;
     $('about').textContent = [
       shortened(recording.command.join(' ')),
-      `process ${recording.pid}`,
+      recording.pid === null ? '' : `process ${recording.pid}`,
       timeInWords(recording.end),
       recording.hasOnlyPeaks ? '' : countInWords(recording.blocks, 'block'),
       !recording.blocks ? '' : left.blocks ? `not freed: ${countInWords(left.blocks, 'block')}, ${bytesInWords(left.bytes)}` : 'all were freed',

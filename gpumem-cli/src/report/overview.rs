@@ -24,7 +24,8 @@ use crate::{
 pub(crate) struct Overview {
     pub(crate) file: String,
     pub(crate) command: Vec<String>,
-    pub(crate) pid: u32,
+    /// `None` if it is not known, as of an estimate and of a snapshot of PyTorch.
+    pub(crate) pid: Option<u32>,
     pub(crate) seconds: f64,
     /// How many allocations there were. `None` if only some of them are in the recording.
     pub(crate) allocations: Option<u64>,
@@ -108,6 +109,8 @@ pub(crate) struct Missing {
     pub(crate) has_only_peaks: bool,
     /// How long the process had run when the recording began. What it had allocated before is not known.
     pub(crate) begins_after_seconds: Option<f64>,
+    /// Whether the file is a snapshot of PyTorch's allocator: nothing else of the process is in it.
+    pub(crate) has_only_pytorch: bool,
     /// Whether no allocations were intercepted.
     pub(crate) not_intercepted: bool,
     pub(crate) lost_events: u64,
@@ -136,7 +139,9 @@ impl Missing {
             begins_after_event: part.filter(|part| !part.is_peaks).map(|part| part.after),
             has_only_peaks: history.has_only_peaks(),
             begins_after_seconds: history.definitions().process().ran_before.map(|before| before.as_secs_f64()),
+            has_only_pytorch: history.is_snapshot,
             not_intercepted: history.incomplete().is_none()
+                && !history.is_snapshot
                 && history.sources().is_empty()
                 && history.lives.block_count() == 0,
             lost_events: counts.lost,
@@ -169,7 +174,18 @@ impl Missing {
         if let Some(why) = self.symbols {
             lines.push(format!("Lines and functions are not known: {why}."));
         }
-        if let Some(after) = self.begins_after_event {
+        if self.has_only_pytorch {
+            lines.push(
+                "A snapshot of PyTorch has only the memory of its allocator: no other libraries, scopes or threads."
+                    .to_owned(),
+            );
+            if self.begins_after_event.is_some() {
+                lines.push(
+                    "Of what PyTorch did before the snapshot's first event, only the blocks that were live then are known: the true peak may be higher and earlier."
+                        .to_owned(),
+                );
+            }
+        } else if let Some(after) = self.begins_after_event {
             let first = if after == 1 { "event is".to_owned() } else { format!("{after} events are") };
             lines.push(format!(
                 "The first {first} not in the recording (--max-size), only the blocks that were live after them: the true peak may be higher and earlier."
@@ -234,7 +250,7 @@ impl Overview {
         Self {
             file: history.path.display().to_string(),
             command: process.arguments.clone(),
-            pid: process.pid,
+            pid: history.pid(),
             seconds: history.end.as_secs_f64(),
             allocations: changes(ChangeKind::Allocated),
             frees: changes(ChangeKind::Freed),

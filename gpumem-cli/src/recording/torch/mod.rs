@@ -1,12 +1,15 @@
-//! `--torch`: what `torch.py` in the program wrote becomes a part of the recording.
+//! PyTorch's history becomes a part of a recording: what `torch.py` wrote in the program (`--torch`), or a snapshot that the program saved.
 
 mod groups;
 mod history;
+mod objects;
+mod pickle;
 mod sizes;
+mod snapshot;
 
 use std::{
     fs::{self, File},
-    io::{self, BufReader, Seek, SeekFrom},
+    io::{self, BufRead, BufReader, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -20,6 +23,7 @@ use gpumem_core::{
 };
 use gpumem_inject::variable;
 
+pub(crate) use self::snapshot::{is_snapshot, recording_of};
 use self::{groups::Groups, history::TorchHistory};
 use super::content::Content;
 use crate::files;
@@ -27,6 +31,11 @@ use crate::files;
 /// Addresses from here on stand for lines of Python in the history. No code has such addresses, and the lines of Python that the recorder
 /// wrote have lower ones.
 const LINES: u64 = 0b11 << 62;
+
+/// The address that stands for a frame of the history.
+fn address(frame: u32) -> CodeAddress {
+    CodeAddress { module: 0, offset: LINES | u64::from(frame) }
+}
 
 /// The file of the history, and the unfinished one.
 fn history_files(recording: &Path) -> [PathBuf; 2] {
@@ -70,15 +79,14 @@ pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
 /// Writes the history as items.
 fn write(
     history: &TorchHistory,
-    from: &mut BufReader<File>,
+    from: &mut (impl BufRead + Seek),
     content: &Content,
-    writer: &mut Writer<&File>,
+    writer: &mut Writer<impl Write>,
 ) -> io::Result<()> {
     let began = content.began.unwrap_or_default();
     let time = |micros: u64| Duration::from_micros(micros).saturating_sub(began);
     let first = content.last_stack.saturating_add(1);
     let stack = |number: u32| if number == 0 { StackId::NONE } else { StackId(first.saturating_add(number - 1)) };
-    let address = |frame: u32| CodeAddress { module: 0, offset: LINES | u64::from(frame) };
     for (number, symbol) in (0..).zip(&history.frames) {
         writer.write(&Item::Symbols(SymbolsDefinition { address: address(number), symbols: vec![symbol.clone()] }))?;
     }
