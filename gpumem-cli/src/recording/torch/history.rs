@@ -4,7 +4,7 @@
 //! live before the first one, and for the recording.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     io::{self, BufRead, Seek, SeekFrom},
     ops::Range,
     rc::Rc,
@@ -28,6 +28,10 @@ pub(super) struct TorchHistory {
     /// PyTorch keeps at most this many events of each device.
     pub(super) most: u64,
     pub(super) frames: Vec<Symbol>,
+    /// The paths of the libraries that frames are in.
+    pub(super) libraries: Vec<String>,
+    /// The number of the library of each frame that is in one, from 1 on.
+    pub(super) frame_libraries: HashMap<u32, u32>,
     /// Stacks of frames, the innermost first.
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) settings: PyTorchRounding,

@@ -17,8 +17,8 @@ use std::{
 use gpumem_core::{
     model::{Device, Family, StackId},
     recording::{
-        AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, StackDefinition, SymbolsDefinition,
-        TensorHolder, Writer,
+        AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, ModuleDefinition, StackDefinition,
+        SymbolsDefinition, TensorHolder, Writer,
     },
 };
 use gpumem_inject::variable;
@@ -33,8 +33,9 @@ use crate::files;
 const LINES: u64 = 0b11 << 62;
 
 /// The address that stands for a frame of the history.
-fn address(frame: u32) -> CodeAddress {
-    CodeAddress { module: 0, offset: LINES | u64::from(frame) }
+fn address(history: &TorchHistory, frame: u32) -> CodeAddress {
+    let module = history.frame_libraries.get(&frame).copied().unwrap_or(0);
+    CodeAddress { module, offset: LINES | u64::from(frame) }
 }
 
 /// The file of the history, and the unfinished one.
@@ -87,11 +88,16 @@ fn write(
     let time = |micros: u64| Duration::from_micros(micros).saturating_sub(began);
     let first = content.last_stack.saturating_add(1);
     let stack = |number: u32| if number == 0 { StackId::NONE } else { StackId(first.saturating_add(number - 1)) };
+    for (id, path) in (1..).zip(&history.libraries) {
+        let path = path.clone();
+        writer.write(&Item::Module(ModuleDefinition { id, path, build_id: Vec::new(), base: 0 }))?;
+    }
     for (number, symbol) in (0..).zip(&history.frames) {
-        writer.write(&Item::Symbols(SymbolsDefinition { address: address(number), symbols: vec![symbol.clone()] }))?;
+        let address = address(history, number);
+        writer.write(&Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol.clone()] }))?;
     }
     for (number, frames) in (1..).zip(&history.stacks) {
-        let addresses = frames.iter().copied().map(address).collect();
+        let addresses = frames.iter().map(|frame| address(history, *frame)).collect();
         writer.write(&Item::Stack(StackDefinition { id: stack(number), addresses }))?;
     }
     let (mut devices, mut groups) = (Vec::new(), Groups::default());

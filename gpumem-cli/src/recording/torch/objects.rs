@@ -15,6 +15,9 @@ use super::{
     pickle::invalid,
 };
 
+/// The library of PyTorch that calls the driver. It is the first one of the history.
+const LIBRARY: &str = "libc10_cuda.so";
+
 /// A value of a pickle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Value {
@@ -78,8 +81,10 @@ pub(super) struct Objects {
     values: HashMap<u32, Vec<Value>>,
     values_count: usize,
     /// The numbers of frames, by their functions, files and lines.
-    frames: HashMap<(Value, Value, u64), u32>,
-    symbols: Vec<Symbol>,
+    frames: HashMap<(Option<Value>, Value, u64), u32>,
+    /// The numbers of libraries, by their paths.
+    libraries: HashMap<Value, u32>,
+    history: TorchHistory,
     /// The numbers of stacks, from 1 on, by their frames.
     stacks: HashMap<Vec<u32>, u32>,
     events: Vec<LoggedEvent>,
@@ -133,7 +138,9 @@ impl Objects {
     pub(super) fn new(length: u64) -> Self {
         // A value that is kept takes at least 8 bytes of the snapshots that PyTorch writes, and most take far more.
         let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);
-        Self { most: most.min(u32::MAX as usize), ..Self::default() }
+        let mut objects = Self { most: most.min(u32::MAX as usize), ..Self::default() };
+        objects.history.libraries.push(LIBRARY.to_owned());
+        objects
     }
 
     pub(super) fn most(&self) -> usize {
@@ -271,28 +278,13 @@ impl Objects {
             return Ok(Some(Object::Record(Record::Event, number)));
         }
         if let Some(file) = fields.get("filename") {
-            let (function, line) = (fields.get("name").unwrap_or(Value::Other), fields.number("line"));
-            let next = self.next(self.symbols.len())?;
-            // Code without debug information has the file `??`.
-            let text = |value| match value {
-                Value::Text(text) => Some(self.known_text(text)).filter(|text| !matches!(*text, "" | "??")),
-                _ => None,
-            };
-            let symbol = Symbol {
-                function: text(function).map(str::to_owned),
-                file: text(file).map(str::to_owned),
-                line: u32::try_from(line).ok().filter(|line| *line > 0),
-                column: None,
-            };
-            let number = *self.frames.entry((function, file, line)).or_insert(next);
-            if number == next {
-                self.symbols.push(symbol);
-            }
-            return Ok(Some(Object::Frame(number)));
+            let frame = self.frame(fields.get("name"), file, fields.number("line"))?;
+            return Ok(Some(Object::Frame(frame)));
         }
         if let Some(Value::Text(state)) = fields.get("state") {
             let (bytes, state) = (fields.number("size"), self.known_text(state));
-            let requested = if fields.get("requested_size").is_some() { fields.number("requested_size") } else { bytes };
+            let requested =
+                if fields.get("requested_size").is_some() { fields.number("requested_size") } else { bytes };
             let is_awaiting = state != "active_allocated";
             let live = LiveBlock { bytes: Some(bytes), requested, stack: fields.stack(), is_awaiting };
             let block = (bytes, (state != "inactive").then_some(live));
@@ -318,6 +310,41 @@ impl Objects {
         Ok(None)
     }
 
+    /// The number of a frame.
+    fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> Result<u32, &'static str> {
+        // Code without debug information has the name `??`.
+        let text = |value| match value {
+            Some(Value::Text(text)) => Some(self.known_text(text)).filter(|text| !matches!(*text, "" | "??")),
+            _ => None,
+        };
+        let path = text(Some(file)).unwrap_or_default();
+        // Where the line is not known, PyTorch writes the path of the library and an address in it.
+        let is_library = path.ends_with(".so") || path.contains(".so.");
+        let line = if is_library { 0 } else { line };
+        if let Some(known) = self.frames.get(&(function, file, line)) {
+            return Ok(*known);
+        }
+        let symbol = Symbol {
+            function: text(function).map(str::to_owned),
+            file: Some(path.to_owned()).filter(|path| !path.is_empty() && !is_library),
+            line: u32::try_from(line).ok().filter(|line| *line > 0),
+            column: None,
+        };
+        let path = path.to_owned();
+        let history = &mut self.history;
+        let number = u32::try_from(history.frames.len()).unwrap_or(u32::MAX);
+        history.frames.push(symbol);
+        self.frames.insert((function, file, line), number);
+        if is_library {
+            let library = *self.libraries.entry(file).or_insert_with(|| {
+                history.libraries.push(path);
+                u32::try_from(history.libraries.len()).unwrap_or(u32::MAX)
+            });
+            history.frame_libraries.insert(number, library);
+        }
+        Ok(number)
+    }
+
     /// The fields of a dictionary that is nothing special.
     fn fields(&self, value: Option<Value>) -> Option<Fields<'_>> {
         let Some(Value::Object(object)) = value else { return None };
@@ -341,7 +368,8 @@ impl Objects {
     /// The history that a snapshot has, which is this value.
     pub(super) fn history(mut self, snapshot: Value) -> io::Result<TorchHistory> {
         let fields = self.fields(Some(snapshot)).filter(|fields| fields.get("segments").is_some());
-        let no_snapshot = || invalid("it is no snapshot of PyTorch: `segments` or `device_traces` is missing".to_owned());
+        let no_snapshot =
+            || invalid("it is no snapshot of PyTorch: `segments` or `device_traces` is missing".to_owned());
         let fields = fields.ok_or_else(no_snapshot)?;
         let traces = match fields.get("device_traces").ok_or_else(no_snapshot)? {
             Value::Object(traces) => self.values.get(&traces).map(Vec::as_slice).unwrap_or_default(),
@@ -385,11 +413,10 @@ impl Objects {
             stacks[number as usize - 1] = frames;
         }
         Ok(TorchHistory {
-            frames: self.symbols,
             stacks,
             settings: settings.as_ref().map(settings_of).unwrap_or_default(),
             devices: devices.into_iter().map(|(ordinal, device)| DeviceHistory { ordinal, ..device }).collect(),
-            ..TorchHistory::default()
+            ..self.history
         })
     }
 }

@@ -156,7 +156,9 @@ impl<R: BufRead> Pickle<'_, R> {
 
     fn fill(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         self.from.read_exact(bytes).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => invalid("the pickle has no end: it is cut, or still being written".to_owned()),
+            io::ErrorKind::UnexpectedEof => {
+                invalid("the pickle has no end: it is cut, or still being written".to_owned())
+            }
             _ => error,
         })?;
         self.at += bytes.len() as u64;
@@ -253,7 +255,11 @@ impl<R: BufRead> Pickle<'_, R> {
     }
 
     /// Puts the values from this one on into the list or the dictionary below them.
-    fn put(&mut self, first: usize, put: fn(&mut Objects, u32, &[Value]) -> Result<(), &'static str>) -> io::Result<()> {
+    fn put(
+        &mut self,
+        first: usize,
+        put: fn(&mut Objects, u32, &[Value]) -> Result<(), &'static str>,
+    ) -> io::Result<()> {
         let (below, values) = self.stack.split_at(first);
         let Some(Value::Object(to)) = below.last() else {
             return self.damaged("only lists and dictionaries get values");

@@ -11,8 +11,8 @@ use std::{
 use gpumem_core::{
     model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, Space, StackId, ThreadId},
     recording::{
-        AllocatorAction as Action, ClockPair, CodeAddress, Item, ModuleDefinition, PartDefinition, Process,
-        RecordedEvent, StackDefinition, Writer,
+        AllocatorAction as Action, ClockPair, CodeAddress, Item, PartDefinition, Process, RecordedEvent,
+        StackDefinition, Writer,
     },
 };
 
@@ -24,7 +24,7 @@ use super::{
     pickle,
 };
 
-/// PyTorch's library, which calls the driver.
+/// The library of PyTorch that calls the driver is the first one of the history.
 const LIBRARY: CodeAddress = CodeAddress { module: 1, offset: 0 };
 
 /// Whether a file begins as the snapshots of PyTorch do.
@@ -81,9 +81,8 @@ fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Dev
 
 /// Writes what PyTorch's allocator asked the driver for.
 fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>) -> io::Result<()> {
-    let mut driver = Driver { history, writer, number: 0, stacks: BTreeSet::new(), parts: HashMap::new(), left: HashMap::new() };
-    let path = "libc10_cuda.so".to_owned();
-    driver.writer.write(&Item::Module(ModuleDefinition { id: LIBRARY.module, path, build_id: Vec::new(), base: 0 }))?;
+    let mut driver =
+        Driver { history, writer, number: 0, stacks: BTreeSet::new(), parts: HashMap::new(), left: HashMap::new() };
     let mut is_part_missing = false;
     for of_device in &history.devices {
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
@@ -139,7 +138,15 @@ impl Driver<'_> {
         }
     }
 
-    fn alloc(&mut self, time: u64, device: Device, address: u64, bytes: u64, is_part: bool, stack: u32) -> io::Result<()> {
+    fn alloc(
+        &mut self,
+        time: u64,
+        device: Device,
+        address: u64,
+        bytes: u64,
+        is_part: bool,
+        stack: u32,
+    ) -> io::Result<()> {
         let stack = self.stack(stack)?;
         let number = self.number + 1;
         // Parts of an expandable segment are freed in other parts than they came in.
@@ -179,10 +186,13 @@ impl Driver<'_> {
 
     /// The number of a stack of the history below which PyTorch's library called the driver.
     fn stack(&mut self, number: u32) -> io::Result<StackId> {
-        let id = StackId(u32::try_from(self.history.stacks.len()).unwrap_or(u32::MAX).saturating_add(number).saturating_add(1));
+        let id = StackId(
+            u32::try_from(self.history.stacks.len()).unwrap_or(u32::MAX).saturating_add(number).saturating_add(1),
+        );
         if self.stacks.insert(number) {
             let frames = number.checked_sub(1).map_or(&[][..], |at| &self.history.stacks[at as usize]);
-            let addresses = [LIBRARY].into_iter().chain(frames.iter().copied().map(address)).collect();
+            let addresses =
+                [LIBRARY].into_iter().chain(frames.iter().map(|frame| address(self.history, *frame))).collect();
             self.writer.write(&Item::Stack(StackDefinition { id, addresses }))?;
         }
         Ok(id)
