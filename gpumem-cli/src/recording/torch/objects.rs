@@ -7,7 +7,7 @@ use std::{
     rc::Rc,
 };
 
-use gpumem_core::recording::Symbol;
+use gpumem_core::recording::{AllocatorAction, Symbol};
 use serde_json::{Map, json};
 
 use super::{
@@ -17,6 +17,9 @@ use super::{
 
 /// The library of PyTorch that calls the driver. It is the first one of the history.
 const LIBRARY: &str = "libc10_cuda.so";
+
+/// A recording has blocks of less than 64 TiB.
+const MOST_BYTES: u64 = (1 << 46) - 1;
 
 /// A value of a pickle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,6 +112,16 @@ impl Fields<'_> {
         match self.get(name) {
             Some(Value::Number(number)) => number.cast_unsigned(),
             _ => 0,
+        }
+    }
+
+    /// Whether addresses and sizes are such that sums of them are numbers of 64 bits.
+    fn check(&self) -> Result<(), &'static str> {
+        let is_small = ["size", "requested_size", "total_size"].iter().all(|name| self.number(name) <= MOST_BYTES);
+        if is_small && ["addr", "address"].iter().all(|name| self.number(name) < 1 << 57) {
+            Ok(())
+        } else {
+            Err("no GPU has an address or a size as large as this one")
         }
     }
 
@@ -262,12 +275,16 @@ impl Objects {
         let fields = Fields { objects: self, values };
         if let Some(Value::Text(action)) = fields.get("action") {
             let Some((action, is_part)) = action_of(self.known_text(action)) else { return Ok(Some(Object::Ignored)) };
+            // A program may ask for any size, and is refused it.
+            let is_refused = action == AllocatorAction::OutOfMemory;
+            if !is_refused {
+                fields.check()?;
+            }
             let event = LoggedEvent {
                 action,
                 is_part,
-                // What PyTorch was refused has no address.
-                address: fields.number("addr"),
-                bytes: fields.number("size"),
+                address: if is_refused { 0 } else { fields.number("addr") },
+                bytes: fields.number("size").min(MOST_BYTES),
                 stream: fields.number("stream"),
                 micros: fields.number("time_us"),
                 stack: fields.stack(),
@@ -282,6 +299,7 @@ impl Objects {
             return Ok(Some(Object::Frame(frame)));
         }
         if let Some(Value::Text(state)) = fields.get("state") {
+            fields.check()?;
             let (bytes, state) = (fields.number("size"), self.known_text(state));
             let requested =
                 if fields.get("requested_size").is_some() { fields.number("requested_size") } else { bytes };
@@ -293,6 +311,7 @@ impl Objects {
             return Ok(Some(Object::Record(Record::Block, number)));
         }
         if fields.get("total_size").is_some() {
+            fields.check()?;
             let segment = Segment {
                 device: u32::try_from(fields.number("device")).unwrap_or(u32::MAX),
                 address: fields.number("address"),

@@ -198,3 +198,121 @@ impl Driver<'_> {
         Ok(id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SNAPSHOT: &[u8] = include_bytes!("../../../tests/data/snapshot-4.pickle");
+
+    /// Why a pickle is refused.
+    #[track_caller]
+    fn refused(pickle: &[u8]) -> String {
+        let error = recording_of(pickle, pickle.len() as u64).expect_err("it is refused");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn a_snapshot_that_is_cut_is_refused() {
+        assert!(recording_of(SNAPSHOT, SNAPSHOT.len() as u64).is_ok());
+        for length in 0..SNAPSHOT.len() {
+            refused(&SNAPSHOT[..length]);
+        }
+    }
+
+    #[test]
+    fn code_is_named_and_not_run() {
+        let system = b"cos\nsystem\n";
+        for (opcodes, said) in [
+            (&system[..], "byte 2 of the pickle: the opcode GLOBAL would run `os.system`."),
+            (
+                b"\x8c\x02os\x8c\x06system\x93\x8c\x02id\x85R.",
+                "byte 14 of the pickle: the opcode STACK_GLOBAL would run `os.system`.",
+            ),
+            (b"(X\x02\0\0\0idios\nsystem\n.", "INST would run `os.system`."),
+            (b"(No.", "OBJ would run code."),
+            (b"N)R.", "REDUCE would run code."),
+            (b"N)\x81.", "NEWOBJ would run code."),
+            (b"N)}\x92.", "NEWOBJ_EX would run code."),
+            (b"N}b.", "BUILD would run code."),
+            (b"\x82\x01.", "EXT would run code."),
+            (b"\x83\x01\x01.", "EXT would run code."),
+            (b"\x84\x01\0\0\0.", "EXT would run code."),
+            (b"P1\n.", "PERSID would run code."),
+            (b"NQ.", "BINPERSID would run code."),
+            (b"\x8f.", "no snapshot has the opcode 0x8f"),
+        ] {
+            let why = refused(&[b"\x80\x04", opcodes].concat());
+            assert!(why.contains(said), "{why}");
+        }
+    }
+
+    #[test]
+    fn pickles_that_no_writer_makes_are_refused() {
+        let refs = |count: usize| b"h\0".repeat(count);
+        let event = b"}(\x8c\x06action\x8c\x05alloc\x8c\x04sizeK\x01u";
+        let traces = |traces: &[&[u8]]| {
+            let begin: &[u8] = b"}(\x8c\x08segments]\x8c\x0ddevice_traces](";
+            [begin, &traces.concat(), b"eu."].concat()
+        };
+        let trace = [b"](", &event[..], b"e\x94"].concat();
+        assert_eq!(recording_of(&*traces(&[&trace]), 1 << 20).map(drop).map_err(|error| error.to_string()), Ok(()));
+        for (opcodes, said) in [
+            (b"(".repeat(101), "more than 100 values are inside each other"),
+            (b"X\xff\xff\xff\xff".to_vec(), "a value has 4294967295 bytes, which is more than the file has"),
+            (b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff".to_vec(), "more than the file has"),
+            (b"\x8b\xff\xff\xff\x7f".to_vec(), "more than the file has"),
+            (b"Nr\xff\xff\xff\xff".to_vec(), "the number of a value is too high"),
+            (b"Nj\xff\xff\xff\xff".to_vec(), "it names a value that is not there"),
+            (b"N".repeat(1 << 17), "a snapshot of this size has fewer values"),
+            (b"]".repeat(1 << 17), "a snapshot of this size has fewer values"),
+            ([b"]\x94(", &refs(1 << 17)[..]].concat(), "a snapshot of this size has fewer values"),
+            ([b"]\x94".to_vec(), [b"(", &refs(1000)[..], b"e"].concat().repeat(100)].concat(), "has fewer values"),
+            (b"(t(u".to_vec(), "only lists and dictionaries get values"),
+            (b"}(Nu".to_vec(), "a field has no value"),
+            (b"(\x85".to_vec(), "it needs a value that is not there"),
+            (b"e".to_vec(), "it needs a mark that is not there"),
+            ([&event[..], b"(NNu"].concat(), "a complete dictionary gets more fields"),
+            ([b"](", &event[..], b"\x94h\0e"].concat(), "a list has something twice"),
+            (traces(&[&trace, b"h\0"]), "an event of the snapshot is in two lists"),
+            (b"].".to_vec(), "it is no snapshot of PyTorch"),
+            (b"N.".to_vec(), "it is no snapshot of PyTorch"),
+            (b"}(\x8c\x08segments]u.".to_vec(), "it is no snapshot of PyTorch"),
+            (
+                b"}(\x8c\x06action\x8c\x05alloc\x8c\x04size\x8a\x07\0\0\0\0\0\0\x01u".to_vec(),
+                "no GPU has an address or a size as large as this one",
+            ),
+        ] {
+            let why = refused(&[b"\x80\x04", &opcodes[..]].concat());
+            assert!(why.contains(said), "{said}: {why}");
+        }
+    }
+
+    /// Whatever bytes are changed, a recording or an error is made.
+    #[test]
+    fn changed_snapshots_do_no_harm() {
+        let mut random = 1_u64;
+        let mut below = |bound: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % bound
+        };
+        let (mut read, runs) = (0, 1_000);
+        for _ in 0..runs {
+            let mut pickle = SNAPSHOT.to_vec();
+            for _ in 0..=below(3) {
+                let at = below(pickle.len());
+                match below(3) {
+                    0 => pickle[at] = [0, 1, b'(', b'e', b'u', 0x7f, 0x80, 0xff][below(8)],
+                    1 => drop(pickle.drain(at..(at + below(30)).min(pickle.len()))),
+                    _ => {
+                        let part = pickle[at..(at + below(60)).min(pickle.len())].to_vec();
+                        drop(pickle.splice(at..at, part));
+                    }
+                }
+            }
+            read += usize::from(recording_of(&*pickle, pickle.len() as u64).is_ok());
+        }
+        assert!((runs / 20..runs).contains(&read), "{read} of {runs} were read");
+    }
+}
