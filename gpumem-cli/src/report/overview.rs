@@ -174,21 +174,16 @@ impl Missing {
         if let Some(why) = self.symbols {
             lines.push(format!("Lines and functions are not known: {why}."));
         }
-        if self.has_only_pytorch {
-            lines.push(
-                "A snapshot of PyTorch has only the memory of its allocator: no other libraries, scopes or threads."
-                    .to_owned(),
-            );
-            if self.begins_after_event.is_some() {
-                lines.push(
-                    "Of what PyTorch did before the snapshot's first event, only the blocks that were live then are known: the true peak may be higher and earlier."
-                        .to_owned(),
-                );
-            }
-        } else if let Some(after) = self.begins_after_event {
-            let first = if after == 1 { "event is".to_owned() } else { format!("{after} events are") };
+        if let Some(after) = self.begins_after_event {
+            let first = match after {
+                _ if self.has_only_pytorch => {
+                    "events of PyTorch are not in its snapshot (_record_memory_history, max_entries)".to_owned()
+                }
+                1 => "event is not in the recording (--max-size)".to_owned(),
+                after => format!("{after} events are not in the recording (--max-size)"),
+            };
             lines.push(format!(
-                "The first {first} not in the recording (--max-size), only the blocks that were live after them: the true peak may be higher and earlier."
+                "The first {first}, only the blocks that were live after them: the true peak may be higher and earlier."
             ));
         }
         if let Some(seconds) = self.begins_after_seconds {
@@ -205,6 +200,11 @@ impl Missing {
         }
         if self.not_intercepted {
             lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());
+        }
+        if self.has_only_pytorch {
+            let text =
+                "A snapshot of PyTorch has only the memory of its allocator: no other libraries, scopes or threads.";
+            lines.push(text.to_owned());
         }
         if self.contradictory {
             lines.push("The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.".to_owned());
