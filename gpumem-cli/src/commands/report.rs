@@ -46,7 +46,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReportArguments {
-    /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them, or snapshots of PyTorch (torch.cuda.memory._dump_snapshot).
+    /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them, or snapshots of PyTorch (`torch.cuda.memory._dump_snapshot`).
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     #[command(flatten)]

@@ -98,6 +98,7 @@ const IN_DETAIL: usize = 32;
 
 /// What the recording does not have. All 0 and empty: nothing is known to be missing.
 #[derive(Clone, Debug, Default, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Missing {
     /// Why the file ends too early.
     pub(crate) incomplete: Option<String>,

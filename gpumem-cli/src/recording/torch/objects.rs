@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     io,
+    path::Path,
     rc::Rc,
 };
 
@@ -79,7 +80,7 @@ pub(super) struct Objects {
     most: usize,
     texts: Vec<Rc<str>>,
     text_numbers: HashMap<Rc<str>, u32>,
-    objects: Vec<Object>,
+    all: Vec<Object>,
     /// The values of dictionaries and lists that are nothing special.
     values: HashMap<u32, Vec<Value>>,
     values_count: usize,
@@ -127,7 +128,7 @@ impl Fields<'_> {
 
     fn object(&self, name: &str) -> Option<Object> {
         match self.get(name)? {
-            Value::Object(object) => Some(self.objects.objects[object as usize]),
+            Value::Object(object) => Some(self.objects.all[object as usize]),
             _ => None,
         }
     }
@@ -192,18 +193,18 @@ impl Objects {
     }
 
     fn object(&mut self, object: Object) -> Result<Value, &'static str> {
-        let number = self.next(self.objects.len())?;
-        self.objects.push(object);
+        let number = self.next(self.all.len())?;
+        self.all.push(object);
         Ok(Value::Object(number))
     }
 
     /// Adds values to a list.
     pub(super) fn append(&mut self, list: u32, values: &[Value]) -> Result<(), &'static str> {
         let object = |value: &Value| match value {
-            Value::Object(number) => Some(self.objects[*number as usize]),
+            Value::Object(number) => Some(self.all[*number as usize]),
             _ => None,
         };
-        let mut made = self.objects[list as usize];
+        let mut made = self.all[list as usize];
         let is_empty = matches!(made, Object::List) && !self.values.contains_key(&list);
         match (made, values.first().and_then(object)) {
             // Python adds at most 1,000 values at once. Reports show as many frames.
@@ -236,7 +237,7 @@ impl Objects {
             (Object::List, _) => return self.keep(list, values),
             _ => return Err("only lists and dictionaries get values"),
         }
-        self.objects[list as usize] = made;
+        self.all[list as usize] = made;
         Ok(())
     }
 
@@ -245,10 +246,10 @@ impl Objects {
         if !values.len().is_multiple_of(2) {
             return Err("a field has no value");
         }
-        match self.objects[dictionary as usize] {
+        match self.all[dictionary as usize] {
             Object::Dictionary if !self.values.contains_key(&dictionary) => {
                 if let Some(known) = self.known(values)? {
-                    self.objects[dictionary as usize] = known;
+                    self.all[dictionary as usize] = known;
                     return Ok(());
                 }
             }
@@ -295,7 +296,7 @@ impl Objects {
             return Ok(Some(Object::Record(Record::Event, number)));
         }
         if let Some(file) = fields.get("filename") {
-            let frame = self.frame(fields.get("name"), file, fields.number("line"))?;
+            let frame = self.frame(fields.get("name"), file, fields.number("line"));
             return Ok(Some(Object::Frame(frame)));
         }
         if let Some(Value::Text(state)) = fields.get("state") {
@@ -330,7 +331,7 @@ impl Objects {
     }
 
     /// The number of a frame.
-    fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> Result<u32, &'static str> {
+    fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> u32 {
         // Code without debug information has the name `??`.
         let text = |value| match value {
             Some(Value::Text(text)) => Some(self.known_text(text)).filter(|text| !matches!(*text, "" | "??")),
@@ -338,10 +339,10 @@ impl Objects {
         };
         let path = text(Some(file)).unwrap_or_default();
         // Where the line is not known, PyTorch writes the path of the library and an address in it.
-        let is_library = path.ends_with(".so") || path.contains(".so.");
+        let is_library = Path::new(path).extension().is_some_and(|end| end == "so") || path.contains(".so.");
         let line = if is_library { 0 } else { line };
         if let Some(known) = self.frames.get(&(function, file, line)) {
-            return Ok(*known);
+            return *known;
         }
         let symbol = Symbol {
             function: text(function).map(str::to_owned),
@@ -361,7 +362,7 @@ impl Objects {
             });
             history.frame_libraries.insert(number, library);
         }
-        Ok(number)
+        number
     }
 
     /// The fields of a dictionary that is nothing special.
@@ -399,7 +400,7 @@ impl Objects {
         let mut ranges = Vec::new();
         for (ordinal, trace) in (0..).zip(traces) {
             if let Value::Object(trace) = trace
-                && let Object::Records(Record::Event, first, end) = self.objects[*trace as usize]
+                && let Object::Records(Record::Event, first, end) = self.all[*trace as usize]
             {
                 ranges.push((ordinal, first as usize, end as usize));
             }

@@ -71,7 +71,8 @@ impl<R: BufRead> Pickle<'_, R> {
                 self.marks.push(self.stack.len());
                 Ok(())
             }
-            b'N' | 0x89 => self.push(Value::Other),
+            // Snapshots have tuples only where gpumem needs no value.
+            b'N' | 0x89 | b')' => self.push(Value::Other),
             0x88 => self.push(Value::True),
             b'K' => self.bytes::<1>().and_then(|bytes| self.push(Value::Number(u8::from_le_bytes(bytes).into()))),
             b'M' => self.bytes().and_then(|bytes| self.push(Value::Number(u16::from_le_bytes(bytes).into()))),
@@ -93,8 +94,6 @@ impl<R: BufRead> Pickle<'_, R> {
                 let list = self.objects.list();
                 self.push_new(list)
             }
-            // Snapshots have tuples only where gpumem needs no value.
-            b')' => self.push(Value::Other),
             0x85..=0x87 => self.last(usize::from(opcode - 0x84)).and_then(|first| self.tuple(first)),
             b't' => self.marked().and_then(|first| self.tuple(first)),
             b'a' => self.last(1).and_then(|first| self.put(first, Objects::append)),

@@ -295,7 +295,7 @@ mod tests {
         let mut random = 1_u64;
         let mut below = |bound: usize| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) as usize % bound
+            usize::try_from(random >> 33).expect("it has 31 bits") % bound
         };
         let (mut read, runs) = (0, 1_000);
         for _ in 0..runs {
