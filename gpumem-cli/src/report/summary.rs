@@ -83,12 +83,6 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
             writeln!(out, "{text}")?;
         }
     }
-    // A snapshot may have tensors without the segments that they are in.
-    if let Some(torch) = torch {
-        let is_shown = |device: u32| devices.iter().any(|shown| shown.device == device);
-        let rest = torch.devices.iter().map(|tensors| tensors.device).filter(|device| !is_shown(*device));
-        rest.into_iter().try_for_each(|device| torch.write_device(device, out, paint))?;
-    }
     if *allocations != Some(0) {
         if is_as_at_peaks(leaks, devices) {
             let (blocks, bytes) = (counted(leaks.blocks, "block", "blocks"), leaks.bytes);
