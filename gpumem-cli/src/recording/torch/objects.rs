@@ -11,10 +11,7 @@ use std::{
 use gpumem_core::recording::{AllocatorAction, Symbol};
 use serde_json::{Map, json};
 
-use super::{
-    history::{DeviceHistory, LiveBlock, LoggedEvent, TorchHistory, Trace, action_of, settings_of},
-    pickle::invalid,
-};
+use super::history::{DeviceHistory, LiveBlock, LoggedEvent, TorchHistory, Trace, action_of, settings_of};
 
 /// The library of PyTorch that calls the driver. It is the first one of the history.
 const LIBRARY: &str = "libc10_cuda.so";
@@ -439,4 +436,9 @@ impl Objects {
             ..self.history
         })
     }
+}
+
+/// The error of a file that is no snapshot.
+pub(super) fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }

@@ -1,11 +1,11 @@
 //! Reads pickles of data, with the opcodes that Python's `pickletools` describes. Opcodes that name or call functions are refused, and
 //! nothing is run.
 //!
-//! `serde-pickle` copies a value each time that the memo names it, and keeps all values: a snapshot of 1 GB would not fit into memory.
+//! Crates for pickles, such as `serde-pickle`, make one value of the whole file: a snapshot of 1 GB would not fit into memory.
 
 use std::io::{self, BufRead, Read};
 
-use super::objects::{Objects, Value};
+use super::objects::{Objects, Value, invalid};
 
 /// Python writes snapshots with at most seven values inside each other.
 const DEEPEST: usize = 100;
@@ -296,9 +296,4 @@ impl<R: BufRead> Pickle<'_, R> {
             Memoized::Other => self.push(Value::Other),
         }
     }
-}
-
-/// The error of a file that is no snapshot.
-pub(super) fn invalid(why: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
 }
