@@ -37,6 +37,7 @@ Examples:
   gpumem report --at oom train.capture             what was live when memory ran out
   gpumem report --between start peak train.capture
   gpumem report rank-*.capture                     several ranks, side by side
+  gpumem report snapshot.pickle                    a snapshot of PyTorch
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'";
@@ -45,7 +46,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReportArguments {
-    /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them.
+    /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them, or snapshots of PyTorch (`torch.cuda.memory._dump_snapshot`).
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     #[command(flatten)]

@@ -290,8 +290,10 @@ impl Snapshot<'_> {
         }
         let known: Option<&Origin> = match from {
             EventOrigin::Block(origin) => self.history.origins.get(origin as usize),
+            // Without a stack, PyTorch writes no frames.
             EventOrigin::Tensor(origin) => {
-                self.history.tensors.as_ref().and_then(|tensors| tensors.origins.get(origin as usize))
+                let known = self.history.tensors.as_ref().and_then(|tensors| tensors.origins.get(origin as usize));
+                known.filter(|known| !self.history.definitions().frames(known.stack).is_empty())
             }
             EventOrigin::Nowhere => None,
         };

@@ -1,22 +1,27 @@
 //! The bytes of a recording.
 
 use std::{
-    fs::File,
-    io::{self, BufReader, Read, Seek, SeekFrom},
+    fmt::Debug,
+    io::{self, Read, Seek, SeekFrom},
 };
 
 use crate::progress::Progress;
 
+/// A file, or bytes in memory.
+pub(super) trait Bytes: Read + Seek + Debug {}
+
+impl<T: Read + Seek + Debug> Bytes for T {}
+
 /// The bytes of a recording. It shows how much was read.
 #[derive(Debug)]
 pub(super) struct RecordingBytes {
-    from: BufReader<File>,
+    from: Box<dyn Bytes>,
     progress: Progress,
 }
 
 impl RecordingBytes {
-    pub(super) fn new(file: File, progress: Progress) -> Self {
-        Self { from: BufReader::with_capacity(1 << 16, file), progress }
+    pub(super) fn new(from: impl Bytes + 'static, progress: Progress) -> Self {
+        Self { from: Box::new(from), progress }
     }
 }
 

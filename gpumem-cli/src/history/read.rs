@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    io,
+    io::{self, BufReader},
     path::Path,
     time::Duration,
 };
@@ -20,14 +20,19 @@ use super::{
     recorded::{DeviceHistory, History, Mark, Refusal, ScopeLife, StreamChange},
     tensors,
 };
-use crate::{failure::Failure, files, progress::Progress};
+use crate::{
+    failure::Failure,
+    files,
+    progress::Progress,
+    recording::{is_snapshot, recording_of},
+};
 
 impl History {
     /// Reads a whole recording, as far as it is readable: [`incomplete`](Self::incomplete) says where it ends too early.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let failed = |error: io::Error| {
             let next = if error.kind() == io::ErrorKind::InvalidData {
-                "give a file that `gpumem run` or GPUMEM_CAPTURE wrote"
+                "give a file that `gpumem run`, GPUMEM_CAPTURE or torch.cuda.memory._dump_snapshot wrote"
             } else {
                 ""
             };
@@ -40,11 +45,19 @@ impl History {
         }
         let file = files::open_to_read(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
-        // The reader passes over the file twice.
-        let progress = Progress::new(&format!("reading {}", path.display()), 2 * length);
-        let bytes = RecordingBytes::new(file, progress);
-        let reader = Reader::new(bytes).map_err(failed)?;
-        let mut reading = HistoryReading::new(reader);
+        let is_snapshot = is_snapshot(&file).map_err(failed)?;
+        let progress = |bytes| Progress::new(&format!("reading {}", path.display()), bytes);
+        // The reader passes over the recording twice.
+        let reader = if is_snapshot {
+            let from = BufReader::with_capacity(1 << 16, RecordingBytes::new(file, progress(length)));
+            let recording = recording_of(from, length).map_err(failed)?;
+            let progress = progress(2 * recording.len() as u64);
+            // What the recording may cost follows from the size of the snapshot.
+            Reader::of_size(RecordingBytes::new(io::Cursor::new(recording), progress), length)
+        } else {
+            Reader::new(RecordingBytes::new(BufReader::with_capacity(1 << 16, file), progress(2 * length)))
+        };
+        let mut reading = HistoryReading::new(reader.map_err(failed)?);
         // The ledger writes here what an event does to blocks.
         let mut changes = Vec::new();
         while let Some(step) = reading.reader.step_observed(&mut changes).map_err(failed)? {
@@ -70,7 +83,7 @@ impl History {
         for change in &changes {
             reading.change(change);
         }
-        Ok(reading.finish(path, length))
+        Ok(History { is_snapshot, ..reading.finish(path, length) })
     }
 }
 
@@ -341,6 +354,7 @@ impl HistoryReading {
             refusals,
             end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(newest.time)),
             tensors,
+            is_snapshot: false,
             reader,
         }
     }

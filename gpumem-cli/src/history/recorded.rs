@@ -44,6 +44,8 @@ pub(crate) struct History {
     pub(crate) end: Duration,
     /// What is known of PyTorch's tensors, if that was asked for.
     pub(crate) tensors: Option<Tensors>,
+    /// Whether the file is a snapshot of PyTorch's allocator, which has nothing of scopes, threads and other libraries.
+    pub(crate) is_snapshot: bool,
     pub(super) reader: Reader<RecordingBytes>,
 }
 
@@ -130,6 +132,11 @@ impl History {
                 u32::try_from(self.lives.first_after_time(nanos)).ok()?.checked_sub(1)
             }
         }
+    }
+
+    /// The number of the process, if it is known.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        Some(self.definitions().process().pid).filter(|pid| *pid != 0)
     }
 
     pub(crate) fn definitions(&self) -> &Definitions {

@@ -120,8 +120,20 @@ impl AllocatorState {
     /// Where segments begin, their sizes, and how much of that is before the next one begins. It is all, unless the recording contradicts
     /// itself.
     pub(crate) fn segments(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        let next = self.segments.keys().skip(1).copied().chain([u64::MAX]);
-        self.segments.iter().zip(next).map(|((begin, bytes), next)| (*begin, *bytes, (*bytes).min(next - begin)))
+        let mut segments: Vec<(u64, u64)> = Vec::new();
+        for (begin, bytes) in &self.segments {
+            // Parts of an expandable segment with a tensor that lies in several of them are one segment.
+            let before = self.tensors.range(..begin).next_back();
+            let is_inside = before.is_some_and(|(address, tensor)| address.saturating_add(tensor.bytes) > *begin);
+            match segments.last_mut() {
+                Some((first, length)) if is_inside && first.saturating_add(*length) == *begin => {
+                    *length = length.saturating_add(*bytes);
+                }
+                _ => segments.push((*begin, *bytes)),
+            }
+        }
+        let next: Vec<_> = segments.iter().skip(1).map(|(begin, _)| *begin).chain([u64::MAX]).collect();
+        segments.into_iter().zip(next).map(|((begin, bytes), next)| (begin, bytes, bytes.min(next - begin)))
     }
 
     /// The tensors in a part of the memory.

@@ -72,7 +72,7 @@ struct About<'a> {
     marks: Vec<(u64, usize)>,
     missing: Vec<String>,
     not_freed: AboutNotFreed,
-    pid: u32,
+    pid: Option<u32>,
     refused: Option<AboutRefused>,
 }
 

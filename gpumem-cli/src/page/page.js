@@ -489,7 +489,7 @@ function start() {
     $('about').textContent = [
       shortened(name),
       shortened(recording.command.join(' ')),
-      `process ${recording.pid}`,
+      recording.pid === null ? '' : `process ${recording.pid}`,
       timeInWords(recording.end),
       recording.hasOnlyPeaks ? '' : countInWords(recording.blocks, 'block'),
       !recording.blocks ? '' : left.blocks ? `not freed: ${countInWords(left.blocks, 'block')}, ${bytesInWords(left.bytes)}` : 'all were freed',

@@ -19,6 +19,7 @@ pub(crate) use self::{
     locks::lock_file,
     ranges::remove_range,
     symbols::of_module,
+    torch::{is_snapshot, recording_of},
 };
 use crate::files;
 

@@ -24,7 +24,8 @@ use crate::{
 pub(crate) struct Overview {
     pub(crate) file: String,
     pub(crate) command: Vec<String>,
-    pub(crate) pid: u32,
+    /// `None` if it is not known, as of an estimate and of a snapshot of PyTorch.
+    pub(crate) pid: Option<u32>,
     pub(crate) seconds: f64,
     /// How the cards that the process saw differ from the real ones. `None`: they are the real ones.
     pub(crate) cards: Option<String>,
@@ -99,6 +100,7 @@ const IN_DETAIL: usize = 32;
 
 /// What the recording does not have. All 0 and empty: nothing is known to be missing.
 #[derive(Clone, Debug, Default, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Missing {
     /// Why the file ends too early.
     pub(crate) incomplete: Option<String>,
@@ -110,6 +112,8 @@ pub(crate) struct Missing {
     pub(crate) has_only_peaks: bool,
     /// How long the process had run when the recording began. What it had allocated before is not known.
     pub(crate) begins_after_seconds: Option<f64>,
+    /// Whether the file is a snapshot of PyTorch's allocator: nothing else of the process is in it.
+    pub(crate) has_only_pytorch: bool,
     /// Whether no allocations were intercepted.
     pub(crate) not_intercepted: bool,
     pub(crate) lost_events: u64,
@@ -138,7 +142,9 @@ impl Missing {
             begins_after_event: part.filter(|part| !part.is_peaks).map(|part| part.after),
             has_only_peaks: history.has_only_peaks(),
             begins_after_seconds: history.definitions().process().ran_before.map(|before| before.as_secs_f64()),
+            has_only_pytorch: history.is_snapshot,
             not_intercepted: history.incomplete().is_none()
+                && !history.is_snapshot
                 && history.sources().is_empty()
                 && history.lives.block_count() == 0,
             lost_events: counts.lost,
@@ -172,9 +178,15 @@ impl Missing {
             lines.push(format!("Lines and functions are not known: {why}."));
         }
         if let Some(after) = self.begins_after_event {
-            let first = if after == 1 { "event is".to_owned() } else { format!("{after} events are") };
+            let first = match after {
+                _ if self.has_only_pytorch => {
+                    "events of PyTorch are not in its snapshot (_record_memory_history, max_entries)".to_owned()
+                }
+                1 => "event is not in the recording (--max-size)".to_owned(),
+                after => format!("{after} events are not in the recording (--max-size)"),
+            };
             lines.push(format!(
-                "The first {first} not in the recording (--max-size), only the blocks that were live after them: the true peak may be higher and earlier."
+                "The first {first}, only the blocks that were live after them: the true peak may be higher and earlier."
             ));
         }
         if let Some(seconds) = self.begins_after_seconds {
@@ -191,6 +203,11 @@ impl Missing {
         }
         if self.not_intercepted {
             lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());
+        }
+        if self.has_only_pytorch {
+            let text =
+                "A snapshot of PyTorch has only the memory of its allocator: no other libraries, scopes or threads.";
+            lines.push(text.to_owned());
         }
         if self.contradictory {
             lines.push("The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.".to_owned());
@@ -236,7 +253,7 @@ impl Overview {
         Self {
             file: history.path.display().to_string(),
             command: process.arguments.clone(),
-            pid: process.pid,
+            pid: history.pid(),
             seconds: history.end.as_secs_f64(),
             cards: process.cards.clone(),
             allocations: changes(ChangeKind::Allocated),

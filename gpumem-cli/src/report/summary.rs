@@ -48,11 +48,15 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         overview;
     let number =
         |count: &Option<u64>, one, many| count.map_or_else(|| format!("? {many}"), |count| counted(count, one, many));
-    let count = number(allocations, "allocation", "allocations");
+    // What is in a snapshot, PyTorch calls segments.
+    let [one, many] =
+        if overview.missing.has_only_pytorch { ["segment", "segments"] } else { ["allocation", "allocations"] };
+    let count = number(allocations, one, many);
     let heading = format!("{}: {count}", shortened(file, paint.width().saturating_sub(2 + count.len())));
     writeln!(out, "{}", paint.on(Role::Heading, heading))?;
     let duration = in_words(Duration::from_secs_f64(seconds.max(0.0)));
-    let process = format!("process {pid}, {duration}, {}", number(frees, "free", "frees"));
+    let process = pid.map(|pid| format!("process {pid}, ")).unwrap_or_default();
+    let process = format!("{process}{duration}, {}", number(frees, "free", "frees"));
     // The line has at least the name of the program, and at most 60 characters.
     let room = paint.width().saturating_sub(2 + process.len()).clamp(20, 60);
     let command =
@@ -97,6 +101,9 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     writeln!(out)?;
     for line in &missing {
         writeln!(out, "{}", paint.on(Role::Alarm, line))?;
+    }
+    if overview.missing.has_only_pytorch {
+        return Ok(());
     }
     let not_seen = "Not seen: CUDA contexts and kernels, other processes, and what was allocated before the recording.";
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))

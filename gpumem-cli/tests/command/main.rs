@@ -20,6 +20,7 @@ mod report;
 #[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
 #[path = "../../../tests/src/skipped.rs"]
 mod skipped;
+mod snapshot;
 mod widths;
 
 use std::{

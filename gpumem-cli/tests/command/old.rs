@@ -4,15 +4,20 @@
 //! PyTorch's tensors, `events.capture` has each kind of event on two devices, and `unfinished.capture` is that of a killed process, in
 //! all its files: the newer part, the older part, the ring and PyTorch's history. `gpt2.capture`, `vit.capture` and `compiled.capture` are
 //! of training steps with PyTorch 2.11 on an H200, the last one with `torch.compile`: `programs.txt` shows which functions are left out of
-//! their calls. These recordings are never written again.
+//! their calls. `snapshot.txt` is of the snapshots of PyTorch in `snapshot.rs`. These recordings are never written again.
 
-use std::{fs, path::Path};
+use std::{fs, path::PathBuf};
 
 use crate::{file, gpumem};
 
+/// The path of a file in `tests/data`.
+pub(crate) fn data(name: &str) -> String {
+    format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
 #[test]
 fn old_recordings_give_the_reports_that_they_gave() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let data = PathBuf::from(data(""));
     let folder = file("old");
     _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();

@@ -90,6 +90,16 @@ impl<R: io::Read + Seek> Reader<R> {
         let begin = from.stream_position()?;
         let length = from.seek(SeekFrom::End(0))?.saturating_sub(begin);
         from.seek(SeekFrom::Start(begin))?;
+        Self::of_size(from, length)
+    }
+
+    /// Like [`new`](Self::new), of a recording that was made of a file with `length` bytes: reading it may cost as much time and memory
+    /// as reading a recording of this size.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn of_size(mut from: R, length: u64) -> io::Result<Self> {
+        let begin = from.stream_position()?;
         let mut definitions = Definitions::default();
         let mut items = Items::of(Records::new(&mut from)?, Budget::new(length, 0));
         while let Some((item, bytes)) = items.next()? {

@@ -385,6 +385,28 @@ fn check_snapshot(run: &Run) {
     fs::remove_file(&snapshot).unwrap();
 }
 
+/// The snapshot that a program saves at its end has the same peak as its recording.
+#[test]
+fn a_snapshot_says_what_the_recording_says() {
+    const SAVE: &str = "\
+import pickle
+pickle.dump(torch.cuda.memory._snapshot(), open(sys.argv[0].replace('train.py', 'own.pickle'), 'wb'), protocol=2)
+";
+    let Some(run) = Run::of(&["--torch"], &machine().env("AT_THE_END", SAVE), &[]) else { return };
+    let snapshot = run.folder.file("own.pickle");
+    let outcome = machine().run_program(&built("gpumem-command"), &["report", "--json", &snapshot]);
+    assert!(outcome.is_clean(), "{outcome}");
+    let own: Value = serde_json::from_str(&outcome.stdout).expect("it is JSON");
+    assert_eq!(own["torch"]["devices"][0]["peak"]["allocated_bytes"], run.said("max_allocated"));
+    assert_eq!(own["devices"][0]["peak_bytes"], run.said("reserved"));
+    for moment in ["peak", "at_end"] {
+        let [own, recorded] = [&own, &run.json(&[])].map(|report| report["torch"]["devices"][0][moment].clone());
+        for figure in ["tensors", "allocated_bytes", "requested_bytes", "reserved_bytes", "unused_segments_bytes"] {
+            assert_eq!(own[figure], recorded[figure], "{moment}: {figure}");
+        }
+    }
+}
+
 #[test]
 fn an_old_history_that_is_full_is_known_from_its_beginning_on() {
     let Some(run) = Run::of(&["--torch", "--torch-events", "1000"], &machine().env("AT_THE_END", LONG), &[]) else {

@@ -4,8 +4,10 @@
 //! live before the first one, and for the recording.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     io::{self, BufRead, Seek, SeekFrom},
+    ops::Range,
+    rc::Rc,
 };
 
 use gpumem_core::{
@@ -28,6 +30,10 @@ pub(super) struct TorchHistory {
     /// PyTorch keeps at most this many events of each device.
     pub(super) most: u64,
     pub(super) frames: Vec<Symbol>,
+    /// The paths of the libraries that frames are in.
+    pub(super) libraries: Vec<String>,
+    /// The number of the library of each frame that is in one, from 1 on.
+    pub(super) frame_libraries: HashMap<u32, u32>,
     /// Stacks of frames, the innermost first.
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) passes: Vec<BackwardPass>,
@@ -101,22 +107,42 @@ pub(super) struct LiveBlock {
     pub(super) is_awaiting: bool,
 }
 
-/// Where the events of a device lie in the file.
+/// The events of a device.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
-    count: u64,
+    count: usize,
     /// The time of the first event.
     first: Option<u64>,
-    /// Where each piece of [`PIECE`] events begins.
-    pieces: Vec<u64>,
+    events: TraceEvents,
+}
+
+/// Where the events of a device are.
+#[derive(Debug)]
+enum TraceEvents {
+    /// In the file. These are the bytes at which each piece of [`PIECE`] events begins.
+    InFile(Vec<u64>),
+    /// In memory, from this one on.
+    InMemory(Rc<Vec<LoggedEvent>>, usize),
+}
+
+impl Default for TraceEvents {
+    fn default() -> Self {
+        Self::InFile(Vec::new())
+    }
 }
 
 /// This many events are in memory at one time.
-const PIECE: u64 = 4096;
+const PIECE: usize = 4096;
 
 impl Trace {
+    /// These events, of all that are in memory.
+    pub(super) fn in_memory(events: Rc<Vec<LoggedEvent>>, range: Range<usize>) -> Self {
+        let (count, first) = (range.len(), events[range.clone()].first().map(|event| event.micros));
+        Self { count, first, events: TraceEvents::InMemory(events, range.start) }
+    }
+
     pub(super) fn count(&self) -> u64 {
-        self.count
+        self.count as u64
     }
 
     /// The time of the first event, in microseconds.
@@ -124,10 +150,18 @@ impl Trace {
         self.first
     }
 
+    /// The highest time of the events that are in memory, in microseconds.
+    pub(super) fn last(&self) -> Option<u64> {
+        let TraceEvents::InMemory(events, first) = &self.events else { return None };
+        events[*first..][..self.count].iter().map(|event| event.micros).max()
+    }
+
     fn add(&mut self, at: u64, event: &LoggedEvent) {
         self.first.get_or_insert(event.micros);
-        if self.count.is_multiple_of(PIECE) {
-            self.pieces.push(at);
+        if let TraceEvents::InFile(pieces) = &mut self.events
+            && self.count.is_multiple_of(PIECE)
+        {
+            pieces.push(at);
         }
         self.count += 1;
     }
@@ -137,19 +171,23 @@ impl Trace {
         &'a self,
         from: &'a mut R,
     ) -> impl DoubleEndedIterator<Item = io::Result<Vec<LoggedEvent>>> {
-        self.pieces.iter().enumerate().map(|(number, at)| {
-            let count = (self.count - number as u64 * PIECE).min(PIECE);
-            piece(from, *at, count)
+        (0..self.count.div_ceil(PIECE)).map(|number| {
+            let before = number * PIECE;
+            let count = (self.count - before).min(PIECE);
+            match &self.events {
+                TraceEvents::InFile(pieces) => piece(from, pieces[number], count),
+                TraceEvents::InMemory(events, first) => Ok(events[first + before..][..count].to_vec()),
+            }
         })
     }
 }
 
 /// The events that begin at this byte of the file. There are other lines between them.
-fn piece(from: &mut (impl BufRead + Seek), at: u64, count: u64) -> io::Result<Vec<LoggedEvent>> {
+fn piece(from: &mut (impl BufRead + Seek), at: u64, count: usize) -> io::Result<Vec<LoggedEvent>> {
     from.seek(SeekFrom::Start(at))?;
     let mut events = Vec::new();
     let mut line = String::new();
-    while (events.len() as u64) < count {
+    while events.len() < count {
         line.clear();
         if from.read_line(&mut line)? == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "PyTorch's history was changed meanwhile"));
@@ -159,7 +197,7 @@ fn piece(from: &mut (impl BufRead + Seek), at: u64, count: u64) -> io::Result<Ve
     Ok(events)
 }
 
-fn settings_of(value: &Value) -> PyTorchRounding {
+pub(super) fn settings_of(value: &Value) -> PyTorchRounding {
     let of_megabytes = value["roundup_power2_divisions"].as_object();
     let mut divisions: Vec<(u64, u64)> = of_megabytes
         .into_iter()
@@ -191,7 +229,7 @@ fn event(line: &str) -> Option<(&str, Vec<u64>)> {
 
 /// What an event does, and whether it does it to a part of an expandable segment. `None` if it is none of these: "inactive", "snapshot",
 /// and what later versions may log.
-fn action_of(name: &str) -> Option<(Action, bool)> {
+pub(super) fn action_of(name: &str) -> Option<(Action, bool)> {
     Some(match name {
         "alloc" => (Action::Alloc, false),
         "free_requested" => (Action::FreeRequested, false),
@@ -347,7 +385,7 @@ mod tests {
 
     #[test]
     fn events_are_read_in_pieces() {
-        let count = 2 * PIECE + 5;
+        let count = 2 * PIECE as u64 + 5;
         let mut text = "{\"torch\": \"2.11.0\"}\n{\"device\": 0}\n".to_owned();
         for number in 0..count {
             _ = writeln!(text, "[\"alloc\",{number},1,0,{},0]", 100 + number);
@@ -357,13 +395,14 @@ mod tests {
         let mut from = io::Cursor::new(text);
         let history = TorchHistory::read(&mut from, true).unwrap();
         let trace = &history.devices[0].trace;
-        assert_eq!((trace.count(), trace.first(), trace.pieces.len()), (count, Some(100), 3));
+        assert_eq!((trace.count(), trace.first()), (count, Some(100)));
+        assert!(matches!(&trace.events, TraceEvents::InFile(pieces) if pieces.len() == 3));
         let addresses = |pieces: Vec<io::Result<Vec<LoggedEvent>>>| {
             pieces.into_iter().flat_map(Result::unwrap).map(|event| event.address).collect::<Vec<_>>()
         };
         assert_eq!(addresses(trace.pieces(&mut from).collect()), (0..count).collect::<Vec<_>>());
         let last = trace.pieces(&mut from).next_back().unwrap().unwrap();
-        assert_eq!((last.len(), last[0].address), (5, 2 * PIECE));
+        assert_eq!((last.len(), last[0].address), (5, count - 5));
         from.get_mut().truncate(5_000);
         assert!(trace.pieces(&mut from).next().unwrap().is_err());
     }

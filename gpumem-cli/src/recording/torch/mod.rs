@@ -1,13 +1,16 @@
-//! `--torch`: what `torch.py` in the program wrote becomes a part of the recording.
+//! PyTorch's history becomes a part of a recording: what `torch.py` wrote in the program (`--torch`), or a snapshot that the program saved.
 
 mod groups;
 mod history;
+mod objects;
 mod passes;
+mod pickle;
 mod sizes;
+mod snapshot;
 
 use std::{
     fs::{self, File},
-    io::{self, BufReader, Seek, SeekFrom},
+    io::{self, BufRead, BufReader, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,12 +18,13 @@ use std::{
 use gpumem_core::{
     model::{Device, Family, StackId},
     recording::{
-        AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, StackDefinition, SymbolsDefinition,
-        TensorHolder, Writer,
+        AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, ModuleDefinition, StackDefinition,
+        SymbolsDefinition, TensorHolder, Writer,
     },
 };
 use gpumem_inject::variable;
 
+pub(crate) use self::snapshot::{is_snapshot, recording_of};
 use self::{groups::Groups, history::TorchHistory, passes::Stacks};
 use super::content::Content;
 use crate::files;
@@ -28,6 +32,12 @@ use crate::files;
 /// Addresses from here on stand for lines of Python in the history. No code has such addresses, and the lines of Python that the recorder
 /// wrote have lower ones.
 const LINES: u64 = 0b11 << 62;
+
+/// The address that stands for a frame of the history.
+fn address(history: &TorchHistory, frame: u32) -> CodeAddress {
+    let module = history.frame_libraries.get(&frame).copied().unwrap_or(0);
+    CodeAddress { module, offset: LINES | u64::from(frame) }
+}
 
 /// The file of the history, and the unfinished one.
 fn history_files(recording: &Path) -> [PathBuf; 2] {
@@ -71,21 +81,25 @@ pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
 /// Writes the history as items.
 fn write(
     history: &TorchHistory,
-    from: &mut BufReader<File>,
+    from: &mut (impl BufRead + Seek),
     content: &Content,
-    writer: &mut Writer<&File>,
+    writer: &mut Writer<impl Write>,
 ) -> io::Result<()> {
     let began = content.began.unwrap_or_default();
     let time = |micros: u64| Duration::from_micros(micros).saturating_sub(began);
     let first = content.last_stack.saturating_add(1);
     let stack = |number: u32| if number == 0 { StackId::NONE } else { StackId(first.saturating_add(number - 1)) };
-    let address = |frame: u32| CodeAddress { module: 0, offset: LINES | u64::from(frame) };
+    for (id, path) in (1..).zip(&history.libraries) {
+        let path = path.clone();
+        writer.write(&Item::Module(ModuleDefinition { id, path, build_id: Vec::new(), base: 0 }))?;
+    }
     for (number, symbol) in (0..).zip(&history.frames) {
-        writer.write(&Item::Symbols(SymbolsDefinition { address: address(number), symbols: vec![symbol.clone()] }))?;
+        let address = address(history, number);
+        writer.write(&Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol.clone()] }))?;
     }
     let mut stacks = Stacks::new(&history.frames, &history.stacks, &history.passes);
     let definition = |(number, frames): (u32, &Vec<u32>)| {
-        let addresses = frames.iter().copied().map(address).collect();
+        let addresses = frames.iter().map(|frame| address(history, *frame)).collect();
         Item::Stack(StackDefinition { id: stack(number), addresses })
     };
     (1..).zip(&history.stacks).try_for_each(|of_stack| writer.write(&definition(of_stack)))?;

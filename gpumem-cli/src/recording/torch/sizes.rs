@@ -24,7 +24,7 @@ use super::{
 
 impl DeviceHistory {
     /// What was live before the first event, by going back from the end.
-    fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<(Segments, BTreeMap<u64, LiveBlock>)> {
+    pub(super) fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<(Segments, BTreeMap<u64, LiveBlock>)> {
         let (mut segments, mut blocks) = (self.segments.clone(), self.blocks.clone());
         for piece in self.trace.pieces(from).rev() {
             for event in piece?.into_iter().rev() {

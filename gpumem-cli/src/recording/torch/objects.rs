@@ -1,0 +1,444 @@
+//! What is kept of a snapshot of PyTorch while its pickle is read: each event, block and segment takes a few bytes as soon as its
+//! dictionary is complete, and equal stacks are kept once.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    path::Path,
+    rc::Rc,
+};
+
+use gpumem_core::recording::{AllocatorAction, Symbol};
+use serde_json::{Map, json};
+
+use super::history::{DeviceHistory, LiveBlock, LoggedEvent, TorchHistory, Trace, action_of, settings_of};
+
+/// The library of PyTorch that calls the driver. It is the first one of the history.
+const LIBRARY: &str = "libc10_cuda.so";
+
+/// A recording has blocks of less than 64 TiB.
+const MOST_BYTES: u64 = (1 << 46) - 1;
+
+/// A value of a pickle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Value {
+    Number(i64),
+    /// The number of a text.
+    Text(u32),
+    /// The number of a list or a dictionary.
+    Object(u32),
+    True,
+    /// A value that is not needed.
+    Other,
+}
+
+/// A list or a dictionary.
+#[derive(Clone, Copy, Debug)]
+enum Object {
+    /// A list that is empty, or whose values are in [`Objects::values`].
+    List,
+    /// A dictionary that is empty, or whose names and values are in [`Objects::values`] by turns.
+    Dictionary,
+    Frame(u32),
+    /// A list of frames.
+    Stack(u32),
+    Record(Record, u32),
+    /// A list of records that follow each other, up to the second number.
+    Records(Record, u32, u32),
+    /// An event that is of no use.
+    Ignored,
+}
+
+/// A dictionary of which only the needed fields are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Record {
+    Event,
+    Block,
+    Segment,
+}
+
+#[derive(Debug)]
+struct Segment {
+    device: u32,
+    address: u64,
+    bytes: u64,
+    is_expandable: bool,
+    /// Its first block, and the one after its last.
+    blocks: (u32, u32),
+}
+
+/// A block that is in use, or the size of an unused one.
+type Block = (u64, Option<LiveBlock>);
+
+/// What is known of a snapshot.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    /// At most this many texts, objects and other values are kept.
+    most: usize,
+    texts: Vec<Rc<str>>,
+    text_numbers: HashMap<Rc<str>, u32>,
+    all: Vec<Object>,
+    /// The values of dictionaries and lists that are nothing special.
+    values: HashMap<u32, Vec<Value>>,
+    values_count: usize,
+    /// The numbers of frames, by their functions, files and lines.
+    frames: HashMap<(Option<Value>, Value, u64), u32>,
+    /// The numbers of libraries, by their paths.
+    libraries: HashMap<Value, u32>,
+    history: TorchHistory,
+    /// The numbers of stacks, from 1 on, by their frames.
+    stacks: HashMap<Vec<u32>, u32>,
+    events: Vec<LoggedEvent>,
+    blocks: Vec<Block>,
+    segments: Vec<Segment>,
+}
+
+/// The fields of a dictionary.
+struct Fields<'a> {
+    objects: &'a Objects,
+    values: &'a [Value],
+}
+
+impl Fields<'_> {
+    fn get(&self, name: &str) -> Option<Value> {
+        let pairs = self.values.chunks_exact(2);
+        let is_it = |pair: &&[Value]| matches!(pair[0], Value::Text(text) if self.objects.known_text(text) == name);
+        pairs.rev().find(is_it).map(|pair| pair[1])
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        match self.get(name) {
+            Some(Value::Number(number)) => number.cast_unsigned(),
+            _ => 0,
+        }
+    }
+
+    /// Whether addresses and sizes are such that sums of them are numbers of 64 bits.
+    fn check(&self) -> Result<(), &'static str> {
+        let is_small = ["size", "requested_size", "total_size"].iter().all(|name| self.number(name) <= MOST_BYTES);
+        if is_small && ["addr", "address"].iter().all(|name| self.number(name) < 1 << 57) {
+            Ok(())
+        } else {
+            Err("no GPU has an address or a size as large as this one")
+        }
+    }
+
+    fn object(&self, name: &str) -> Option<Object> {
+        match self.get(name)? {
+            Value::Object(object) => Some(self.objects.all[object as usize]),
+            _ => None,
+        }
+    }
+
+    fn stack(&self) -> u32 {
+        match self.object("frames") {
+            Some(Object::Stack(stack)) => stack,
+            _ => 0,
+        }
+    }
+}
+
+/// Whether a field of a dictionary that is nothing special is needed. The divisions of `roundup_power2_divisions` have numbers as names.
+fn is_needed(name: &str) -> bool {
+    let names = ["segments", "device_traces", "allocator_settings", "max_split_size", "roundup_power2_divisions"];
+    names.contains(&name) || name.parse::<u64>().is_ok()
+}
+
+impl Objects {
+    /// For a file of this many bytes.
+    pub(super) fn new(length: u64) -> Self {
+        // A value that is kept takes at least 8 bytes of the snapshots that PyTorch writes, and most take far more.
+        let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);
+        let mut objects = Self { most: most.min(u32::MAX as usize), ..Self::default() };
+        objects.history.libraries.push(LIBRARY.to_owned());
+        objects
+    }
+
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    pub(super) fn known_text(&self, number: u32) -> &str {
+        &self.texts[number as usize]
+    }
+
+    /// The number of something that is added to this many others.
+    fn next(&self, count: usize) -> Result<u32, &'static str> {
+        let number = u32::try_from(count).ok().filter(|_| count < self.most);
+        number.ok_or("a snapshot of this size has fewer values")
+    }
+
+    pub(super) fn text(&mut self, text: &str) -> Result<Value, &'static str> {
+        if let Some(number) = self.text_numbers.get(text) {
+            return Ok(Value::Text(*number));
+        }
+        let number = self.next(self.texts.len())?;
+        let text: Rc<str> = text.into();
+        self.texts.push(Rc::clone(&text));
+        self.text_numbers.insert(text, number);
+        Ok(Value::Text(number))
+    }
+
+    /// A new list.
+    pub(super) fn list(&mut self) -> Result<Value, &'static str> {
+        self.object(Object::List)
+    }
+
+    /// A new dictionary.
+    pub(super) fn dictionary(&mut self) -> Result<Value, &'static str> {
+        self.object(Object::Dictionary)
+    }
+
+    fn object(&mut self, object: Object) -> Result<Value, &'static str> {
+        let number = self.next(self.all.len())?;
+        self.all.push(object);
+        Ok(Value::Object(number))
+    }
+
+    /// Adds values to a list.
+    pub(super) fn append(&mut self, list: u32, values: &[Value]) -> Result<(), &'static str> {
+        let object = |value: &Value| match value {
+            Value::Object(number) => Some(self.all[*number as usize]),
+            _ => None,
+        };
+        let mut made = self.all[list as usize];
+        let is_empty = matches!(made, Object::List) && !self.values.contains_key(&list);
+        match (made, values.first().and_then(object)) {
+            // Python adds at most 1,000 values at once. Reports show as many frames.
+            (Object::Stack(_), _) => return Ok(()),
+            (Object::List, Some(Object::Frame(_))) if is_empty => {
+                let frame = |value| match object(value) {
+                    Some(Object::Frame(frame)) => Some(frame),
+                    _ => None,
+                };
+                let frames: Vec<u32> = values.iter().filter_map(frame).collect();
+                let next = u32::try_from(self.stacks.len() + 1).unwrap_or(u32::MAX);
+                made = Object::Stack(*self.stacks.entry(frames).or_insert(next));
+            }
+            (Object::List, Some(Object::Record(..) | Object::Ignored)) | (Object::Records(..), _)
+                if is_empty || matches!(made, Object::Records(..)) =>
+            {
+                for value in values {
+                    made = match (made, object(value)) {
+                        (made, Some(Object::Ignored)) => made,
+                        (Object::List, Some(Object::Record(record, at))) => Object::Records(record, at, at + 1),
+                        (Object::Records(record, first, end), Some(Object::Record(other, at)))
+                            if record == other && end == at =>
+                        {
+                            Object::Records(record, first, end + 1)
+                        }
+                        _ => return Err("a list has something twice, or events and something else"),
+                    };
+                }
+            }
+            (Object::List, _) => return self.keep(list, values),
+            _ => return Err("only lists and dictionaries get values"),
+        }
+        self.all[list as usize] = made;
+        Ok(())
+    }
+
+    /// Adds fields to a dictionary.
+    pub(super) fn set(&mut self, dictionary: u32, values: &[Value]) -> Result<(), &'static str> {
+        if !values.len().is_multiple_of(2) {
+            return Err("a field has no value");
+        }
+        match self.all[dictionary as usize] {
+            Object::Dictionary if !self.values.contains_key(&dictionary) => {
+                if let Some(known) = self.known(values)? {
+                    self.all[dictionary as usize] = known;
+                    return Ok(());
+                }
+            }
+            Object::Dictionary => {}
+            _ => return Err("a complete dictionary gets more fields"),
+        }
+        let is_needed = |name: &Value| match name {
+            Value::Text(text) => is_needed(self.known_text(*text)),
+            _ => false,
+        };
+        let needed: Vec<_> = values.chunks_exact(2).filter(|field| is_needed(&field[0])).flatten().copied().collect();
+        if needed.is_empty() { Ok(()) } else { self.keep(dictionary, &needed) }
+    }
+
+    fn keep(&mut self, object: u32, values: &[Value]) -> Result<(), &'static str> {
+        self.values_count += values.len();
+        self.next(self.values_count)?;
+        self.values.entry(object).or_default().extend(values);
+        Ok(())
+    }
+
+    /// What a dictionary with these fields is, if it is something that PyTorch writes often.
+    fn known(&mut self, values: &[Value]) -> Result<Option<Object>, &'static str> {
+        let fields = Fields { objects: self, values };
+        if let Some(Value::Text(action)) = fields.get("action") {
+            let Some((action, is_part)) = action_of(self.known_text(action)) else { return Ok(Some(Object::Ignored)) };
+            // A program may ask for any size, and is refused it.
+            let is_refused = action == AllocatorAction::OutOfMemory;
+            if !is_refused {
+                fields.check()?;
+            }
+            let event = LoggedEvent {
+                action,
+                is_part,
+                address: if is_refused { 0 } else { fields.number("addr") },
+                bytes: fields.number("size").min(MOST_BYTES),
+                stream: fields.number("stream"),
+                micros: fields.number("time_us"),
+                stack: fields.stack(),
+                module: 0,
+            };
+            let number = self.next(self.events.len())?;
+            self.events.push(event);
+            return Ok(Some(Object::Record(Record::Event, number)));
+        }
+        if let Some(file) = fields.get("filename") {
+            let frame = self.frame(fields.get("name"), file, fields.number("line"));
+            return Ok(Some(Object::Frame(frame)));
+        }
+        if let Some(Value::Text(state)) = fields.get("state") {
+            fields.check()?;
+            let (bytes, state) = (fields.number("size"), self.known_text(state));
+            let requested =
+                if fields.get("requested_size").is_some() { fields.number("requested_size") } else { bytes };
+            let is_awaiting = state != "active_allocated";
+            let live = LiveBlock { bytes: Some(bytes), requested, stack: fields.stack(), is_awaiting };
+            let block = (bytes, (state != "inactive").then_some(live));
+            let number = self.next(self.blocks.len())?;
+            self.blocks.push(block);
+            return Ok(Some(Object::Record(Record::Block, number)));
+        }
+        if fields.get("total_size").is_some() {
+            fields.check()?;
+            let segment = Segment {
+                device: u32::try_from(fields.number("device")).unwrap_or(u32::MAX),
+                address: fields.number("address"),
+                bytes: fields.number("total_size"),
+                is_expandable: fields.get("is_expandable") == Some(Value::True),
+                blocks: match fields.object("blocks") {
+                    Some(Object::Records(Record::Block, first, end)) => (first, end),
+                    _ => (0, 0),
+                },
+            };
+            let number = self.next(self.segments.len())?;
+            self.segments.push(segment);
+            return Ok(Some(Object::Record(Record::Segment, number)));
+        }
+        Ok(None)
+    }
+
+    /// The number of a frame.
+    fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> u32 {
+        // Code without debug information has the name `??`.
+        let text = |value| match value {
+            Some(Value::Text(text)) => Some(self.known_text(text)).filter(|text| !matches!(*text, "" | "??")),
+            _ => None,
+        };
+        let path = text(Some(file)).unwrap_or_default();
+        // Where the line is not known, PyTorch writes the path of the library and an address in it.
+        let is_library = Path::new(path).extension().is_some_and(|end| end == "so") || path.contains(".so.");
+        let line = if is_library { 0 } else { line };
+        if let Some(known) = self.frames.get(&(function, file, line)) {
+            return *known;
+        }
+        let symbol = Symbol {
+            function: text(function).map(str::to_owned),
+            file: Some(path.to_owned()).filter(|path| !path.is_empty() && !is_library),
+            line: u32::try_from(line).ok().filter(|line| *line > 0),
+            column: None,
+        };
+        let path = path.to_owned();
+        let history = &mut self.history;
+        let number = u32::try_from(history.frames.len()).unwrap_or(u32::MAX);
+        history.frames.push(symbol);
+        self.frames.insert((function, file, line), number);
+        if is_library {
+            let library = *self.libraries.entry(file).or_insert_with(|| {
+                history.libraries.push(path);
+                u32::try_from(history.libraries.len()).unwrap_or(u32::MAX)
+            });
+            history.frame_libraries.insert(number, library);
+        }
+        number
+    }
+
+    /// The fields of a dictionary that is nothing special.
+    fn fields(&self, value: Option<Value>) -> Option<Fields<'_>> {
+        let Some(Value::Object(object)) = value else { return None };
+        self.values.get(&object).map(|values| Fields { objects: self, values })
+    }
+
+    /// PyTorch's settings, as `torch.py` writes them.
+    fn settings(&self, settings: &Fields<'_>) -> serde_json::Value {
+        let divisions = self.fields(settings.get("roundup_power2_divisions"));
+        let pairs = divisions.iter().flat_map(|divisions| divisions.values.chunks_exact(2));
+        let divisions: Map<_, _> = pairs
+            .filter_map(|pair| match *pair {
+                [Value::Text(name), Value::Number(number)] => Some((self.known_text(name).to_owned(), number.into())),
+                _ => None,
+            })
+            .collect();
+        let max_split = settings.number("max_split_size").cast_signed();
+        json!({ "max_split_size": max_split, "roundup_power2_divisions": divisions })
+    }
+
+    /// The history that a snapshot has, which is this value.
+    pub(super) fn history(mut self, snapshot: Value) -> io::Result<TorchHistory> {
+        let fields = self.fields(Some(snapshot)).filter(|fields| fields.get("segments").is_some());
+        let no_snapshot =
+            || invalid("it is no snapshot of PyTorch: `segments` or `device_traces` is missing".to_owned());
+        let fields = fields.ok_or_else(no_snapshot)?;
+        let traces = match fields.get("device_traces").ok_or_else(no_snapshot)? {
+            Value::Object(traces) => self.values.get(&traces).map(Vec::as_slice).unwrap_or_default(),
+            _ => &[],
+        };
+        let settings = self.fields(fields.get("allocator_settings")).map(|settings| self.settings(&settings));
+        let mut devices: BTreeMap<u32, DeviceHistory> = BTreeMap::new();
+        let mut ranges = Vec::new();
+        for (ordinal, trace) in (0..).zip(traces) {
+            if let Value::Object(trace) = trace
+                && let Object::Records(Record::Event, first, end) = self.all[*trace as usize]
+            {
+                ranges.push((ordinal, first as usize, end as usize));
+            }
+        }
+        let twice = |what| invalid(format!("{what} of the snapshot is in two lists"));
+        if !ranges.is_sorted_by(|one, next| one.2 <= next.1) {
+            return Err(twice("an event"));
+        }
+        let events = Rc::new(std::mem::take(&mut self.events));
+        for (ordinal, first, end) in ranges {
+            devices.entry(ordinal).or_default().trace = Trace::in_memory(Rc::clone(&events), first..end);
+        }
+        let mut last_block = 0;
+        for segment in &self.segments {
+            let Segment { device, address, bytes, is_expandable, blocks: (first, end) } = *segment;
+            if first < last_block && first < end {
+                return Err(twice("a block"));
+            }
+            last_block = last_block.max(end);
+            let device = devices.entry(device).or_default();
+            device.segments.insert(address, (bytes, is_expandable));
+            let mut at = address;
+            for (bytes, live) in &self.blocks[first as usize..end as usize] {
+                device.blocks.extend(live.map(|live| (at, live)));
+                at = at.saturating_add(*bytes);
+            }
+        }
+        let mut stacks = vec![Vec::new(); self.stacks.len()];
+        for (frames, number) in self.stacks {
+            stacks[number as usize - 1] = frames;
+        }
+        Ok(TorchHistory {
+            stacks,
+            settings: settings.as_ref().map(settings_of).unwrap_or_default(),
+            devices: devices.into_iter().map(|(ordinal, device)| DeviceHistory { ordinal, ..device }).collect(),
+            ..self.history
+        })
+    }
+}
+
+/// The error of a file that is no snapshot.
+pub(super) fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}

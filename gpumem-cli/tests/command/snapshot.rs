@@ -1,0 +1,82 @@
+//! Snapshots of PyTorch as input. `tests/data/snapshot-2.pickle` to `snapshot-5.pickle` are one snapshot in each protocol of Python's
+//! pickle, with an allocation that was refused, an expandable segment, and blocks that are older than the first event.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+use crate::{
+    file,
+    made::{MIB, Made},
+    old::data,
+    ran,
+    report::{printed, recorded},
+};
+
+/// The overview in JSON, without the name of the file.
+fn overview(file: &str) -> Value {
+    let mut json: Value = serde_json::from_str(&printed(&["report", "--json", file])).expect("it is JSON");
+    json["file"].take();
+    json
+}
+
+#[test]
+fn all_protocols_say_the_same() {
+    let [first, others @ ..] = [2, 3, 4, 5].map(|protocol| overview(&data(&format!("snapshot-{protocol}.pickle"))));
+    let peaks = ["/devices/0/peak_bytes", "/torch/devices/0/peak/allocated_bytes", "/devices/1/peak_bytes"];
+    let peaks = peaks.map(|path| first.pointer(path).and_then(Value::as_u64));
+    assert_eq!(peaks, [104 * MIB, 75 * MIB + 1536, 60 * MIB].map(Some));
+    assert!(first["pid"].is_null() && first["missing"]["has_only_pytorch"] == true, "{first:#}");
+    assert!(others.iter().all(|other| *other == first));
+}
+
+/// What gpumem writes for PyTorch's viewer is read again.
+#[test]
+fn a_recording_survives_the_way_through_a_snapshot() {
+    let recording = recorded("through.capture", Made::new("train").tensors(3, 4, MIB, None));
+    let [first, second] = ["through-1.pickle", "through-2.pickle"].map(|name| file(name).display().to_string());
+    for (from, to) in [(&recording, &first), (&first, &second)] {
+        printed(&["report", "--format", "torch", "-o", to, from]);
+    }
+    let peak = |file: &str| {
+        let overview = overview(file);
+        let device = overview["devices"][0]["peak_bytes"].clone();
+        let peak = &overview["torch"]["devices"][0]["peak"];
+        // Files are named from the folder that the program ran in, which a snapshot does not have.
+        let line = |line: &Value| line.as_str().map(|line| line.trim_start_matches("/home/ada/train/").to_owned());
+        let place = |place: &Value| {
+            let [bytes, blocks] = ["bytes", "blocks"].map(|name| place[name].as_i64());
+            (line(&place["line"]), line(&place["caller"]), bytes, blocks)
+        };
+        let mut places: Vec<_> = peak["by_place"].as_array().unwrap().iter().map(place).collect();
+        places.sort();
+        (device, peak["allocated_bytes"].clone(), peak["reserved_bytes"].clone(), places)
+    };
+    let expected = peak(&recording);
+    assert!(expected.3.len() > 1, "{expected:?}");
+    assert_eq!(peak(&first), expected);
+    assert_eq!(peak(&second), expected);
+}
+
+#[test]
+fn a_snapshot_has_a_page_and_tables() {
+    let (from, page, tables) = (data("snapshot-4.pickle"), file("snapshot.html"), file("snapshot-tables"));
+    printed(&["report", "--html", page.to_str().unwrap(), &from]);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("\"pid\":null") && page.contains("id=\"tensors-0\""));
+    printed(&["report", "--format", "parquet", "-o", tables.to_str().unwrap(), &from]);
+    assert!(tables.join("snapshot-4.tensors.parquet").metadata().unwrap().len() > 1000);
+}
+
+#[test]
+fn a_pickle_that_runs_code_is_refused() {
+    let (pickle, ran_it) = (file("code.pickle"), file("code-ran"));
+    _ = fs::remove_file(&ran_it);
+    let command = format!("touch {}", ran_it.display());
+    let length = u8::try_from(command.len()).expect("the path is short");
+    fs::write(&pickle, [b"\x80\x04cos\nsystem\n\x8c", &[length][..], command.as_bytes(), b"\x85R."].concat()).unwrap();
+    let refused = ran(&["report", pickle.to_str().unwrap()]);
+    let said = "the opcode GLOBAL would run `os.system`. gpumem reads data only, and has run nothing; give a file that";
+    assert!(refused.code == Some(2) && refused.stderr.contains(said), "{refused:?}");
+    assert!(!Path::new(&ran_it).exists());
+}
