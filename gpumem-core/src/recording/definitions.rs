@@ -250,9 +250,10 @@ impl Definitions {
         self.addresses(stack).iter().flat_map(|address| self.frames_at(*address)).take(MOST_FRAMES).collect()
     }
 
-    /// The innermost frames of `callers` called those of `stack`, unless that has lines of Python itself.
+    /// The innermost frames of `callers` called those of `stack`, if they have lines of Python and `stack` has none.
     pub(super) fn add_callers(&mut self, stack: StackId, callers: StackId) {
-        if self.frames(stack).iter().any(Frame::is_python) {
+        let has_python = |stack| self.frames(stack).iter().any(Frame::is_python);
+        if has_python(stack) || !has_python(callers) {
             return;
         }
         let callers: Vec<_> = self.addresses(callers).iter().take(MOST_CALLERS).copied().collect();

@@ -214,7 +214,7 @@ impl<R: io::Read> Reader<R> {
         paid.map_err(|limit| self.items.stop(limit)).is_ok()
     }
 
-    /// A stack without a line of Python goes on with the 128 innermost functions of another one: they ran on another thread, which waited for
+    /// A stack without a line of Python goes on with the 128 innermost functions of one that has some: they ran on another thread, which waited for
     /// this one. Nothing happens if a file of this size may not cost as much.
     pub fn add_callers(&mut self, stack: StackId, callers: StackId) {
         if self.spend(MOST_CALLERS as u64 * 16, 3_000) {
