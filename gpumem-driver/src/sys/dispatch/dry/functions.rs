@@ -9,7 +9,10 @@ use super::{
     table::{FUNCTIONS, Shape, with_functions},
     work::{self, Planes},
 };
-use crate::sys::calls::{STATE, ThreadState};
+use crate::{
+    inbox::{Primitives, Std},
+    sys::calls::{STATE, ThreadState},
+};
 
 macro_rules! functions {
     ($($name:ident($($argument:ident),*): $shape:expr;)*) => {
@@ -51,8 +54,8 @@ with_functions!(functions);
 /// # Safety
 /// `words` are the arguments of a call of this shape, and those that are pointers are as the driver demands.
 unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
-    // A page that gpumem allocates for itself is on no card.
-    if IS_INSIDE.get() || STATE.get() == ThreadState::Library && shape == Shape::Create {
+    // A page that gpumem allocates for itself is on no card. In the child of a fork, a thread that does not exist may hold the lock.
+    if IS_INSIDE.get() || Std::is_forked() || STATE.get() == ThreadState::Library && shape == Shape::Create {
         return driver();
     }
     let real = &|| inside(driver);
@@ -92,10 +95,7 @@ unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
                 work::note_pointers(words[0], words[1], words[2]);
                 real()
             }
-            Shape::CopyToHost if is_dry(words[1]) => {
-                work::fill(words[0], words[2]);
-                SUCCESS
-            }
+            Shape::CopyToHost if is_dry(words[1]) => work::fill(words[0], words[2]),
             Shape::Copy => work::copy(words, real),
             Shape::Copy2D => work::copy_planes(&Planes::of_2d(words[0]), real),
             Shape::Copy3D => work::copy_planes(&Planes::of_3d(words[0]), real),

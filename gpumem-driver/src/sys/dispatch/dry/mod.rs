@@ -33,7 +33,7 @@ use self::{
 use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,
-    sys::{cuda, loader},
+    sys::{cuda, loader, process},
 };
 
 /// From now on the process has other cards. To be called before the program has a context, at most once.
@@ -49,6 +49,7 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     if MODE.set(mode).is_err() {
         return Err(unusable("the cards of this process were replaced before"));
     }
+    process::notice_forks();
     let replacements = replacements();
     let is_replaced = |row: usize| matches!(mode, Mode::Dry { .. }) || FUNCTIONS[row].1.is_of_limit();
     for (at, slot) in table.slots.iter().enumerate().filter(|(_, slot)| is_replaced(slot.row)) {

@@ -96,6 +96,9 @@ pub(super) fn release(handle: u64, real: Real<'_>) -> u32 {
 /// The handle is written to `out`.
 pub(super) unsafe fn retain(out: u64, address: u64, real: Real<'_>) -> u32 {
     let mapping = memory().mapped_around(address);
+    if out == 0 {
+        return real();
+    }
     // SAFETY: the caller says so; the driver writes it as well.
     unsafe {
         let result = match mapping.filter(|mapping| mapping.backing == Backing::Dry) {

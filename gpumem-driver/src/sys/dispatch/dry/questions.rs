@@ -40,6 +40,7 @@ unsafe fn attribute(data: u64, number: u32, address: u64, (start, block): (u64, 
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
     match dry_block(words[2]) {
+        Some(_) if words[0] == 0 => CUDA_ERROR_INVALID_VALUE,
         // SAFETY: the program passes a place for this attribute.
         Some(block) => unsafe { attribute(words[0], words[1] as u32, words[2], block) },
         None => real(),
@@ -51,6 +52,9 @@ pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
     let Some(block) = dry_block(words[3]) else { return real() };
+    if words[1] == 0 || words[2] == 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     // SAFETY: the program passes so many attributes, and a place for each.
     unsafe {
         let attributes = slice::from_raw_parts(words[1] as *const u32, words[0] as u32 as usize);
@@ -89,7 +93,7 @@ pub(super) unsafe fn range(words: &[u64], real: Real<'_>) -> u32 {
 /// `words` are the arguments of `cuMemGetAccess`.
 pub(super) unsafe fn access(words: &[u64], real: Real<'_>) -> u32 {
     const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: u64 = 3;
-    if !is_dry(words[2]) {
+    if words[0] == 0 || !is_dry(words[2]) {
         return real();
     }
     // SAFETY: the first is a place for a word.

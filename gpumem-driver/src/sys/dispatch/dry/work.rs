@@ -43,7 +43,10 @@ pub(super) fn is_on_host(address: u64) -> bool {
 /// # Safety
 /// So many bytes can be written there.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-pub(super) unsafe fn fill(to: u64, bytes: u64) {
+pub(super) unsafe fn fill(to: u64, bytes: u64) -> u32 {
+    if to == 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     let fill = match MODE.get() {
         Some(Mode::Dry { fill, .. }) => *fill,
         _ => 0,
@@ -51,6 +54,7 @@ pub(super) unsafe fn fill(to: u64, bytes: u64) {
     // SAFETY: the program asks for a copy of so many bytes to that place.
     unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
     note_reading(bytes);
+    SUCCESS
 }
 
 /// A program that waits for a value which is never computed reads it again and again, while its memory does not change. One line says so.
@@ -178,7 +182,7 @@ pub(super) unsafe fn copy_planes(planes: &Planes, real: Real<'_>) -> u32 {
         for row in (0..planes.depth).flat_map(|z| (0..planes.height).map(move |y| (y, z))) {
             let (y, z) = row;
             // SAFETY: the program asks for a copy to these rows.
-            unsafe { fill(planes.first + z * planes.plane + y * planes.pitch, planes.width) };
+            _ = unsafe { fill(planes.first + z * planes.plane + y * planes.pitch, planes.width) };
         }
     }
     SUCCESS
@@ -199,13 +203,8 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
         // SAFETY: the program asks for this copy, on this stream.
         let code = unsafe {
             match (is_dry(to), is_dry(from)) {
-                (true, _) => SUCCESS,
-                (false, true) => {
-                    if is_on_host(to) {
-                        fill(to, bytes);
-                    }
-                    SUCCESS
-                }
+                (false, true) if is_on_host(to) => fill(to, bytes),
+                (true, _) | (false, true) => SUCCESS,
                 (false, false) => inside(|| sys::cuMemcpyAsync(to, from, bytes as usize, stream as *mut _)) as u32,
             }
         };
@@ -319,11 +318,8 @@ pub(super) unsafe fn copy(words: &[u64], real: Real<'_>) -> u32 {
     if !is_dry(words[1]) {
         return real();
     }
-    if is_on_host(words[0]) {
-        // SAFETY: the program asks for a copy to that place.
-        unsafe { fill(words[0], words[2]) };
-    }
-    SUCCESS
+    // SAFETY: the program asks for a copy to that place.
+    if is_on_host(words[0]) { unsafe { fill(words[0], words[2]) } } else { SUCCESS }
 }
 
 /// # Safety
