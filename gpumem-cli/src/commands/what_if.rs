@@ -20,7 +20,7 @@ Examples:
   gpumem what-if --try BATCH=16 --try BATCH=32 -- python train.py
   gpumem what-if --card 'RTX 4090' --largest BATCH -- python train.py
 
-Each is a dry run (`gpumem run --dry`): the program needs a GPU of any size, and computes nothing. Its output is not shown.";
+Each is a dry run (`gpumem run --dry`): the program needs a GPU of any size, and computes nothing. Its stdin is empty, and its output is not shown.";
 
 /// Tries settings in dry runs of a program: what it would need, and the smallest card with which it runs.
 #[derive(Debug, Args)]
@@ -31,11 +31,11 @@ pub(crate) struct WhatIfArguments {
     #[arg(long = "try", value_name = "VARIABLES", value_parser = variables)]
     tries: Vec<String>,
     /// Look for the largest whole number in this variable of the environment with which the program runs.
-    #[arg(long, value_name = "VARIABLE", conflicts_with = "tries", requires = "card")]
+    #[arg(long, value_name = "VARIABLE", conflicts_with = "tries")]
     largest: Option<String>,
-    /// The card: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without it, the card of this machine.
-    #[arg(long, value_name = "CARD", value_parser = card)]
-    card: Option<Bytes>,
+    /// The card: a size such as 24GiB, or a name such as "RTX 4090" or H100.
+    #[arg(long, value_name = "CARD", default_value = "1TiB", value_parser = card)]
+    card: Bytes,
     /// So many dry runs at a time. Each needs memory of the host as the program does.
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
@@ -63,10 +63,9 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
     let Some(name) = largest else {
         let answer = working("running the program dry", || what_if::ask(&question))?;
         terminal::answer(json, &answer, |out, paint| answer.write(out, paint))?;
-        return Ok(Exit::Done);
+        return Ok(if answer.has_any() { Exit::Done } else { Exit::LimitExceeded });
     };
     let found = working("running the program dry", || what_if::largest(&question, &name))?;
-    let card = card.unwrap_or_default();
     let words = match found {
         Some(value) => format!("{name}={value} is the largest that runs on a card of {card}."),
         None => format!("{name}=1 does not run on a card of {card}."),

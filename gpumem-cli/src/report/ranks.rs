@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened};
+use gpumem_core::{
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened},
+    model::one_line,
+};
 
 use unicode_width::UnicodeWidthStr;
 
@@ -31,6 +34,9 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
         writeln!(out)?;
     }
     writeln!(out, "{}", paint.on(Role::Heading, format!("{} recordings, the peak of each", overviews.len())))?;
+    if let Some(cards) = overviews.iter().find_map(|overview| overview.cards.as_ref()) {
+        writeln!(out, "{} for each process", one_line(cards))?;
+    }
     writeln!(out, "{}", InPaint(&Peaks(overviews), paint))?;
     let places = places(overviews);
     if !places.is_empty() {

@@ -45,6 +45,12 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
     let mut program = Program::new(&options.command);
     let destination = match prepare(options, &mut program) {
         Ok(destination) => Some(destination),
+        // What was asked for is not to use the real card.
+        Err(failure) if options.cards.are_replaced() => {
+            terminal::error(&failure);
+            terminal::error(&"the program was not started, because it would have used the real card");
+            return Ok(Exit::Failed);
+        }
         Err(failure) => {
             terminal::error(&failure);
             None
@@ -72,6 +78,7 @@ fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, F
         return Err(Failure::new("this `gpumem run` records nothing", cause, ""));
     }
     let RunOptions { output, recorded, dormant, cards, command } = options;
+    let runs_on = if cards.are_replaced() { "" } else { runs_on };
     let destination = Destination::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
     if let Some(asked) = &destination.instead_of {
@@ -126,9 +133,10 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
     } else if let Err(why) = cuda_devices() {
         Failure::new(what, why, "`gpumem doctor` says what is missing")
     } else {
-        let cause = "no process of the program called cuInit, or it was started with another environment (`sudo`, `env -i`), or the \
-                     driver could not load the library, or the recording was moved or removed";
-        Failure::new(what, cause, "")
+        let cause = "no process of the program asked for memory of a GPU, or it was started with another environment (`sudo`, `env -i`), or \
+                     the driver could not load the library, or the recording was moved or removed";
+        let next = if options.cards.are_replaced() { "if it used a GPU, it was the real card" } else { "" };
+        Failure::new(what, cause, next)
     };
     terminal::error(&failure);
 }

@@ -51,6 +51,11 @@ enum Fill {
 }
 
 impl Cards {
+    /// Whether the program is not to use the real card as it is.
+    pub(super) fn are_replaced(&self) -> bool {
+        self.dry || self.limit.is_some()
+    }
+
     /// See [`variable::CARDS`]. Empty if they are the real ones.
     pub(super) fn setting(&self) -> String {
         let Self { dry, card, dry_fill, limit } = self;

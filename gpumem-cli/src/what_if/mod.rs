@@ -42,8 +42,8 @@ pub(crate) struct Question {
     pub(crate) command: Vec<OsString>,
     /// Environments, such as `BATCH=16 LENGTH=512`. Empty: PyTorch's settings.
     pub(crate) tries: Vec<String>,
-    /// The card on which all is tried. `None`: that of this machine.
-    pub(crate) card: Option<Bytes>,
+    /// The card on which all is tried.
+    pub(crate) card: Bytes,
     /// How many dry runs there are at a time.
     pub(crate) jobs: usize,
 }
@@ -55,9 +55,9 @@ pub(crate) struct Row {
     pub(crate) environment: String,
     /// The most that the driver gave to a process. `None` if the program failed.
     pub(crate) most_bytes: Option<u64>,
-    /// How many requests the driver refused; the program may have gone on.
+    /// How many requests were refused for good: what an allocator obtained after it had emptied its cache does not count.
     pub(crate) refused: u64,
-    /// The smallest card with which the program ends well, up to 2 % too large. `None` if it failed.
+    /// The smallest card with which the program ends well and gets what it asks for, up to 2 % too large. `None` if it failed.
     pub(crate) smallest_card_bytes: Option<u64>,
     /// Why there are no figures.
     pub(crate) failed: Option<String>,
@@ -85,7 +85,7 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
     }
     // If the program does not run as it is, nothing else says anything.
     let own = trials.run("", question.card)?;
-    if let Outcome { failed: Some(why), refused: 0, .. } = &own {
+    if let (Outcome { failed: Some(why), refused: 0, .. }, true) = (&own, question.tries.is_empty()) {
         return Err(Failure::new(
             "the program cannot be tried",
             why,
@@ -165,7 +165,7 @@ impl Trials {
         let (mut too_small, mut enough) = (CONTEXT.get(), most + CONTEXT.get());
         while enough - too_small > enough / PRECISION {
             let middle = too_small.midpoint(enough);
-            if self.run(environment, Some(Bytes::new(middle)))?.failed.is_none() {
+            if self.run(environment, Bytes::new(middle))?.failed.is_none() {
                 enough = middle;
             } else {
                 too_small = middle;
@@ -204,6 +204,11 @@ fn in_parallel<I: Sync, T: Send>(
 }
 
 impl Answer {
+    /// Whether the program runs with one of the environments.
+    pub(crate) fn has_any(&self) -> bool {
+        self.rows.iter().any(|row| row.smallest_card_bytes.is_some())
+    }
+
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         writeln!(out, "{}", InPaint(&Rows(&self.rows), paint))?;
         let card = |row: &Row| {
@@ -213,6 +218,7 @@ impl Answer {
             environment.as_ref().and_then(|environment| self.rows.iter().find(|row| row.environment == *environment))
         };
         let sentence = match row(&self.best) {
+            _ if !self.has_any() => "The program does not run with any of these. A larger --card may help.".to_owned(),
             Some(best) => {
                 format!("Best: {}, for a card of {} instead of {}.", best.environment, card(best), card(&self.rows[0]))
             }
@@ -253,8 +259,7 @@ impl Show for Rows<'_> {
             let note = match (&row.failed, row.refused) {
                 (Some(_), 0) => "failed",
                 (Some(_), _) => "out of memory",
-                (None, 0) => "",
-                (None, _) => "went on after a refusal",
+                (None, _) => "",
             };
             table.row([Cell::from(name), most.into(), card.into(), note.into()]);
         }

@@ -4,12 +4,20 @@ use std::{
     env,
     ffi::OsString,
     fs::{self, File},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{self, Command, Stdio},
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    process::{self, Child, Command, ExitStatus, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
 };
 
 use gpumem_core::model::Bytes;
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::{failure::Failure, history::History, report::overview::Overview};
 
@@ -18,7 +26,7 @@ use crate::{failure::Failure, history::History, report::overview::Overview};
 pub(super) struct Outcome {
     /// The most that the driver gave to a process on one device.
     pub(super) most: u64,
-    /// How many processes were refused memory.
+    /// How many requests were refused for good.
     pub(super) refused: u64,
     /// Why the program did not end well.
     pub(super) failed: Option<String>,
@@ -29,6 +37,7 @@ pub(super) struct Trials {
     command: Vec<OsString>,
     folder: PathBuf,
     count: AtomicUsize,
+    is_interrupted: Arc<AtomicBool>,
 }
 
 impl Drop for Trials {
@@ -43,7 +52,11 @@ impl Trials {
         fs::create_dir_all(&folder).map_err(|error| {
             Failure::new(format!("`{}` cannot be written", folder.display()), error, "set TMPDIR to another folder")
         })?;
-        Ok(Self { command: command.to_owned(), folder, count: AtomicUsize::new(0) })
+        let is_interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            _ = signal_hook::flag::register(signal, Arc::clone(&is_interrupted));
+        }
+        Ok(Self { command: command.to_owned(), folder, count: AtomicUsize::new(0), is_interrupted })
     }
 
     pub(super) fn count(&self) -> usize {
@@ -51,22 +64,43 @@ impl Trials {
     }
 
     /// Runs the program with these variables, `NAME=VALUE` with spaces between them, on a card.
-    pub(super) fn run(&self, environment: &str, card: Option<Bytes>) -> Result<Outcome, Failure> {
+    pub(super) fn run(&self, environment: &str, card: Bytes) -> Result<Outcome, Failure> {
         let folder = self.folder.join(self.count.fetch_add(1, Relaxed).to_string());
         let failed = |error| Failure::new("a dry run cannot be started", error, "");
         fs::create_dir(&folder).map_err(failed)?;
         let output = File::create(folder.join("output")).map_err(failed)?;
         let mut command = Command::new(env::current_exe().map_err(failed)?);
         command.args(["run", "--dry", "--stacks", "none", "--output"]).arg(folder.join("a.capture"));
-        if let Some(card) = card {
-            command.args(["--card", &format!("{}B", card.get())]);
-        }
-        command.arg("--").args(&self.command).stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(output).envs(environment.split_whitespace().filter_map(|variable| variable.split_once('=')));
-        let status = command.status().map_err(failed)?;
+        command.args(["--card", &format!("{}B", card.get()), "--"]).args(&self.command);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
+        command.envs(environment.split_whitespace().filter_map(|variable| variable.split_once('=')));
+        let status = self.wait(command.process_group(0).spawn().map_err(failed)?)?;
         let outcome = outcome(&folder, status.success(), &status.to_string());
         _ = fs::remove_dir_all(&folder);
         Ok(outcome)
+    }
+}
+
+impl Trials {
+    /// Waits for a dry run, and ends what it has left behind. If the user ends this command, the dry run ends as well.
+    fn wait(&self, mut child: Child) -> Result<ExitStatus, Failure> {
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let end = |signal| _ = group.map(|group| kill_process_group(group, signal));
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => {
+                    end(Signal::KILL);
+                    return Ok(status);
+                }
+                Ok(None) if self.is_interrupted.load(Relaxed) => {
+                    end(Signal::KILL);
+                    _ = child.wait();
+                    return Err(Failure::new("the dry runs are not complete", "a signal interrupted them", ""));
+                }
+                Ok(None) => thread::sleep(Duration::from_millis(20)),
+                Err(error) => return Err(Failure::new("cannot wait for a dry run", error, "")),
+            }
+        }
     }
 }
 
@@ -75,9 +109,13 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
     let recordings = files.filter(|path| path.extension().is_some_and(|extension| extension == "capture"));
     let overviews: Vec<_> = recordings.filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
     let peaks = overviews.iter().flat_map(|overview| &overview.devices).filter_map(|device| device.peak_bytes);
-    let refused = overviews.iter().filter(|overview| overview.refused.is_some()).count() as u64;
+    // What an allocator asked for again, after it had emptied its cache, was not missed.
+    let missed =
+        |overview: &Overview| overview.refused.as_ref().map_or(0, |refused| refused.count - refused.obtained_soon);
+    let refused = overviews.iter().map(missed).sum();
     let most = peaks.max();
     let failed = match (is_success, most) {
+        (true, _) if refused > 0 => Some("memory was refused, and the program went on without it".to_owned()),
         (true, Some(_)) => None,
         (true, None) => Some("it allocated nothing on a GPU".to_owned()),
         (false, _) => {

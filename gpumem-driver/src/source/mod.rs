@@ -75,9 +75,11 @@ pub fn can_intercept(source: Source) -> Result<()> {
 /// If the program sees other cards than the real ones: how they differ, and all bytes of each, if these differ.
 pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     #[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
-    return crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
-    #[allow(unreachable_code, reason = "other systems have no dispatch table")]
-    None
+    let mode = crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
+    // Other systems have no dispatch table.
+    #[cfg(not(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+    let mode = None;
+    mode
 }
 
 /// A recording of the session begins: threads record their streams anew.

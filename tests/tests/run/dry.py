@@ -1,6 +1,7 @@
 # A program that uses a card in the ways in which dry memory could be noticed. It prints what it saw.
 import ctypes
 import json
+import os
 import sys
 
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -76,5 +77,12 @@ for _ in range(2):
     assert call("cuMemRelease", handle.value) == 0
 seen["unmap"] = call("cuMemUnmap", at.value, 20 * MIB), info()[0]
 
+seen["null"] = call("cuMemcpyDtoH_v2", ctypes.c_void_p(), large, 4)
+child = os.fork()
+if child == 0:
+    # CUDA does not work here, but a call returns.
+    call("cuMemFree_v2", large)
+    os._exit(7)
+seen["child"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 seen["freed"] = [call("cuMemFree_v2", address) for address in (large, small, table, large)], info()[0]
 print(json.dumps(seen))

@@ -35,6 +35,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         "range": [0, true, 700_000], "kind": [0, 2], "managed": [0, 0],
         "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]], "shared": 801,
         "unmap": [0, 348_047],
+        "null": 1, "child": 7,
         "freed": [[0, 0, 0, 1], 1_048_049],
     });
     assert_eq!(seen, expected);
@@ -67,6 +68,11 @@ fn a_dry_run_that_is_not_possible_does_not_run() {
     let outcome = run_with(&machine, &["--dry"], &folder.file("a.capture"), &ALLOCATES);
     assert!(outcome.stderr.contains("dry run is not possible, and the program does not run without it: "), "{outcome}");
     assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
+    // The same if it cannot be recorded.
+    for options in [["--limit", "1GiB"], ["--dry", "--torch"]] {
+        let outcome = run_with(&machine(), &options, "/dev/null", &ALLOCATES);
+        assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
+    }
 }
 
 /// A program whose need depends on its environment, as that of PyTorch does.
@@ -110,6 +116,21 @@ fn the_setting_that_needs_the_smallest_card_is_found() {
     ] {
         assert!(text.stdout.contains(part), "{part:?} is not in {text}");
     }
+}
+
+/// A program may catch the error and end well: then it has not got what it asked for.
+#[test]
+fn a_refusal_that_a_program_survives_is_one() {
+    let survives = NEEDS.replace("sys.exit(", "(");
+    let Some(outcome) = what_if(&["--json", "--try", "X=1"], &survives) else { return };
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let card = answer["rows"][1]["smallest_card_bytes"].as_u64().unwrap() >> 20;
+    assert!((4527..4618).contains(&card), "{answer}");
+    let Some(outcome) = what_if(&["--card", "1GiB"], &survives) else { return };
+    assert!(
+        outcome.exit() == "exit status: 1" && outcome.stdout.contains("does not run with any of these"),
+        "{outcome}"
+    );
 }
 
 #[test]

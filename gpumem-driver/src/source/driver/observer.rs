@@ -9,7 +9,7 @@ use super::{
     owners::LAST_STREAM,
     record::{record_call, record_pooled},
     state::GENERATION,
-    streams::{FREES_ON, frees_on},
+    streams::{frees_on, is_new_for_frees},
 };
 use crate::{
     model::{Answer, Bytes, MemKind, Tag},
@@ -36,7 +36,7 @@ impl<R: RecordEvents> Observe for Observer<R> {
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn freeing(_: &Caller, address: u64, stream: Option<u64>) {
-        if let Some(stream) = stream.filter(|stream| !FREES_ON.get().is(*stream)) {
+        if let Some(stream) = stream.filter(|stream| is_new_for_frees(*stream)) {
             calls::as_observer_cold(move || frees_on(stream));
         }
         if R::free(block_key(IdKind::Address, address)) == Answer::Untracked {

@@ -160,13 +160,16 @@ impl Session {
     /// Begins the recording that `GPUMEM_CAPTURE` asks for, before the first event.
     pub(super) fn begin_recording(&'static self) {
         let Some(path) = self.settings.recording() else { return };
-        if let Err(why) = self.try_record(&path, Keep::All) {
-            let text = format_args!("cannot record to {}: {why}; the program is not recorded", path.display());
-            self.notify(Notice::Recording, &text);
-            return;
+        match self.try_record(&path, Keep::All) {
+            Ok(()) => {
+                #[cfg(all(feature = "cuda", target_os = "linux"))]
+                ranges::begun();
+            }
+            Err(why) => {
+                let text = format_args!("cannot record to {}: {why}; the program is not recorded", path.display());
+                self.notify(Notice::Recording, &text);
+            }
         }
-        #[cfg(all(feature = "cuda", target_os = "linux"))]
-        ranges::begun();
     }
 
     pub(super) fn try_record(&'static self, path: &Path, keep: Keep) -> io::Result<()> {

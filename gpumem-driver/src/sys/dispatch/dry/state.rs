@@ -57,13 +57,16 @@ pub(super) fn memory() -> MutexGuard<'static, Memory> {
 
 /// All bytes of each card.
 pub(super) fn card() -> u64 {
+    let real = || {
+        let mut bytes = 0;
+        // SAFETY: the out-parameter is live. Without a device, the call fails.
+        inside(|| unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, 0) }).result().map_or(0, |()| bytes as u64)
+    };
     match MODE.get() {
-        Some(Mode::Dry { card: Some(card), .. } | Mode::Limit { card }) => card.get(),
-        _ => inside(|| {
-            let mut bytes = 0;
-            // SAFETY: the out-parameter is live. Without a device, the call fails.
-            unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, 0) }.result().map_or(0, |()| bytes as u64)
-        }),
+        Some(Mode::Dry { card: Some(card), .. }) => card.get(),
+        // What the real card does not have, a limit does not give.
+        Some(Mode::Limit { card }) => card.get().min(real()),
+        _ => real(),
     }
 }
 
