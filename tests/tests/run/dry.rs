@@ -70,7 +70,7 @@ fn a_dry_run_that_is_not_possible_does_not_run() {
     assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
     // The same if it cannot be recorded.
     for options in [["--limit", "1GiB"], ["--dry", "--torch"]] {
-        let outcome = run_with(&machine(), &options, "/dev/null", &ALLOCATES);
+        let outcome = run_with(&super::machine(), &options, "/dev/null", &ALLOCATES);
         assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
     }
 }
