@@ -15,6 +15,15 @@ use super::history::{DeviceHistory, LiveBlock, LoggedEvent, TorchHistory, Trace,
 
 /// The library of PyTorch that calls the driver. It is the first one of the history.
 const LIBRARY: &str = "libc10_cuda.so";
+/// Stands for the library of a function in C++ of which only the name is known. It is the second one.
+const SOME_LIBRARY: &str = "libtorch.so";
+
+/// Whether a function in C or C++ is of the interpreter, begins a thread or the program, or reads the stack.
+fn is_everywhere(name: &str) -> bool {
+    const BEGINNINGS: [&str; 7] =
+        ["Py", "_Py", "_start", "__libc_", "__clone", "torch::unwind::", "torch::CapturedTraceback::"];
+    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) || name.ends_with("gather_with_cpp()")
+}
 
 /// A recording has blocks of less than 64 TiB.
 const MOST_BYTES: u64 = (1 << 46) - 1;
@@ -39,7 +48,7 @@ enum Object {
     List,
     /// A dictionary that is empty, or whose names and values are in [`Objects::values`] by turns.
     Dictionary,
-    Frame(u32),
+    Frame(Option<u32>),
     /// A list of frames.
     Stack(u32),
     Record(Record, u32),
@@ -150,7 +159,7 @@ impl Objects {
         // A value that is kept takes at least 8 bytes of the snapshots that PyTorch writes, and most take far more.
         let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);
         let mut objects = Self { most: most.min(u32::MAX as usize), ..Self::default() };
-        objects.history.libraries.push(LIBRARY.to_owned());
+        objects.history.libraries.extend([LIBRARY, SOME_LIBRARY].map(str::to_owned));
         objects
     }
 
@@ -208,12 +217,13 @@ impl Objects {
             (Object::Stack(_), _) => return Ok(()),
             (Object::List, Some(Object::Frame(_))) if is_empty => {
                 let frame = |value| match object(value) {
-                    Some(Object::Frame(frame)) => Some(frame),
+                    Some(Object::Frame(frame)) => frame,
                     _ => None,
                 };
                 let frames: Vec<u32> = values.iter().filter_map(frame).collect();
                 let next = u32::try_from(self.stacks.len() + 1).unwrap_or(u32::MAX);
-                made = Object::Stack(*self.stacks.entry(frames).or_insert(next));
+                // The stack 0 has no frames.
+                made = Object::Stack(if frames.is_empty() { 0 } else { *self.stacks.entry(frames).or_insert(next) });
             }
             (Object::List, Some(Object::Record(..) | Object::Ignored)) | (Object::Records(..), _)
                 if is_empty || matches!(made, Object::Records(..)) =>
@@ -327,8 +337,8 @@ impl Objects {
         Ok(None)
     }
 
-    /// The number of a frame.
-    fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> u32 {
+    /// The number of a frame. `None` for functions that every stack has, which are not the program's.
+    fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> Option<u32> {
         // Code without debug information has the name `??`.
         let text = |value| match value {
             Some(Value::Text(text)) => Some(self.known_text(text)).filter(|text| !matches!(*text, "" | "??")),
@@ -339,11 +349,17 @@ impl Objects {
         let is_library = Path::new(path).extension().is_some_and(|end| end == "so") || path.contains(".so.");
         let line = if is_library { 0 } else { line };
         if let Some(known) = self.frames.get(&(function, file, line)) {
-            return *known;
+            return Some(*known);
+        }
+        // Without an address, a function in C++ has no line, and at most the name of a file such as `TensorImpl.cpp`.
+        let is_native = line == 0 && !path.ends_with(".py") && !path.starts_with('<');
+        let name = text(function);
+        if is_native && name.is_some_and(is_everywhere) {
+            return None;
         }
         let symbol = Symbol {
-            function: text(function).map(str::to_owned),
-            file: Some(path.to_owned()).filter(|path| !path.is_empty() && !is_library),
+            function: name.map(str::to_owned),
+            file: Some(path.to_owned()).filter(|path| !path.is_empty() && !is_native),
             line: u32::try_from(line).ok().filter(|line| *line > 0),
             column: None,
         };
@@ -358,8 +374,10 @@ impl Objects {
                 u32::try_from(history.libraries.len()).unwrap_or(u32::MAX)
             });
             history.frame_libraries.insert(number, library);
+        } else if is_native {
+            history.frame_libraries.insert(number, 2);
         }
-        number
+        Some(number)
     }
 
     /// The fields of a dictionary that is nothing special.
