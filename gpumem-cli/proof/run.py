@@ -679,8 +679,9 @@ class Proof:
         if mode == "lines":
             found = {}
             for place in end["by_place"]:
-                # Reports name files from the folder of the program.
-                line = os.path.abspath(place["line"]) if place["line"] else "none"
+                # PyTorch does not know the line that began a backward pass. Reports name files from the folder of the program.
+                is_known = place["line"] and "(backward pass)" not in place["line"]
+                line = os.path.abspath(place["line"]) if is_known else "none"
                 found[line] = found.get(line, 0) + place["bytes"]
             facts["lines"] = [found, ran["facts"]["lines"]]
             # The report names the innermost line of the program; PyTorch's packages are not of the program.

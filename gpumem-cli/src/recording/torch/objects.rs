@@ -346,13 +346,14 @@ impl Objects {
         };
         let path = text(Some(file)).unwrap_or_default();
         // Where the line is not known, PyTorch writes the path of the library and an address in it.
-        let is_library = Path::new(path).extension().is_some_and(|end| end == "so") || path.contains(".so.");
+        let ends_with = |end: &str| Path::new(path).extension().is_some_and(|known| known == end);
+        let is_library = ends_with("so") || path.contains(".so.");
         let line = if is_library { 0 } else { line };
         if let Some(known) = self.frames.get(&(function, file, line)) {
             return Some(*known);
         }
         // Without an address, a function in C++ has no line, and at most the name of a file such as `TensorImpl.cpp`.
-        let is_native = line == 0 && !path.ends_with(".py") && !path.starts_with('<');
+        let is_native = line == 0 && !ends_with("py") && !path.starts_with('<');
         let name = text(function);
         if is_native && name.is_some_and(is_everywhere) {
             return None;
