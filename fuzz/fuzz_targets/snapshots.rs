@@ -10,6 +10,8 @@ use libfuzzer_sys::fuzz_target;
 mod history;
 #[path = "../../gpumem-cli/src/recording/torch/objects.rs"]
 mod objects;
+#[path = "../../gpumem-cli/src/recording/torch/passes.rs"]
+mod passes;
 #[path = "../../gpumem-cli/src/recording/torch/pickle.rs"]
 mod pickle;
 mod seeds;
@@ -24,6 +26,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
 });
 
 fn write_seeds() {
-    let file = |protocol| seeds::file(&format!("gpumem-cli/tests/data/snapshot-{protocol}.pickle"));
-    seeds::write("snapshots", (2..=5).map(|protocol| fs::read(file(protocol)).expect("the snapshot is there")));
+    let file = |name| seeds::file(&format!("gpumem-cli/tests/data/snapshot-{name}.pickle"));
+    let names = ["2", "3", "4", "5", "h200"];
+    seeds::write("snapshots", names.map(|name| fs::read(file(name)).expect("the snapshot is there")));
 }
