@@ -144,7 +144,9 @@ fn write_device(
     let line = |out: &mut dyn Write, name: &str, text: &str| {
         writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), one_line(text))
     };
-    line(out, "when", &format!("after {}", in_words(Duration::from_secs_f64(at))))?;
+    if !is_brief {
+        line(out, "when", &format!("after {}", in_words(Duration::from_secs_f64(at))))?;
+    }
     line(out, "kind", &shares(&device.peak_by_kind, peak))?;
     line(out, "library", &shares(&device.peak_by_library, peak))?;
     if let Some(most) = device.most().filter(|_| !is_brief) {

@@ -25,6 +25,8 @@ use crate::history::{
 
 /// At most this many lines are printed; JSON has all.
 const MOST_ROWS: usize = 12;
+/// With the tables of classes and modules, the whole report has 40 lines then.
+const ROWS_BESIDE_MODULES: usize = 2;
 /// What stands in place of the line of a tensor.
 pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
 
@@ -285,7 +287,7 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
     for ((name, caller), (bytes, blocks)) in sums {
         tree.leaf(&[], Leaf { name: name.to_owned(), bytes, blocks, note: caller.clone() });
     }
-    let rows = tree.rows(if moment.by_module.is_some() { MOST_ROWS / 3 } else { MOST_ROWS });
+    let rows = tree.rows(if moment.by_module.is_some() { ROWS_BESIDE_MODULES } else { MOST_ROWS });
     if rows.is_empty() {
         return Ok(());
     }
