@@ -706,10 +706,10 @@ class Proof:
 
     def times_modules(self):
         """The step of a large and of a tiny network without gpumem, with `--torch` and with `--modules`, by turns."""
-        for name, steps in ("gpt2", 12), ("tiny", 300):
+        for name, steps, rounds in ("gpt2", 12, 10), ("tiny", 300, 4):
             ways = {"untraced": None, "torch": ["--torch"], "modules": ["--modules"]}
             times = {way: [] for way in ways}
-            for _ in range(5):
+            for _ in range(rounds):
                 for way, options in ways.items():
                     ran = self.run(self.child("modules", name, steps), recorded=options is not None, options=options or ())
                     times[way].append(ran["facts"]["step"])
