@@ -68,6 +68,18 @@ pub(super) enum Shape {
 }
 
 impl Shape {
+    /// The arguments that are addresses of structs or lists, which are read here. The driver refuses a call in which one is null.
+    pub(super) const fn structs(self) -> &'static [usize] {
+        match self {
+            Self::Copy2D | Self::Copy3D => &[0],
+            Self::CopyBatch => &[0, 1, 2],
+            Self::SetKernelNode | Self::StreamOperations => &[2],
+            Self::KernelNode | Self::CopyNode | Self::SetNode | Self::Node { parameters: 4 } => &[4],
+            Self::Node { .. } => &[5],
+            _ => &[],
+        }
+    }
+
     /// Whether the function is replaced on a smaller card as well, where all memory is real.
     pub(super) const fn is_of_limit(self) -> bool {
         use Shape as S;
