@@ -138,6 +138,15 @@ def mark_optimizer(torch, optimizer):
     mark(id(optimizer), found)
 
 
+def mark_gradients(torch):
+    """Those that are there at the end: no step of an optimizer has come after their backward pass, for example because memory ran out."""
+    found = []
+    for reference, path in list(names.values()):
+        parameters = getattr(reference(), "_parameters", None) or {}
+        found += places(torch, "gradients", [parameter.grad for parameter in parameters.values() if parameter is not None], path)
+    mark("end", found)
+
+
 def mark(owner, found):
     """`found` is there now."""
     global marked

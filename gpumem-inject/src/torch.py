@@ -234,6 +234,8 @@ def write(torch):
     # Before there are more objects. The program's own ones may raise anything.
     try:
         held = holders(torch) if observe_modules else []
+        if observe_modules:
+            mark_gradients(torch)
     except Exception:
         held = []
     snapshot = torch.cuda.memory._snapshot()

@@ -75,6 +75,7 @@ for step in range(3):
     optimizer.step()
     for parameter in parameters:
         parameter.grad = None
+parameters[0].grad = empty(4 * MIB)
 print(json.dumps({'max_allocated': torch.cuda.max_memory_allocated()}), flush=True)
 ";
 
@@ -204,6 +205,9 @@ fn modules_and_classes_come_to_what_the_program_has() {
             [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 4)],
             "{peak:#}"
         );
+        // No step came after this gradient.
+        let end = sums(&report["torch"]["devices"][0]["at_end"]["by_class"], "class");
+        assert!(end.contains(&(some("gradients"), 4)), "{end:?}");
         // Nobody but the optimizer refers to its state at the end.
         let held = run.json(&["--leaks"])["torch"][0]["held"].clone();
         let by: Vec<_> = held.as_array().unwrap().iter().map(|held| held["by"].as_str().unwrap()).collect();
