@@ -78,6 +78,7 @@ for _ in range(2):
 seen["unmap"] = call("cuMemUnmap", at.value, 20 * MIB), info()[0]
 
 seen["null"] = call("cuMemcpyDtoH_v2", ctypes.c_void_p(), large, 4)
+seen["beyond"] = read(large + int(sys.argv[1]) * MIB - 3)[0]
 child = os.fork()
 if child == 0:
     # CUDA does not work here, but a call returns.

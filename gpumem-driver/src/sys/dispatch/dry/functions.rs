@@ -98,7 +98,7 @@ unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
                 work::note_pointers(words[0], words[1], words[2]);
                 real()
             }
-            Shape::CopyToHost if is_dry(words[1]) => work::fill(words[0], words[2]),
+            Shape::CopyToHost if is_dry(words[1]) => work::copy_to_host(words),
             Shape::Copy => work::copy(words, real),
             Shape::Copy2D => work::copy_planes(&Planes::of_2d(words[0]), real),
             Shape::Copy3D => work::copy_planes(&Planes::of_3d(words[0]), real),

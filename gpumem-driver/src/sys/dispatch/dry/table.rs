@@ -1,6 +1,6 @@
 //! The functions of the driver that are replaced.
 
-/// What a replaced function does with memory. The numbers are indexes of arguments.
+/// What a replaced function does with memory. A number is the index of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Alloc,
@@ -28,11 +28,11 @@ pub(super) enum Shape {
     Synchronize,
     ContextDestroy,
     PrimaryReset,
-    /// Nothing else can have dry memory: another process cannot open it.
+    /// Gives memory to another process or to a group of devices. This is refused if the address is dry.
     RefuseAddress(usize),
-    /// See above.
+    /// The same, with a handle.
     RefuseHandle(usize),
-    /// A call whose arguments are not known.
+    /// A launch that is always refused, because its parameters are not known.
     Refuse,
     /// Does nothing if one of these addresses is dry.
     Skip(&'static [usize]),

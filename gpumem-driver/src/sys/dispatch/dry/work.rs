@@ -57,29 +57,41 @@ pub(super) unsafe fn fill(to: u64, bytes: u64) -> u32 {
     SUCCESS
 }
 
+/// What a program reads from dry memory while it allocates nothing.
+struct Reading {
+    /// How many dry blocks and handles there were when the program began to read only.
+    dry: u64,
+    since: Option<Instant>,
+    count: u64,
+    is_said: bool,
+}
+
+impl Reading {
+    const NONE: Self = Self { dry: 0, since: None, count: 0, is_said: false };
+
+    /// Counts a reading. Returns once, after so many of them in so many seconds, how many seconds it were.
+    fn add(&mut self, dry: u64, now: Instant) -> Option<u64> {
+        const READINGS: u64 = 20_000;
+        const SECONDS: u64 = 60;
+
+        if self.dry != dry {
+            *self = Self { dry, is_said: self.is_said, ..Self::NONE };
+        }
+        self.count += 1;
+        let seconds = now.duration_since(*self.since.get_or_insert(now)).as_secs();
+        let is_new = seconds >= SECONDS && self.count >= READINGS && !self.is_said;
+        self.is_said |= is_new;
+        is_new.then_some(seconds)
+    }
+}
+
 /// A program that waits for a value which is never computed reads it again and again, while its memory does not change. One line says so.
 fn note_reading(bytes: u64) {
-    const READINGS: u64 = 20_000;
-    const SECONDS: u64 = 60;
-
-    struct Reading {
-        /// How many dry blocks and handles there were when the program began to read only.
-        dry: u64,
-        since: Option<Instant>,
-        count: u64,
-        is_said: bool,
-    }
-    static READING: Mutex<Reading> = Mutex::new(Reading { dry: 0, since: None, count: 0, is_said: false });
+    static READING: Mutex<Reading> = Mutex::new(Reading::NONE);
 
     let dry = memory().dry_so_far();
     let mut reading = READING.lock().unwrap_or_else(PoisonError::into_inner);
-    if reading.dry != dry {
-        *reading = Reading { dry, since: None, count: 0, is_said: reading.is_said };
-    }
-    reading.count += 1;
-    let seconds = reading.since.get_or_insert_with(Instant::now).elapsed().as_secs();
-    if seconds >= SECONDS && reading.count >= READINGS && !reading.is_said {
-        reading.is_said = true;
+    if let Some(seconds) = reading.add(dry, Instant::now()) {
         eprintln!(
             "gpumem: dry run: in {seconds} s the program has allocated nothing large, and has read memory that is not there {} times, the \
              last time {bytes} bytes. It may wait for a value that a dry run does not compute. Ctrl-C ends it, and its recording is complete.",
@@ -309,6 +321,19 @@ pub(super) unsafe fn empty_node(words: &[u64]) -> u32 {
         as u32
 }
 
+/// A copy to the host from a dry address.
+///
+/// # Safety
+/// `words` are where bytes are copied to and from, and how many these are.
+pub(super) unsafe fn copy_to_host(words: &[u64]) -> u32 {
+    let end = memory().block_at(words[1]).map(|(start, block)| start + block.bytes);
+    if end.is_some_and(|end| words[1].saturating_add(words[2]) > end) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    // SAFETY: the program asks for a copy to that place.
+    unsafe { fill(words[0], words[2]) }
+}
+
 /// # Safety
 /// `words` are where bytes are copied to and from, and how many these are. Each address may be of the host.
 pub(super) unsafe fn copy(words: &[u64], real: Real<'_>) -> u32 {
@@ -347,4 +372,22 @@ pub(super) unsafe fn stream_operations(words: &[u64], real: Real<'_>) -> u32 {
     // SAFETY: the program passes so many of them.
     let address = |at: usize| unsafe { (words[2] as *const u64).add(at * 6 + 1).read() };
     if (0..words[1] as u32 as usize).any(|at| is_dry(address(at))) { SUCCESS } else { real() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_only_reads_is_told_of_once() {
+        let (mut reading, begin) = (Reading::NONE, Instant::now());
+        let mut add = |dry, seconds| reading.add(dry, begin + Duration::from_secs(seconds));
+        assert!((0..30_000).all(|_| add(1, 59).is_none()), "it is not long enough");
+        // It has allocated meanwhile.
+        assert!((0..19_999).all(|_| add(2, 200).is_none()));
+        assert_eq!([add(2, 270), add(2, 271)], [Some(70), None]);
+        assert!((0..30_000).all(|at| add(3, 300 + at).is_none()), "it is said once");
+    }
 }
