@@ -111,11 +111,11 @@ pub(crate) struct DeviceDifference {
 pub(crate) struct TensorsDifference {
     #[serde(flatten)]
     pub(crate) peak: Change,
-    /// Beside an estimate, these are the classes of estimates. Empty if a recording has no classes.
+    /// If one side is an estimate, these are the classes of estimates. The list is empty if a recording has no classes.
     pub(crate) by_class: Vec<Named>,
-    /// Empty if a recording has no modules.
+    /// The list is empty if a recording has no modules.
     pub(crate) by_module: Vec<Named>,
-    /// Empty beside an estimate, which has no lines.
+    /// The list is empty if one side is an estimate, which has no lines.
     pub(crate) by_place: Vec<Named>,
 }
 

@@ -125,7 +125,7 @@ fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
     leaks.is_intercepted && leaks.gone == 0 && besides < peaks / 100 && devices.iter().all(is_at_peak)
 }
 
-/// With `is_brief`, where the memory is has been said already.
+/// With `is_brief`, it leaves out where the memory is, because the table of tensors has said it.
 fn write_device(
     device: &DeviceOverview,
     no_symbols: Option<&str>,

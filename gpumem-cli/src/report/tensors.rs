@@ -25,7 +25,7 @@ use crate::history::{
 
 /// At most this many lines are printed; JSON has all.
 const MOST_ROWS: usize = 12;
-/// With the tables of classes and modules, the whole report has 40 lines then.
+/// The same beside the tables of classes and modules, so that the whole report has 40 lines.
 const ROWS_BESIDE_MODULES: usize = 2;
 /// What stands in place of the line of a tensor.
 pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";

@@ -18,7 +18,7 @@ use gpumem_core::export::Role;
 use gpumem_driver::source::machine::cuda_devices;
 use gpumem_inject::variable;
 
-pub(crate) use self::options::{CONTEXT, Recorded, RunOptions, card};
+pub(crate) use self::options::{Recorded, RunOptions, card};
 use self::{
     destination::Destination,
     finish::{Finished, finish},

@@ -4,6 +4,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{ArgGroup, Args, ValueEnum};
 use gpumem_core::model::Bytes;
+use gpumem_driver::dry::CONTEXT;
 use gpumem_inject::variable;
 
 use crate::values::{recording, size};
@@ -85,9 +86,6 @@ const CARDS: &[(&str, u64)] = &[
     ("H100", 81_009),
     ("H200", 143_155),
 ];
-
-/// What a process has on a card of a dry run besides its blocks: that of an empty process on an H200 (driver 580).
-pub(crate) const CONTEXT: Bytes = Bytes::mib(527);
 
 /// A size, or the name of a card.
 pub(crate) fn card(text: &str) -> Result<Bytes, String> {

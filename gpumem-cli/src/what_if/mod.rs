@@ -17,10 +17,11 @@ use gpumem_core::{
     export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
     model::Bytes,
 };
+use gpumem_driver::dry::CONTEXT;
 use serde::Serialize;
 
 use self::trial::{Outcome, Trials};
-use crate::{failure::Failure, run::CONTEXT};
+use crate::failure::Failure;
 
 /// The variable of PyTorch's allocator.
 const ALLOCATOR: &str = "PYTORCH_CUDA_ALLOC_CONF";
@@ -33,7 +34,7 @@ const SETTINGS: [&str; 6] = [
     "garbage_collection_threshold:0.6",
     "backend:cudaMallocAsync",
 ];
-/// A smallest card is known to this part of itself.
+/// The search for the smallest card ends when the error is at most this part of the card.
 const PRECISION: u64 = 50;
 
 /// What is asked.
@@ -187,8 +188,9 @@ fn in_parallel<I: Sync, T: Send>(
     thread::scope(|scope| {
         for _ in 0..jobs.min(items.len()) {
             scope.spawn(|| {
-                while let Some((at, item)) = Some(next.fetch_add(1, Relaxed)).and_then(|at| Some((at, items.get(at)?)))
-                {
+                loop {
+                    let at = next.fetch_add(1, Relaxed);
+                    let Some(item) = items.get(at) else { return };
                     let result = work(item);
                     if result.is_err() {
                         next.store(items.len(), Relaxed);

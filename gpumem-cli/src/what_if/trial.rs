@@ -79,9 +79,7 @@ impl Trials {
         _ = fs::remove_dir_all(&folder);
         Ok(outcome)
     }
-}
 
-impl Trials {
     /// Waits for a dry run, and ends what it has left behind. If the user ends this command, the dry run ends as well.
     fn wait(&self, mut child: Child) -> Result<ExitStatus, Failure> {
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);

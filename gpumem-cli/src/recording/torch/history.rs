@@ -119,9 +119,9 @@ pub(super) struct Trace {
 /// Where the events of a device are.
 #[derive(Debug)]
 enum TraceEvents {
-    /// In the file. These are the bytes at which each piece of [`PIECE`] events begins.
+    /// They are in the file. These are the bytes at which each piece of [`PIECE`] events begins.
     InFile(Vec<u64>),
-    /// In memory, from this one on.
+    /// They are in memory. The number is that of the first one.
     InMemory(Rc<Vec<LoggedEvent>>, usize),
 }
 

@@ -46,7 +46,7 @@ pub(super) enum Value {
 enum Object {
     /// A list that is empty, or whose values are in [`Objects::values`].
     List,
-    /// A dictionary that is empty, or whose names and values are in [`Objects::values`] by turns.
+    /// A dictionary. If it is not empty, [`Objects::values`] has its names and values: a name, its value, the next name.
     Dictionary,
     Frame(Option<u32>),
     /// A list of frames.
@@ -79,7 +79,7 @@ struct Segment {
 /// A block that is in use, or the size of an unused one.
 type Block = (u64, Option<LiveBlock>);
 
-/// What is known of a snapshot.
+/// The objects of a snapshot that were read so far.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     /// At most this many texts, objects and other values are kept.
@@ -147,14 +147,14 @@ impl Fields<'_> {
     }
 }
 
-/// Whether a field of a dictionary that is nothing special is needed. The divisions of `roundup_power2_divisions` have numbers as names.
+/// Whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers as names.
 fn is_needed(name: &str) -> bool {
     let names = ["segments", "device_traces", "allocator_settings", "max_split_size", "roundup_power2_divisions"];
     names.contains(&name) || name.parse::<u64>().is_ok()
 }
 
 impl Objects {
-    /// For a file of this many bytes.
+    /// No objects yet. The file has this many bytes.
     pub(super) fn new(length: u64) -> Self {
         // A value that is kept takes at least 8 bytes of the snapshots that PyTorch writes, and most take far more.
         let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);

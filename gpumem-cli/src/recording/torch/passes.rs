@@ -1,7 +1,7 @@
 //! Which line of the program began the backward pass in which a tensor was allocated.
 //!
 //! PyTorch runs a backward pass on threads of its own, while the thread that began it waits. `torch.py` notes when passes run and which stacks
-//! begin them, and the stacks of PyTorch's threads go on there.
+//! begin them. The stack of an allocation in a pass gets the functions of the stack that began the pass as its callers.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +10,7 @@ use gpumem_core::recording::Symbol;
 /// A backward pass, or several ones with the same times.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BackwardPass {
-    /// When it began and ended, in microseconds.
+    /// The times at which it began and ended, in microseconds.
     pub(super) times: (u64, u64),
     /// The number of the stack that began it.
     pub(super) stack: u32,
@@ -21,7 +21,7 @@ pub(super) struct BackwardPass {
 pub(super) struct Stacks<'a> {
     /// The frames of each stack, from number 1 on.
     frames: &'a [Vec<u32>],
-    /// By the numbers of stacks, whether PyTorch's own threads have it.
+    /// Whether PyTorch's own threads have a stack, by the number of the stack.
     is_of_pytorch: Vec<bool>,
     /// The stack that begins all passes which run from a time on. `None` if none runs, or if different stacks began them.
     passes: Vec<(u64, Option<u32>)>,
@@ -36,7 +36,7 @@ impl<'a> Stacks<'a> {
     pub(super) fn new(symbols: &[Symbol], frames: &'a [Vec<u32>], passes: &[BackwardPass]) -> Self {
         let is_of_pytorch = |stack: &Vec<u32>| {
             let outermost = stack.last().and_then(|frame| symbols.get(*frame as usize)?.function.as_deref());
-            // With these, Python begins programs and threads.
+            // Python begins programs and threads with these functions.
             !matches!(outermost, Some("<module>" | "_run_module_as_main" | "_bootstrap"))
         };
         let is_of_pytorch = std::iter::once(true).chain(frames.iter().map(is_of_pytorch)).collect();
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn stacks_of_pytorch_go_on_where_one_pass_began() {
         let frames = ["<module>", "_bootstrap", "backward", "train"].map(symbol);
-        // Two lines that begin passes, a function in a pass, and one elsewhere.
+        // The first two stacks begin passes, the third is in a pass, and the last is elsewhere.
         let stacks = [vec![3, 0], vec![3, 1], vec![2], vec![2, 0]];
         let pass = |begin, end, stack| BackwardPass { times: (begin, end), stack };
         let passes =

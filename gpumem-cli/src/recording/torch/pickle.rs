@@ -29,7 +29,7 @@ pub(super) fn is_pickle(head: [u8; 2]) -> bool {
 /// Reads a pickle of `length` bytes, and returns its value. The dictionaries, lists and texts are in `objects`.
 ///
 /// # Errors
-/// Of reading. Of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no pickle of data.
+/// If the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no pickle, or if it contains code.
 pub(super) fn read(from: impl BufRead, length: u64, objects: &mut Objects) -> io::Result<Value> {
     let (stack, marks, memo, text) = Default::default();
     let mut pickle = Pickle { from, length, at: 0, begin: 0, objects, stack, marks, memo, text };
@@ -45,7 +45,7 @@ struct Pickle<'a, R> {
     length: u64,
     /// How many bytes were read.
     at: u64,
-    /// Where the opcode begins.
+    /// The byte of the file at which the opcode begins.
     begin: u64,
     objects: &'a mut Objects,
     stack: Vec<Value>,
@@ -171,7 +171,7 @@ impl<R: BufRead> Pickle<'_, R> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Whether the file has as many bytes more.
+    /// An error if the file has fewer bytes left than this.
     fn check(&self, length: u64) -> io::Result<()> {
         if length <= self.length.saturating_sub(self.at) {
             Ok(())
@@ -243,7 +243,7 @@ impl<R: BufRead> Pickle<'_, R> {
         }
     }
 
-    /// Where the values since the last mark begin.
+    /// The index of the first value after the last mark.
     fn marked(&mut self) -> io::Result<usize> {
         self.marks.pop().map_or_else(|| self.damaged("it needs a mark that is not there"), Ok)
     }
@@ -253,7 +253,7 @@ impl<R: BufRead> Pickle<'_, R> {
         self.push(Value::Other)
     }
 
-    /// Puts the values from this one on into the list or the dictionary below them.
+    /// Puts the values from this index on into the list or the dictionary below them.
     fn put(
         &mut self,
         first: usize,

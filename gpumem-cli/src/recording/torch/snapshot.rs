@@ -42,7 +42,7 @@ pub(crate) fn is_snapshot(mut file: &File) -> io::Result<bool> {
 /// Makes a recording of a snapshot of `length` bytes.
 ///
 /// # Errors
-/// Of reading. Of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no snapshot.
+/// If the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no snapshot.
 pub(crate) fn recording_of(from: impl BufRead, length: u64) -> io::Result<Vec<u8>> {
     let mut objects = Objects::new(length);
     let snapshot = pickle::read(from, length, &mut objects)?;
@@ -119,9 +119,9 @@ struct Driver<'a> {
     number: u64,
     /// The stacks that are written.
     stacks: BTreeSet<u32>,
-    /// Where the parts of blocks begin, their lengths, and the events that allocated the blocks.
+    /// For each part of a block, by its address: its length, and the number of the event that allocated the block.
     parts: HashMap<Device, BTreeMap<u64, (u64, u64)>>,
-    /// The keys of the blocks, and how many bytes are left of them.
+    /// The key of each block, and how many of its bytes are not freed.
     left: HashMap<u64, (Key, u64)>,
 }
 

@@ -4,24 +4,22 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::mode::CONTEXT;
 use crate::device_model::{DeviceModel, ModelError};
 
 /// Addresses are reserved in steps of this size, and physical memory is created in them.
 pub(super) const PAGE: u64 = 2 << 20;
 
-/// What a context takes on a card before the program allocates anything: that of an empty process on an H200 (driver 580).
-const CONTEXT: u64 = 527 << 20;
-
 /// How a block is backed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// By memory of the driver.
+    /// The driver has given memory for it.
     Real,
-    /// By memory of the driver that holds addresses of dry blocks: a kernel that reads it would use these.
+    /// The driver has given memory for it, which contains addresses of dry blocks: a kernel that reads it would use these.
     Pointers,
-    /// By nothing: it is a range of addresses that nothing may read or write.
+    /// It has no memory. It is a range of addresses that nothing may read or write.
     Dry,
-    /// By memory that the driver gives when it is touched. Kernels do not touch it.
+    /// The driver gives memory for it when it is touched. Kernels do not touch it.
     Managed,
 }
 
@@ -72,7 +70,7 @@ pub(super) struct Memory {
     dry: u64,
 }
 
-/// Where a place is granted on a card, for a block that does not have its address yet.
+/// A part of a card, for a block that does not have its address yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
     device: u32,
@@ -92,7 +90,7 @@ impl Memory {
         self.cards.entry(device).or_insert_with(|| {
             let mut model = DeviceModel::new(card);
             // A card that is smaller than a context has nothing left.
-            _ = model.hold(CONTEXT.min(card));
+            _ = model.hold(CONTEXT.get().min(card));
             model
         })
     }

@@ -23,7 +23,7 @@ mod work;
 
 use std::sync::atomic::Ordering::Relaxed;
 
-pub use self::mode::Mode;
+pub use self::mode::{CONTEXT, Mode};
 use self::{
     functions::replacements,
     mode::MODE,
@@ -39,7 +39,7 @@ use crate::{
 /// From now on the process has other cards. To be called before the program has a context, at most once.
 ///
 /// # Errors
-/// If the driver's dispatch table cannot be used, or another tool uses it: then nothing is changed.
+/// If the driver's dispatch table cannot be used, or another tool uses it: then no function is replaced.
 pub fn begin(mode: Mode) -> Result<(), Error> {
     let names = FUNCTIONS.iter().map(|(name, _)| *name);
     let table = DispatchTable::find(names)?;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::{mode::MODE, table::FUNCTIONS};
+use super::table::FUNCTIONS;
 
 /// The driver's own implementations, by row of [`FUNCTIONS`]. Each is set before its slot is replaced.
 pub(super) static DRIVERS: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsize::new(0) }; FUNCTIONS.len()];
@@ -12,9 +12,6 @@ pub(super) static REPLACED: [AtomicUsize; FUNCTIONS.len()] = [const { AtomicUsiz
 
 /// The driver's own implementation, if this is a function that is in its place.
 pub(in crate::sys::dispatch) fn driver_below(function: usize) -> usize {
-    if MODE.get().is_none() {
-        return function;
-    }
     let row = REPLACED.iter().position(|replaced| replaced.load(Relaxed) == function);
     row.map_or(function, |row| DRIVERS[row].load(Relaxed))
 }

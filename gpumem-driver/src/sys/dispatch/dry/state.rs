@@ -29,7 +29,7 @@ static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card())
 
 /// All dry addresses of the process's life lie between these two, so most words need no lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
-pub(super) static HIGHEST: AtomicU64 = AtomicU64::new(0);
+static HIGHEST: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// The thread is in a driver's function that one of ours has called. Calls that it makes are its own.
@@ -76,11 +76,20 @@ pub(super) fn is_real(bytes: u64) -> bool {
 
 /// Whether nothing may be done with this address: it has no memory, or holds addresses that have none, or would get memory if it were touched.
 pub(super) fn is_dry(address: u64) -> bool {
-    (LOWEST.load(Relaxed)..HIGHEST.load(Relaxed)).contains(&address)
-        && !matches!(memory().backing(address), None | Some(Backing::Real))
+    may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
 }
 
-/// From now on [`is_dry`] looks at these addresses.
+/// Whether there was anything dry.
+pub(super) fn has_any_dry() -> bool {
+    HIGHEST.load(Relaxed) > 0
+}
+
+/// False if nothing was ever dry at this address.
+fn may_be_dry(address: u64) -> bool {
+    (LOWEST.load(Relaxed)..HIGHEST.load(Relaxed)).contains(&address)
+}
+
+/// [`is_dry`] looks at these addresses from now on.
 pub(super) fn watch(address: u64, bytes: u64) {
     LOWEST.fetch_min(address, Relaxed);
     HIGHEST.fetch_max(address.saturating_add(bytes.next_multiple_of(PAGE)), Relaxed);
@@ -118,7 +127,7 @@ pub(super) fn here() -> (u64, u32) {
 
 /// The dry block or the dry mapping at an address, and where it begins.
 pub(super) fn dry_block(address: u64) -> Option<(u64, Block)> {
-    if !(LOWEST.load(Relaxed)..HIGHEST.load(Relaxed)).contains(&address) {
+    if !may_be_dry(address) {
         return None;
     }
     let memory = memory();

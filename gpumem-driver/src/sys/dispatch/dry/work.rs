@@ -3,7 +3,7 @@
 use std::{
     ffi::c_void,
     ptr,
-    sync::{Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Mutex, PoisonError},
     time::Instant,
 };
 
@@ -12,7 +12,7 @@ use once_cell::sync::OnceCell;
 
 use super::{
     mode::{LARGEST_REAL, MODE, Mode},
-    state::{CUDA_ERROR_INVALID_VALUE, HIGHEST, Real, SUCCESS, get, inside, is_dry, memory, watch},
+    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, memory, watch},
 };
 use crate::sys::dl;
 
@@ -29,7 +29,7 @@ pub(super) fn load() {
 }
 
 /// Whether the driver says that this is memory of the host, or knows nothing of it.
-pub(super) fn is_on_host(address: u64) -> bool {
+fn is_on_host(address: u64) -> bool {
     const CU_MEMORYTYPE_DEVICE: u32 = 2;
     let mut kind = 0_u32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
@@ -106,7 +106,7 @@ fn note_reading(bytes: u64) {
 /// So many bytes can be read there.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) unsafe fn note_pointers(to: u64, from: u64, bytes: u64) {
-    if bytes > LARGEST_REAL || HIGHEST.load(Relaxed) == 0 || from == 0 {
+    if bytes > LARGEST_REAL || !has_any_dry() || from == 0 {
         return;
     }
     // SAFETY: the driver is about to read the same bytes.
@@ -123,7 +123,7 @@ pub(super) unsafe fn note_pointers(to: u64, from: u64, bytes: u64) {
 pub(super) struct Planes {
     from: [u64; 2],
     to: [u64; 2],
-    /// Where the first byte is written on the host, and the distance of rows and planes there.
+    /// The address on the host at which the first byte is written. `pitch` and `plane` are the distances of rows and planes there.
     first: u64,
     pitch: u64,
     plane: u64,
@@ -232,7 +232,7 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
 /// # Safety
 /// The words are the function, and its parameters in one of the two forms, or 0.
 pub(super) unsafe fn uses_dry_memory(function: u64, parameters: u64, extra: u64) -> bool {
-    if HIGHEST.load(Relaxed) == 0 {
+    if !has_any_dry() {
         return false;
     }
     if parameters == 0 {
