@@ -5,8 +5,9 @@ use std::{ffi::c_int, ptr};
 use cudarc::driver::sys;
 
 use super::{
-    memory::{Backing, Block, PAGE},
+    memory::{Backing, Block},
     mode::{LARGEST_REAL, MODE, Mode},
+    places::PAGE,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, here, inside, is_real, memory, put,
         watch,
@@ -64,14 +65,29 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, is_pooled: bool, real: Real<'_>
 
 /// Addresses without memory.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
-fn reserve(bytes: u64) -> Option<u64> {
-    let mut address = 0;
+pub(super) fn reserve(bytes: u64) -> Option<u64> {
+    const TRIES: usize = 8;
+
     let bytes = bytes.checked_next_multiple_of(PAGE)?;
-    // SAFETY: the out-parameter is live.
-    inside(|| unsafe { sys::cuMemAddressReserve(&raw mut address, bytes as usize, PAGE as usize, 0, 0) })
-        .result()
-        .ok()?;
-    Some(address)
+    let at = |place| {
+        let mut address = 0;
+        // SAFETY: the out-parameter is live.
+        inside(|| unsafe { sys::cuMemAddressReserve(&raw mut address, bytes as usize, PAGE as usize, place, 0) })
+            .result()
+            .map(|()| address)
+            .ok()
+    };
+    for _ in 0..TRIES {
+        let place = memory().places.take(bytes);
+        match at(place) {
+            Some(address) if address == place || place == 0 => return Some(address),
+            // The driver has something of its own at this place, which is not tried again.
+            // SAFETY: the range was just reserved, and nobody has it.
+            Some(address) => _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes as usize) }),
+            None => {}
+        }
+    }
+    at(0)
 }
 
 /// Real memory begins as zeros, so that what a skipped kernel would have written there is a valid index.
@@ -107,6 +123,7 @@ fn give_back(address: u64, block: Block) {
     let bytes = block.bytes.next_multiple_of(PAGE) as usize;
     // SAFETY: the range was reserved for this block, which nobody has any more.
     let _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes) }).result();
+    memory().places.give_back(address, bytes as u64);
 }
 
 pub(super) fn free(address: u64, real: Real<'_>) -> u32 {

@@ -72,6 +72,7 @@ unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
             Shape::Free => blocks::free(words[0], real),
             Shape::ContextDestroy => blocks::destroy_context(words[0], real),
             Shape::PrimaryReset => blocks::reset_primary_context(words[0], real),
+            Shape::Reserve => physical::reserve(words, real),
             Shape::Create => physical::create(words, real),
             Shape::Release => physical::release(words[0], real),
             Shape::Retain => physical::retain(words[0], words[1], real),
@@ -105,7 +106,9 @@ unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
             Shape::CopyBatch => work::copy_batch(words, real),
             Shape::Launch { function, parameters, extra } => {
                 let extra = extra.map_or(0, |extra| words[extra]);
-                if work::uses_dry_memory(words[function], words[parameters], extra) { SUCCESS } else { real() }
+                // The rows of the grid are an argument, or the second int of the `CUlaunchConfig`.
+                let rows = if function == 0 { words[2] } else { get(words[0]) >> 32 };
+                if work::uses_dry_memory(words[function], rows, words[parameters], extra) { SUCCESS } else { real() }
             }
             Shape::KernelNode if work::kernel_uses_dry_memory(words[4]) => work::empty_node(words),
             Shape::CopyNode if Planes::of_3d(words[4]).has_dry() => work::empty_node(words),

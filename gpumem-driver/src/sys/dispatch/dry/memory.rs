@@ -4,11 +4,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::mode::CONTEXT;
+use super::{
+    mode::CONTEXT,
+    places::{PAGE, Places},
+};
 use crate::device_model::{DeviceModel, ModelError};
-
-/// Addresses are reserved in steps of this size, and physical memory is created in them.
-pub(super) const PAGE: u64 = 2 << 20;
 
 /// How a block is backed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,7 @@ pub(super) struct Memory {
     pub(super) blocks: BTreeMap<u64, Block>,
     pub(super) physical: HashMap<u64, Physical>,
     pub(super) mapped: BTreeMap<u64, Mapping>,
+    pub(super) places: Places,
     /// How many dry blocks and dry handles there were.
     dry: u64,
 }
@@ -81,7 +82,7 @@ pub(super) struct Grant {
 impl Memory {
     pub(super) fn new(card: u64) -> Self {
         let (cards, blocks, physical, mapped) = Default::default();
-        Self { card, cards, blocks, physical, mapped, dry: 0 }
+        Self { card, cards, blocks, physical, mapped, places: Places::new(), dry: 0 }
     }
 
     /// The card of a device, on which a context is from now on.

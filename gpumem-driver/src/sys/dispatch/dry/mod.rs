@@ -15,10 +15,12 @@ mod functions;
 mod memory;
 mod mode;
 mod physical;
+mod places;
 mod questions;
 pub(super) mod replaced;
 mod state;
 mod table;
+mod unused;
 mod work;
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,9 +3,26 @@
 use cudarc::driver::sys;
 
 use super::{
-    memory::{Backing, PAGE},
+    blocks,
+    memory::Backing,
+    places::PAGE,
     state::{CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, inside, is_dry_handle, is_real, memory, put, watch},
 };
+
+/// Addresses for memory that the program maps itself. If it does not say where, they are where dry blocks are.
+///
+/// # Safety
+/// `words` are the arguments of `cuMemAddressReserve`.
+pub(super) unsafe fn reserve(words: &[u64], real: Real<'_>) -> u32 {
+    let [out, bytes, ..=PAGE, 0, 0] = *words else { return real() };
+    if out == 0 || bytes == 0 || bytes % PAGE != 0 {
+        return real();
+    }
+    let Some(address) = blocks::reserve(bytes) else { return real() };
+    // SAFETY: the caller passes the place for the address.
+    unsafe { put(out, address) };
+    SUCCESS
+}
 
 /// # Safety
 /// `words` are the arguments of `cuMemCreate`.

@@ -12,8 +12,9 @@ use cudarc::driver::sys;
 use once_cell::sync::Lazy;
 
 use super::{
-    memory::{Backing, Block, Memory, PAGE, Physical},
+    memory::{Backing, Block, Memory, Physical},
     mode::{LARGEST_REAL, MODE, Mode},
+    places::PAGE,
 };
 use crate::sys::cuda;
 
@@ -77,6 +78,11 @@ pub(super) fn is_real(bytes: u64) -> bool {
 /// Whether nothing may be done with this address: it has no memory, or holds addresses that have none, or would get memory if it were touched.
 pub(super) fn is_dry(address: u64) -> bool {
     may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
+}
+
+/// Whether a block or a mapping has this address.
+pub(super) fn is_on_card(address: u64) -> bool {
+    memory().backing(address).is_some()
 }
 
 /// Whether there was anything dry.

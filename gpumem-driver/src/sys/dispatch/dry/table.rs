@@ -9,6 +9,7 @@ pub(super) enum Shape {
     /// `cuMemAllocAsync` and `cuMemAllocFromPoolAsync`.
     AllocPooled,
     Free,
+    Reserve,
     Create,
     Release,
     Retain,
@@ -121,6 +122,7 @@ macro_rules! with_functions {
             cuMemFree_v2(address): Shape::Free;
             cuMemFreeAsync(address, stream): Shape::Free;
             cuMemFreeAsync_ptsz(address, stream): Shape::Free;
+            cuMemAddressReserve(out, bytes, alignment, address, flags): Shape::Reserve;
             cuMemCreate(out, bytes, properties, flags): Shape::Create;
             cuMemRelease(handle): Shape::Release;
             cuMemRetainAllocationHandle(out, address): Shape::Retain;

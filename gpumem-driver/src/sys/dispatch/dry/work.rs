@@ -1,7 +1,8 @@
 //! Copies, launches and nodes of graphs: what is executed, and what is skipped.
 
 use std::{
-    ffi::c_void,
+    ffi::{CStr, c_char, c_void},
+    ops::Range,
     ptr,
     sync::{Mutex, PoisonError},
     time::Instant,
@@ -12,12 +13,16 @@ use once_cell::sync::OnceCell;
 
 use super::{
     mode::{LARGEST_REAL, MODE, Mode},
-    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, memory, watch},
+    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, memory, watch},
+    unused::unused,
 };
 use crate::sys::dl;
 
 type GetParamInfo = unsafe extern "C" fn(u64, usize, *mut usize, *mut usize) -> u32;
 static PARAM_INFO: OnceCell<[Option<GetParamInfo>; 2]> = OnceCell::new();
+
+type GetName = unsafe extern "C" fn(*mut *const c_char, u64) -> u32;
+static NAME: OnceCell<[Option<GetName>; 2]> = OnceCell::new();
 
 /// Looks up what older drivers lack.
 pub(super) fn load() {
@@ -25,6 +30,10 @@ pub(super) fn load() {
     PARAM_INFO.get_or_init(|| {
         // SAFETY: both functions (12.4 and later) have this signature.
         [c"cuFuncGetParamInfo", c"cuKernelGetParamInfo"].map(|name| unsafe { dl::symbol(NAMES, name) })
+    });
+    NAME.get_or_init(|| {
+        // SAFETY: both functions (12.3 and later) have this signature.
+        [c"cuFuncGetName", c"cuKernelGetName"].map(|name| unsafe { dl::symbol(NAMES, name) })
     });
 }
 
@@ -230,8 +239,9 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
 /// Whether a parameter of a launch contains a dry address. If the driver does not say what parameters a function has, it is taken to have one.
 ///
 /// # Safety
-/// The words are the function, and its parameters in one of the two forms, or 0.
-pub(super) unsafe fn uses_dry_memory(function: u64, parameters: u64, extra: u64) -> bool {
+/// The words are the function, the rows of the grid, and the parameters in one of the two forms, or 0.
+#[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
+pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, extra: u64) -> bool {
     if !has_any_dry() {
         return false;
     }
@@ -246,6 +256,7 @@ pub(super) unsafe fn uses_dry_memory(function: u64, parameters: u64, extra: u64)
         let code = inside(|| unsafe { info(function, at, &raw mut offset, &raw mut bytes) });
         (code, bytes as u64)
     };
+    let unused = |words: &[u32]| unused(name_of(function)?.to_bytes(), rows as u32, words, is_on_card);
     // The program may pass a `CUkernel` as a `CUfunction`.
     let mut is_known = false;
     for info in infos {
@@ -253,7 +264,9 @@ pub(super) unsafe fn uses_dry_memory(function: u64, parameters: u64, extra: u64)
         loop {
             match ask(info, at) {
                 // SAFETY: the list has an address for each parameter, where its bytes are.
-                (SUCCESS, bytes) if unsafe { has_dry(get(parameters + at as u64 * 8), bytes) } => return true,
+                (SUCCESS, bytes) if unsafe { has_dry(get(parameters + at as u64 * 8), bytes, &unused) } => {
+                    return true;
+                }
                 (SUCCESS, _) => at += 1,
                 // There are no more.
                 (CUDA_ERROR_INVALID_VALUE, _) if at > 0 => return false,
@@ -271,13 +284,31 @@ pub(super) unsafe fn uses_dry_memory(function: u64, parameters: u64, extra: u64)
     !is_known
 }
 
-/// Whether one of these words is a dry address.
+/// The name of a function, as the compiler has written it. `None` on older drivers.
+fn name_of(function: u64) -> Option<&'static CStr> {
+    NAME.get().into_iter().flatten().flatten().find_map(|get_name| {
+        let mut name = ptr::null();
+        // SAFETY: the driver accepts functions and kernels as the program passes them, and the out-parameter is live.
+        let code = inside(|| unsafe { get_name(&raw mut name, function) });
+        // SAFETY: the name ends with 0. It lives as long as the module of the function, which is launched now.
+        (code == SUCCESS && !name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
+    })
+}
+
+/// Whether one of these words is a dry address. What the kernel does not read does not count.
 ///
 /// # Safety
 /// So many bytes can be read there.
-unsafe fn has_dry(at: u64, bytes: u64) -> bool {
+#[allow(clippy::cast_possible_truncation, reason = "a parameter has less than 64 KiB")]
+unsafe fn has_dry(at: u64, bytes: u64, unused: &dyn Fn(&[u32]) -> Option<Range<usize>>) -> bool {
     // SAFETY: the caller says so.
-    (0..bytes / 8).any(|word| is_dry(unsafe { get(at + word * 8) }))
+    let is_dry_at = |word: u64| is_dry(unsafe { get(at + word * 8) });
+    let Some(first) = (0..bytes / 8).find(|word| is_dry_at(*word)) else { return false };
+    // SAFETY: the caller says so.
+    let words: Vec<u32> =
+        (0..bytes / 4).map(|word| unsafe { (at as *const u32).add(word as usize).read_unaligned() }).collect();
+    let Some(unused) = unused(&words) else { return true };
+    (first..bytes / 8).any(|word| is_dry_at(word) && !unused.contains(&(word as usize * 2)))
 }
 
 /// # Safety
@@ -299,14 +330,14 @@ unsafe fn extra_has_dry(extra: u64) -> bool {
         at += 16;
     }
     // SAFETY: the program says that the buffer has so many bytes.
-    unsafe { has_dry(buffer, bytes) }
+    unsafe { has_dry(buffer, bytes, &|_| None) }
 }
 
 /// # Safety
 /// It is the address of a `CUDA_KERNEL_NODE_PARAMS` of any version.
 pub(super) unsafe fn kernel_uses_dry_memory(at: u64) -> bool {
-    // SAFETY: the struct begins with the function; its 5th and 6th words are the parameters in the two forms.
-    unsafe { uses_dry_memory(get(at), get(at + 40), get(at + 48)) }
+    // SAFETY: the struct begins with the function and the grid; its 6th and 7th words are the parameters in the two forms.
+    unsafe { uses_dry_memory(get(at), get(at + 8) >> 32, get(at + 40), get(at + 48)) }
 }
 
 /// A node that does nothing, in the place of one.
