@@ -75,9 +75,15 @@ const CARDS: &[(&str, u64)] = &[
     ("T4", 14_930),
     ("V100 16GB", 16_148),
     ("V100 32GB", 32_502),
+    ("RTX 3060", 12_032),
+    ("RTX 3080", 10_014),
     ("RTX 3090", 24_259),
+    ("RTX 4060", 7_936),
     ("RTX 4090", 24_207),
+    ("RTX 5090", 32_122),
+    ("RTX A4000", 15_984),
     ("RTX A6000", 48_681),
+    ("RTX 6000 Ada", 45_496),
     ("A10G", 22_589),
     ("L4", 22_579),
     ("L40S", 45_466),
@@ -85,6 +91,7 @@ const CARDS: &[(&str, u64)] = &[
     ("A100 80GB", 81_050),
     ("H100", 81_009),
     ("H200", 143_155),
+    ("B200", 182_630),
 ];
 
 /// A size, or the name of a card.
@@ -99,8 +106,16 @@ pub(crate) fn card(text: &str) -> Result<Bytes, String> {
         if text.contains(char::is_numeric) && !asked.starts_with(char::is_alphabetic) {
             why
         } else {
-            let known: Vec<_> = CARDS.iter().map(|(name, _)| *name).collect();
-            format!("no such card is known; write a size such as 24GiB, or one of {}", known.join(", "))
+            let names = |is_meant: &dyn Fn(&str) -> bool| {
+                let names: Vec<_> = CARDS.iter().map(|(name, _)| *name).filter(|name| is_meant(name)).collect();
+                names.join(", ")
+            };
+            let (alike, all) = (names(&|name| plain(name).starts_with(&asked)), names(&|_| true));
+            if alike.is_empty() {
+                format!("no such card is known; write a size such as 24GiB, or one of {all}")
+            } else {
+                format!("this may be one of {alike}")
+            }
         }
     })?;
     if bytes < CONTEXT { Err(format!("a context alone takes {CONTEXT}")) } else { Ok(bytes) }
@@ -204,6 +219,7 @@ mod tests {
         }
         assert_eq!(card("h100"), card("H100"));
         assert!(card("H300").unwrap_err().contains("one of T4, V100 16GB"));
+        assert_eq!(card("A100").unwrap_err(), "this may be one of A100 40GB, A100 80GB");
         assert!(card("24").unwrap_err().contains("it has no unit"));
         assert!(card("24MiB").is_err() && card("-1GiB").is_err() && card("").is_err());
     }
