@@ -37,6 +37,9 @@ pub(super) struct Cards {
     /// The card of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without it, the card of this machine.
     #[arg(long, value_name = "CARD", requires = "dry", value_parser = card)]
     card: Option<Bytes>,
+    /// In a dry run, the program sees so many of these cards, on the first GPU of the machine.
+    #[arg(long, value_name = "COUNT", requires = "dry", value_parser = clap::value_parser!(u32).range(1..=64))]
+    cards: Option<u32>,
     /// What a dry run copies to the host from memory that is not there: bytes that are 0, or 1.
     #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
     dry_fill: Fill,
@@ -59,12 +62,14 @@ impl Cards {
 
     /// See [`variable::CARDS`]. Empty if they are the real ones.
     pub(super) fn setting(&self) -> String {
-        let Self { dry, card, dry_fill, limit } = self;
-        match (limit, card) {
-            (Some(card), _) => format!("limit {}", card.get()),
-            (None, Some(card)) => format!("dry {} fill {}", card.get(), *dry_fill as u8),
-            (None, None) if *dry => format!("dry fill {}", *dry_fill as u8),
-            (None, None) => String::new(),
+        let Self { dry, card, cards, dry_fill, limit } = self;
+        match limit {
+            Some(card) => format!("limit {}", card.get()),
+            None if *dry => {
+                let card = card.map(|card| format!(" {}", card.get())).unwrap_or_default();
+                format!("dry{card} cards {} fill {}", cards.unwrap_or(0), *dry_fill as u8)
+            }
+            None => String::new(),
         }
     }
 }

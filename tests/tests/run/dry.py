@@ -4,47 +4,12 @@ import json
 import os
 import sys
 
-cuda = ctypes.CDLL("libcuda.so.1")
-MIB = 1 << 20
-word = ctypes.c_uint64
-
-
-def call(name, *arguments):
-    passed = [ctypes.byref(a) if isinstance(a, ctypes._SimpleCData) and not isinstance(a, ctypes.c_void_p) else a for a in arguments]
-    passed = [word(a) if isinstance(a, int) else a for a in passed]
-    return getattr(cuda, name)(*passed)
-
-
-def alloc(mib):
-    address = word()
-    return call("cuMemAlloc_v2", address, mib * MIB), address.value
-
-
-def info():
-    free, total = word(), word()
-    assert call("cuMemGetInfo_v2", free, total) == 0
-    return free.value // MIB, total.value // MIB
-
-
-def read(address):
-    buffer = ctypes.create_string_buffer(b"\x11" * 4, 4)
-    code = call("cuMemcpyDtoH_v2", ctypes.cast(buffer, ctypes.c_void_p), address, 4)
-    return code, buffer.raw.hex()
-
-
-def launch(*addresses):
-    """The code, and whether it was executed."""
-    before = cuda.standin_executed()
-    values = [word(address) for address in addresses]
-    parameters = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-    code = call("cuLaunchKernel", len(addresses), 1, 1, 1, 1, 1, 1, 0, 0, ctypes.cast(parameters, ctypes.c_void_p), 0)
-    return code, cuda.standin_executed() - before
-
+from standin_cuda import MIB, alloc, call, cuda, enter, info, launch, read, word
 
 seen = {}
-context, total = ctypes.c_void_p(), word()
+total = word()
 assert call("cuInit", 0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
+enter(0)
 call("cuDeviceTotalMem_v2", total, 0)
 seen["total"], seen["free"] = total.value // MIB, info()
 code, large = alloc(int(sys.argv[1]))

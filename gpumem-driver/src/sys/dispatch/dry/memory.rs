@@ -257,6 +257,12 @@ impl Memory {
         block.or_else(|| self.mapped_around(address).map(|mapping| mapping.backing))
     }
 
+    /// The device of the block or mapping that has this address.
+    pub(super) fn device_of(&self, address: u64) -> Option<u32> {
+        let block = self.block_at(address).map(|(_, block)| block.device);
+        block.or_else(|| Some(self.mapped_as_block(address)?.1.device))
+    }
+
     /// Real memory at this address holds addresses of dry blocks from now on.
     pub(super) fn holds_pointers(&mut self, address: u64) {
         let block = self.block_at(address).map(|(start, _)| start);

@@ -11,6 +11,7 @@
 //! uses CUDA, and stay there until the process ends.
 
 mod blocks;
+mod cards;
 mod functions;
 mod memory;
 mod mode;
@@ -41,8 +42,8 @@ use crate::{
 /// # Errors
 /// If the driver's dispatch table cannot be used, or another tool uses it: then no function is replaced.
 pub fn begin(mode: Mode) -> Result<(), Error> {
-    let names = FUNCTIONS.iter().map(|(name, _)| *name);
-    let table = DispatchTable::find(names)?;
+    let replaced = FUNCTIONS.iter().enumerate().filter(|(_, (_, shape))| shape.is_of(mode));
+    let table = DispatchTable::find(replaced.map(|(row, (name, _))| (row, *name)))?;
     cuda::load()?;
     work::load();
     loader::pin().map_err(unusable)?;
@@ -51,12 +52,14 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     }
     process::notice_forks();
     let replacements = replacements();
-    let is_replaced = |row: usize| matches!(mode, Mode::Dry { .. }) || FUNCTIONS[row].1.is_of_limit();
-    for (at, slot) in table.slots.iter().enumerate().filter(|(_, slot)| is_replaced(slot.row)) {
+    if let Mode::Dry { cards, .. } = mode {
+        cards::begin(cards);
+    }
+    for (at, slot) in table.slots.iter().enumerate() {
         DRIVERS[slot.row].store(slot.driver, Relaxed);
         slot.set_hook(replacements[slot.row]);
         if !slot.install() {
-            table.slots[..at].iter().filter(|slot| is_replaced(slot.row)).for_each(Slot::restore);
+            table.slots[..at].iter().for_each(Slot::restore);
             return Err(unusable(format!("another tool has replaced the pointer of {}", FUNCTIONS[slot.row].0)));
         }
         REPLACED[slot.row].store(replacements[slot.row], Relaxed);

@@ -13,6 +13,8 @@ pub enum Mode {
     Dry {
         /// All bytes of each card, as `cuMemGetInfo` returns them. `None`: what the first real card has.
         card: Option<Bytes>,
+        /// How many such cards the program sees. 0: as many as the machine has.
+        cards: u32,
         /// What is copied to the host from memory that does not exist, byte by byte.
         fill: u8,
     },
@@ -34,11 +36,13 @@ impl Mode {
 }
 
 impl fmt::Display for Mode {
-    /// `dry run, card of 24 GiB`
+    /// `dry run, card of 24 GiB`; `dry run, 8 cards of 24 GiB`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dry { card: None, .. } => f.write_str("dry run"),
-            Self::Dry { card: Some(card), .. } => write!(f, "dry run, card of {card}"),
+            Self::Dry { card: None, cards: 0 | 1, .. } => f.write_str("dry run"),
+            Self::Dry { card: None, cards, .. } => write!(f, "dry run, {cards} cards"),
+            Self::Dry { card: Some(card), cards: 0 | 1, .. } => write!(f, "dry run, card of {card}"),
+            Self::Dry { card: Some(card), cards, .. } => write!(f, "dry run, {cards} cards of {card}"),
             Self::Limit { card } => write!(f, "card limited to {card}"),
         }
     }

@@ -3,6 +3,7 @@
 use cudarc::driver::sys;
 
 use super::{
+    cards,
     memory::{Backing, PAGE},
     state::{CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, inside, is_dry_handle, is_real, memory, put, watch},
 };
@@ -22,13 +23,17 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     if sort != CU_MEM_LOCATION_TYPE_DEVICE {
         return real();
     }
+    let on_driver = match cards::location_on_driver(properties[1]) {
+        Ok(location) => [properties[0], location, properties[2], properties[3]],
+        Err(code) => return code,
+    };
     if !memory().hold(device, bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let is_dry = !is_real(bytes);
     if is_dry {
         // The driver says whether it has memory of this sort: a program may then ask for another one.
-        let code = one_page(properties);
+        let code = one_page(on_driver);
         if code != SUCCESS {
             memory().release_held(device, bytes);
             return code;
@@ -119,7 +124,7 @@ pub(super) fn map(address: u64, bytes: u64, handle: u64, real: Real<'_>) -> u32 
     let is_dry = is_dry_handle(handle);
     let result = if is_dry { SUCCESS } else { real() };
     if result == SUCCESS {
-        if is_dry {
+        if is_dry || cards::are_simulated() {
             watch(address, bytes);
         }
         memory().map(address, bytes, handle);
@@ -135,10 +140,15 @@ pub(super) unsafe fn set_access(words: &[u64], real: Real<'_>) -> u32 {
     if mapped.iter().all(|(_, mapping)| mapping.backing != Backing::Dry) {
         return real();
     }
+    // SAFETY: the program passes so many descriptors.
+    let places = match unsafe { cards::descriptors_on_driver(words[2], words[3]) } {
+        Ok(places) => places,
+        Err(code) => return code,
+    };
     for (address, mapping) in mapped.iter().filter(|(_, mapping)| mapping.backing != Backing::Dry) {
         // SAFETY: the program asks for this access to all of the range, of which this is a part.
         let code = inside(|| unsafe {
-            sys::cuMemSetAccess(*address, mapping.bytes as usize, words[2] as *const _, words[3] as usize)
+            sys::cuMemSetAccess(*address, mapping.bytes as usize, places.as_ptr().cast(), places.len())
         }) as u32;
         if code != SUCCESS {
             return code;

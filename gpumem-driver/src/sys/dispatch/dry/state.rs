@@ -12,6 +12,7 @@ use cudarc::driver::sys;
 use once_cell::sync::Lazy;
 
 use super::{
+    cards,
     memory::{Backing, Block, Memory, PAGE, Physical},
     mode::{LARGEST_REAL, MODE, Mode},
 };
@@ -79,6 +80,22 @@ pub(super) fn is_dry(address: u64) -> bool {
     may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
 }
 
+/// Whether no kernel may use this address: it is dry, or is memory of another card, which the context of this card cannot reach.
+pub(super) fn is_out_of_reach(address: u64) -> bool {
+    if !may_be_dry(address) {
+        return false;
+    }
+    let owner = {
+        let memory = memory();
+        match memory.backing(address) {
+            Some(Backing::Real) if cards::are_simulated() => memory.device_of(address),
+            None | Some(Backing::Real) => return false,
+            Some(_) => return true,
+        }
+    };
+    owner.is_some_and(|card| card != here().1)
+}
+
 /// Whether there was anything dry.
 pub(super) fn has_any_dry() -> bool {
     HIGHEST.load(Relaxed) > 0
@@ -121,7 +138,8 @@ pub(super) unsafe fn put(address: u64, value: u64) {
 pub(super) fn here() -> (u64, u32) {
     inside(|| {
         let context = cuda::current_context().map_or(0, |context| context as u64);
-        (context, cuda::current_ordinal().unwrap_or(0))
+        let card = cards::of_context(context).or_else(cuda::current_ordinal);
+        (context, card.unwrap_or(0))
     })
 }
 

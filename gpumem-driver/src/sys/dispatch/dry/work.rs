@@ -12,7 +12,9 @@ use once_cell::sync::OnceCell;
 
 use super::{
     mode::{LARGEST_REAL, MODE, Mode},
-    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, memory, watch},
+    state::{
+        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_out_of_reach, memory, watch,
+    },
 };
 use crate::sys::dl;
 
@@ -227,7 +229,7 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     SUCCESS
 }
 
-/// Whether a parameter of a launch contains a dry address. If the driver does not say what parameters a function has, it is taken to have one.
+/// Whether a parameter of a launch contains an address that no kernel may use. If the driver does not say what parameters a function has, it is taken to have one.
 ///
 /// # Safety
 /// The words are the function, and its parameters in one of the two forms, or 0.
@@ -271,13 +273,13 @@ pub(super) unsafe fn uses_dry_memory(function: u64, parameters: u64, extra: u64)
     !is_known
 }
 
-/// Whether one of these words is a dry address.
+/// Whether one of these words is an address that no kernel may use.
 ///
 /// # Safety
 /// So many bytes can be read there.
 unsafe fn has_dry(at: u64, bytes: u64) -> bool {
     // SAFETY: the caller says so.
-    (0..bytes / 8).any(|word| is_dry(unsafe { get(at + word * 8) }))
+    (0..bytes / 8).any(|word| is_out_of_reach(unsafe { get(at + word * 8) }))
 }
 
 /// # Safety
