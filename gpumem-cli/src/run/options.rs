@@ -1,13 +1,19 @@
 //! What `gpumem run` and `gpumem attach` are asked for.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{ffi::OsString, io, path::PathBuf};
 
 use clap::{ArgGroup, Args, ValueEnum};
 use gpumem_core::model::Bytes;
-use gpumem_driver::dry::CONTEXT;
+use gpumem_driver::{
+    dry::{CONTEXT, SHARED_WORDS},
+    ring_memory::RingPages,
+};
 use gpumem_inject::variable;
 
-use crate::values::{recording, size};
+use crate::{
+    terminal,
+    values::{recording, size},
+};
 
 /// How a program is run.
 #[derive(Debug, Args)]
@@ -38,8 +44,8 @@ pub(super) struct Cards {
     #[arg(long, value_name = "CARD", requires = "dry", value_parser = card)]
     card: Option<Bytes>,
     /// In a dry run, the program sees so many of these cards, on the first GPU of the machine.
-    #[arg(long, value_name = "COUNT", requires = "dry", value_parser = clap::value_parser!(u32).range(1..=64))]
-    cards: Option<u32>,
+    #[arg(long = "cards", value_name = "COUNT", requires = "dry", value_parser = clap::value_parser!(u32).range(1..=64))]
+    count: Option<u32>,
     /// What a dry run copies to the host from memory that is not there: bytes that are 0, or 1.
     #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
     dry_fill: Fill,
@@ -60,14 +66,27 @@ impl Cards {
         self.dry || self.limit.is_some()
     }
 
+    /// The memory in which the program's processes say what they have on cards that are not the real ones. Without it, each has all of them.
+    pub(super) fn account(&self) -> Option<RingPages> {
+        let lines = || RingPages::new(SHARED_WORDS.div_ceil(8));
+        let shared = self.are_replaced().then(lines)?.and_then(|pages| match pages.segment() {
+            Some(_) => Ok(pages),
+            None => Err(io::Error::other("this machine has no shared memory of System V")),
+        });
+        // From now on it goes with the last process that has it.
+        let kept = shared.inspect(RingPages::discard);
+        kept.inspect_err(|why| terminal::error(&format_args!("each process has the cards for itself: {why}"))).ok()
+    }
+
     /// See [`variable::CARDS`]. Empty if they are the real ones.
-    pub(super) fn setting(&self) -> String {
-        let Self { dry, card, cards, dry_fill, limit } = self;
+    pub(super) fn setting(&self, shared: Option<u64>) -> String {
+        let Self { dry, card, count, dry_fill, limit } = self;
+        let shared = shared.map(|number| format!(" shared {number}")).unwrap_or_default();
         match limit {
-            Some(card) => format!("limit {}", card.get()),
+            Some(card) => format!("limit {}{shared}", card.get()),
             None if *dry => {
                 let card = card.map(|card| format!(" {}", card.get())).unwrap_or_default();
-                format!("dry{card} cards {} fill {}", cards.unwrap_or(0), *dry_fill as u8)
+                format!("dry{card} cards {} fill {}{shared}", count.unwrap_or(0), *dry_fill as u8)
             }
             None => String::new(),
         }

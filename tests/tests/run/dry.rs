@@ -7,6 +7,7 @@ use super::*;
 /// It allocates a large block of so many MiB as its argument says.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/dry.py");
 const CARDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/cards.py");
+const SHARED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/shared.py");
 
 /// Runs a program that prints what it saw. Returns that, and the report of its recording.
 fn seen(options: &[&str], program: &[&str]) -> Option<(Value, String)> {
@@ -67,6 +68,20 @@ fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
         "kind     pool 64 MiB (74 %), vmm 22 MiB (26 %)",
     ] {
         assert!(report.contains(&format!("\n{part}\n")), "{part:?} is not in {report}");
+    }
+}
+
+/// Each has a context. What a killed process had is free again.
+#[test]
+fn processes_share_the_card() {
+    for options in [&["--dry", "--card", "2GiB"][..], &["--limit", "2GiB"]] {
+        let Some((seen, report)) = seen(options, &[SHARED]) else { return };
+        let expected = json!({
+            "alone": [1521, 2048], "one": [[994, 2048], 0, 494], "two": [[0, 2048], 2, 0], "three": [0, 2],
+            "killed": [-9, 0, 894], "alone again": 1421,
+        });
+        assert_eq!(seen, expected, "{options:?}");
+        assert!(!report.contains("each process"), "{report}");
     }
 }
 

@@ -18,24 +18,52 @@ mod mode;
 mod physical;
 mod questions;
 pub(super) mod replaced;
+#[cfg_attr(
+    not(feature = "capture"),
+    allow(dead_code, reason = "without the command, a process has the cards for itself")
+)]
+mod shared;
 mod state;
 mod table;
 mod work;
 
 use std::sync::atomic::Ordering::Relaxed;
 
-pub use self::mode::{CONTEXT, Mode};
 use self::{
     functions::replacements,
     mode::MODE,
     replaced::{DRIVERS, REPLACED},
     table::FUNCTIONS,
 };
+pub use self::{
+    mode::{CONTEXT, Mode},
+    shared::SHARED_WORDS,
+};
 use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,
     sys::{cuda, loader, process},
 };
+
+/// What is allocated on the cards is shared with other processes, by the segment of shared memory with this number, which has
+/// [`SHARED_WORDS`]. To be called before [`begin`].
+///
+/// # Errors
+/// If this process cannot use the segment, or too many use it.
+#[cfg(feature = "capture")]
+pub fn share(segment: u64) -> std::io::Result<()> {
+    let words = crate::sys::ring_memory::words_of(segment, SHARED_WORDS)?;
+    // Another process that gets the same number begins later.
+    let own = u64::from(std::process::id()) | process::began() << 32;
+    let is_running = |owner: u64| {
+        let pid = u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0);
+        process::began_of(pid).is_some_and(|began| u64::from(pid) | began << 32 == owner)
+    };
+    let joined = shared::Shared::join(words, own, is_running);
+    joined
+        .map(|joined| _ = state::SHARED.set(joined))
+        .ok_or_else(|| std::io::Error::other("too many processes use the cards"))
+}
 
 /// From now on the process has other cards. To be called before the program has a context, at most once.
 ///

@@ -160,11 +160,7 @@ pub(super) unsafe fn info(words: &[u64], real: Real<'_>) -> u32 {
     if context == 0 {
         return real();
     }
-    let (free, total) = {
-        let mut memory = memory();
-        let card = memory.card(device);
-        (card.free(), card.total())
-    };
+    let (free, total) = memory().free_and_total(device);
     // SAFETY: both are null, or places for a word.
     unsafe { put_both([(words[0], free), (words[1], total)]) }
 }
@@ -185,19 +181,15 @@ pub(super) unsafe fn total(words: &[u64], real: Real<'_>) -> u32 {
 /// `words` are the arguments of `cuMemPoolGetAttribute`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
-    let value = {
-        let device = cards::of_pool(words[0]);
-        let mut memory = memory();
-        let card = memory.card(device);
-        // From `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` to `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
-        match words[1] as u32 {
-            5 => Some(card.pool_reserved()),
-            6 => Some(card.pool_reserved_high()),
-            7 => Some(card.pool_used()),
-            8 => Some(card.pool_used_high()),
-            _ => None,
-        }
-    };
+    let device = cards::of_pool(words[0]);
+    // From `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` to `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
+    let value = memory().on_card(device, |card| match words[1] as u32 {
+        5 => Some(card.pool_reserved()),
+        6 => Some(card.pool_reserved_high()),
+        7 => Some(card.pool_used()),
+        8 => Some(card.pool_used_high()),
+        _ => None,
+    });
     let Some(value) = value else { return real() };
     // SAFETY: these attributes are words.
     unsafe { put(words[2], value) };
@@ -211,15 +203,13 @@ pub(super) unsafe fn set_pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
     let result = real();
     if result == SUCCESS {
         let device = cards::of_pool(words[0]);
-        let mut memory = memory();
-        let card = memory.card(device);
-        match words[1] as u32 {
+        memory().on_card(device, |card| match words[1] as u32 {
             // SAFETY: `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` is a word, which the driver has read.
             4 => card.set_pool_release_threshold(unsafe { get(words[2]) }),
             6 => card.reset_pool_reserved_high(),
             8 => card.reset_pool_used_high(),
             _ => {}
-        }
+        });
     }
     result
 }
@@ -227,7 +217,7 @@ pub(super) unsafe fn set_pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
 pub(super) fn trim(pool: u64, keep: u64, real: Real<'_>) -> u32 {
     let result = real();
     let device = cards::of_pool(pool);
-    memory().card(device).trim_to(keep);
+    memory().on_card(device, |card| card.trim_to(keep));
     result
 }
 

@@ -9,12 +9,13 @@ use std::{
 };
 
 use cudarc::driver::sys;
-use once_cell::sync::Lazy;
+use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
     cards,
     memory::{Backing, Block, Memory, PAGE, Physical},
     mode::{LARGEST_REAL, MODE, Mode},
+    shared::Shared,
 };
 use crate::sys::cuda;
 
@@ -26,7 +27,10 @@ pub(super) const CUDA_ERROR_NOT_SUPPORTED: u32 = 801;
 /// Makes a call of the program on the real driver.
 pub(super) type Real<'a> = &'a dyn Fn() -> u32;
 
-static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card())));
+static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card(), SHARED.get().copied())));
+
+/// The slot of this process, if it shares its cards with others.
+pub(super) static SHARED: OnceCell<Shared> = OnceCell::new();
 
 /// All dry addresses of the process's life lie between these two, so most words need no lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
