@@ -18,7 +18,7 @@ use gpumem_core::export::Role;
 use gpumem_driver::{ring_memory::RingPages, source::machine::cuda_devices};
 use gpumem_inject::variable;
 
-pub(crate) use self::options::{Recorded, RunOptions, card};
+pub(crate) use self::options::{Recorded, RunOptions};
 use self::{
     destination::Destination,
     finish::{Finished, finish},

@@ -5,15 +5,13 @@ use std::{ffi::OsString, io, path::PathBuf};
 use clap::{ArgGroup, Args, ValueEnum};
 use gpumem_core::model::Bytes;
 use gpumem_driver::{
-    dry::{CONTEXT, SHARED_WORDS},
+    dry::SHARED_WORDS,
     ring_memory::RingPages,
+    settings::{card, size},
 };
 use gpumem_inject::variable;
 
-use crate::{
-    terminal,
-    values::{recording, size},
-};
+use crate::{terminal, values::recording};
 
 /// How a program is run.
 #[derive(Debug, Args)]
@@ -91,43 +89,6 @@ impl Cards {
             None => String::new(),
         }
     }
-}
-
-/// Cards, and how much `torch.cuda.mem_get_info()` says that each has in all, in MiB: what users' reports show. It is less than nvidia-smi's figure,
-/// because the driver reserves a part. A driver of another version may reserve some MiB more or less.
-const CARDS: &[(&str, u64)] = &[
-    ("T4", 14_930),
-    ("V100 16GB", 16_148),
-    ("V100 32GB", 32_502),
-    ("RTX 3090", 24_259),
-    ("RTX 4090", 24_207),
-    ("RTX A6000", 48_681),
-    ("A10G", 22_589),
-    ("L4", 22_579),
-    ("L40S", 45_466),
-    ("A100 40GB", 40_335),
-    ("A100 80GB", 81_050),
-    ("H100", 81_009),
-    ("H200", 143_155),
-];
-
-/// A size, or the name of a card.
-pub(crate) fn card(text: &str) -> Result<Bytes, String> {
-    let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
-    let asked = plain(text);
-    let is_asked = |card: &&(&str, u64)| plain(card.0) == asked || plain(card.0) == format!("rtx{asked}");
-    if let Some((_, mib)) = CARDS.iter().find(is_asked) {
-        return Ok(Bytes::mib(*mib));
-    }
-    let bytes = size(text).map_err(|why| {
-        if text.contains(char::is_numeric) && !asked.starts_with(char::is_alphabetic) {
-            why
-        } else {
-            let known: Vec<_> = CARDS.iter().map(|(name, _)| *name).collect();
-            format!("no such card is known; write a size such as 24GiB, or one of {}", known.join(", "))
-        }
-    })?;
-    if bytes < CONTEXT { Err(format!("a context alone takes {CONTEXT}")) } else { Ok(bytes) }
 }
 
 /// What is recorded of a program.
@@ -213,22 +174,4 @@ impl Stacks {
 fn recording_size(text: &str) -> Result<Bytes, String> {
     let size = size(text)?;
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cards_have_a_size_or_a_name() {
-        assert_eq!(card("24GiB"), Ok(Bytes::gib(24)));
-        assert_eq!(card("1TiB"), Ok(Bytes::gib(1024)));
-        for name in ["RTX 4090", "rtx-4090", "4090"] {
-            assert_eq!(card(name), Ok(Bytes::mib(24_207)), "{name}");
-        }
-        assert_eq!(card("h100"), card("H100"));
-        assert!(card("H300").unwrap_err().contains("one of T4, V100 16GB"));
-        assert!(card("24").unwrap_err().contains("it has no unit"));
-        assert!(card("24MiB").is_err() && card("-1GiB").is_err() && card("").is_err());
-    }
 }

@@ -37,7 +37,14 @@ seen["map"] = call("cuMemMap", at.value, 20 * MIB, 0, handle.value, 0)
 seen["access"] = call("cuMemSetAccess", at.value, 20 * MIB, ctypes.cast(properties, ctypes.c_void_p), 1)
 seen["retain"] = call("cuMemRetainAllocationHandle", again, at.value), again.value == handle.value
 seen["mapped"] = info()[0], launch(at.value + 8)
-seen["shared"] = call("cuMemExportToShareableHandle", ctypes.c_void_p(), handle.value, 1, 0)
+# What another process gets takes nothing of the card.
+shared, imported = ctypes.c_int32(-1), word()
+seen["shared"] = [call("cuMemExportToShareableHandle", shared, handle.value, kind, 0) for kind in (8, 1)]
+before = info()[0]
+seen["imported"] = [call("cuMemImportFromShareableHandle", imported, descriptor, 1) for descriptor in (shared.value, 0)]
+call("cuMemAddressReserve", again, 20 * MIB, 0, 0, 0)
+seen["imported"] += [call("cuMemMap", again.value, 20 * MIB, 0, imported.value, 0), launch(again.value), info()[0] - before]
+seen["imported"] += [call("cuMemUnmap", again.value, 20 * MIB), [call("cuMemRelease", imported.value) for _ in range(2)], info()[0] - before]
 for _ in range(2):
     assert call("cuMemRelease", handle.value) == 0
 seen["unmap"] = call("cuMemUnmap", at.value, 20 * MIB), info()[0]

@@ -34,7 +34,8 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         "launch": [[0, 0], [0, 1], [0, 0], [0, 1]],
         "copied": 0, "through a table": [0, 0],
         "range": [0, true, 700_000], "kind": [0, 2], "managed": [0, 0],
-        "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]], "shared": 801,
+        "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]],
+        "shared": [801, 0], "imported": [0, 1, 0, [0, 0], 0, 0, [0, 1], 0],
         "unmap": [0, 348_047],
         "null": 1, "beyond": 1, "child": 7,
         "freed": [[0, 0, 0, 1], 1_048_049],
@@ -100,6 +101,33 @@ fn a_limit_refuses_and_computes() {
     assert_eq!(seen["read"], json!([[0, "abababab"], [0, "abababab"]]));
     assert_eq!(seen["freed"][1], json!(1521));
     assert!(report.contains("\ncard limited to 2 GiB\n"), "{report}");
+}
+
+/// A program that knows gpumem needs no `gpumem run`.
+#[test]
+fn the_environment_asks_a_program_for_a_card() {
+    let seen = |variable: &str, card: &str, steps: &[&str]| {
+        let outcome = machine().env(variable, card).run_program(&built("probe"), steps);
+        format!("{}{}", outcome.stdout, outcome.stderr)
+    };
+    let context = ["call cuInit 0", "call cuDevicePrimaryCtxRetain &context 0", "call cuCtxSetCurrent context"];
+    let uses = ["mem_get_info 0", "call cuMemAlloc_v2 &first 1572864000", "call cuMemAlloc_v2 &second 104857600"];
+    let has = |variable: &str, card: &str, steps: [&[&str]; 2], parts: [&str; 3]| {
+        let seen = seen(variable, card, &steps.concat());
+        for part in parts {
+            assert!(seen.contains(part), "{part:?} is not in {seen}");
+        }
+    };
+    let early = [&["new"][..], &context, &uses].concat();
+    for (variable, words) in [("GPUMEM_LIMIT", "card limited to 2 GiB"), ("GPUMEM_DRY", "dry run, card of 2 GiB")] {
+        let words = format!("gpumem: the program does not have the real card: {words}\n");
+        has(variable, "2GiB", [&early, &[]], [&words, "> mem_get_info 0: 1.49 GiB 2 GiB\n", "&second 104857600: 2\n"]);
+    }
+    let refused = "gpumem: cannot use GPUMEM_DRY: it has no unit; write a size such as 2GiB; gpumem measures nothing";
+    has("GPUMEM_DRY", "2", [&early, &[]], [refused, "new: done", "&second 104857600: 0\n"]);
+    let late =
+        "cannot use GPUMEM_LIMIT: the program has a CUDA context already; call gpumem::intercept::subscribe() before";
+    has("GPUMEM_LIMIT", "2GiB", [&context, &["new"]], [late, "a trace is off", "new: done"]);
 }
 
 /// The program must not use the real card instead.

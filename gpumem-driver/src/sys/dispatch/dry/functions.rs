@@ -84,6 +84,8 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
             Shape::Map => physical::map(words[0], words[1], words[3], real),
             Shape::Unmap => physical::unmap(words[0], words[1]),
             Shape::SetAccess => physical::set_access(words, real),
+            Shape::Export => physical::export(words, real),
+            Shape::Import => physical::import(words, real),
             Shape::GetAccess => questions::access(words, real),
             Shape::Properties => questions::properties(words, real),
             Shape::Info => questions::info(words, real),

@@ -4,8 +4,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{mode::CONTEXT, shared::Shared};
-use crate::device_model::{DeviceModel, ModelError};
+use super::shared::Shared;
+use crate::{
+    device_model::{DeviceModel, ModelError},
+    settings::CONTEXT,
+};
 
 /// Addresses are reserved in steps of this size, and physical memory is created in them.
 pub(super) const PAGE: u64 = 2 << 20;
@@ -45,6 +48,8 @@ pub(super) struct Physical {
     pub(super) is_dry: bool,
     /// The words of its `CUmemAllocationProp`.
     pub(super) properties: [u64; 4],
+    /// Another process has it: this one takes nothing of the card.
+    is_imported: bool,
     references: u32,
     mappings: u32,
 }
@@ -216,8 +221,19 @@ impl Memory {
     }
 
     pub(super) fn create(&mut self, handle: u64, bytes: u64, device: u32, is_dry: bool, properties: [u64; 4]) {
-        let physical = Physical { bytes, device, is_dry, properties, references: 1, mappings: 0 };
+        let (is_imported, references, mappings) = (false, 1, 0);
+        let physical = Physical { bytes, device, is_dry, properties, is_imported, references, mappings };
         self.physical.insert(handle, physical);
+    }
+
+    /// Dry physical memory of another process. Returns its number.
+    pub(super) fn import(&mut self, bytes: u64, device: u32, properties: [u64; 4]) -> u64 {
+        let handle = self.dry_handle();
+        self.create(handle, bytes, device, true, properties);
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.is_imported = true;
+        }
+        handle
     }
 
     /// Whether the handle is known.
@@ -261,7 +277,9 @@ impl Memory {
             self.physical.get(&handle).copied().filter(|physical| physical.references == 0 && physical.mappings == 0)
         {
             self.physical.remove(&handle);
-            self.release_held(physical.device, physical.bytes);
+            if !physical.is_imported {
+                self.release_held(physical.device, physical.bytes);
+            }
         }
     }
 

@@ -35,13 +35,11 @@ use self::{
     replaced::{DRIVERS, REPLACED},
     table::FUNCTIONS,
 };
-pub use self::{
-    mode::{CONTEXT, Mode},
-    shared::SHARED_WORDS,
-};
+pub use self::{mode::Mode, shared::SHARED_WORDS};
 use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,
+    settings::Card,
     sys::{cuda, loader, process},
 };
 
@@ -93,6 +91,11 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
         REPLACED[slot.row].store(replacements[slot.row], Relaxed);
     }
     Ok(())
+}
+
+/// [`begin`] for a program that knows gpumem.
+pub(crate) fn replace_cards(Card { size, is_dry, .. }: Card) -> Result<(), Error> {
+    begin(if is_dry { Mode::Dry { card: Some(size), cards: 0, fill: 0 } } else { Mode::Limit { card: size } })
 }
 
 /// How the memory of this process differs from that of the real cards.

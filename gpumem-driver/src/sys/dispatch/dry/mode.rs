@@ -48,9 +48,6 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What a process has on a card of a dry run besides its blocks: the primary context of an empty process on an H200 (driver 580).
-pub const CONTEXT: Bytes = Bytes::mib(527);
-
 /// Blocks of up to so many bytes are real in a dry run: the segments of PyTorch's pool for small tensors have as many.
 pub(super) const LARGEST_REAL: u64 = 2 << 20;
 

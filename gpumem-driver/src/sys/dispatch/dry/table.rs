@@ -21,6 +21,10 @@ pub(super) enum Shape {
     SetAccess,
     GetAccess,
     Properties,
+    /// Gives physical memory to another process.
+    Export,
+    /// Takes what another process has given.
+    Import,
     Info,
     Total,
     Range,
@@ -182,7 +186,8 @@ macro_rules! with_functions {
             cuMemSetAccess(address, bytes, descriptors, count): Shape::SetAccess;
             cuMemGetAccess(flags, place, address): Shape::GetAccess;
             cuMemGetAllocationPropertiesFromHandle(out, handle): Shape::Properties;
-            cuMemExportToShareableHandle(out, handle, kind, flags): Shape::RefuseHandle(1);
+            cuMemExportToShareableHandle(out, handle, kind, flags): Shape::Export;
+            cuMemImportFromShareableHandle(out, shared, kind): Shape::Import;
             cuMulticastBindMem(multicast, offset, handle, at, bytes, flags): Shape::RefuseHandle(2);
             cuMulticastBindAddr(multicast, offset, address, bytes, flags): Shape::RefuseAddress(2);
             cuMemGetHandleForAddressRange(out, address, bytes, kind, flags): Shape::RefuseAddress(1);
