@@ -1,6 +1,6 @@
 //! Cards of another size than the real ones: dry runs and limits.
 
-use std::env;
+use std::{env, fmt::Display};
 
 use gpumem::Bytes;
 use gpumem_driver::dry::{self, Mode};
@@ -10,25 +10,35 @@ use crate::variable;
 /// Replaces the cards, if the environment asks for it.
 pub(crate) fn begin() -> Result<(), String> {
     let Some(text) = env::var(variable::CARDS).ok().filter(|text| !text.is_empty()) else { return Ok(()) };
-    let mode = parsed(&text).ok_or_else(|| format!("{}={text} is not known", variable::CARDS))?;
-    dry::begin(mode).map_err(|why| format!("{mode} is not possible, and the program does not run without it: {why}"))
+    let (mode, shared) = parsed(&text).ok_or_else(|| format!("{}={text} is not known", variable::CARDS))?;
+    let refused = |why: &dyn Display| format!("{mode} is not possible, and the program does not run without it: {why}");
+    if let Some(segment) = shared {
+        let refused =
+            |why| refused(&format_args!("it has no access to the account of the cards, which processes share: {why}"));
+        dry::share(segment).map_err(refused)?;
+    }
+    dry::begin(mode).map_err(|why| refused(&why))
 }
 
-fn parsed(text: &str) -> Option<Mode> {
+/// The mode, and the number of the memory in which processes share their cards.
+fn parsed(text: &str) -> Option<(Mode, Option<u64>)> {
     let mut words = text.split(' ');
     let kind = words.next()?;
-    let (mut card, mut fill) = (None, 0);
+    let (mut card, mut cards, mut fill, mut shared) = (None, 0, 0, None);
     while let Some(word) = words.next() {
         match word {
+            "cards" => cards = words.next()?.parse().ok()?,
+            "shared" => shared = Some(words.next()?.parse().ok()?),
             "fill" => fill = words.next()?.parse().ok()?,
             bytes => card = Some(Bytes::new(bytes.parse().ok()?)),
         }
     }
-    match kind {
-        "dry" => Some(Mode::Dry { card, fill }),
-        "limit" => Some(Mode::Limit { card: card? }),
-        _ => None,
-    }
+    let mode = match kind {
+        "dry" => Mode::Dry { card, cards, fill },
+        "limit" => Mode::Limit { card: card? },
+        _ => return None,
+    };
+    Some((mode, shared))
 }
 
 #[cfg(test)]
@@ -37,10 +47,12 @@ mod tests {
 
     #[test]
     fn what_the_command_asks_for() {
-        assert_eq!(parsed("dry"), Some(Mode::Dry { card: None, fill: 0 }));
-        assert_eq!(parsed("dry 1024 fill 1"), Some(Mode::Dry { card: Some(Bytes::kib(1)), fill: 1 }));
-        assert_eq!(parsed("limit 1024"), Some(Mode::Limit { card: Bytes::kib(1) }));
-        for text in ["limit", "wet", "dry fill", "dry x", "dry fill 256"] {
+        let dry = |card, cards, fill| Mode::Dry { card, cards, fill };
+        assert_eq!(parsed("dry"), Some((dry(None, 0, 0), None)));
+        let all = parsed("dry 1024 cards 8 fill 1 shared 7");
+        assert_eq!(all, Some((dry(Some(Bytes::kib(1)), 8, 1), Some(7))));
+        assert_eq!(parsed("limit 1024"), Some((Mode::Limit { card: Bytes::kib(1) }, None)));
+        for text in ["limit", "wet", "dry fill", "dry x", "dry fill 256", "dry shared"] {
             assert_eq!(parsed(text), None, "{text}");
         }
     }

@@ -39,7 +39,8 @@ pub const KEEP: &str = "GPUMEM_RUN_KEEP";
 /// See [`KEEP`].
 pub const PEAKS: &str = "peaks";
 
-/// The process has cards of another size: `dry`, `dry BYTES`, or `limit BYTES`; after `dry`, `fill BYTE` may follow.
+/// The process has cards of another size: `dry`, `dry BYTES`, or `limit BYTES`; after `dry`, `cards COUNT` and `fill BYTE`
+/// may follow, and at the end `shared NUMBER`: the segment of shared memory in which processes say what they have on the cards.
 pub const CARDS: &str = "GPUMEM_RUN_CARDS";
 
 /// The history of PyTorch's allocator is recorded, with so many events of each device at most. [`MODULES`] after the number asks for the

@@ -11,6 +11,7 @@ use gpumem_core::{
     export::{InPaint, Paint},
     model::{Bytes, one_line},
 };
+use gpumem_driver::settings::size;
 use gpumem_estimate::{
     AllocatorKind, ContextSize, Described, Dtype, Error, Estimate, Input, Model, Optimizer, Quantized, Savings, Shape,
     Step, TensorSum,
@@ -19,12 +20,7 @@ use serde::{Serialize, Serializer, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
-    exit::Exit,
-    failure::Failure,
-    progress::working,
-    recording::why_not_replaceable,
-    terminal,
-    values::{recording, size},
+    exit::Exit, failure::Failure, progress::working, recording::why_not_replaceable, terminal, values::recording,
 };
 
 const EXAMPLES: &str = "\

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use clap::Args;
 use gpumem_core::{export::Role, model::Bytes};
+use gpumem_driver::settings::card;
 
 use crate::{
     exit::Exit,
     failure::Failure,
     progress::working,
-    run::card,
     terminal,
     what_if::{self, Question},
 };

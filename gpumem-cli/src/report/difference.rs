@@ -20,7 +20,7 @@ use super::{
     sums::PlaceSum,
     tensors::{NO_LINE, TensorsOverview},
 };
-use crate::values::size;
+use gpumem_driver::settings::size;
 
 /// At most this many rows of a table are printed; JSON has all.
 const MOST_ROWS: usize = 20;

@@ -35,7 +35,7 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
     }
     writeln!(out, "{}", paint.on(Role::Heading, format!("{} recordings, the peak of each", overviews.len())))?;
     if let Some(cards) = overviews.iter().find_map(|overview| overview.cards.as_ref()) {
-        writeln!(out, "{} for each process", one_line(cards))?;
+        writeln!(out, "{}", one_line(cards))?;
     }
     writeln!(out, "{}", InPaint(&Peaks(overviews), paint))?;
     let places = places(overviews);

@@ -15,10 +15,10 @@ use std::{
 };
 
 use gpumem_core::export::Role;
-use gpumem_driver::source::machine::cuda_devices;
+use gpumem_driver::{ring_memory::RingPages, source::machine::cuda_devices};
 use gpumem_inject::variable;
 
-pub(crate) use self::options::{Recorded, RunOptions, card};
+pub(crate) use self::options::{Recorded, RunOptions};
 use self::{
     destination::Destination,
     finish::{Finished, finish},
@@ -43,7 +43,9 @@ pub(crate) fn check() -> io::Result<std::path::PathBuf> {
 /// Runs the program, recorded if that is possible.
 pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
     let mut program = Program::new(&options.command);
-    let destination = match prepare(options, &mut program) {
+    // The processes of the program find it while this one has it.
+    let account = options.cards.account();
+    let destination = match prepare(options, account.as_ref(), &mut program) {
         Ok(destination) => Some(destination),
         // What was asked for is not to use the real card.
         Err(failure) if options.cards.are_replaced() => {
@@ -71,7 +73,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
 }
 
 /// Tells the program's processes how to record themselves. Returns where the recordings will be.
-fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, Failure> {
+fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Program) -> Result<Destination, Failure> {
     let runs_on = "the program runs without being recorded";
     if let Some(outer) = env::var_os(variable::FILE).filter(|path| !path.is_empty()) {
         let cause = format!("the `gpumem run` around it records to `{}`", outer.display());
@@ -94,7 +96,7 @@ fn prepare(options: &RunOptions, program: &mut Program) -> Result<Destination, F
     let settings = recorded.settings();
     program.environment(variable::KEEP, settings.keep);
     program.environment(variable::TORCH, settings.torch);
-    program.environment(variable::CARDS, cards.setting());
+    program.environment(variable::CARDS, cards.setting(account.and_then(RingPages::segment)));
     // The libraries of other tools are loaded as well.
     for (own, other) in [(variable::INJECTION, variable::OTHER_INJECTION), (variable::NVTX, variable::OTHER_NVTX)] {
         program.environment(other, env::var_os(own).unwrap_or_default());

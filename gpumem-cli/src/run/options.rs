@@ -1,13 +1,17 @@
 //! What `gpumem run` and `gpumem attach` are asked for.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{ffi::OsString, io, path::PathBuf};
 
 use clap::{ArgGroup, Args, ValueEnum};
 use gpumem_core::model::Bytes;
-use gpumem_driver::dry::CONTEXT;
+use gpumem_driver::{
+    dry::SHARED_WORDS,
+    ring_memory::RingPages,
+    settings::{card, size},
+};
 use gpumem_inject::variable;
 
-use crate::values::{recording, size};
+use crate::{terminal, values::recording};
 
 /// How a program is run.
 #[derive(Debug, Args)]
@@ -37,6 +41,9 @@ pub(super) struct Cards {
     /// The card of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without it, the card of this machine.
     #[arg(long, value_name = "CARD", requires = "dry", value_parser = card)]
     card: Option<Bytes>,
+    /// In a dry run, the program sees so many of these cards, on the first GPU of the machine.
+    #[arg(long = "cards", value_name = "COUNT", requires = "dry", value_parser = clap::value_parser!(u32).range(1..=64))]
+    count: Option<u32>,
     /// What a dry run copies to the host from memory that is not there: bytes that are 0, or 1.
     #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
     dry_fill: Fill,
@@ -57,68 +64,31 @@ impl Cards {
         self.dry || self.limit.is_some()
     }
 
+    /// The memory in which the program's processes say what they have on cards that are not the real ones. Without it, each has all of them.
+    pub(super) fn account(&self) -> Option<RingPages> {
+        let lines = || RingPages::new(SHARED_WORDS.div_ceil(8));
+        let shared = self.are_replaced().then(lines)?.and_then(|pages| match pages.segment() {
+            Some(_) => Ok(pages),
+            None => Err(io::Error::other("this machine has no shared memory of System V")),
+        });
+        // From now on it goes with the last process that has it.
+        let kept = shared.inspect(RingPages::discard);
+        kept.inspect_err(|why| terminal::error(&format_args!("each process has the cards for itself: {why}"))).ok()
+    }
+
     /// See [`variable::CARDS`]. Empty if they are the real ones.
-    pub(super) fn setting(&self) -> String {
-        let Self { dry, card, dry_fill, limit } = self;
-        match (limit, card) {
-            (Some(card), _) => format!("limit {}", card.get()),
-            (None, Some(card)) => format!("dry {} fill {}", card.get(), *dry_fill as u8),
-            (None, None) if *dry => format!("dry fill {}", *dry_fill as u8),
-            (None, None) => String::new(),
-        }
-    }
-}
-
-/// Cards, and how much `torch.cuda.mem_get_info()` says that each has in all, in MiB: what users' reports show. It is less than nvidia-smi's figure,
-/// because the driver reserves a part. A driver of another version may reserve some MiB more or less.
-const CARDS: &[(&str, u64)] = &[
-    ("T4", 14_930),
-    ("V100 16GB", 16_148),
-    ("V100 32GB", 32_502),
-    ("RTX 3060", 12_032),
-    ("RTX 3080", 10_014),
-    ("RTX 3090", 24_259),
-    ("RTX 4060", 7_936),
-    ("RTX 4090", 24_207),
-    ("RTX 5090", 32_122),
-    ("RTX A4000", 15_984),
-    ("RTX A6000", 48_681),
-    ("RTX 6000 Ada", 45_496),
-    ("A10G", 22_589),
-    ("L4", 22_579),
-    ("L40S", 45_466),
-    ("A100 40GB", 40_335),
-    ("A100 80GB", 81_050),
-    ("H100", 81_009),
-    ("H200", 143_155),
-    ("B200", 182_630),
-];
-
-/// A size, or the name of a card.
-pub(crate) fn card(text: &str) -> Result<Bytes, String> {
-    let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
-    let asked = plain(text);
-    let is_asked = |card: &&(&str, u64)| plain(card.0) == asked || plain(card.0) == format!("rtx{asked}");
-    if let Some((_, mib)) = CARDS.iter().find(is_asked) {
-        return Ok(Bytes::mib(*mib));
-    }
-    let bytes = size(text).map_err(|why| {
-        if text.contains(char::is_numeric) && !asked.starts_with(char::is_alphabetic) {
-            why
-        } else {
-            let names = |is_meant: &dyn Fn(&str) -> bool| {
-                let names: Vec<_> = CARDS.iter().map(|(name, _)| *name).filter(|name| is_meant(name)).collect();
-                names.join(", ")
-            };
-            let (alike, all) = (names(&|name| plain(name).starts_with(&asked)), names(&|_| true));
-            if alike.is_empty() {
-                format!("no such card is known; write a size such as 24GiB, or one of {all}")
-            } else {
-                format!("this may be one of {alike}")
+    pub(super) fn setting(&self, shared: Option<u64>) -> String {
+        let Self { dry, card, count, dry_fill, limit } = self;
+        let shared = shared.map(|number| format!(" shared {number}")).unwrap_or_default();
+        match limit {
+            Some(card) => format!("limit {}{shared}", card.get()),
+            None if *dry => {
+                let card = card.map(|card| format!(" {}", card.get())).unwrap_or_default();
+                format!("dry{card} cards {} fill {}{shared}", count.unwrap_or(0), *dry_fill as u8)
             }
+            None => String::new(),
         }
-    })?;
-    if bytes < CONTEXT { Err(format!("a context alone takes {CONTEXT}")) } else { Ok(bytes) }
+    }
 }
 
 /// What is recorded of a program.
@@ -204,23 +174,4 @@ impl Stacks {
 fn recording_size(text: &str) -> Result<Bytes, String> {
     let size = size(text)?;
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cards_have_a_size_or_a_name() {
-        assert_eq!(card("24GiB"), Ok(Bytes::gib(24)));
-        assert_eq!(card("1TiB"), Ok(Bytes::gib(1024)));
-        for name in ["RTX 4090", "rtx-4090", "4090"] {
-            assert_eq!(card(name), Ok(Bytes::mib(24_207)), "{name}");
-        }
-        assert_eq!(card("h100"), card("H100"));
-        assert!(card("H300").unwrap_err().contains("one of T4, V100 16GB"));
-        assert_eq!(card("A100").unwrap_err(), "this may be one of A100 40GB, A100 80GB");
-        assert!(card("24").unwrap_err().contains("it has no unit"));
-        assert!(card("24MiB").is_err() && card("-1GiB").is_err() && card("").is_err());
-    }
 }

@@ -17,7 +17,7 @@ use gpumem_core::{
     export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
     model::Bytes,
 };
-use gpumem_driver::dry::CONTEXT;
+use gpumem_driver::settings::CONTEXT;
 use serde::Serialize;
 
 use self::trial::{Outcome, Trials};

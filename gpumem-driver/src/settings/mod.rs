@@ -1,5 +1,6 @@
 //! The environment variables of gpumem: one list, read once for each process.
 
+mod cards;
 mod parse;
 mod read;
 #[cfg(test)]
@@ -8,6 +9,7 @@ mod values;
 mod variables;
 
 pub use self::{
+    cards::{CONTEXT, card, size},
     read::{preset, settings},
-    values::{Setting, Settings, Stacks},
+    values::{Card, Setting, Settings, Stacks},
 };

@@ -12,6 +12,19 @@ use crate::{
 pub(super) const GAUGE: &str = "GPUMEM_GAUGE";
 pub(super) const SOURCE: &str = "GPUMEM_SOURCE";
 pub(super) const SIM: &str = "GPUMEM_SIM";
+pub(super) const DRY: &str = "GPUMEM_DRY";
+pub(super) const LIMIT: &str = "GPUMEM_LIMIT";
+
+/// A card in the place of the real ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// The variable that asks for it.
+    pub variable: &'static str,
+    /// All its memory.
+    pub size: Bytes,
+    /// Nothing is computed on it.
+    pub is_dry: bool,
+}
 
 /// The allocations whose stack is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +71,8 @@ pub struct Settings {
     pub update_baseline: bool,
     /// The memory of each device. See [`sim`](Self::sim).
     pub(super) sim: Vec<Bytes>,
+    /// See [`card`](Self::card).
+    pub(super) card: Option<Card>,
     /// The program does not know gpumem: neither NVML nor CUPTI is loaded into it. A program that loads them itself, as profilers
     /// do, is not disturbed.
     pub is_foreign: bool,
@@ -94,6 +109,7 @@ impl Default for Settings {
             baseline: None,
             update_baseline: false,
             sim: Vec::new(),
+            card: None,
             is_foreign: false,
             set: Vec::new(),
         }
@@ -130,6 +146,14 @@ impl Settings {
     /// If `GPUMEM_SIM` has a value that cannot be used.
     pub fn sim(&self) -> Result<&[Bytes]> {
         self.check(SIM).map(|()| &*self.sim)
+    }
+
+    /// The card that is to take the place of the real ones.
+    ///
+    /// # Errors
+    /// If `GPUMEM_DRY` or `GPUMEM_LIMIT` has a value that cannot be used.
+    pub fn card(&self) -> Result<Option<Card>> {
+        self.check(DRY).and_then(|()| self.check(LIMIT)).map(|()| self.card)
     }
 
     /// The file of the recording, if one is requested.

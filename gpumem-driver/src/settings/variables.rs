@@ -3,8 +3,9 @@
 use std::{ffi::OsStr, time::Duration};
 
 use super::{
+    cards::card,
     parse::{InvalidValue, flag, invalid, lower, not_one_of, path, unless_auto},
-    values::{GAUGE, SIM, SOURCE, Settings, Stacks},
+    values::{Card, DRY, GAUGE, LIMIT, SIM, SOURCE, Settings, Stacks},
 };
 use crate::{
     export::Sink,
@@ -191,4 +192,30 @@ pub(super) const VARIABLES: &[Variable] = &[
             Ok(settings.sim.iter().map(Bytes::to_string).collect::<Vec<_>>().join(", "))
         },
     },
+    Variable {
+        name: DRY,
+        meaning: "a dry run: the program allocates as on this card, and computes nothing large",
+        values: CARDS,
+        default: "none",
+        read: |text, settings| replace_card(DRY, text, settings),
+    },
+    Variable {
+        name: LIMIT,
+        meaning: "a smaller card: the program computes, and gets no more than this card would give",
+        values: CARDS,
+        default: "none",
+        read: |text, settings| replace_card(LIMIT, text, settings),
+    },
 ];
+
+const CARDS: &str = "a size such as `24GiB`, or the name of a card";
+
+fn replace_card(variable: &'static str, text: &OsStr, settings: &mut Settings) -> Result<String, InvalidValue> {
+    let instead = "gpumem measures nothing, and the program uses the real card";
+    if settings.card.is_some() {
+        return invalid(format!("{DRY} is set as well; unset one of them"), instead);
+    }
+    let size = card(text.to_string_lossy().trim()).or_else(|why| invalid(why, instead))?;
+    settings.card = Some(Card { variable, size, is_dry: variable == DRY });
+    Ok(size.to_string())
+}

@@ -11,7 +11,7 @@ mod failure;
 mod library;
 mod pool;
 
-pub(crate) use self::context::{current_context, identify_context};
+pub(crate) use self::context::{current_context, has_primary_context, identify_context};
 pub(crate) use self::device::{CudaDevice, current, devices, is_integrated};
 pub(crate) use self::{
     blocks::{AddressRange, belongs_to_graph, block_number, device_at, next_block_number, range_at},
@@ -20,6 +20,6 @@ pub(crate) use self::{
 };
 pub(super) use self::{
     capture::relaxed,
-    context::{current_ordinal, has_primary_context, primary_context},
+    context::{current_ordinal, primary_context},
     library::{LIBRARY, load},
 };

@@ -48,6 +48,14 @@ mod subscription {
     pub(crate) fn displaced() -> u128 {
         0
     }
+
+    pub(crate) fn replace_cards(_: crate::settings::Card) -> Result<(), Error> {
+        check_available()
+    }
 }
 
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) use self::dry::replace_cards;
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+pub(crate) use self::subscription::replace_cards;
 pub(crate) use self::subscription::{check_available, displaced, subscribe, subscribed, unsubscribe};

@@ -174,11 +174,23 @@ fn is_without_program() -> bool {
 
 /// When this process began, as `/proc` says; 0 where that is not known. Another process that gets the same number began later.
 pub fn began() -> u64 {
-    let stat = std::fs::read("/proc/self/stat").unwrap_or_default();
+    began_in("/proc/self").unwrap_or(0)
+}
+
+/// When the process with this number began. `None` if no such process runs.
+pub fn began_of(pid: u32) -> Option<u64> {
+    began_in(&format!("/proc/{pid}"))
+}
+
+fn began_in(folder: &str) -> Option<u64> {
+    let stat = std::fs::read(format!("{folder}/stat")).ok()?;
     // The name of the program is in brackets and may contain anything, also what is not UTF-8.
     let stat = String::from_utf8_lossy(&stat);
-    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    after_name.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    // The state is that of the first thread: it may have ended before the others.
+    let has_ended = matches!(fields.next()?, "Z" | "X");
+    let has_others = || std::fs::read_dir(format!("{folder}/task")).is_ok_and(|threads| threads.count() > 1);
+    if has_ended && !has_others() { None } else { fields.nth(18)?.parse().ok() }
 }
 
 /// How long this process has run; `None` where that is not known.

@@ -9,7 +9,7 @@ use std::io;
 use gpumem_core::recording::{Line, RingMemory, Segment, Segments};
 
 #[cfg(target_os = "linux")]
-pub use self::linux::RingPages;
+pub use self::linux::{RingPages, words_of};
 #[cfg(not(target_os = "linux"))]
 pub use self::other::RingPages;
 
@@ -23,7 +23,7 @@ mod linux {
         fs,
         ptr::{self, NonNull},
         slice,
-        sync::atomic::Ordering::Relaxed,
+        sync::atomic::{AtomicU64, Ordering::Relaxed},
     };
 
     use libc::{c_int, shmid_ds};
@@ -153,6 +153,27 @@ mod linux {
                 }
             }
         }
+    }
+
+    /// So many words of a segment of any process, for as long as this one lives.
+    ///
+    /// # Errors
+    /// If this process may not use the segment, or there is none that is as large.
+    pub fn words_of(segment: u64, count: usize) -> io::Result<&'static [AtomicU64]> {
+        let number = segment.try_into().map_err(|_| io::ErrorKind::NotFound)?;
+        let lines = attach(number, 0)?;
+        // SAFETY: the structure consists of numbers, for all of which 0 is a value, and the call fills it.
+        let bytes = unsafe {
+            let mut about: shmid_ds = std::mem::zeroed();
+            let is_known = libc::shmctl(number, libc::IPC_STAT, &raw mut about) == 0;
+            if is_known { about.shm_segsz } else { 0 }
+        };
+        if bytes / size_of::<AtomicU64>() < count {
+            return Err(io::Error::other("the segment of shared memory is too small"));
+        }
+        // SAFETY: so many words are mapped and stay mapped, because nobody detaches them. They begin at a page. As in `lines`, any bytes
+        // are atomic words.
+        Ok(unsafe { slice::from_raw_parts(lines.as_ptr().cast(), count) })
     }
 
     fn bytes_of(count: usize) -> io::Result<usize> {
@@ -334,6 +355,17 @@ mod tests {
             assert!(SharedMemory.read(number).unwrap().is_none());
             SharedMemory.remove(number);
         }
+    }
+
+    #[test]
+    fn processes_share_words() {
+        let memory = RingPages::new(4).unwrap();
+        // As long as a process has it, others find it by its number.
+        memory.discard();
+        let number = memory.segment().unwrap();
+        memory.lines()[3].0[1].store(0x0102, Relaxed);
+        assert_eq!(words_of(number, 32).unwrap()[25].load(Relaxed), 0x0102);
+        assert!(words_of(number, 4096).is_err() && words_of(u64::MAX, 1).is_err());
     }
 
     #[test]

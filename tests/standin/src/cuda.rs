@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use crate::card::Gpu;
 use crate::cupti;
 use crate::driver::{Call, lock};
-use crate::ffi::Out;
+use crate::ffi::{Out, Text};
 use crate::graphs::{end_capture, not_capturing};
 use crate::objects::{Capture, Objects, Stream, free_handle};
 use gpumem_core::device_model::{DeviceModel, ModelError};
@@ -26,6 +26,7 @@ pub(crate) const NOT_INITIALIZED: Refusal = Refusal(3);
 pub(crate) const NO_DEVICE: Refusal = Refusal(100);
 pub(crate) const INVALID_DEVICE: Refusal = Refusal(101);
 pub(crate) const INVALID_CONTEXT: Refusal = Refusal(201);
+const PEER_ACCESS_UNSUPPORTED: Refusal = Refusal(217);
 pub(crate) const INVALID_HANDLE: Refusal = Refusal(400);
 pub(crate) const CONTEXT_IS_DESTROYED: Refusal = Refusal(709);
 pub(crate) const NOT_SUPPORTED: Refusal = Refusal(801);
@@ -211,6 +212,11 @@ fn total(model: &DeviceModel) -> u64 {
     model.total() - model.reserved()
 }
 
+/// Each card has a bus of its own.
+fn bus_id(card: usize) -> String {
+    format!("0000:{:02x}:00.0", card + 1)
+}
+
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: c_uint = 1;
 
@@ -290,6 +296,33 @@ dispatched! { jumps;
     fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, of: Device) |call| {
         let (_, gpu) = device(call, of)?;
         Ok(uuid.put(gpu.mig.unwrap_or(gpu.uuid).0)?)
+    }
+
+    fn cuDeviceGetPCIBusId(text: Out<c_char>, length: c_int, of: Device) |call| {
+        let (card, _) = device(call, of)?;
+        Ok(text.put_text(&bus_id(card), usize::try_from(length).map_err(|_| INVALID_VALUE)?)?)
+    }
+
+    fn cuDeviceGetByPCIBusId(found: Out<Device>, text: Text) |call| {
+        ready(call)?;
+        let text = text.get()?;
+        let ordinal = call.driver.visible.iter().position(|card| bus_id(*card) == text).ok_or(INVALID_DEVICE)?;
+        Ok(found.put(count(ordinal))?)
+    }
+
+    // No two cards are beside each other.
+    fn cuDeviceCanAccessPeer(can: Out<c_int>, of: Device, peer: Device) |call| {
+        device(call, of)?;
+        device(call, peer)?;
+        Ok(can.put(0)?)
+    }
+
+    fn cuCtxEnablePeerAccess(_peer: Handle, _flags: c_uint) |_call| {
+        Err(PEER_ACCESS_UNSUPPORTED)
+    }
+
+    fn cuCtxDisablePeerAccess(_peer: Handle) |_call| {
+        Err(PEER_ACCESS_UNSUPPORTED)
     }
 
     fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, of: Device) |call| {

@@ -4,44 +4,7 @@ import json
 import os
 import sys
 
-cuda = ctypes.CDLL("libcuda.so.1")
-MIB = 1 << 20
-word = ctypes.c_uint64
-
-
-def call(name, *arguments):
-    passed = [ctypes.byref(a) if isinstance(a, ctypes._SimpleCData) and not isinstance(a, ctypes.c_void_p) else a for a in arguments]
-    passed = [word(a) if isinstance(a, int) else a for a in passed]
-    return getattr(cuda, name)(*passed)
-
-
-def alloc(mib):
-    address = word()
-    return call("cuMemAlloc_v2", address, mib * MIB), address.value
-
-
-def info():
-    free, total = word(), word()
-    assert call("cuMemGetInfo_v2", free, total) == 0
-    return free.value // MIB, total.value // MIB
-
-
-def read(address):
-    buffer = ctypes.create_string_buffer(b"\x11" * 4, 4)
-    code = call("cuMemcpyDtoH_v2", ctypes.cast(buffer, ctypes.c_void_p), address, 4)
-    return code, buffer.raw.hex()
-
-
-def launched(function, rows, values):
-    """The code, and whether it was executed."""
-    before = cuda.standin_executed()
-    parameters = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-    code = call("cuLaunchKernel", function, 1, rows, 1, 1, 1, 1, 0, 0, ctypes.cast(parameters, ctypes.c_void_p), 0)
-    return code, cuda.standin_executed() - before
-
-
-def launch(*addresses):
-    return launched(len(addresses), 1, [word(address) for address in addresses])
+from standin_cuda import MIB, alloc, call, cuda, enter, info, launch, launched, read, word
 
 
 def join(rows, *addresses):
@@ -50,9 +13,9 @@ def join(rows, *addresses):
 
 
 seen = {}
-context, total = ctypes.c_void_p(), word()
+total = word()
 assert call("cuInit", 0) == 0
-assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
+enter(0)
 call("cuDeviceTotalMem_v2", total, 0)
 seen["total"], seen["free"] = total.value // MIB, info()
 code, large = alloc(int(sys.argv[1]))
@@ -81,7 +44,14 @@ seen["map"] = call("cuMemMap", at.value, 20 * MIB, 0, handle.value, 0)
 seen["access"] = call("cuMemSetAccess", at.value, 20 * MIB, ctypes.cast(properties, ctypes.c_void_p), 1)
 seen["retain"] = call("cuMemRetainAllocationHandle", again, at.value), again.value == handle.value
 seen["mapped"] = info()[0], launch(at.value + 8)
-seen["shared"] = call("cuMemExportToShareableHandle", ctypes.c_void_p(), handle.value, 1, 0)
+# What another process gets takes nothing of the card.
+shared, imported = ctypes.c_int32(-1), word()
+seen["shared"] = [call("cuMemExportToShareableHandle", shared, handle.value, kind, 0) for kind in (8, 1)]
+before = info()[0]
+seen["imported"] = [call("cuMemImportFromShareableHandle", imported, descriptor, 1) for descriptor in (shared.value, 0)]
+call("cuMemAddressReserve", again, 20 * MIB, 0, 0, 0)
+seen["imported"] += [call("cuMemMap", again.value, 20 * MIB, 0, imported.value, 0), launch(again.value), info()[0] - before]
+seen["imported"] += [call("cuMemUnmap", again.value, 20 * MIB), [call("cuMemRelease", imported.value) for _ in range(2)], info()[0] - before]
 for _ in range(2):
     assert call("cuMemRelease", handle.value) == 0
 seen["unmap"] = call("cuMemUnmap", at.value, 20 * MIB), info()[0]

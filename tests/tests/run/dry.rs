@@ -4,20 +4,21 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// It allocates a large block of so many MiB as its argument says.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/dry.py");
+const CARDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/cards.py");
+const SHARED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/shared.py");
 
-/// Runs the program, which allocates a large block of so many MiB. Returns what it saw, and the report of its recording.
-fn seen(options: &[&str], mib: &str) -> Option<(Value, String)> {
+/// Runs a program that prints what it saw. Returns that, and the report of its recording.
+fn seen(options: &[&str], program: &[&str]) -> Option<(Value, String)> {
     let Some(python) = python() else {
         gpumem_tests::skipped("no Python whose lines are recorded");
         return None;
     };
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let outcome = machine().run_program(
-        &built("gpumem-command"),
-        &[&["run"], options, &["-o", &file, "--", &python, PROGRAM, mib]].concat(),
-    );
+    let outcome = machine()
+        .run_program(&built("gpumem-command"), &[&["run"], options, &["-o", &file, "--", &python], program].concat());
     assert!(outcome.succeeded(), "{outcome}");
     let seen = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"));
     Some((seen, outcome.stderr))
@@ -25,7 +26,7 @@ fn seen(options: &[&str], mib: &str) -> Option<(Value, String)> {
 
 #[test]
 fn a_dry_run_has_the_card_that_it_is_asked_for() {
-    let Some((seen, report)) = seen(&["--dry", "--card", "1TiB"], "700000") else { return };
+    let Some((seen, report)) = seen(&["--dry", "--card", "1TiB"], &[PROGRAM, "700000"]) else { return };
     let expected = json!({
         "total": 1_048_576, "free": [1_048_049, 1_048_576], "large": 0, "after": [348_049, 1_048_576], "refused": 2,
         // What is not there is zeros; what is there is read.
@@ -33,7 +34,8 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         "launch": [[0, 0], [0, 1], [0, 0], [0, 1]], "join": [[0, 1], [0, 0]],
         "copied": 0, "through a table": [0, 0],
         "range": [0, true, 700_000], "kind": [0, 2], "managed": [0, 0],
-        "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]], "shared": 801,
+        "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]],
+        "shared": [801, 0], "imported": [0, 1, 0, [0, 0], 0, 0, [0, 1], 0],
         "unmap": [0, 348_047],
         "null": 1, "beyond": 1, "child": 7,
         "freed": [[0, 0, 0, 1], 1_048_049],
@@ -46,20 +48,86 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
 }
 
 #[test]
+fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
+    let Some((seen, report)) = seen(&["--dry", "--card", "24GiB", "--cards", "4"], &[CARDS]) else { return };
+    let expected = json!({
+        "cards": [4, 4, ["0000:01:00.0", "0001:01:00.0", "0002:01:00.0", "0003:01:00.0"], [0, 1, 2, 3], [0, 1, 2, 3]],
+        "no card": [101, 101],
+        "state": [[0, 0, 0, 0], [1, 1, 1, 1], true],
+        "free": [24_049, 24_049, 24_049, 24_049],
+        "refused": 2, "other card": 0, "after": [24_049, 4_049, 24_049, 4_047], "ordinals": [[0, 3], [0, 3]],
+        // The contexts of a card do not reach what is real on another one.
+        "launch": [[0, 0], 0], "launch on its card": [0, 1],
+        "peers": [[0, 1], [0, 0], 101], "enable": [0, 704, 0, 705],
+        "create": [[0, 0], [101, 101]], "pools": [[0, 0], true], "pooled": 0, "of a pool": [24_049, 4_047, 23_963, 4_047],
+        "release": [[0, 0, 0, 201], [1, 1, 0, 0]], "reset": [0, 0, 101], "again": 24_049,
+    });
+    assert_eq!(seen, expected);
+    for part in [
+        "dry run, 4 cards of 24 GiB",
+        "device 3 (Stand-in GPU 0): the peak was 19.53 GiB",
+        "kind     pool 64 MiB (74 %), vmm 22 MiB (26 %)",
+    ] {
+        assert!(report.contains(&format!("\n{part}\n")), "{part:?} is not in {report}");
+    }
+}
+
+/// Each has a context. What a killed process had is free again.
+#[test]
+fn processes_share_the_card() {
+    for options in [&["--dry", "--card", "2GiB"][..], &["--limit", "2GiB"]] {
+        let Some((seen, report)) = seen(options, &[SHARED]) else { return };
+        let expected = json!({
+            "alone": [1521, 2048], "one": [[994, 2048], 0, 494], "two": [[0, 2048], 2, 0], "three": [0, 2],
+            "killed": [-9, 0, 894], "alone again": 1421,
+        });
+        assert_eq!(seen, expected, "{options:?}");
+        assert!(!report.contains("each process"), "{report}");
+    }
+}
+
+#[test]
 fn a_dry_run_fills_what_it_is_asked_for() {
-    let Some((seen, _)) = seen(&["--dry", "--dry-fill", "one"], "1000") else { return };
+    let Some((seen, _)) = seen(&["--dry", "--dry-fill", "one"], &[PROGRAM, "1000"]) else { return };
     assert_eq!(seen["read"], json!([[0, "01010101"], [0, "abababab"]]));
 }
 
 /// All memory is real, and there is less of it.
 #[test]
 fn a_limit_refuses_and_computes() {
-    let Some((seen, report)) = seen(&["--limit", "2GiB"], "1000") else { return };
+    let Some((seen, report)) = seen(&["--limit", "2GiB"], &[PROGRAM, "1000"]) else { return };
     assert_eq!((&seen["total"], &seen["free"], &seen["refused"]), (&json!(2048), &json!([1521, 2048]), &json!(2)));
     assert_eq!(seen["launch"], json!([[0, 1], [0, 1], [0, 1], [0, 1]]));
     assert_eq!(seen["read"], json!([[0, "abababab"], [0, "abababab"]]));
     assert_eq!(seen["freed"][1], json!(1521));
     assert!(report.contains("\ncard limited to 2 GiB\n"), "{report}");
+}
+
+/// A program that knows gpumem needs no `gpumem run`.
+#[test]
+fn the_environment_asks_a_program_for_a_card() {
+    let seen = |variable: &str, card: &str, steps: &[&str]| {
+        let outcome = machine().env(variable, card).run_program(&built("probe"), steps);
+        format!("{}{}", outcome.stdout, outcome.stderr)
+    };
+    let context = ["call cuInit 0", "call cuDevicePrimaryCtxRetain &context 0", "call cuCtxSetCurrent context"];
+    let uses = ["mem_get_info 0", "call cuMemAlloc_v2 &first 1572864000", "call cuMemAlloc_v2 &second 104857600"];
+    let has = |variable: &str, card: &str, steps: [&[&str]; 2], parts: [&str; 3]| {
+        let seen = seen(variable, card, &steps.concat());
+        for part in parts {
+            assert!(seen.contains(part), "{part:?} is not in {seen}");
+        }
+    };
+    let early = [&["new"][..], &context, &uses].concat();
+    for (variable, words) in [("GPUMEM_LIMIT", "card limited to 2 GiB"), ("GPUMEM_DRY", "dry run, card of 2 GiB")] {
+        let words = format!("gpumem: the program does not have the real card: {words}\n");
+        has(variable, "2GiB", [&early, &[]], [&words, "> mem_get_info 0: 1.49 GiB 2 GiB\n", "&second 104857600: 2\n"]);
+    }
+    let refused = "gpumem: cannot use GPUMEM_DRY: it has no unit; write a size such as 2GiB; gpumem measures nothing";
+    has("GPUMEM_DRY", "2", [&early, &[]], [refused, "new: done", "&second 104857600: 0\n"]);
+    let late =
+        "cannot use GPUMEM_LIMIT: the program has a CUDA context already; call gpumem::intercept::subscribe() before";
+    has("GPUMEM_LIMIT", "2GiB", [&context, &["new"]], [late, "a trace is off", "new: done"]);
 }
 
 /// The program must not use the real card instead.

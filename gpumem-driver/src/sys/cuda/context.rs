@@ -44,7 +44,7 @@ pub(crate) fn identify_context() -> Option<(u32, u64)> {
 
 /// Whether the device's primary context exists.
 #[doc(alias = "cuDevicePrimaryCtxGetState")]
-pub(in crate::sys) fn has_primary_context(device: sys::CUdevice) -> bool {
+pub(crate) fn has_primary_context(device: sys::CUdevice) -> bool {
     let (mut flags, mut active) = (0, 0);
     // SAFETY: the driver accepts any number, and both out-parameters are live.
     let asked = unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };

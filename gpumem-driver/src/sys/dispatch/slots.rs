@@ -79,17 +79,17 @@ pub(super) fn unusable(detail: impl Into<String>) -> Error {
 /// The table of this process's driver, found and checked once.
 pub(super) fn table() -> Result<&'static DispatchTable, Error> {
     static TABLE: OnceCell<Result<DispatchTable, Error>> = OnceCell::new();
-    let find = || DispatchTable::find(CALLS.iter().map(|(_, name, _)| *name));
+    let find = || DispatchTable::find(CALLS.iter().map(|(_, name, _)| *name).enumerate());
     TABLE.get_or_init(find).as_ref().map_err(Clone::clone)
 }
 
 impl DispatchTable {
-    /// The slots of these functions.
-    pub(super) fn find(names: impl Iterator<Item = &'static str>) -> Result<Self, Error> {
+    /// The slots of these functions, each of which has a row in a list.
+    pub(super) fn find(names: impl Iterator<Item = (usize, &'static str)>) -> Result<Self, Error> {
         let (library, _) = dl::open(cuda::LIBRARY, NAMES.iter().map(PathBuf::from))?;
         // A function that the driver does not have is never called, so it needs no slot.
         let rows: Vec<(usize, &str, usize)> =
-            names.enumerate().filter_map(|(row, name)| Some((row, name, symbol(&library, name)?))).collect();
+            names.filter_map(|(row, name)| Some((row, name, symbol(&library, name)?))).collect();
         let (_, name, address) = rows.first().ok_or_else(|| unusable("the driver has none of the functions"))?;
         let nowhere = || unusable(format!("{name} is in no library"));
         let image = Image::around(*address).ok_or_else(nowhere)?;

@@ -5,6 +5,7 @@ use std::{ffi::c_int, ptr};
 use cudarc::driver::sys;
 
 use super::{
+    cards,
     memory::{Backing, Block},
     mode::{LARGEST_REAL, MODE, Mode},
     places::PAGE,
@@ -23,14 +24,15 @@ fn code_of(error: ModelError) -> u32 {
 }
 
 /// # Safety
-/// `real` makes the call, and `out` is where it writes the address.
-pub(super) unsafe fn alloc(out: u64, bytes: u64, is_pooled: bool, real: Real<'_>) -> u32 {
-    let (context, device) = here();
+/// `real` makes the call, and `out` is where it writes the address. A pool of 0 is that of the current device.
+pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, real: Real<'_>) -> u32 {
+    let (context, current) = here();
+    let device = pool.filter(|pool| *pool != 0).map_or(current, cards::of_pool);
     // The driver says what is wrong with a call without a context, or of no bytes.
     if context == 0 || bytes == 0 || out == 0 {
         return real();
     }
-    let granted = memory().grant(device, bytes, is_pooled);
+    let granted = memory().grant(device, bytes, pool.is_some());
     let grant = match granted {
         Ok(grant) => grant,
         Err(error) => return code_of(error),
@@ -47,8 +49,10 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, is_pooled: bool, real: Real<'_>
     match begun {
         Ok((address, backing)) => {
             memory().insert(address, bytes, backing, context, device, Some(grant));
-            if backing == Backing::Dry {
+            if backing == Backing::Dry || cards::are_simulated() {
                 watch(address, bytes);
+            }
+            if backing == Backing::Dry {
                 // SAFETY: the caller passes the place for the address.
                 unsafe { put(out, address) };
             } else if matches!(MODE.get(), Some(Mode::Dry { .. })) {
@@ -112,6 +116,7 @@ fn clear(address: u64, bytes: u64) {
 
 /// All blocks of a context end with it.
 fn end_context(context: u64) {
+    cards::forget(context);
     let dry = memory().remove_all(|block| block.context == context);
     for (address, block) in dry {
         give_back(address, block);
@@ -164,7 +169,7 @@ pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
     };
     // SAFETY: the first two are where the address and the pitch go.
     unsafe {
-        let result = alloc(words[0], bytes, false, real);
+        let result = alloc(words[0], bytes, None, real);
         if result == SUCCESS && !is_real(bytes) {
             put(words[1], pitch);
         }
@@ -198,6 +203,9 @@ pub(super) fn destroy_context(context: u64, real: Real<'_>) -> u32 {
 
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) fn reset_primary_context(device: u64, real: Real<'_>) -> u32 {
+    if let Some(code) = cards::reset_primary_context(device) {
+        return code;
+    }
     let context = inside(|| cuda::primary_context(device as c_int)).map_or(0, |context| context as u64);
     let result = real();
     if result == SUCCESS && context != 0 {

@@ -3,10 +3,12 @@
 use std::{mem, sync::atomic::Ordering::Relaxed};
 
 use super::{
-    blocks, physical, questions,
+    blocks, cards, physical, questions,
     replaced::DRIVERS,
-    state::{CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle},
-    table::{FUNCTIONS, Shape, with_functions},
+    state::{
+        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle,
+    },
+    table::{CardCall, FUNCTIONS, Shape, with_functions},
     work::{self, Planes},
 };
 use crate::{
@@ -28,14 +30,15 @@ macro_rules! functions {
             $(
                 pub(super) unsafe extern "C-unwind" fn $name($($argument: u64),*) -> u32 {
                     type Implementation = unsafe extern "C-unwind" fn($(functions!(@word $argument)),*) -> u32;
-                    let driver = || {
+                    let driver = |words: &[u64]| {
+                        let [$($argument),*] = *words else { return CUDA_ERROR_INVALID_VALUE };
                         let driver = DRIVERS[Row::$name as usize].load(Relaxed);
                         // SAFETY: it is the address of the driver's implementation, which has these arguments and returns a
                         // `CUresult`. It was stored before this function was put into the slot.
                         unsafe { mem::transmute::<usize, Implementation>(driver)($($argument),*) }
                     };
-                    // SAFETY: the words are the arguments of this call, which has this shape.
-                    unsafe { run($shape, &[$($argument),*], &driver) }
+                    // SAFETY: the words are the arguments of this call, which has this shape and these names of arguments.
+                    unsafe { run($shape, &[$(stringify!($argument)),*], &[$($argument),*], &driver) }
                 }
             )*
         }
@@ -52,21 +55,24 @@ with_functions!(functions);
 /// Makes a call as it is on the program's cards. `driver` makes it on the real one.
 ///
 /// # Safety
-/// `words` are the arguments of a call of this shape, and those that are pointers are as the driver demands.
-unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
+/// `words` are the arguments of a call of this shape, which have these names, and those that are pointers are as the driver demands.
+unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64]) -> u32) -> u32 {
     // A page that gpumem allocates for itself is on no card. In the child of a fork, a thread that does not exist may hold the lock.
     if IS_INSIDE.get() || Std::is_forked() || STATE.get() == ThreadState::Library && shape == Shape::Create {
-        return driver();
+        return driver(words);
     }
-    let real = &|| inside(driver);
+    // SAFETY: the caller says so.
+    let real = &|| inside(|| unsafe { cards::with_drivers_device(names, words, driver) });
     if shape.structs().iter().any(|at| words[*at] == 0) {
         return real();
     }
     // SAFETY: the caller passes the arguments of the function, which each of these takes.
     unsafe {
         match shape {
-            Shape::Alloc => blocks::alloc(words[0], words[1], false, real),
-            Shape::AllocPooled => blocks::alloc(words[0], words[1], true, real),
+            Shape::Alloc => blocks::alloc(words[0], words[1], None, real),
+            Shape::AllocPooled { pool } => {
+                blocks::alloc(words[0], words[1], Some(pool.map_or(0, |at| words[at])), real)
+            }
             Shape::AllocPitch => blocks::alloc_pitch(words, real),
             Shape::AllocManaged => blocks::alloc_managed(words, real),
             Shape::Free => blocks::free(words[0], real),
@@ -79,6 +85,8 @@ unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
             Shape::Map => physical::map(words[0], words[1], words[3], real),
             Shape::Unmap => physical::unmap(words[0], words[1]),
             Shape::SetAccess => physical::set_access(words, real),
+            Shape::Export => physical::export(words, real),
+            Shape::Import => physical::import(words, real),
             Shape::GetAccess => questions::access(words, real),
             Shape::Properties => questions::properties(words, real),
             Shape::Info => questions::info(words, real),
@@ -88,7 +96,7 @@ unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
             Shape::Attributes => questions::attributes(words, real),
             Shape::PoolAttribute => questions::pool_attribute(words, real),
             Shape::SetPoolAttribute => questions::set_pool_attribute(words, real),
-            Shape::Trim => questions::trim(words[1], real),
+            Shape::Trim => questions::trim(words[0], words[1], real),
             Shape::Synchronize => questions::synchronize(real),
             Shape::RefuseAddress(at) if is_dry(words[at]) => CUDA_ERROR_NOT_SUPPORTED,
             Shape::RefuseHandle(at) if is_dry_handle(words[at]) => CUDA_ERROR_NOT_SUPPORTED,
@@ -116,6 +124,7 @@ unsafe fn run(shape: Shape, words: &[u64], driver: &dyn Fn() -> u32) -> u32 {
             Shape::Node { parameters } => work::node(words, parameters, real),
             Shape::SetKernelNode if work::kernel_uses_dry_memory(words[2]) => SUCCESS,
             Shape::StreamOperations => work::stream_operations(words, real),
+            Shape::Card(call) => cards::run(call, words, real, driver),
             _ => real(),
         }
     }

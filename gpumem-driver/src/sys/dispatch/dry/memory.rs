@@ -5,10 +5,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    mode::CONTEXT,
     places::{PAGE, Places},
+    shared::Shared,
 };
-use crate::device_model::{DeviceModel, ModelError};
+use crate::{
+    device_model::{DeviceModel, ModelError},
+    settings::CONTEXT,
+};
 
 /// How a block is backed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub(super) struct Physical {
     pub(super) is_dry: bool,
     /// The words of its `CUmemAllocationProp`.
     pub(super) properties: [u64; 4],
+    /// Another process has it: this one takes nothing of the card.
+    is_imported: bool,
     references: u32,
     mappings: u32,
 }
@@ -63,6 +68,8 @@ pub(super) struct Memory {
     /// All cards have as much.
     card: u64,
     cards: BTreeMap<u32, DeviceModel>,
+    /// What other processes have on the same cards.
+    shared: Option<Shared>,
     pub(super) blocks: BTreeMap<u64, Block>,
     pub(super) physical: HashMap<u64, Physical>,
     pub(super) mapped: BTreeMap<u64, Mapping>,
@@ -80,33 +87,83 @@ pub(super) struct Grant {
 }
 
 impl Memory {
-    pub(super) fn new(card: u64) -> Self {
+    pub(super) fn new(card: u64, shared: Option<Shared>) -> Self {
         let (cards, blocks, physical, mapped) = Default::default();
-        Self { card, cards, blocks, physical, mapped, places: Places::new(), dry: 0 }
+        Self { card, cards, shared, blocks, physical, mapped, places: Places::new(), dry: 0 }
     }
 
-    /// The card of a device, on which a context is from now on.
-    pub(super) fn card(&mut self, device: u32) -> &mut DeviceModel {
-        let card = self.card;
-        self.cards.entry(device).or_insert_with(|| {
-            let mut model = DeviceModel::new(card);
+    /// Does this with the card of a device, on which a context is from now on. What the other processes have is not part of it.
+    pub(super) fn on_card<T>(&mut self, device: u32, action: impl FnOnce(&mut DeviceModel) -> T) -> T {
+        let size = self.card;
+        let card = self.cards.entry(device).or_insert_with(|| {
+            let mut model = DeviceModel::new(size);
             // A card that is smaller than a context has nothing left.
-            _ = model.hold(CONTEXT.get().min(card));
+            _ = model.hold(CONTEXT.get().min(size));
             model
-        })
+        });
+        let done = action(card);
+        if let Some(shared) = &self.shared {
+            shared.publish(device, card.used());
+        }
+        done
+    }
+
+    /// What is left of a card, and all of it.
+    pub(super) fn free_and_total(&mut self, device: u32) -> (u64, u64) {
+        self.forget_ended();
+        let (free, total) = self.on_card(device, |card| (card.free(), card.total()));
+        (free.saturating_sub(self.others(device)), total)
+    }
+
+    fn others(&self, device: u32) -> u64 {
+        self.shared.map_or(0, |shared| shared.others(device))
+    }
+
+    fn forget_ended(&self) -> bool {
+        self.shared.is_some_and(|shared| shared.forget_ended())
+    }
+
+    /// Takes a part of a card that no process has.
+    fn take<T: Copy>(
+        &mut self,
+        device: u32,
+        take: impl Fn(&mut DeviceModel) -> Result<T, ModelError>,
+        give_back: impl Fn(&mut DeviceModel, T),
+    ) -> Result<T, ModelError> {
+        let attempt = |memory: &mut Self| {
+            let others = memory.others(device);
+            let taken = memory.on_card(device, |card| {
+                let others = others.min(card.free());
+                card.hold(others)?;
+                let taken = take(card);
+                card.release(others);
+                taken
+            })?;
+            // Another process may have taken the same part meanwhile. Then both may be refused, but never do both get it. If nobody has
+            // taken anything, the block lies where this process had memory already.
+            let is_left = memory.on_card(device, |card| card.free()) >= memory.others(device);
+            if is_left || memory.others(device) == others {
+                return Ok(taken);
+            }
+            memory.on_card(device, |card| give_back(card, taken));
+            Err(ModelError::OutOfMemory)
+        };
+        match attempt(self) {
+            Err(ModelError::OutOfMemory) if self.forget_ended() => attempt(self),
+            attempted => attempted,
+        }
     }
 
     /// A place on the card for a block.
     pub(super) fn grant(&mut self, device: u32, bytes: u64, is_pooled: bool) -> Result<Grant, ModelError> {
-        let card = self.card(device);
-        let model = if is_pooled { card.alloc_async(bytes) } else { card.alloc(bytes) }?;
+        let take = |card: &mut DeviceModel| if is_pooled { card.alloc_async(bytes) } else { card.alloc(bytes) };
+        let model = self.take(device, take, |card, model| end_block(card, model, is_pooled))?;
         Ok(Grant { device, model, is_pooled })
     }
 
     /// The driver has refused the block.
     pub(super) fn withdraw(&mut self, Grant { device, model, is_pooled }: Grant) {
-        let card = self.card(device);
-        _ = if is_pooled { card.free_async(model) } else { card.free_block(model) };
+        self.on_card(device, |card| end_block(card, model, is_pooled));
     }
 
     /// A block begins. `grant` is `None` for memory that no card has.
@@ -155,17 +212,29 @@ impl Memory {
 
     /// Whether so much physical memory is left on the card. If so, it is taken.
     pub(super) fn hold(&mut self, device: u32, bytes: u64) -> bool {
-        self.card(device).hold(bytes.next_multiple_of(PAGE)).is_ok()
+        let bytes = bytes.next_multiple_of(PAGE);
+        self.take(device, |card| card.hold(bytes), |card, ()| card.release(bytes)).is_ok()
     }
 
     /// See [`hold`](Self::hold).
     pub(super) fn release_held(&mut self, device: u32, bytes: u64) {
-        self.card(device).release(bytes.next_multiple_of(PAGE));
+        self.on_card(device, |card| card.release(bytes.next_multiple_of(PAGE)));
     }
 
     pub(super) fn create(&mut self, handle: u64, bytes: u64, device: u32, is_dry: bool, properties: [u64; 4]) {
-        let physical = Physical { bytes, device, is_dry, properties, references: 1, mappings: 0 };
+        let (is_imported, references, mappings) = (false, 1, 0);
+        let physical = Physical { bytes, device, is_dry, properties, is_imported, references, mappings };
         self.physical.insert(handle, physical);
+    }
+
+    /// Dry physical memory of another process. Returns its number.
+    pub(super) fn import(&mut self, bytes: u64, device: u32, properties: [u64; 4]) -> u64 {
+        let handle = self.dry_handle();
+        self.create(handle, bytes, device, true, properties);
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.is_imported = true;
+        }
+        handle
     }
 
     /// Whether the handle is known.
@@ -209,13 +278,18 @@ impl Memory {
             self.physical.get(&handle).copied().filter(|physical| physical.references == 0 && physical.mappings == 0)
         {
             self.physical.remove(&handle);
-            self.release_held(physical.device, physical.bytes);
+            if !physical.is_imported {
+                self.release_held(physical.device, physical.bytes);
+            }
         }
     }
 
     /// All work is done: pools return what they do not need.
     pub(super) fn synchronize(&mut self) {
-        self.cards.values_mut().for_each(DeviceModel::synchronize);
+        let devices: Vec<_> = self.cards.keys().copied().collect();
+        for device in devices {
+            self.on_card(device, DeviceModel::synchronize);
+        }
     }
 
     /// The block that has this address, and where it begins. A dry block has all addresses of its last page.
@@ -258,6 +332,12 @@ impl Memory {
         block.or_else(|| self.mapped_around(address).map(|mapping| mapping.backing))
     }
 
+    /// The device of the block or mapping that has this address.
+    pub(super) fn device_of(&self, address: u64) -> Option<u32> {
+        let block = self.block_at(address).map(|(_, block)| block.device);
+        block.or_else(|| Some(self.mapped_as_block(address)?.1.device))
+    }
+
     /// Real memory at this address holds addresses of dry blocks from now on.
     pub(super) fn holds_pointers(&mut self, address: u64) {
         let block = self.block_at(address).map(|(start, _)| start);
@@ -271,29 +351,41 @@ impl Memory {
     }
 }
 
+fn end_block(card: &mut DeviceModel, model: u64, is_pooled: bool) {
+    _ = if is_pooled { card.free_async(model) } else { card.free_block(model) };
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    use super::{super::shared::SHARED_WORDS, *};
+
+    impl Memory {
+        fn free(&mut self) -> u64 {
+            self.free_and_total(0).0
+        }
+    }
 
     const MIB: u64 = 1 << 20;
 
     #[test]
     fn a_card_has_what_a_context_leaves() {
-        let mut memory = Memory::new(1024 * MIB);
-        assert_eq!(memory.card(0).free(), 497 * MIB);
+        let mut memory = Memory::new(1024 * MIB, None);
+        assert_eq!(memory.free(), 497 * MIB);
         let grant = memory.grant(0, 400 * MIB, false).unwrap();
         memory.insert(16 * MIB, 400 * MIB, Backing::Dry, 7, 0, Some(grant));
         assert_eq!(memory.grant(0, 100 * MIB, false).unwrap_err(), ModelError::OutOfMemory);
         // Another card is not concerned.
         assert!(memory.grant(1, 100 * MIB, true).is_ok());
         assert!(memory.remove(16 * MIB).is_some() && memory.remove(16 * MIB).is_none());
-        assert_eq!(memory.card(0).free(), 497 * MIB);
-        assert_eq!(Memory::new(MIB).card(0).free(), 0);
+        assert_eq!(memory.free(), 497 * MIB);
+        assert_eq!(Memory::new(MIB, None).free(), 0);
     }
 
     #[test]
     fn physical_memory_lives_while_it_is_mapped_or_referred_to() {
-        let mut memory = Memory::new(1024 * MIB);
+        let mut memory = Memory::new(1024 * MIB, None);
         let handle = memory.dry_handle();
         assert!(memory.hold(0, 20 * MIB) && !memory.hold(0, 1024 * MIB));
         memory.create(handle, 20 * MIB, 0, true, [0; 4]);
@@ -301,16 +393,36 @@ mod tests {
         assert!(memory.retain(handle) && !memory.retain(1));
         memory.release(handle);
         memory.release(handle);
-        assert_eq!(memory.card(0).free(), 477 * MIB);
+        assert_eq!(memory.free(), 477 * MIB);
         assert_eq!(memory.backing(84 * MIB - 1), Some(Backing::Dry));
         assert_eq!(memory.mapped_in(60 * MIB, 5 * MIB).len(), 1);
         memory.unmap(64 * MIB);
-        assert_eq!((memory.card(0).free(), memory.backing(64 * MIB)), (497 * MIB, None));
+        assert_eq!((memory.free(), memory.backing(64 * MIB)), (497 * MIB, None));
+    }
+
+    #[test]
+    fn processes_share_a_card() {
+        let words = (0..SHARED_WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
+        // The process with the number 3 has ended.
+        let process = |number| Memory::new(2048 * MIB, Shared::join(words, number, |owner| owner != 3));
+        let (mut one, mut other, mut ended) = (process(2), process(4), process(3));
+        // Each has a context.
+        assert_eq!([one.free(), other.free(), one.free()], [1521 * MIB, 994 * MIB, 994 * MIB]);
+        let grant = one.grant(0, 600 * MIB, true).unwrap();
+        assert_eq!(other.grant(0, 400 * MIB, false).unwrap_err(), ModelError::OutOfMemory);
+        // A pool grows in steps of 32 MiB.
+        assert!(!other.hold(0, 388 * MIB) && other.hold(0, 386 * MIB));
+        assert_eq!([one.free(), other.free()], [0, 0]);
+        one.withdraw(grant);
+        one.synchronize();
+        assert_eq!(other.free(), 608 * MIB);
+        _ = ended.on_card(0, |card| card.hold(500 * MIB));
+        assert!(other.grant(0, 600 * MIB, false).is_ok(), "what an ended process had is free");
     }
 
     #[test]
     fn an_address_is_of_the_block_around_it() {
-        let mut memory = Memory::new(1024 * MIB);
+        let mut memory = Memory::new(1024 * MIB, None);
         memory.insert(16 * MIB, 3 * MIB, Backing::Dry, 7, 0, None);
         memory.insert(32 * MIB, MIB, Backing::Real, 7, 0, None);
         let at = |memory: &Memory, mib: u64| memory.backing(mib * MIB);

@@ -11,6 +11,7 @@
 //! uses CUDA, and stay there until the process ends.
 
 mod blocks;
+mod cards;
 mod functions;
 mod memory;
 mod mode;
@@ -18,6 +19,11 @@ mod physical;
 mod places;
 mod questions;
 pub(super) mod replaced;
+#[cfg_attr(
+    not(feature = "capture"),
+    allow(dead_code, reason = "without the command, a process has the cards for itself")
+)]
+mod shared;
 mod state;
 mod table;
 mod unused;
@@ -25,26 +31,47 @@ mod work;
 
 use std::sync::atomic::Ordering::Relaxed;
 
-pub use self::mode::{CONTEXT, Mode};
 use self::{
     functions::replacements,
     mode::MODE,
     replaced::{DRIVERS, REPLACED},
     table::FUNCTIONS,
 };
+pub use self::{mode::Mode, shared::SHARED_WORDS};
 use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,
+    settings::Card,
     sys::{cuda, loader, process},
 };
+
+/// What is allocated on the cards is shared with other processes, by the segment of shared memory with this number, which has
+/// [`SHARED_WORDS`]. To be called before [`begin`].
+///
+/// # Errors
+/// If this process cannot use the segment, or too many use it.
+#[cfg(feature = "capture")]
+pub fn share(segment: u64) -> std::io::Result<()> {
+    let words = crate::sys::ring_memory::words_of(segment, SHARED_WORDS)?;
+    // Another process that gets the same number begins later.
+    let own = u64::from(std::process::id()) | process::began() << 32;
+    let is_running = |owner: u64| {
+        let pid = u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0);
+        process::began_of(pid).is_some_and(|began| u64::from(pid) | began << 32 == owner)
+    };
+    let joined = shared::Shared::join(words, own, is_running);
+    joined
+        .map(|joined| _ = state::SHARED.set(joined))
+        .ok_or_else(|| std::io::Error::other("too many processes use the cards"))
+}
 
 /// From now on the process has other cards. To be called before the program has a context, at most once.
 ///
 /// # Errors
 /// If the driver's dispatch table cannot be used, or another tool uses it: then no function is replaced.
 pub fn begin(mode: Mode) -> Result<(), Error> {
-    let names = FUNCTIONS.iter().map(|(name, _)| *name);
-    let table = DispatchTable::find(names)?;
+    let replaced = FUNCTIONS.iter().enumerate().filter(|(_, (_, shape))| shape.is_of(mode));
+    let table = DispatchTable::find(replaced.map(|(row, (name, _))| (row, *name)))?;
     cuda::load()?;
     work::load();
     loader::pin().map_err(unusable)?;
@@ -53,17 +80,24 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     }
     process::notice_forks();
     let replacements = replacements();
-    let is_replaced = |row: usize| matches!(mode, Mode::Dry { .. }) || FUNCTIONS[row].1.is_of_limit();
-    for (at, slot) in table.slots.iter().enumerate().filter(|(_, slot)| is_replaced(slot.row)) {
+    if let Mode::Dry { cards, .. } = mode {
+        cards::begin(cards);
+    }
+    for (at, slot) in table.slots.iter().enumerate() {
         DRIVERS[slot.row].store(slot.driver, Relaxed);
         slot.set_hook(replacements[slot.row]);
         if !slot.install() {
-            table.slots[..at].iter().filter(|slot| is_replaced(slot.row)).for_each(Slot::restore);
+            table.slots[..at].iter().for_each(Slot::restore);
             return Err(unusable(format!("another tool has replaced the pointer of {}", FUNCTIONS[slot.row].0)));
         }
         REPLACED[slot.row].store(replacements[slot.row], Relaxed);
     }
     Ok(())
+}
+
+/// [`begin`] for a program that knows gpumem.
+pub(crate) fn replace_cards(Card { size, is_dry, .. }: Card) -> Result<(), Error> {
+    begin(if is_dry { Mode::Dry { card: Some(size), cards: 0, fill: 0 } } else { Mode::Limit { card: size } })
 }
 
 /// How the memory of this process differs from that of the real cards.

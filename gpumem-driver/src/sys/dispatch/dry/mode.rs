@@ -13,6 +13,8 @@ pub enum Mode {
     Dry {
         /// All bytes of each card, as `cuMemGetInfo` returns them. `None`: what the first real card has.
         card: Option<Bytes>,
+        /// How many such cards the program sees. 0: as many as the machine has.
+        cards: u32,
         /// What is copied to the host from memory that does not exist, byte by byte.
         fill: u8,
     },
@@ -34,18 +36,17 @@ impl Mode {
 }
 
 impl fmt::Display for Mode {
-    /// `dry run, card of 24 GiB`
+    /// `dry run, card of 24 GiB`; `dry run, 8 cards of 24 GiB`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dry { card: None, .. } => f.write_str("dry run"),
-            Self::Dry { card: Some(card), .. } => write!(f, "dry run, card of {card}"),
+            Self::Dry { card: None, cards: 0 | 1, .. } => f.write_str("dry run"),
+            Self::Dry { card: None, cards, .. } => write!(f, "dry run, {cards} cards"),
+            Self::Dry { card: Some(card), cards: 0 | 1, .. } => write!(f, "dry run, card of {card}"),
+            Self::Dry { card: Some(card), cards, .. } => write!(f, "dry run, {cards} cards of {card}"),
             Self::Limit { card } => write!(f, "card limited to {card}"),
         }
     }
 }
-
-/// What a process has on a card of a dry run besides its blocks: the primary context of an empty process on an H200 (driver 580).
-pub const CONTEXT: Bytes = Bytes::mib(527);
 
 /// Blocks of up to so many bytes are real in a dry run: the segments of PyTorch's pool for small tensors have as many.
 pub(super) const LARGEST_REAL: u64 = 2 << 20;

@@ -1,12 +1,21 @@
 //! Physical memory that programs map themselves, as expandable segments of PyTorch do.
 
+use std::{
+    fs::File,
+    io::Write,
+    os::fd::{FromRawFd, IntoRawFd, RawFd},
+};
+
 use cudarc::driver::sys;
 
 use super::{
-    blocks,
+    blocks, cards,
     memory::Backing,
     places::PAGE,
-    state::{CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, inside, is_dry_handle, is_real, memory, put, watch},
+    state::{
+        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, Real, SUCCESS, get, inside,
+        is_dry_handle, is_real, memory, physical, put, watch,
+    },
 };
 
 /// Addresses for memory that the program maps itself. If it does not say where, they are where dry blocks are.
@@ -39,13 +48,17 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     if sort != CU_MEM_LOCATION_TYPE_DEVICE {
         return real();
     }
+    let on_driver = match cards::location_on_driver(properties[1]) {
+        Ok(location) => [properties[0], location, properties[2], properties[3]],
+        Err(code) => return code,
+    };
     if !memory().hold(device, bytes) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let is_dry = !is_real(bytes);
     if is_dry {
         // The driver says whether it has memory of this sort: a program may then ask for another one.
-        let code = one_page(properties);
+        let code = one_page(on_driver);
         if code != SUCCESS {
             memory().release_held(device, bytes);
             return code;
@@ -79,6 +92,65 @@ fn one_page(properties: [u64; 4]) -> u32 {
         }
         code
     })
+}
+
+/// What stands for dry memory in another process is a file that says what it is. Programs pass its descriptor, as they pass the driver's.
+const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u64 = 1;
+
+/// The words of the file: these, the bytes, and the properties.
+const MARK: [u64; 2] = [u64::from_le_bytes(*b"gpumem d"), u64::from_le_bytes(*b"ry mem 1")];
+const FILE_BYTES: usize = 7 * 8;
+
+/// # Safety
+/// `words` are the arguments of `cuMemExportToShareableHandle`.
+pub(super) unsafe fn export(words: &[u64], real: Real<'_>) -> u32 {
+    let Some(physical) = physical(words[1]).filter(|physical| physical.is_dry) else { return real() };
+    if words[0] == 0 {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if words[2] & 0xffff_ffff != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    let content = MARK.into_iter().chain([physical.bytes]).chain(physical.properties).flat_map(u64::to_le_bytes);
+    // The function of this name is in glibc 2.27 and newer.
+    // SAFETY: the name ends with a zero. Nobody else has the descriptor that the call returns.
+    let file = unsafe {
+        let descriptor = libc::syscall(libc::SYS_memfd_create, c"gpumem-dry".as_ptr(), libc::MFD_CLOEXEC);
+        RawFd::try_from(descriptor)
+            .ok()
+            .filter(|descriptor| *descriptor >= 0)
+            .map(|descriptor| File::from_raw_fd(descriptor))
+    };
+    match file {
+        Some(file) if (&file).write_all(&content.collect::<Vec<_>>()).is_ok() => {
+            // SAFETY: the program passes a place for a descriptor, which it closes.
+            unsafe { (words[0] as *mut RawFd).write_unaligned(file.into_raw_fd()) };
+            SUCCESS
+        }
+        _ => CUDA_ERROR_NOT_SUPPORTED,
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuMemImportFromShareableHandle`.
+#[allow(clippy::cast_possible_truncation, reason = "a descriptor and an int are parts of a word")]
+pub(super) unsafe fn import(words: &[u64], real: Real<'_>) -> u32 {
+    let mut content = [0; FILE_BYTES];
+    let is_file = words[0] != 0 && words[2] & 0xffff_ffff == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    // SAFETY: so many bytes can be written to the buffer. What is no file cannot be read at a place, and stays as it is.
+    let mut copied = || unsafe { libc::pread(words[1] as RawFd, content.as_mut_ptr().cast(), FILE_BYTES, 0) };
+    if !is_file || usize::try_from(copied()) != Ok(FILE_BYTES) {
+        return real();
+    }
+    let word = |at: usize| content[at * 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    if [word(0), word(1)] != MARK {
+        return real();
+    }
+    let properties = [3, 4, 5, 6].map(word);
+    let handle = memory().import(word(2), (properties[1] >> 32) as u32, properties);
+    // SAFETY: the program passes a place for the handle.
+    unsafe { put(words[0], handle) };
+    SUCCESS
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
@@ -136,7 +208,7 @@ pub(super) fn map(address: u64, bytes: u64, handle: u64, real: Real<'_>) -> u32 
     let is_dry = is_dry_handle(handle);
     let result = if is_dry { SUCCESS } else { real() };
     if result == SUCCESS {
-        if is_dry {
+        if is_dry || cards::are_simulated() {
             watch(address, bytes);
         }
         memory().map(address, bytes, handle);
@@ -152,10 +224,15 @@ pub(super) unsafe fn set_access(words: &[u64], real: Real<'_>) -> u32 {
     if mapped.iter().all(|(_, mapping)| mapping.backing != Backing::Dry) {
         return real();
     }
+    // SAFETY: the program passes so many descriptors.
+    let places = match unsafe { cards::descriptors_on_driver(words[2], words[3]) } {
+        Ok(places) => places,
+        Err(code) => return code,
+    };
     for (address, mapping) in mapped.iter().filter(|(_, mapping)| mapping.backing != Backing::Dry) {
         // SAFETY: the program asks for this access to all of the range, of which this is a part.
         let code = inside(|| unsafe {
-            sys::cuMemSetAccess(*address, mapping.bytes as usize, words[2] as *const _, words[3] as usize)
+            sys::cuMemSetAccess(*address, mapping.bytes as usize, places.as_ptr().cast(), places.len())
         }) as u32;
         if code != SUCCESS {
             return code;

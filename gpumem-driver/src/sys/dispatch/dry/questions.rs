@@ -2,9 +2,14 @@
 
 use std::{ptr, slice};
 
+use cudarc::driver::sys;
+
 use super::{
+    cards,
     memory::Block,
-    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, card, dry_block, get, here, is_dry, memory, physical, put},
+    state::{
+        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, card, dry_block, get, here, inside, is_dry, memory, physical, put,
+    },
 };
 
 /// # Safety
@@ -43,7 +48,35 @@ pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
         Some(_) if words[0] == 0 => CUDA_ERROR_INVALID_VALUE,
         // SAFETY: the program passes a place for this attribute.
         Some(block) => unsafe { attribute(words[0], words[1] as u32, words[2], block) },
-        None => real(),
+        None => {
+            let result = real();
+            // SAFETY: the driver has written this attribute there.
+            unsafe { name_card(result, words[0], words[1] as u32, words[2]) };
+            result
+        }
+    }
+}
+
+/// What the driver says of real memory names its own device. This puts the card in its place.
+///
+/// # Safety
+/// If the call has succeeded, this attribute is there.
+unsafe fn name_card(result: u32, data: u64, number: u32, address: u64) {
+    const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: u32 = 9;
+    if result != SUCCESS || number != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL || !cards::are_simulated() {
+        return;
+    }
+    let known = memory().device_of(address);
+    let card = known.or_else(|| {
+        let mut context = 0_u64;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT;
+        // SAFETY: the out-parameter is live and as wide as the attribute.
+        let asked = inside(|| unsafe { sys::cuPointerGetAttribute((&raw mut context).cast(), attribute, address) });
+        asked.result().ok().and_then(|()| cards::of_context(context))
+    });
+    if let Some(card) = card {
+        // SAFETY: the caller says so; this attribute is an int.
+        unsafe { (data as *mut u32).write_unaligned(card) };
     }
 }
 
@@ -51,7 +84,11 @@ pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
 /// `words` are the arguments of `cuPointerGetAttributes`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
-    let Some(block) = dry_block(words[3]) else { return real() };
+    let block = dry_block(words[3]);
+    let result = if block.is_none() { real() } else { SUCCESS };
+    if block.is_none() && (result != SUCCESS || !cards::are_simulated()) {
+        return result;
+    }
     if words[1] == 0 || words[2] == 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -60,9 +97,11 @@ pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
         let attributes = slice::from_raw_parts(words[1] as *const u32, words[0] as u32 as usize);
         for (at, number) in attributes.iter().enumerate() {
             let data = (words[2] as *const u64).add(at).read();
-            // As in the driver, an attribute that the memory does not have, such as an address on the host, is 0.
-            if attribute(data, *number, words[3], block) != SUCCESS {
-                put(data, 0);
+            match block {
+                // As in the driver, an attribute that the memory does not have, such as an address on the host, is 0.
+                Some(block) if attribute(data, *number, words[3], block) != SUCCESS => put(data, 0),
+                Some(_) => {}
+                None => name_card(result, data, *number, words[3]),
             }
         }
     }
@@ -121,11 +160,7 @@ pub(super) unsafe fn info(words: &[u64], real: Real<'_>) -> u32 {
     if context == 0 {
         return real();
     }
-    let (free, total) = {
-        let mut memory = memory();
-        let card = memory.card(device);
-        (card.free(), card.total())
-    };
+    let (free, total) = memory().free_and_total(device);
     // SAFETY: both are null, or places for a word.
     unsafe { put_both([(words[0], free), (words[1], total)]) }
 }
@@ -146,19 +181,15 @@ pub(super) unsafe fn total(words: &[u64], real: Real<'_>) -> u32 {
 /// `words` are the arguments of `cuMemPoolGetAttribute`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
-    let (_, device) = here();
-    let value = {
-        let mut memory = memory();
-        let card = memory.card(device);
-        // From `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` to `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
-        match words[1] as u32 {
-            5 => Some(card.pool_reserved()),
-            6 => Some(card.pool_reserved_high()),
-            7 => Some(card.pool_used()),
-            8 => Some(card.pool_used_high()),
-            _ => None,
-        }
-    };
+    let device = cards::of_pool(words[0]);
+    // From `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` to `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
+    let value = memory().on_card(device, |card| match words[1] as u32 {
+        5 => Some(card.pool_reserved()),
+        6 => Some(card.pool_reserved_high()),
+        7 => Some(card.pool_used()),
+        8 => Some(card.pool_used_high()),
+        _ => None,
+    });
     let Some(value) = value else { return real() };
     // SAFETY: these attributes are words.
     unsafe { put(words[2], value) };
@@ -171,24 +202,22 @@ pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
 pub(super) unsafe fn set_pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
     let result = real();
     if result == SUCCESS {
-        let (_, device) = here();
-        let mut memory = memory();
-        let card = memory.card(device);
-        match words[1] as u32 {
+        let device = cards::of_pool(words[0]);
+        memory().on_card(device, |card| match words[1] as u32 {
             // SAFETY: `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` is a word, which the driver has read.
             4 => card.set_pool_release_threshold(unsafe { get(words[2]) }),
             6 => card.reset_pool_reserved_high(),
             8 => card.reset_pool_used_high(),
             _ => {}
-        }
+        });
     }
     result
 }
 
-pub(super) fn trim(keep: u64, real: Real<'_>) -> u32 {
+pub(super) fn trim(pool: u64, keep: u64, real: Real<'_>) -> u32 {
     let result = real();
-    let (_, device) = here();
-    memory().card(device).trim_to(keep);
+    let device = cards::of_pool(pool);
+    memory().on_card(device, |card| card.trim_to(keep));
     result
 }
 

@@ -9,12 +9,14 @@ use std::{
 };
 
 use cudarc::driver::sys;
-use once_cell::sync::Lazy;
+use once_cell::sync::{Lazy, OnceCell};
 
 use super::{
+    cards,
     memory::{Backing, Block, Memory, Physical},
     mode::{LARGEST_REAL, MODE, Mode},
     places::PAGE,
+    shared::Shared,
 };
 use crate::sys::cuda;
 
@@ -26,7 +28,10 @@ pub(super) const CUDA_ERROR_NOT_SUPPORTED: u32 = 801;
 /// Makes a call of the program on the real driver.
 pub(super) type Real<'a> = &'a dyn Fn() -> u32;
 
-static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card())));
+static MEMORY: Lazy<Mutex<Memory>> = Lazy::new(|| Mutex::new(Memory::new(card(), SHARED.get().copied())));
+
+/// The slot of this process, if it shares its cards with others.
+pub(super) static SHARED: OnceCell<Shared> = OnceCell::new();
 
 /// All dry addresses of the process's life lie between these two, so most words need no lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -85,6 +90,22 @@ pub(super) fn is_on_card(address: u64) -> bool {
     memory().backing(address).is_some()
 }
 
+/// Whether no kernel may use this address: it is dry, or is memory of another card, which the context of this card cannot reach.
+pub(super) fn is_out_of_reach(address: u64) -> bool {
+    if !may_be_dry(address) {
+        return false;
+    }
+    let owner = {
+        let memory = memory();
+        match memory.backing(address) {
+            Some(Backing::Real) if cards::are_simulated() => memory.device_of(address),
+            None | Some(Backing::Real) => return false,
+            Some(_) => return true,
+        }
+    };
+    owner.is_some_and(|card| card != here().1)
+}
+
 /// Whether there was anything dry.
 pub(super) fn has_any_dry() -> bool {
     HIGHEST.load(Relaxed) > 0
@@ -127,7 +148,8 @@ pub(super) unsafe fn put(address: u64, value: u64) {
 pub(super) fn here() -> (u64, u32) {
     inside(|| {
         let context = cuda::current_context().map_or(0, |context| context as u64);
-        (context, cuda::current_ordinal().unwrap_or(0))
+        let card = cards::of_context(context).or_else(cuda::current_ordinal);
+        (context, card.unwrap_or(0))
     })
 }
 

@@ -1,5 +1,7 @@
 //! The functions of the driver that are replaced.
 
+use super::mode::Mode;
+
 /// What a replaced function does with memory. A number is the index of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
@@ -7,7 +9,9 @@ pub(super) enum Shape {
     AllocPitch,
     AllocManaged,
     /// `cuMemAllocAsync` and `cuMemAllocFromPoolAsync`.
-    AllocPooled,
+    AllocPooled {
+        pool: Option<usize>,
+    },
     Free,
     Reserve,
     Create,
@@ -18,6 +22,10 @@ pub(super) enum Shape {
     SetAccess,
     GetAccess,
     Properties,
+    /// Gives physical memory to another process.
+    Export,
+    /// Takes what another process has given.
+    Import,
     Info,
     Total,
     Range,
@@ -66,6 +74,47 @@ pub(super) enum Shape {
     SetKernelNode,
     /// A list of operations on memory.
     StreamOperations,
+    /// A call that names cards. It is replaced if the program sees simulated ones.
+    Card(CardCall),
+}
+
+/// What a call does that names cards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CardCall {
+    /// The same on each card.
+    Plain,
+    /// It is not possible on simulated cards.
+    Refuse,
+    Count,
+    Ordinal,
+    Uuid,
+    BusId,
+    ByBusId,
+    Attribute,
+    /// Asks about two cards, of which the second is in the next argument.
+    CanAccess {
+        device: usize,
+    },
+    EnablePeer,
+    DisablePeer,
+    CreateContext {
+        device: usize,
+    },
+    CreatePool,
+    /// The device of a context, or of the current one.
+    ContextDevice {
+        out: usize,
+        context: Option<usize>,
+    },
+    StreamDevice,
+    Retain,
+    Release,
+    SetFlags,
+    State,
+    DefaultPool {
+        is_current: bool,
+    },
+    SetPool,
 }
 
 impl Shape {
@@ -81,14 +130,22 @@ impl Shape {
         }
     }
 
-    /// Whether the function is replaced on a smaller card as well, where all memory is real.
-    pub(super) const fn is_of_limit(self) -> bool {
+    /// Whether the function is replaced.
+    pub(super) const fn is_of(self, mode: Mode) -> bool {
+        match mode {
+            Mode::Dry { cards, .. } => cards > 0 || !matches!(self, Self::Card(_)),
+            Mode::Limit { .. } => self.is_of_limit(),
+        }
+    }
+
+    /// Whether it is replaced on a smaller card, where all memory is real.
+    const fn is_of_limit(self) -> bool {
         use Shape as S;
         matches!(
             self,
             S::Alloc
                 | S::AllocPitch
-                | S::AllocPooled
+                | S::AllocPooled { .. }
                 | S::Free
                 | S::Create
                 | S::Release
@@ -107,7 +164,7 @@ impl Shape {
     }
 }
 
-/// Names and arguments are those of `cuda.h`. A function that a driver does not have is left out. Functions of before CUDA 4 (without
+/// Names and arguments are those of `cuda.h`; `cards` says which names of arguments mean a card. A function that a driver does not have is left out. Functions of before CUDA 4 (without
 /// `_v2`) are not in the table: no program of today is linked with them.
 macro_rules! with_functions {
     ($use:ident) => {
@@ -115,10 +172,10 @@ macro_rules! with_functions {
             cuMemAlloc_v2(out, bytes): Shape::Alloc;
             cuMemAllocPitch_v2(out, pitch, width, height, element): Shape::AllocPitch;
             cuMemAllocManaged(out, bytes, flags): Shape::AllocManaged;
-            cuMemAllocAsync(out, bytes, stream): Shape::AllocPooled;
-            cuMemAllocAsync_ptsz(out, bytes, stream): Shape::AllocPooled;
-            cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocPooled;
-            cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocPooled;
+            cuMemAllocAsync(out, bytes, stream): Shape::AllocPooled { pool: None };
+            cuMemAllocAsync_ptsz(out, bytes, stream): Shape::AllocPooled { pool: None };
+            cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocPooled { pool: Some(2) };
+            cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocPooled { pool: Some(2) };
             cuMemFree_v2(address): Shape::Free;
             cuMemFreeAsync(address, stream): Shape::Free;
             cuMemFreeAsync_ptsz(address, stream): Shape::Free;
@@ -129,9 +186,10 @@ macro_rules! with_functions {
             cuMemMap(address, bytes, offset, handle, flags): Shape::Map;
             cuMemUnmap(address, bytes): Shape::Unmap;
             cuMemSetAccess(address, bytes, descriptors, count): Shape::SetAccess;
-            cuMemGetAccess(flags, location, address): Shape::GetAccess;
-            cuMemGetAllocationPropertiesFromHandle(properties, handle): Shape::Properties;
-            cuMemExportToShareableHandle(out, handle, kind, flags): Shape::RefuseHandle(1);
+            cuMemGetAccess(flags, place, address): Shape::GetAccess;
+            cuMemGetAllocationPropertiesFromHandle(out, handle): Shape::Properties;
+            cuMemExportToShareableHandle(out, handle, kind, flags): Shape::Export;
+            cuMemImportFromShareableHandle(out, shared, kind): Shape::Import;
             cuMulticastBindMem(multicast, offset, handle, at, bytes, flags): Shape::RefuseHandle(2);
             cuMulticastBindAddr(multicast, offset, address, bytes, flags): Shape::RefuseAddress(2);
             cuMemGetHandleForAddressRange(out, address, bytes, kind, flags): Shape::RefuseAddress(1);
@@ -272,6 +330,57 @@ macro_rules! with_functions {
             cuStreamBatchMemOp_ptsz(stream, count, operations, flags): Shape::StreamOperations;
             cuStreamBatchMemOp_v2(stream, count, operations, flags): Shape::StreamOperations;
             cuStreamBatchMemOp_v2_ptsz(stream, count, operations, flags): Shape::StreamOperations;
+            cuDeviceGetCount(out): Shape::Card(CardCall::Count);
+            cuDeviceGet(out, ordinal): Shape::Card(CardCall::Ordinal);
+            cuDeviceGetUuid(out, device): Shape::Card(CardCall::Uuid);
+            cuDeviceGetUuid_v2(out, device): Shape::Card(CardCall::Uuid);
+            cuDeviceGetPCIBusId(text, length, device): Shape::Card(CardCall::BusId);
+            cuDeviceGetByPCIBusId(out, text): Shape::Card(CardCall::ByBusId);
+            cuDeviceGetAttribute(out, attribute, device): Shape::Card(CardCall::Attribute);
+            cuDeviceGetName(text, length, device): Shape::Card(CardCall::Plain);
+            cuDeviceGetLuid(out, mask, device): Shape::Card(CardCall::Plain);
+            cuDeviceGetProperties(out, device): Shape::Card(CardCall::Plain);
+            cuDeviceComputeCapability(major, minor, device): Shape::Card(CardCall::Plain);
+            cuDeviceGetTexture1DLinearMaxWidth(out, format, channels, device): Shape::Card(CardCall::Plain);
+            cuDeviceGetExecAffinitySupport(out, kind, device): Shape::Card(CardCall::Plain);
+            cuDeviceGetNvSciSyncAttributes(out, device, flags): Shape::Card(CardCall::Plain);
+            cuDeviceGetGraphMemAttribute(device, attribute, value): Shape::Card(CardCall::Plain);
+            cuDeviceSetGraphMemAttribute(device, attribute, value): Shape::Card(CardCall::Plain);
+            cuDeviceGraphMemTrim(device): Shape::Card(CardCall::Plain);
+            cuDeviceRegisterAsyncNotification(device, callback, data, out): Shape::Card(CardCall::Plain);
+            cuDeviceUnregisterAsyncNotification(device, callback): Shape::Card(CardCall::Plain);
+            cuDeviceGetDevResource(device, out, kind): Shape::Card(CardCall::Refuse);
+            cuGreenCtxCreate(out, description, device, flags): Shape::Card(CardCall::Refuse);
+            cuMulticastCreate(out, properties): Shape::Card(CardCall::Refuse);
+            cuMulticastAddDevice(multicast, device): Shape::Card(CardCall::Refuse);
+            cuDeviceCanAccessPeer(out, device, peer): Shape::Card(CardCall::CanAccess { device: 1 });
+            cuDeviceGetP2PAttribute(out, attribute, device, peer): Shape::Card(CardCall::CanAccess { device: 2 });
+            cuCtxEnablePeerAccess(context, flags): Shape::Card(CardCall::EnablePeer);
+            cuCtxDisablePeerAccess(context): Shape::Card(CardCall::DisablePeer);
+            cuDevicePrimaryCtxRetain(out, device): Shape::Card(CardCall::Retain);
+            cuDevicePrimaryCtxRelease(device): Shape::Card(CardCall::Release);
+            cuDevicePrimaryCtxRelease_v2(device): Shape::Card(CardCall::Release);
+            cuDevicePrimaryCtxSetFlags(device, flags): Shape::Card(CardCall::SetFlags);
+            cuDevicePrimaryCtxSetFlags_v2(device, flags): Shape::Card(CardCall::SetFlags);
+            cuDevicePrimaryCtxGetState(device, flags, active): Shape::Card(CardCall::State);
+            cuCtxCreate(out, flags, device): Shape::Card(CardCall::CreateContext { device: 2 });
+            cuCtxCreate_v2(out, flags, device): Shape::Card(CardCall::CreateContext { device: 2 });
+            cuCtxCreate_v3(out, affinity, count, flags, device): Shape::Card(CardCall::CreateContext { device: 4 });
+            cuCtxCreate_v4(out, parameters, flags, device): Shape::Card(CardCall::CreateContext { device: 3 });
+            cuCtxGetDevice(out): Shape::Card(CardCall::ContextDevice { out: 0, context: None });
+            cuCtxGetDevice_v2(out, context): Shape::Card(CardCall::ContextDevice { out: 0, context: Some(1) });
+            cuStreamGetDevice(stream, out): Shape::Card(CardCall::StreamDevice);
+            cuStreamGetDevice_ptsz(stream, out): Shape::Card(CardCall::StreamDevice);
+            cuDeviceGetDefaultMemPool(out, device): Shape::Card(CardCall::DefaultPool { is_current: false });
+            cuDeviceGetMemPool(out, device): Shape::Card(CardCall::DefaultPool { is_current: true });
+            cuDeviceSetMemPool(device, pool): Shape::Card(CardCall::SetPool);
+            cuMemPoolCreate(out, pool_properties): Shape::Card(CardCall::CreatePool);
+            cuMemPoolSetAccess(pool, descriptors, count): Shape::Card(CardCall::Plain);
+            cuMemPoolGetAccess(flags, pool, place): Shape::Card(CardCall::Plain);
+            cuMemGetAllocationGranularity(out, properties, option): Shape::Card(CardCall::Plain);
+            cuKernelGetAttribute(out, attribute, kernel, device): Shape::Card(CardCall::Plain);
+            cuKernelSetAttribute(attribute, value, kernel, device): Shape::Card(CardCall::Plain);
+            cuKernelSetCacheConfig(kernel, config, device): Shape::Card(CardCall::Plain);
         }
     };
 }

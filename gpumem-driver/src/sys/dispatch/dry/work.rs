@@ -13,7 +13,10 @@ use once_cell::sync::OnceCell;
 
 use super::{
     mode::{LARGEST_REAL, MODE, Mode},
-    state::{CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, memory, watch},
+    state::{
+        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
+        watch,
+    },
     unused::unused,
 };
 use crate::sys::dl;
@@ -236,7 +239,7 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     SUCCESS
 }
 
-/// Whether a parameter of a launch contains a dry address. If the driver does not say what parameters a function has, it is taken to have one.
+/// Whether a parameter of a launch contains an address that no kernel may use. If the driver does not say what parameters a function has, it is taken to have one.
 ///
 /// # Safety
 /// The words are the function, the rows of the grid, and the parameters in one of the two forms, or 0.
@@ -295,20 +298,20 @@ fn name_of(function: u64) -> Option<&'static CStr> {
     })
 }
 
-/// Whether one of these words is a dry address. What the kernel does not read does not count.
+/// Whether one of these words is an address that no kernel may use. What the kernel does not read does not count.
 ///
 /// # Safety
 /// So many bytes can be read there.
 #[allow(clippy::cast_possible_truncation, reason = "a parameter has less than 64 KiB")]
 unsafe fn has_dry(at: u64, bytes: u64, unused: &dyn Fn(&[u32]) -> Option<Range<usize>>) -> bool {
     // SAFETY: the caller says so.
-    let is_dry_at = |word: u64| is_dry(unsafe { get(at + word * 8) });
-    let Some(first) = (0..bytes / 8).find(|word| is_dry_at(*word)) else { return false };
+    let may_not_be_used = |word: u64| is_out_of_reach(unsafe { get(at + word * 8) });
+    let Some(first) = (0..bytes / 8).find(|word| may_not_be_used(*word)) else { return false };
     // SAFETY: the caller says so.
     let words: Vec<u32> =
         (0..bytes / 4).map(|word| unsafe { (at as *const u32).add(word as usize).read_unaligned() }).collect();
     let Some(unused) = unused(&words) else { return true };
-    (first..bytes / 8).any(|word| is_dry_at(word) && !unused.contains(&(word as usize * 2)))
+    (first..bytes / 8).any(|word| may_not_be_used(word) && !unused.contains(&(word as usize * 2)))
 }
 
 /// # Safety

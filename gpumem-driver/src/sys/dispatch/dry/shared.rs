@@ -1,0 +1,118 @@
+//! What each process of one `gpumem run` has on the cards, in words of memory that they share: what one has allocated, the others do not get.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// The most cards that are shared. Others are the process's own.
+const CARDS: usize = 64;
+/// A process has a slot: whose it is, and its bytes on each card.
+const WORDS: usize = 1 + CARDS;
+/// The most processes that use the cards at one time.
+const SLOTS: usize = 256;
+
+/// How many words are shared. They are 0 at first.
+pub const SHARED_WORDS: usize = SLOTS * WORDS;
+
+/// Nobody has the slot, or somebody empties it.
+const FREE: u64 = 0;
+const BUSY: u64 = 1;
+
+/// The slot of a process, and those of the others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shared {
+    words: &'static [AtomicU64],
+    own: usize,
+    is_running: fn(u64) -> bool,
+}
+
+impl Shared {
+    /// Takes a slot. `owner` stands for the process, as `is_running` knows it. `None` if all are taken, or there are too few words.
+    pub(super) fn join(words: &'static [AtomicU64], owner: u64, is_running: fn(u64) -> bool) -> Option<Self> {
+        let mut joined = Self { words: words.get(..SHARED_WORDS)?, own: 0, is_running };
+        joined.forget_ended();
+        // A program that was started by `exec` is the process that it was before.
+        let take =
+            |from| (0..SLOTS).find(|slot| joined.owner(*slot).compare_exchange(from, owner, SeqCst, SeqCst).is_ok());
+        joined.own = take(owner).or_else(|| take(FREE))?;
+        joined.empty(joined.own);
+        Some(joined)
+    }
+
+    fn owner(&self, slot: usize) -> &AtomicU64 {
+        &self.words[slot * WORDS]
+    }
+
+    fn used(&self, slot: usize, card: u32) -> Option<&AtomicU64> {
+        let card = usize::try_from(card).ok().filter(|card| *card < CARDS)?;
+        Some(&self.words[slot * WORDS + 1 + card])
+    }
+
+    fn empty(&self, slot: usize) {
+        (0..CARDS).for_each(|card| self.words[slot * WORDS + 1 + card].store(0, SeqCst));
+    }
+
+    /// This process has so many bytes on a card from now on.
+    pub(super) fn publish(&self, card: u32, bytes: u64) {
+        if let Some(used) = self.used(self.own, card) {
+            used.store(bytes, SeqCst);
+        }
+    }
+
+    /// What the other processes have on a card.
+    pub(super) fn others(&self, card: u32) -> u64 {
+        let others = (0..SLOTS).filter(|slot| *slot != self.own && self.owner(*slot).load(SeqCst) > BUSY);
+        // Whoever writes to these words may write anything.
+        others.fold(0, |sum: u64, slot| sum.saturating_add(self.used(slot, card).map_or(0, |used| used.load(SeqCst))))
+    }
+
+    /// Frees the slots of processes that have ended, also of killed ones. Returns whether there were any.
+    pub(super) fn forget_ended(&self) -> bool {
+        let mut has_any = false;
+        for slot in 0..SLOTS {
+            let owner = self.owner(slot).load(SeqCst);
+            if owner > BUSY
+                && !(self.is_running)(owner)
+                && self.owner(slot).compare_exchange(owner, BUSY, SeqCst, SeqCst).is_ok()
+            {
+                self.empty(slot);
+                self.owner(slot).store(FREE, SeqCst);
+                has_any = true;
+            }
+        }
+        has_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words that processes share. Those with an even number run.
+    fn words() -> &'static [AtomicU64] {
+        (0..SHARED_WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()
+    }
+
+    fn is_even(owner: u64) -> bool {
+        owner.is_multiple_of(2)
+    }
+
+    #[test]
+    fn processes_see_each_other_until_they_end() {
+        let words = words();
+        let join = |owner| Shared::join(words, owner, is_even).unwrap();
+        let (one, other) = (join(10), join(12));
+        one.publish(0, 5);
+        one.publish(63, 7);
+        one.publish(64, 9);
+        other.publish(0, 100);
+        assert_eq!([one.others(0), other.others(0), other.others(63), other.others(64)], [100, 5, 7, 0]);
+        let ended = join(13);
+        ended.publish(0, 1000);
+        assert_eq!(one.others(0), 1100);
+        assert!(one.forget_ended() && !one.forget_ended());
+        assert_eq!(one.others(0), 100);
+        // The next program in a process begins anew.
+        assert_eq!((join(10).own, other.others(0)), (one.own, 0));
+        assert!((0..SLOTS as u64 - 2).all(|at| Shared::join(words, 100 + 2 * at, is_even).is_some()));
+        assert!(Shared::join(words, 14, is_even).is_none() && Shared::join(&words[1..], 14, is_even).is_none());
+    }
+}
