@@ -31,18 +31,22 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
 }
 
 /// Most users come because memory ran out, so this comes first.
-fn write_refused(refused: &Refused, file: &str, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let mut lines = refused.in_words();
+fn write_refused(refused: &Refused, overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let mut alarm = |line: &str| writeln!(out, "{}", paint.on(Role::Alarm, line));
+    refused.in_words().iter().try_for_each(|line| alarm(line))?;
     if refused.is_live_known {
-        lines.push(format!("What held the memory: `gpumem report --at oom {file}`"));
+        alarm(&format!("What held the memory: `gpumem report --at oom {}`", overview.file))?;
     }
-    lines.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))?;
+    if let Some(torch) = &overview.torch {
+        let mut moments = torch.devices.iter().filter_map(|device| device.at_refusal.as_ref());
+        moments.try_for_each(|moment| moment.write_refused(&torch.allocator, out, paint))?;
+    }
     writeln!(out)
 }
 
 fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     if let Some(refused) = &overview.refused {
-        write_refused(refused, &overview.file, out, paint)?;
+        write_refused(refused, overview, out, paint)?;
     }
     let Overview { file, command, pid, seconds, cards, allocations, frees, sources, devices, torch, leaks, .. } =
         overview;
