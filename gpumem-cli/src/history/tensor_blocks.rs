@@ -151,7 +151,8 @@ mod tests {
             pool: 0,
         };
         let about = AllocatorDevice { device: DEVICE, older, known_from: None, said: None };
-        let history = TensorHistory { about, steps: steps.iter().map(step).collect(), is_expandable: false, peak: None };
+        let history =
+            TensorHistory { about, steps: steps.iter().map(step).collect(), is_expandable: false, peak: None };
         Tensors { devices: vec![history], ..Tensors::default() }
     }
 

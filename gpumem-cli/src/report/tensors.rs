@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::{
     modules::{self, ClassSum, ModuleSum},
-    reserved::Reserved,
+    reserved::AllocatorSums,
     sums::{PlaceSum, place_sums},
     text::Bars,
 };
@@ -26,7 +26,7 @@ use crate::history::{
 
 /// At most this many lines are printed; JSON has all.
 const MOST_ROWS: usize = 12;
-/// The same beside the tables of classes and modules, so that the whole report has 40 lines.
+/// The same beside the tables of classes and modules, so that the whole report has 40 lines, and up to 4 more if much is unused.
 const ROWS_BESIDE_MODULES: usize = 2;
 /// What stands in place of the line of a tensor.
 pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
@@ -78,7 +78,7 @@ pub(crate) struct TensorMoment {
     pub(crate) allocated_bytes: u64,
     pub(crate) requested_bytes: u64,
     #[serde(flatten)]
-    pub(crate) reserved: Reserved,
+    pub(crate) sums: AllocatorSums,
     pub(crate) by_place: Vec<PlaceSum>,
     /// `None` if the program was recorded without modules.
     pub(crate) by_module: Option<Vec<ModuleSum>>,
@@ -114,7 +114,7 @@ impl TensorMoment {
             tensors: in_use().count() as u64,
             allocated_bytes: in_use().map(|tensor| tensor.bytes).sum(),
             requested_bytes: in_use().map(|tensor| tensor.requested).sum(),
-            reserved: Reserved::of(all, tensors, steps, &state, has_segments),
+            sums: AllocatorSums::of(all, tensors, steps, &state, has_segments),
             by_place: place_sums(&state.held(&all.origins)),
             by_module,
             by_class,
@@ -123,12 +123,12 @@ impl TensorMoment {
     }
 
     fn segments_in_words(&self) -> String {
-        self.reserved.in_words(self.requested_bytes)
+        self.sums.in_words(self.requested_bytes)
     }
 
     /// Why a part of the memory is unused.
     pub(super) fn write_reasons(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-        self.reserved.reasons().iter().try_for_each(|(name, text)| line(out, paint, name, text))
+        self.sums.reasons(self.by_module.is_some()).iter().try_for_each(|(name, text)| line(out, paint, name, text))
     }
 
     /// The same after the sum, in the report of a request that was refused.
@@ -161,7 +161,7 @@ impl TensorsOverview {
         let missing = [not_recorded("tensors", missing), not_recorded("modules", missing_modules)];
         let mut lines: Vec<_> = missing.into_iter().flatten().collect();
         for DeviceTensors { device, known_from_seconds, peak, at_end, said, .. } in devices {
-            let outside = |moment: &TensorMoment| moment.reserved.outside_segments_bytes;
+            let outside = |moment: &TensorMoment| moment.sums.outside_segments_bytes;
             let outside = [peak, at_end].into_iter().flatten().map(outside).max().unwrap_or(0);
             if outside > 0 {
                 let outside = Bytes::new(outside);
@@ -301,8 +301,8 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
     writeln!(out, "{}", InPaint(&Bars("allocated at", &rows), paint))
 }
 
-/// The tensors of each device at a moment, for JSON.
-pub(crate) fn at(history: &History, moment: Moment) -> Option<Vec<TensorMoment>> {
+/// The tensors of each device at a moment, for JSON. With `has_segments`, each segment is listed.
+pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Option<Vec<TensorMoment>> {
     let all = history.tensors.as_ref()?;
     let of_device = |tensors: &TensorHistory| {
         let window = match moment {
@@ -322,15 +322,21 @@ pub(crate) fn at(history: &History, moment: Moment) -> Option<Vec<TensorMoment>>
             Moment::Peak => tensors.steps.get(steps.checked_sub(1)?)?.time,
             _ => window.0.min(history.end_nanos()),
         };
-        (!tensors.steps.is_empty()).then(|| TensorMoment::of(history, all, tensors, steps, nanos, true))
+        (!tensors.steps.is_empty()).then(|| TensorMoment::of(history, all, tensors, steps, nanos, has_segments))
     };
     Some(all.devices.iter().filter_map(of_device).collect())
 }
 
-/// Writes the tensors of each device at a moment as text.
-pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+/// Writes the tensors of each device at a moment as text. With `has_segments`, it says why memory is unused, and draws segments.
+pub(crate) fn write_at(
+    history: &History,
+    moment: Moment,
+    has_segments: bool,
+    out: &mut dyn Write,
+    paint: Paint,
+) -> io::Result<()> {
     let name = history.tensors.as_ref().map(|tensors| tensors.name.as_str()).unwrap_or_default();
-    for moment in at(history, moment).into_iter().flatten() {
+    for moment in at(history, moment, has_segments).into_iter().flatten() {
         let count = counted(moment.tensors, "tensor", "tensors");
         let (device, bytes) = (moment.device, Bytes::new(moment.allocated_bytes));
         let after = in_words(Duration::from_secs_f64(moment.seconds));
@@ -340,8 +346,10 @@ pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, p
         let held = moment.held.iter().map(|held| (held.by.clone(), held.bytes, 1));
         modules::table("referred to by", held, out, paint)?;
         line(out, paint, "then", &moment.segments_in_words())?;
-        moment.write_reasons(out, paint)?;
-        moment.reserved.write_segments(out, paint)?;
+        if has_segments {
+            moment.write_reasons(out, paint)?;
+            moment.sums.write_segments(out, paint)?;
+        }
     }
     Ok(())
 }

@@ -112,7 +112,8 @@ impl DeviceHistory {
                 let about = (stream, micros, if is_free { stack } else { stacks.of_allocation(stack, micros) });
                 match action {
                     Action::SegmentAlloc => {
-                        segments.insert(address, (bytes, SegmentAbout { is_expandable: is_part, ..Default::default() }));
+                        segments
+                            .insert(address, (bytes, SegmentAbout { is_expandable: is_part, ..Default::default() }));
                         add(action, address, bytes, bytes, about)?;
                     }
                     Action::SegmentFree => {
@@ -228,15 +229,25 @@ mod tests {
             ("free_requested", base, 700),
             ("free_completed", base, 700),
             ("alloc", base, 100),
+            ("segment_alloc", 2 * base, 2 * MIB),
+            ("segment_free", 2 * base, 2 * MIB),
+            ("segment_alloc", 2 * base, 2 * MIB),
         ];
-        let segment = format!("{{\"segment\": {base}, \"bytes\": {}, \"is_expandable\": false}}", 2 * MIB);
+        let segment = |at: u64, stream: i64, pool: &str| {
+            format!("{{\"segment\": {at}, \"bytes\": {}, \"stream\": {stream}, \"pool\": {pool}}}", 2 * MIB)
+        };
         let kept = format!("[\"active_allocated\",{},{},1000,0]", base + MIB, 1024);
         let new = format!("[\"active_allocated\",{base},512,100,0]");
-        let all = lines(&steps, &[&segment, &new, &kept]);
+        let segments = [segment(base, -1, "[0, 0]"), segment(2 * base, 3, "[0, 4]")];
+        let all = lines(&steps, &[&segments[0], &segments[1], &new, &kept]);
         assert_eq!(sizes(&all), [(base, 1024), (base + MIB, 1024), (base, 512)]);
         let (events, older) = events(&all);
         // A segment and two blocks.
-        assert_eq!((older, events.len()), (3, 6));
-        assert_eq!(events[0].bytes, Bytes::new(2 * MIB));
+        assert_eq!((older, events.len()), (3, 9));
+        assert_eq!((events[0].bytes, events[0].stream), (Bytes::new(2 * MIB), u64::MAX));
+        // PyTorch names the pools of the segments that it has at the end.
+        let segments = events.iter().filter(|event| event.action == Action::SegmentAlloc);
+        let pools: Vec<_> = segments.map(|event| (event.address / base, event.group)).collect();
+        assert_eq!(pools, [(1, 1), (2, 0), (2, 8)]);
     }
 }
