@@ -164,8 +164,11 @@ impl AllocatorState {
                 let before = self.tensors.range(..address).next_back();
                 before.is_some_and(|(begin, tensor)| begin.saturating_add(tensor.bytes) > *address)
             };
+            let is_same = |last: SegmentUse| last.stream == of.stream && last.is_private() == of.is_private();
             match segments.last_mut() {
-                Some(last) if last.address + last.bytes == *address && (is_expandable || is_inside()) => {
+                Some(last)
+                    if last.address + last.bytes == *address && (is_expandable && is_same(last.of) || is_inside()) =>
+                {
                     last.bytes += *bytes;
                 }
                 _ => segments.push(Segment { address: *address, bytes: *bytes, of: *of }),

@@ -222,12 +222,14 @@ impl Columns {
 fn refused(history: &History, overview: &Overview) -> Option<AboutRefused> {
     let refused = overview.refused.as_ref()?;
     let newest = &history.refusals[history.refusals.len().saturating_sub(refused.newest.len())..];
+    let reserved = overview.torch.iter().flat_map(TensorsOverview::refusal_in_words);
+    let reserved = reserved.map(|(name, text)| format!("{name}: {text}"));
     let after = history.oom().and_then(|main| main.after).filter(|_| refused.is_live_known);
     Some(AboutRefused {
         after,
         after_time: after.map(|after| history.time_of(after)),
         times: newest.iter().map(|refused| refused.time).collect(),
-        words: refused.in_words(),
+        words: refused.in_words().into_iter().chain(reserved).collect(),
     })
 }
 

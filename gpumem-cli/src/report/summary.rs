@@ -18,6 +18,7 @@ use super::{
     ranks,
     refused::Refused,
     sums::PlaceSum,
+    tensors::{self, TensorsOverview},
     text::{percent, shares},
 };
 use crate::history::{Sum, in_words};
@@ -37,10 +38,8 @@ fn write_refused(refused: &Refused, overview: &Overview, out: &mut dyn Write, pa
     if refused.is_live_known {
         alarm(&format!("What held the memory: `gpumem report --at oom {}`", overview.file))?;
     }
-    if let Some(torch) = &overview.torch {
-        let mut moments = torch.devices.iter().filter_map(|device| device.at_refusal.as_ref());
-        moments.try_for_each(|moment| moment.write_refused(&torch.allocator, out, paint))?;
-    }
+    let mut lines = overview.torch.iter().flat_map(TensorsOverview::refusal_in_words);
+    lines.try_for_each(|(name, text)| tensors::line(out, paint, name, &text))?;
     writeln!(out)
 }
 

@@ -126,20 +126,18 @@ impl TensorMoment {
         self.sums.in_words(self.requested_bytes)
     }
 
-    /// Why a part of the memory is unused.
-    pub(super) fn write_reasons(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-        self.sums.reasons(self.by_module.is_some()).iter().try_for_each(|(name, text)| line(out, paint, name, text))
+    /// Why a part of the memory is unused, each line with its name.
+    fn reasons(&self) -> Vec<(&'static str, String)> {
+        self.sums.reasons(self.by_module.is_some())
     }
 
-    /// The same after the sum, in the report of a request that was refused.
-    pub(super) fn write_refused(&self, allocator: &str, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-        line(out, paint, "reserved", &format!("{allocator} had {}", self.segments_in_words()))?;
-        self.write_reasons(out, paint)
+    fn write_reasons(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        self.reasons().iter().try_for_each(|(name, text)| line(out, paint, name, text))
     }
 }
 
 /// A line with its name before it.
-fn line(out: &mut dyn Write, paint: Paint, name: &str, text: &str) -> io::Result<()> {
+pub(super) fn line(out: &mut dyn Write, paint: Paint, name: &str, text: &str) -> io::Result<()> {
     writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), paint.on(Role::Text, text))
 }
 
@@ -194,6 +192,16 @@ impl TensorsOverview {
             }
         }
         lines
+    }
+
+    /// What PyTorch had when the driver refused an allocation, and why a part of it was unused. Each line has a name.
+    pub(crate) fn refusal_in_words(&self) -> Vec<(&'static str, String)> {
+        let moments = self.devices.iter().filter_map(|device| device.at_refusal.as_ref());
+        let lines = moments.flat_map(|moment| {
+            let sum = format!("{} had {}", self.allocator, moment.segments_in_words());
+            [("reserved", sum)].into_iter().chain(moment.reasons())
+        });
+        lines.collect()
     }
 
     fn peak_in_words(&self, peak: &TensorMoment) -> String {

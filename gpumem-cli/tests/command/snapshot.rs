@@ -120,7 +120,9 @@ fn a_snapshot_has_a_page_and_tables() {
     let (from, page, tables) = (data("snapshot-4.pickle"), file("snapshot.html"), file("snapshot-tables"));
     printed(&["report", "--html", page.to_str().unwrap(), &from]);
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains("\"pid\":null") && page.contains("id=\"tensors-0\""));
+    for part in ["\"pid\":null", "id=\"tensors-0\"", "\"reserved: PyTorch had 64 MiB from the driver: "] {
+        assert!(page.contains(part), "{part}");
+    }
     printed(&["report", "--format", "parquet", "-o", tables.to_str().unwrap(), &from]);
     assert!(tables.join("snapshot-4.tensors.parquet").metadata().unwrap().len() > 1000);
 }

@@ -172,6 +172,10 @@ fn tensors_come_to_what_pytorch_says() {
         }
         assert!(!run.outcome.stderr.contains("contradicts"), "{}", run.outcome);
         check_snapshot(&run);
+        // PyTorch names the pools of the segments that it has at the end.
+        let segments = &run.json(&["--at", "end"])["torch"][0]["segments"];
+        let pools: Vec<_> = segments.as_array().unwrap().iter().map(|segment| &segment["pool"]).collect();
+        assert!(!pools.is_empty() && pools.iter().all(|pool| **pool == 0), "{segments:#}");
         // The weights and the largest one are there at the end.
         let leaks = run.json(&["--leaks"]);
         assert_eq!(leaks["torch"][0]["tensors"], 5);
