@@ -184,6 +184,16 @@ mod tests {
         );
     }
 
+    /// PyTorch's clock is not the driver's.
+    #[test]
+    fn the_moment_of_a_refusal_is_the_nearest_one() {
+        let second = 1_000_000_000;
+        let steps = [(5, Action::Alloc, 8, 10), (20, Action::OutOfMemory, 0, 0), (30, Action::FreeRequested, 8, 0)];
+        let tensors = tensors(0, &[&steps[..], &[(3 * second, Action::OutOfMemory, 0, 0)]].concat());
+        let at = [10, 2 * second - 40, 2 * second + 40, 9 * second];
+        assert_eq!(at.map(|time| tensors.devices[0].steps_at_refusal(time)), [2, 3, 4, 4]);
+    }
+
     #[test]
     fn what_was_freed_before_the_history_is_no_tensor() {
         let (alloc, requested) = (Action::Alloc, Action::FreeRequested);

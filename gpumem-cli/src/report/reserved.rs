@@ -508,6 +508,10 @@ mod tests {
         // The request of another stream has other memory.
         let (other, _) = reserved(false, &[&steps[..14], &[(OutOfMemory, 0, 0, 7, 0)]].concat());
         assert_eq!((other.largest_fit_bytes, other.unused_of_other_streams_bytes), (40 * MIB, 65 * MIB));
+        // A segment says it of a tensor that is older than the history.
+        let (older, _) = reserved(false, &[(SegmentAlloc, 500, 50, 7, 1), (Alloc, 500, 10, 0, 0)]);
+        assert_eq!((older.largest_fit_bytes, older.unused_of_other_streams_bytes), (40 * MIB, 0));
+        assert_eq!(reserved(false, &[(SegmentAlloc, 400, 2, 0, 1)]).0.largest_fit_bytes, MIB);
     }
 
     #[test]
@@ -523,6 +527,8 @@ mod tests {
         let (all, _) = reserved(true, &steps);
         assert_eq!((all.segments.as_ref().unwrap().len(), all.largest_fit_bytes), (1, 19 * MIB));
         assert_eq!(all.reasons(false).len(), 1, "{:?}", all.reasons(false));
+        let (all, _) = reserved(true, &[&steps[..], &[(SegmentAlloc, 100, 30, 0, 1)]].concat());
+        assert_eq!((all.unused_segments_bytes, all.largest_fit_bytes), (30 * MIB, 47 * MIB));
         assert_eq!(reserved(true, &[&steps[..], &[(SegmentFree, 44, 10, 0, 0)]].concat()).0.segments.unwrap().len(), 2);
         // What is little needs no reason.
         assert_eq!(reserved(false, &[(SegmentAlloc, 0, 20, 0, 1), (Alloc, 0, 20, 0, 0)]).0.reasons(false), []);
