@@ -65,14 +65,14 @@ fn without_history(name: &str, segment_mib: u64, block_mib: u64) -> String {
     let number = |number: u64| [b"J", &i32::try_from(number).unwrap().to_le_bytes()[..]].concat();
     let field = |name: &str, value: Vec<u8>| [text(name), value].concat();
     let dictionary = |fields: &[Vec<u8>]| [b"}(", &*fields.concat(), b"u"].concat();
-    let sized = |name, bytes| field(name, number(bytes));
-    let sizes = [sized("size", block_mib * MIB), sized("requested_size", 5 * MIB)];
+    let bytes_field = |name, bytes| field(name, number(bytes));
+    let sizes = [bytes_field("size", block_mib * MIB), bytes_field("requested_size", 5 * MIB)];
     let block = [sizes.concat(), field("state", text("active_allocated"))];
     let pool = [number(0), number(1), vec![0x86]].concat();
     let segment = [
-        sized("address", MIB),
-        sized("total_size", segment_mib * MIB),
-        sized("stream", 5),
+        bytes_field("address", MIB),
+        bytes_field("total_size", segment_mib * MIB),
+        bytes_field("stream", 5),
         field("segment_pool_id", pool),
         field("blocks", [b"](", &*dictionary(&block), b"e"].concat()),
     ];
