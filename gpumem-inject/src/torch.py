@@ -312,8 +312,9 @@ def write(torch):
             for segment in snapshot["segments"]:
                 if segment["device"] != device:
                     continue
-                is_expandable = bool(segment.get("is_expandable"))
-                line({"segment": segment["address"], "bytes": segment["total_size"], "is_expandable": is_expandable})
+                about = {"segment": segment["address"], "bytes": segment["total_size"], "stream": segment.get("stream", 0)}
+                about.update(is_expandable=bool(segment.get("is_expandable")), pool=segment.get("segment_pool_id"))
+                line(about)
                 address = segment["address"]
                 for block in segment["blocks"]:
                     frames = block.get("frames")

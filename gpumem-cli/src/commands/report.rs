@@ -325,15 +325,15 @@ fn write(history: &mut History, choice: Choice<'_>, out: &mut dyn Write, paint: 
         Choice::Calls(part) => calls::write(history, part, out, paint),
         Choice::Table => {
             places::write(history, out, paint)?;
-            tensors::write_at(history, Moment::Peak, out, paint)
+            tensors::write_at(history, Moment::Peak, false, out, paint)
         }
         Choice::Leaks => {
             writeln!(out, "{}", InPaint(&history.leaks(), paint))?;
-            tensors::write_at(history, Moment::End, out, paint)
+            tensors::write_at(history, Moment::End, false, out, paint)
         }
         Choice::At(at) => {
             moment::write_at(history, at, out, paint)?;
-            tensors::write_at(history, at, out, paint)
+            tensors::write_at(history, at, true, out, paint)
         }
         Choice::Between(moments) => moment::write_between(history, moments, out, paint),
     }
@@ -378,7 +378,8 @@ fn object(history: &mut History, choice: Choice<'_>) -> Object {
         Choice::At(at) => Some(at),
         Choice::Tree | Choice::Calls(_) | Choice::Table | Choice::Between(_) => None,
     };
-    let torch = moment.and_then(|moment| tensors::at(history, moment));
+    let has_segments = matches!(choice, Choice::At(_));
+    let torch = moment.and_then(|moment| tensors::at(history, moment, has_segments));
     Object { file: history.path.display().to_string(), report, missing: Missing::of(history), torch }
 }
 

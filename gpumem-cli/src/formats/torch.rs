@@ -6,12 +6,12 @@ use std::{
     io::{self, Write},
 };
 
-use gpumem_core::{model::MemKind, recording::AllocatorAction as Action};
+use gpumem_core::recording::AllocatorAction as Action;
 
 use super::{frames::functions, pickle::Pickle};
 use crate::history::{
     BlockLife, Change, ChangeKind, History, Origin,
-    tensors::{AllocatorState, AllocatorStep},
+    tensors::{AllocatorStep, Piece},
 };
 
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
@@ -80,8 +80,7 @@ impl Snapshot<'_> {
     fn is_shown(&self, block: &BlockLife) -> bool {
         let origin = self.history.origin(block);
         // Parts of expandable segments have other keys than addresses.
-        let is_expandable = origin.kind == MemKind::Vmm && origin.library.as_deref() == Some("PyTorch");
-        let is_known = || self.of_allocator.contains(&(block.key, block.bytes)) || is_expandable;
+        let is_known = || self.of_allocator.contains(&(block.key, block.bytes)) || origin.is_expandable_segment();
         origin.kind.is_on_device() && !(self.has_tensors[usize::from(block.device)] && is_known())
     }
 
@@ -109,11 +108,12 @@ impl Snapshot<'_> {
         }
         for tensors in history.tensors.iter().flat_map(|tensors| &tensors.devices) {
             let state = tensors.state(tensors.steps.len());
-            for (begin, bytes, room) in state.segments() {
+            for segment in state.segments(tensors.is_expandable) {
                 self.pickle.append_part(written)?;
                 written += 1;
-                let parts = parts(&state, begin, bytes, room);
-                self.segment((tensors.about.device.ordinal, 0), (begin, bytes), EventOrigin::Nowhere, &parts)?;
+                let parts: Vec<_> = state.pieces(&segment).iter().map(SegmentPart::of).collect();
+                let place = (tensors.about.device.ordinal, segment.of.stream);
+                self.segment(place, (segment.address, segment.bytes), EventOrigin::Nowhere, &parts)?;
             }
         }
         self.pickle.append()
@@ -330,36 +330,15 @@ struct SegmentPart {
     from: EventOrigin,
 }
 
-/// All blocks of a segment, also unused ones. The sum of their sizes is the size of the segment. Blocks of the segment itself lie in its
-/// first `room` bytes.
-fn parts(state: &AllocatorState, begin: u64, bytes: u64, room: u64) -> Vec<SegmentPart> {
-    let (mut parts, mut at, end) = (Vec::new(), begin, begin + bytes);
-    let unused = |address: u64, until: u64| SegmentPart {
-        address,
-        bytes: until - address,
-        requested: 0,
-        state: "inactive",
-        from: EventOrigin::Nowhere,
-    };
-    for (address, tensor) in state.within(begin, room) {
-        // A tensor that does not fit contradicts the others.
-        if address < at || address + tensor.bytes > end {
-            continue;
-        }
-        if address > at {
-            parts.push(unused(at, address));
-        }
-        parts.push(SegmentPart {
-            address,
-            bytes: tensor.bytes,
-            requested: tensor.requested,
-            state: if tensor.is_awaiting { "active_awaiting_free" } else { "active_allocated" },
-            from: EventOrigin::Tensor(tensor.origin),
-        });
-        at = address + tensor.bytes;
+impl SegmentPart {
+    fn of(piece: &Piece<'_>) -> Self {
+        let (state, requested, from) = match piece.tensor {
+            None => ("inactive", 0, EventOrigin::Nowhere),
+            Some(tensor) => {
+                let state = if tensor.is_awaiting { "active_awaiting_free" } else { "active_allocated" };
+                (state, tensor.requested, EventOrigin::Tensor(tensor.origin))
+            }
+        };
+        Self { address: piece.address, bytes: piece.bytes, requested, state, from }
     }
-    if at < end {
-        parts.push(unused(at, end));
-    }
-    parts
 }

@@ -245,7 +245,7 @@ fn everything(history: &mut History, folder: &Path) {
     places::write(history, &mut out, Paint::PLAIN).unwrap();
     for at in [Moment::Start, Moment::Peak, Moment::End, Moment::Oom, Moment::Time(Duration::from_nanos(500))] {
         moment::write_at(history, at, &mut out, Paint::PLAIN).unwrap();
-        tensors::write_at(history, at, &mut out, Paint::PLAIN).unwrap();
+        tensors::write_at(history, at, true, &mut out, Paint::PLAIN).unwrap();
         moment::write_between(history, [Moment::Peak, at], &mut out, Paint::PLAIN).unwrap();
         for format in [Format::Folded, Format::Pprof, Format::Speedscope] {
             format.write(history, at, true, &mut out).unwrap();

@@ -15,7 +15,7 @@ use gpumem_core::{
 
 use super::{
     bytes::RecordingBytes,
-    lives::{LIVE, Lives, NewBlock, When},
+    lives::{BlockLife, LIVE, Lives, NewBlock, When},
     names::Origins,
     recorded::{DeviceHistory, History, Mark, Refusal, ScopeLife, StreamChange},
     tensors,
@@ -340,7 +340,10 @@ impl HistoryReading {
         }
         let mut names_left = reader.names_left();
         let origins = origins.in_words(reader.ledger(), reader.definitions(), &mut names_left);
-        let tensors = tensors.finish(reader.definitions(), allocated(), &mut names_left);
+        let is_part = |block: &BlockLife| origins[block.origin as usize].is_expandable_segment();
+        let parts = lives.blocks().map(|(_, block)| block).filter(is_part);
+        let expandable = parts.map(|block| devices[usize::from(block.device)].device).collect();
+        let tensors = tensors.finish(reader.definitions(), allocated(), &expandable, &mut names_left);
         History {
             path: path.to_owned(),
             bytes,

@@ -32,8 +32,6 @@ struct Open {
     tensors: HashMap<u64, u32>,
     /// The length and the block of each part of a segment.
     segments: BTreeMap<u64, (u64, u32)>,
-    /// How many bytes are left of each segment.
-    left: HashMap<u32, u64>,
 }
 
 impl Tensors {
@@ -74,30 +72,26 @@ impl TensorBlocks {
         match action {
             Action::Alloc => {
                 self.free_tensor(time, open.tensors.remove(&address));
-                open.tensors.insert(address, self.alloc(step, device, origin));
+                open.tensors.insert(address, self.alloc(step, (address, bytes), device, origin));
             }
             Action::FreeRequested => self.free_tensor(time, open.tensors.remove(&address)),
             Action::SegmentAlloc => {
-                if let Some((length, block)) = open.segments.remove(&address) {
-                    self.remove(time, block, length, &mut open.left);
-                }
-                let block = self.alloc(step, device, segment_origin);
+                self.remove(step, (address, bytes), (device, segment_origin), &mut open.segments);
+                let block = self.alloc(step, (address, bytes), device, segment_origin);
                 open.segments.insert(address, (bytes, block));
-                open.left.insert(block, bytes);
             }
             Action::SegmentFree => {
-                let Open { segments, left, .. } = open;
-                remove_range(segments, address, bytes, |(_, block), bytes| self.remove(time, block, bytes, left));
+                self.remove(step, (address, bytes), (device, segment_origin), &mut open.segments);
             }
             Action::FreeCompleted | Action::OutOfMemory => {}
         }
     }
 
-    fn alloc(&mut self, (at, step): (usize, &AllocatorStep), device: u16, origin: u32) -> u32 {
-        let AllocatorStep { time, address, bytes, .. } = *step;
-        let block = NewBlock { key: address, bytes, origin, device };
+    /// Begins a block of so many bytes at an address.
+    fn alloc(&mut self, (at, step): (usize, &AllocatorStep), place: (u64, u64), device: u16, origin: u32) -> u32 {
+        let (key, bytes) = place;
         self.steps.push(at);
-        self.lives.begin(when(time), block, ChangeKind::Allocated).0
+        self.lives.begin(when(step.time), NewBlock { key, bytes, origin, device }, ChangeKind::Allocated).0
     }
 
     /// Ends a tensor, if one was at the address.
@@ -107,14 +101,24 @@ impl TensorBlocks {
         }
     }
 
-    /// Removes so many bytes of a segment, which ends with its last byte.
-    fn remove(&mut self, time: u64, block: u32, bytes: u64, left: &mut HashMap<u32, u64>) {
-        let rest = left.remove(&block).map_or(0, |left| left.saturating_sub(bytes));
-        if rest == 0 {
-            self.lives.end(when(time), block, ChangeKind::Freed);
-        } else {
-            left.insert(block, rest);
-            self.lives.shrink(when(time), block, rest);
+    /// Removes a range of addresses from the segments. What is left of a segment before and behind it becomes blocks of their own.
+    fn remove(
+        &mut self,
+        step: (usize, &AllocatorStep),
+        (address, bytes): (u64, u64),
+        (device, origin): (u16, u32),
+        segments: &mut BTreeMap<u64, (u64, u32)>,
+    ) {
+        let mut ended = Vec::new();
+        remove_range(segments, address, bytes, |(_, block), _| ended.push(block));
+        for block in &ended {
+            self.lives.end(when(step.1.time), *block, ChangeKind::Freed);
+        }
+        let rests = [segments.range(..address).next_back(), segments.get_key_value(&address.saturating_add(bytes))];
+        let rests = rests.map(|rest| rest.map(|(begin, (length, block))| (*begin, *length, *block)));
+        for (begin, length, _) in rests.into_iter().flatten().filter(|(_, _, block)| ended.contains(block)) {
+            let block = self.alloc(step, (begin, length), device, origin);
+            segments.insert(begin, (length, block));
         }
     }
 }
@@ -144,9 +148,11 @@ mod tests {
             requested: *bytes,
             stream: 0,
             origin: 0,
+            pool: 0,
         };
         let about = AllocatorDevice { device: DEVICE, older, known_from: None, said: None };
-        let history = TensorHistory { about, steps: steps.iter().map(step).collect(), peak: None };
+        let history =
+            TensorHistory { about, steps: steps.iter().map(step).collect(), is_expandable: false, peak: None };
         Tensors { devices: vec![history], ..Tensors::default() }
     }
 
@@ -156,14 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_segment_go_one_after_the_other() {
+    fn what_is_left_of_a_segment_is_blocks() {
         let steps =
             [(1, Action::SegmentAlloc, 0, 60), (2, Action::SegmentFree, 20, 20), (3, Action::SegmentFree, 0, 100)];
         let tensors = tensors(0, &steps);
-        assert_eq!(changes(&tensors), [(1, 60, 0), (2, -20, 0), (3, -20, 0), (3, -20, 0)]);
+        let parts = [(2, -60, 0), (2, 20, 1), (2, 20, 2)];
+        assert_eq!(changes(&tensors), [&[(1, 60, 0)], &parts[..], &[(3, -20, 2), (3, -20, 1)]].concat());
         let lives = tensors.blocks().lives;
-        assert_eq!((lives.block(0).born, lives.block(0).died), (0, 3));
-        assert_eq!([0, 1, 2].map(|change| lives.bytes_after(0, change)), [60, 40, 20]);
+        assert_eq!([1, 2].map(|block| lives.block(block).key), [0, 40]);
     }
 
     #[test]
@@ -176,6 +182,16 @@ mod tests {
             changes(&tensors(0, &[(1, alloc, 8, 10), (2, alloc, 8, 30)])),
             [(1, 10, 0), (2, -10, 0), (2, 30, 1)]
         );
+    }
+
+    /// PyTorch's clock is not the driver's.
+    #[test]
+    fn the_moment_of_a_refusal_is_the_nearest_one() {
+        let second = 1_000_000_000;
+        let steps = [(5, Action::Alloc, 8, 10), (20, Action::OutOfMemory, 0, 0), (30, Action::FreeRequested, 8, 0)];
+        let tensors = tensors(0, &[&steps[..], &[(3 * second, Action::OutOfMemory, 0, 0)]].concat());
+        let at = [10, 2 * second - 40, 2 * second + 40, 9 * second];
+        assert_eq!(at.map(|time| tensors.devices[0].steps_at_refusal(time)), [2, 3, 4, 4]);
     }
 
     #[test]

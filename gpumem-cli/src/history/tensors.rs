@@ -42,6 +42,8 @@ pub(crate) struct Tensors {
 pub(crate) struct TensorHistory {
     pub(crate) about: AllocatorDevice,
     pub(crate) steps: Vec<AllocatorStep>,
+    /// Whether segments are expandable: they consist of parts, and parts without tensors can be given back to the driver.
+    pub(crate) is_expandable: bool,
     /// The most bytes that tensors had together, and the first step after which they had them.
     pub(crate) peak: Option<(u64, usize)>,
 }
@@ -58,6 +60,39 @@ pub(crate) struct AllocatorStep {
     pub(crate) stream: u64,
     /// The number of its origin in [`Tensors::origins`].
     pub(crate) origin: u32,
+    /// See [`SegmentUse::pool`].
+    pub(crate) pool: u16,
+}
+
+/// Which requests get memory of a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SegmentUse {
+    pub(crate) stream: u64,
+    /// 1 for the pool that all of the program shares, and a higher number for a private pool, such as that of a captured graph. 0 if it is
+    /// not known.
+    pub(crate) pool: u16,
+}
+
+impl SegmentUse {
+    pub(crate) fn is_private(self) -> bool {
+        self.pool > 1
+    }
+}
+
+/// A segment at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) of: SegmentUse,
+}
+
+/// A tensor in a segment, or the room between two of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece<'a> {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) tensor: Option<&'a Tensor>,
 }
 
 /// A block that is in use.
@@ -73,21 +108,25 @@ pub(crate) struct Tensor {
 /// The memory of the allocator at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct AllocatorState {
-    /// Where segments begin, and their sizes.
-    pub(crate) segments: BTreeMap<u64, u64>,
+    /// Where segments begin, and their sizes. They do not overlap.
+    pub(crate) segments: BTreeMap<u64, (u64, SegmentUse)>,
     /// The tensors by their addresses.
     pub(crate) tensors: BTreeMap<u64, Tensor>,
 }
 
 impl AllocatorState {
     pub(crate) fn apply(&mut self, step: &AllocatorStep) {
-        let AllocatorStep { address, bytes, requested, origin, .. } = *step;
+        let AllocatorStep { address, bytes, requested, origin, stream, pool, .. } = *step;
         match step.action {
-            Action::SegmentAlloc => _ = self.segments.insert(address, bytes),
+            Action::SegmentAlloc => {
+                let bytes = bytes.min(u64::MAX - address);
+                remove_range(&mut self.segments, address, bytes, |_, _| {});
+                self.segments.insert(address, (bytes, SegmentUse { stream, pool }));
+            }
             // Parts of an expandable segment go one by one.
             Action::SegmentFree => remove_range(&mut self.segments, address, bytes, |_, _| {}),
             Action::Alloc => {
-                let tensor = Tensor { bytes, requested, origin, is_awaiting: false };
+                let tensor = Tensor { bytes, requested: requested.min(bytes), origin, is_awaiting: false };
                 self.tensors.insert(address, tensor);
             }
             Action::FreeRequested => {
@@ -117,28 +156,46 @@ impl AllocatorState {
         held
     }
 
-    /// Where segments begin, their sizes, and how much of that is before the next one begins. It is all, unless the recording contradicts
-    /// itself.
-    pub(crate) fn segments(&self) -> impl Iterator<Item = (u64, u64, u64)> {
-        let mut segments: Vec<(u64, u64)> = Vec::new();
-        for (begin, bytes) in &self.segments {
-            // Parts of an expandable segment with a tensor that lies in several of them are one segment.
-            let before = self.tensors.range(..begin).next_back();
-            let is_inside = before.is_some_and(|(address, tensor)| address.saturating_add(tensor.bytes) > *begin);
+    /// The segments by their addresses. The parts of an expandable segment that follow each other are one.
+    pub(crate) fn segments(&self, is_expandable: bool) -> Vec<Segment> {
+        let mut segments: Vec<Segment> = Vec::new();
+        for (address, (bytes, of)) in &self.segments {
+            let is_inside = || {
+                let before = self.tensors.range(..address).next_back();
+                before.is_some_and(|(begin, tensor)| begin.saturating_add(tensor.bytes) > *address)
+            };
+            let is_same = |last: SegmentUse| last.stream == of.stream && last.is_private() == of.is_private();
             match segments.last_mut() {
-                Some((first, length)) if is_inside && first.saturating_add(*length) == *begin => {
-                    *length = length.saturating_add(*bytes);
+                Some(last)
+                    if last.address + last.bytes == *address && (is_expandable && is_same(last.of) || is_inside()) =>
+                {
+                    last.bytes += *bytes;
                 }
-                _ => segments.push((*begin, *bytes)),
+                _ => segments.push(Segment { address: *address, bytes: *bytes, of: *of }),
             }
         }
-        let next: Vec<_> = segments.iter().skip(1).map(|(begin, _)| *begin).chain([u64::MAX]).collect();
-        segments.into_iter().zip(next).map(|((begin, bytes), next)| (begin, bytes, bytes.min(next - begin)))
+        segments
     }
 
-    /// The tensors in a part of the memory.
-    pub(crate) fn within(&self, begin: u64, bytes: u64) -> impl Iterator<Item = (u64, &Tensor)> {
-        self.tensors.range(begin..begin.saturating_add(bytes)).map(|(address, tensor)| (*address, tensor))
+    /// The tensors in a segment, and the room between them. Their sizes add up to that of the segment.
+    pub(crate) fn pieces(&self, segment: &Segment) -> Vec<Piece<'_>> {
+        let (mut pieces, mut at, end) = (Vec::new(), segment.address, segment.address + segment.bytes);
+        let mut add = |address, until: u64, tensor| {
+            if until > address {
+                pieces.push(Piece { address, bytes: until - address, tensor });
+            }
+        };
+        for (address, tensor) in self.tensors.range(segment.address..end) {
+            // A tensor that does not fit contradicts the others.
+            if *address < at || tensor.bytes > end - address {
+                continue;
+            }
+            add(at, *address, None);
+            at = address + tensor.bytes;
+            add(*address, at, Some(tensor));
+        }
+        add(at, end, None);
+        pieces
     }
 }
 
@@ -153,6 +210,26 @@ impl TensorHistory {
     /// How many steps there were at a time.
     pub(crate) fn steps_until(&self, time: u64) -> usize {
         self.steps.partition_point(|step| step.time <= time).max(self.older_count())
+    }
+
+    /// How many steps there were when the allocator refused a request, after the driver had refused it at this time: PyTorch has
+    /// emptied its cache then, and has another clock.
+    pub(crate) fn steps_at_refusal(&self, time: u64) -> usize {
+        const SOON: u64 = 1_000_000_000;
+        let refused = (0..).zip(&self.steps).filter(|(_, step)| step.action == Action::OutOfMemory);
+        let nearest = refused.map(|(at, step)| (step.time.abs_diff(time), at)).min();
+        nearest.filter(|(apart, _)| *apart <= SOON).map_or_else(|| self.steps_until(time), |(_, at): (_, usize)| at + 1)
+    }
+
+    /// The stream of the newest request, after this many steps.
+    pub(crate) fn request_stream(&self, steps: usize, state: &AllocatorState) -> u64 {
+        let mut newest = self.steps[..steps.min(self.steps.len())].iter().rev();
+        let is_request = |step: &&AllocatorStep| matches!(step.action, Action::Alloc | Action::OutOfMemory);
+        let Some(request) = newest.find(is_request) else { return 0 };
+        // The stream of a block that is older than the history is only known of its segment.
+        let before = state.segments.range(..=request.address).next_back();
+        let segment = before.filter(|(address, (bytes, _))| request.address - **address < *bytes);
+        segment.map_or(request.stream, |(_, (_, of))| of.stream)
     }
 
     /// How many of the first steps only describe what was live when the history begins.
@@ -224,7 +301,8 @@ impl TensorReading {
         let steps = self.devices.entry(events.device).or_default();
         for event in &events.events {
             let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-            let of_event = (event.stack, event.group);
+            let is_segment = event.action == Action::SegmentAlloc;
+            let of_event = (event.stack, if is_segment { 0 } else { event.group });
             let origin = *self.known.entry(of_event).or_insert(next);
             if origin == next {
                 self.all.push(of_event);
@@ -237,6 +315,7 @@ impl TensorReading {
                 requested: event.requested.get(),
                 stream: event.stream,
                 origin,
+                pool: if is_segment { event.group.try_into().unwrap_or(u16::MAX) } else { 0 },
             });
         }
         (self.all.len() - before) as u64
@@ -289,11 +368,13 @@ impl TensorReading {
         callers
     }
 
-    /// `allocated` are the allocations of the driver: their devices, keys, sizes, times and stacks. Names may have `names_left` bytes.
+    /// `allocated` are the allocations of the driver: their devices, keys, sizes, times and stacks. On the devices in `expandable`, segments
+    /// are expandable. Names may have `names_left` bytes.
     pub(super) fn finish(
         mut self,
         definitions: &Definitions,
         allocated: impl Iterator<Item = (DriverBlock, u64, StackId)>,
+        expandable: &HashSet<Device>,
         names_left: &mut u64,
     ) -> Option<Tensors> {
         let defined = definitions.allocator()?;
@@ -306,7 +387,8 @@ impl TensorReading {
             }
             let mut steps = self.devices.remove(&about.device).unwrap_or_default();
             align(about.device, &mut steps, &segments);
-            let mut history = TensorHistory { about: *about, steps, peak: None };
+            let is_expandable = expandable.contains(&about.device);
+            let mut history = TensorHistory { about: *about, steps, is_expandable, peak: None };
             history.find_peak();
             devices.push(history);
         }

@@ -1,7 +1,7 @@
 //! The data of a page.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     io::{self, Write},
 };
 
@@ -58,7 +58,7 @@ struct About<'a> {
     blocks: usize,
     changes: usize,
     /// The lengths of the columns.
-    columns: [usize; 5],
+    columns: [usize; 6],
     command: &'a [String],
     curve: Vec<Option<u64>>,
     devices: Vec<AboutDevice<'a>>,
@@ -114,7 +114,7 @@ struct AboutTensors<'a> {
     allocator: &'a str,
     blocks: usize,
     changes: usize,
-    columns: [usize; 5],
+    columns: [usize; 6],
     devices: Vec<AboutTensorDevice<'a>>,
     has_only_peaks: bool,
     known_from: Option<u64>,
@@ -125,6 +125,8 @@ struct AboutTensors<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutTensorDevice<'a> {
+    /// Whether parts that follow each other are one segment.
+    is_expandable: bool,
     /// What was live before this time is not known.
     known_from: Option<u64>,
     model: Option<&'a str>,
@@ -156,6 +158,9 @@ struct Columns {
     sizes: Vec<u8>,
     /// For each new block: its device.
     devices: Vec<u8>,
+    /// For each new block of PyTorch: the number of its address, in the order in which they come. If it is a new one, the address
+    /// follows. Empty for the blocks of the driver.
+    addresses: Vec<u8>,
 }
 
 fn put(column: &mut Vec<u8>, mut number: u64) {
@@ -167,9 +172,9 @@ fn put(column: &mut Vec<u8>, mut number: u64) {
 }
 
 impl Columns {
-    fn of(lives: &Lives) -> Self {
+    fn of(lives: &Lives, has_addresses: bool) -> Self {
         let mut columns = Self::default();
-        let (mut last, mut known) = (0, 0_u64);
+        let (mut last, mut known, mut addresses) = (0, 0_u64, HashMap::new());
         for (at, change) in (0_u32..).zip(lives.changes()) {
             put(&mut columns.times, change.time - last);
             last = change.time;
@@ -181,6 +186,14 @@ impl Columns {
                     put(&mut columns.origins, block.origin.into());
                     put(&mut columns.sizes, block.bytes);
                     put(&mut columns.devices, block.device.into());
+                    if has_addresses {
+                        let next = addresses.len() as u64;
+                        let number = *addresses.entry(block.key).or_insert(next);
+                        put(&mut columns.addresses, number);
+                        if number == next {
+                            put(&mut columns.addresses, block.key);
+                        }
+                    }
                     known += 1;
                 }
                 ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => {
@@ -195,8 +208,8 @@ impl Columns {
         columns
     }
 
-    fn all(&self) -> [&[u8]; 5] {
-        [&self.times, &self.blocks, &self.origins, &self.sizes, &self.devices]
+    fn all(&self) -> [&[u8]; 6] {
+        [&self.times, &self.blocks, &self.origins, &self.sizes, &self.devices, &self.addresses]
     }
 
     fn compressed(&self) -> io::Result<String> {
@@ -209,19 +222,21 @@ impl Columns {
 fn refused(history: &History, overview: &Overview) -> Option<AboutRefused> {
     let refused = overview.refused.as_ref()?;
     let newest = &history.refusals[history.refusals.len().saturating_sub(refused.newest.len())..];
+    let reserved = overview.torch.iter().flat_map(TensorsOverview::refusal_in_words);
+    let reserved = reserved.map(|(name, text)| format!("{name}: {text}"));
     let after = history.oom().and_then(|main| main.after).filter(|_| refused.is_live_known);
     Some(AboutRefused {
         after,
         after_time: after.map(|after| history.time_of(after)),
         times: newest.iter().map(|refused| refused.time).collect(),
-        words: refused.in_words(),
+        words: refused.in_words().into_iter().chain(reserved).collect(),
     })
 }
 
 impl Recording {
     pub(super) fn of(history: &History) -> io::Result<Self> {
         let overview = Overview::of(history);
-        let columns = Columns::of(&history.lives);
+        let columns = Columns::of(&history.lives, false);
         let data = columns.compressed()?;
         let folder = history.definitions().process().folder.clone();
         let mut frames = Numbers::<String>::default();
@@ -321,7 +336,7 @@ fn tensors<'a>(
     if lives.change_count() == 0 {
         return None;
     }
-    let columns = Columns::of(&lives);
+    let columns = Columns::of(&lives, true);
     let kind = |at: usize| match &tensors.classes {
         Some(classes) => classes[at].map_or(NOT_CLASSIFIED, TensorClass::name),
         None => "tensor",
@@ -348,6 +363,7 @@ fn tensors<'a>(
     let devices = tensors.devices.iter().map(|of_device| {
         let device = of_device.about.device;
         AboutTensorDevice {
+            is_expandable: of_device.is_expandable,
             known_from: of_device.known_from(),
             model: model(history, device),
             name: device.to_string(),

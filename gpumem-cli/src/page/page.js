@@ -9,7 +9,7 @@ function decode(about, bytes) {
     begin += length;
     return column;
   });
-  const [times, which, origins, sizes, devices] = columns;
+  const [times, which, origins, sizes, devices, addresses] = columns;
   const data = {
     about,
     time: new Float64Array(changes),
@@ -20,10 +20,13 @@ function decode(about, bytes) {
     bytes: new Float64Array(blocks),
     origin: new Uint32Array(blocks),
     device: new Uint16Array(blocks),
+    // Of the blocks of PyTorch.
+    address: about.columns[5] > 0 ? new Float64Array(blocks) : undefined,
     // What is left of blocks of which a part was freed: block → [[change, bytes], …].
     shrunk: new Map(),
   };
   const left = new Map();
+  const knownAddresses = [];
   let time = 0;
   let known = 0;
   for (let change = 0; change < changes; change++) {
@@ -38,6 +41,11 @@ function decode(about, bytes) {
       data.bytes[known] = size;
       data.origin[known] = origins();
       data.device[known] = devices();
+      if (data.address) {
+        const number = addresses();
+        if (number === knownAddresses.length) knownAddresses.push(addresses());
+        data.address[known] = knownAddresses[number];
+      }
       known++;
       continue;
     }
@@ -77,7 +85,10 @@ function reader(bytes, at) {
 }
 
 async function inflate(text) {
-  const compressed = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const signs = atob(text);
+  // `Uint8Array.from` takes many times as long.
+  const compressed = new Uint8Array(signs.length);
+  for (let at = 0; at < signs.length; at++) compressed[at] = signs.charCodeAt(at);
   const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream('deflate'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
@@ -281,6 +292,32 @@ function heldAfter(data, pool, change) {
     held.set(origin[block], sum);
   }
   return held;
+}
+
+// The segments of PyTorch after a change, the largest first, each with its tensors in the order of their addresses.
+function segmentsAfter(data, { device: number }, change) {
+  const { about, address, born, died, device, origin } = data;
+  const [segments, tensors] = [[], []];
+  const end = search(born.length, (block) => born[block] > change);
+  for (let block = 0; block < end; block++) {
+    if (died[block] <= change || device[block] !== number) continue;
+    const of = { block, begin: address[block], end: address[block] + bytesAfter(data, block, change) };
+    (about.origins[origin[block]].isOnDevice ? tensors : segments).push(of);
+  }
+  const byAddress = (a, b) => a.begin - b.begin;
+  tensors.sort(byAddress);
+  const joined = [];
+  for (const { begin, end: last } of segments.sort(byAddress)) {
+    const before = joined.at(-1);
+    if (about.devices[number].isExpandable && before?.end === begin) before.end = last;
+    else joined.push({ begin, end: last, tensors: [] });
+  }
+  let at = 0;
+  for (const segment of joined) {
+    while (at < tensors.length && tensors[at].begin < segment.begin) at++;
+    while (at < tensors.length && tensors[at].begin < segment.end) segment.tensors.push(tensors[at++]);
+  }
+  return joined.sort((a, b) => b.end - b.begin - (a.end - a.begin) || a.begin - b.begin);
 }
 
 // Adds what is live of an origin to the sum of several origins. A sum has a colour if all of it has this colour, and is found if a part of it is.
@@ -628,6 +665,7 @@ function start() {
       isWaiting = false;
       drawChart();
       drawBands();
+      drawMap();
       document.body.setAttribute('aria-busy', 'false');
     });
   }
@@ -879,6 +917,80 @@ function start() {
     markSelected(context, width, 4, height - 4);
   }
 
+  const MOST_ROWS = 40;
+  const ROW = 15;
+  // The segments of the selected moment. Only PyTorch has some.
+  let map = [];
+  function readMap(isKnown) {
+    map = segments && selected >= 0 && isKnown ? segmentsAfter(data, curves.pool, selected) : [];
+    const rows = map.slice(0, MOST_ROWS);
+    $('map').hidden = map.length === 0;
+    $('segments').style.height = `${rows.length * ROW + 8}px`;
+    $('segments-note').textContent =
+      `Each row is a segment that PyTorch has from the driver, from its first address to its last; what is in no tensor is unused.` +
+      (map.length > rows.length ? ` ${countInWords(map.length - rows.length, 'smaller segment')} left out.` : '');
+    map = rows;
+  }
+
+  // Where an address of a row is on the canvas.
+  function onMap(row, address, width) {
+    const most = map[0].end - map[0].begin;
+    return MARGIN.left + ((address - row.begin) / most) * (width - MARGIN.left - MARGIN.right);
+  }
+
+  function drawMap() {
+    if (!map.length) return;
+    const { context, width } = canvas($('segments'));
+    context.font = '11px system-ui, sans-serif';
+    context.textAlign = 'right';
+    context.textBaseline = 'middle';
+    map.forEach((row, at) => {
+      const top = 4 + at * ROW;
+      const fill = (begin, end) => {
+        const left = onMap(row, begin, width);
+        context.fillRect(left, top, Math.max(0.5, onMap(row, end, width) - left), ROW - 3);
+      };
+      context.fillStyle = style('--faint');
+      context.fillText(bytesInWords(row.end - row.begin), MARGIN.left - 6, top + ROW / 2 - 1);
+      context.fillStyle = style('--line');
+      fill(row.begin, row.end);
+      for (const { block, begin, end } of row.tensors) {
+        const origin = data.origin[block];
+        context.fillStyle = curves.colourOf[origin];
+        context.globalAlpha = !found || found[origin] ? 1 : 0.15;
+        fill(begin, end);
+      }
+      context.globalAlpha = 1;
+    });
+  }
+
+  // What is in a segment at a place of the canvas: a tensor, or how much is unused there.
+  function mapAt(left, top, width) {
+    const row = map[Math.floor((top - 4) / ROW)];
+    if (!row || left < MARGIN.left || left > onMap(row, row.end, width)) return '';
+    // A tensor may be narrower than the pointer is exact.
+    const tensor = row.tensors.findLast(({ begin, end }) => left >= onMap(row, begin, width) - 1 && left <= onMap(row, end, width) + 1);
+    if (tensor) return blockInWords(tensor.block);
+    const after = row.tensors.findIndex(({ begin }) => onMap(row, begin, width) > left);
+    const end = after < 0 ? row.end : row.tensors[after].begin;
+    const begin = row.tensors.at(after < 0 ? -1 : after - 1);
+    const from = begin && begin.end <= end ? begin.end : row.begin;
+    return `${bytesInWords(end - from)} unused, in a segment of ${bytesInWords(row.end - row.begin)}`;
+  }
+
+  function blockInWords(block) {
+    const origin = data.about.origins[data.origin[block]];
+    const died = data.died[block];
+    const born = data.time[data.born[block]];
+    return [
+      shortened(data.about.labels[block] ?? ''),
+      `${bytesInWords(data.bytes[block])}, ${origin.kind}`,
+      shortened([...origin.scope, origin.place].join(' > ')),
+      `allocated ${born <= unknownUntil(data, curves.pool) && segments ? 'at or before' : 'after'} ${timeInWords(born)}`,
+      died === LIVE ? 'not freed' : `freed after ${timeInWords(data.time[died])}`,
+    ].filter(Boolean).join('\n');
+  }
+
   function showFound() {
     if (!data) return;
     find();
@@ -905,6 +1017,7 @@ function start() {
       selected < 0 && !(curves && data.time.length)
         ? 'Nothing was allocated'
         : momentInWords(root.bytes, time, isPeak, isKnown);
+    readMap(isKnown);
     drawFlame(root);
     const all = placesOf(data, held, curves?.colourOf);
     const places = found ? placesOf(data, new Map([...held].filter(([origin]) => found[origin])), curves.colourOf) : all;
@@ -1130,17 +1243,13 @@ function start() {
     const [left, top] = [event.clientX - box.left, event.clientY - box.top];
     const band = bands.findLast((of) => left >= of.begin && left <= of.end && top >= of.top && top <= of.top + of.high);
     if (!band) return tip(event, '');
-    const origin = data.about.origins[data.origin[band.block]];
-    const died = data.died[band.block];
-    const born = data.time[data.born[band.block]];
-    tip(event, [
-      shortened(data.about.labels[band.block] ?? ''),
-      `${bytesInWords(data.bytes[band.block])}, ${origin.kind}`,
-      shortened([...origin.scope, origin.place].join(' > ')),
-      `allocated ${born <= unknownUntil(data, curves.pool) && segments ? 'at or before' : 'after'} ${timeInWords(born)}`,
-      died === LIVE ? 'not freed' : `freed after ${timeInWords(data.time[died])}`,
-    ].filter(Boolean).join('\n'));
+    tip(event, blockInWords(band.block));
   });
+  $('segments').addEventListener('pointermove', (event) => {
+    const { left, top, width } = $('segments').getBoundingClientRect();
+    tip(event, mapAt(event.clientX - left, event.clientY - top, width));
+  });
+  $('segments').addEventListener('pointerleave', (event) => tip(event, ''));
   $('bands').addEventListener('pointerleave', (event) => tip(event, ''));
   $('pool').addEventListener('change', () => {
     regroup();

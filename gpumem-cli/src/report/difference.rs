@@ -341,6 +341,15 @@ impl Difference {
         }
     }
 
+    /// What snapshots of PyTorch do not have. The peak is compared all the same.
+    fn notes(&self) -> Vec<String> {
+        let snapshots = [&self.before, &self.after].into_iter().filter(|side| side.missing.has_only_pytorch);
+        let in_words = |side: &Side| (side.file.clone(), side.missing.in_words());
+        let mut notes: Vec<_> = snapshots.filter(|_| self.not_measured.is_empty()).map(in_words).collect();
+        notes.dedup();
+        notes.iter().flat_map(|(file, lines)| lines.iter().map(move |line| format!("{file}: {line}"))).collect()
+    }
+
     fn verdict(&self) -> Option<String> {
         let limit = self.limit.as_ref()?;
         Some(match self.is_exceeded {
@@ -371,6 +380,9 @@ impl Difference {
         for line in &self.tensors_missing {
             writeln!(out, "\n{}", one_line(line))?;
         }
+        for line in self.notes() {
+            writeln!(out, "{}", paint.on(Role::Faint, line))?;
+        }
         for line in &self.not_measured {
             writeln!(out, "{}", paint.on(Role::Alarm, line))?;
         }
@@ -399,7 +411,7 @@ impl Difference {
                 }
             }
         }
-        for line in &self.tensors_missing {
+        for line in self.tensors_missing.iter().chain(&self.notes()) {
             writeln!(out, "> {}\n", escaped(line))?;
         }
         for line in &self.not_measured {

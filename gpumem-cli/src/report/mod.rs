@@ -9,6 +9,7 @@ pub(crate) mod overview;
 pub(crate) mod places;
 pub(crate) mod ranks;
 pub(crate) mod refused;
+mod reserved;
 pub(crate) mod summary;
 pub(crate) mod sums;
 pub(crate) mod tensors;

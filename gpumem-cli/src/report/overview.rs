@@ -114,6 +114,9 @@ pub(crate) struct Missing {
     pub(crate) begins_after_seconds: Option<f64>,
     /// Whether the file is a snapshot of PyTorch's allocator: nothing else of the process is in it.
     pub(crate) has_only_pytorch: bool,
+    /// Whether it has no history: only what is live in it is known.
+    #[serde(skip)]
+    has_no_history: bool,
     /// Whether no allocations were intercepted.
     pub(crate) not_intercepted: bool,
     pub(crate) lost_events: u64,
@@ -136,6 +139,7 @@ impl Missing {
         let counts = history.counts();
         let part = history.definitions().part();
         let skipped = history.skipped();
+        let mut tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
         Self {
             incomplete: history.incomplete(),
             symbols: (history.incomplete().is_some() && history.definitions().lacks_symbols()).then_some(NO_SYMBOLS),
@@ -143,6 +147,7 @@ impl Missing {
             has_only_peaks: history.has_only_peaks(),
             begins_after_seconds: history.definitions().process().ran_before.map(|before| before.as_secs_f64()),
             has_only_pytorch: history.is_snapshot,
+            has_no_history: history.is_snapshot && tensors.all(|of| of.older_count() == of.steps.len()),
             not_intercepted: history.incomplete().is_none()
                 && !history.is_snapshot
                 && history.sources().is_empty()
@@ -158,10 +163,11 @@ impl Missing {
         }
     }
 
-    /// The peak may be another one than the recording has.
+    /// The peak may be another one than the recording has. A snapshot has what PyTorch was asked to keep: its peak is the highest value since
+    /// then.
     pub(crate) fn leaves_peak_unknown(&self) -> bool {
         self.incomplete.is_some()
-            || self.begins_after_event.is_some()
+            || self.begins_after_event.is_some() && !self.has_only_pytorch
             || self.begins_after_seconds.is_some()
             || self.not_intercepted
             || self.contradictory
@@ -177,7 +183,10 @@ impl Missing {
         if let Some(why) = self.symbols {
             lines.push(format!("Lines and functions are not known: {why}."));
         }
-        if let Some(after) = self.begins_after_event {
+        if self.has_no_history {
+            let why = "PyTorch keeps one after torch.cuda.memory._record_memory_history()";
+            lines.push(format!("The snapshot has no history, only what was live when it was made: {why}."));
+        } else if let Some(after) = self.begins_after_event {
             let first = match after {
                 _ if self.has_only_pytorch => {
                     "events of PyTorch are not in its snapshot (_record_memory_history, max_entries)".to_owned()

@@ -18,6 +18,7 @@ use super::{
     ranks,
     refused::Refused,
     sums::PlaceSum,
+    tensors::{self, TensorsOverview},
     text::{percent, shares},
 };
 use crate::history::{Sum, in_words};
@@ -31,18 +32,20 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
 }
 
 /// Most users come because memory ran out, so this comes first.
-fn write_refused(refused: &Refused, file: &str, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let mut lines = refused.in_words();
+fn write_refused(refused: &Refused, overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+    let mut alarm = |line: &str| writeln!(out, "{}", paint.on(Role::Alarm, line));
+    refused.in_words().iter().try_for_each(|line| alarm(line))?;
     if refused.is_live_known {
-        lines.push(format!("What held the memory: `gpumem report --at oom {file}`"));
+        alarm(&format!("What held the memory: `gpumem report --at oom {}`", overview.file))?;
     }
-    lines.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))?;
+    let mut lines = overview.torch.iter().flat_map(TensorsOverview::refusal_in_words);
+    lines.try_for_each(|(name, text)| tensors::line(out, paint, name, &text))?;
     writeln!(out)
 }
 
 fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     if let Some(refused) = &overview.refused {
-        write_refused(refused, &overview.file, out, paint)?;
+        write_refused(refused, overview, out, paint)?;
     }
     let Overview { file, command, pid, seconds, cards, allocations, frees, sources, devices, torch, leaks, .. } =
         overview;

@@ -15,17 +15,18 @@ use serde::Serialize;
 
 use super::{
     modules::{self, ClassSum, ModuleSum},
+    reserved::AllocatorSums,
     sums::{PlaceSum, place_sums},
-    text::{Bars, percent},
+    text::Bars,
 };
 use crate::history::{
-    History, Moment, in_words,
+    History, Moment, Refusal, in_words,
     tensors::{AllocatorState, TensorHistory, Tensors},
 };
 
 /// At most this many lines are printed; JSON has all.
 const MOST_ROWS: usize = 12;
-/// The same beside the tables of classes and modules, so that the whole report has 40 lines.
+/// The same beside the tables of classes and modules, so that the whole report has 40 lines, and up to 4 more if much is unused.
 const ROWS_BESIDE_MODULES: usize = 2;
 /// What stands in place of the line of a tensor.
 pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
@@ -52,6 +53,8 @@ pub(crate) struct DeviceTensors {
     /// The moment when tensors had most while the device had most.
     pub(crate) at_device_peak: Option<TensorMoment>,
     pub(crate) at_end: Option<TensorMoment>,
+    /// The moment when the driver refused the allocation that matters most.
+    pub(crate) at_refusal: Option<TensorMoment>,
     /// What the allocator says of itself at the end.
     pub(crate) said: Option<Said>,
 }
@@ -74,14 +77,8 @@ pub(crate) struct TensorMoment {
     /// The bytes of the tensors, rounded up as PyTorch does.
     pub(crate) allocated_bytes: u64,
     pub(crate) requested_bytes: u64,
-    /// The bytes of tensors that the program has freed, but that work on another stream may use.
-    pub(crate) awaiting_bytes: u64,
-    /// The bytes of all segments.
-    pub(crate) reserved_bytes: u64,
-    /// The unused bytes in segments with tensors.
-    pub(crate) unused_beside_tensors_bytes: u64,
-    /// The bytes of segments without tensors.
-    pub(crate) unused_segments_bytes: u64,
+    #[serde(flatten)]
+    pub(crate) sums: AllocatorSums,
     pub(crate) by_place: Vec<PlaceSum>,
     /// `None` if the program was recorded without modules.
     pub(crate) by_module: Option<Vec<ModuleSum>>,
@@ -99,61 +96,55 @@ pub(crate) struct HeldTensor {
 }
 
 impl TensorMoment {
-    /// The memory after this many steps, at a time.
-    fn of(history: &History, tensors: &TensorHistory, steps: usize, nanos: u64) -> Self {
+    /// The memory after this many steps, at a time. With `has_segments`, each segment is listed.
+    fn of(
+        history: &History,
+        all: &Tensors,
+        tensors: &TensorHistory,
+        steps: usize,
+        nanos: u64,
+        has_segments: bool,
+    ) -> Self {
         let state = tensors.state(steps);
-        let origins = history.tensors.as_ref().map(|tensors| &*tensors.origins).unwrap_or_default();
-        let AllocatorState { segments, tensors: live } = &state;
-        let (mut beside, mut unused) = (0, 0);
-        for (begin, bytes, room) in state.segments() {
-            let used: u64 = state.within(begin, room).map(|(_, tensor)| tensor.bytes).sum();
-            match used {
-                0 => unused += bytes,
-                used => beside += bytes.saturating_sub(used),
-            }
-        }
-        let (by_module, by_class) = history.tensors.as_ref().and_then(|tensors| modules::sums(tensors, &state)).unzip();
-        let in_use = || live.values().filter(|tensor| !tensor.is_awaiting);
+        let (by_module, by_class) = modules::sums(all, &state).unzip();
+        let in_use = || state.tensors.values().filter(|tensor| !tensor.is_awaiting);
         Self {
             device: tensors.about.device.ordinal,
             seconds: Duration::from_nanos(nanos).as_secs_f64(),
             tensors: in_use().count() as u64,
             allocated_bytes: in_use().map(|tensor| tensor.bytes).sum(),
             requested_bytes: in_use().map(|tensor| tensor.requested).sum(),
-            awaiting_bytes: live.values().filter(|tensor| tensor.is_awaiting).map(|tensor| tensor.bytes).sum(),
-            reserved_bytes: segments.values().sum(),
-            unused_beside_tensors_bytes: beside,
-            unused_segments_bytes: unused,
-            by_place: place_sums(&state.held(origins)),
+            sums: AllocatorSums::of(all, tensors, steps, &state, has_segments),
+            by_place: place_sums(&state.held(&all.origins)),
             by_module,
             by_class,
             held: if steps == tensors.steps.len() { held(history, tensors, &state) } else { Vec::new() },
         }
     }
 
-    /// `400 MiB from the driver: tensors 305 MiB (76 %), unused beside them 50 MiB (12 %), unused segments 45 MiB (11 %)`
     fn segments_in_words(&self) -> String {
-        let parts = [
-            ("tensors", self.allocated_bytes),
-            ("freed, in use by another stream,", self.awaiting_bytes),
-            ("unused beside tensors", self.unused_beside_tensors_bytes),
-            ("unused segments", self.unused_segments_bytes),
-        ];
-        let share = |bytes: u64| percent(bytes.try_into().unwrap_or(i64::MAX), self.reserved_bytes);
-        let words: Vec<_> = parts
-            .iter()
-            .filter(|(_, bytes)| *bytes > 0)
-            .map(|(name, bytes)| format!("{name} {} ({})", Bytes::new(*bytes), share(*bytes)))
-            .collect();
-        let nothing = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
-        format!("{} from the driver: {nothing}", Bytes::new(self.reserved_bytes))
+        self.sums.in_words(self.requested_bytes)
     }
+
+    /// Why a part of the memory is unused, each line with its name.
+    fn reasons(&self) -> Vec<(&'static str, String)> {
+        self.sums.reasons(self.by_module.is_some())
+    }
+
+    fn write_reasons(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        self.reasons().iter().try_for_each(|(name, text)| line(out, paint, name, text))
+    }
+}
+
+/// A line with its name before it.
+pub(super) fn line(out: &mut dyn Write, paint: Paint, name: &str, text: &str) -> io::Result<()> {
+    writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), paint.on(Role::Text, text))
 }
 
 impl TensorsOverview {
     pub(crate) fn of(history: &History) -> Option<Self> {
         let tensors = history.tensors.as_ref()?;
-        let devices = tensors.devices.iter().map(|device| DeviceTensors::of(history, device)).collect();
+        let devices = tensors.devices.iter().map(|device| DeviceTensors::of(history, tensors, device)).collect();
         let Tensors { name, missing, missing_modules, .. } = tensors;
         let (allocator, missing, missing_modules) = (name.clone(), missing.clone(), missing_modules.clone());
         Some(Self { allocator, missing, missing_modules, devices })
@@ -168,6 +159,14 @@ impl TensorsOverview {
         let missing = [not_recorded("tensors", missing), not_recorded("modules", missing_modules)];
         let mut lines: Vec<_> = missing.into_iter().flatten().collect();
         for DeviceTensors { device, known_from_seconds, peak, at_end, said, .. } in devices {
+            let outside = |moment: &TensorMoment| moment.sums.outside_segments_bytes;
+            let outside = [peak, at_end].into_iter().flatten().map(outside).max().unwrap_or(0);
+            if outside > 0 {
+                let outside = Bytes::new(outside);
+                lines.push(format!(
+                    "The history of {allocator} contradicts itself on device {device}: {outside} of the tensors lie in no segment, or over others. Figures may be wrong."
+                ));
+            }
             let Some(said) = said else { continue };
             let [most, end] = [peak, at_end].map(|moment| moment.as_ref().map_or(0, |moment| moment.allocated_bytes));
             if let Some(from) = known_from_seconds {
@@ -195,6 +194,16 @@ impl TensorsOverview {
         lines
     }
 
+    /// What PyTorch had when the driver refused an allocation, and why a part of it was unused. Each line has a name.
+    pub(crate) fn refusal_in_words(&self) -> Vec<(&'static str, String)> {
+        let moments = self.devices.iter().filter_map(|device| device.at_refusal.as_ref());
+        let lines = moments.flat_map(|moment| {
+            let sum = format!("{} had {}", self.allocator, moment.segments_in_words());
+            [("reserved", sum)].into_iter().chain(moment.reasons())
+        });
+        lines.collect()
+    }
+
     fn peak_in_words(&self, peak: &TensorMoment) -> String {
         let after = in_words(Duration::from_secs_f64(peak.seconds));
         let bytes = Bytes::new(peak.allocated_bytes);
@@ -215,32 +224,26 @@ impl TensorsOverview {
         let Some(peak) = &of_device.peak else { return Ok(false) };
         writeln!(out, "\n{}", paint.on(Role::Heading, self.peak_in_words(peak)))?;
         write_places(peak, out, paint)?;
-        let line = |out: &mut dyn Write, name: &str, text: &str| {
-            writeln!(out, "{}{text}", paint.on(Role::Faint, format!("{name:<9}")))
-        };
-        line(out, "then", &peak.segments_in_words())?;
-        if let Some(most) =
-            of_device.at_device_peak.as_ref().filter(|most| most.seconds.to_bits() != peak.seconds.to_bits())
-        {
+        line(out, paint, "then", &peak.segments_in_words())?;
+        let most = of_device.at_device_peak.as_ref().unwrap_or(peak);
+        if most.seconds.to_bits() != peak.seconds.to_bits() {
             let at = in_words(Duration::from_secs_f64(most.seconds));
-            line(out, "at peak", &format!("of the device, after {at}: {}", most.segments_in_words()))?;
+            line(out, paint, "at peak", &format!("of the device, after {at}: {}", most.segments_in_words()))?;
         }
-        let rounded = peak.allocated_bytes.saturating_sub(peak.requested_bytes);
-        // Less than a hundredth does not matter.
-        if rounded.saturating_mul(100) >= peak.allocated_bytes.max(1) {
-            let share = percent(rounded.try_into().unwrap_or(i64::MAX), peak.allocated_bytes);
-            line(out, "rounding", &format!("{} ({share}) of the tensors were not asked for", Bytes::new(rounded)))?;
+        // The report of the refused request, which comes first, has said it.
+        if of_device.at_refusal.is_none() {
+            most.write_reasons(out, paint)?;
         }
         Ok(true)
     }
 }
 
 impl DeviceTensors {
-    fn of(history: &History, tensors: &TensorHistory) -> Self {
+    fn of(history: &History, all: &Tensors, tensors: &TensorHistory) -> Self {
         let about = &tensors.about;
         let time_of =
             |steps: usize| steps.checked_sub(1).and_then(|at| tensors.steps.get(at)).map_or(0, |step| step.time);
-        let moment = |steps: usize| TensorMoment::of(history, tensors, steps, time_of(steps));
+        let moment = |steps: usize| TensorMoment::of(history, all, tensors, steps, time_of(steps), false);
         let is_empty = tensors.steps.is_empty();
         let window = (!is_empty).then(|| history.peak_of(about.device)).flatten();
         Self {
@@ -250,6 +253,7 @@ impl DeviceTensors {
             peak: tensors.peak.map(|(_, at)| moment(at + 1)),
             at_device_peak: window.map(|(from, to)| moment(tensors.most_between(from, to).0)),
             at_end: (!is_empty).then(|| moment(tensors.steps.len())),
+            at_refusal: refusal_on(history, tensors).map(|refusal| moment(tensors.steps_at_refusal(refusal.time))),
             said: about.said.map(|said| Said {
                 memory_allocated: said.allocated.get(),
                 max_memory_allocated: said.allocated_high.get(),
@@ -258,6 +262,14 @@ impl DeviceTensors {
             }),
         }
     }
+}
+
+/// The refusal that matters most, if it was on this device and what the allocator had then is known.
+fn refusal_on<'a>(history: &'a History, tensors: &TensorHistory) -> Option<&'a Refusal> {
+    let refusal = history.oom().filter(|refusal| !refusal.was_obtained)?;
+    let device = history.devices.get(usize::from(refusal.device?))?.device;
+    let is_known = tensors.known_from().is_none_or(|from| from <= refusal.time);
+    (device == tensors.about.device && is_known && !tensors.steps.is_empty()).then_some(refusal)
 }
 
 /// What refers to tensors at the end, the largest tensor first.
@@ -297,9 +309,9 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
     writeln!(out, "{}", InPaint(&Bars("allocated at", &rows), paint))
 }
 
-/// The tensors of each device at a moment, for JSON.
-pub(crate) fn at(history: &History, moment: Moment) -> Option<Vec<TensorMoment>> {
-    let tensors = history.tensors.as_ref()?;
+/// The tensors of each device at a moment, for JSON. With `has_segments`, each segment is listed.
+pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Option<Vec<TensorMoment>> {
+    let all = history.tensors.as_ref()?;
     let of_device = |tensors: &TensorHistory| {
         let window = match moment {
             Moment::Start => (0, 0),
@@ -309,20 +321,30 @@ pub(crate) fn at(history: &History, moment: Moment) -> Option<Vec<TensorMoment>>
             Moment::Oom => [history.oom()?.time; 2].into(),
             Moment::Time(time) => [time.as_nanos().try_into().unwrap_or(u64::MAX); 2].into(),
         };
-        let steps = tensors.most_between(window.0, window.1).0;
+        let steps = match moment {
+            Moment::Oom => refusal_on(history, tensors).map(|refusal| tensors.steps_at_refusal(refusal.time)),
+            _ => None,
+        };
+        let steps = steps.unwrap_or_else(|| tensors.most_between(window.0, window.1).0);
         let nanos = match moment {
             Moment::Peak => tensors.steps.get(steps.checked_sub(1)?)?.time,
             _ => window.0.min(history.end_nanos()),
         };
-        (!tensors.steps.is_empty()).then(|| TensorMoment::of(history, tensors, steps, nanos))
+        (!tensors.steps.is_empty()).then(|| TensorMoment::of(history, all, tensors, steps, nanos, has_segments))
     };
-    Some(tensors.devices.iter().filter_map(of_device).collect())
+    Some(all.devices.iter().filter_map(of_device).collect())
 }
 
-/// Writes the tensors of each device at a moment as text.
-pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+/// Writes the tensors of each device at a moment as text. With `has_segments`, it says why memory is unused, and draws segments.
+pub(crate) fn write_at(
+    history: &History,
+    moment: Moment,
+    has_segments: bool,
+    out: &mut dyn Write,
+    paint: Paint,
+) -> io::Result<()> {
     let name = history.tensors.as_ref().map(|tensors| tensors.name.as_str()).unwrap_or_default();
-    for moment in at(history, moment).into_iter().flatten() {
+    for moment in at(history, moment, has_segments).into_iter().flatten() {
         let count = counted(moment.tensors, "tensor", "tensors");
         let (device, bytes) = (moment.device, Bytes::new(moment.allocated_bytes));
         let after = in_words(Duration::from_secs_f64(moment.seconds));
@@ -331,7 +353,11 @@ pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, p
         write_places(&moment, out, paint)?;
         let held = moment.held.iter().map(|held| (held.by.clone(), held.bytes, 1));
         modules::table("referred to by", held, out, paint)?;
-        writeln!(out, "{}{}", paint.on(Role::Faint, format!("{:<9}", "then")), moment.segments_in_words())?;
+        line(out, paint, "then", &moment.segments_in_words())?;
+        if has_segments {
+            moment.write_reasons(out, paint)?;
+            moment.sums.write_segments(out, paint)?;
+        }
     }
     Ok(())
 }

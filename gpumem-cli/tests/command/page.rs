@@ -127,7 +127,12 @@ vm.runInThisContext(script);
       const known = [250, 600, 850].map((millis) => knownIn(data, curves, millis * 1e6, (millis + 1) * 1e6))
         .concat(knownIn(data, curves, recording.end, recording.end * 1.005));
       const segments = recording.allocator && series(data, { ...pool, isOnDevice: false }, 'kind').sum;
-      all.push({ segments: segments && [segments[curves.peakAt], segments[last]], peakTime: data.time[curves.peakAt], peakWords: timeInWords(data.time[curves.peakAt]), name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap, known, curve: recording.curve,
+      const map = recording.allocator && [curves.peakAt, last].map((change) => {
+        const of = segmentsAfter(data, pool, change);
+        const sum = (pieces) => pieces.reduce((bytes, { begin, end }) => bytes + end - begin, 0);
+        return [sum(of), sum(of.flatMap((segment) => segment.tensors)), of.map(({ end, begin }) => end - begin)];
+      });
+      all.push({ map, segments: segments && [segments[curves.peakAt], segments[last]], peakTime: data.time[curves.peakAt], peakWords: timeInWords(data.time[curves.peakAt]), name: pool.name, isOnDevice: pool.isOnDevice, peak: curves.sum[curves.peakAt], end: live, wrong, moments, bands: bands.length, left, overlap, known, curve: recording.curve,
         places: placesOf(data, heldAfter(data, pool, curves.peakAt)).slice(0, 1) });
     }
   }
@@ -197,6 +202,11 @@ fn the_script_computes_what_the_report_says_of_tensors() {
         assert_eq!((&tensors["peak"], &peak["allocated_bytes"]), (&json!(205 * MIB), &json!(205 * MIB)));
         assert_eq!(tensors["moments"], json!([peak["allocated_bytes"], end["allocated_bytes"]]), "{tensors}");
         assert_eq!(tensors["segments"], json!([peak["reserved_bytes"], end["reserved_bytes"]]), "{tensors}");
+        let expected = [peak, end].map(|moment| {
+            let sizes = if moment == peak { vec![200 * MIB, 100 * MIB] } else { vec![100 * MIB] };
+            json!([moment["reserved_bytes"], moment["allocated_bytes"], sizes])
+        });
+        assert_eq!(tensors["map"], json!(expected), "{tensors}");
         let seconds = tensors["peakTime"].as_f64().unwrap() / 1e9;
         assert!((seconds - peak["seconds"].as_f64().unwrap()).abs() < 1e-9, "{tensors}");
         let words = format!("tensors had 205 MiB at most, after {}\n", tensors["peakWords"].as_str().unwrap());

@@ -11,7 +11,7 @@ use crate::{
     made::{MIB, Made},
     old::data,
     ran,
-    report::{printed, recorded},
+    report::{printed, recorded, written},
 };
 
 /// The overview in JSON, without the name of the file.
@@ -59,12 +59,74 @@ fn a_recording_survives_the_way_through_a_snapshot() {
     assert_eq!(peak(&second), expected);
 }
 
+/// A snapshot without a history: one segment of a private pool, with one block at its beginning.
+fn without_history(name: &str, segment_mib: u64, block_mib: u64) -> String {
+    let text = |text: &str| [&[0x8c, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let number = |number: u64| [b"J", &i32::try_from(number).unwrap().to_le_bytes()[..]].concat();
+    let field = |name: &str, value: Vec<u8>| [text(name), value].concat();
+    let dictionary = |fields: &[Vec<u8>]| [b"}(", &*fields.concat(), b"u"].concat();
+    let bytes_field = |name, bytes| field(name, number(bytes));
+    let sizes = [bytes_field("size", block_mib * MIB), bytes_field("requested_size", 5 * MIB)];
+    let block = [sizes.concat(), field("state", text("active_allocated"))];
+    let pool = [number(0), number(1), vec![0x86]].concat();
+    let segment = [
+        bytes_field("address", MIB),
+        bytes_field("total_size", segment_mib * MIB),
+        bytes_field("stream", 5),
+        field("segment_pool_id", pool),
+        field("blocks", [b"](", &*dictionary(&block), b"e"].concat()),
+    ];
+    let segments = field("segments", [b"](", &*dictionary(&segment), b"e"].concat());
+    let traces = field("device_traces", b"](]e".to_vec());
+    written(name, &[b"\x80\x04", &*dictionary(&[segments, traces]), b"."].concat())
+}
+
+#[test]
+fn a_snapshot_without_a_history_is_one_moment() {
+    let file = without_history("no-history.pickle", 20, 4);
+    let text = printed(&["report", &file]);
+    let why = "The snapshot has no history, only what was live when it was made: ";
+    assert!(text.contains(why) && !text.contains("max_entries"), "{text}");
+    assert!(text.contains("asked for 4 MiB (20 %), unused in private pools of graphs 16 MiB (80 %)"), "{text}");
+    let json: Value = serde_json::from_str(&printed(&["report", "--at", "end", "--json", &file])).unwrap();
+    let segment = &json["torch"][0]["segments"][0];
+    assert_eq!(["stream", "pool", "used_bytes"].map(|name| segment[name].as_u64()), [5, 1, 4 * MIB].map(Some));
+    assert_eq!(segment["blocks"][0]["bytes"], 4 * MIB);
+    let contradictory = printed(&["report", &without_history("contradictory.pickle", 4, 20)]);
+    assert!(
+        contradictory
+            .contains("asked for 5 MiB (21 %), rounding 15 MiB (63 %), unused in private pools of graphs 4 MiB (17 %)")
+    );
+    assert!(contradictory.contains("contradicts itself on device 0: 20 MiB of the tensors lie in no segment"));
+}
+
+#[test]
+fn the_pools_of_a_snapshot_are_known() {
+    let json = printed(&["report", "--at", "end", "--json", &data("snapshot-h200.pickle")]);
+    let torch = &serde_json::from_str::<Value>(&json).unwrap()["torch"][0];
+    let segments = torch["segments"].as_array().unwrap();
+    assert!(segments.len() > 10 && segments.iter().all(|segment| segment["pool"] == 0), "{segments:?}");
+    let reserved: u64 = segments.iter().filter_map(|segment| segment["bytes"].as_u64()).sum();
+    assert_eq!(torch["reserved_bytes"], reserved);
+}
+
+/// The history of a snapshot often begins late. What it has is compared all the same.
+#[test]
+fn snapshots_are_compared_as_recordings_are() {
+    let file = data("snapshot-4.pickle");
+    let text = printed(&["diff", &file, &file, "--fail-on-increase", "1%"]);
+    assert!(text.contains("The peak did not increase by more than 1 %"), "{text}");
+    assert_eq!(text.matches("The first events of PyTorch are not in its snapshot").count(), 1, "{text}");
+}
+
 #[test]
 fn a_snapshot_has_a_page_and_tables() {
     let (from, page, tables) = (data("snapshot-4.pickle"), file("snapshot.html"), file("snapshot-tables"));
     printed(&["report", "--html", page.to_str().unwrap(), &from]);
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains("\"pid\":null") && page.contains("id=\"tensors-0\""));
+    for part in ["\"pid\":null", "id=\"tensors-0\"", "\"reserved: PyTorch had 64 MiB from the driver: "] {
+        assert!(page.contains(part), "{part}");
+    }
     printed(&["report", "--format", "parquet", "-o", tables.to_str().unwrap(), &from]);
     assert!(tables.join("snapshot-4.tensors.parquet").metadata().unwrap().len() > 1000);
 }

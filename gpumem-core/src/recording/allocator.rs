@@ -150,7 +150,8 @@ pub struct AllocatorEvent {
     pub stream: u64,
     /// Where the program asked for it.
     pub stack: StackId,
-    /// Of an allocation: the [`TensorGroup`] of the tensor. 0 if none is known.
+    /// Of an allocation: the [`TensorGroup`] of the tensor. Of a segment: 1 if it is of the pool that all of the program shares, else the
+    /// number of its private pool. 0 if it is not known.
     pub group: u32,
 }
 

@@ -153,17 +153,29 @@ fn tensors_come_to_what_pytorch_says() {
         let at_peak = &device["at_device_peak"];
         assert_eq!(at_peak["reserved_bytes"], run.said("reserved"));
         let part = |name: &str| at_peak[name].as_u64().unwrap();
-        let parts = ["allocated_bytes", "awaiting_bytes", "unused_beside_tensors_bytes", "unused_segments_bytes"];
+        let parts = [
+            "requested_bytes",
+            "rounding_bytes",
+            "awaiting_bytes",
+            "unused_beside_tensors_bytes",
+            "unused_segments_bytes",
+            "unused_of_other_streams_bytes",
+            "unused_in_private_pools_bytes",
+        ];
         assert_eq!(parts.into_iter().map(part).sum::<u64>(), run.said("reserved"), "{at_peak:#}");
         // The lines are those of the program.
         let largest = &device["peak"]["by_place"][0];
         assert!(largest["line"].as_str().unwrap().ends_with("train.py:19"), "{largest:#}");
         assert_eq!(largest["bytes"], 200 << 20);
-        for part in ["PyTorch 2.11.0, device 0: tensors had ", "train.py:19", "from the driver: tensors "] {
+        for part in ["PyTorch 2.11.0, device 0: tensors had ", "train.py:19", "from the driver: asked for "] {
             assert!(run.outcome.stderr.contains(part), "{part}\n{}", run.outcome);
         }
         assert!(!run.outcome.stderr.contains("contradicts"), "{}", run.outcome);
         check_snapshot(&run);
+        // PyTorch names the pools of the segments that it has at the end.
+        let segments = &run.json(&["--at", "end"])["torch"][0]["segments"];
+        let pools: Vec<_> = segments.as_array().unwrap().iter().map(|segment| &segment["pool"]).collect();
+        assert!(!pools.is_empty() && pools.iter().all(|pool| **pool == 0), "{segments:#}");
         // The weights and the largest one are there at the end.
         let leaks = run.json(&["--leaks"]);
         assert_eq!(leaks["torch"][0]["tensors"], 5);

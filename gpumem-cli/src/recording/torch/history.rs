@@ -93,8 +93,27 @@ pub(super) struct LoggedEvent {
     pub(super) module: u32,
 }
 
-/// Where segments begin, their sizes, and whether they are expandable.
-pub(super) type Segments = BTreeMap<u64, (u64, bool)>;
+/// Where segments begin, their sizes, and what else is known of them.
+pub(super) type Segments = BTreeMap<u64, (u64, SegmentAbout)>;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SegmentAbout {
+    pub(super) is_expandable: bool,
+    pub(super) stream: u64,
+    /// See [`AllocatorEvent::group`](gpumem_core::recording::AllocatorEvent::group).
+    pub(super) pool: u32,
+}
+
+/// The number of the pool that PyTorch calls this. It numbers the private pools of captured graphs with the first number, and those that a
+/// program makes with the second one.
+pub(super) fn pool_of(id: (u64, u64)) -> u32 {
+    let number = match id {
+        (0, 0) => 1,
+        (0, made) => made.saturating_mul(2),
+        (captured, _) => captured.saturating_mul(2).saturating_add(1),
+    };
+    number.try_into().unwrap_or(u32::MAX)
+}
 
 /// A block that is in use.
 #[derive(Clone, Copy, Debug)]
@@ -348,7 +367,12 @@ impl TorchHistory {
             self.devices.push(DeviceHistory { ordinal, said: said(), ..DeviceHistory::default() });
         } else if let (Some(segment), Some(device)) = (value["segment"].as_u64(), self.devices.last_mut()) {
             let bytes = value["bytes"].as_u64().unwrap_or(0);
-            device.segments.insert(segment, (bytes, value["is_expandable"] == true));
+            // Early versions wrote neither the stream nor the pool.
+            let id = value["pool"][0].as_u64().zip(value["pool"][1].as_u64());
+            let stream = value["stream"].as_i64().map_or(0, i64::cast_unsigned);
+            let is_expandable = value["is_expandable"] == true;
+            let about = SegmentAbout { is_expandable, stream, pool: id.map_or(0, pool_of) };
+            device.segments.insert(segment, (bytes, about));
         }
     }
 }

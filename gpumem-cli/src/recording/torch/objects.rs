@@ -11,7 +11,9 @@ use std::{
 use gpumem_core::recording::{AllocatorAction, Symbol};
 use serde_json::{Map, json};
 
-use super::history::{DeviceHistory, LiveBlock, LoggedEvent, TorchHistory, Trace, action_of, settings_of};
+use super::history::{
+    DeviceHistory, LiveBlock, LoggedEvent, SegmentAbout, TorchHistory, Trace, action_of, pool_of, settings_of,
+};
 
 /// The library of PyTorch that calls the driver. It is the first one of the history.
 const LIBRARY: &str = "libc10_cuda.so";
@@ -36,6 +38,8 @@ pub(super) enum Value {
     Text(u32),
     /// The number of a list or a dictionary.
     Object(u32),
+    /// A tuple of two numbers.
+    Pair(u32, u32),
     True,
     /// A value that is not needed.
     Other,
@@ -71,7 +75,7 @@ struct Segment {
     device: u32,
     address: u64,
     bytes: u64,
-    is_expandable: bool,
+    about: SegmentAbout,
     /// Its first block, and the one after its last.
     blocks: (u32, u32),
 }
@@ -324,7 +328,14 @@ impl Objects {
                 device: u32::try_from(fields.number("device")).unwrap_or(u32::MAX),
                 address: fields.number("address"),
                 bytes: fields.number("total_size"),
-                is_expandable: fields.get("is_expandable") == Some(Value::True),
+                about: SegmentAbout {
+                    is_expandable: fields.get("is_expandable") == Some(Value::True),
+                    stream: fields.number("stream"),
+                    pool: match fields.get("segment_pool_id") {
+                        Some(Value::Pair(captured, made)) => pool_of((captured.into(), made.into())),
+                        _ => 0,
+                    },
+                },
                 blocks: match fields.object("blocks") {
                     Some(Object::Records(Record::Block, first, end)) => (first, end),
                     _ => (0, 0),
@@ -431,13 +442,13 @@ impl Objects {
         }
         let mut last_block = 0;
         for segment in &self.segments {
-            let Segment { device, address, bytes, is_expandable, blocks: (first, end) } = *segment;
+            let Segment { device, address, bytes, about, blocks: (first, end) } = *segment;
             if first < last_block && first < end {
                 return Err(twice("a block"));
             }
             last_block = last_block.max(end);
             let device = devices.entry(device).or_default();
-            device.segments.insert(address, (bytes, is_expandable));
+            device.segments.insert(address, (bytes, about));
             let mut at = address;
             for (bytes, live) in &self.blocks[first as usize..end as usize] {
                 device.blocks.extend(live.map(|live| (at, live)));

@@ -12,12 +12,13 @@ const DEEPEST: usize = 100;
 /// The most bytes of a name that is shown in an error.
 const LONGEST_NAME: u64 = 200;
 
-/// What the memo has under a number. Only texts, dictionaries and lists get there as they are.
+/// What the memo has under a number. Texts, dictionaries, lists and pairs get there as they are.
 #[derive(Clone, Copy)]
 enum Memoized {
     Nothing,
     Text(u32),
     Object(u32),
+    Pair(u32, u32),
     Other,
 }
 
@@ -71,7 +72,6 @@ impl<R: BufRead> Pickle<'_, R> {
                 self.marks.push(self.stack.len());
                 Ok(())
             }
-            // Snapshots have tuples only where gpumem needs no value.
             b'N' | 0x89 | b')' => self.push(Value::Other),
             0x88 => self.push(Value::True),
             b'K' => self.bytes::<1>().and_then(|bytes| self.push(Value::Number(u8::from_le_bytes(bytes).into()))),
@@ -249,8 +249,16 @@ impl<R: BufRead> Pickle<'_, R> {
     }
 
     fn tuple(&mut self, first: usize) -> io::Result<()> {
+        let tuple = match self.stack[first..] {
+            [Value::Number(one), Value::Number(other)] => {
+                let pair = u32::try_from(one).ok().zip(u32::try_from(other).ok());
+                pair.map_or(Value::Other, |(one, other)| Value::Pair(one, other))
+            }
+            // Of no other tuple a value is needed.
+            _ => Value::Other,
+        };
         self.stack.truncate(first);
-        self.push(Value::Other)
+        self.push(tuple)
     }
 
     /// Puts the values from this index on into the list or the dictionary below them.
@@ -272,6 +280,7 @@ impl<R: BufRead> Pickle<'_, R> {
         let memoized = match self.stack.last() {
             Some(Value::Text(text)) => Memoized::Text(*text),
             Some(Value::Object(object)) => Memoized::Object(*object),
+            Some(Value::Pair(one, other)) => Memoized::Pair(*one, *other),
             Some(_) => Memoized::Other,
             None => return self.damaged("it needs a value that is not there"),
         };
@@ -293,6 +302,7 @@ impl<R: BufRead> Pickle<'_, R> {
             Memoized::Nothing => self.damaged("it names a value that is not there"),
             Memoized::Text(text) => self.push(Value::Text(text)),
             Memoized::Object(object) => self.push(Value::Object(object)),
+            Memoized::Pair(one, other) => self.push(Value::Pair(one, other)),
             Memoized::Other => self.push(Value::Other),
         }
     }

@@ -18,20 +18,37 @@ use gpumem_estimate::PyTorchRounding;
 use super::{
     super::ranges::remove_range,
     groups::Groups,
-    history::{DeviceHistory, LiveBlock, LoggedEvent, Segments, TorchHistory},
+    history::{DeviceHistory, LiveBlock, LoggedEvent, SegmentAbout, Segments, TorchHistory},
     passes::Stacks,
 };
 
+/// What follows from the end of a history.
+pub(super) struct Before {
+    /// The segments before the first event.
+    pub(super) segments: Segments,
+    /// What was live before the first event.
+    pub(super) blocks: BTreeMap<u64, LiveBlock>,
+    /// The pool of each segment that comes. 0 if the segment is freed before the end, where PyTorch names the pools.
+    pools: Vec<u32>,
+}
+
 impl DeviceHistory {
-    /// What was live before the first event, by going back from the end.
-    pub(super) fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<(Segments, BTreeMap<u64, LiveBlock>)> {
-        let (mut segments, mut blocks) = (self.segments.clone(), self.blocks.clone());
+    /// Goes back from the end.
+    pub(super) fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<Before> {
+        let (mut segments, mut blocks, mut pools) = (self.segments.clone(), self.blocks.clone(), Vec::new());
         for piece in self.trace.pieces(from).rev() {
             for event in piece?.into_iter().rev() {
-                let LoggedEvent { address, bytes, stack, is_part, .. } = event;
+                let LoggedEvent { address, bytes, stack, is_part, stream, .. } = event;
                 match event.action {
-                    Action::SegmentAlloc => remove(&mut segments, address, bytes),
-                    Action::SegmentFree => _ = segments.insert(address, (bytes, is_part)),
+                    Action::SegmentAlloc => {
+                        let mut pool = 0;
+                        remove_range(&mut segments, address, bytes, |(_, about), _| pool = about.pool);
+                        pools.push(pool);
+                    }
+                    Action::SegmentFree => {
+                        let about = SegmentAbout { is_expandable: is_part, stream, pool: 0 };
+                        segments.insert(address, (bytes, about));
+                    }
                     Action::Alloc => _ = blocks.remove(&address),
                     Action::FreeRequested => {
                         let known = LiveBlock { bytes: None, requested: bytes, stack, is_awaiting: false };
@@ -45,7 +62,8 @@ impl DeviceHistory {
                 }
             }
         }
-        Ok((segments, blocks))
+        pools.reverse();
+        Ok(Before { segments, blocks, pools })
     }
 
     /// Hands over the events of this device, with the sizes of blocks: first those that stand for what was live before. Returns how many
@@ -61,17 +79,22 @@ impl DeviceHistory {
         mut each: impl FnMut(AllocatorEvent) -> io::Result<()>,
     ) -> io::Result<u64> {
         let first = self.trace.first().unwrap_or(0);
-        let (mut segments, blocks) = self.before(from)?;
+        let Before { mut segments, blocks, pools } = self.before(from)?;
+        let mut pools = segments.values().map(|(_, about)| about.pool).chain(pools).collect::<Vec<_>>().into_iter();
         let rounding = &history.settings;
         let mut groups = history.groups(self, &blocks, from, groups)?.into_iter();
         let mut add = |action, address, bytes, requested, (stream, micros, of): (u64, u64, u32)| {
             let (time, stack) = (time(micros), stack(of));
-            let group = if action == Action::Alloc { groups.next().unwrap_or(0) } else { 0 };
+            let group = match action {
+                Action::Alloc => groups.next().unwrap_or(0),
+                Action::SegmentAlloc => pools.next().unwrap_or(0),
+                _ => 0,
+            };
             let [bytes, requested] = [bytes, requested].map(Bytes::new);
             each(AllocatorEvent { time, action, address, bytes, requested, stream, stack, group })
         };
-        for (address, (bytes, _)) in &segments {
-            add(Action::SegmentAlloc, *address, *bytes, *bytes, (0, first, 0))?;
+        for (address, (bytes, about)) in &segments {
+            add(Action::SegmentAlloc, *address, *bytes, *bytes, (about.stream, first, 0))?;
         }
         let mut occupied: BTreeMap<u64, u64> = blocks.iter().map(|(at, live)| (*at, live.bytes.unwrap_or(1))).collect();
         for (address, live) in &blocks {
@@ -89,11 +112,12 @@ impl DeviceHistory {
                 let about = (stream, micros, if is_free { stack } else { stacks.of_allocation(stack, micros) });
                 match action {
                     Action::SegmentAlloc => {
-                        segments.insert(address, (bytes, is_part));
+                        segments
+                            .insert(address, (bytes, SegmentAbout { is_expandable: is_part, ..Default::default() }));
                         add(action, address, bytes, bytes, about)?;
                     }
                     Action::SegmentFree => {
-                        remove(&mut segments, address, bytes);
+                        remove_range(&mut segments, address, bytes, |_, _| {});
                         add(action, address, bytes, bytes, about)?;
                     }
                     Action::Alloc => {
@@ -114,11 +138,6 @@ impl DeviceHistory {
     }
 }
 
-/// Removes a part of the segments.
-fn remove(segments: &mut Segments, address: u64, bytes: u64) {
-    remove_range(segments, address, bytes, |_, _| {});
-}
-
 /// The size of a new block: the rest of the room where it lies is a part of it, unless PyTorch splits that off.
 fn size(
     segments: &Segments,
@@ -129,11 +148,11 @@ fn size(
 ) -> u64 {
     let rounded = rounding.size(requested).unwrap_or(requested);
     let segment = segments.range(..=address).next_back().filter(|(begin, (length, _))| address - **begin < *length);
-    let Some((begin, (length, is_expandable))) = segment else { return rounded };
+    let Some((begin, (length, about))) = segment else { return rounded };
     let end = begin + length;
     let next = occupied.range(address + 1..).next().map_or(end, |(next, _)| end.min(*next));
     match (next - address).checked_sub(rounded) {
-        Some(rest) if !rounding.splits(rounded, rest, *is_expandable) => rounded + rest,
+        Some(rest) if !rounding.splits(rounded, rest, about.is_expandable) => rounded + rest,
         _ => rounded,
     }
 }
@@ -210,15 +229,25 @@ mod tests {
             ("free_requested", base, 700),
             ("free_completed", base, 700),
             ("alloc", base, 100),
+            ("segment_alloc", 2 * base, 2 * MIB),
+            ("segment_free", 2 * base, 2 * MIB),
+            ("segment_alloc", 2 * base, 2 * MIB),
         ];
-        let segment = format!("{{\"segment\": {base}, \"bytes\": {}, \"is_expandable\": false}}", 2 * MIB);
+        let segment = |at: u64, stream: i64, pool: &str| {
+            format!("{{\"segment\": {at}, \"bytes\": {}, \"stream\": {stream}, \"pool\": {pool}}}", 2 * MIB)
+        };
         let kept = format!("[\"active_allocated\",{},{},1000,0]", base + MIB, 1024);
         let new = format!("[\"active_allocated\",{base},512,100,0]");
-        let all = lines(&steps, &[&segment, &new, &kept]);
+        let segments = [segment(base, -1, "[0, 0]"), segment(2 * base, 3, "[0, 4]")];
+        let all = lines(&steps, &[&segments[0], &segments[1], &new, &kept]);
         assert_eq!(sizes(&all), [(base, 1024), (base + MIB, 1024), (base, 512)]);
         let (events, older) = events(&all);
         // A segment and two blocks.
-        assert_eq!((older, events.len()), (3, 6));
-        assert_eq!(events[0].bytes, Bytes::new(2 * MIB));
+        assert_eq!((older, events.len()), (3, 9));
+        assert_eq!((events[0].bytes, events[0].stream), (Bytes::new(2 * MIB), u64::MAX));
+        // PyTorch names the pools of the segments that it has at the end.
+        let segments = events.iter().filter(|event| event.action == Action::SegmentAlloc);
+        let pools: Vec<_> = segments.map(|event| (event.address / base, event.group)).collect();
+        assert_eq!(pools, [(1, 1), (2, 0), (2, 8)]);
     }
 }

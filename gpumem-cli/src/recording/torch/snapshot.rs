@@ -22,6 +22,7 @@ use super::{
     history::{LoggedEvent, TorchHistory},
     objects::Objects,
     pickle,
+    sizes::Before,
 };
 
 /// The library of PyTorch that calls the driver is the first one of the history.
@@ -86,10 +87,10 @@ fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>
     let mut is_part_missing = false;
     for of_device in &history.devices {
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
-        let (segments, blocks) = of_device.before(&mut io::empty())?;
+        let Before { segments, blocks, .. } = of_device.before(&mut io::empty())?;
         is_part_missing |= !segments.is_empty() || !blocks.is_empty();
-        for (address, (bytes, is_part)) in segments {
-            driver.alloc(0, device, address, bytes, is_part, 0)?;
+        for (address, (bytes, about)) in segments {
+            driver.alloc(0, device, address, bytes, about.is_expandable, 0)?;
         }
     }
     if is_part_missing {

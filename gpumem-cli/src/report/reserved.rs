@@ -1,0 +1,567 @@
+//! What the memory consists of that PyTorch has from the driver, and why a part of it is of no use.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    io::{self, Write},
+};
+
+use gpumem_core::{
+    export::{Paint, Role},
+    model::Bytes,
+    recording::TensorClass,
+    report::counted,
+};
+use serde::Serialize;
+
+use super::{tensors::NO_LINE, text::percent};
+use crate::history::{
+    Origin,
+    tensors::{AllocatorState, Piece, Segment, SegmentUse, Tensor, TensorHistory, Tensors},
+};
+
+/// What is unused is explained if it is at least one part in this many.
+const MATTERS: u64 = 20;
+/// At most this many lines are printed that keep segments; JSON has all. The second number is for a report that has tables of modules.
+const MOST_KEEPERS: [usize; 2] = [4, 2];
+/// At most this many segments are drawn; JSON has all.
+const MOST_SEGMENTS: usize = 10;
+/// The most columns of a segment.
+const MOST_COLUMNS: u64 = 60;
+/// PyTorch has segments of this size for requests of at most half of it, and for no others.
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// So many segments of which a part is unused are many.
+const MANY: u64 = 4;
+
+/// What PyTorch has from the driver at one moment. `requested_bytes` of the moment, and the figures from `rounding_bytes` to
+/// `unused_in_private_pools_bytes`, add up to `reserved_bytes` and `outside_segments_bytes`. The names of the fields are those in JSON.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct AllocatorSums {
+    /// The bytes of all segments.
+    pub(crate) reserved_bytes: u64,
+    /// What tensors have and the program did not ask for.
+    pub(crate) rounding_bytes: u64,
+    /// The bytes of tensors that the program has freed, but that work on another stream may use.
+    pub(crate) awaiting_bytes: u64,
+    /// The unused bytes in segments with tensors. Like the next figure, it is of the stream of the newest request, outside of private pools.
+    pub(crate) unused_beside_tensors_bytes: u64,
+    /// The bytes of segments without tensors.
+    pub(crate) unused_segments_bytes: u64,
+    /// The unused bytes of segments that PyTorch keeps for other streams.
+    pub(crate) unused_of_other_streams_bytes: u64,
+    /// The unused bytes of private pools, such as those of captured graphs.
+    pub(crate) unused_in_private_pools_bytes: u64,
+    /// How much of the unused bytes is in segments whose pool is not known: PyTorch names the pools of the segments that it has at the end.
+    pub(crate) unused_in_unknown_pools_bytes: u64,
+    /// The bytes of tensors that lie in no segment, or over other tensors. If it is not 0, the file contradicts itself.
+    pub(crate) outside_segments_bytes: u64,
+    /// How many pieces are unused of the stream of the newest request, outside of private pools.
+    pub(crate) unused_pieces: u64,
+    /// The largest request that such a piece has room for.
+    pub(crate) largest_fit_bytes: u64,
+    /// The lines whose tensors keep segments of which a part is unused, most first.
+    pub(crate) kept_by: Vec<Keeper>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) segments: Option<Vec<SegmentFigures>>,
+    /// How many segments have tensors and unused room, outside of private pools.
+    #[serde(skip)]
+    partly_used: u64,
+    #[serde(skip)]
+    is_expandable: bool,
+    #[serde(skip)]
+    has_private_pools: bool,
+}
+
+/// Tensors of one line that keep segments of which a part is unused.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Keeper {
+    pub(crate) line: Option<String>,
+    pub(crate) caller: Option<String>,
+    pub(crate) class: Option<&'static str>,
+    /// Their module, if all have the same.
+    pub(crate) module: Option<String>,
+    pub(crate) bytes: u64,
+    pub(crate) tensors: u64,
+    pub(crate) segments: u64,
+    /// The unused bytes of these segments. Tensors of other lines may keep them too.
+    pub(crate) unused_bytes: u64,
+    /// Whether they have equally many bytes in each segment.
+    #[serde(skip)]
+    is_even: bool,
+}
+
+/// A segment at one moment, for JSON.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SegmentFigures {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stream: u64,
+    /// 0 for the pool that all of the program shares, else the number of a private pool. `None` if it is not known.
+    pub(crate) pool: Option<u16>,
+    pub(crate) used_bytes: u64,
+    pub(crate) blocks: Vec<BlockFigures>,
+}
+
+/// A tensor in a segment. What is between two of them is unused.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct BlockFigures {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) requested_bytes: u64,
+    /// Whether the program has freed it, while work on another stream may use it.
+    pub(crate) is_awaiting: bool,
+    pub(crate) line: Option<String>,
+    pub(crate) caller: Option<String>,
+    pub(crate) module: Option<String>,
+    pub(crate) class: Option<&'static str>,
+}
+
+/// What the tensors of a keeper have in common.
+type Key<'a> = (Option<&'a str>, Option<&'a str>, Option<TensorClass>);
+
+/// The tensors of a keeper in one segment, or in several.
+struct Kept<'a> {
+    bytes: u64,
+    tensors: u64,
+    /// `None` if they have several.
+    module: Option<&'a str>,
+    segments: u64,
+    unused: u64,
+    /// The bytes in each segment, if they are equal.
+    each: Option<u64>,
+}
+
+/// What is known of the origin of a tensor.
+fn known<'a>(tensors: &'a Tensors, tensor: &Tensor) -> (Option<&'a Origin>, Option<TensorClass>) {
+    let at = tensor.origin as usize;
+    (tensors.origins.get(at), tensors.classes.as_ref().and_then(|classes| *classes.get(at)?))
+}
+
+impl AllocatorSums {
+    /// The memory after this many steps of a device, which is `state`. With `has_segments`, each segment is listed.
+    pub(super) fn of(
+        tensors: &Tensors,
+        device: &TensorHistory,
+        steps: usize,
+        state: &AllocatorState,
+        has_segments: bool,
+    ) -> Self {
+        let (is_expandable, stream) = (device.is_expandable, device.request_stream(steps, state));
+        let mut all = Self { is_expandable, ..Self::default() };
+        let mut keepers: HashMap<Key<'_>, Kept<'_>> = HashMap::new();
+        let (mut inside, mut listed) = (0, Vec::new());
+        // A part of an expandable segment that has no tensor can be given back, as a segment can.
+        for segment in state.segments(false) {
+            let used = used_in(&state.pieces(&segment));
+            inside += used;
+            all.add(&segment, used, stream);
+        }
+        for segment in state.segments(is_expandable) {
+            let pieces = state.pieces(&segment);
+            let used = used_in(&pieces);
+            if !segment.of.is_private() && segment.of.stream == stream {
+                all.add_pieces(&segment, &pieces);
+            }
+            if used > 0 && used < segment.bytes && !segment.of.is_private() {
+                all.partly_used += 1;
+                keep(&mut keepers, tensors, &pieces, segment.bytes - used);
+            }
+            if has_segments {
+                listed.push(SegmentFigures::of(tensors, &segment, &pieces, used));
+            }
+        }
+        for tensor in state.tensors.values() {
+            if tensor.is_awaiting {
+                all.awaiting_bytes += tensor.bytes;
+            } else {
+                all.rounding_bytes += tensor.bytes - tensor.requested;
+            }
+        }
+        all.outside_segments_bytes = state.tensors.values().map(|tensor| tensor.bytes).sum::<u64>() - inside;
+        all.kept_by = keepers.into_iter().map(Keeper::of).collect();
+        all.kept_by.sort_by(|a, b| {
+            let order = |keeper: &Keeper| (Reverse(keeper.unused_bytes), keeper.bytes);
+            order(a).cmp(&order(b)).then_with(|| (&a.line, &a.caller, a.class).cmp(&(&b.line, &b.caller, b.class)))
+        });
+        all.segments = has_segments.then_some(listed);
+        all
+    }
+
+    /// Adds a segment of which so many bytes are used.
+    fn add(&mut self, segment: &Segment, used: u64, stream: u64) {
+        let Segment { bytes, of: SegmentUse { stream: of, pool }, .. } = *segment;
+        let unused = bytes - used;
+        self.reserved_bytes += bytes;
+        self.has_private_pools |= segment.of.is_private();
+        let sum = match used {
+            _ if segment.of.is_private() => &mut self.unused_in_private_pools_bytes,
+            _ if of != stream => &mut self.unused_of_other_streams_bytes,
+            0 => &mut self.unused_segments_bytes,
+            _ => &mut self.unused_beside_tensors_bytes,
+        };
+        *sum += unused;
+        if pool == 0 {
+            self.unused_in_unknown_pools_bytes += unused;
+        }
+    }
+
+    /// Adds the unused pieces of a segment of the stream of the newest request.
+    fn add_pieces(&mut self, segment: &Segment, pieces: &[Piece<'_>]) {
+        let most = if segment.bytes == SMALL_SEGMENT { SMALL_SEGMENT / 2 } else { u64::MAX };
+        for piece in pieces.iter().filter(|piece| piece.tensor.is_none()) {
+            self.unused_pieces += 1;
+            self.largest_fit_bytes = self.largest_fit_bytes.max(piece.bytes.min(most));
+        }
+    }
+
+    /// All that no tensor has.
+    fn unused(&self) -> u64 {
+        self.unused_beside_tensors_bytes
+            + self.unused_segments_bytes
+            + self.unused_of_other_streams_bytes
+            + self.unused_in_private_pools_bytes
+    }
+
+    /// `400 MiB from the driver: asked for 305 MiB (76 %), unused beside tensors 50 MiB (12 %), unused segments 45 MiB (11 %)`
+    pub(super) fn in_words(&self, requested: u64) -> String {
+        let parts = [
+            ("asked for", requested),
+            ("rounding", self.rounding_bytes),
+            ("freed, in use by another stream,", self.awaiting_bytes),
+            ("unused beside tensors", self.unused_beside_tensors_bytes),
+            ("unused segments", self.unused_segments_bytes),
+            ("unused of other streams", self.unused_of_other_streams_bytes),
+            ("unused in private pools of graphs", self.unused_in_private_pools_bytes),
+        ];
+        // It is more than the segments have if the file contradicts itself.
+        let whole = parts.iter().map(|(_, bytes)| bytes).sum();
+        let share = |bytes: u64| percent(bytes.try_into().unwrap_or(i64::MAX), whole);
+        let words: Vec<_> = parts
+            .iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(name, bytes)| format!("{name} {} ({})", Bytes::new(*bytes), share(*bytes)))
+            .collect();
+        let nothing = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
+        format!("{} from the driver: {nothing}", Bytes::new(self.reserved_bytes))
+    }
+
+    /// Why a part is unused, each line with its name. Empty if that is little.
+    pub(super) fn reasons(&self, has_modules: bool) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        if self.unused() == 0 || self.unused().saturating_mul(MATTERS) < self.reserved_bytes {
+            return lines;
+        }
+        if self.unused_pieces > 0 {
+            let unused = Bytes::new(self.unused_beside_tensors_bytes + self.unused_segments_bytes);
+            let (fit, pieces) = (Bytes::new(self.largest_fit_bytes), counted(self.unused_pieces, "piece", "pieces"));
+            let text = format!("a request of at most {fit} without a new segment: {unused} are unused, in {pieces}");
+            lines.push(("fits", text));
+        }
+        if self.has_private_pools && self.unused_in_unknown_pools_bytes > 0 {
+            let bytes = Bytes::new(self.unused_in_unknown_pools_bytes);
+            let why =
+                "may be in private pools: their segments were freed before the end, where PyTorch names the pools";
+            lines.push(("not known", format!("{bytes} of it {why}")));
+        }
+        // Parts of expandable segments can be returned one by one.
+        if self.is_expandable {
+            return lines;
+        }
+        let shown = self.kept_by.iter().filter(|keeper| keeper.unused_bytes * MATTERS >= self.unused());
+        lines.extend(shown.take(MOST_KEEPERS[usize::from(has_modules)]).map(|keeper| ("kept by", keeper.in_words())));
+        if self.partly_used >= MANY && self.unused_beside_tensors_bytes * MATTERS >= self.reserved_bytes {
+            let advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True gives unused parts back; `gpumem what-if -- PROGRAM` measures it";
+            lines.push(("advice", advice.to_owned()));
+        }
+        lines
+    }
+
+    /// Draws the largest segments that have unused room.
+    pub(super) fn write_segments(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        let has_room = |segment: &&SegmentFigures| segment.used_bytes < segment.bytes;
+        let mut largest: Vec<_> = self.segments.iter().flatten().filter(has_room).collect();
+        largest.sort_by_key(|segment| Reverse(segment.bytes));
+        let count = largest.len();
+        largest.truncate(MOST_SEGMENTS);
+        let Some(most) = largest.first().map(|segment| segment.bytes.max(1)) else { return Ok(()) };
+        let which =
+            if count > largest.len() { format!("the largest {} of {count}", largest.len()) } else { "all".to_owned() };
+        let text = format!("{which} with unused room (█ used, ▒ partly, · unused)");
+        writeln!(out, "{}{text}", paint.on(Role::Faint, format!("{:<9}", "segments")))?;
+        let columns = (paint.width().saturating_sub(26) as u64).clamp(1, MOST_COLUMNS);
+        for segment in largest {
+            let columns = share_of(segment.bytes, most, columns).max(1);
+            let size = Bytes::new(segment.bytes).to_string();
+            writeln!(out, " {:012x} {size:>11} {}", segment.address, paint.on(Role::Bar, segment.bar(columns)))?;
+        }
+        Ok(())
+    }
+}
+
+/// How many bytes tensors have.
+fn used_in(pieces: &[Piece<'_>]) -> u64 {
+    pieces.iter().filter(|piece| piece.tensor.is_some()).map(|piece| piece.bytes).sum()
+}
+
+/// The same share of `of` as this part is of a whole.
+fn share_of(part: u64, whole: u64, of: u64) -> u64 {
+    let share = u128::from(part) * u128::from(of) / u128::from(whole.max(1));
+    u64::try_from(share).unwrap_or(u64::MAX)
+}
+
+/// Adds the tensors of a segment, of which so many bytes are unused, to those that keep segments.
+fn keep<'a>(keepers: &mut HashMap<Key<'a>, Kept<'a>>, tensors: &'a Tensors, pieces: &[Piece<'_>], unused: u64) {
+    let mut here: HashMap<Key<'_>, Kept<'_>> = HashMap::new();
+    for tensor in pieces.iter().filter_map(|piece| piece.tensor) {
+        let (origin, class) = known(tensors, tensor);
+        let line = origin.and_then(|origin| origin.line.as_deref());
+        let caller = origin.and_then(|origin| origin.caller.as_deref());
+        let module = origin.and_then(|origin| origin.path.first()).map(String::as_str);
+        let none = Kept { bytes: 0, tensors: 0, module, segments: 1, unused, each: None };
+        let kept = here.entry((line, caller, class)).or_insert(none);
+        kept.bytes += tensor.bytes;
+        kept.tensors += 1;
+        kept.module = kept.module.filter(|known| module == Some(known));
+    }
+    for (key, kept) in here {
+        let each = Some(kept.bytes);
+        keepers
+            .entry(key)
+            .and_modify(|sum| {
+                sum.bytes += kept.bytes;
+                sum.tensors += kept.tensors;
+                sum.segments += 1;
+                sum.unused += kept.unused;
+                sum.module = sum.module.filter(|known| kept.module == Some(known));
+                sum.each = sum.each.filter(|bytes| *bytes == kept.bytes);
+            })
+            .or_insert(Kept { each, ..kept });
+    }
+}
+
+impl Keeper {
+    fn of(((line, caller, class), kept): (Key<'_>, Kept<'_>)) -> Self {
+        let Kept { bytes, tensors, module, segments, unused, each } = kept;
+        let [line, caller, module] = [line, caller, module].map(|text| text.map(str::to_owned));
+        let class = class.map(TensorClass::name);
+        Self { line, caller, class, module, bytes, tensors, segments, unused_bytes: unused, is_even: each.is_some() }
+    }
+
+    /// `train.py:31, optimizer, holds 2 MiB in each of 14 segments: 280 MiB cannot be returned`
+    fn in_words(&self) -> String {
+        let names = self.class.into_iter().chain(self.module.as_deref());
+        let names: String = names.flat_map(|name| [", ", name]).collect();
+        let names = if names.is_empty() { names } else { names + "," };
+        let (line, unused) = (self.line.as_deref().unwrap_or(NO_LINE), Bytes::new(self.unused_bytes));
+        let held = match self.segments {
+            1 => format!("{} in a segment", Bytes::new(self.bytes)),
+            count if self.is_even => format!("{} in each of {count} segments", Bytes::new(self.bytes / count)),
+            count => format!("{} in {count} segments", Bytes::new(self.bytes)),
+        };
+        format!("{line}{names} holds {held}: {unused} cannot be returned")
+    }
+}
+
+impl SegmentFigures {
+    fn of(tensors: &Tensors, segment: &Segment, pieces: &[Piece<'_>], used_bytes: u64) -> Self {
+        let block = |piece: &Piece<'_>| {
+            let tensor = piece.tensor?;
+            let (origin, class) = known(tensors, tensor);
+            Some(BlockFigures {
+                address: piece.address,
+                bytes: piece.bytes,
+                requested_bytes: tensor.requested,
+                is_awaiting: tensor.is_awaiting,
+                line: origin.and_then(|origin| origin.line.clone()),
+                caller: origin.and_then(|origin| origin.caller.clone()),
+                module: origin.and_then(|origin| origin.path.first().cloned()),
+                class: class.map(TensorClass::name),
+            })
+        };
+        let Segment { address, bytes, of: SegmentUse { stream, pool } } = *segment;
+        let blocks = pieces.iter().filter_map(block).collect();
+        Self { address, bytes, stream, pool: pool.checked_sub(1), used_bytes, blocks }
+    }
+
+    /// Which parts are used.
+    fn bar(&self, columns: u64) -> String {
+        let mut used: Vec<(u64, u64)> = (0..columns).map(|column| (column, 0)).collect();
+        let edge = |column: u64| self.address + share_of(column, columns, self.bytes);
+        for block in &self.blocks {
+            let end = block.address + block.bytes;
+            let first = share_of(block.address - self.address, self.bytes, columns);
+            let part = used.iter_mut().skip_while(|(column, _)| *column < first);
+            for (column, used) in part.take_while(|(column, _)| edge(*column) < end) {
+                *used += edge(*column + 1).min(end).saturating_sub(edge(*column).max(block.address));
+            }
+        }
+        let sign = |(column, used): (u64, u64)| match used {
+            0 => '·',
+            used if used == edge(column + 1) - edge(column) => '█',
+            _ => '▒',
+        };
+        used.into_iter().map(sign).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpumem_core::{
+        model::{Device, Family, MemKind},
+        recording::{AllocatorAction as Action, AllocatorDevice},
+    };
+
+    use super::*;
+    use crate::history::tensors::AllocatorStep;
+
+    const MIB: u64 = 1 << 20;
+
+    /// What follows from some steps: what they do, an address and a size in MiB, a stream, and the origin of a tensor or the pool of a segment.
+    fn reserved(is_expandable: bool, steps: &[(Action, u64, u64, u64, u16)]) -> (AllocatorSums, u64) {
+        let step = |&(action, address, bytes, stream, of): &(Action, u64, u64, u64, u16)| AllocatorStep {
+            time: 1,
+            action,
+            address: address * MIB,
+            bytes: bytes * MIB,
+            requested: bytes * MIB - if action == Action::Alloc { 100 } else { 0 },
+            stream,
+            origin: of.into(),
+            pool: of,
+        };
+        let device = Device { family: Family::Cuda, ordinal: 0 };
+        let about = AllocatorDevice { device, older: 0, known_from: None, said: None };
+        let steps = steps.iter().map(step).collect();
+        let history = TensorHistory { about, steps, is_expandable, peak: None };
+        let origin = |line: &str, module: &str| {
+            let path = vec![module.to_owned()];
+            Origin { line: Some(line.to_owned()), path, ..Origin::unnamed(MemKind::Device) }
+        };
+        let tensors = Tensors {
+            origins: vec![origin("a.py:1", "Net.a"), origin("a.py:1", "Net.b"), origin("b.py:2", "Net.b")],
+            classes: Some([TensorClass::Weights, TensorClass::Weights, TensorClass::Inputs].map(Some).to_vec()),
+            ..Tensors::default()
+        };
+        let state = history.state(usize::MAX);
+        let all = AllocatorSums::of(&tensors, &history, usize::MAX, &state, true);
+        let requested = state.tensors.values().filter(|tensor| !tensor.is_awaiting).map(|tensor| tensor.requested);
+        let requested = requested.sum();
+        let sum = requested + all.rounding_bytes + all.awaiting_bytes + all.unused();
+        assert_eq!(sum, all.reserved_bytes + all.outside_segments_bytes, "{all:?}");
+        (all, requested)
+    }
+
+    use Action::{Alloc, FreeRequested, OutOfMemory, SegmentAlloc, SegmentFree};
+
+    #[test]
+    fn each_byte_is_in_one_row() {
+        let steps = [
+            // Two segments are kept by one line, and one of them by another line too.
+            (SegmentAlloc, 100, 20, 0, 1),
+            (SegmentAlloc, 120, 20, 0, 1),
+            (Alloc, 104, 2, 0, 0),
+            (Alloc, 120, 2, 0, 1),
+            (Alloc, 130, 3, 0, 2),
+            // One has no tensor, one has a tensor that another stream still needs, and one is for small requests.
+            (SegmentAlloc, 200, 30, 0, 0),
+            (SegmentAlloc, 300, 40, 0, 1),
+            (Alloc, 300, 40, 0, 0),
+            (FreeRequested, 300, 0, 0, 0),
+            (SegmentAlloc, 400, 2, 0, 1),
+            // One is of another stream, and one of a captured graph.
+            (SegmentAlloc, 500, 50, 7, 1),
+            (Alloc, 500, 10, 7, 0),
+            (SegmentAlloc, 600, 60, 0, 3),
+            (Alloc, 600, 1, 0, 0),
+            (OutOfMemory, 0, 0, 0, 0),
+        ];
+        let (all, requested) = reserved(false, &steps);
+        let sums = [
+            all.awaiting_bytes,
+            all.unused_beside_tensors_bytes,
+            all.unused_segments_bytes,
+            all.unused_of_other_streams_bytes,
+            all.unused_in_private_pools_bytes,
+            all.unused_in_unknown_pools_bytes,
+            all.largest_fit_bytes,
+        ];
+        assert_eq!(sums.map(|bytes| bytes / MIB), [40, 33, 32, 40, 59, 30, 30]);
+        assert_eq!((all.rounding_bytes, all.unused_pieces, all.outside_segments_bytes), (500, 6, 0));
+        let first = "222 MiB from the driver: asked for 18.00 MiB (8 %), rounding 500 B (<1 %), freed, in use by another stream, 40 MiB (18 %), ";
+        let words = all.in_words(requested);
+        assert!(
+            words.starts_with(first) && words.ends_with("unused in private pools of graphs 59 MiB (27 %)"),
+            "{words}"
+        );
+        let kept: Vec<_> = all.kept_by.iter().map(Keeper::in_words).collect();
+        assert_eq!(
+            kept,
+            [
+                "a.py:1, weights, holds 14 MiB in 3 segments: 73 MiB cannot be returned",
+                "b.py:2, inputs, Net.b, holds 3 MiB in a segment: 15 MiB cannot be returned",
+            ]
+        );
+        let reasons = all.reasons(false);
+        let begins =
+            ["a request of at most 30 MiB without a new segment: 65 MiB are unused, in 6 pieces", "30 MiB of it may"];
+        assert!(begins.iter().zip(&reasons).all(|(begin, (_, text))| text.starts_with(begin)), "{reasons:?}");
+        assert_eq!(reasons.len(), 4, "three segments are not many: {reasons:?}");
+        // The request of another stream has other memory.
+        let (other, _) = reserved(false, &[&steps[..14], &[(OutOfMemory, 0, 0, 7, 0)]].concat());
+        assert_eq!((other.largest_fit_bytes, other.unused_of_other_streams_bytes), (40 * MIB, 65 * MIB));
+        // A segment says it of a tensor that is older than the history.
+        let (older, _) = reserved(false, &[(SegmentAlloc, 500, 50, 7, 1), (Alloc, 500, 10, 0, 0)]);
+        assert_eq!((older.largest_fit_bytes, older.unused_of_other_streams_bytes), (40 * MIB, 0));
+        assert_eq!(reserved(false, &[(SegmentAlloc, 400, 2, 0, 1)]).0.largest_fit_bytes, MIB);
+    }
+
+    #[test]
+    fn expandable_segments_are_advised_where_they_help() {
+        let segments = (1..=4).flat_map(|at| [(SegmentAlloc, at * 20, 20, 0, 1), (Alloc, at * 20 + 2, 1, 0, 0)]);
+        let steps: Vec<_> = segments.collect();
+        let (all, _) = reserved(false, &steps);
+        let [.., (_, kept), (name, advice)] = &*all.reasons(false) else { panic!() };
+        assert_eq!(kept, "a.py:1, weights, Net.a, holds 1 MiB in each of 4 segments: 76 MiB cannot be returned");
+        assert!(*name == "advice" && advice.starts_with("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "));
+        assert_eq!(reserved(false, &steps[..6]).0.reasons(false).len(), 2, "three are not many");
+        // They are one segment then, with room up to 20 MiB long between the tensors.
+        let (all, _) = reserved(true, &steps);
+        assert_eq!((all.segments.as_ref().unwrap().len(), all.largest_fit_bytes), (1, 19 * MIB));
+        assert_eq!(all.reasons(false).len(), 1, "{:?}", all.reasons(false));
+        let (all, _) = reserved(true, &[&steps[..], &[(SegmentAlloc, 100, 30, 0, 1)]].concat());
+        assert_eq!((all.unused_segments_bytes, all.largest_fit_bytes), (30 * MIB, 47 * MIB));
+        assert_eq!(reserved(true, &[&steps[..], &[(SegmentFree, 44, 10, 0, 0)]].concat()).0.segments.unwrap().len(), 2);
+        // What is little needs no reason.
+        assert_eq!(reserved(false, &[(SegmentAlloc, 0, 20, 0, 1), (Alloc, 0, 20, 0, 0)]).0.reasons(false), []);
+    }
+
+    /// No share is more than all of it.
+    #[test]
+    fn a_file_that_contradicts_itself() {
+        let (all, requested) = reserved(
+            false,
+            &[(SegmentAlloc, 0, 2, 0, 0), (SegmentAlloc, 1, 2, 0, 0), (Alloc, 0, 9, 0, 0), (Alloc, 50, 9, 0, 0)],
+        );
+        assert_eq!((all.reserved_bytes, all.outside_segments_bytes), (3 * MIB, 18 * MIB));
+        assert!(
+            all.in_words(requested)
+                .contains("asked for 18.00 MiB (86 %), rounding 200 B (<1 %), unused segments 3 MiB (14 %)")
+        );
+    }
+
+    #[test]
+    fn a_segment_is_drawn() {
+        let steps = [(SegmentAlloc, 10, 20, 0, 1), (Alloc, 10, 5, 0, 0), (Alloc, 16, 1, 0, 1), (Alloc, 28, 2, 0, 2)];
+        let (all, _) = reserved(false, &steps);
+        let segment = &all.segments.as_ref().unwrap()[0];
+        assert_eq!((segment.bar(10).as_str(), segment.bar(1).as_str()), ("██▒▒·····█", "▒"));
+        assert_eq!(segment.bar(20), "█████·█···········██");
+        let mut out = Vec::new();
+        all.write_segments(&mut out, Paint::PLAIN).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(
+            text.contains("\n 000000a00000      20 MiB █████████████▒··▒█▒··")
+                && text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+    }
+}
