@@ -313,7 +313,8 @@ def write(torch):
                 if segment["device"] != device:
                     continue
                 is_expandable = bool(segment.get("is_expandable"))
-                line({"segment": segment["address"], "bytes": segment["total_size"], "is_expandable": is_expandable})
+                pool = segment.get("segment_pool_id")
+                line({"segment": segment["address"], "bytes": segment["total_size"], "is_expandable": is_expandable, "pool": pool})
                 address = segment["address"]
                 for block in segment["blocks"]:
                     frames = block.get("frames")

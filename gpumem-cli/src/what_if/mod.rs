@@ -1,5 +1,7 @@
-//! `gpumem what-if`: dry runs of one program with different settings, and what each would need.
+//! `gpumem what-if`: dry runs of one program with different settings, or replays of its requests, and what each would need.
 
+mod replay;
+mod requests;
 mod trial;
 
 use std::{
@@ -20,7 +22,11 @@ use gpumem_core::{
 use gpumem_driver::dry::CONTEXT;
 use serde::Serialize;
 
-use self::trial::{Outcome, Trials};
+pub(crate) use self::replay::ask as ask_recording;
+use self::{
+    replay::Recorded,
+    trial::{Outcome, Trials},
+};
 use crate::failure::Failure;
 
 /// The variable of PyTorch's allocator.
@@ -50,12 +56,18 @@ pub(crate) struct Question {
 }
 
 /// What the program needs with one environment. The names of the fields are those in JSON.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
     /// The variables that were set. Empty: as the program is.
     pub(crate) environment: String,
-    /// The most that the driver gave to a process. `None` if the program failed.
+    /// The most that the driver gave to a process; in a replay, to PyTorch's allocator. `None` if the program failed.
     pub(crate) most_bytes: Option<u64>,
+    /// Only replays have it: what of `most_bytes` no tensor had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unused_bytes: Option<u64>,
+    /// Only replays have it: how often the allocator emptied its cache because the card was full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) retries: Option<u64>,
     /// How many requests were refused for good: what an allocator obtained after it had emptied its cache does not count.
     pub(crate) refused: u64,
     /// The smallest card with which the program ends well and gets what it asks for, up to 2 % too large. `None` if it failed.
@@ -71,8 +83,19 @@ pub(crate) struct Answer {
     pub(crate) best: Option<String>,
     /// The environment with which PyTorch's cache takes least from the driver, if it is not the program's own. Other programs then have more.
     pub(crate) least: Option<String>,
-    /// How many dry runs it took.
-    pub(crate) dry_runs: usize,
+    #[serde(flatten)]
+    pub(crate) by: By,
+}
+
+/// Where the rows come from.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum By {
+    /// So many dry runs.
+    DryRuns(usize),
+    /// Replays of a recording in a model of PyTorch's allocator.
+    #[serde(rename = "modelled")]
+    Replay(Recorded),
 }
 
 /// Runs the program dry with each environment.
@@ -97,18 +120,7 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
         let outcome = if environment.is_empty() { own.clone() } else { trials.run(environment, question.card)? };
         trials.row(environment, outcome)
     })?;
-    let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
-    let best = rows.iter().min_by_key(rank).filter(|best| {
-        // A difference that is smaller than the error of the search is none.
-        let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
-        own > best && own - best > best / (PRECISION / 2)
-    });
-    // The pool of `cudaMallocAsync` is the driver's, which gives more than is counted.
-    let own = rows[0].most_bytes.unwrap_or(u64::MAX);
-    let known = rows.iter().filter(|row| !row.environment.contains("cudaMallocAsync") && row.most_bytes < Some(own));
-    let least = known.filter(|row| row.most_bytes.is_some()).min_by_key(|row| row.most_bytes);
-    let [best, least] = [best, least].map(|row| row.map(|row| row.environment.clone()));
-    Ok(Answer { best, least, dry_runs: trials.count(), rows })
+    Ok(Answer::of(rows, By::DryRuns(trials.count())))
 }
 
 /// The largest value of a variable with which the program ends well. `None` if there is none.
@@ -152,29 +164,36 @@ impl Trials {
     /// What the program needs, and the smallest card with which it ends well.
     fn row(&self, environment: &str, outcome: Outcome) -> Result<Row, Failure> {
         let Outcome { most, refused, failed } = outcome;
-        let mut row = Row {
-            environment: environment.to_owned(),
-            most_bytes: failed.is_none().then_some(most),
-            refused,
-            smallest_card_bytes: None,
-            failed,
-        };
+        let most_bytes = failed.is_none().then_some(most);
+        let mut row =
+            Row { environment: environment.to_owned(), most_bytes, refused, failed, ..Row::default() };
         if row.failed.is_some() {
             return Ok(row);
         }
         // With a card that has all of it, nothing is refused.
-        let (mut too_small, mut enough) = (CONTEXT.get(), most + CONTEXT.get());
-        while enough - too_small > enough / PRECISION {
-            let middle = too_small.midpoint(enough);
-            if self.run(environment, Bytes::new(middle))?.failed.is_none() {
-                enough = middle;
-            } else {
-                too_small = middle;
-            }
-        }
-        row.smallest_card_bytes = Some(enough);
+        let fits = |card| Ok(self.run(environment, Bytes::new(card))?.failed.is_none());
+        let all = most + CONTEXT.get();
+        row.smallest_card_bytes = Some(smallest(CONTEXT.get(), all, |enough| enough / PRECISION, fits)?);
         Ok(row)
     }
+}
+
+/// The smallest size that fits, up to an error. `enough` fits.
+fn smallest(
+    mut too_small: u64,
+    mut enough: u64,
+    error: impl Fn(u64) -> u64,
+    fits: impl Fn(u64) -> Result<bool, Failure>,
+) -> Result<u64, Failure> {
+    while enough - too_small > error(enough) {
+        let middle = too_small.midpoint(enough);
+        if fits(middle)? {
+            enough = middle;
+        } else {
+            too_small = middle;
+        }
+    }
+    Ok(enough)
 }
 
 /// The results, in the order of the items. The first failure ends it.
@@ -206,13 +225,35 @@ fn in_parallel<I: Sync, T: Send>(
 }
 
 impl Answer {
+    fn of(rows: Vec<Row>, by: By) -> Self {
+        let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
+        let best = rows.iter().min_by_key(rank).filter(|best| {
+            // A difference that is smaller than the error of the search is none.
+            let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
+            own > best && own - best > best / (PRECISION / 2)
+        });
+        // The pool of `cudaMallocAsync` is the driver's, which gives more than is counted.
+        let own = rows[0].most_bytes.unwrap_or(u64::MAX);
+        let known = rows.iter().filter(|row| !row.environment.contains("cudaMallocAsync") && row.most_bytes < Some(own));
+        let least = known.filter(|row| row.most_bytes.is_some()).min_by_key(|row| row.most_bytes);
+        let [best, least] = [best, least].map(|row| row.map(|row| row.environment.clone()));
+        Self { rows, best, least, by }
+    }
+
     /// Whether the program runs with one of the environments.
     pub(crate) fn has_any(&self) -> bool {
         self.rows.iter().any(|row| row.smallest_card_bytes.is_some())
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-        writeln!(out, "{}", InPaint(&Rows(&self.rows), paint))?;
+        let recorded = match &self.by {
+            By::DryRuns(_) => None,
+            By::Replay(recorded) => Some(recorded),
+        };
+        if let Some(recorded) = recorded {
+            writeln!(out, "{}", paint.on(Role::Heading, recorded.title()))?;
+        }
+        writeln!(out, "{}", InPaint(&Rows(&self.rows, recorded.is_some()), paint))?;
         let card = |row: &Row| {
             row.smallest_card_bytes.map_or_else(|| "no card".to_owned(), |card| Bytes::new(card).to_string())
         };
@@ -237,33 +278,44 @@ impl Answer {
                 most(&self.rows[0])
             )?;
         }
-        let note = format!("{} dry runs. A card is all of its memory, with {CONTEXT} for the context.", self.dry_runs);
-        writeln!(out, "{}", paint.on(Role::Faint, note))
+        let notes = match &self.by {
+            By::DryRuns(count) => {
+                vec![format!("{count} dry runs. A card is all of its memory, with {CONTEXT} for the context.")]
+            }
+            By::Replay(recorded) => recorded.notes(),
+        };
+        notes.iter().try_for_each(|note| writeln!(out, "{}", paint.on(Role::Faint, note)))
     }
 }
 
-struct Rows<'a>(&'a [Row]);
+/// The rows, and whether they are those of a replay.
+struct Rows<'a>(&'a [Row], bool);
 
 impl Show for Rows<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let amount = |bytes: Option<u64>| bytes.and_then(|bytes| i64::try_from(bytes).ok());
-        let figures = |row: &Row| [amount(row.most_bytes), amount(row.smallest_card_bytes)];
+        let figures = |row: &Row| [amount(row.most_bytes), amount(row.unused_bytes), amount(row.smallest_card_bytes)];
         let amounts = Amounts::of(self.0.iter().flat_map(figures).flatten());
-        let mut table = Table::new()
-            .column("with", Fit::LeftCutFront)
-            .amounts("from the driver", amounts)
-            .amounts("smallest card", amounts)
-            .column("", Fit::Left);
+        let (own, most) =
+            if self.1 { ("as it was recorded", "most reserved") } else { ("the program as it is", "from the driver") };
+        let mut table = Table::new().column("with", Fit::LeftCutFront).amounts(most, amounts);
+        if self.1 {
+            table = table.amounts("unused", amounts).column("retries", Fit::Right);
+        }
+        table = table.amounts("smallest card", amounts).column("", Fit::Left);
         for row in self.0 {
-            let [most, card] =
+            let [most, unused, card] =
                 figures(row).map(|bytes| bytes.map_or_else(|| "?".to_owned(), |bytes| amounts.show(bytes)));
-            let name = if row.environment.is_empty() { "the program as it is" } else { &row.environment };
+            let name = if row.environment.is_empty() { own } else { &row.environment };
             let note = match (&row.failed, row.refused) {
                 (Some(_), 0) => "failed",
                 (Some(_), _) => "out of memory",
                 (None, _) => "",
             };
-            table.row([Cell::from(name), most.into(), card.into(), note.into()]);
+            let retries = row.retries.map_or_else(|| "?".to_owned(), |retries| retries.to_string());
+            let replayed = if self.1 { vec![Cell::from(unused), retries.into()] } else { Vec::new() };
+            let cells = [vec![Cell::from(name), most.into()], replayed, vec![card.into(), note.into()]];
+            table.row(cells.concat());
         }
         table.show(f, paint)
     }

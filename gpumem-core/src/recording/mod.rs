@@ -25,7 +25,7 @@ mod writer;
 
 pub use self::{
     allocator::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures, AllocatorSettings, PrivateSegment,
         TensorClass, TensorGroup, TensorHolder,
     },
     definitions::Definitions,

@@ -12,9 +12,8 @@ use std::{
 
 use gpumem_core::{
     model::Bytes,
-    recording::{AllocatorAction as Action, AllocatorFigures, Symbol, TensorClass},
+    recording::{AllocatorAction as Action, AllocatorFigures, AllocatorSettings, Symbol, TensorClass},
 };
-use gpumem_estimate::PyTorchRounding;
 use serde_json::Value;
 
 use super::passes::BackwardPass;
@@ -37,7 +36,8 @@ pub(super) struct TorchHistory {
     /// Stacks of frames, the innermost first.
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) passes: Vec<BackwardPass>,
-    pub(super) settings: PyTorchRounding,
+    /// `None` if they are not known.
+    pub(super) settings: Option<AllocatorSettings>,
     pub(super) devices: Vec<DeviceHistory>,
     /// The paths of modules. An event has the number of its module, from 1 on.
     pub(super) modules: Vec<String>,
@@ -73,6 +73,8 @@ pub(super) struct DeviceHistory {
     pub(super) trace: Trace,
     /// What the allocator had from the driver at the end.
     pub(super) segments: Segments,
+    /// Those of them that only some requests share.
+    pub(super) private: Vec<Private>,
     /// What was live at the end.
     pub(super) blocks: BTreeMap<u64, LiveBlock>,
 }
@@ -91,6 +93,22 @@ pub(super) struct LoggedEvent {
     pub(super) stack: u32,
     /// The number of the module that the thread was in. 0 if it was in none.
     pub(super) module: u32,
+}
+
+/// A segment of a private pool: its address, its size and what PyTorch calls the pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Private {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) pool: (u64, u64),
+}
+
+impl Private {
+    /// `None` if the pool is that of all requests, or not known.
+    pub(super) fn of(address: u64, bytes: u64, pool: [Option<u64>; 2]) -> Option<Self> {
+        let pool = (pool[0]?, pool[1]?);
+        (pool != (0, 0)).then_some(Self { address, bytes, pool })
+    }
 }
 
 /// Where segments begin, their sizes, and whether they are expandable.
@@ -197,7 +215,7 @@ fn piece(from: &mut (impl BufRead + Seek), at: u64, count: usize) -> io::Result<
     Ok(events)
 }
 
-pub(super) fn settings_of(value: &Value) -> PyTorchRounding {
+pub(super) fn settings_of(value: &Value) -> AllocatorSettings {
     let of_megabytes = value["roundup_power2_divisions"].as_object();
     let mut divisions: Vec<(u64, u64)> = of_megabytes
         .into_iter()
@@ -205,7 +223,8 @@ pub(super) fn settings_of(value: &Value) -> PyTorchRounding {
         .filter_map(|(megabytes, divisions)| Some((megabytes.parse().ok()?, divisions.as_u64()?)))
         .collect();
     divisions.sort_unstable();
-    PyTorchRounding {
+    AllocatorSettings {
+        is_expandable: value["expandable_segments"] == true,
         // PyTorch writes the largest number as -1.
         max_split: value["max_split_size"].as_u64().unwrap_or(u64::MAX),
         divisions: divisions.into_iter().map(|(_, divisions)| divisions).collect(),
@@ -333,7 +352,7 @@ impl TorchHistory {
         } else if let Some(address) = value["held"].as_u64() {
             self.holders.push((number(&value["on"]), address, text(&value["by"]).unwrap_or_default()));
         } else if let Some(settings) = value.get("settings") {
-            self.settings = settings_of(settings);
+            self.settings = settings.get("max_split_size").map(|_| settings_of(settings));
         } else if value.get("device").is_some() {
             let figure = |at: usize| value["said"][at].as_u64().map(Bytes::new);
             let said = || {
@@ -349,6 +368,7 @@ impl TorchHistory {
         } else if let (Some(segment), Some(device)) = (value["segment"].as_u64(), self.devices.last_mut()) {
             let bytes = value["bytes"].as_u64().unwrap_or(0);
             device.segments.insert(segment, (bytes, value["is_expandable"] == true));
+            device.private.extend(Private::of(segment, bytes, [&value["pool"][0], &value["pool"][1]].map(Value::as_u64)));
         }
     }
 }

@@ -9,6 +9,7 @@ mod sizes;
 mod snapshot;
 
 use std::{
+    collections::HashMap,
     fs::{self, File},
     io::{self, BufRead, BufReader, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
@@ -16,10 +17,10 @@ use std::{
 };
 
 use gpumem_core::{
-    model::{Device, Family, StackId},
+    model::{Bytes, Device, Family, StackId},
     recording::{
-        AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, ModuleDefinition, StackDefinition,
-        SymbolsDefinition, TensorHolder, Writer,
+        AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, ModuleDefinition, PrivateSegment,
+        StackDefinition, SymbolsDefinition, TensorHolder, Writer,
     },
 };
 use gpumem_inject::variable;
@@ -104,6 +105,7 @@ fn write(
     };
     (1..).zip(&history.stacks).try_for_each(|of_stack| writer.write(&definition(of_stack)))?;
     let (mut devices, mut groups) = (Vec::new(), Groups::default());
+    let (mut private, mut pools) = (Vec::new(), HashMap::new());
     for of_device in &history.devices {
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
         let mut events = Vec::new();
@@ -117,6 +119,11 @@ fn write(
         }
         let is_full = history.most > 0 && of_device.trace.count() >= history.most;
         let known_from = of_device.trace.first().filter(|_| is_full || older > 0).map(time);
+        for segment in &of_device.private {
+            let next = u32::try_from(pools.len()).unwrap_or(u32::MAX).saturating_add(1);
+            let pool = *pools.entry(segment.pool).or_insert(next);
+            private.push(PrivateSegment { device, address: segment.address, bytes: Bytes::new(segment.bytes), pool });
+        }
         devices.push(AllocatorDevice { device, older, known_from, said: of_device.said });
     }
     stacks.made().try_for_each(|(number, frames)| writer.write(&definition((number, &frames))))?;
@@ -128,5 +135,6 @@ fn write(
     groups.definitions().try_for_each(|group| writer.write(&Item::TensorGroup(group)))?;
     let name = if history.version.is_empty() { "PyTorch".to_owned() } else { format!("PyTorch {}", history.version) };
     let (missing, missing_modules) = (history.missing.clone(), history.missing_modules.clone());
-    writer.write(&Item::Allocator(AllocatorDefinition { name, missing, devices, missing_modules }))
+    let settings = history.settings.clone();
+    writer.write(&Item::Allocator(AllocatorDefinition { name, missing, devices, missing_modules, settings, private }))
 }

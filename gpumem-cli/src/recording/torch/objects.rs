@@ -11,7 +11,7 @@ use std::{
 use gpumem_core::recording::{AllocatorAction, Symbol};
 use serde_json::{Map, json};
 
-use super::history::{DeviceHistory, LiveBlock, LoggedEvent, TorchHistory, Trace, action_of, settings_of};
+use super::history::{DeviceHistory, LiveBlock, LoggedEvent, Private, TorchHistory, Trace, action_of, settings_of};
 
 /// The library of PyTorch that calls the driver. It is the first one of the history.
 const LIBRARY: &str = "libc10_cuda.so";
@@ -36,6 +36,8 @@ pub(super) enum Value {
     Text(u32),
     /// The number of a list or a dictionary.
     Object(u32),
+    /// A tuple of two numbers.
+    Pair(u16, u16),
     True,
     /// A value that is not needed.
     Other,
@@ -72,6 +74,7 @@ struct Segment {
     address: u64,
     bytes: u64,
     is_expandable: bool,
+    pool: [Option<u64>; 2],
     /// Its first block, and the one after its last.
     blocks: (u32, u32),
 }
@@ -149,8 +152,15 @@ impl Fields<'_> {
 
 /// Whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers as names.
 fn is_needed(name: &str) -> bool {
-    let names = ["segments", "device_traces", "allocator_settings", "max_split_size", "roundup_power2_divisions"];
-    names.contains(&name) || name.parse::<u64>().is_ok()
+    const NAMES: [&str; 6] = [
+        "segments",
+        "device_traces",
+        "allocator_settings",
+        "max_split_size",
+        "roundup_power2_divisions",
+        "expandable_segments",
+    ];
+    NAMES.contains(&name) || name.parse::<u64>().is_ok()
 }
 
 impl Objects {
@@ -325,6 +335,10 @@ impl Objects {
                 address: fields.number("address"),
                 bytes: fields.number("total_size"),
                 is_expandable: fields.get("is_expandable") == Some(Value::True),
+                pool: match fields.get("segment_pool_id") {
+                    Some(Value::Pair(first, second)) => [first, second].map(|number| Some(number.into())),
+                    _ => [None; 2],
+                },
                 blocks: match fields.object("blocks") {
                     Some(Object::Records(Record::Block, first, end)) => (first, end),
                     _ => (0, 0),
@@ -398,7 +412,12 @@ impl Objects {
             })
             .collect();
         let max_split = settings.number("max_split_size").cast_signed();
-        json!({ "max_split_size": max_split, "roundup_power2_divisions": divisions })
+        let is_expandable = settings.get("expandable_segments") == Some(Value::True);
+        json!({
+            "max_split_size": max_split,
+            "roundup_power2_divisions": divisions,
+            "expandable_segments": is_expandable,
+        })
     }
 
     /// The history that a snapshot has, which is this value.
@@ -431,13 +450,14 @@ impl Objects {
         }
         let mut last_block = 0;
         for segment in &self.segments {
-            let Segment { device, address, bytes, is_expandable, blocks: (first, end) } = *segment;
+            let Segment { device, address, bytes, is_expandable, pool, blocks: (first, end) } = *segment;
             if first < last_block && first < end {
                 return Err(twice("a block"));
             }
             last_block = last_block.max(end);
             let device = devices.entry(device).or_default();
             device.segments.insert(address, (bytes, is_expandable));
+            device.private.extend(Private::of(address, bytes, pool));
             let mut at = address;
             for (bytes, live) in &self.blocks[first as usize..end as usize] {
                 device.blocks.extend(live.map(|live| (at, live)));
@@ -450,7 +470,7 @@ impl Objects {
         }
         Ok(TorchHistory {
             stacks,
-            settings: settings.as_ref().map(settings_of).unwrap_or_default(),
+            settings: settings.as_ref().map(settings_of),
             devices: devices.into_iter().map(|(ordinal, device)| DeviceHistory { ordinal, ..device }).collect(),
             ..self.history
         })

@@ -18,6 +18,7 @@ enum Memoized {
     Nothing,
     Text(u32),
     Object(u32),
+    Pair(u16, u16),
     Other,
 }
 
@@ -71,7 +72,7 @@ impl<R: BufRead> Pickle<'_, R> {
                 self.marks.push(self.stack.len());
                 Ok(())
             }
-            // Snapshots have tuples only where gpumem needs no value.
+            // Of tuples, gpumem only needs pairs of small numbers.
             b'N' | 0x89 | b')' => self.push(Value::Other),
             0x88 => self.push(Value::True),
             b'K' => self.bytes::<1>().and_then(|bytes| self.push(Value::Number(u8::from_le_bytes(bytes).into()))),
@@ -249,8 +250,12 @@ impl<R: BufRead> Pickle<'_, R> {
     }
 
     fn tuple(&mut self, first: usize) -> io::Result<()> {
+        let pair = match self.stack[first..] {
+            [Value::Number(first), Value::Number(second)] => first.try_into().ok().zip(second.try_into().ok()),
+            _ => None,
+        };
         self.stack.truncate(first);
-        self.push(Value::Other)
+        self.push(pair.map_or(Value::Other, |(first, second)| Value::Pair(first, second)))
     }
 
     /// Puts the values from this index on into the list or the dictionary below them.
@@ -272,6 +277,7 @@ impl<R: BufRead> Pickle<'_, R> {
         let memoized = match self.stack.last() {
             Some(Value::Text(text)) => Memoized::Text(*text),
             Some(Value::Object(object)) => Memoized::Object(*object),
+            Some(Value::Pair(first, second)) => Memoized::Pair(*first, *second),
             Some(_) => Memoized::Other,
             None => return self.damaged("it needs a value that is not there"),
         };
@@ -293,6 +299,7 @@ impl<R: BufRead> Pickle<'_, R> {
             Memoized::Nothing => self.damaged("it names a value that is not there"),
             Memoized::Text(text) => self.push(Value::Text(text)),
             Memoized::Object(object) => self.push(Value::Object(object)),
+            Memoized::Pair(first, second) => self.push(Value::Pair(first, second)),
             Memoized::Other => self.push(Value::Other),
         }
     }
