@@ -242,7 +242,7 @@ impl Answer {
 
     /// Whether the program runs with one of the environments.
     pub(crate) fn has_any(&self) -> bool {
-        self.rows.iter().any(|row| row.smallest_card_bytes.is_some())
+        self.rows.iter().any(|row| row.failed.is_none())
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -306,7 +306,14 @@ impl Show for Rows<'_> {
         for row in self.0 {
             let [most, unused, card] =
                 figures(row).map(|bytes| bytes.map_or_else(|| "?".to_owned(), |bytes| amounts.show(bytes)));
-            let name = if row.environment.is_empty() { own } else { &row.environment };
+            // All rows of a replay have the same variable.
+            let variable = row.environment.strip_prefix(ALLOCATOR).filter(|_| self.1);
+            let name = match variable.and_then(|setting| setting.strip_prefix('=')) {
+                _ if row.environment.is_empty() => own,
+                Some("") => "PyTorch's defaults",
+                Some(setting) => setting,
+                None => &row.environment,
+            };
             let note = match (&row.failed, row.refused) {
                 (Some(_), 0) => "failed",
                 (Some(_), _) => "out of memory",

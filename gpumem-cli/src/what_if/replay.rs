@@ -3,6 +3,7 @@
 use gpumem_core::{
     model::{Bytes, Device},
     recording::AllocatorSettings,
+    report::counted,
 };
 use gpumem_driver::dry::CONTEXT;
 use gpumem_estimate::replay::{Outcome, Request, replay};
@@ -61,10 +62,12 @@ impl Recorded {
             notes.push(format!("The history begins later than the program. Each row begins with the {} that were reserved then.", bytes(self.older_bytes)));
         }
         if self.emptied > 0 {
-            notes.push(format!("The cache was emptied {} times in the recording, and is in each row.", self.emptied));
+            let times = counted(self.emptied, "time", "times");
+            notes.push(format!("The cache was emptied {times} in the recording, and is in each row."));
         }
         if self.refused > 0 {
-            notes.push(format!("PyTorch refused {} requests that the program never obtained. Each row has them.", self.refused));
+            let requests = counted(self.refused, "request", "requests");
+            notes.push(format!("The program never obtained {requests} that PyTorch refused. Each row has what it asked for."));
         }
         notes.push("PyTorch ignores garbage_collection_threshold unless the program limits its memory. cudaMallocAsync is not modelled.".to_owned());
         notes.push(format!(

@@ -22,15 +22,16 @@ impl Requests {
         for segment in private.iter().filter(|segment| segment.device == device) {
             let next = u32::try_from(making.pools.len()).unwrap_or(u32::MAX).saturating_add(1);
             let pool = *making.pools.entry(segment.pool).or_insert(next);
-            making.private.insert(segment.address, (segment.bytes.get(), pool));
+            making.private.insert(segment.address, (segment.bytes.get(), pool, 0));
         }
+        making.find_begins(steps);
         let refused = never_obtained(steps);
         let mut recorded = Recorded { device: device.ordinal, ..Recorded::default() };
         recorded.older_bytes = making.add_older(older, steps);
         recorded.refused = refused.len() as u64;
         let (mut reserved, mut most) = (recorded.older_bytes, recorded.older_bytes);
-        let mut at = 0;
-        while let Some(step) = steps.get(at) {
+        while let Some(step) = steps.get(making.at) {
+            let at = making.at;
             reserved = match step.action {
                 Action::SegmentAlloc => reserved.saturating_add(step.bytes),
                 Action::SegmentFree => reserved.saturating_sub(step.bytes),
@@ -38,7 +39,7 @@ impl Requests {
             };
             most = most.max(reserved);
             let is_pair = making.add(step, steps.get(at + 1), refused.contains(&at));
-            at += 1 + usize::from(is_pair);
+            making.at += 1 + usize::from(is_pair);
         }
         recorded.reserved_bytes = most;
         recorded.emptied = making.emptied;
@@ -65,8 +66,10 @@ struct Making {
     /// Numbers for streams and private pools.
     streams: HashMap<u64, u32>,
     pools: HashMap<u32, u32>,
-    /// The lengths and the pools of private segments.
-    private: BTreeMap<u64, (u64, u32)>,
+    /// The lengths and the pools of private segments, and the step from which on they were there.
+    private: BTreeMap<u64, (u64, u32, usize)>,
+    /// The number of the step that is added.
+    at: usize,
     /// The number of the block at each address, and whether its free was requested.
     live: HashMap<u64, (u32, bool)>,
     /// How many blocks there were.
@@ -83,8 +86,18 @@ impl Making {
         let next = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
         let stream = *self.streams.entry(stream).or_insert(next);
         let private = self.private.range(..=address).next_back();
-        let pool = private.filter(|(begin, (bytes, _))| address - *begin < *bytes).map_or(0, |(_, (_, pool))| *pool);
-        Sharing { stream, pool }
+        let private = private.filter(|(begin, (bytes, _, from))| address - *begin < *bytes && *from <= self.at);
+        Sharing { stream, pool: private.map_or(0, |(_, (_, pool, _))| *pool) }
+    }
+
+    /// The driver gives addresses again: what lay there before its memory was returned is not private.
+    fn find_begins(&mut self, steps: &[AllocatorStep]) {
+        for (at, step) in steps.iter().enumerate().filter(|(_, step)| step.action == Action::SegmentFree) {
+            let before_end = self.private.range_mut(..step.address.saturating_add(step.bytes)).rev();
+            for (_, (.., from)) in before_end.take_while(|(begin, (bytes, ..))| begin.saturating_add(*bytes) > step.address) {
+                *from = at + 1;
+            }
+        }
     }
 
     fn new_block(&mut self, address: u64) -> Option<(u32, bool)> {

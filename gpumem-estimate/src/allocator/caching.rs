@@ -26,8 +26,8 @@ const LARGE_SEGMENT: u64 = 20 << 20;
 const SEGMENT_ROUNDING: u64 = 2 << 20;
 /// `max_non_split_rounding_size`: a block that is not split because it is too large has less than this besides the request.
 const MOST_BESIDE: u64 = LARGE_SEGMENT;
-/// The first address is above those of GPUs, and a multiple of each unit.
-const FIRST_ADDRESS: u64 = LARGE_SEGMENT << 36;
+/// The first address is far from 0, and a multiple of each unit.
+const FIRST_ADDRESS: u64 = LARGE_SEGMENT << 22;
 /// An expandable segment has addresses for 9/8 of the memory of the device, and here for no more than this.
 const MOST_ADDRESSES: u64 = 1 << 50;
 
@@ -336,18 +336,25 @@ impl Caching {
         let blocks = |from, to| free.range((stream, from, 0, 0)..to).map(|(.., block)| *block);
         let enough = blocks(size, (stream + 1, 0, 0, 0)).next();
         let smaller: Vec<_> = blocks(least, (stream, size, 0, 0)).rev().collect();
-        let is_plain = |block: &BlockId| !self.blocks[*block as usize].is_expandable;
-        if let Some(block) = enough.filter(is_plain) {
+        // Only a segment that came with other settings may be this large and split.
+        let is_segment = |block: &BlockId| self.is_segment(*block);
+        if let Some(block) = enough.filter(is_segment) {
             self.return_segment(block);
             return true;
         }
         let before = self.reserved;
-        for block in smaller.into_iter().filter(is_plain).collect::<Vec<_>>() {
+        for block in smaller.into_iter().filter(is_segment).collect::<Vec<_>>() {
             if before - self.reserved < size {
                 self.return_segment(block);
             }
         }
         before - self.reserved >= size
+    }
+
+    /// Whether a block is all of a segment that is not expandable.
+    fn is_segment(&self, block: BlockId) -> bool {
+        let Block { before, after, is_expandable, .. } = self.blocks[block as usize];
+        !is_expandable && before.is_none() && after.is_none()
     }
 
     /// Returns a segment that is one free block to the driver.
@@ -366,11 +373,11 @@ impl Caching {
         }
         let free = self.pools[0].iter().flat_map(|pool| &pool.free).map(|(.., block)| *block);
         for block in free.collect::<Vec<_>>() {
-            let Block { address, bytes, before, after, is_small, is_expandable, .. } = *self.at(block);
+            if self.is_segment(block) {
+                self.return_segment(block);
+            }
+            let Block { address, bytes, is_small, is_expandable, .. } = *self.at(block);
             if !is_expandable {
-                if before.is_none() && after.is_none() {
-                    self.return_segment(block);
-                }
                 continue;
             }
             let (granule, end) = (Self::granule(is_small), address + bytes);
@@ -506,7 +513,7 @@ impl Caching {
 
 #[cfg(test)]
 mod tests {
-    use super::{AllocatorSettings, Caching, FIRST_ADDRESS, Placement};
+    use super::{AllocatorSettings, Caching, FIRST_ADDRESS, Placement, Sharing};
 
     const MIB: u64 = 1 << 20;
 
@@ -624,7 +631,8 @@ mod tests {
     /// Random requests: blocks do not overlap, and all memory is free at the end.
     #[test]
     fn blocks_never_overlap() {
-        for mut caching in [plain(300 * MIB), expandable(300 * MIB)] {
+        let oversize = AllocatorSettings { max_split: 24 * MIB, ..AllocatorSettings::default() };
+        for mut caching in [plain(300 * MIB), expandable(300 * MIB), Caching::new(oversize, 300 * MIB)] {
             let mut random = 1_u64;
             let mut live: Vec<Placement> = Vec::new();
             for _ in 0..3000 {
@@ -633,7 +641,11 @@ mod tests {
                 if number.is_multiple_of(2) && !live.is_empty() {
                     let at = usize::try_from(number / 2).unwrap() % live.len();
                     caching.free(live.swap_remove(at).block);
-                } else if let Some(new) = caching.alloc((1 << (number % 25)) + number % 999) {
+                } else if let Some(new) = caching.alloc_for(
+                    (1 << (number % 25)) + number % 999,
+                    Sharing { stream: u32::try_from(number % 3).unwrap(), pool: 0 },
+                    None,
+                ) {
                     let is_apart = |old: &Placement| {
                         old.address + old.bytes <= new.address || new.address + new.bytes <= old.address
                     };

@@ -223,6 +223,9 @@ pub(super) fn settings_of(value: &Value) -> AllocatorSettings {
         .filter_map(|(megabytes, divisions)| Some((megabytes.parse().ok()?, divisions.as_u64()?)))
         .collect();
     divisions.sort_unstable();
+    if divisions.iter().all(|(_, divisions)| *divisions < 2) {
+        divisions.clear();
+    }
     AllocatorSettings {
         is_expandable: value["expandable_segments"] == true,
         // PyTorch writes the largest number as -1.
