@@ -165,8 +165,7 @@ impl Trials {
     fn row(&self, environment: &str, outcome: Outcome) -> Result<Row, Failure> {
         let Outcome { most, refused, failed } = outcome;
         let most_bytes = failed.is_none().then_some(most);
-        let mut row =
-            Row { environment: environment.to_owned(), most_bytes, refused, failed, ..Row::default() };
+        let mut row = Row { environment: environment.to_owned(), most_bytes, refused, failed, ..Row::default() };
         if row.failed.is_some() {
             return Ok(row);
         }
@@ -228,13 +227,15 @@ impl Answer {
     fn of(rows: Vec<Row>, by: By) -> Self {
         let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
         let best = rows.iter().min_by_key(rank).filter(|best| {
-            // A difference that is smaller than the error of the search is none.
             let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
-            own > best && own - best > best / (PRECISION / 2)
+            // A difference that is smaller than the error of the search is none. Replays search to the end.
+            let error = if matches!(by, By::DryRuns(_)) { best / (PRECISION / 2) } else { 0 };
+            own > best && own - best > error
         });
         // The pool of `cudaMallocAsync` is the driver's, which gives more than is counted.
         let own = rows[0].most_bytes.unwrap_or(u64::MAX);
-        let known = rows.iter().filter(|row| !row.environment.contains("cudaMallocAsync") && row.most_bytes < Some(own));
+        let known =
+            rows.iter().filter(|row| !row.environment.contains("cudaMallocAsync") && row.most_bytes < Some(own));
         let least = known.filter(|row| row.most_bytes.is_some()).min_by_key(|row| row.most_bytes);
         let [best, least] = [best, least].map(|row| row.map(|row| row.environment.clone()));
         Self { rows, best, least, by }
@@ -299,10 +300,11 @@ impl Show for Rows<'_> {
         let (own, most) =
             if self.1 { ("as it was recorded", "most reserved") } else { ("the program as it is", "from the driver") };
         let mut table = Table::new().column("with", Fit::LeftCutFront).amounts(most, amounts);
-        if self.1 {
-            table = table.amounts("unused", amounts).column("retries", Fit::Right);
-        }
-        table = table.amounts("smallest card", amounts).column("", Fit::Left);
+        table = if self.1 {
+            table.amounts("unused", amounts).column("retries", Fit::Right).amounts("smallest card", amounts)
+        } else {
+            table.amounts("smallest card", amounts).column("", Fit::Left)
+        };
         for row in self.0 {
             let [most, unused, card] =
                 figures(row).map(|bytes| bytes.map_or_else(|| "?".to_owned(), |bytes| amounts.show(bytes)));
@@ -320,9 +322,12 @@ impl Show for Rows<'_> {
                 (None, _) => "",
             };
             let retries = row.retries.map_or_else(|| "?".to_owned(), |retries| retries.to_string());
-            let replayed = if self.1 { vec![Cell::from(unused), retries.into()] } else { Vec::new() };
-            let cells = [vec![Cell::from(name), most.into()], replayed, vec![card.into(), note.into()]];
-            table.row(cells.concat());
+            if self.1 {
+                let most = if row.failed.is_some() { note } else { &most };
+                table.row([Cell::from(name), most.into(), unused.into(), retries.into(), card.into()]);
+            } else {
+                table.row([Cell::from(name), most.into(), card.into(), note.into()]);
+            }
         }
         table.show(f, paint)
     }

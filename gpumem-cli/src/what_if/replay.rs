@@ -19,7 +19,7 @@ pub(crate) struct Recorded {
     /// How many devices PyTorch used. The replay is that of the one with the most reserved.
     pub(crate) devices: usize,
     /// The most that PyTorch's allocator had from the driver in the recording.
-    pub(crate) reserved_bytes: u64,
+    pub(crate) recorded_bytes: u64,
     /// The most that it has in a replay with the same settings. `None` if the replay needs more than the card has.
     pub(crate) replayed_bytes: Option<u64>,
     /// Whether the recording says which settings it had. If not, the replay has PyTorch's defaults.
@@ -37,7 +37,11 @@ pub(crate) struct Recorded {
 impl Recorded {
     /// The title of the table.
     pub(super) fn title(&self) -> String {
-        let of = if self.devices > 1 { format!(" on GPU {}, the busiest of {}", self.device, self.devices) } else { String::new() };
+        let of = if self.devices > 1 {
+            format!(" on GPU {}, the busiest of {}", self.device, self.devices)
+        } else {
+            String::new()
+        };
         format!("Modelled, not measured: the recorded requests of PyTorch{of}, with other settings of its allocator.")
     }
 
@@ -45,9 +49,9 @@ impl Recorded {
     pub(super) fn notes(&self) -> Vec<String> {
         let bytes = Bytes::new;
         let mut notes = Vec::new();
-        let recorded = bytes(self.reserved_bytes);
+        let recorded = bytes(self.recorded_bytes);
         notes.push(match self.replayed_bytes {
-            Some(replayed) if replayed == self.reserved_bytes => {
+            Some(replayed) if replayed == self.recorded_bytes => {
                 format!("The replay reserves exactly what the recorded program reserved: {recorded}.")
             }
             replayed => {
@@ -59,7 +63,10 @@ impl Recorded {
             notes.push("The recording does not have PyTorch's settings: the replay has the default ones.".to_owned());
         }
         if self.older_bytes > 0 {
-            notes.push(format!("The history begins later than the program. Each row begins with the {} that were reserved then.", bytes(self.older_bytes)));
+            notes.push(format!(
+                "The history begins later than the program. Each row begins with the {} that were reserved then.",
+                bytes(self.older_bytes)
+            ));
         }
         if self.emptied > 0 {
             let times = counted(self.emptied, "time", "times");
@@ -67,9 +74,14 @@ impl Recorded {
         }
         if self.refused > 0 {
             let requests = counted(self.refused, "request", "requests");
-            notes.push(format!("The program never obtained {requests} that PyTorch refused. Each row has what it asked for."));
+            notes.push(format!(
+                "The program never obtained {requests} that PyTorch refused. Each row has what it asked for."
+            ));
         }
-        notes.push("PyTorch ignores garbage_collection_threshold unless the program limits its memory. cudaMallocAsync is not modelled.".to_owned());
+        notes.push(
+            "No rows: garbage_collection_threshold, which needs a program that limits its memory, and cudaMallocAsync."
+                .to_owned(),
+        );
         notes.push(format!(
             "A card is all of its memory, with {CONTEXT} for the context and {} for other libraries.",
             bytes(self.others_bytes)
@@ -78,15 +90,14 @@ impl Recorded {
     }
 }
 
-/// The settings of a row. `None` if the model does not know them.
+/// The settings of a row. `None` if there is no such row: PyTorch collects garbage only if the program limits its memory (`malloc`,
+/// `allowed_memory_maximum`), and the model has no `cudaMallocAsync`.
 fn settings_of(setting: &str) -> Option<AllocatorSettings> {
     let plain = AllocatorSettings::default();
     Some(match setting.split_once(':')? {
         ("expandable_segments", "True") => AllocatorSettings { is_expandable: true, ..plain },
         ("max_split_size_mb", size) => AllocatorSettings { max_split: size.parse::<u64>().ok()? << 20, ..plain },
         ("roundup_power2_divisions", parts) => AllocatorSettings { divisions: vec![parts.parse().ok()?], ..plain },
-        // PyTorch collects garbage only if the program limits its memory: `allowed_memory_maximum` in `malloc`.
-        ("garbage_collection_threshold", _) => plain,
         _ => return None,
     })
 }
@@ -100,10 +111,11 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
     let again = "record the program with `gpumem run --torch`";
     let tensors = history.tensors.as_ref().ok_or_else(|| cannot("it has no requests of PyTorch", again))?;
     let all = tensors.devices.iter().map(|device| (device, Requests::of(device, &tensors.private)));
-    let busiest = all.max_by_key(|(_, requests)| requests.recorded.reserved_bytes);
-    let (device, Requests { requests, mut recorded }) = busiest
-        .filter(|(_, requests)| !requests.requests.is_empty())
-        .ok_or_else(|| cannot(tensors.missing.as_deref().unwrap_or("it has no requests of PyTorch"), again))?;
+    let busiest = all.max_by_key(|(_, requests)| requests.recorded.recorded_bytes);
+    let (device, Requests { requests, mut recorded }) =
+        busiest
+            .filter(|(_, requests)| !requests.requests.is_empty())
+            .ok_or_else(|| cannot(tensors.missing.as_deref().unwrap_or("it has no requests of PyTorch"), again))?;
     let own = tensors.settings.clone().unwrap_or_default();
     if own.is_expandable && recorded.older_bytes > 0 {
         let cause = "its history was cut, and does not say how its expandable segments lay then";
@@ -123,9 +135,8 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
     rows.extend(known);
     let fixed = recorded.others_bytes + CONTEXT.get();
     let limit = card.get().saturating_sub(fixed);
-    let rows = in_parallel(jobs, &rows, |(environment, settings)| {
-        Ok(row(environment, &requests, settings, limit, fixed))
-    })?;
+    let rows =
+        in_parallel(jobs, &rows, |(environment, settings)| Ok(row(environment, &requests, settings, limit, fixed)))?;
     Ok(Answer::of(rows, By::Replay(recorded)))
 }
 

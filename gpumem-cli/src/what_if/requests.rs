@@ -41,7 +41,7 @@ impl Requests {
             let is_pair = making.add(step, steps.get(at + 1), refused.contains(&at));
             making.at += 1 + usize::from(is_pair);
         }
-        recorded.reserved_bytes = most;
+        recorded.recorded_bytes = most;
         recorded.emptied = making.emptied;
         Self { requests: making.requests, recorded }
     }
@@ -94,7 +94,9 @@ impl Making {
     fn find_begins(&mut self, steps: &[AllocatorStep]) {
         for (at, step) in steps.iter().enumerate().filter(|(_, step)| step.action == Action::SegmentFree) {
             let before_end = self.private.range_mut(..step.address.saturating_add(step.bytes)).rev();
-            for (_, (.., from)) in before_end.take_while(|(begin, (bytes, ..))| begin.saturating_add(*bytes) > step.address) {
+            for (_, (.., from)) in
+                before_end.take_while(|(begin, (bytes, ..))| begin.saturating_add(*bytes) > step.address)
+            {
                 *from = at + 1;
             }
         }
@@ -167,8 +169,7 @@ impl Making {
             }
             Action::FreeRequested => {
                 // Most blocks are used on one stream only, and are free at once.
-                let is_next =
-                    next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address);
+                let is_next = next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address);
                 if !is_next {
                     self.request_free(address);
                     return false;

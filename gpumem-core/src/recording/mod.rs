@@ -25,8 +25,8 @@ mod writer;
 
 pub use self::{
     allocator::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures, AllocatorSettings, PrivateSegment,
-        TensorClass, TensorGroup, TensorHolder,
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
+        AllocatorSettings, PrivateSegment, TensorClass, TensorGroup, TensorHolder,
     },
     definitions::Definitions,
     event::RecordedEvent,

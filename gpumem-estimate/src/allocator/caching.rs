@@ -120,12 +120,7 @@ impl Caching {
 
     /// `malloc`. If the driver gives a segment and it has the size of `segment`, it has its address as well: of free blocks with equal
     /// sizes, the one with the lowest address is taken, and only the driver knows where it puts segments.
-    pub(super) fn alloc_for(
-        &mut self,
-        bytes: u64,
-        sharing: Sharing,
-        segment: Option<(u64, u64)>,
-    ) -> Option<Placement> {
+    pub(super) fn alloc_for(&mut self, bytes: u64, sharing: Sharing, segment: Option<(u64, u64)>) -> Option<Placement> {
         let size = rounding::size(&self.settings, bytes)?;
         let wanted = Wanted { size, is_small: size <= SMALL, sharing, segment };
         let peak = self.reserved_peak;
@@ -190,8 +185,8 @@ impl Caching {
     }
 
     pub(super) fn free(&mut self, block: BlockId) {
-        self.request_free(block);
-        self.complete_free(block);
+        self.allocated -= self.at(block).bytes;
+        self.join(block, State::Free);
     }
 
     /// The program frees a block that work on another stream may still use.

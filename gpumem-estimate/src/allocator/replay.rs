@@ -108,7 +108,14 @@ mod tests {
                 Some((size, number)) => {
                     let number = number.parse().unwrap();
                     let is_stream = word.contains('@');
-                    (size, if is_stream { Sharing { stream: number, pool: 0 } } else { Sharing { stream: 0, pool: number } })
+                    (
+                        size,
+                        if is_stream {
+                            Sharing { stream: number, pool: 0 }
+                        } else {
+                            Sharing { stream: 0, pool: number }
+                        },
+                    )
                 }
                 None => (word, Sharing::default()),
             };
@@ -118,7 +125,8 @@ mod tests {
             _ if word == "empty" => Request::EmptyCache,
             ("o", old) => {
                 let (segment, blocks) = old.trim_start_matches("ld").split_once(':').unwrap();
-                let block = |text: &str| text.split_once('-').map(|(begin, end)| (bytes(begin), bytes(end) - bytes(begin)));
+                let block =
+                    |text: &str| text.split_once('-').map(|(begin, end)| (bytes(begin), bytes(end) - bytes(begin)));
                 let blocks = blocks.split(',').filter_map(block).collect();
                 Request::Old { segment: (0, bytes(segment)), sharing: Sharing::default(), blocks }
             }
@@ -176,7 +184,8 @@ mod tests {
             // A history may begin with segments. They have plain blocks, which are split with all settings.
             ("old80:10-20,30-35 +10 +40 -0 +18", [80, 80, 80, 80]),
         ] {
-            let reserved = settings().map(|settings| replay(&requests(script), &settings, u64::MAX).unwrap().reserved >> 20);
+            let reserved =
+                settings().map(|settings| replay(&requests(script), &settings, u64::MAX).unwrap().reserved >> 20);
             assert_eq!(reserved, expected, "{script}");
         }
     }

@@ -371,7 +371,11 @@ impl TorchHistory {
         } else if let (Some(segment), Some(device)) = (value["segment"].as_u64(), self.devices.last_mut()) {
             let bytes = value["bytes"].as_u64().unwrap_or(0);
             device.segments.insert(segment, (bytes, value["is_expandable"] == true));
-            device.private.extend(Private::of(segment, bytes, [&value["pool"][0], &value["pool"][1]].map(Value::as_u64)));
+            device.private.extend(Private::of(
+                segment,
+                bytes,
+                [&value["pool"][0], &value["pool"][1]].map(Value::as_u64),
+            ));
         }
     }
 }
