@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use gpumem_core::recording::{AllocatorAction as Action, PrivateSegment};
 use gpumem_estimate::replay::{Request, Sharing};
 
-use super::replay::Recorded;
+use super::recorded::Recorded;
 use crate::history::tensors::{AllocatorState, AllocatorStep, TensorHistory};
 
 /// The requests of one device.
