@@ -43,8 +43,8 @@ def compare(gpumem, folder, name):
         return [("FAIL", f"{name}: it cannot be recorded: {why}")]
     answer = what_if(gpumem, recording)
     modelled = answer["modelled"]
-    exact = modelled["replayed_bytes"] == modelled["recorded_bytes"]
-    lines = [("PASS" if exact else "FAIL", f"{name}: the replay has {modelled['replayed_bytes']}, the recording {modelled['recorded_bytes']}")]
+    exact = modelled["replayed_bytes"] == modelled["reserved_bytes"]
+    lines = [("PASS" if exact else "FAIL", f"{name}: the replay has {modelled['replayed_bytes']}, the recording {modelled['reserved_bytes']}")]
     for row in answer["rows"]:
         setting = row["environment"].partition("=")[2]
         environment = {**plain, "PYTORCH_CUDA_ALLOC_CONF": setting}

@@ -11,8 +11,8 @@ pub(crate) struct Recorded {
     /// How many devices PyTorch used. The replay is that of the one with the most reserved.
     pub(crate) devices: usize,
     /// The most that PyTorch's allocator had from the driver in the recording.
-    pub(crate) recorded_bytes: u64,
-    /// The most that it has in a replay with the same settings. `None` if the replay needs more than the card has.
+    pub(crate) reserved_bytes: u64,
+    /// The most that it has in a replay with the same settings. `None` if no card has so much.
     pub(crate) replayed_bytes: Option<u64>,
     /// Whether the recording says which settings it had. If not, the replay has PyTorch's defaults.
     pub(crate) has_settings: bool,
@@ -41,9 +41,9 @@ impl Recorded {
     pub(super) fn notes(&self) -> Vec<String> {
         let bytes = Bytes::new;
         let mut notes = Vec::new();
-        let recorded = bytes(self.recorded_bytes);
+        let recorded = bytes(self.reserved_bytes);
         notes.push(match self.replayed_bytes {
-            Some(replayed) if replayed == self.recorded_bytes => {
+            Some(replayed) if replayed == self.reserved_bytes => {
                 format!("The replay reserves exactly what the recorded program reserved: {recorded}.")
             }
             replayed => {

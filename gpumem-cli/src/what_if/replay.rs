@@ -35,7 +35,7 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
     let again = "record the program with `gpumem run --torch`";
     let tensors = history.tensors.as_ref().ok_or_else(|| cannot("it has no requests of PyTorch", again))?;
     let all = tensors.devices.iter().map(|device| (device, Requests::of(device, &tensors.private)));
-    let busiest = all.max_by_key(|(_, requests)| requests.recorded.recorded_bytes);
+    let busiest = all.max_by_key(|(_, requests)| requests.recorded.reserved_bytes);
     let (device, Requests { requests, mut recorded }) =
         busiest
             .filter(|(_, requests)| !requests.requests.is_empty())
@@ -75,16 +75,13 @@ fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, li
     // Segments have multiples of 2 MiB.
     let needs = smallest(allocated.saturating_sub(1), reserved, |_| 2 << 20, fits).unwrap_or(reserved);
     row.smallest_card_bytes = Some(needs.next_multiple_of(2 << 20).min(reserved) + fixed);
-    match replay(requests, settings, limit) {
-        Some(outcome) => {
-            row.most_bytes = Some(outcome.reserved);
-            row.unused_bytes = Some(outcome.unused);
-            row.retries = Some(outcome.retries);
-        }
-        None => {
-            row.refused = 1;
-            row.failed = Some("out of memory".to_owned());
-        }
+    if let Some(outcome) = replay(requests, settings, limit) {
+        row.most_bytes = Some(outcome.reserved);
+        row.unused_bytes = Some(outcome.unused);
+        row.retries = Some(outcome.retries);
+    } else {
+        row.refused = 1;
+        row.failed = Some("out of memory".to_owned());
     }
     row
 }

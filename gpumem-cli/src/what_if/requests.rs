@@ -41,7 +41,7 @@ impl Requests {
             let is_pair = making.add(step, steps.get(at + 1), refused.contains(&at));
             making.at += 1 + usize::from(is_pair);
         }
-        recorded.recorded_bytes = most;
+        recorded.reserved_bytes = most;
         recorded.emptied = making.emptied;
         Self { requests: making.requests, recorded }
     }
@@ -110,7 +110,9 @@ impl Making {
     /// Adds what the allocator had before its history begins. Returns how much that was.
     fn add_older(&mut self, older: &[AllocatorStep], steps: &[AllocatorStep]) -> u64 {
         let mut state = AllocatorState::default();
-        older.iter().for_each(|step| state.apply(step));
+        for step in older {
+            state.apply(step);
+        }
         let within = |address: u64| {
             let (begin, bytes) = state.segments.range(..=address).next_back()?;
             (address - begin < *bytes).then_some(*begin)
@@ -144,7 +146,9 @@ impl Making {
             }
             sum = sum.saturating_add(bytes);
             self.requests.push(Request::Old { segment: (address, bytes), sharing, blocks });
-            awaiting.into_iter().for_each(|begin| self.request_free(begin));
+            for begin in awaiting {
+                self.request_free(begin);
+            }
         }
         sum
     }

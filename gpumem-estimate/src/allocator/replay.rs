@@ -101,8 +101,10 @@ mod tests {
     /// block with the number 0, `?0` requests its free, `!0` completes that. `empty` empties the cache. `old80:10-20,30-35` is a segment of
     /// 80 MiB that has blocks from 10 to 20 MiB and from 30 to 35 MiB.
     fn requests(script: &str) -> Vec<Request> {
-        let number = |text: &str| text.parse::<f64>().unwrap();
-        let bytes = |text: &str| (number(text) * f64::from(1 << 20)) as u64;
+        let bytes = |text: &str| {
+            let (whole, half) = text.strip_suffix(".5").map_or((text, 0), |whole| (whole, 1 << 19));
+            whole.parse::<u64>().unwrap() * (1 << 20) + half
+        };
         let of = |word: &str| {
             let (size, sharing) = match word.split_once(['@', '/']) {
                 Some((size, number)) => {

@@ -399,7 +399,7 @@ fn check_replay(run: &Run, file: &str) {
     let answer: Value = serde_json::from_str(&outcome.stdout).expect("it is JSON");
     let modelled = &answer["modelled"];
     assert_eq!(modelled["has_settings"], true);
-    for figure in [&modelled["recorded_bytes"], &modelled["replayed_bytes"], &answer["rows"][0]["most_bytes"]] {
+    for figure in [&modelled["reserved_bytes"], &modelled["replayed_bytes"], &answer["rows"][0]["most_bytes"]] {
         assert_eq!(*figure, run.said("reserved"), "{answer:#}");
     }
 }
