@@ -165,7 +165,7 @@ mod tests {
             ("+1 +1.5", [22, 22, 22, 22]),
             ("+25", [26, 40, 26, 28]),
             // `get_free_block`: a stream has blocks of its own, and so has a private pool (`get_pool`).
-            ("+30 -0 +30@1 -1 +30 +30@1", [60, 80, 60, 64]),
+            ("+30 -0 +30@1 -1 +30 +30", [90, 100, 90, 96]),
             ("+30/1 -0 +30 +30/1", [60, 80, 60, 64]),
             ("+30/1 -0 +30/2", [60, 80, 60, 64]),
             // `get_free_block`: oversize blocks are for oversize requests, which leave less than 20 MiB of them unused.
@@ -180,7 +180,7 @@ mod tests {
             ("+5 +5 -0 empty +60", [80, 80, 80, 84]),
             ("+30 +70 -0 empty +35", [106, 120, 106, 120]),
             ("+30/1 -0 empty +30", [60, 80, 60, 64]),
-            ("+30 ?0 empty +30 !0", [30, 40, 30, 32]),
+            ("+30 ?0 empty +30 !0 +30", [60, 60, 60, 64]),
             // A refused request has room, and is freed.
             ("+30 x50 +50", [80, 80, 80, 88]),
             // A history may begin with segments. They have plain blocks, which are split with all settings.
