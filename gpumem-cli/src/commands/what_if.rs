@@ -1,6 +1,6 @@
-//! Tries settings of a program in dry runs.
+//! Tries settings of a program in dry runs, or with the requests of a recording.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::Args;
 use gpumem_core::{export::Role, model::Bytes};
@@ -9,7 +9,9 @@ use gpumem_driver::settings::card;
 use crate::{
     exit::Exit,
     failure::Failure,
+    history::History,
     progress::working,
+    recording::complete_for_report,
     terminal,
     what_if::{self, Question},
 };
@@ -19,13 +21,17 @@ Examples:
   gpumem what-if -- python train.py                          PyTorch's settings, and the smallest card with each
   gpumem what-if --try BATCH=16 --try BATCH=32 -- python train.py
   gpumem what-if --card 'RTX 4090' --largest BATCH -- python train.py
+  gpumem what-if train.capture                               from what `gpumem run --torch` recorded: modelled, no GPU is needed
 
-Each is a dry run (`gpumem run --dry`): the program needs a GPU of any size, and computes nothing. Its stdin is empty, and its output is not shown.";
+With a program, each is a dry run (`gpumem run --dry`): the program needs a GPU of any size, and computes nothing. Its stdin is empty, and its output is not shown.";
 
-/// Tries settings in dry runs of a program: what it would need, and the smallest card with which it runs.
+/// Tries settings in dry runs of a program, or with the requests of a recording: what it would need, and the smallest card with which it runs.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WhatIfArguments {
+    /// A recording with PyTorch's history (`gpumem run --torch`), or a snapshot of PyTorch, in place of the program.
+    #[arg(conflicts_with_all = ["tries", "largest", "command"])]
+    recording: Option<PathBuf>,
     /// Try these variables of the environment, such as BATCH=16 or 'BATCH=16 LENGTH=512'. May be given several times. Without it: settings
     /// of PyTorch's allocator.
     #[arg(long = "try", value_name = "VARIABLES", value_parser = variables)]
@@ -43,7 +49,7 @@ pub(crate) struct WhatIfArguments {
     #[arg(long)]
     json: bool,
     /// The program and its arguments.
-    #[arg(required = true, last = true, value_name = "COMMAND")]
+    #[arg(required_unless_present = "recording", last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
@@ -58,10 +64,17 @@ fn variables(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
-    let WhatIfArguments { tries, largest, card, jobs, json, command } = arguments;
+    let WhatIfArguments { recording, tries, largest, card, jobs, json, command } = arguments;
     let question = Question { command, tries, card, jobs: jobs.into() };
     let Some(name) = largest else {
-        let answer = working("running the program dry", || what_if::ask(&question))?;
+        let answer = match recording {
+            Some(file) => {
+                complete_for_report(&file);
+                let history = History::read(&file)?;
+                working("replaying the requests", || what_if::ask_recording(&history, card, question.jobs))?
+            }
+            None => working("running the program dry", || what_if::ask(&question))?,
+        };
         terminal::answer(json, &answer, |out, paint| answer.write(out, paint))?;
         return Ok(if answer.has_any() { Exit::Done } else { Exit::LimitExceeded });
     };

@@ -25,6 +25,7 @@ use crate::{
     made::Random,
     page::Page,
     report::{json, moment, overview::Overview, places, summary, tensors},
+    what_if,
 };
 
 impl Random {
@@ -146,7 +147,7 @@ impl Random {
                     name: self.text(),
                     missing,
                     devices: vec![device; 2],
-                    missing_modules: None,
+                    ..AllocatorDefinition::default()
                 })
             }
             _ => {
@@ -243,6 +244,9 @@ fn everything(history: &mut History, folder: &Path) {
     summary::write_all(std::slice::from_ref(&overview), &mut out, Paint::ANSI).unwrap();
     summary::write_all(&[overview.clone(), overview], &mut out, Paint::PLAIN).unwrap();
     places::write(history, &mut out, Paint::PLAIN).unwrap();
+    if let Ok(answer) = what_if::ask_recording(history, Bytes::gib(80), 1) {
+        answer.write(&mut out, Paint::PLAIN).unwrap();
+    }
     for at in [Moment::Start, Moment::Peak, Moment::End, Moment::Oom, Moment::Time(Duration::from_nanos(500))] {
         moment::write_at(history, at, &mut out, Paint::PLAIN).unwrap();
         tensors::write_at(history, at, true, &mut out, Paint::PLAIN).unwrap();

@@ -11,7 +11,8 @@ use gpumem_core::{
     derive::Names,
     model::{Device, MemKind, StackId},
     recording::{
-        AllocatorAction as Action, AllocatorDefinition, AllocatorDevice, AllocatorEvents, Definitions, TensorClass,
+        AllocatorAction as Action, AllocatorDefinition, AllocatorDevice, AllocatorEvents, AllocatorSettings,
+        Definitions, TensorClass,
     },
 };
 
@@ -30,6 +31,8 @@ pub(crate) struct Tensors {
     pub(crate) missing: Option<String>,
     /// Why their modules are missing, although they were asked for.
     pub(crate) missing_modules: Option<String>,
+    /// The settings of PyTorch's allocator, if they are known.
+    pub(crate) settings: Option<AllocatorSettings>,
     /// Where tensors come from. The path of each is its module, if that is known.
     pub(crate) origins: Vec<Origin>,
     /// What the tensors of each origin are for. `None` if the program was recorded without modules.
@@ -414,8 +417,8 @@ impl TensorReading {
         let origins = self.all.iter().map(origin).collect();
         let has_groups = self.all.iter().any(|(_, id)| *id != 0);
         let classes = has_groups.then(|| self.all.iter().map(|(_, id)| group(*id)?.class).collect());
-        let AllocatorDefinition { name, missing, missing_modules, .. } = defined.clone();
-        Some(Tensors { name, missing, missing_modules, origins, classes, devices })
+        let AllocatorDefinition { name, missing, missing_modules, settings, .. } = defined.clone();
+        Some(Tensors { name, missing, missing_modules, settings, origins, classes, devices })
     }
 }
 

@@ -380,9 +380,8 @@ pub(crate) const CASES: [Case; 28] = [
             |ordinal: u32| AllocatorDevice { device: device(ordinal % 256), older: 0, known_from: None, said: None };
         made.item(&Item::Allocator(AllocatorDefinition {
             name: "PyTorch".to_owned(),
-            missing: None,
             devices: (0..100_000).map(of).collect(),
-            missing_modules: None,
+            ..AllocatorDefinition::default()
         }));
         for at in 0..most / AllocatorEvents::MOST as u64 {
             let ordinal = u32::try_from(at % 256).expect("it is small");
@@ -410,9 +409,8 @@ fn allocator(most: u64, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) -> Ve
     let devices = vec![AllocatorDevice { device: device(0), older: 0, known_from: None, said: None }];
     made.item(&Item::Allocator(AllocatorDefinition {
         name: "PyTorch".to_owned(),
-        missing: None,
         devices,
-        missing_modules: None,
+        ..AllocatorDefinition::default()
     }));
     let mut first = 0;
     while first < most {

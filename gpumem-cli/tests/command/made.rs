@@ -362,9 +362,8 @@ impl Made {
     fn allocator(&mut self, device: AllocatorDevice) {
         self.item(&Item::Allocator(AllocatorDefinition {
             name: "PyTorch 2.11.0".to_owned(),
-            missing: None,
             devices: vec![device],
-            missing_modules: None,
+            ..AllocatorDefinition::default()
         }));
     }
 

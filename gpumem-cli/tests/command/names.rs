@@ -194,17 +194,16 @@ fn written_recordings() -> [PathBuf; 3] {
     }));
     tensors.item(&Item::Allocator(AllocatorDefinition {
         name: NAME.to_owned(),
-        missing: None,
         devices: vec![device(7)],
         missing_modules: Some(NAME.to_owned()),
+        ..AllocatorDefinition::default()
     }));
     let mut missing = made();
     missing.alloc(MIB, MemKind::Pool, 49);
     missing.item(&Item::Allocator(AllocatorDefinition {
         name: NAME.to_owned(),
         missing: Some(NAME.to_owned()),
-        devices: Vec::new(),
-        missing_modules: None,
+        ..AllocatorDefinition::default()
     }));
     [("a.capture", tensors), ("b.capture", missing), ("c.capture", made())].map(|(name, made)| {
         let path = path(name);

@@ -4,7 +4,9 @@
 //! PyTorch's tensors, `events.capture` has each kind of event on two devices, and `unfinished.capture` is that of a killed process, in
 //! all its files: the newer part, the older part, the ring and PyTorch's history. `gpt2.capture`, `vit.capture` and `compiled.capture` are
 //! of training steps with PyTorch 2.11 on an H200, the last one with `torch.compile`: `programs.txt` shows which functions are left out of
-//! their calls. `snapshot.txt` is of the snapshots of PyTorch in `snapshot.rs`. These recordings are never written again.
+//! their calls. `snapshot.txt` is of the snapshots of PyTorch in `snapshot.rs`.
+//! `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on an H200, with image sizes that change and with a CUDA graph:
+//! `replay.txt` shows what other settings of its allocator would need. These recordings are never written again.
 
 use std::{fs, path::PathBuf};
 

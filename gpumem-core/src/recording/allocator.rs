@@ -17,6 +17,26 @@ pub struct AllocatorDefinition {
     pub devices: Vec<AllocatorDevice>,
     /// Why the modules of its tensors are not in the recording, although they were asked for.
     pub missing_modules: Option<String>,
+    /// The settings of PyTorch's allocator, if they are known.
+    pub settings: Option<AllocatorSettings>,
+}
+
+/// The settings of PyTorch's caching allocator. The default is PyTorch's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatorSettings {
+    /// `expandable_segments`.
+    pub is_expandable: bool,
+    /// `max_split_size`: blocks of this many bytes or more are not split.
+    pub max_split: u64,
+    /// `roundup_power2_divisions`: into how many parts the room between two powers of 2 is divided, from 1 MiB on. Where it is 1, and
+    /// everywhere if the list is empty, sizes are rounded to 512 bytes alone.
+    pub divisions: Vec<u64>,
+}
+
+impl Default for AllocatorSettings {
+    fn default() -> Self {
+        Self { is_expandable: false, max_split: u64::MAX, divisions: Vec::new() }
+    }
 }
 
 /// What is known of an allocator on one device.
@@ -177,26 +197,31 @@ codes!(TensorClass {
 });
 fields!(TensorGroup { id, module, class });
 fields!(TensorHolder { device, address, holder });
+fields!(AllocatorSettings { is_expandable, max_split, divisions });
 fields!(AllocatorDevice { device, older, known_from, said });
 fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high });
 
-/// Early recordings end after the devices.
+/// Early recordings end after the devices or after `missing_modules`.
 impl Wire for AllocatorDefinition {
     fn put(&self, to: &mut Vec<u8>) {
-        let Self { name, missing, devices, missing_modules } = self;
+        let Self { name, missing, devices, missing_modules, settings } = self;
         name.put(to);
         missing.put(to);
         devices.put(to);
         missing_modules.put(to);
+        settings.put(to);
     }
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
-        Ok(Self {
-            name: Wire::get(from)?,
-            missing: Wire::get(from)?,
-            devices: Wire::get(from)?,
-            missing_modules: if from.len() == 0 { None } else { Wire::get(from)? },
-        })
+        let (name, missing, devices) = (Wire::get(from)?, Wire::get(from)?, Wire::get(from)?);
+        let mut defined = Self { name, missing, devices, ..Self::default() };
+        if from.len() > 0 {
+            defined.missing_modules = Wire::get(from)?;
+        }
+        if from.len() > 0 {
+            defined.settings = Wire::get(from)?;
+        }
+        Ok(defined)
     }
 }
 

@@ -47,7 +47,10 @@ fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
         Item::Stack(stack) => size_of_val(&*stack.addresses),
         Item::Symbols(symbols) => size_of_val(&*symbols.symbols),
         Item::Process(process) => size_of_val(&*process.arguments),
-        Item::Allocator(allocator) => size_of_val(&*allocator.devices),
+        Item::Allocator(AllocatorDefinition { devices, settings, .. }) => {
+            let divisions = settings.as_ref().map_or(0, |settings| size_of_val(&*settings.divisions));
+            size_of_val(&**devices) + divisions
+        }
         Item::Label(_)
         | Item::Event(_)
         | Item::ThreadReused(_)

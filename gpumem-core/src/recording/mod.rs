@@ -26,7 +26,7 @@ mod writer;
 pub use self::{
     allocator::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        TensorClass, TensorGroup, TensorHolder,
+        AllocatorSettings, TensorClass, TensorGroup, TensorHolder,
     },
     definitions::Definitions,
     event::RecordedEvent,

@@ -10,10 +10,10 @@ use gpumem_core::{
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, End, Finished,
-        Interception, Item, ModuleDefinition, PartDefinition, Process, Reader, RecordedEvent, Request, RingDefinition,
-        StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, TensorHolder, ThreadDefinition, Writer,
-        items_of,
+        AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition,
+        End, Finished, Interception, Item, ModuleDefinition, PartDefinition, Process, Reader, RecordedEvent, Request,
+        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, TensorHolder,
+        ThreadDefinition, Writer, items_of,
     },
     report::DeviceReading,
 };
@@ -128,7 +128,8 @@ structs! {
     BlockLabel { key, number, label }
     DeviceReading { device, name, memory, processes, pool }
     PartDefinition { is_peaks, after }
-    AllocatorDefinition { name, missing, devices, missing_modules }
+    AllocatorDefinition { name, missing, devices, missing_modules, settings }
+    AllocatorSettings { is_expandable, max_split, divisions }
     AllocatorDevice { device, older, known_from, said }
     AllocatorFigures { allocated, allocated_high, reserved, reserved_high }
     AllocatorEvents { device, events }

@@ -1,18 +1,19 @@
-//! PyTorch's caching allocator (`c10/cuda/CUDACachingAllocator.cpp`) on one stream: with default settings, or with
-//! `expandable_segments:True`.
+//! PyTorch's caching allocator: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11. The names in backticks are those of that file.
 //!
-//! It takes segments from the driver and splits them into blocks. A request gets the smallest free block that is large enough. If
-//! the rest of that block is small, the block is not split: then the request takes more than its rounded size, and torch counts
-//! the whole block as allocated.
+//! It takes segments from the driver and splits them into blocks. A request gets the smallest free block of its stream that is large
+//! enough. If the rest of that block is small, the block is not split: then the request takes more than its rounded size, and torch
+//! counts the whole block as allocated.
 //!
-//! With expandable segments there is one range of addresses for small blocks and one for large blocks. Memory is mapped at its end, and
-//! wherever a part of it was returned to the driver. Blocks are always split.
+//! With expandable segments, each stream has one range of addresses for small blocks and one for large blocks. Memory is mapped at its end,
+//! and wherever a part of it was returned to the driver. Blocks are always split.
 
 use std::collections::BTreeSet;
 
+use gpumem_core::recording::AllocatorSettings;
+
 use super::{
     placement::Placement,
-    rounding::{PyTorchRounding, SMALL},
+    rounding::{self, SMALL},
 };
 
 /// `kSmallBuffer`: the segments of the small pool.
@@ -23,6 +24,8 @@ const OWN_SEGMENT: u64 = 10 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
 /// `kRoundLarge`: larger segments are multiples of this.
 const SEGMENT_ROUNDING: u64 = 2 << 20;
+/// `max_non_split_rounding_size`: a block that is not split because it is too large has less than this besides the request.
+const MOST_BESIDE: u64 = LARGE_SEGMENT;
 /// The first address is far from 0, and a multiple of each unit.
 const FIRST_ADDRESS: u64 = LARGE_SEGMENT << 22;
 /// An expandable segment has addresses for 9/8 of the memory of the device, and here for no more than this.
@@ -39,6 +42,15 @@ enum State {
     Unmapped,
 }
 
+/// What a request shares free blocks with: only requests of the same stream and the same private pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// A number for each stream.
+    pub stream: u32,
+    /// A number for each private pool, such as that of a CUDA graph. 0 is the pool of all others.
+    pub pool: u32,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: u64,
@@ -46,97 +58,176 @@ struct Block {
     /// The neighbours in the same segment.
     before: Option<BlockId>,
     after: Option<BlockId>,
+    sharing: Sharing,
     is_small: bool,
+    is_expandable: bool,
     state: State,
 }
 
 #[derive(Debug, Default)]
 struct Pool {
-    /// The free blocks, ordered by size and then by address.
-    free: BTreeSet<(u64, u64, BlockId)>,
-    /// The ranges without memory, ordered by address.
-    unmapped: BTreeSet<(u64, BlockId)>,
+    /// The free blocks, ordered by stream, size and address.
+    free: BTreeSet<(u32, u64, u64, BlockId)>,
+    /// The ranges without memory, ordered by stream and address.
+    unmapped: BTreeSet<(u32, u64, BlockId)>,
+}
+
+/// A request for a new block.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    size: u64,
+    is_small: bool,
+    sharing: Sharing,
+    /// See [`Caching::alloc_for`].
+    segment: Option<(u64, u64)>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Caching {
+    settings: AllocatorSettings,
     blocks: Vec<Block>,
     /// Numbers of `blocks` that are not in use.
     unused: Vec<BlockId>,
-    small: Pool,
-    large: Pool,
-    rounding: PyTorchRounding,
-    has_expandable_segments: bool,
+    /// The pools of large and of small blocks. The first pair is not private.
+    pools: Vec<[Pool; 2]>,
+    /// Blocks whose free was requested, while work on other streams may use them.
+    awaiting: BTreeSet<BlockId>,
     segments_end: u64,
     /// What the driver has for the segments.
     limit: u64,
     reserved: u64,
     /// The most that it was.
     pub(super) reserved_peak: u64,
+    /// What the program has, and the most that it had.
+    allocated: u64,
+    pub(super) allocated_peak: u64,
+    /// What of `reserved_peak` the program did not have.
+    pub(super) unused_at_peak: u64,
+    /// How often the cache was emptied.
+    pub(super) emptied: u64,
+    /// How often that was because the driver had not enough memory: `num_alloc_retries`.
+    pub(super) retries: u64,
 }
 
 impl Caching {
-    pub(super) fn new(limit: u64) -> Self {
-        Self { limit, ..Self::default() }
-    }
-
-    pub(super) fn expandable(limit: u64) -> Self {
-        Self { has_expandable_segments: true, ..Self::new(limit) }
+    pub(super) fn new(settings: AllocatorSettings, limit: u64) -> Self {
+        Self { settings, limit, pools: vec![<[Pool; 2]>::default()], ..Self::default() }
     }
 
     pub(super) fn alloc(&mut self, bytes: u64) -> Option<Placement> {
-        let size = self.rounding.size(bytes)?;
-        let is_small = size <= SMALL;
-        let block = match self.best_fit(size, is_small) {
-            Some(found) => found,
-            None => self.add_memory(size, is_small).or_else(|| {
-                self.return_free_memory();
-                self.add_memory(size, is_small)
-            })?,
-        };
+        self.alloc_for(bytes, Sharing::default(), None)
+    }
+
+    /// `malloc`. If the driver gives a segment and it has the size of `segment`, it has its address as well: of free blocks with equal
+    /// sizes, the one with the lowest address is taken, and only the driver knows where it puts segments.
+    pub(super) fn alloc_for(&mut self, bytes: u64, sharing: Sharing, segment: Option<(u64, u64)>) -> Option<Placement> {
+        let size = rounding::size(&self.settings, bytes)?;
+        let wanted = Wanted { size, is_small: size <= SMALL, sharing, segment };
+        let peak = self.reserved_peak;
+        let mut block = self.best_fit(wanted).or_else(|| self.add_memory(wanted));
+        if block.is_none() && self.return_oversize(wanted) {
+            block = self.add_memory(wanted);
+        }
+        if block.is_none() {
+            self.empty_cache();
+            self.retries += 1;
+            block = self.add_memory(wanted);
+        }
+        let block = block?;
         self.remove(block);
-        let Block { address, bytes: free, .. } = *self.at(block);
-        let rest = free - size;
-        if self.rounding.splits(size, rest, self.has_expandable_segments) {
+        let rest = self.at(block).bytes - size;
+        if rounding::splits(&self.settings, size, rest, self.settings.is_expandable) {
             let rest = self.split(block, size);
             self.insert(rest, State::Free);
         }
-        let taken = self.at(block);
-        taken.state = State::InUse;
-        Some(Placement { address, bytes: taken.bytes, block })
+        let placement = self.take(block);
+        if self.reserved_peak > peak {
+            self.unused_at_peak = self.reserved_peak - self.allocated;
+        }
+        Some(placement)
+    }
+
+    /// The program has this block, which is in no set.
+    fn take(&mut self, block: BlockId) -> Placement {
+        let Block { address, bytes, .. } = *self.at(block);
+        self.allocated += bytes;
+        self.allocated_peak = self.allocated_peak.max(self.allocated);
+        Placement { address, bytes, block }
+    }
+
+    /// Adds a segment that the allocator had before its first request, with blocks that the program had: their addresses and sizes, in
+    /// rising order. `None` if the driver has not enough memory.
+    pub(super) fn add_old(
+        &mut self,
+        (address, bytes): (u64, u64),
+        sharing: Sharing,
+        blocks: &[(u64, u64)],
+    ) -> Option<Vec<Placement>> {
+        self.reserve(bytes)?;
+        let mut rest = self.new_block(address, bytes, (sharing, bytes == SMALL_SEGMENT), false, State::Free);
+        let mut placements = Vec::new();
+        for (begin, length) in blocks {
+            self.remove(rest);
+            if let Some(before) = begin.checked_sub(self.at(rest).address).filter(|bytes| *bytes > 0) {
+                let block = self.split(rest, before);
+                self.insert(rest, State::Free);
+                rest = block;
+            }
+            let block = rest;
+            if self.at(block).bytes > *length {
+                rest = self.split(block, *length);
+                self.insert(rest, State::Free);
+            }
+            placements.push(self.take(block));
+        }
+        self.unused_at_peak = self.reserved_peak - self.allocated;
+        Some(placements)
     }
 
     pub(super) fn free(&mut self, block: BlockId) {
+        self.allocated -= self.at(block).bytes;
         self.join(block, State::Free);
     }
 
-    /// The smallest free block that is large enough. A block that can grow counts as large as it can become.
-    fn best_fit(&mut self, size: u64, is_small: bool) -> Option<BlockId> {
-        let pool = if is_small { &self.small } else { &self.large };
-        let mut fitting = pool.free.range((size, 0, 0)..).map(|(_, _, block)| *block);
+    /// The program frees a block that work on another stream may still use.
+    pub(super) fn request_free(&mut self, block: BlockId) {
+        self.allocated -= self.at(block).bytes;
+        self.awaiting.insert(block);
+    }
+
+    /// That work is done. [`empty_cache`](Self::empty_cache) waits for it, and frees the block as well.
+    pub(super) fn complete_free(&mut self, block: BlockId) {
+        self.awaiting.remove(&block);
+        self.join(block, State::Free);
+    }
+
+    /// `get_free_block`: the smallest free block that is large enough. A block that can grow counts as large as it can become.
+    fn best_fit(&self, wanted: Wanted) -> Option<BlockId> {
+        let Wanted { size, is_small, sharing: Sharing { stream, pool }, .. } = wanted;
+        let pool = &self.pools.get(pool as usize)?[usize::from(is_small)];
+        let mut fitting = pool.free.range((stream, size, 0, 0)..(stream + 1, 0, 0, 0)).map(|(.., block)| *block);
         let mut found = fitting.next()?;
-        if self.has_expandable_segments {
-            let expandable = |block: BlockId| {
-                let Block { bytes, after, .. } = self.blocks[block as usize];
-                let after = after.map(|after| self.blocks[after as usize]);
-                bytes + after.filter(|after| after.state == State::Unmapped).map_or(0, |after| after.bytes)
-            };
-            for next in fitting {
-                if expandable(next) >= expandable(found) {
-                    break;
-                }
-                found = next;
-            }
+        let block = |number: BlockId| self.blocks[number as usize];
+        let expandable = |number: BlockId| {
+            let Block { bytes, after, .. } = block(number);
+            bytes + after.map(block).filter(|after| after.state == State::Unmapped).map_or(0, |after| after.bytes)
+        };
+        while block(found).is_expandable {
+            let Some(next) = fitting.next().filter(|next| expandable(*next) < expandable(found)) else { break };
+            found = next;
         }
-        Some(found)
+        let (most, bytes) = (self.settings.max_split, block(found).bytes);
+        let is_too_large = if size < most { bytes >= most } else { bytes >= size.saturating_add(MOST_BESIDE) };
+        Some(found).filter(|_| !is_too_large)
     }
 
-    /// A free block of this size or more, with memory of the driver. `None` if the driver has not enough.
-    fn add_memory(&mut self, size: u64, is_small: bool) -> Option<BlockId> {
-        if self.has_expandable_segments { self.expand(size, is_small) } else { self.add_segment(size, is_small) }
+    /// `alloc_block`: a free block of this size or more, with memory of the driver. `None` if the driver has not enough.
+    fn add_memory(&mut self, wanted: Wanted) -> Option<BlockId> {
+        if self.settings.is_expandable { self.expand(wanted) } else { self.add_segment(wanted) }
     }
 
-    fn add_segment(&mut self, size: u64, is_small: bool) -> Option<BlockId> {
+    fn add_segment(&mut self, wanted: Wanted) -> Option<BlockId> {
+        let Wanted { size, is_small, sharing, segment } = wanted;
         let bytes = if is_small {
             SMALL_SEGMENT
         } else if size < OWN_SEGMENT {
@@ -144,16 +235,25 @@ impl Caching {
         } else {
             size.checked_next_multiple_of(SEGMENT_ROUNDING)?
         };
-        let address = self.segments_end.max(FIRST_ADDRESS);
-        let end = address.checked_add(bytes)?;
+        let next = self.segments_end.max(FIRST_ADDRESS);
+        let end = next.checked_add(bytes)?;
         self.reserve(bytes)?;
-        self.segments_end = end;
-        Some(self.new_block(address, bytes, is_small, State::Free))
+        let address = match segment {
+            Some((address, length)) if length == bytes => address,
+            _ => {
+                self.segments_end = end;
+                next
+            }
+        };
+        Some(self.new_block(address, bytes, (sharing, is_small), false, State::Free))
     }
 
-    /// Maps memory at the lowest addresses where there is room for the size, in free and unmapped blocks.
-    fn expand(&mut self, size: u64, is_small: bool) -> Option<BlockId> {
-        let unmapped: Vec<_> = self.pool(is_small).unmapped.iter().map(|(_, block)| *block).collect();
+    /// `try_allocate_expandable_block`: maps memory at the lowest addresses where there is room for the size, in free and unmapped blocks.
+    fn expand(&mut self, wanted: Wanted) -> Option<BlockId> {
+        let Wanted { size, is_small, sharing, .. } = wanted;
+        let stream = sharing.stream;
+        let unmapped = &self.pool(sharing, is_small).unmapped;
+        let unmapped: Vec<_> = unmapped.range((stream, 0, 0)..(stream + 1, 0, 0)).map(|(.., block)| *block).collect();
         let has_room = |first: &BlockId| {
             let (mut room, mut next) = (0_u64, Some(*first));
             while let Some(Block { bytes, after, .. }) = next.map(|block| self.blocks[block as usize])
@@ -164,15 +264,14 @@ impl Caching {
             }
             room >= size
         };
-        let with_free_before = unmapped.into_iter().map(|block| {
+        let mut with_free_before = unmapped.into_iter().map(|block| {
             let before = self.blocks[block as usize].before;
             before.filter(|before| self.blocks[*before as usize].state == State::Free).unwrap_or(block)
         });
-        let mut with_free_before = with_free_before;
         let first = with_free_before.find(has_room);
         let mut block = match first {
             Some(block) => block,
-            None => self.add_addresses(size, is_small)?,
+            None => self.add_addresses(wanted)?,
         };
         if self.at(block).state == State::Unmapped {
             self.map(block, size)?;
@@ -188,12 +287,13 @@ impl Caching {
     }
 
     /// A new expandable segment, without memory.
-    fn add_addresses(&mut self, size: u64, is_small: bool) -> Option<BlockId> {
+    fn add_addresses(&mut self, wanted: Wanted) -> Option<BlockId> {
+        let Wanted { size, is_small, sharing, .. } = wanted;
         let addresses = self.limit.saturating_add(self.limit / 8).min(MOST_ADDRESSES);
         let addresses = addresses.checked_next_multiple_of(Self::granule(is_small)).filter(|bytes| *bytes >= size)?;
         let address = self.segments_end.max(FIRST_ADDRESS).checked_next_multiple_of(Self::granule(is_small))?;
         self.segments_end = address.checked_add(addresses)?;
-        Some(self.new_block(address, addresses, is_small, State::Unmapped))
+        Some(self.new_block(address, addresses, (sharing, is_small), true, State::Unmapped))
     }
 
     /// Memory is mapped and unmapped in units of this.
@@ -201,7 +301,7 @@ impl Caching {
         if is_small { SMALL_SEGMENT } else { LARGE_SEGMENT }
     }
 
-    /// Maps at least `size` bytes at the begin of an unmapped block, or all of it.
+    /// `map_block`: maps at least `size` bytes at the begin of an unmapped block, or all of it.
     fn map(&mut self, block: BlockId, size: u64) -> Option<()> {
         let Block { bytes, is_small, .. } = *self.at(block);
         let mapped = size.checked_next_multiple_of(Self::granule(is_small))?.min(bytes);
@@ -221,18 +321,58 @@ impl Caching {
         Some(())
     }
 
-    /// Returns memory without a block in use to the driver, as PyTorch does when the driver has no memory left: whole segments, or
-    /// whole units of expandable segments.
-    fn return_free_memory(&mut self) {
-        let free = |pool: &Pool| pool.free.iter().map(|(_, _, block)| *block).collect::<Vec<_>>();
-        for block in [free(&self.small), free(&self.large)].concat() {
-            let Block { address, bytes, before, after, is_small, .. } = *self.at(block);
-            if !self.has_expandable_segments {
-                if before.is_none() && after.is_none() {
-                    self.remove(block);
-                    self.unused.push(block);
-                    self.reserved -= bytes;
-                }
+    /// `release_available_cached_blocks`: returns a block that is too large to be split and large enough for the request, or several ones
+    /// that are together. False if there are none.
+    fn return_oversize(&mut self, wanted: Wanted) -> bool {
+        let Wanted { size, is_small, sharing, .. } = wanted;
+        let (stream, least) = (sharing.stream, self.settings.max_split);
+        let size = size.max(least);
+        let free = &self.pool(sharing, is_small).free;
+        let blocks = |from, to| free.range((stream, from, 0, 0)..to).map(|(.., block)| *block);
+        let enough = blocks(size, (stream + 1, 0, 0, 0)).next();
+        let smaller: Vec<_> = blocks(least, (stream, size, 0, 0)).rev().collect();
+        // Only a segment that came with other settings may be this large and split.
+        let is_segment = |block: &BlockId| self.is_segment(*block);
+        if let Some(block) = enough.filter(is_segment) {
+            self.return_segment(block);
+            return true;
+        }
+        let before = self.reserved;
+        for block in smaller.into_iter().filter(is_segment).collect::<Vec<_>>() {
+            if before - self.reserved < size {
+                self.return_segment(block);
+            }
+        }
+        before - self.reserved >= size
+    }
+
+    /// Whether a block is all of a segment that is not expandable.
+    fn is_segment(&self, block: BlockId) -> bool {
+        let Block { before, after, is_expandable, .. } = self.blocks[block as usize];
+        !is_expandable && before.is_none() && after.is_none()
+    }
+
+    /// Returns a segment that is one free block to the driver.
+    fn return_segment(&mut self, block: BlockId) {
+        self.remove(block);
+        self.unused.push(block);
+        self.reserved -= self.at(block).bytes;
+    }
+
+    /// `release_cached_blocks`: returns memory without a block in use to the driver, whole segments, or whole units of expandable
+    /// segments. Private pools keep theirs as long as they are used.
+    pub(super) fn empty_cache(&mut self) {
+        self.emptied += 1;
+        for block in std::mem::take(&mut self.awaiting) {
+            self.join(block, State::Free);
+        }
+        let free = self.pools[0].iter().flat_map(|pool| &pool.free).map(|(.., block)| *block);
+        for block in free.collect::<Vec<_>>() {
+            if self.is_segment(block) {
+                self.return_segment(block);
+            }
+            let Block { address, bytes, is_small, is_expandable, .. } = *self.at(block);
+            if !is_expandable {
                 continue;
             }
             let (granule, end) = (Self::granule(is_small), address + bytes);
@@ -257,8 +397,15 @@ impl Caching {
         }
     }
 
-    fn new_block(&mut self, address: u64, bytes: u64, is_small: bool, state: State) -> BlockId {
-        let block = Block { address, bytes, before: None, after: None, is_small, state };
+    fn new_block(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        (sharing, is_small): (Sharing, bool),
+        is_expandable: bool,
+        state: State,
+    ) -> BlockId {
+        let block = Block { address, bytes, before: None, after: None, sharing, is_small, is_expandable, state };
         let number = self.number(block);
         self.insert(number, state);
         number
@@ -325,21 +472,23 @@ impl Caching {
 
     fn insert(&mut self, block: BlockId, state: State) {
         self.at(block).state = state;
-        let Block { address, bytes, is_small, .. } = *self.at(block);
+        let Block { address, bytes, sharing, is_small, .. } = *self.at(block);
+        let pool = self.pool(sharing, is_small);
         match state {
             State::InUse => false,
-            State::Free => self.pool(is_small).free.insert((bytes, address, block)),
-            State::Unmapped => self.pool(is_small).unmapped.insert((address, block)),
+            State::Free => pool.free.insert((sharing.stream, bytes, address, block)),
+            State::Unmapped => pool.unmapped.insert((sharing.stream, address, block)),
         };
     }
 
     /// Removes a block from the set of its state. It counts as in use until it is inserted again.
     fn remove(&mut self, block: BlockId) {
-        let Block { address, bytes, is_small, state, .. } = *self.at(block);
+        let Block { address, bytes, sharing, is_small, state, .. } = *self.at(block);
+        let pool = self.pool(sharing, is_small);
         match state {
             State::InUse => false,
-            State::Free => self.pool(is_small).free.remove(&(bytes, address, block)),
-            State::Unmapped => self.pool(is_small).unmapped.remove(&(address, block)),
+            State::Free => pool.free.remove(&(sharing.stream, bytes, address, block)),
+            State::Unmapped => pool.unmapped.remove(&(sharing.stream, address, block)),
         };
         self.at(block).state = State::InUse;
     }
@@ -348,16 +497,28 @@ impl Caching {
         &mut self.blocks[block as usize]
     }
 
-    fn pool(&mut self, is_small: bool) -> &mut Pool {
-        if is_small { &mut self.small } else { &mut self.large }
+    fn pool(&mut self, sharing: Sharing, is_small: bool) -> &mut Pool {
+        let pool = sharing.pool as usize;
+        if self.pools.len() <= pool {
+            self.pools.resize_with(pool + 1, Default::default);
+        }
+        &mut self.pools[pool][usize::from(is_small)]
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Caching, FIRST_ADDRESS, Placement};
+    use super::{AllocatorSettings, Caching, FIRST_ADDRESS, Placement, Sharing};
 
     const MIB: u64 = 1 << 20;
+
+    fn plain(limit: u64) -> Caching {
+        Caching::new(AllocatorSettings::default(), limit)
+    }
+
+    fn expandable(limit: u64) -> Caching {
+        Caching::new(AllocatorSettings { is_expandable: true, ..AllocatorSettings::default() }, limit)
+    }
 
     fn alloc(caching: &mut Caching, bytes: u64) -> Placement {
         caching.alloc(bytes).unwrap()
@@ -370,7 +531,7 @@ mod tests {
 
     #[test]
     fn sizes_are_rounded_and_segments_have_steps() {
-        let mut caching = Caching::new(u64::MAX);
+        let mut caching = plain(u64::MAX);
         assert_eq!(alloc(&mut caching, 1).bytes, 512);
         assert_eq!(alloc(&mut caching, 513).bytes, 1024);
         assert_eq!(caching.reserved, 2 * MIB);
@@ -382,7 +543,7 @@ mod tests {
 
     #[test]
     fn the_smallest_free_block_is_used_and_neighbours_are_joined() {
-        let mut caching = Caching::new(u64::MAX);
+        let mut caching = plain(u64::MAX);
         let [first, second, third] = [4, 2, 6].map(|mib| alloc(&mut caching, mib * MIB));
         caching.free(first.block);
         caching.free(second.block);
@@ -397,7 +558,7 @@ mod tests {
 
     #[test]
     fn free_segments_are_returned_when_memory_runs_out() {
-        let mut caching = Caching::new(100 * MIB);
+        let mut caching = plain(100 * MIB);
         let [first, second] = [30, 40].map(|mib| alloc(&mut caching, mib * MIB));
         assert_eq!(caching.alloc(50 * MIB), None, "both segments are in use");
         caching.free(first.block);
@@ -412,7 +573,7 @@ mod tests {
 
     #[test]
     fn a_request_of_2_to_the_64_is_refused() {
-        for mut caching in [Caching::new(u64::MAX), Caching::expandable(u64::MAX)] {
+        for mut caching in [plain(u64::MAX), expandable(u64::MAX)] {
             assert_eq!(caching.alloc(u64::MAX), None);
             assert_eq!(caching.alloc(u64::MAX - 1023), None);
             assert_eq!(caching.reserved, 0);
@@ -421,7 +582,7 @@ mod tests {
 
     #[test]
     fn an_expandable_segment_grows_in_steps_and_blocks_are_always_split() {
-        let mut caching = Caching::expandable(1000 * MIB);
+        let mut caching = expandable(1000 * MIB);
         let first = alloc(&mut caching, MIB + 1);
         assert_eq!((begin(first), first.bytes, caching.reserved), (0, MIB + 512, 20 * MIB));
         let second = alloc(&mut caching, 30 * MIB);
@@ -443,7 +604,7 @@ mod tests {
 
     #[test]
     fn a_block_that_can_grow_is_the_last_choice() {
-        let mut caching = Caching::expandable(1000 * MIB);
+        let mut caching = expandable(1000 * MIB);
         let [first, _second] = [6, 9].map(|mib| alloc(&mut caching, mib * MIB));
         caching.free(first.block);
         assert_eq!(begin(alloc(&mut caching, 4 * MIB)), 0, "5 MiB are free at the end, and can grow");
@@ -451,7 +612,7 @@ mod tests {
 
     #[test]
     fn whole_units_are_returned_when_memory_runs_out() {
-        let mut caching = Caching::expandable(84 * MIB);
+        let mut caching = expandable(84 * MIB);
         let [first, _second] = [25, 30].map(|mib| alloc(&mut caching, mib * MIB));
         assert_eq!(caching.reserved, 60 * MIB);
         caching.free(first.block);
@@ -465,7 +626,8 @@ mod tests {
     /// Random requests: blocks do not overlap, and all memory is free at the end.
     #[test]
     fn blocks_never_overlap() {
-        for mut caching in [Caching::new(300 * MIB), Caching::expandable(300 * MIB)] {
+        let oversize = AllocatorSettings { max_split: 24 * MIB, ..AllocatorSettings::default() };
+        for mut caching in [plain(300 * MIB), expandable(300 * MIB), Caching::new(oversize, 300 * MIB)] {
             let mut random = 1_u64;
             let mut live: Vec<Placement> = Vec::new();
             for _ in 0..3000 {
@@ -474,7 +636,11 @@ mod tests {
                 if number.is_multiple_of(2) && !live.is_empty() {
                     let at = usize::try_from(number / 2).unwrap() % live.len();
                     caching.free(live.swap_remove(at).block);
-                } else if let Some(new) = caching.alloc((1 << (number % 25)) + number % 999) {
+                } else if let Some(new) = caching.alloc_for(
+                    (1 << (number % 25)) + number % 999,
+                    Sharing { stream: u32::try_from(number % 3).unwrap(), pool: 0 },
+                    None,
+                ) {
                     let is_apart = |old: &Placement| {
                         old.address + old.bytes <= new.address || new.address + new.bytes <= old.address
                     };
@@ -482,14 +648,14 @@ mod tests {
                     live.push(new);
                 }
                 let in_use: u64 = live.iter().map(|block| block.bytes).sum();
-                let free = [&caching.small, &caching.large].into_iter().flat_map(|pool| &pool.free);
-                assert_eq!(caching.reserved, in_use + free.map(|(bytes, ..)| bytes).sum::<u64>());
+                let free = caching.pools[0].iter().flat_map(|pool| &pool.free);
+                assert_eq!(caching.reserved, in_use + free.map(|(_, bytes, ..)| bytes).sum::<u64>());
             }
             assert!(live.len() > 5);
             for block in &live {
                 caching.free(block.block);
             }
-            caching.return_free_memory();
+            caching.empty_cache();
             assert_eq!(caching.reserved, 0);
         }
     }

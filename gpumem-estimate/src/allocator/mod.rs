@@ -4,13 +4,13 @@ mod caching;
 mod counting;
 mod cubecl;
 mod placement;
-mod rounding;
+pub mod replay;
+pub mod rounding;
 
-use gpumem_core::model::Bytes;
+use gpumem_core::{model::Bytes, recording::AllocatorSettings};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::placement::Placement;
-pub use self::rounding::PyTorchRounding;
 use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
 
 /// Which allocator a step uses.
@@ -52,8 +52,11 @@ impl Allocator {
     pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
         match kind {
             AllocatorKind::Exact => Self::Counting(Counting::new(1, limit)),
-            AllocatorKind::PyTorch => Self::Caching(Caching::new(limit)),
-            AllocatorKind::PyTorchExpandable => Self::Caching(Caching::expandable(limit)),
+            AllocatorKind::PyTorch => Self::Caching(Caching::new(AllocatorSettings::default(), limit)),
+            AllocatorKind::PyTorchExpandable => {
+                let settings = AllocatorSettings { is_expandable: true, ..AllocatorSettings::default() };
+                Self::Caching(Caching::new(settings, limit))
+            }
             AllocatorKind::StreamOrdered => Self::Counting(Counting::new(POOL_STEP, limit)),
             AllocatorKind::Cubecl { card } => Self::Cubecl(Cubecl::new(card.get(), limit)),
         }

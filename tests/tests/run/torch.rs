@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// Trains: tensors of many sizes come and go, and all of the cache goes back once.
+/// Trains: tensors of many sizes come and go, and all of the cache goes back once. Some steps have a private pool.
 const TRAIN: &str = "\
 import json, os, random, sys
 if 'cuda first' in sys.argv:
@@ -22,6 +22,7 @@ def step():
         if random.random() < 0.5:
             kept.pop(random.randrange(len(kept)))
 for number in range(8):
+    torch._C._pool = (0, int(2 < number < 6))
     step()
     if number == 4:
         torch.cuda.empty_cache()
@@ -165,9 +166,9 @@ fn tensors_come_to_what_pytorch_says() {
         assert_eq!(parts.into_iter().map(part).sum::<u64>(), run.said("reserved"), "{at_peak:#}");
         // The lines are those of the program.
         let largest = &device["peak"]["by_place"][0];
-        assert!(largest["line"].as_str().unwrap().ends_with("train.py:19"), "{largest:#}");
+        assert!(largest["line"].as_str().unwrap().ends_with("train.py:20"), "{largest:#}");
         assert_eq!(largest["bytes"], 200 << 20);
-        for part in ["PyTorch 2.11.0, device 0: tensors had ", "train.py:19", "from the driver: asked for "] {
+        for part in ["PyTorch 2.11.0, device 0: tensors had ", "train.py:20", "from the driver: asked for "] {
             assert!(run.outcome.stderr.contains(part), "{part}\n{}", run.outcome);
         }
         assert!(!run.outcome.stderr.contains("contradicts"), "{}", run.outcome);
@@ -175,7 +176,8 @@ fn tensors_come_to_what_pytorch_says() {
         // PyTorch names the pools of the segments that it has at the end.
         let segments = &run.json(&["--at", "end"])["torch"][0]["segments"];
         let pools: Vec<_> = segments.as_array().unwrap().iter().map(|segment| &segment["pool"]).collect();
-        assert!(!pools.is_empty() && pools.iter().all(|pool| **pool == 0), "{segments:#}");
+        assert!(pools.iter().any(|pool| **pool == 0) && pools.iter().all(|pool| pool.is_u64()), "{segments:#}");
+        check_replay(&run, "a.capture");
         // The weights and the largest one are there at the end.
         let leaks = run.json(&["--leaks"]);
         assert_eq!(leaks["torch"][0]["tensors"], 5);
@@ -401,6 +403,19 @@ fn check_snapshot(run: &Run) {
     fs::remove_file(&snapshot).unwrap();
 }
 
+/// The requests that were recorded, replayed in the model of PyTorch's allocator, reserve what the stand-in for PyTorch reserved.
+#[track_caller]
+fn check_replay(run: &Run, file: &str) {
+    let outcome = machine().run_program(&built("gpumem-command"), &["what-if", "--json", &run.folder.file(file)]);
+    assert!(outcome.is_clean(), "{outcome}");
+    let answer: Value = serde_json::from_str(&outcome.stdout).expect("it is JSON");
+    let modelled = &answer["modelled"];
+    assert_eq!(modelled["has_settings"], true);
+    for figure in [&modelled["reserved_bytes"], &modelled["replayed_bytes"], &answer["rows"][0]["most_bytes"]] {
+        assert_eq!(*figure, run.said("reserved"), "{answer:#}");
+    }
+}
+
 /// The snapshot that a program saves at its end has the same peak as its recording.
 #[test]
 fn a_snapshot_says_what_the_recording_says() {
@@ -415,6 +430,7 @@ pickle.dump(torch.cuda.memory._snapshot(), open(sys.argv[0].replace('train.py', 
     let own: Value = serde_json::from_str(&outcome.stdout).expect("it is JSON");
     assert_eq!(own["torch"]["devices"][0]["peak"]["allocated_bytes"], run.said("max_allocated"));
     assert_eq!(own["devices"][0]["peak_bytes"], run.said("reserved"));
+    check_replay(&run, "own.pickle");
     for moment in ["peak", "at_end"] {
         let [own, recorded] = [&own, &run.json(&[])].map(|report| report["torch"]["devices"][0][moment].clone());
         for figure in ["tensors", "allocated_bytes", "requested_bytes", "reserved_bytes", "unused_segments_bytes"] {
@@ -435,6 +451,7 @@ fn an_old_history_that_is_full_is_known_from_its_beginning_on() {
     assert_eq!(device["at_end"]["allocated_bytes"], device["said"]["memory_allocated"]);
     assert_eq!(device["at_end"]["reserved_bytes"], device["said"]["memory_reserved"]);
     assert!(run.outcome.stderr.contains("Tensors on device 0 are known from "), "{}", run.outcome);
+    check_replay(&run, "a.capture");
 }
 
 const LONG: &str = "for _ in range(500): empty(5 << 20)";

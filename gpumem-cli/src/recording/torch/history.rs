@@ -12,9 +12,8 @@ use std::{
 
 use gpumem_core::{
     model::Bytes,
-    recording::{AllocatorAction as Action, AllocatorFigures, Symbol, TensorClass},
+    recording::{AllocatorAction as Action, AllocatorFigures, AllocatorSettings, Symbol, TensorClass},
 };
-use gpumem_estimate::PyTorchRounding;
 use serde_json::Value;
 
 use super::passes::BackwardPass;
@@ -37,7 +36,8 @@ pub(super) struct TorchHistory {
     /// Stacks of frames, the innermost first.
     pub(super) stacks: Vec<Vec<u32>>,
     pub(super) passes: Vec<BackwardPass>,
-    pub(super) settings: PyTorchRounding,
+    /// `None` if they are not known.
+    pub(super) settings: Option<AllocatorSettings>,
     pub(super) devices: Vec<DeviceHistory>,
     /// The paths of modules. An event has the number of its module, from 1 on.
     pub(super) modules: Vec<String>,
@@ -216,7 +216,7 @@ fn piece(from: &mut (impl BufRead + Seek), at: u64, count: usize) -> io::Result<
     Ok(events)
 }
 
-pub(super) fn settings_of(value: &Value) -> PyTorchRounding {
+pub(super) fn settings_of(value: &Value) -> AllocatorSettings {
     let of_megabytes = value["roundup_power2_divisions"].as_object();
     let mut divisions: Vec<(u64, u64)> = of_megabytes
         .into_iter()
@@ -224,7 +224,11 @@ pub(super) fn settings_of(value: &Value) -> PyTorchRounding {
         .filter_map(|(megabytes, divisions)| Some((megabytes.parse().ok()?, divisions.as_u64()?)))
         .collect();
     divisions.sort_unstable();
-    PyTorchRounding {
+    if divisions.iter().all(|(_, divisions)| *divisions < 2) {
+        divisions.clear();
+    }
+    AllocatorSettings {
+        is_expandable: value["expandable_segments"] == true,
         // PyTorch writes the largest number as -1.
         max_split: value["max_split_size"].as_u64().unwrap_or(u64::MAX),
         divisions: divisions.into_iter().map(|(_, divisions)| divisions).collect(),
@@ -352,7 +356,7 @@ impl TorchHistory {
         } else if let Some(address) = value["held"].as_u64() {
             self.holders.push((number(&value["on"]), address, text(&value["by"]).unwrap_or_default()));
         } else if let Some(settings) = value.get("settings") {
-            self.settings = settings_of(settings);
+            self.settings = settings.get("max_split_size").map(|_| settings_of(settings));
         } else if value.get("device").is_some() {
             let figure = |at: usize| value["said"][at].as_u64().map(Bytes::new);
             let said = || {

@@ -128,5 +128,6 @@ fn write(
     groups.definitions().try_for_each(|group| writer.write(&Item::TensorGroup(group)))?;
     let name = if history.version.is_empty() { "PyTorch".to_owned() } else { format!("PyTorch {}", history.version) };
     let (missing, missing_modules) = (history.missing.clone(), history.missing_modules.clone());
-    writer.write(&Item::Allocator(AllocatorDefinition { name, missing, devices, missing_modules }))
+    let settings = history.settings.clone();
+    writer.write(&Item::Allocator(AllocatorDefinition { name, missing, devices, missing_modules, settings }))
 }

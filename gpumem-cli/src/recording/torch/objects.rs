@@ -153,8 +153,15 @@ impl Fields<'_> {
 
 /// Whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers as names.
 fn is_needed(name: &str) -> bool {
-    let names = ["segments", "device_traces", "allocator_settings", "max_split_size", "roundup_power2_divisions"];
-    names.contains(&name) || name.parse::<u64>().is_ok()
+    const NAMES: [&str; 6] = [
+        "segments",
+        "device_traces",
+        "allocator_settings",
+        "max_split_size",
+        "roundup_power2_divisions",
+        "expandable_segments",
+    ];
+    NAMES.contains(&name) || name.parse::<u64>().is_ok()
 }
 
 impl Objects {
@@ -409,7 +416,12 @@ impl Objects {
             })
             .collect();
         let max_split = settings.number("max_split_size").cast_signed();
-        json!({ "max_split_size": max_split, "roundup_power2_divisions": divisions })
+        let is_expandable = settings.get("expandable_segments") == Some(Value::True);
+        json!({
+            "max_split_size": max_split,
+            "roundup_power2_divisions": divisions,
+            "expandable_segments": is_expandable,
+        })
     }
 
     /// The history that a snapshot has, which is this value.
@@ -461,7 +473,7 @@ impl Objects {
         }
         Ok(TorchHistory {
             stacks,
-            settings: settings.as_ref().map(settings_of).unwrap_or_default(),
+            settings: settings.as_ref().map(settings_of),
             devices: devices.into_iter().map(|(ordinal, device)| DeviceHistory { ordinal, ..device }).collect(),
             ..self.history
         })

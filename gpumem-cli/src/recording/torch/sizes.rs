@@ -11,9 +11,9 @@ use std::{
 
 use gpumem_core::{
     model::{Bytes, StackId},
-    recording::{AllocatorAction as Action, AllocatorEvent},
+    recording::{AllocatorAction as Action, AllocatorEvent, AllocatorSettings},
 };
-use gpumem_estimate::PyTorchRounding;
+use gpumem_estimate::rounding;
 
 use super::{
     super::ranges::remove_range,
@@ -81,7 +81,7 @@ impl DeviceHistory {
         let first = self.trace.first().unwrap_or(0);
         let Before { mut segments, blocks, pools } = self.before(from)?;
         let mut pools = segments.values().map(|(_, about)| about.pool).chain(pools).collect::<Vec<_>>().into_iter();
-        let rounding = &history.settings;
+        let settings = &history.settings.clone().unwrap_or_default();
         let mut groups = history.groups(self, &blocks, from, groups)?.into_iter();
         let mut add = |action, address, bytes, requested, (stream, micros, of): (u64, u64, u32)| {
             let (time, stack) = (time(micros), stack(of));
@@ -98,7 +98,7 @@ impl DeviceHistory {
         }
         let mut occupied: BTreeMap<u64, u64> = blocks.iter().map(|(at, live)| (*at, live.bytes.unwrap_or(1))).collect();
         for (address, live) in &blocks {
-            let bytes = live.bytes.unwrap_or_else(|| size(&segments, &occupied, rounding, *address, live.requested));
+            let bytes = live.bytes.unwrap_or_else(|| size(&segments, &occupied, settings, *address, live.requested));
             occupied.insert(*address, bytes);
             add(Action::Alloc, *address, bytes, live.requested, (0, first, live.stack))?;
             if live.is_awaiting {
@@ -121,7 +121,7 @@ impl DeviceHistory {
                         add(action, address, bytes, bytes, about)?;
                     }
                     Action::Alloc => {
-                        let size = size(&segments, &occupied, rounding, address, bytes);
+                        let size = size(&segments, &occupied, settings, address, bytes);
                         occupied.insert(address, size);
                         add(action, address, size, bytes, about)?;
                     }
@@ -142,17 +142,17 @@ impl DeviceHistory {
 fn size(
     segments: &Segments,
     occupied: &BTreeMap<u64, u64>,
-    rounding: &PyTorchRounding,
+    settings: &AllocatorSettings,
     address: u64,
     requested: u64,
 ) -> u64 {
-    let rounded = rounding.size(requested).unwrap_or(requested);
+    let rounded = rounding::size(settings, requested).unwrap_or(requested);
     let segment = segments.range(..=address).next_back().filter(|(begin, (length, _))| address - **begin < *length);
     let Some((begin, (length, about))) = segment else { return rounded };
     let end = begin + length;
     let next = occupied.range(address + 1..).next().map_or(end, |(next, _)| end.min(*next));
     match (next - address).checked_sub(rounded) {
-        Some(rest) if !rounding.splits(rounded, rest, about.is_expandable) => rounded + rest,
+        Some(rest) if !rounding::splits(settings, rounded, rest, about.is_expandable) => rounded + rest,
         _ => rounded,
     }
 }

@@ -1,0 +1,180 @@
+//! What each setting would need, as a table and as JSON.
+
+use std::{
+    fmt,
+    io::{self, Write},
+};
+
+use gpumem_core::{
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
+    model::Bytes,
+};
+use gpumem_driver::settings::CONTEXT;
+use serde::Serialize;
+
+use super::{recorded::Recorded, search::PRECISION};
+
+/// The variable of PyTorch's allocator.
+pub(super) const ALLOCATOR: &str = "PYTORCH_CUDA_ALLOC_CONF";
+/// What is tried unless the user says what: each changes how PyTorch's allocator splits or keeps memory.
+pub(super) const SETTINGS: [&str; 6] = [
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:4",
+    "garbage_collection_threshold:0.6",
+    "backend:cudaMallocAsync",
+];
+
+/// What the program needs with one environment. The names of the fields are those in JSON.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Row {
+    /// The variables that were set. Empty: as the program is.
+    pub(crate) environment: String,
+    /// The most that the driver gave to a process; in a replay, to PyTorch's allocator. `None` if the program failed.
+    pub(crate) most_bytes: Option<u64>,
+    /// Only replays have it: what of `most_bytes` no tensor had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unused_bytes: Option<u64>,
+    /// Only replays have it: how often the allocator emptied its cache because the card was full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) retries: Option<u64>,
+    /// How many requests were refused for good: what an allocator obtained after it had emptied its cache does not count.
+    pub(crate) refused: u64,
+    /// The smallest card with which the program ends well and gets what it asks for, up to 2 % too large. `None` if it failed.
+    pub(crate) smallest_card_bytes: Option<u64>,
+    /// Why there are no figures.
+    pub(crate) failed: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Answer {
+    pub(crate) rows: Vec<Row>,
+    /// The environment that needs the smallest card, if it is not the program's own.
+    pub(crate) best: Option<String>,
+    /// The environment with which PyTorch's cache takes least from the driver, if it is not the program's own. Other programs then have more.
+    pub(crate) least: Option<String>,
+    #[serde(flatten)]
+    pub(crate) by: By,
+}
+
+/// Where the rows come from.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum By {
+    /// So many dry runs.
+    DryRuns(usize),
+    /// Replays of a recording in a model of PyTorch's allocator.
+    #[serde(rename = "modelled")]
+    Replay(Recorded),
+}
+
+impl Answer {
+    pub(super) fn of(rows: Vec<Row>, by: By) -> Self {
+        let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
+        let best = rows.iter().min_by_key(rank).filter(|best| {
+            let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
+            // A difference that is smaller than the error of the search is none. Replays search to the end.
+            let error = if matches!(by, By::DryRuns(_)) { best / (PRECISION / 2) } else { 0 };
+            own > best && own - best > error
+        });
+        // The pool of `cudaMallocAsync` is the driver's, which gives more than is counted.
+        let own = rows[0].most_bytes.unwrap_or(u64::MAX);
+        let known =
+            rows.iter().filter(|row| !row.environment.contains("cudaMallocAsync") && row.most_bytes < Some(own));
+        let least = known.filter(|row| row.most_bytes.is_some()).min_by_key(|row| row.most_bytes);
+        let [best, least] = [best, least].map(|row| row.map(|row| row.environment.clone()));
+        Self { rows, best, least, by }
+    }
+
+    /// Whether the program runs with one of the environments.
+    pub(crate) fn has_any(&self) -> bool {
+        self.rows.iter().any(|row| row.failed.is_none())
+    }
+
+    pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        let recorded = match &self.by {
+            By::DryRuns(_) => None,
+            By::Replay(recorded) => Some(recorded),
+        };
+        if let Some(recorded) = recorded {
+            writeln!(out, "{}", paint.on(Role::Heading, recorded.title()))?;
+        }
+        writeln!(out, "{}", InPaint(&Rows(&self.rows, recorded.is_some()), paint))?;
+        let card = |row: &Row| {
+            row.smallest_card_bytes.map_or_else(|| "no card".to_owned(), |card| Bytes::new(card).to_string())
+        };
+        let row = |environment: &Option<String>| {
+            environment.as_ref().and_then(|environment| self.rows.iter().find(|row| row.environment == *environment))
+        };
+        let sentence = match row(&self.best) {
+            _ if !self.has_any() => "The program does not run with any of these. A larger --card may help.".to_owned(),
+            Some(best) => {
+                format!("Best: {}, for a card of {} instead of {}.", best.environment, card(best), card(&self.rows[0]))
+            }
+            None => "None of these needs a smaller card than the program as it is.".to_owned(),
+        };
+        writeln!(out, "{}", paint.on(Role::Heading, sentence))?;
+        let most = |row: &Row| Bytes::new(row.most_bytes.unwrap_or(0));
+        if let Some(least) = row(&self.least).filter(|_| self.least != self.best) {
+            writeln!(
+                out,
+                "Least from the driver: {}, {} instead of {}.",
+                least.environment,
+                most(least),
+                most(&self.rows[0])
+            )?;
+        }
+        let notes = match &self.by {
+            By::DryRuns(count) => {
+                vec![format!("{count} dry runs. A card is all of its memory, with {CONTEXT} for the context.")]
+            }
+            By::Replay(recorded) => recorded.notes(),
+        };
+        notes.iter().try_for_each(|note| writeln!(out, "{}", paint.on(Role::Faint, note)))
+    }
+}
+
+/// The rows, and whether they are those of a replay.
+struct Rows<'a>(&'a [Row], bool);
+
+impl Show for Rows<'_> {
+    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
+        let amount = |bytes: Option<u64>| bytes.and_then(|bytes| i64::try_from(bytes).ok());
+        let figures = |row: &Row| [amount(row.most_bytes), amount(row.unused_bytes), amount(row.smallest_card_bytes)];
+        let amounts = Amounts::of(self.0.iter().flat_map(figures).flatten());
+        let (own, most) =
+            if self.1 { ("as it was recorded", "most reserved") } else { ("the program as it is", "from the driver") };
+        let mut table = Table::new().column("with", Fit::LeftCutFront).amounts(most, amounts);
+        table = if self.1 {
+            table.amounts("unused", amounts).column("retries", Fit::Right).amounts("smallest card", amounts)
+        } else {
+            table.amounts("smallest card", amounts).column("", Fit::Left)
+        };
+        for row in self.0 {
+            let [most, unused, card] =
+                figures(row).map(|bytes| bytes.map_or_else(|| "?".to_owned(), |bytes| amounts.show(bytes)));
+            // All rows of a replay have the same variable.
+            let variable = row.environment.strip_prefix(ALLOCATOR).filter(|_| self.1);
+            let name = match variable.and_then(|setting| setting.strip_prefix('=')) {
+                _ if row.environment.is_empty() => own,
+                Some("") => "PyTorch's defaults",
+                Some(setting) => setting,
+                None => &row.environment,
+            };
+            let note = match (&row.failed, row.refused) {
+                (Some(_), 0) => "failed",
+                (Some(_), _) => "out of memory",
+                (None, _) => "",
+            };
+            let retries = row.retries.map_or_else(|| "?".to_owned(), |retries| retries.to_string());
+            if self.1 {
+                let most = if row.failed.is_some() { note } else { &most };
+                table.row([Cell::from(name), most.into(), unused.into(), retries.into(), card.into()]);
+            } else {
+                table.row([Cell::from(name), most.into(), card.into(), note.into()]);
+            }
+        }
+        table.show(f, paint)
+    }
+}

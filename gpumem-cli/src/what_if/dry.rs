@@ -1,0 +1,104 @@
+//! Dry runs of a program with different settings.
+
+use std::ffi::OsString;
+
+use gpumem_core::model::Bytes;
+use gpumem_driver::settings::CONTEXT;
+
+use super::{
+    answer::{ALLOCATOR, Answer, By, Row, SETTINGS},
+    search::{PRECISION, in_parallel, smallest},
+    trial::{Outcome, Trials},
+};
+use crate::failure::Failure;
+
+/// What is asked.
+#[derive(Debug)]
+pub(crate) struct Question {
+    pub(crate) command: Vec<OsString>,
+    /// Environments, such as `BATCH=16 LENGTH=512`. Empty: PyTorch's settings.
+    pub(crate) tries: Vec<String>,
+    /// The card on which all is tried.
+    pub(crate) card: Bytes,
+    /// How many dry runs there are at a time.
+    pub(crate) jobs: usize,
+}
+
+/// Runs the program dry with each environment.
+pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
+    let trials = Trials::new(&question.command)?;
+    let mut environments = vec![String::new()];
+    if question.tries.is_empty() {
+        environments.extend(SETTINGS.iter().map(|setting| format!("{ALLOCATOR}={setting}")));
+    } else {
+        environments.extend(question.tries.iter().cloned());
+    }
+    // If the program does not run as it is, nothing else says anything.
+    let own = trials.run("", question.card)?;
+    if let (Outcome { failed: Some(why), refused: 0, .. }, true) = (&own, question.tries.is_empty()) {
+        return Err(Failure::new(
+            "the program cannot be tried",
+            why,
+            "run it with `gpumem run --dry` to see its output",
+        ));
+    }
+    let rows = in_parallel(question.jobs, &environments, |environment| {
+        let outcome = if environment.is_empty() { own.clone() } else { trials.run(environment, question.card)? };
+        trials.row(environment, outcome)
+    })?;
+    Ok(Answer::of(rows, By::DryRuns(trials.count())))
+}
+
+/// The largest value of a variable with which the program ends well. `None` if there is none.
+pub(crate) fn largest(question: &Question, name: &str) -> Result<Option<u64>, Failure> {
+    let trials = Trials::new(&question.command)?;
+    let fits = |value: u64| {
+        let outcome = trials.run(&format!("{name}={value}"), question.card)?;
+        match outcome {
+            Outcome { failed: None, .. } => Ok(true),
+            Outcome { refused, .. } if refused > 0 => Ok(false),
+            Outcome { failed, .. } => {
+                let what = format!("the program cannot be tried with {name}={value}");
+                Err(Failure::new(
+                    what,
+                    failed.unwrap_or_default(),
+                    "the program must read this variable, as a whole number",
+                ))
+            }
+        }
+    };
+    let (mut fitting, mut failing) = (0, 1);
+    while fits(failing)? {
+        (fitting, failing) = (failing, failing * 2);
+        if failing > 1 << 30 {
+            let what = format!("{name}={fitting} fits");
+            return Err(Failure::new(what, "so does any smaller value", "the program may not read this variable"));
+        }
+    }
+    while failing - fitting > 1 {
+        let middle = fitting.midpoint(failing);
+        if fits(middle)? {
+            fitting = middle;
+        } else {
+            failing = middle;
+        }
+    }
+    Ok((fitting > 0).then_some(fitting))
+}
+
+impl Trials {
+    /// What the program needs, and the smallest card with which it ends well.
+    fn row(&self, environment: &str, outcome: Outcome) -> Result<Row, Failure> {
+        let Outcome { most, refused, failed } = outcome;
+        let most_bytes = failed.is_none().then_some(most);
+        let mut row = Row { environment: environment.to_owned(), most_bytes, refused, failed, ..Row::default() };
+        if row.failed.is_some() {
+            return Ok(row);
+        }
+        // With a card that has all of it, nothing is refused.
+        let fits = |card| Ok(self.run(environment, Bytes::new(card))?.failed.is_none());
+        let all = most + CONTEXT.get();
+        row.smallest_card_bytes = Some(smallest(CONTEXT.get(), all, |enough| enough / PRECISION, fits)?);
+        Ok(row)
+    }
+}

@@ -1,0 +1,83 @@
+//! What is known of a recording that is replayed.
+
+use gpumem_core::{model::Bytes, report::counted};
+use gpumem_driver::settings::CONTEXT;
+use serde::Serialize;
+
+/// What is known of the replayed recording. The names of the fields are those in JSON.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Recorded {
+    pub(crate) device: u32,
+    /// How many devices PyTorch used. The replay is that of the one with the most reserved.
+    pub(crate) devices: usize,
+    /// The most that PyTorch's allocator had from the driver in the recording.
+    pub(crate) reserved_bytes: u64,
+    /// The most that it has in a replay with the same settings. `None` if no card has so much.
+    pub(crate) replayed_bytes: Option<u64>,
+    /// Whether the recording says which settings it had. If not, the replay has PyTorch's defaults.
+    pub(crate) has_settings: bool,
+    /// What the allocator had when the history begins, if that is after its first request.
+    pub(crate) older_bytes: u64,
+    /// How often its cache was emptied. Each replay empties it then.
+    pub(crate) emptied: u64,
+    /// Requests that were refused, and that the program never obtained. Each replay has them.
+    pub(crate) refused: u64,
+    /// The most that others than PyTorch's allocator had from the driver.
+    pub(crate) others_bytes: u64,
+}
+
+impl Recorded {
+    /// The title of the table.
+    pub(super) fn title(&self) -> String {
+        let of = if self.devices > 1 {
+            format!(" on GPU {}, the busiest of {}", self.device, self.devices)
+        } else {
+            String::new()
+        };
+        format!("Modelled, not measured: the recorded requests of PyTorch{of}, with other settings of its allocator.")
+    }
+
+    /// How far the rows can be trusted.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let bytes = Bytes::new;
+        let mut notes = Vec::new();
+        let recorded = bytes(self.reserved_bytes);
+        notes.push(match self.replayed_bytes {
+            Some(replayed) if replayed == self.reserved_bytes => {
+                format!("The replay reserves exactly what the recorded program reserved: {recorded}.")
+            }
+            replayed => {
+                let replayed = replayed.map_or_else(|| "too much".to_owned(), |replayed| bytes(replayed).to_string());
+                format!("The replay does not match the recording: it reserves {replayed}, the recorded program {recorded}. The other rows may be as wrong.")
+            }
+        });
+        if !self.has_settings {
+            notes.push("The recording does not have PyTorch's settings: the replay has the default ones.".to_owned());
+        }
+        if self.older_bytes > 0 {
+            notes.push(format!(
+                "The history begins later than the program. Each row begins with the {} that were reserved then.",
+                bytes(self.older_bytes)
+            ));
+        }
+        if self.emptied > 0 {
+            let times = counted(self.emptied, "time", "times");
+            notes.push(format!("The cache was emptied {times} in the recording, and is in each row."));
+        }
+        if self.refused > 0 {
+            let requests = counted(self.refused, "request", "requests");
+            notes.push(format!(
+                "The program never obtained {requests} that PyTorch refused. Each row has what it asked for."
+            ));
+        }
+        notes.push(
+            "No rows: garbage_collection_threshold, which needs a program that limits its memory, and cudaMallocAsync."
+                .to_owned(),
+        );
+        notes.push(format!(
+            "A card is all of its memory, with {CONTEXT} for the context and {} for other libraries.",
+            bytes(self.others_bytes)
+        ));
+        notes
+    }
+}

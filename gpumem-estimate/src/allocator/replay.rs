@@ -1,0 +1,219 @@
+//! The requests of a recorded program, in the model of PyTorch's caching allocator.
+
+use std::collections::HashMap;
+
+use gpumem_core::recording::AllocatorSettings;
+
+use super::caching::Caching;
+pub use super::caching::Sharing;
+
+/// One request. Blocks have numbers from 0 on, in the order in which they come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// A segment that the allocator had before, with blocks that the program had. Each has its address and its size.
+    Old {
+        /// The segment.
+        segment: (u64, u64),
+        /// Who may get its free blocks.
+        sharing: Sharing,
+        /// The blocks, in the order of their addresses.
+        blocks: Vec<(u64, u64)>,
+    },
+    /// A new block.
+    Alloc {
+        /// What the program asks for.
+        bytes: u64,
+        /// Who may get the block after it.
+        sharing: Sharing,
+        /// The address and the size of the segment that the driver gave for it.
+        segment: Option<(u64, u64)>,
+    },
+    /// The program frees a block.
+    Free(u32),
+    /// The program frees a block that work on another stream may still use.
+    RequestFree(u32),
+    /// That work is done.
+    CompleteFree(u32),
+    /// The cache is emptied.
+    EmptyCache,
+    /// A request that was refused, with the bytes that the program asked for. It is freed at once.
+    Refused(u64, Sharing),
+}
+
+/// What the requests need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The most that the allocator had from the driver.
+    pub reserved: u64,
+    /// What of it the program did not have then.
+    pub unused: u64,
+    /// The most that the program had, in blocks.
+    pub allocated: u64,
+    /// How often the allocator emptied its cache because the driver had not enough memory.
+    pub retries: u64,
+}
+
+/// Makes all requests of an allocator that may have `limit` bytes. `None` if that is not enough.
+pub fn replay(requests: &[Request], settings: &AllocatorSettings, limit: u64) -> Option<Outcome> {
+    let mut caching = Caching::new(settings.clone(), limit);
+    let mut blocks: Vec<u32> = Vec::new();
+    // How often the cache had been emptied when the free of a block was requested. If it was emptied since, the block is free already, and
+    // its place in the model may be that of another one.
+    let mut requested = HashMap::new();
+    for request in requests {
+        match *request {
+            Request::Old { segment, sharing, blocks: ref old } => {
+                blocks.extend(caching.add_old(segment, sharing, old)?.iter().map(|placed| placed.block));
+            }
+            Request::Alloc { bytes, sharing, segment } => {
+                blocks.push(caching.alloc_for(bytes, sharing, segment)?.block);
+            }
+            Request::Free(block) => caching.free(blocks[block as usize]),
+            Request::RequestFree(block) => {
+                requested.insert(block, caching.emptied);
+                caching.request_free(blocks[block as usize]);
+            }
+            Request::CompleteFree(block) => {
+                if requested.remove(&block) == Some(caching.emptied) {
+                    caching.complete_free(blocks[block as usize]);
+                }
+            }
+            Request::EmptyCache => caching.empty_cache(),
+            Request::Refused(bytes, sharing) => {
+                let block = caching.alloc_for(bytes, sharing, None)?.block;
+                caching.free(block);
+            }
+        }
+    }
+    Some(Outcome {
+        reserved: caching.reserved_peak,
+        unused: caching.unused_at_peak,
+        allocated: caching.allocated_peak,
+        retries: caching.retries,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AllocatorSettings, Outcome, Request, Sharing, replay};
+
+    /// Requests as words: `+30` is a block of 30 MiB, `+30@1` on stream 1, `+30/1` in the private pool 1, `x30` is refused. `-0` frees the
+    /// block with the number 0, `?0` requests its free, `!0` completes that. `empty` empties the cache. `old80:10-20,30-35` is a segment of
+    /// 80 MiB that has blocks from 10 to 20 MiB and from 30 to 35 MiB.
+    fn requests(script: &str) -> Vec<Request> {
+        let bytes = |text: &str| {
+            let (whole, half) = text.strip_suffix(".5").map_or((text, 0), |whole| (whole, 1 << 19));
+            whole.parse::<u64>().unwrap() * (1 << 20) + half
+        };
+        let of = |word: &str| {
+            let (size, sharing) = match word.split_once(['@', '/']) {
+                Some((size, number)) => {
+                    let number = number.parse().unwrap();
+                    let is_stream = word.contains('@');
+                    (
+                        size,
+                        if is_stream {
+                            Sharing { stream: number, pool: 0 }
+                        } else {
+                            Sharing { stream: 0, pool: number }
+                        },
+                    )
+                }
+                None => (word, Sharing::default()),
+            };
+            (bytes(size), sharing)
+        };
+        let request = |word: &str| match word.split_at(1) {
+            _ if word == "empty" => Request::EmptyCache,
+            ("o", old) => {
+                let (segment, blocks) = old.trim_start_matches("ld").split_once(':').unwrap();
+                let block =
+                    |text: &str| text.split_once('-').map(|(begin, end)| (bytes(begin), bytes(end) - bytes(begin)));
+                let blocks = blocks.split(',').filter_map(block).collect();
+                Request::Old { segment: (0, bytes(segment)), sharing: Sharing::default(), blocks }
+            }
+            ("+", size) => {
+                let (bytes, sharing) = of(size);
+                Request::Alloc { bytes, sharing, segment: None }
+            }
+            ("x", size) => Request::Refused(of(size).0, Sharing::default()),
+            ("-", block) => Request::Free(block.parse().unwrap()),
+            ("?", block) => Request::RequestFree(block.parse().unwrap()),
+            ("!", block) => Request::CompleteFree(block.parse().unwrap()),
+            other => panic!("{other:?}"),
+        };
+        script.split_whitespace().map(request).collect()
+    }
+
+    /// PyTorch's defaults, `expandable_segments:True`, `max_split_size_mb:128`, `roundup_power2_divisions:4`.
+    fn settings() -> [AllocatorSettings; 4] {
+        let plain = AllocatorSettings::default;
+        [
+            plain(),
+            AllocatorSettings { is_expandable: true, ..plain() },
+            AllocatorSettings { max_split: 128 << 20, ..plain() },
+            AllocatorSettings { divisions: vec![4; 16], ..plain() },
+        ]
+    }
+
+    /// The MiB that are reserved with each of the settings, by the functions of `CUDACachingAllocator.cpp` in PyTorch 2.11 that are named.
+    #[test]
+    fn as_much_is_reserved_as_pytorch_reserves() {
+        for (script, expected) in [
+            // `get_allocation_size`; expandable segments have pages of 2 MiB and of 20 MiB (`find_expandable_block`).
+            ("+0.5", [2, 2, 2, 2]),
+            ("+1 +1.5", [22, 22, 22, 22]),
+            ("+25", [26, 40, 26, 28]),
+            // `get_free_block`: a stream has blocks of its own, and so has a private pool (`get_pool`).
+            ("+30 -0 +30@1 -1 +30 +30", [90, 100, 90, 96]),
+            ("+30/1 -0 +30 +30/1", [60, 80, 60, 64]),
+            ("+30/1 -0 +30/2", [60, 80, 60, 64]),
+            // `get_free_block`: oversize blocks are for oversize requests, which leave less than 20 MiB of them unused.
+            ("+200 -0 +100", [200, 200, 300, 224]),
+            ("+200 -0 +180", [200, 200, 380, 224]),
+            ("+200 -0 +181", [200, 200, 200, 224]),
+            // `free`, `process_events`: a block that another stream uses is free when that has ended.
+            ("+30 ?0 +30 !0 +30", [60, 60, 60, 64]),
+            ("+30 ?0 !0 +30", [30, 40, 30, 32]),
+            // `release_cached_blocks`, `release_blocks`: whole segments and whole pages. Private pools are kept.
+            ("+30 -0 empty +40", [40, 40, 40, 40]),
+            ("+5 +5 -0 empty +60", [80, 80, 80, 84]),
+            ("+30 +70 -0 empty +35", [106, 120, 106, 120]),
+            ("+30/1 -0 empty +30", [60, 80, 60, 64]),
+            ("+30 ?0 empty +30 !0 +30", [60, 60, 60, 64]),
+            // A refused request has room, and is freed.
+            ("+30 x50 +50", [80, 80, 80, 88]),
+            // A history may begin with segments. They have plain blocks, which are split with all settings.
+            ("old80:10-20,30-35 +10 +40 -0 +18", [80, 80, 80, 80]),
+        ] {
+            let reserved =
+                settings().map(|settings| replay(&requests(script), &settings, u64::MAX).unwrap().reserved >> 20);
+            assert_eq!(reserved, expected, "{script}");
+        }
+    }
+
+    /// How often the cache is emptied on a card of 400 MiB. `None`: the requests do not fit.
+    #[test]
+    fn the_cache_is_emptied_when_the_card_is_full() {
+        for (script, expected) in [
+            ("+200 -0 +300", [Some(1), Some(0), Some(1), Some(1)]),
+            // `release_available_cached_blocks`: oversize blocks go first, as many as are needed.
+            ("+200 +150 -0 -1 +300", [Some(1), Some(0), Some(0), Some(1)]),
+            ("+300 -0 +250", [Some(0), Some(0), Some(0), Some(0)]),
+            ("+200 +250 -0", [None; 4]),
+            // `synchronize_and_free_events`: blocks that other streams use are waited for. They are freed once.
+            ("+200 ?0 +300 !0 +60 -1 +200", [Some(1), Some(1), Some(1), Some(1)]),
+            ("+200/1 -0 +300", [None; 4]),
+        ] {
+            let retries = |settings| replay(&requests(script), &settings, 400 << 20).map(|outcome| outcome.retries);
+            assert_eq!(settings().map(retries), expected, "{script}");
+        }
+    }
+
+    #[test]
+    fn what_was_unused_at_the_peak_is_counted() {
+        let [settings, ..] = settings();
+        let outcome = replay(&requests("+30 +50 -0 +40 -1 +10"), &settings, u64::MAX).unwrap();
+        assert_eq!(outcome, Outcome { reserved: 120 << 20, unused: 30 << 20, allocated: 90 << 20, retries: 0 });
+    }
+}
