@@ -22,7 +22,7 @@ use parquet::{
 
 use crate::{
     history::{BlockLife, Change, ChangeKind, History, LIVE, Origin, tensor_blocks::TensorBlocks, tensors::Tensors},
-    report::tensors::NO_LINE,
+    report::sums::NO_LINE,
 };
 
 /// A row group has this many rows.

@@ -22,7 +22,8 @@ use crate::{
     report::{
         modules::NOT_CLASSIFIED,
         overview::{DeviceOverview, Overview},
-        tensors::{NO_LINE, TensorsOverview},
+        sums::NO_LINE,
+        tensors::TensorsOverview,
     },
 };
 

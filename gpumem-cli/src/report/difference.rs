@@ -17,8 +17,8 @@ use serde::Serialize;
 use super::{
     modules::{ClassSum, ModuleSum},
     overview::{DeviceOverview, Missing, Overview},
-    sums::PlaceSum,
-    tensors::{NO_LINE, TensorsOverview},
+    sums::{NO_LINE, PlaceSum},
+    tensors::TensorsOverview,
 };
 use gpumem_driver::settings::size;
 

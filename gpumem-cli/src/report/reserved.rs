@@ -14,7 +14,7 @@ use gpumem_core::{
 };
 use serde::Serialize;
 
-use super::{tensors::NO_LINE, text::percent};
+use super::{sums::NO_LINE, text::percent};
 use crate::history::{
     Origin,
     tensors::{AllocatorState, Piece, Segment, SegmentUse, Tensor, TensorHistory, Tensors},

@@ -4,6 +4,9 @@ use serde::Serialize;
 
 use crate::history::{OriginSum, library_or_program};
 
+/// What stands in place of the line of a tensor.
+pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PlaceSum {
     pub(crate) scope: Vec<String>,

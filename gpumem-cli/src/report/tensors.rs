@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::{
     modules::{self, ClassSum, ModuleSum},
     reserved::AllocatorSums,
-    sums::{PlaceSum, place_sums},
+    sums::{NO_LINE, PlaceSum, place_sums},
     text::Bars,
 };
 use crate::history::{
@@ -28,8 +28,6 @@ use crate::history::{
 const MOST_ROWS: usize = 12;
 /// The same beside the tables of classes and modules, so that the whole report has 40 lines, and up to 4 more if much is unused.
 const ROWS_BESIDE_MODULES: usize = 2;
-/// What stands in place of the line of a tensor.
-pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
 
 /// What is known of a caching allocator. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]

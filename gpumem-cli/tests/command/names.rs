@@ -218,6 +218,7 @@ const COMMANDS: [(&str, &[&str]); 14] = [
         "run",
         &[
             "--card",
+            "--cards",
             "--dormant",
             "--dry",
             "--dry-fill",
