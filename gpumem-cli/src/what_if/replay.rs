@@ -67,13 +67,13 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
 /// What the requests need with one setting. `limit` is what PyTorch may have of the card, `fixed` what it may not.
 fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, limit: u64, fixed: u64) -> Row {
     let mut row = Row { environment: environment.to_owned(), ..Row::default() };
-    let Some(Outcome { reserved, allocated, .. }) = replay(requests, settings, u64::MAX) else {
+    let Some(Outcome { reserved, .. }) = replay(requests, settings, u64::MAX) else {
         row.failed = Some("the requests are more than any card has".to_owned());
         return row;
     };
     let fits = |limit: u64| Ok::<_, Failure>(replay(requests, settings, limit).is_some());
     // Segments have multiples of 2 MiB.
-    let needs = smallest(allocated.saturating_sub(1), reserved, |_| 2 << 20, fits).unwrap_or(reserved);
+    let needs = smallest(0, reserved, |_| 2 << 20, fits).unwrap_or(reserved);
     row.smallest_card_bytes = Some(needs.next_multiple_of(2 << 20).min(reserved) + fixed);
     if let Some(outcome) = replay(requests, settings, limit) {
         row.most_bytes = Some(outcome.reserved);

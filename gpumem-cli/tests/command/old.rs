@@ -5,8 +5,9 @@
 //! all its files: the newer part, the older part, the ring and PyTorch's history. `gpt2.capture`, `vit.capture` and `compiled.capture` are
 //! of training steps with PyTorch 2.11 on an H200, the last one with `torch.compile`: `programs.txt` shows which functions are left out of
 //! their calls. `snapshot.txt` is of the snapshots of PyTorch in `snapshot.rs`.
-//! `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on an H200, with image sizes that change and with a CUDA graph:
-//! `replay.txt` shows what other settings of its allocator would need. These recordings are never written again.
+//! `resnet.capture` and `graph.capture` have the requests of PyTorch 2.11 on an H200, with image sizes that change and with a CUDA graph.
+//! They were recorded without PyTorch's settings and pools: the default settings were added by hand, and the pool of the graph, which is that
+//! with which the replay agrees. `replay.txt` shows what other settings of its allocator would need. These recordings are never written again.
 
 use std::{fs, path::PathBuf};
 

@@ -98,9 +98,8 @@ pub(crate) struct Caching {
     reserved: u64,
     /// The most that it was.
     pub(super) reserved_peak: u64,
-    /// What the program has, and the most that it had.
+    /// What the program has.
     allocated: u64,
-    pub(super) allocated_peak: u64,
     /// What of `reserved_peak` the program did not have.
     pub(super) unused_at_peak: u64,
     /// How often the cache was emptied.
@@ -151,7 +150,6 @@ impl Caching {
     fn take(&mut self, block: BlockId) -> Placement {
         let Block { address, bytes, .. } = *self.at(block);
         self.allocated += bytes;
-        self.allocated_peak = self.allocated_peak.max(self.allocated);
         Placement { address, bytes, block }
     }
 

@@ -47,8 +47,6 @@ pub struct Outcome {
     pub reserved: u64,
     /// What of it the program did not have then.
     pub unused: u64,
-    /// The most that the program had, in blocks.
-    pub allocated: u64,
     /// How often the allocator emptied its cache because the driver had not enough memory.
     pub retries: u64,
 }
@@ -85,12 +83,7 @@ pub fn replay(requests: &[Request], settings: &AllocatorSettings, limit: u64) ->
             }
         }
     }
-    Some(Outcome {
-        reserved: caching.reserved_peak,
-        unused: caching.unused_at_peak,
-        allocated: caching.allocated_peak,
-        retries: caching.retries,
-    })
+    Some(Outcome { reserved: caching.reserved_peak, unused: caching.unused_at_peak, retries: caching.retries })
 }
 
 #[cfg(test)]
@@ -214,6 +207,6 @@ mod tests {
     fn what_was_unused_at_the_peak_is_counted() {
         let [settings, ..] = settings();
         let outcome = replay(&requests("+30 +50 -0 +40 -1 +10"), &settings, u64::MAX).unwrap();
-        assert_eq!(outcome, Outcome { reserved: 120 << 20, unused: 30 << 20, allocated: 90 << 20, retries: 0 });
+        assert_eq!(outcome, Outcome { reserved: 120 << 20, unused: 30 << 20, retries: 0 });
     }
 }
