@@ -151,7 +151,7 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Option<u64>, Fa
 impl Trials {
     /// What the program needs, and the smallest card with which it ends well.
     fn row(&self, environment: &str, outcome: Outcome) -> Result<Row, Failure> {
-        let Outcome { most, refused, failed } = outcome;
+        let Outcome { most, enough, refused, failed } = outcome;
         let mut row = Row {
             environment: environment.to_owned(),
             most_bytes: failed.is_none().then_some(most),
@@ -162,8 +162,7 @@ impl Trials {
         if row.failed.is_some() {
             return Ok(row);
         }
-        // With a card that has all of it, nothing is refused.
-        let (mut too_small, mut enough) = (CONTEXT.get(), most + CONTEXT.get());
+        let (mut too_small, mut enough) = (CONTEXT.get(), enough);
         while enough - too_small > enough / PRECISION {
             let middle = too_small.midpoint(enough);
             if self.run(environment, Bytes::new(middle))?.failed.is_none() {

@@ -203,6 +203,22 @@ fn a_refusal_that_a_program_survives_is_one() {
     );
 }
 
+/// A card has to have what all processes need at one time.
+#[test]
+fn a_card_is_large_enough_for_all_processes() {
+    let second = "if 'BATCH' not in os.environ:
+    import subprocess
+    command = [sys.executable, '-c', sys.orig_argv[2]]
+    code += subprocess.run(command, env=dict(os.environ, BATCH='10')).returncode
+sys.exit(code)";
+    let first = NEEDS.replace("sys.exit(cuda", "code = cuda").replace("<< 20)))", "<< 20))");
+    let Some(outcome) = what_if(&["--json", "--try", "X=1"], &format!("{first}\n{second}")) else { return };
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"));
+    let card = answer["rows"][0]["smallest_card_bytes"].as_u64().unwrap() >> 20;
+    let all = 4000 + 1000 + 2 * 527;
+    assert!((all..all * 102 / 100).contains(&card), "{answer}");
+}
+
 #[test]
 fn the_largest_batch_that_fits_is_found() {
     let Some(outcome) = what_if(&["--card", "8GiB", "--largest", "BATCH"], NEEDS) else { return };

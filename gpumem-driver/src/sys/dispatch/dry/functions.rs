@@ -3,7 +3,7 @@
 use std::{mem, sync::atomic::Ordering::Relaxed};
 
 use super::{
-    blocks, cards, physical, questions,
+    blocks, card_calls, cards, physical, questions,
     replaced::DRIVERS,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle,
@@ -77,7 +77,8 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
             Shape::AllocManaged => blocks::alloc_managed(words, real),
             Shape::Free => blocks::free(words[0], real),
             Shape::ContextDestroy => blocks::destroy_context(words[0], real),
-            Shape::PrimaryReset => blocks::reset_primary_context(words[0], real),
+            Shape::PrimaryReset => card_calls::reset_primary_context(words[0])
+                .unwrap_or_else(|| blocks::reset_primary_context(words[0], real)),
             Shape::Create => physical::create(words, real),
             Shape::Release => physical::release(words[0], real),
             Shape::Retain => physical::retain(words[0], words[1], real),
@@ -121,7 +122,7 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
             Shape::Node { parameters } => work::node(words, parameters, real),
             Shape::SetKernelNode if work::kernel_uses_dry_memory(words[2]) => SUCCESS,
             Shape::StreamOperations => work::stream_operations(words, real),
-            Shape::Card(call) => cards::run(call, words, real, driver),
+            Shape::Card(call) => card_calls::run(call, words, real, driver),
             _ => real(),
         }
     }
