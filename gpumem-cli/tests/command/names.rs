@@ -219,6 +219,8 @@ const COMMANDS: [(&str, &[&str]); 14] = [
         "run",
         &[
             "--card",
+            "--card-per-process",
+            "--cards",
             "--dormant",
             "--dry",
             "--dry-fill",

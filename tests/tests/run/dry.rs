@@ -84,6 +84,9 @@ fn processes_share_the_card() {
         assert_eq!(seen, expected, "{options:?}");
         assert!(!report.contains("each process"), "{report}");
     }
+    let options = ["--dry", "--card", "2GiB", "--card-per-process"];
+    let Some((seen, _)) = seen(&options, &[SHARED]) else { return };
+    assert_eq!((&seen["two"], &seen["three"]), (&json!([[1521, 2048], 0, 1021]), &json!([1521, 0])));
 }
 
 #[test]

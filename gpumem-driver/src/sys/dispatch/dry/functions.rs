@@ -57,12 +57,16 @@ with_functions!(functions);
 /// # Safety
 /// `words` are the arguments of a call of this shape, which have these names, and those that are pointers are as the driver demands.
 unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64]) -> u32) -> u32 {
-    // A page that gpumem allocates for itself is on no card. In the child of a fork, a thread that does not exist may hold the lock.
-    if IS_INSIDE.get() || Std::is_forked() || STATE.get() == ThreadState::Library && shape == Shape::Create {
+    // In the child of a fork, a thread that does not exist may hold the lock.
+    if IS_INSIDE.get() || Std::is_forked() {
         return driver(words);
     }
     // SAFETY: the caller says so.
     let real = &|| inside(|| unsafe { cards::with_drivers_device(names, words, driver) });
+    // A page that gpumem allocates for itself is on no card.
+    if STATE.get() == ThreadState::Library && shape == Shape::Create {
+        return real();
+    }
     if shape.structs().iter().any(|at| words[*at] == 0) {
         return real();
     }
