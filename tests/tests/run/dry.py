@@ -18,6 +18,7 @@ code, small = alloc(1)
 _, table = alloc(1)
 seen["read"] = [read(large + 3 * MIB), read(small)]
 seen["launch"] = [launch(large), launch(small), launch(small, large + 5), launch()]
+seen["collective"] = launch(small, kind=100)
 # A table of addresses: a kernel would read the large block through it.
 addresses = (word * 2)(small, large)
 seen["copied"] = call("cuMemcpyHtoD_v2", table, ctypes.cast(addresses, ctypes.c_void_p), 16)

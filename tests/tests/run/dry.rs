@@ -32,7 +32,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         // What is not there is zeros; what is there is read.
         "read": [[0, "00000000"], [0, "abababab"]],
         "launch": [[0, 0], [0, 1], [0, 0], [0, 1]],
-        "copied": 0, "through a table": [0, 0],
+        "collective": [0, 0], "copied": 0, "through a table": [0, 0],
         "range": [0, true, 700_000], "kind": [0, 2], "managed": [0, 0],
         "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]],
         "shared": [801, 0], "imported": [0, 1, 0, [0, 0], 0, 0, [0, 1], 0],

@@ -29,12 +29,12 @@ def read(address):
     return code, buffer.raw.hex()
 
 
-def launch(*addresses):
+def launch(*addresses, kind=0):
     """The code, and whether it was executed."""
     before = cuda.standin_executed()
     values = [word(address) for address in addresses]
     parameters = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-    code = call("cuLaunchKernel", len(addresses), 1, 1, 1, 1, 1, 1, 0, 0, ctypes.cast(parameters, ctypes.c_void_p), 0)
+    code = call("cuLaunchKernel", kind + len(addresses), 1, 1, 1, 1, 1, 1, 0, 0, ctypes.cast(parameters, ctypes.c_void_p), 0)
     return code, cuda.standin_executed() - before
 
 

@@ -1,7 +1,7 @@
 //! Copies, launches and nodes of graphs: what is executed, and what is skipped.
 
 use std::{
-    ffi::c_void,
+    ffi::{CStr, c_char, c_void},
     ptr,
     sync::{Mutex, PoisonError},
     time::Instant,
@@ -21,13 +21,33 @@ use crate::sys::dl;
 type GetParamInfo = unsafe extern "C" fn(u64, usize, *mut usize, *mut usize) -> u32;
 static PARAM_INFO: OnceCell<[Option<GetParamInfo>; 2]> = OnceCell::new();
 
+type GetName = unsafe extern "C" fn(*mut *const c_char, u64) -> u32;
+static NAMES: OnceCell<[Option<GetName>; 2]> = OnceCell::new();
+
 /// Looks up what older drivers lack.
 pub(super) fn load() {
-    const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+    const LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+    NAMES.get_or_init(|| {
+        // SAFETY: both functions (12.3 and later) have this signature.
+        [c"cuFuncGetName", c"cuKernelGetName"].map(|name| unsafe { dl::symbol(LIBRARIES, name) })
+    });
     PARAM_INFO.get_or_init(|| {
         // SAFETY: both functions (12.4 and later) have this signature.
-        [c"cuFuncGetParamInfo", c"cuKernelGetParamInfo"].map(|name| unsafe { dl::symbol(NAMES, name) })
+        [c"cuFuncGetParamInfo", c"cuKernelGetParamInfo"].map(|name| unsafe { dl::symbol(LIBRARIES, name) })
     });
+}
+
+/// Whether this is a kernel of NCCL. It waits for those of other ranks, of which some may be skipped, and finds its buffers through several
+/// tables.
+fn is_collective(function: u64) -> bool {
+    let is_of_nccl = |get: &GetName| {
+        let mut name = ptr::null();
+        // SAFETY: the driver accepts functions and kernels as the program passes them, and the out-parameter is live.
+        let code = inside(|| unsafe { get(&raw mut name, function) });
+        // SAFETY: the driver has written the address of a string, which lives as long as the function.
+        code == SUCCESS && !name.is_null() && unsafe { CStr::from_ptr(name) }.to_bytes().starts_with(b"nccl")
+    };
+    NAMES.get().into_iter().flatten().flatten().any(is_of_nccl)
 }
 
 /// Whether the driver says that this is memory of the host, or knows nothing of it.
@@ -229,13 +249,16 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     SUCCESS
 }
 
-/// Whether a parameter of a launch contains an address that no kernel may use. If the driver does not say what parameters a function has, it is taken to have one.
+/// Whether a launch is a collective, or a parameter of it contains an address that no kernel may use. If the driver does not say what parameters a function has, it is taken to have one.
 ///
 /// # Safety
 /// The words are the function, and its parameters in one of the two forms, or 0.
 pub(super) unsafe fn uses_dry_memory(function: u64, parameters: u64, extra: u64) -> bool {
     if !has_any_dry() {
         return false;
+    }
+    if is_collective(function) {
+        return true;
     }
     if parameters == 0 {
         // SAFETY: the caller says so.
