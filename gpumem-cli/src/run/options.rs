@@ -44,6 +44,9 @@ pub(super) struct Cards {
     /// In a dry run, the program sees so many of these cards, on the first GPU of the machine.
     #[arg(long = "cards", value_name = "COUNT", requires = "dry", value_parser = clap::value_parser!(u32).range(1..=64))]
     count: Option<u32>,
+    /// In a dry run, each process has the card for itself, as ranks on a machine with a card for each. Without it, they share the card.
+    #[arg(long = "card-per-process", requires = "dry", conflicts_with = "count")]
+    per_process: bool,
     /// What a dry run copies to the host from memory that is not there: bytes that are 0, or 1.
     #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
     dry_fill: Fill,
@@ -67,7 +70,7 @@ impl Cards {
     /// The memory in which the program's processes say what they have on cards that are not the real ones. Without it, each has all of them.
     pub(super) fn account(&self) -> Option<RingPages> {
         let lines = || RingPages::new(SHARED_WORDS.div_ceil(8));
-        let shared = self.are_replaced().then(lines)?.and_then(|pages| match pages.segment() {
+        let shared = (self.are_replaced() && !self.per_process).then(lines)?.and_then(|pages| match pages.segment() {
             Some(_) => Ok(pages),
             None => Err(io::Error::other("this machine has no shared memory of System V")),
         });
@@ -78,7 +81,7 @@ impl Cards {
 
     /// See [`variable::CARDS`]. Empty if they are the real ones.
     pub(super) fn setting(&self, shared: Option<u64>) -> String {
-        let Self { dry, card, count, dry_fill, limit } = self;
+        let Self { dry, card, count, dry_fill, limit, .. } = self;
         let shared = shared.map(|number| format!(" shared {number}")).unwrap_or_default();
         match limit {
             Some(card) => format!("limit {}{shared}", card.get()),

@@ -89,16 +89,14 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Option<u64>, Fa
 impl Trials {
     /// What the program needs, and the smallest card with which it ends well.
     fn row(&self, environment: &str, outcome: Outcome) -> Result<Row, Failure> {
-        let Outcome { most, refused, failed } = outcome;
+        let Outcome { most, enough, refused, failed } = outcome;
         let most_bytes = failed.is_none().then_some(most);
         let mut row = Row { environment: environment.to_owned(), most_bytes, refused, failed, ..Row::default() };
         if row.failed.is_some() {
             return Ok(row);
         }
-        // With a card that has all of it, nothing is refused.
         let fits = |card| Ok(self.run(environment, Bytes::new(card))?.failed.is_none());
-        let all = most + CONTEXT.get();
-        row.smallest_card_bytes = Some(smallest(CONTEXT.get(), all, |enough| enough / PRECISION, fits)?);
+        row.smallest_card_bytes = Some(smallest(CONTEXT.get(), enough, |card| card / PRECISION, fits)?);
         Ok(row)
     }
 }

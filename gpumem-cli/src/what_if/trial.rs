@@ -16,6 +16,7 @@ use std::{
 };
 
 use gpumem_core::model::Bytes;
+use gpumem_driver::settings::CONTEXT;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -26,6 +27,8 @@ use crate::{failure::Failure, history::History, report::overview::Overview};
 pub(super) struct Outcome {
     /// The most that the driver gave to a process on one device.
     pub(super) most: u64,
+    /// A card on which nothing is refused: what all processes had at their peaks, with their contexts.
+    pub(super) enough: u64,
     /// How many requests were refused for good.
     pub(super) refused: u64,
     /// Why the program did not end well.
@@ -106,12 +109,14 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let recordings = files.filter(|path| path.extension().is_some_and(|extension| extension == "capture"));
     let overviews: Vec<_> = recordings.filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
-    let peaks = overviews.iter().flat_map(|overview| &overview.devices).filter_map(|device| device.peak_bytes);
+    let most = |overview: &Overview| overview.devices.iter().filter_map(|device| device.peak_bytes).max();
+    let peaks: Vec<u64> = overviews.iter().filter_map(most).collect();
     // What an allocator asked for again, after it had emptied its cache, was not missed.
     let missed =
         |overview: &Overview| overview.refused.as_ref().map_or(0, |refused| refused.count - refused.obtained_soon);
     let refused = overviews.iter().map(missed).sum();
-    let most = peaks.max();
+    let most = peaks.iter().max().copied();
+    let enough = peaks.iter().map(|peak| peak + CONTEXT.get()).sum();
     let failed = match (is_success, most) {
         (true, _) if refused > 0 => Some("memory was refused, and the program went on without it".to_owned()),
         (true, Some(_)) => None,
@@ -127,5 +132,5 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
             Some(format!("it ended with {status}: {last}"))
         }
     };
-    Outcome { most: most.unwrap_or(0), refused, failed }
+    Outcome { most: most.unwrap_or(0), enough, refused, failed }
 }

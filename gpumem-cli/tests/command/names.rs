@@ -218,6 +218,7 @@ const COMMANDS: [(&str, &[&str]); 14] = [
         "run",
         &[
             "--card",
+            "--card-per-process",
             "--cards",
             "--dormant",
             "--dry",

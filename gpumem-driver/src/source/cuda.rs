@@ -4,6 +4,7 @@
 
 use once_cell::sync::OnceCell;
 
+use super::cards;
 use super::devices::{Devices, Interception, Selection};
 use super::driver;
 use super::processes;
@@ -11,7 +12,7 @@ use crate::sys::nvml;
 use crate::{
     error::{Error, Kind, Result},
     model::{Bytes, Family, GpuMemory, GpuProcess, PoolUsage, Source},
-    settings::{Card, settings},
+    settings::settings,
     sys::{
         cuda::{self, CudaDevice},
         dispatch,
@@ -24,19 +25,8 @@ struct Cuda;
 #[expect(clippy::unnecessary_wraps, reason = "all families have one signature")]
 pub(super) fn select() -> Selection {
     static REPLACED: OnceCell<Result<()>> = OnceCell::new();
-    let replaced = REPLACED.get_or_init(|| settings().card()?.map_or(Ok(()), replace_cards));
+    let replaced = REPLACED.get_or_init(|| settings().card()?.map_or(Ok(()), cards::replace));
     Some(replaced.clone().map(|()| &Cuda as &dyn Devices))
-}
-
-/// From now on the program has this card. What it has allocated before is not on it, so it must not have a context.
-fn replace_cards(card: Card) -> Result<()> {
-    let has_context = cuda::devices()?.iter().any(|device| cuda::has_primary_context(device.ordinal.cast_signed()));
-    let replaced = if has_context || cuda::current_context().is_some() {
-        Err("the program has a CUDA context already; call gpumem::intercept::subscribe() before it has one".to_owned())
-    } else {
-        dispatch::replace_cards(card).map_err(|why| why.to_string())
-    };
-    replaced.map_err(|detail| Kind::BadSetting { setting: card.variable, detail }.into())
 }
 
 fn device(ordinal: u32) -> Result<CudaDevice> {
@@ -80,7 +70,7 @@ impl Devices for Cuda {
 
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let device = device(ordinal)?;
-        let by_nvml = if super::replaced_cards().is_some() {
+        let by_nvml = if cards::replaced_cards().is_some() {
             // NVML knows the real card only.
             Err(Kind::NoFigure { source: "NVML", device: ordinal }.into())
         } else {

@@ -1,6 +1,7 @@
 //! The sources: everything that brings events or readings in. Each family of devices can be asked (a reading, the current
 //! device). Some also record an event for each allocation and free, as it happens.
 
+mod cards;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod devices;
@@ -31,6 +32,7 @@ pub mod trial;
 mod walks;
 
 pub use self::{
+    cards::replaced_cards,
     devices::{Devices, Interception},
     files::{LoadedFile, files_of, own_module},
     off::{ask_for_each_trace, traces_are_off, turn_traces_off},
@@ -43,7 +45,7 @@ pub use self::{
 use self::devices::Selection;
 use crate::{
     error::{Error, Kind, Result},
-    model::{Bytes, Source},
+    model::Source,
     settings::Settings,
 };
 
@@ -70,16 +72,6 @@ pub fn devices() -> Result<&'static dyn Devices> {
 /// Why it could not.
 pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
-}
-
-/// If the program sees other cards than the real ones: how they differ, and all bytes of each, if these differ.
-pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
-    #[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let mode = crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
-    // Other systems have no dispatch table.
-    #[cfg(not(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-    let mode = None;
-    mode
 }
 
 /// A recording of the session begins: threads record their streams anew.

@@ -14,6 +14,8 @@ const CONTENT: u8 = 0xab;
 
 /// The handle of a function with the name and the parameters of the one with which PyTorch joins tensors.
 const JOINS: Handle = 1000;
+/// From this handle on, functions are those of NCCL.
+const COLLECTIVES: Handle = 100;
 
 static EXECUTED: AtomicU32 = AtomicU32::new(0);
 
@@ -59,7 +61,7 @@ dispatched! { jumps;
 
     // A function has as many parameters of a word each as its handle says. The one that joins tensors has one, of 128 words.
     fn cuFuncGetParamInfo(function: Handle, at: usize, offset: Out<usize>, bytes: Out<usize>) |_call| {
-        let (count, words) = if function == JOINS { (1, 128) } else { (function, 1) };
+        let (count, words) = if function == JOINS { (1, 128) } else { (function % COLLECTIVES, 1) };
         if at >= count {
             return Err(INVALID_VALUE);
         }
@@ -68,7 +70,11 @@ dispatched! { jumps;
     }
 
     fn cuFuncGetName(name: Out<*const c_char>, function: Handle) |_call| {
-        let known = if function == JOINS { c"_ZN2at6native19CatArrayBatchedCopyE" } else { c"add" };
+        let known = match function {
+            JOINS => c"_ZN2at6native19CatArrayBatchedCopyE",
+            COLLECTIVES.. => c"ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+            _ => c"add",
+        };
         Ok(name.put(known.as_ptr())?)
     }
 }

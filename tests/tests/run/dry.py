@@ -25,6 +25,7 @@ _, table = alloc(1)
 seen["read"] = [read(large + 3 * MIB), read(small)]
 seen["launch"] = [launch(large), launch(small), launch(small, large + 5), launch()]
 seen["join"] = [join(2, small, table, large), join(3, small, table, large)]
+seen["collective"] = launched(101, 1, [word(small)])
 # A table of addresses: a kernel would read the large block through it.
 addresses = (word * 2)(small, large)
 seen["copied"] = call("cuMemcpyHtoD_v2", table, ctypes.cast(addresses, ctypes.c_void_p), 16)

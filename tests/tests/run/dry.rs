@@ -32,7 +32,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         // What is not there is zeros; what is there is read.
         "read": [[0, "00000000"], [0, "abababab"]],
         "launch": [[0, 0], [0, 1], [0, 0], [0, 1]], "join": [[0, 1], [0, 0]],
-        "copied": 0, "through a table": [0, 0],
+        "collective": [0, 0], "copied": 0, "through a table": [0, 0],
         "range": [0, true, 700_000], "kind": [0, 2], "managed": [0, 0],
         "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]],
         "shared": [801, 0], "imported": [0, 1, 0, [0, 0], 0, 0, [0, 1], 0],
@@ -84,6 +84,9 @@ fn processes_share_the_card() {
         assert_eq!(seen, expected, "{options:?}");
         assert!(!report.contains("each process"), "{report}");
     }
+    let options = ["--dry", "--card", "2GiB", "--card-per-process"];
+    let Some((seen, _)) = seen(&options, &[SHARED]) else { return };
+    assert_eq!((&seen["two"], &seen["three"]), (&json!([[1521, 2048], 0, 1021]), &json!([1521, 0])));
 }
 
 #[test]
@@ -201,6 +204,22 @@ fn a_refusal_that_a_program_survives_is_one() {
         outcome.exit() == "exit status: 1" && outcome.stdout.contains("does not run with any of these"),
         "{outcome}"
     );
+}
+
+/// A card has to have what all processes need at one time.
+#[test]
+fn a_card_is_large_enough_for_all_processes() {
+    let second = "if 'BATCH' not in os.environ:
+    import subprocess
+    command = [sys.executable, '-c', sys.orig_argv[2]]
+    code += subprocess.run(command, env=dict(os.environ, BATCH='10')).returncode
+sys.exit(code)";
+    let first = NEEDS.replace("sys.exit(cuda", "code = cuda").replace("<< 20)))", "<< 20))");
+    let Some(outcome) = what_if(&["--json", "--try", "X=1"], &format!("{first}\n{second}")) else { return };
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"));
+    let card = answer["rows"][0]["smallest_card_bytes"].as_u64().unwrap() >> 20;
+    let all = 4000 + 1000 + 2 * 527;
+    assert!((all..all * 102 / 100).contains(&card), "{answer}");
 }
 
 #[test]

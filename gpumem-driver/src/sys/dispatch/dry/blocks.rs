@@ -27,7 +27,7 @@ fn code_of(error: ModelError) -> u32 {
 /// `real` makes the call, and `out` is where it writes the address. A pool of 0 is that of the current device.
 pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, real: Real<'_>) -> u32 {
     let (context, current) = here();
-    let device = pool.filter(|pool| *pool != 0).map_or(current, cards::of_pool);
+    let device = pool.and_then(cards::of_pool).unwrap_or(current);
     // The driver says what is wrong with a call without a context, or of no bytes.
     if context == 0 || bytes == 0 || out == 0 {
         return real();
@@ -203,9 +203,6 @@ pub(super) fn destroy_context(context: u64, real: Real<'_>) -> u32 {
 
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) fn reset_primary_context(device: u64, real: Real<'_>) -> u32 {
-    if let Some(code) = cards::reset_primary_context(device) {
-        return code;
-    }
     let context = inside(|| cuda::primary_context(device as c_int)).map_or(0, |context| context as u64);
     let result = real();
     if result == SUCCESS && context != 0 {

@@ -3,7 +3,7 @@
 use std::{mem, sync::atomic::Ordering::Relaxed};
 
 use super::{
-    blocks, cards, physical, questions,
+    blocks, card_calls, cards, physical, questions,
     replaced::DRIVERS,
     state::{
         CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, IS_INSIDE, SUCCESS, get, inside, is_dry, is_dry_handle,
@@ -57,12 +57,16 @@ with_functions!(functions);
 /// # Safety
 /// `words` are the arguments of a call of this shape, which have these names, and those that are pointers are as the driver demands.
 unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64]) -> u32) -> u32 {
-    // A page that gpumem allocates for itself is on no card. In the child of a fork, a thread that does not exist may hold the lock.
-    if IS_INSIDE.get() || Std::is_forked() || STATE.get() == ThreadState::Library && shape == Shape::Create {
+    // In the child of a fork, a thread that does not exist may hold the lock.
+    if IS_INSIDE.get() || Std::is_forked() {
         return driver(words);
     }
     // SAFETY: the caller says so.
     let real = &|| inside(|| unsafe { cards::with_drivers_device(names, words, driver) });
+    // A page that gpumem allocates for itself is on no card.
+    if STATE.get() == ThreadState::Library && shape == Shape::Create {
+        return real();
+    }
     if shape.structs().iter().any(|at| words[*at] == 0) {
         return real();
     }
@@ -77,7 +81,8 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
             Shape::AllocManaged => blocks::alloc_managed(words, real),
             Shape::Free => blocks::free(words[0], real),
             Shape::ContextDestroy => blocks::destroy_context(words[0], real),
-            Shape::PrimaryReset => blocks::reset_primary_context(words[0], real),
+            Shape::PrimaryReset => card_calls::reset_primary_context(words[0])
+                .unwrap_or_else(|| blocks::reset_primary_context(words[0], real)),
             Shape::Reserve => physical::reserve(words, real),
             Shape::Create => physical::create(words, real),
             Shape::Release => physical::release(words[0], real),
@@ -124,7 +129,7 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
             Shape::Node { parameters } => work::node(words, parameters, real),
             Shape::SetKernelNode if work::kernel_uses_dry_memory(words[2]) => SUCCESS,
             Shape::StreamOperations => work::stream_operations(words, real),
-            Shape::Card(call) => cards::run(call, words, real, driver),
+            Shape::Card(call) => card_calls::run(call, words, real, driver),
             _ => real(),
         }
     }

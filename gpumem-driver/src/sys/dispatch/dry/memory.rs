@@ -357,7 +357,7 @@ fn end_block(card: &mut DeviceModel, model: u64, is_pooled: bool) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::{cell::RefCell, sync::atomic::AtomicU64};
 
     use super::{super::shared::SHARED_WORDS, *};
 
@@ -418,6 +418,14 @@ mod tests {
         assert_eq!(other.free(), 608 * MIB);
         _ = ended.on_card(0, |card| card.hold(500 * MIB));
         assert!(other.grant(0, 600 * MIB, false).is_ok(), "what an ended process had is free");
+        // Both take the last 8 MiB at the same moment.
+        assert_eq!(one.free(), 8 * MIB);
+        let second = RefCell::new(other);
+        let take = |card: &mut DeviceModel| {
+            second.borrow_mut().on_card(0, |card| card.hold(8 * MIB))?;
+            card.hold(8 * MIB)
+        };
+        assert_eq!(one.take(0, take, |card, ()| card.release(8 * MIB)), Err(ModelError::OutOfMemory));
     }
 
     #[test]

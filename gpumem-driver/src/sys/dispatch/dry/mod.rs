@@ -11,6 +11,7 @@
 //! uses CUDA, and stay there until the process ends.
 
 mod blocks;
+mod card_calls;
 mod cards;
 mod functions;
 mod memory;

@@ -138,8 +138,8 @@ pub(super) unsafe fn import(words: &[u64], real: Real<'_>) -> u32 {
     let mut content = [0; FILE_BYTES];
     let is_file = words[0] != 0 && words[2] & 0xffff_ffff == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     // SAFETY: so many bytes can be written to the buffer. What is no file cannot be read at a place, and stays as it is.
-    let mut copied = || unsafe { libc::pread(words[1] as RawFd, content.as_mut_ptr().cast(), FILE_BYTES, 0) };
-    if !is_file || usize::try_from(copied()) != Ok(FILE_BYTES) {
+    let mut copy = || unsafe { libc::pread(words[1] as RawFd, content.as_mut_ptr().cast(), FILE_BYTES, 0) };
+    if !is_file || usize::try_from(copy()) != Ok(FILE_BYTES) {
         return real();
     }
     let word = |at: usize| content[at * 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));

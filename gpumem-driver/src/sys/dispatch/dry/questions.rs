@@ -177,11 +177,16 @@ pub(super) unsafe fn total(words: &[u64], real: Real<'_>) -> u32 {
     result
 }
 
+/// The card of a pool; that of the current context if it is not known.
+fn card_of_pool(pool: u64) -> u32 {
+    cards::of_pool(pool).unwrap_or_else(|| here().1)
+}
+
 /// # Safety
 /// `words` are the arguments of `cuMemPoolGetAttribute`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
-    let device = cards::of_pool(words[0]);
+    let device = card_of_pool(words[0]);
     // From `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` to `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
     let value = memory().on_card(device, |card| match words[1] as u32 {
         5 => Some(card.pool_reserved()),
@@ -202,7 +207,7 @@ pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
 pub(super) unsafe fn set_pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
     let result = real();
     if result == SUCCESS {
-        let device = cards::of_pool(words[0]);
+        let device = card_of_pool(words[0]);
         memory().on_card(device, |card| match words[1] as u32 {
             // SAFETY: `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` is a word, which the driver has read.
             4 => card.set_pool_release_threshold(unsafe { get(words[2]) }),
@@ -216,7 +221,7 @@ pub(super) unsafe fn set_pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
 
 pub(super) fn trim(pool: u64, keep: u64, real: Real<'_>) -> u32 {
     let result = real();
-    let device = cards::of_pool(pool);
+    let device = card_of_pool(pool);
     memory().on_card(device, |card| card.trim_to(keep));
     result
 }

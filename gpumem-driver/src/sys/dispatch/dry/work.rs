@@ -25,19 +25,25 @@ type GetParamInfo = unsafe extern "C" fn(u64, usize, *mut usize, *mut usize) -> 
 static PARAM_INFO: OnceCell<[Option<GetParamInfo>; 2]> = OnceCell::new();
 
 type GetName = unsafe extern "C" fn(*mut *const c_char, u64) -> u32;
-static NAME: OnceCell<[Option<GetName>; 2]> = OnceCell::new();
+static NAMES: OnceCell<[Option<GetName>; 2]> = OnceCell::new();
 
 /// Looks up what older drivers lack.
 pub(super) fn load() {
-    const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+    const LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+    NAMES.get_or_init(|| {
+        // SAFETY: both functions (12.3 and later) have this signature.
+        [c"cuFuncGetName", c"cuKernelGetName"].map(|name| unsafe { dl::symbol(LIBRARIES, name) })
+    });
     PARAM_INFO.get_or_init(|| {
         // SAFETY: both functions (12.4 and later) have this signature.
-        [c"cuFuncGetParamInfo", c"cuKernelGetParamInfo"].map(|name| unsafe { dl::symbol(NAMES, name) })
+        [c"cuFuncGetParamInfo", c"cuKernelGetParamInfo"].map(|name| unsafe { dl::symbol(LIBRARIES, name) })
     });
-    NAME.get_or_init(|| {
-        // SAFETY: both functions (12.3 and later) have this signature.
-        [c"cuFuncGetName", c"cuKernelGetName"].map(|name| unsafe { dl::symbol(NAMES, name) })
-    });
+}
+
+/// Whether this is a kernel of NCCL. It waits for those of other ranks, of which some may be skipped, and finds its buffers through several
+/// tables.
+fn is_collective(function: u64) -> bool {
+    name_of(function).is_some_and(|name| name.to_bytes().starts_with(b"nccl"))
 }
 
 /// Whether the driver says that this is memory of the host, or knows nothing of it.
@@ -239,7 +245,7 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     SUCCESS
 }
 
-/// Whether a parameter of a launch contains an address that no kernel may use. If the driver does not say what parameters a function has, it is taken to have one.
+/// Whether a launch is a collective, or a parameter of it contains an address that no kernel may use. If the driver does not say what parameters a function has, it is taken to have one.
 ///
 /// # Safety
 /// The words are the function, the rows of the grid, and the parameters in one of the two forms, or 0.
@@ -247,6 +253,9 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
 pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, extra: u64) -> bool {
     if !has_any_dry() {
         return false;
+    }
+    if is_collective(function) {
+        return true;
     }
     if parameters == 0 {
         // SAFETY: the caller says so.
@@ -289,7 +298,7 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
 
 /// The name of a function, as the compiler has written it. `None` on older drivers.
 fn name_of(function: u64) -> Option<&'static CStr> {
-    NAME.get().into_iter().flatten().flatten().find_map(|get_name| {
+    NAMES.get().into_iter().flatten().flatten().find_map(|get_name| {
         let mut name = ptr::null();
         // SAFETY: the driver accepts functions and kernels as the program passes them, and the out-parameter is live.
         let code = inside(|| unsafe { get_name(&raw mut name, function) });

@@ -1,0 +1,31 @@
+//! Cards in the place of the real ones.
+
+use crate::model::Bytes;
+#[cfg(feature = "cuda")]
+use crate::{
+    error::{Kind, Result},
+    settings::Card,
+    sys::{cuda, dispatch},
+};
+
+/// If the program sees other cards than the real ones: how they differ, and all bytes of each, if these differ.
+pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
+    #[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let mode = crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
+    // Other systems have no dispatch table.
+    #[cfg(not(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+    let mode = None;
+    mode
+}
+
+/// From now on the program has this card. What it has allocated before is not on it, so it must not have a context.
+#[cfg(feature = "cuda")]
+pub(super) fn replace(card: Card) -> Result<()> {
+    let has_context = cuda::devices()?.iter().any(|device| cuda::has_primary_context(device.ordinal.cast_signed()));
+    let replaced = if has_context || cuda::current_context().is_some() {
+        Err("the program has a CUDA context already; call gpumem::intercept::subscribe() before it has one".to_owned())
+    } else {
+        dispatch::replace_cards(card).map_err(|why| why.to_string())
+    };
+    replaced.map_err(|detail| Kind::BadSetting { setting: card.variable, detail }.into())
+}
