@@ -39,6 +39,6 @@ pub use self::{
     simulated::{reported_lines, simulated_gpu},
     skipped::skipped,
     standin::{Library, Standin},
-    stub::{DEINITIALIZED, Form, Stub},
+    stub::Stub,
     text::without_line_numbers,
 };
