@@ -21,8 +21,7 @@ struct Hook {
 }
 
 const MOST: usize = 16;
-static HOOKS: [Hook; MOST] =
-    [const { Hook { next: Slot::new(ptr::null_mut()), calls: AtomicU64::new(0) } }; MOST];
+static HOOKS: [Hook; MOST] = [const { Hook { next: Slot::new(ptr::null_mut()), calls: AtomicU64::new(0) } }; MOST];
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
