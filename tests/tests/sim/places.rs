@@ -1,7 +1,6 @@
 //! Where memory is: scopes over threads and tasks, the summary, the breakdown, what
 //! is still there, the report when memory runs out. What changes the whole process runs in a process of its own.
 
-mod histories;
 mod leaks;
 mod live;
 mod nesting;
@@ -16,7 +15,7 @@ use std::{
     pin::{Pin, pin},
     process::{Command, Stdio},
     sync::{
-        Barrier, Mutex,
+        Barrier,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -26,12 +25,12 @@ use std::{
 use gpumem::{
     Bytes, Error, GpuMemTrace, breakdown, gpu_mem_trace,
     oom::{on_oom, retry_after_trim},
-    report::{LiveBlock, OutOfMemory, PartKind, ScopeSummary},
+    report::{LiveBlock, OutOfMemory, ScopeSummary},
     scope::ScopeHandle,
     sim::{SimBlock, SimGpu},
     sink::Sink,
 };
-use gpumem_tests::{Ended, OwnProcess, Random, part, simulated_gpu};
+use gpumem_tests::{Ended, OwnProcess, part, simulated_gpu};
 use unicode_width::UnicodeWidthStr;
 
 const MIB: u64 = 1 << 20;
