@@ -28,7 +28,7 @@ use gpumem::{
     try_gpu_mem_get,
 };
 use gpumem_tests::{
-    Random, Standin,
+    Random, Standin, Wrong,
     driver::{call, done, put, try_put},
     on_the_standin, on_the_standin_with_both_sources, reported_by_both,
 };
@@ -90,20 +90,6 @@ fn compare(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) -> Result<()
 fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
     if let Err(wrong) = compare(trace, what, used, peaked) {
         panic!("{wrong}");
-    }
-}
-
-/// Collects everything that is wrong and fails at the end: GPU time is rare, so one run has to show all of it.
-#[derive(Default)]
-struct Wrong(Vec<String>);
-
-impl Wrong {
-    fn note(&mut self, result: Result<(), String>) {
-        self.0.extend(result.err());
-    }
-
-    fn end(self) {
-        assert!(self.0.is_empty(), "{:#?}", self.0);
     }
 }
 

@@ -176,7 +176,7 @@ fn the_statistics_equal_what_is_added_up() {
         }
     }
     assert_eq!(trace.data().peak_over_start().get(), most - start, "a reset of these peaks is no trace's");
-    println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.0.len());
+    println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.count());
     blocks.into_iter().for_each(give);
     let pooled = take(Way::Async, 40 * MIB);
     give(pooled);
