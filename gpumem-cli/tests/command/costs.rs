@@ -145,7 +145,7 @@ pub(crate) const CASES: [Case; 28] = [
     ("live", |made| {
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1 << 20, 0);
-        })
+        });
     }),
     ("churn", |made| {
         while made.has_room() {
@@ -159,13 +159,13 @@ pub(crate) const CASES: [Case; 28] = [
             if at > 20_000 {
                 made.free(((at - 20_000) * 7919 % 40_000) << 21);
             }
-        })
+        });
     }),
     ("shrinking", |made| {
         made.alloc(1 << 21, 1 << 40, 0);
         made.filled(1.., |made, at| {
             made.event(EventKind::Shrink { key: Key::from_raw(1 << 21), bytes: Bytes::new((1 << 40) - at) });
-        })
+        });
     }),
     ("contexts", |made| {
         for at in 1..20_000 {
@@ -179,7 +179,7 @@ pub(crate) const CASES: [Case; 28] = [
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1, 0);
             made.event(EventKind::Lost { count: 1 });
-        })
+        });
     }),
     ("missed frees", |made| {
         while made.has_room() {
@@ -218,7 +218,7 @@ pub(crate) const CASES: [Case; 28] = [
         made.filled(0.., |made, scope| {
             made.open(scope, 2, true);
             made.alloc((scope + 1) << 21, 1 << 20, 0);
-        })
+        });
     }),
     ("scopes that leave first", |made| {
         let mut scope = 0;
@@ -238,7 +238,7 @@ pub(crate) const CASES: [Case; 28] = [
             if scope > 10_000 {
                 made.close(scope - 10_000);
             }
-        })
+        });
     }),
     ("kept peaks", |made| {
         for at in 1..2_000 {
@@ -249,7 +249,7 @@ pub(crate) const CASES: [Case; 28] = [
             made.alloc((scope % 2_000 + 10_000) << 21, 1 << 20, u32::try_from(scope % 2_000).expect("it is small"));
             made.free((scope % 2_000 + 10_000) << 21);
             made.close(scope);
-        })
+        });
     }),
     ("threads", |made| {
         made.open(0, 2, false);
@@ -259,12 +259,12 @@ pub(crate) const CASES: [Case; 28] = [
             if round > 60_000 {
                 made.item(&Item::ThreadReused(ThreadId(thread)));
             }
-        })
+        });
     }),
     ("groups", |made| {
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1, u32::try_from(at).expect("it is small"));
-        })
+        });
     }),
     ("groups of named scopes", |made| {
         (2..5_000).for_each(|id| made.callsite(id, format!("scope {id}")));
@@ -273,7 +273,7 @@ pub(crate) const CASES: [Case; 28] = [
             made.open(scope.into(), 2 + scope % 4_998, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 1 + scope % 199);
             made.close(scope.into());
-        })
+        });
     }),
     ("scopes beside each other", |made| {
         (2..40_000).for_each(|id| made.callsite(id, format!("scope {id}")));
@@ -281,7 +281,7 @@ pub(crate) const CASES: [Case; 28] = [
             made.open(scope.into(), 2 + scope % 39_998, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 0);
             made.close(scope.into());
-        })
+        });
     }),
     ("names of many modules", |made| {
         let modules = "a::".repeat(5_000);
@@ -296,7 +296,7 @@ pub(crate) const CASES: [Case; 28] = [
         made.filled(1.., |made, at| {
             let device = device(u32::try_from(at % 256).expect("it is small"));
             made.event(EventKind::Alloc { key: Key::from_raw(at << 21), block: block(device, at, 0) });
-        })
+        });
     }),
     ("long stacks", |made| {
         made.item(&Item::Module(ModuleDefinition { id: 1, path: "/a".to_owned(), build_id: vec![], base: 0 }));
@@ -309,33 +309,33 @@ pub(crate) const CASES: [Case; 28] = [
                 made.item(&Item::Stack(StackDefinition { id: StackId(stack), addresses }));
             }
             made.alloc(at << 21, 1 << 20, 100 + u32::try_from(at % 1_000).expect("it is small"));
-        })
+        });
     }),
     ("symbols", |made| {
         made.filled(0..=made.most / 10_000, |made, offset| {
             let symbols = vec![Symbol::default(); 100_000];
             made.item(&Item::Symbols(SymbolsDefinition { address: CodeAddress { module: 1, offset }, symbols }));
-        })
+        });
     }),
     ("labels", |made| {
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1 << 20, 0);
             let label = Label { name: "x".repeat(900), shape: vec![1; 40], dtype: String::new() };
             made.item(&Item::Label(BlockLabel { key: Key::from_raw(at << 21), number: made.number, label }));
-        })
+        });
     }),
     ("allocator", |made| allocator(made, |at| (AllocatorAction::Alloc, at * 512, 512))),
     ("allocator's churn", |made| {
         allocator(made, |at| {
             let actions = [AllocatorAction::Alloc, AllocatorAction::FreeRequested, AllocatorAction::FreeCompleted];
             (actions[usize::try_from(at % 3).expect("it is small")], 512, if at % 3 == 0 { 512 } else { 0 })
-        })
+        });
     }),
     ("allocator's segments", |made| {
         allocator(made, |at| {
             let action = if at % 2 == 0 { AllocatorAction::SegmentAlloc } else { AllocatorAction::Alloc };
             (action, at * 512, if at % 2 == 0 { 1 << 40 } else { 512 })
-        })
+        });
     }),
     ("allocator's devices", |made| {
         for at in 1..20_000 {

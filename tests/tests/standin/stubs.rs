@@ -36,13 +36,12 @@ fn stubs_are_those_of_drivers_470_to_580() {
 
 #[test]
 fn nested_functions_call_through_the_slot() {
-    let script = format!(
-        "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx; slot_replace cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemAllocManaged; call cuMemAllocPitch_v2 &a &pitch 1000 10 4; \
+    let script = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx; \
+         slot_replace cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemAllocManaged; call cuMemAllocPitch_v2 &a &pitch 1000 10 4; \
          slot_calls cuMemAlloc_v2; call cuMemAllocManaged &b 1000 1; slot_calls cuMemAlloc_v2; call cuMemFree_v2 a; \
-         call cuMemFree_v2 b; call cuMemFree_v2 b+0; slot_calls cuMemAllocPitch_v2; slot_calls cuMemAllocManaged"
-    );
+         call cuMemFree_v2 b; call cuMemFree_v2 b+0; slot_calls cuMemAllocPitch_v2; slot_calls cuMemAllocManaged";
     for (nested, inner) in [("0", ["0", "0"]), ("1", ["1", "2"])] {
-        let outcome = Standin::new().dispatch().set(format!("nested={nested}")).run(&script);
+        let outcome = Standin::new().dispatch().set(format!("nested={nested}")).run(script);
         assert_eq!(outcome.answers("slot_calls cuMemAlloc_v2"), inner, "{outcome}");
         assert_eq!(outcome.answer("slot_calls cuMemAllocPitch_v2"), "1", "{outcome}");
         assert_eq!(outcome.answer("slot_calls cuMemAllocManaged"), "1", "{outcome}");

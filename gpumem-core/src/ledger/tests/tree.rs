@@ -188,7 +188,7 @@ fn the_tree_agrees_with_the_simple_way() {
                 }
             }
         }
-        for (path, figures) in tree.figures.iter().filter(|(path, _)| *path != "") {
+        for (path, figures) in tree.figures.iter().filter(|(path, _)| !path.is_empty()) {
             let text = runner.tree(path, 0).expect(path);
             let mut words: Vec<i64> = text.split(' ').map(|word| word.parse().unwrap()).collect();
             // Scripts check the peak of the device.
