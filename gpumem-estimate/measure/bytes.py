@@ -3,7 +3,7 @@
 `decode.rs`, `optimizers.rs` and `parallel.rs` of `tests/counted` expect.
 
     python3 bytes.py
-    python3 bytes.py models > bytes.jsonl         steps of a small Llama, which needs transformers: `tests/bytes.rs` compares them
+    python3 bytes.py models > bytes.jsonl         steps of a small Llama, which needs transformers: `tests/measured.rs` compares them
     python3 -m torch.distributed.run --standalone --nproc-per-node=2 bytes.py     for two ranks
 
 It needs torch, no GPU and no network. Each storage counts from the operation that makes it until it is freed. The counters of steps of

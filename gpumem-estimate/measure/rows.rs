@@ -1,9 +1,10 @@
-//! The models and steps of the rows that `measure.py` measures. The example `rows` and the test `measured` share it.
+//! Models by name, and the steps of the rows that `measure.py` measures. The example `rows` and the test `measured` share it.
 
 use gpumem_estimate::{
     Dtype, Input, Model, Optimizer, Shape, Step,
     models::{self, ResNet},
 };
+use serde_json::{Value, json};
 
 /// The model and the step of a row, such as `gpt2/8/adamw/bf16/checkpointing` or `resnet50:160/16/sgd/fp32`. `None` if there is no such
 /// row.
@@ -34,55 +35,86 @@ pub(crate) fn parse(row: &str) -> Option<(Model, Step)> {
     Some((build(name, &sizes)?, step))
 }
 
-fn build(name: &str, sizes: &[u64]) -> Option<Model> {
+/// The model of this name, with other sizes than those of its images or texts if there are any. `None` if there is no such model.
+pub(crate) fn build(name: &str, sizes: &[u64]) -> Option<Model> {
     let length = |default: u64| sizes.first().copied().unwrap_or(default);
     let lengths = match *sizes {
         [source, target] => [source, target],
         _ => [256, 128],
     };
-    let short = [3, 4, 6, 3];
-    let resnet = |sizes| models::resnet(name, sizes);
+    let (short, long) = ([3, 4, 6, 3], [3, 4, 23, 3]);
+    let resnet = |blocks, has_bottleneck| models::resnet(name, ResNet::new(blocks, has_bottleneck));
+    let wide = |blocks, groups, width| models::resnet(name, ResNet { blocks, has_bottleneck: true, groups, width });
+    let gpt2 = |size: u64, blocks: u64, heads: u64| {
+        let sizes = json!({"model_type": "gpt2", "n_embd": size, "n_layer": blocks, "n_head": heads});
+        from_config(&sizes, length(512))
+    };
+    let llama = |vocabulary: u64, size: u64, hidden: u64, blocks: u64, heads: u64, key_value_heads: u64| {
+        let sizes = json!({
+            "model_type": "llama", "vocab_size": vocabulary, "hidden_size": size, "intermediate_size": hidden,
+            "num_hidden_layers": blocks, "num_attention_heads": heads, "num_key_value_heads": key_value_heads,
+            "tie_word_embeddings": name == "llama-3b",
+        });
+        from_config(&sizes, length(256))
+    };
+    let vit = |size: u64, blocks: u64, heads: u64, patch: u64| {
+        let sizes = json!({
+            "model_type": "vit", "hidden_size": size, "num_hidden_layers": blocks, "num_attention_heads": heads,
+            "patch_size": patch, "intermediate_size": 4 * size, "num_labels": 1000,
+        });
+        from_config(&sizes, 224)
+    };
     let mut model = match name {
         "gpt2" => models::gpt2(length(512)),
         "gpt2-medium" => models::gpt2_medium(length(512)),
-        "gpt2-large" => {
-            from_config(r#"{"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20}"#, length(512))?
-        }
+        "gpt2-large" => gpt2(1280, 36, 20)?,
+        "gpt2-xl" => gpt2(1600, 48, 25)?,
         "bert-base" => models::bert_base(length(256)),
-        "bert-large" => from_config(
-            r#"{"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-                "intermediate_size": 4096}"#,
-            length(256),
-        )?,
+        "bert-large" => {
+            let sizes = json!({
+                "model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+                "intermediate_size": 4096,
+            });
+            from_config(&sizes, length(256))?
+        }
         "llama-1b" => models::llama_1b(length(256)),
-        "llama-160m" => from_config(
-            r#"{"model_type": "llama", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048,
-                "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64}"#,
-            length(256),
-        )?,
+        "llama-160m" => llama(32_000, 768, 2048, 12, 12, 4)?,
+        "llama-3b" => llama(128_256, 3072, 8192, 28, 24, 8)?,
+        "llama-2-7b" => llama(32_000, 4096, 11_008, 32, 32, 32)?,
+        "llama-2-13b" => llama(32_000, 5120, 13_824, 40, 40, 40)?,
+        "llama-2-70b" => llama(32_000, 8192, 28_672, 80, 64, 8)?,
+        "llama-3-8b" => llama(128_256, 4096, 14_336, 32, 32, 8)?,
+        "llama-3-70b" => llama(128_256, 8192, 28_672, 80, 64, 8)?,
         "t5-small" => models::t5_small(lengths),
-        "t5-base" => Model {
-            input: Input::Pair { source: lengths[0], target: lengths[1] },
-            ..from_config(
-                r#"{"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}"#,
-                lengths[0],
-            )?
-        },
-        "vit-b" => models::vit_b_16(),
-        "vit-l" => from_config(
-            r#"{"model_type": "vit", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-                "intermediate_size": 4096, "num_labels": 1000}"#,
-            224,
-        )?,
-        "vgg16" => models::vgg(name, models::VGG16, false),
+        "t5-base" => {
+            let sizes = json!({"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12});
+            let input = Input::Pair { source: lengths[0], target: lengths[1] };
+            Model { input, ..from_config(&sizes, lengths[0])? }
+        }
+        "vit-b" | "vit_b_16" => models::vit_b_16(),
+        "vit_b_32" => vit(768, 12, 12, 32)?,
+        "vit-l" | "vit_l_16" => vit(1024, 24, 16, 16)?,
+        "vit_l_32" => vit(1024, 24, 16, 32)?,
+        "alexnet" => models::alexnet(),
+        "vgg11" | "vgg11_bn" => models::vgg(name, models::VGG11, name.ends_with("_bn")),
+        "vgg13" | "vgg13_bn" => models::vgg(name, models::VGG13, name.ends_with("_bn")),
+        "vgg16" | "vgg16_bn" => models::vgg(name, models::VGG16, name.ends_with("_bn")),
+        "vgg19_bn" => models::vgg(name, models::VGG19, true),
         "vgg19" => models::vgg19(),
-        "resnet18" => resnet(ResNet::new([2, 2, 2, 2], false)),
+        "resnet18" => resnet([2, 2, 2, 2], false),
+        "resnet34" => resnet(short, false),
         "resnet50" => models::resnet50(),
-        "resnet101" => resnet(ResNet::new([3, 4, 23, 3], true)),
-        "wide_resnet50_2" => resnet(ResNet { blocks: short, has_bottleneck: true, groups: 1, width: 128 }),
-        "resnext50_32x4d" => resnet(ResNet { blocks: short, has_bottleneck: true, groups: 32, width: 4 }),
+        "resnet101" => resnet(long, true),
+        "resnet152" => resnet([3, 8, 36, 3], true),
+        "wide_resnet50_2" => wide(short, 1, 128),
+        "wide_resnet101_2" => wide(long, 1, 128),
+        "resnext50_32x4d" => wide(short, 32, 4),
+        "resnext101_32x8d" => wide(long, 32, 8),
+        "resnext101_64x4d" => wide(long, 64, 4),
         "convnext_tiny" => models::convnext(name, [3, 3, 9, 3], [96, 192, 384, 768]),
         "convnext_small" => models::convnext(name, [3, 3, 27, 3], [96, 192, 384, 768]),
+        "convnext_base" => models::convnext(name, [3, 3, 27, 3], [128, 256, 512, 1024]),
+        "convnext_large" => models::convnext(name, [3, 3, 27, 3], [192, 384, 768, 1536]),
         "mobilenet_v2" => models::mobilenet_v2(),
         _ => return None,
     };
@@ -92,6 +124,6 @@ fn build(name: &str, sizes: &[u64]) -> Option<Model> {
     Some(model)
 }
 
-fn from_config(config: &str, length: u64) -> Option<Model> {
-    Model::from_config(config, length).ok()
+fn from_config(config: &Value, length: u64) -> Option<Model> {
+    Model::from_config(&config.to_string(), length).ok()
 }

@@ -62,8 +62,7 @@ fn sizes_that_make_no_sense_are_errors() {
 
 #[test]
 fn models_are_read_back_from_json() {
-    for model in [models::vgg19(), models::mobilenet_v2(), models::gpt2(128), models::llama_1b(64), models::vit_b_16()]
-    {
+    for model in [models::vgg19(), models::mobilenet_v2()] {
         assert_eq!(Model::from_json(&model.to_json().unwrap()).unwrap(), model);
     }
     let short = r#"{"name": "small", "input": {"numbers": [3, 8, 8]}, "layers": [

@@ -12,8 +12,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gpumem::sim::{SimBlock, SimGpu};
-use gpumem::{Bytes, assert_gpu_mem, gpu_mem_trace, sink::Sink};
-use gpumem_tests::Yield;
+use gpumem::{Bytes, assert_gpu_mem, gpu_mem_trace};
+use gpumem_tests::{Yield, reports_of};
 use pollster::block_on;
 
 thread_local! {
@@ -190,19 +190,9 @@ pub(crate) fn compare(edition: u32) {
     assert!(shapes.len() >= 200, "{} shapes", shapes.len());
 }
 
-thread_local! {
-    static FIGURES: RefCell<Vec<String>> = RefCell::new(Vec::new());
-}
-
 /// What each trace reports: what the function returns and its arguments are still there then, and none of its temporaries.
 pub(crate) fn figures() {
-    gpumem::sink::set_sink(Sink::custom(|output| {
-        FIGURES.with(|figures| figures.borrow_mut().extend(output.report().map(ToString::to_string)));
-    }));
-    let figures = |run: Run| {
-        run();
-        FIGURES.with(|figures| figures.borrow_mut().split_off(0))
-    };
+    let figures = |run: Run| reports_of(run).iter().map(ToString::to_string).collect::<Vec<_>>();
     let line = |used: u64, peaked: u64| vec![format!("△Used Peaked MB: {:>6} {:>6} (step: exit)", used, peaked)];
     let temporaries: [Run; 3] = [
         || drop(last_temporary()),

@@ -76,3 +76,31 @@ pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
         })
         .ok()
 }
+
+/// Collects everything that is wrong and fails at the end: GPU time is rare, so one run has to show all of it.
+#[derive(Debug, Default)]
+pub struct Wrong(Vec<String>);
+
+impl Wrong {
+    /// Adds what was wrong.
+    pub fn note(&mut self, result: Result<(), String>) {
+        self.0.extend(result.err());
+    }
+
+    /// Adds this unless it is right.
+    pub fn unless(&mut self, right: bool, what: impl FnOnce() -> String) {
+        self.note(if right { Ok(()) } else { Err(what()) });
+    }
+
+    /// How much was wrong.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// # Panics
+    /// When something was wrong.
+    #[track_caller]
+    pub fn end(self) {
+        assert!(self.0.is_empty(), "{:#?}", self.0);
+    }
+}

@@ -26,7 +26,7 @@ mod text;
 
 pub use self::{
     deeper::deeper,
-    device::{device, on_the_standin, on_the_standin_with_both_sources, reported_by_both},
+    device::{Wrong, device, on_the_standin, on_the_standin_with_both_sources, reported_by_both},
     machines::Machines,
     outcome::Outcome,
     own_process::{Ended, OwnProcess, Running, output_of, part},
@@ -36,9 +36,9 @@ pub use self::{
     python::interpreters,
     random::Random,
     script::{CONTEXT, check, check_answers, each, ensure, ensure_answer, ensure_clean, ensure_error, ensure_unharmed},
-    simulated::{reported_lines, simulated_gpu},
+    simulated::{reported_lines, reports_of, simulated_gpu},
     skipped::skipped,
     standin::{Library, Standin},
-    stub::{DEINITIALIZED, Form, Stub},
+    stub::Stub,
     text::without_line_numbers,
 };

@@ -2,10 +2,17 @@
 
 use std::cell::RefCell;
 
-use gpumem::{Bytes, sim::SimGpu, sink::Sink};
+use gpumem::{Bytes, report::Report, sim::SimGpu, sink::Sink};
 
 thread_local! {
-    static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    static REPORTS: RefCell<Vec<Report>> = const { RefCell::new(Vec::new()) };
+}
+
+fn keep_reports() {
+    gpumem::sink::set_sink(Sink::custom(|output| match output.report() {
+        Some(report) => REPORTS.with_borrow_mut(|reports| reports.push(report.clone())),
+        None => eprintln!("{output}"),
+    }));
 }
 
 /// A simulated device of its own for the calling test, current on its thread. Reports are not printed: [`reported_lines`] has them.
@@ -13,10 +20,7 @@ thread_local! {
 /// # Panics
 /// Under `GPUMEM_SIM`.
 pub fn simulated_gpu() -> SimGpu {
-    gpumem::sink::set_sink(Sink::custom(|output| match output.report() {
-        Some(report) => LINES.with_borrow_mut(|lines| lines.push(report.to_string())),
-        None => eprintln!("{output}"),
-    }));
+    keep_reports();
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");
     gpumem::intercept::subscribe().expect("simulated devices report their allocations");
     gpu
@@ -24,5 +28,13 @@ pub fn simulated_gpu() -> SimGpu {
 
 /// What the calling thread reported since the last call.
 pub fn reported_lines() -> Vec<String> {
-    LINES.take()
+    REPORTS.take().iter().map(Report::to_string).collect()
+}
+
+/// What the calling thread reports while this runs.
+pub fn reports_of<T>(run: impl FnOnce() -> T) -> Vec<Report> {
+    keep_reports();
+    REPORTS.take();
+    drop(run());
+    REPORTS.take()
 }

@@ -3,11 +3,11 @@
 //! This is not how gpumem reads them: its own reader is what the tests try.
 
 /// What drivers compare a word with, and write there when the process ends.
-pub const DEINITIALIZED: u32 = 0x321c_ba00;
+pub(crate) const DEINITIALIZED: u32 = 0x321c_ba00;
 
 /// How a driver builds its stubs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub(crate) enum Form {
     /// Drivers 470 to 555: a jump.
     Jumps,
     /// Driver 580: a frame of its own, and a call.
@@ -18,11 +18,7 @@ pub enum Form {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stub {
     /// How it is built.
-    pub form: Form,
-    /// What the word is compared with.
-    pub compared: u32,
-    /// The address of the word.
-    pub word: u64,
+    pub(crate) form: Form,
     /// The address of the slot.
     pub slot: u64,
 }
@@ -35,16 +31,11 @@ impl Stub {
     pub fn read(bytes: &[u8], address: u64) -> Option<Self> {
         let form = Form::ALL.into_iter().find(|form| form.matches(bytes))?;
         let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
-        // Distances count from the end of the instruction: behind the compared number, and behind themselves.
+        // The distance counts from its own end.
         let from =
             |end: usize, distance: u32| (address + end as u64).wrapping_add_signed(distance.cast_signed().into());
-        let (distance_at, slot_at) = (form.distance_at(), form.slot_at());
-        Some(Self {
-            form,
-            compared: word(distance_at + 4)?,
-            word: from(distance_at + 8, word(distance_at)?),
-            slot: from(slot_at + 4, word(slot_at)?),
-        })
+        let slot_at = form.slot_at();
+        Some(Self { form, slot: from(slot_at + 4, word(slot_at)?) })
     }
 }
 

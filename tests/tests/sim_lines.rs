@@ -4,7 +4,6 @@
 #![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
 use std::future::Future;
 use std::panic::catch_unwind;
 use std::pin::Pin;
@@ -14,8 +13,8 @@ use std::task::{Context, Waker};
 use std::thread::JoinHandle;
 
 use gpumem::sim::{SimBlock, SimGpu};
-use gpumem::{Bytes, gpu_mem_trace, report::Report, sink::Sink};
-use gpumem_tests::Yield;
+use gpumem::{Bytes, gpu_mem_trace, report::Report};
+use gpumem_tests::{Yield, reported_lines, reports_of};
 use pollster::block_on;
 
 fn gpu() -> &'static SimGpu {
@@ -27,10 +26,6 @@ fn take(mib: u64) -> SimBlock {
     gpu().alloc(Bytes::mib(mib)).expect("there is room")
 }
 
-thread_local! {
-    static REPORTS: RefCell<Vec<Report>> = const { RefCell::new(Vec::new()) };
-}
-
 /// One test at a time: a trace counts the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -40,12 +35,7 @@ fn alone() -> MutexGuard<'static, ()> {
 /// What this thread reported while `run` ran.
 fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     drop(take(1));
-    REPORTS.take();
-    gpumem::sink::set_sink(Sink::custom(|output| {
-        REPORTS.with_borrow_mut(|reports| reports.extend(output.report().cloned()));
-    }));
-    drop(run());
-    REPORTS.take()
+    reports_of(run)
 }
 
 /// A row as `source: used peaked total`, in MB.
@@ -462,7 +452,7 @@ fn a_future_that_is_dropped_has_reported_its_lines() {
     let cancelled = || {
         let mut future = Box::pin(Model.forward());
         assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        assert!(REPORTS.with_borrow(Vec::is_empty));
+        assert!(reported_lines().is_empty());
     };
     check(
         cancelled,

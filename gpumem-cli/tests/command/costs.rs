@@ -20,31 +20,26 @@ use crate::{
 };
 
 /// A recording in the making, which has so many items.
-struct Costly {
+pub(crate) struct Costly {
     writer: Writer<Vec<u8>>,
     number: u64,
     most: u64,
 }
 
 impl Costly {
-    fn new(most: u64) -> Self {
-        Self { writer: Writer::new(Vec::new()).expect("memory takes all"), number: 0, most }
-    }
-
     /// Whether more may be added.
     fn has_room(&self) -> bool {
         self.writer.written().items < self.most
     }
 
-    /// The file after `add` was called with one number after the other until there is no more room.
-    fn filled<N>(mut self, numbers: impl Iterator<Item = N>, mut add: impl FnMut(&mut Self, N)) -> Vec<u8> {
+    /// Calls `add` with one number after the other until there is no more room.
+    fn filled<N>(&mut self, numbers: impl Iterator<Item = N>, mut add: impl FnMut(&mut Self, N)) {
         for number in numbers {
             if !self.has_room() {
                 break;
             }
-            add(&mut self, number);
+            add(self, number);
         }
-        self.file()
     }
 
     fn item(&mut self, item: &Item) {
@@ -107,11 +102,6 @@ impl Costly {
         }
         self.item(&Item::Stack(StackDefinition { id: StackId(id), addresses }));
     }
-
-    fn file(self) -> Vec<u8> {
-        let file = self.writer.finish().expect("memory takes all");
-        recording(&file[..HEADER], &records(&file), true)
-    }
 }
 
 fn device(ordinal: u32) -> Device {
@@ -122,22 +112,28 @@ fn block(device: Device, bytes: u64, stack: u32) -> Block {
     Block { device, bytes: Bytes::new(bytes), kind: MemKind::Device, context: 1, stack: StackId(stack) }
 }
 
-/// A kind of recording: its name, and what makes one of about so many items.
-pub(crate) type Case = (&'static str, fn(u64) -> Vec<u8>);
+/// A kind of recording: its name, and what adds items as long as there is room.
+pub(crate) type Case = (&'static str, fn(&mut Costly));
+
+/// A recording of about so many items.
+pub(crate) fn made((_, add): &Case, most: u64) -> Vec<u8> {
+    let writer = Writer::new(Vec::new()).expect("memory takes all");
+    let mut made = Costly { writer, number: 0, most };
+    add(&mut made);
+    let file = made.writer.finish().expect("memory takes all");
+    recording(&file[..HEADER], &records(&file), true)
+}
 
 pub(crate) const CASES: [Case; 28] = [
-    ("requests", |most| {
-        let mut made = Costly::new(most);
+    ("requests", |made| {
         for at in 0..10_000 {
             made.alloc(at << 20, 1 << 20, 0);
         }
         while made.has_room() {
             made.item(&Item::Request(Request::LiveBlocks { scope: None }));
         }
-        made.file()
     }),
-    ("summaries", |most| {
-        let mut made = Costly::new(most);
+    ("summaries", |made| {
         for at in 0..20_000 {
             made.open(at, 2 + u32::try_from(at).expect("it is small"), false);
             made.close(at);
@@ -145,65 +141,53 @@ pub(crate) const CASES: [Case; 28] = [
         while made.has_room() {
             made.item(&Item::Request(Request::Summary { not_intercepted: None }));
         }
-        made.file()
     }),
-    ("live", |most| {
-        let made = Costly::new(most);
+    ("live", |made| {
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1 << 20, 0);
-        })
+        });
     }),
-    ("churn", |most| {
-        let mut made = Costly::new(most);
+    ("churn", |made| {
         while made.has_room() {
             made.alloc(1 << 21, 1 << 20, 0);
             made.free(1 << 21);
         }
-        made.file()
     }),
-    ("churn of many", |most| {
-        let made = Costly::new(most);
+    ("churn of many", |made| {
         made.filled(1.., |made, at| {
             made.alloc((at * 7919 % 40_000) << 21, at % 1000, 0);
             if at > 20_000 {
                 made.free(((at - 20_000) * 7919 % 40_000) << 21);
             }
-        })
+        });
     }),
-    ("shrinking", |most| {
-        let mut made = Costly::new(most);
+    ("shrinking", |made| {
         made.alloc(1 << 21, 1 << 40, 0);
         made.filled(1.., |made, at| {
             made.event(EventKind::Shrink { key: Key::from_raw(1 << 21), bytes: Bytes::new((1 << 40) - at) });
-        })
+        });
     }),
-    ("contexts", |most| {
-        let mut made = Costly::new(most);
+    ("contexts", |made| {
         for at in 1..20_000 {
             made.alloc(at << 21, 1, 0);
         }
         while made.has_room() {
             made.event(EventKind::ContextDestroyed { context: 9 });
         }
-        made.file()
     }),
-    ("losses", |most| {
-        let made = Costly::new(most);
+    ("losses", |made| {
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1, 0);
             made.event(EventKind::Lost { count: 1 });
-        })
+        });
     }),
-    ("missed frees", |most| {
-        let mut made = Costly::new(most);
+    ("missed frees", |made| {
         while made.has_room() {
             made.event(EventKind::Lost { count: 1 });
             made.alloc(1 << 21, 1 << 20, 0);
         }
-        made.file()
     }),
-    ("refusals", |most| {
-        let mut made = Costly::new(most);
+    ("refusals", |made| {
         for _ in 0..20_000 {
             let (bytes, kind, stack) = (Bytes::new(1 << 40), MemKind::Device, StackId(1));
             made.event(EventKind::Refused { device: Some(device(0)), bytes, kind, stack });
@@ -212,10 +196,8 @@ pub(crate) const CASES: [Case; 28] = [
             made.alloc(1 << 21, 1 << 20, 0);
             made.free(1 << 21);
         }
-        made.file()
     }),
-    ("deep scopes", |most| {
-        let mut made = Costly::new(most);
+    ("deep scopes", |made| {
         (2..66).for_each(|id| made.callsite(id, "x".repeat(16_000)));
         let mut scope = 0;
         while made.has_room() {
@@ -231,17 +213,14 @@ pub(crate) const CASES: [Case; 28] = [
             (0..60).rev().for_each(|depth| made.close(path + depth));
             scope += 60;
         }
-        made.file()
     }),
-    ("open scopes", |most| {
-        let made = Costly::new(most);
+    ("open scopes", |made| {
         made.filled(0.., |made, scope| {
             made.open(scope, 2, true);
             made.alloc((scope + 1) << 21, 1 << 20, 0);
-        })
+        });
     }),
-    ("scopes that leave first", |most| {
-        let mut made = Costly::new(most);
+    ("scopes that leave first", |made| {
         let mut scope = 0;
         while scope < 16_000 {
             made.open(scope, 2, false);
@@ -252,19 +231,16 @@ pub(crate) const CASES: [Case; 28] = [
             made.open(scope, 2, false);
             scope += 1;
         }
-        made.file()
     }),
-    ("overlapping scopes", |most| {
-        let made = Costly::new(most);
+    ("overlapping scopes", |made| {
         made.filled(0.., |made, scope| {
             made.open(scope, 2, false);
             if scope > 10_000 {
                 made.close(scope - 10_000);
             }
-        })
+        });
     }),
-    ("kept peaks", |most| {
-        let mut made = Costly::new(most);
+    ("kept peaks", |made| {
         for at in 1..2_000 {
             made.alloc(at << 21, 1, u32::try_from(at).expect("it is small"));
         }
@@ -273,10 +249,9 @@ pub(crate) const CASES: [Case; 28] = [
             made.alloc((scope % 2_000 + 10_000) << 21, 1 << 20, u32::try_from(scope % 2_000).expect("it is small"));
             made.free((scope % 2_000 + 10_000) << 21);
             made.close(scope);
-        })
+        });
     }),
-    ("threads", |most| {
-        let mut made = Costly::new(most);
+    ("threads", |made| {
         made.open(0, 2, false);
         made.filled(0.., |made, round| {
             let thread = 1 + round % 60_000;
@@ -284,35 +259,31 @@ pub(crate) const CASES: [Case; 28] = [
             if round > 60_000 {
                 made.item(&Item::ThreadReused(ThreadId(thread)));
             }
-        })
+        });
     }),
-    ("groups", |most| {
-        let made = Costly::new(most);
+    ("groups", |made| {
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1, u32::try_from(at).expect("it is small"));
-        })
+        });
     }),
-    ("groups of named scopes", |most| {
-        let mut made = Costly::new(most);
+    ("groups of named scopes", |made| {
         (2..5_000).for_each(|id| made.callsite(id, format!("scope {id}")));
         (1..200).for_each(|id| made.stack(id, 20, 1, 40));
         made.filled(0_u32.., |made, scope| {
             made.open(scope.into(), 2 + scope % 4_998, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 1 + scope % 199);
             made.close(scope.into());
-        })
+        });
     }),
-    ("scopes beside each other", |most| {
-        let mut made = Costly::new(most);
+    ("scopes beside each other", |made| {
         (2..40_000).for_each(|id| made.callsite(id, format!("scope {id}")));
         made.filled(0_u32.., |made, scope| {
             made.open(scope.into(), 2 + scope % 39_998, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 0);
             made.close(scope.into());
-        })
+        });
     }),
-    ("names of many modules", |most| {
-        let mut made = Costly::new(most);
+    ("names of many modules", |made| {
         let modules = "a::".repeat(5_000);
         for scope in 0_u32..200 {
             made.callsite(2 + scope, format!("{modules}f{scope}::{{{{closure}}}}"));
@@ -320,17 +291,14 @@ pub(crate) const CASES: [Case; 28] = [
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 0);
             made.close(scope.into());
         }
-        made.file()
     }),
-    ("devices", |most| {
-        let made = Costly::new(most);
+    ("devices", |made| {
         made.filled(1.., |made, at| {
             let device = device(u32::try_from(at % 256).expect("it is small"));
             made.event(EventKind::Alloc { key: Key::from_raw(at << 21), block: block(device, at, 0) });
-        })
+        });
     }),
-    ("long stacks", |most| {
-        let mut made = Costly::new(most);
+    ("long stacks", |made| {
         made.item(&Item::Module(ModuleDefinition { id: 1, path: "/a".to_owned(), build_id: vec![], base: 0 }));
         (1..20).for_each(|id| made.stack(id, 100, 60, 100));
         made.filled(1.., |made, at| {
@@ -341,38 +309,35 @@ pub(crate) const CASES: [Case; 28] = [
                 made.item(&Item::Stack(StackDefinition { id: StackId(stack), addresses }));
             }
             made.alloc(at << 21, 1 << 20, 100 + u32::try_from(at % 1_000).expect("it is small"));
-        })
+        });
     }),
-    ("symbols", |most| {
-        let made = Costly::new(most);
-        made.filled(0..=most / 10_000, |made, offset| {
+    ("symbols", |made| {
+        made.filled(0..=made.most / 10_000, |made, offset| {
             let symbols = vec![Symbol::default(); 100_000];
             made.item(&Item::Symbols(SymbolsDefinition { address: CodeAddress { module: 1, offset }, symbols }));
-        })
+        });
     }),
-    ("labels", |most| {
-        let made = Costly::new(most);
+    ("labels", |made| {
         made.filled(1.., |made, at| {
             made.alloc(at << 21, 1 << 20, 0);
             let label = Label { name: "x".repeat(900), shape: vec![1; 40], dtype: String::new() };
             made.item(&Item::Label(BlockLabel { key: Key::from_raw(at << 21), number: made.number, label }));
-        })
+        });
     }),
-    ("allocator", |most| allocator(most, |at| (AllocatorAction::Alloc, at * 512, 512))),
-    ("allocator's churn", |most| {
-        allocator(most, |at| {
+    ("allocator", |made| allocator(made, |at| (AllocatorAction::Alloc, at * 512, 512))),
+    ("allocator's churn", |made| {
+        allocator(made, |at| {
             let actions = [AllocatorAction::Alloc, AllocatorAction::FreeRequested, AllocatorAction::FreeCompleted];
             (actions[usize::try_from(at % 3).expect("it is small")], 512, if at % 3 == 0 { 512 } else { 0 })
-        })
+        });
     }),
-    ("allocator's segments", |most| {
-        allocator(most, |at| {
+    ("allocator's segments", |made| {
+        allocator(made, |at| {
             let action = if at % 2 == 0 { AllocatorAction::SegmentAlloc } else { AllocatorAction::Alloc };
             (action, at * 512, if at % 2 == 0 { 1 << 40 } else { 512 })
-        })
+        });
     }),
-    ("allocator's devices", |most| {
-        let mut made = Costly::new(most);
+    ("allocator's devices", |made| {
         for at in 1..20_000 {
             made.alloc(at << 21, 1, 0);
         }
@@ -383,11 +348,10 @@ pub(crate) const CASES: [Case; 28] = [
             devices: (0..100_000).map(of).collect(),
             ..AllocatorDefinition::default()
         }));
-        for at in 0..most / AllocatorEvents::MOST as u64 {
+        for at in 0..made.most / AllocatorEvents::MOST as u64 {
             let ordinal = u32::try_from(at % 256).expect("it is small");
-            allocator_events(&mut made, ordinal, 0, &|at| (AllocatorAction::Alloc, at * 512, 512));
+            allocator_events(made, ordinal, 0, &|at| (AllocatorAction::Alloc, at * 512, 512));
         }
-        made.file()
     }),
 ];
 
@@ -404,8 +368,7 @@ fn allocator_events(made: &mut Costly, ordinal: u32, first: u64, step: Step<'_>)
     made.item(&Item::AllocatorEvents(AllocatorEvents { device: device(ordinal), events }));
 }
 
-fn allocator(most: u64, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) -> Vec<u8> {
-    let mut made = Costly::new(most);
+fn allocator(made: &mut Costly, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) {
     let devices = vec![AllocatorDevice { device: device(0), older: 0, known_from: None, said: None }];
     made.item(&Item::Allocator(AllocatorDefinition {
         name: "PyTorch".to_owned(),
@@ -413,11 +376,10 @@ fn allocator(most: u64, step: impl Fn(u64) -> (AllocatorAction, u64, u64)) -> Ve
         ..AllocatorDefinition::default()
     }));
     let mut first = 0;
-    while first < most {
-        allocator_events(&mut made, 0, first, &step);
+    while first < made.most {
+        allocator_events(made, 0, first, &step);
         first += AllocatorEvents::MOST as u64;
     }
-    made.file()
 }
 
 /// The views that take a recording apart in different ways.
@@ -431,16 +393,16 @@ const VIEWS: [&[&str]; 5] = [
 
 #[test]
 fn no_recording_costs_much() {
-    for (at, (name, make)) in CASES.iter().enumerate() {
+    for (at, case) in CASES.iter().enumerate() {
         let out = file(&format!("costs-{at}.out")).into_os_string().into_string().expect("the name is text");
         let path = file(&format!("costs-{at}.capture"));
-        fs::write(&path, make(40_000)).expect("the file can be written");
+        fs::write(&path, made(case, 40_000)).expect("the file can be written");
         let path = path.to_str().expect("the name is text");
         let view = VIEWS[at % VIEWS.len()];
         let out = matches!(view.last(), Some(&"--html" | &"-o")).then_some(&*out);
         let arguments: Vec<_> = view.iter().copied().chain(out).chain([path]).collect();
-        let spent = Limits::OF_A_RECORDING.run(&arguments).unwrap_or_else(|why| panic!("{name}: {why}"));
-        println!("{name}: {spent:?}");
+        let spent = Limits::OF_A_RECORDING.run(&arguments).unwrap_or_else(|why| panic!("{}: {why}", case.0));
+        println!("{}: {spent:?}", case.0);
     }
 }
 
@@ -448,8 +410,8 @@ fn no_recording_costs_much() {
 #[test]
 fn no_output_is_without_end() {
     let path = file("costs-scopes.capture");
-    let (_, make) = CASES.iter().find(|(name, _)| *name == "deep scopes").expect("it is there");
-    fs::write(&path, make(100_000)).expect("the file can be written");
+    let case = CASES.iter().find(|(name, _)| *name == "deep scopes").expect("it is there");
+    fs::write(&path, made(case, 100_000)).expect("the file can be written");
     let path = path.to_str().expect("the name is text");
     for format in ["perfetto", "parquet"] {
         let out = file(&format!("costs-scopes.{format}"));
@@ -466,9 +428,9 @@ fn recordings_can_be_kept() {
     let Ok(wanted) = env::var("GPUMEM_COSTS") else { return };
     let [folder, items, bytes] = wanted.split(',').collect::<Vec<_>>()[..] else { panic!("{wanted}") };
     let [items, bytes] = [items, bytes].map(|number| number.parse::<u64>().expect("it is a number"));
-    for (name, make) in CASES {
-        let file = padded(make(items), usize::try_from(bytes).expect("it fits"));
-        println!("{name}: {} bytes", file.len());
-        fs::write(format!("{folder}/{}.capture", name.replace([' ', '\''], "-")), file).expect("it can be written");
+    for case in CASES {
+        let file = padded(made(&case, items), usize::try_from(bytes).expect("it fits"));
+        println!("{}: {} bytes", case.0, file.len());
+        fs::write(format!("{folder}/{}.capture", case.0.replace([' ', '\''], "-")), file).expect("it can be written");
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    costs::CASES,
+    costs::{CASES, made},
     damaged::{HEADER, Random, padded, recording, records},
     file,
     limits::{Limits, Spent},
@@ -36,8 +36,8 @@ impl Seeds {
         ];
         let begin = all[0][..HEADER].to_vec();
         for _ in 0..3 {
-            let (_, make) = CASES[random.below(CASES.len())];
-            all.push(make(1 + random.below(usize::try_from(items).expect("it fits")) as u64));
+            let case = &CASES[random.below(CASES.len())];
+            all.push(made(case, 1 + random.below(usize::try_from(items).expect("it fits")) as u64));
         }
         Self { begin, all: all.iter().map(|file| records(file)).collect() }
     }
@@ -98,34 +98,24 @@ impl Seeds {
 }
 
 /// Each report and each format.
+const VIEWS: &str = "report IN|report --json IN|report IN OTHER|report --tree IN|report --json --tree IN|report --calls --min 0% IN|\
+                     report --json --calls IN|report --table IN|report --json --table IN|report --leaks IN|\
+                     report --json --at peak IN|report --at 1ms IN|report --between start peak IN|report --html OUT IN|\
+                     report --format folded -o OUT IN|report --format json -o OUT IN|report --format pprof -o OUT IN|\
+                     report --format speedscope -o OUT IN|report --format dhat -o OUT IN|\
+                     report --format perfetto -o OUT IN|report --format torch -o OUT IN|\
+                     report --format rmm-csv -o OUT IN|report --format parquet -o FOLDER IN|diff OTHER IN";
+
 fn view<'a>(random: &mut Random, file: &'a str, other: &'a str, out: &'a str, folder: &'a str) -> Vec<&'a str> {
-    let views: [&[&str]; 24] = [
-        &["report", file],
-        &["report", "--json", file],
-        &["report", file, other],
-        &["report", "--tree", file],
-        &["report", "--json", "--tree", file],
-        &["report", "--calls", "--min", "0%", file],
-        &["report", "--json", "--calls", file],
-        &["report", "--table", file],
-        &["report", "--json", "--table", file],
-        &["report", "--leaks", file],
-        &["report", "--json", "--at", "peak", file],
-        &["report", "--at", "1ms", file],
-        &["report", "--between", "start", "peak", file],
-        &["report", "--html", out, file],
-        &["report", "--format", "folded", "-o", out, file],
-        &["report", "--format", "json", "-o", out, file],
-        &["report", "--format", "pprof", "-o", out, file],
-        &["report", "--format", "speedscope", "-o", out, file],
-        &["report", "--format", "dhat", "-o", out, file],
-        &["report", "--format", "perfetto", "-o", out, file],
-        &["report", "--format", "torch", "-o", out, file],
-        &["report", "--format", "rmm-csv", "-o", out, file],
-        &["report", "--format", "parquet", "-o", folder, file],
-        &["diff", other, file],
-    ];
-    views[random.below(views.len())].to_vec()
+    let views: Vec<_> = VIEWS.split('|').collect();
+    let word = |word: &'static str| match word {
+        "IN" => file,
+        "OTHER" => other,
+        "OUT" => out,
+        "FOLDER" => folder,
+        word => word,
+    };
+    views[random.below(views.len())].split(' ').map(word).collect()
 }
 
 #[test]

@@ -306,14 +306,6 @@ mod tests {
     }
 
     #[test]
-    fn names_do_nothing_to_the_terminal() {
-        let changes =
-            vec![labelled(1, Bytes::mib(1), &[], &[("a\n\u{1b}[1m", 1)]), inside(1, Bytes::mib(1), &["b\nc"])];
-        let text = tracked(changes).to_string();
-        assert!(text.contains(" a\\n\\u{1b}[1m\n") && text.contains(" b\\nc"), "{text}");
-    }
-
-    #[test]
     fn what_may_be_wrong_is_reported() {
         let text = Tracked { lost: 3, ..tracked(vec![change(1, Bytes::mib(1))]) }.to_string();
         assert!(text.contains("\n  3 events were missed: what follows may be wrong\n"), "{text}");

@@ -31,46 +31,6 @@ fn free(address: u64) -> EventKind {
     EventKind::Free { key: Key::new(Space::Address, address), block: None }
 }
 
-#[test]
-fn no_event_is_lost_when_threads_compete() {
-    const THREADS: u64 = 8;
-    const ROUNDS: u64 = 2_000;
-    let inbox = TestInbox::new();
-    // It counts all threads, because it records what makes its peak.
-    let EventKind::Open { scope, spec } = open(1) else { unreachable!() };
-    inbox.post(&EventKind::Open { scope, spec: ScopeSpec { at_peak: true, ..spec } });
-    thread::scope(|threads| {
-        for thread in 0..THREADS {
-            let inbox = &inbox;
-            threads.spawn(move || {
-                let scope = 100 + thread;
-                for round in 0..ROUNDS {
-                    let address = (thread << 32) + round;
-                    inbox.post(&open(scope));
-                    inbox.post(&alloc(address, 10));
-                    if round % 2 == 0 {
-                        inbox.post(&free(address));
-                    }
-                    assert!(inbox.ask(None, &close(scope)).is_some());
-                }
-            });
-        }
-    });
-    let trace = inbox.ask(None, &close(1)).expect("the scope is open");
-    assert_eq!(trace.used.get().unsigned_abs(), THREADS * ROUNDS / 2 * 10);
-    assert!(trace.peaked.get() <= THREADS * 10);
-    assert_eq!(trace.lost, 0);
-    let posted = 2 + THREADS * (3 * ROUNDS + ROUNDS / 2);
-    assert_eq!(inbox.lock().number, posted, "numbers have no gaps");
-}
-
-#[test]
-fn no_event_comes_between_a_reading_and_its_query() {
-    let inbox = TestInbox::new();
-    inbox.post(&open(1));
-    assert!(inbox.ask(Some(&alloc(1, 10)), &close(1)).is_some_and(|trace| trace.used == 10));
-}
-
 fn open_at(scope: u64, callsite: u32) -> EventKind {
     let EventKind::Open { scope, spec } = open(scope) else { unreachable!() };
     EventKind::Open { scope, spec: ScopeSpec { callsite: CallsiteId(callsite), ..spec } }

@@ -202,13 +202,3 @@ fn reports_that_would_be_too_large_are_left_out() {
     items.push(Item::Request(Request::Summary { not_intercepted: None }));
     check("a summary of gigabytes", &items, |skipped| skipped.above_limits == 1);
 }
-
-#[test]
-fn files_of_other_kinds_are_refused_with_a_reason() {
-    for (file, word) in
-        [(&b""[..], "no recording"), (b"\x89PNG\r\n\x1a\n", "no recording"), (b"\x89gpumem\n\x01", "cut")]
-    {
-        let error = Reader::new(Cursor::new(file)).map(|_| ()).unwrap_err();
-        assert!(error.to_string().contains(word), "{error}");
-    }
-}

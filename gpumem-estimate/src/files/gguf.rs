@@ -374,49 +374,16 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
     Ok(Gguf { metadata, tensors: Tensors { all } })
 }
 
+/// The types of elements by their numbers. `-`: it was removed from the format.
+const TYPES: &str = "f32 f16 q4_0 q4_1 - - q5_0 q5_1 q8_0 q8_1 q2_k q3_k q4_k q5_k q6_k q8_k iq2_xxs iq2_xs iq3_xxs iq1_s iq4_nl iq3_s \
+                     iq2_s iq4_xs i8 i16 i32 i64 f64 iq1_m bf16 - - - tq1_0 tq2_0 - - - mxfp4 nvfp4 q1_0";
+
 /// The type of elements with this number, and how many elements of a row are stored together.
 fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
-    let name = match kind {
-        0 => "f32",
-        1 => "f16",
-        2 => "q4_0",
-        3 => "q4_1",
-        6 => "q5_0",
-        7 => "q5_1",
-        8 => "q8_0",
-        9 => "q8_1",
-        10 => "q2_k",
-        11 => "q3_k",
-        12 => "q4_k",
-        13 => "q5_k",
-        14 => "q6_k",
-        15 => "q8_k",
-        16 => "iq2_xxs",
-        17 => "iq2_xs",
-        18 => "iq3_xxs",
-        19 => "iq1_s",
-        20 => "iq4_nl",
-        21 => "iq3_s",
-        22 => "iq2_s",
-        23 => "iq4_xs",
-        24 => "i8",
-        25 => "i16",
-        26 => "i32",
-        27 => "i64",
-        28 => "f64",
-        29 => "iq1_m",
-        30 => "bf16",
-        34 => "tq1_0",
-        35 => "tq2_0",
-        39 => "mxfp4",
-        // Four blocks of 16 lie together.
-        40 => return Some(("nvfp4".parse().ok()?, 64)),
-        41 => "q1_0",
-        // The others were removed from the format.
-        _ => return None,
-    };
+    let name = TYPES.split(' ').nth(kind as usize)?;
     let dtype: Dtype = name.parse().ok()?;
-    Some((dtype, dtype.block()))
+    // Four blocks of 16 lie together.
+    Some((dtype, if name == "nvfp4" { 64 } else { dtype.block() }))
 }
 
 #[cfg(test)]
@@ -616,36 +583,5 @@ mod tests {
         assert_eq!(error(tensors), "262145 tensors; at most 262144 are allowed");
         let text = [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0", &(1_u64 << 59).to_le_bytes()[..]].concat();
         assert_eq!(error(text), format!("{} bytes of a text do not fit into the header", 1_u64 << 59));
-    }
-
-    /// Files with some bytes changed are read or refused; nothing else happens.
-    #[test]
-    fn damaged_files_do_no_harm() {
-        let array = [&4_u32.to_le_bytes()[..], &1_u64.to_le_bytes(), &7_u32.to_le_bytes()].concat();
-        let entries = [entry("general.architecture", 8, &text("llama")), entry("heads", 9, &array)];
-        let tensors = [tensor("b", &[64, 2], 2, 0), tensor("a", &[3], 0, 96)];
-        let good = File::new(&entries, &tensors).bytes;
-        let mut state = 1_u64;
-        let mut random = |below: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            usize::try_from(state % below as u64).unwrap()
-        };
-        let mut counts = [0; 2];
-        for _ in 0..20_000 {
-            let mut bytes = good.clone();
-            for _ in 0..=random(3) {
-                let at = random(bytes.len());
-                bytes[at] = [0, 1, 0x7f, 0x80, 0xff, u8::try_from(random(256)).unwrap()][random(6)];
-            }
-            bytes.truncate(if random(4) == 0 { random(bytes.len()) } else { bytes.len() });
-            let result = header(&bytes[..], 1024);
-            if let Ok(file) = &result {
-                assert!(file.tensors().sum().bytes.get() <= 1024);
-            }
-            counts[usize::from(result.is_ok())] += 1;
-        }
-        assert!(counts.iter().all(|count| *count > 1000), "{counts:?}");
     }
 }

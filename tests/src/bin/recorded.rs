@@ -16,7 +16,7 @@ use std::{
 
 use cudarc::driver::{CudaContext, CudaSlice, result};
 use gpumem::{
-    Bytes, GpuMemTrace, breakdown,
+    GpuMemTrace, breakdown,
     cudarc::LabelExt,
     sink::{Sink, set_sink},
     summary,
@@ -97,9 +97,7 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
     reports.add(&breakdown(0)?.to_string());
     reports.add(&memory_stats(0)?.to_string());
     reports.add(&outer.peak_holders().ok_or("the peak is kept")?.to_string());
-    for block in memory_snapshot()? {
-        assert!(block.bytes > Bytes::ZERO, "{block:?}");
-    }
+    reports.add(&format!("{:?}", memory_snapshot()?));
     // What is left is reported when the process ends (GPUMEM_LEAKS=1, GPUMEM_PEAK=1).
     // The context must outlive it, or the block is destroyed with the context.
     std::mem::forget(Arc::clone(&context));
@@ -138,9 +136,9 @@ fn read(file: &str) -> Result<(), Box<dyn Error>> {
     let mut reader = Reader::new(fs::File::open(file)?)?;
     let mut lines = Vec::new();
     reader.replay(|output| {
-        if !matches!(output, ReplayedReport::LiveBlocks(_)) {
-            lines.push(format!("{:?}", output.to_string()));
-        }
+        let text =
+            if let ReplayedReport::LiveBlocks(blocks) = output { format!("{blocks:?}") } else { output.to_string() };
+        lines.push(format!("{text:?}"));
     })?;
     for line in &lines {
         println!("{line}");

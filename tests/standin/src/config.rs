@@ -327,30 +327,3 @@ fn read_faults(text: &str, functions: &[&str]) -> Result<Vec<Fault>, String> {
         })
         .collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::{Config, read_faults};
-
-    #[test]
-    fn what_cannot_be_understood_is_refused() {
-        let refused =
-            "devices devices=x devices=65 total=16 total=GiB total=16GB total[1]=1GiB total[x=1GiB size=1GiB mig=2";
-        for text in refused.split(' ').chain([
-            "processes=none",
-            "fastest=slow",
-            "compute=x:1MiB",
-            "mps=7",
-            "graphics=7:1",
-            "context=0",
-            "total=99999999999999GiB",
-        ]) {
-            let error = Config::read(text).map(|_| ()).expect_err(text);
-            assert!(error.contains(text), "{error}");
-        }
-        for text in ["cuInit", "cuInit=", "cuInit=x", "cuInit=1@", "cuInit=1@1..", "cuInit[=1", "cuinit=1"] {
-            let error = read_faults(text, &["cuInit"]).map(|_| ()).expect_err(text);
-            assert!(error.contains(text), "{error}");
-        }
-    }
-}

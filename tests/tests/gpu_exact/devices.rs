@@ -10,12 +10,12 @@ fn the_ledger_agrees_with_nvml_and_the_driver() {
         give(take(way, 64 * MIB));
     }
     let trace = exact();
-    let (nvml_before, free_before) = (nvml(0), cu::free_memory().expect("a context is current"));
+    let (nvml_before, free_before) = (nvml(0), cu::free_memory());
     let mut blocks = Vec::new();
     for (way, size) in [(Way::Plain, 1024), (Way::Vmm, 512), (Way::Plain, 333), (Way::Vmm, 2048), (Way::Plain, 4096)] {
         blocks.push(take(way, size * MIB));
         let (exact, seen) = (trace.data().used.get(), nvml(0) - nvml_before);
-        let driver = free_before - cu::free_memory().expect("a context is current");
+        let driver = free_before - cu::free_memory();
         println!("{way:?} of {size} MiB: Exact {}, NVML {}, cuMemGetInfo {}", mib(exact), mib(seen), mib(driver));
         let pages = in_mib(2) * i64::try_from(blocks.len()).expect("few");
         assert!((exact - seen).abs() <= pages, "within pages of 2 MiB");
@@ -38,7 +38,8 @@ struct Two {
 impl Two {
     /// Says where the driver put it and where gpumem counts it.
     fn allocated(&mut self, what: &str, wanted: usize, bytes: i64, at: Option<u64>) {
-        let driver = at.map(|at| cu::ordinal_of(at).map_or_else(|error| format!("{error:?}"), |at| at.to_string()));
+        const DEVICE_ORDINAL: u64 = 9;
+        let driver = at.map(|at| put("cuPointerGetAttribute", |ordinal| vec![ordinal, DEVICE_ORDINAL, at]).to_string());
         self.changed(&format!("{what} (the driver says device {})", driver.unwrap_or("?".to_owned())), wanted, bytes);
     }
 
@@ -64,7 +65,7 @@ fn two_devices_are_counted_separately() {
         gpumem_tests::skipped("no second GPU");
         return;
     }
-    let contexts = [0, 1].map(|ordinal| Context::primary(ordinal).expect("two devices are there"));
+    let contexts = [0, 1].map(Context::primary);
     let mut two = Two { contexts, traces: [0, 1].map(exact_on), live: [0, 0], wrong: Wrong::default() };
     let size = |mib: usize| mib * MIB;
 
@@ -74,61 +75,62 @@ fn two_devices_are_counted_separately() {
     two.contexts[1].make_current();
     let one = take(Way::Plain, size(20));
     two.allocated("cuMemAlloc with 1 current", 1, in_mib(20), Some(one.name()));
-    let stream_one = cu::stream().expect("a stream of device 1");
+    let stream_one = cu::stream();
     let pooled = take(Way::Async, size(3));
     two.allocated("cuMemAllocAsync with 1 current, null stream", 1, in_mib(3), Some(pooled.name()));
     give(pooled);
     two.changed("freed", 1, in_mib(-3));
 
     two.contexts[0].make_current();
-    let stream_zero = cu::stream().expect("a stream of device 0");
-    match cu::alloc_async(size(4), stream_one) {
-        Ok(at) => {
+    let stream_zero = cu::stream();
+    match try_put("cuMemAllocAsync", |at| vec![at, size(4) as u64, stream_one]) {
+        (0, at) => {
             two.allocated("cuMemAllocAsync on a stream of 1 with 0 current", 1, in_mib(4), Some(at));
-            cu::free_on(at, stream_one).expect("it was allocated");
+            done("cuMemFreeAsync", &[at, stream_one]);
             two.changed("cuMemFreeAsync on a stream of 1 with 0 current", 1, in_mib(-4));
         }
-        Err(error) => println!("cuMemAllocAsync on a stream of 1 with 0 current is refused: {error:?}"),
+        (error, _) => println!("cuMemAllocAsync on a stream of 1 with 0 current is refused: {error}"),
     }
 
-    let both = cu::can_access(0, 1).expect("both are there") && cu::can_access(1, 0).expect("both are there");
+    let both = [[0, 1], [1, 0]].map(|[from, to]| put("cuDeviceCanAccessPeer", |can| vec![can, from, to])) == [1, 1];
     println!("peer access: {both}");
-    for (what, pool, own) in [
-        ("a pool made on 1", cu::pool_create(1).expect("pools are supported"), true),
-        ("the default pool of 1", cu::default_pool(1).expect("pools are supported"), false),
-    ] {
+    for (what, pool, own) in
+        [("a pool made on 1", cu::pool_create(1), true), ("the default pool of 1", cu::default_pool(1), false)]
+    {
         if both {
-            cu::pool_access(pool, 0).expect("peers can");
+            done("cuMemPoolSetAccess", &[pool, cu::address(&cu::access_of(0)), 1]);
         }
-        match cu::alloc_from_pool(size(5), pool, stream_zero) {
-            Ok(at) => {
+        match try_put("cuMemAllocFromPoolAsync", |at| vec![at, size(5) as u64, pool, stream_zero]) {
+            (0, at) => {
                 two.allocated(&format!("cuMemAllocFromPoolAsync from {what}, stream of 0"), 1, in_mib(5), Some(at));
-                cu::free_on(at, stream_zero).expect("it was allocated");
+                done("cuMemFreeAsync", &[at, stream_zero]);
                 two.changed("cuMemFreeAsync on a stream of 0", 1, in_mib(-5));
             }
-            Err(error) => println!("cuMemAllocFromPoolAsync from {what} on a stream of 0 is refused: {error:?}"),
+            (error, _) => println!("cuMemAllocFromPoolAsync from {what} on a stream of 0 is refused: {error}"),
         }
-        cu::synchronize(stream_zero).expect("nothing failed on it");
+        done("cuStreamSynchronize", &[stream_zero]);
         if own {
-            cu::pool_destroy(pool).expect("it is empty");
+            done("cuMemPoolDestroy", &[pool]);
         }
     }
 
-    let bytes = cu::granularity(1).expect("it has one");
-    let handle = cu::create(bytes, 1).expect("the device has room");
-    let by = i64::try_from(bytes).expect("small");
+    let (bytes, properties) = (cu::granularity(1), cu::properties_on(1));
+    let handle = put("cuMemCreate", |handle| vec![handle, bytes, cu::address(&properties), 0]);
+    let by = bytes.cast_signed();
     two.allocated("cuMemCreate located on 1 with 0 current", 1, by, None);
-    cu::release(handle).expect("it was created");
+    done("cuMemRelease", &[handle]);
     two.changed("cuMemRelease", 1, -by);
 
     if both {
-        two.contexts[0].enable_peer(two.contexts[1]).expect("peers can");
-        two.contexts[1].make_current();
-        two.contexts[1].enable_peer(two.contexts[0]).expect("peers can");
+        for [from, to] in [two.contexts, [two.contexts[1], two.contexts[0]]] {
+            from.make_current();
+            done("cuCtxEnablePeerAccess", &[to.0, 0]);
+        }
         two.changed("peer access enabled", 1, 0);
     }
     two.contexts[0].make_current();
-    cu::copy_peer((one.name(), two.contexts[1]), (zero.name(), two.contexts[0]), size(10)).expect("both are live");
+    let [from, to] = two.contexts.map(|context| context.0);
+    done("cuMemcpyPeer", &[one.name(), to, zero.name(), from, size(10) as u64]);
     two.changed("cuMemcpyPeer", 1, 0);
     give(one);
     two.changed("cuMemFree of 1's with 0 current", 1, in_mib(-20));
@@ -136,7 +138,7 @@ fn two_devices_are_counted_separately() {
     two.changed("cuMemFree of 0's", 0, in_mib(-10));
     for (context, stream) in two.contexts.into_iter().zip([stream_zero, stream_one]) {
         context.make_current();
-        cu::stream_destroy(stream).expect("nothing failed on it");
+        done("cuStreamDestroy_v2", &[stream]);
     }
     two.contexts[0].make_current();
     two.wrong.end();

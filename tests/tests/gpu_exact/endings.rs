@@ -36,7 +36,7 @@ fn nothing_is_left() {
 }
 
 fn random_run_leaves_nothing() {
-    Context::primary(0).expect("there is a device").make_current();
+    Context::primary(0).make_current();
     subscribe().expect("allocations can be intercepted");
     let mut random = Random::new(7);
     for way in Way::ALL {
@@ -89,26 +89,26 @@ fn child() {
     match part().as_deref() {
         Some("nothing left") => random_run_leaves_nothing(),
         Some("context alone") => {
-            cu::init().expect("there is a driver");
+            done("cuInit", &[0]);
             let ending = Ending::begin();
-            let context = Context::create(0).expect("there is a device");
+            let context = Context::create(0);
             ending.say("a context was created");
             take(Way::Plain, 64 * MIB);
             take(Way::Array, 16 * MIB);
             assert_eq!(ending.say("64 MiB and an array of 16 MiB in it").used.get(), in_mib(80));
-            context.destroy().expect("it is alive");
+            context.destroy();
             let data = ending.say("the context was destroyed with both");
             assert_eq!(data.used.get(), 0);
         }
         Some("context beside") => {
-            let primary = Context::primary(0).expect("there is a device");
+            let primary = Context::primary(0);
             primary.make_current();
             let ending = Ending::begin();
             let kept = take(Way::Plain, 32 * MIB);
-            let context = Context::create(0).expect("there is a device");
+            let context = Context::create(0);
             take(Way::Plain, 64 * MIB);
             assert_eq!(ending.say("32 MiB in the primary context, 64 MiB in another").used.get(), in_mib(96));
-            context.destroy().expect("it is alive");
+            context.destroy();
             let data = ending.say("the other was destroyed with its block");
             assert_eq!((data.used.get(), data.lost), (in_mib(32), 0));
             primary.make_current();
@@ -116,7 +116,7 @@ fn child() {
             ending.say("the primary context's block was freed");
         }
         Some(which @ ("primary released" | "primary reset")) => {
-            let context = Context::primary(0).expect("there is a device");
+            let context = Context::primary(0);
             context.make_current();
             let ending = Ending::begin();
             take(Way::Plain, 64 * MIB);
@@ -126,9 +126,9 @@ fn child() {
             ending.say("64 MiB in the primary context, 8 MiB managed, 48 MiB in the pool");
             assert_eq!(ending.trace.data().used.get(), in_mib(64) + pool);
             if which == "primary reset" {
-                cu::primary_reset(0).expect("it is active");
+                done("cuDevicePrimaryCtxReset_v2", &[0]);
             } else {
-                cu::primary_release(0).expect("it is retained once");
+                done("cuDevicePrimaryCtxRelease_v2", &[0]);
             }
             let data = ending.say(&format!("{which} with all of it but the pool's"));
             assert_eq!(data.used.get(), pool);

@@ -27,16 +27,20 @@ use gpumem::{
     },
     try_gpu_mem_get,
 };
-use gpumem_tests::{Random, Standin, on_the_standin, on_the_standin_with_both_sources, reported_by_both};
+use gpumem_tests::{
+    Random, Standin, Wrong,
+    driver::{call, done, put, try_put},
+    on_the_standin, on_the_standin_with_both_sources, reported_by_both,
+};
 
-use crate::cu::{Block, Context, Way};
+use crate::cu::{Block, Context, NULL_STREAM, Way, give};
 
 const MIB: usize = 1 << 20;
 
 /// Intercepted, and current.
 fn device() -> Option<MutexGuard<'static, ()>> {
     let one = gpumem_tests::device()?;
-    Context::primary(0).expect("GPUMEM_DEVICE says that there is a device").make_current();
+    Context::primary(0).make_current();
     subscribe().expect("allocations can be intercepted");
     Some(one)
 }
@@ -53,11 +57,6 @@ fn exact_on(ordinal: u32) -> GpuMemTrace {
 
 fn take(way: Way, bytes: usize) -> Block {
     cu::take(way, bytes).unwrap_or_else(|error| panic!("{bytes} bytes by {way:?}: {error:?}"))
-}
-
-fn give(block: Block) {
-    let what = format!("{block:?}");
-    cu::give(block).unwrap_or_else(|error| panic!("giving back {what}: {error:?}"));
 }
 
 /// What the driver counts as used on the device now, other processes included.
@@ -94,20 +93,6 @@ fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
     }
 }
 
-/// Collects everything that is wrong and fails at the end: GPU time is rare, so one run has to show all of it.
-#[derive(Default)]
-struct Wrong(Vec<String>);
-
-impl Wrong {
-    fn note(&mut self, result: Result<(), String>) {
-        self.0.extend(result.err());
-    }
-
-    fn end(self) {
-        assert!(self.0.is_empty(), "{:#?}", self.0);
-    }
-}
-
 fn in_mib(count: i64) -> i64 {
     count << 20
 }
@@ -132,7 +117,7 @@ fn both_sources_report_the_same() {
     let reported = reported_by_both(|| {
         every_kind_of_call();
         thread::spawn(|| {
-            Context::primary(0).expect("it was retained").make_current();
+            Context::primary(0).make_current();
             every_kind_of_call();
         })
         .join()
@@ -177,27 +162,30 @@ fn every_kind_of_call() {
     for refused in [cu::take(Way::Plain, 1 << 50), cu::take(Way::Async, 1 << 50), cu::take(Way::Vmm, 1 << 50)] {
         assert!(refused.is_err(), "{refused:?} is more than a device has");
     }
-    assert!(cu::free(0x1234).is_err() && cu::free_async(0x1234).is_err(), "that is no block");
-    let mut host = vec![0; 1 << 16];
-    cu::register(&mut host).expect("memory of the program's can be registered");
-    cu::unregister(&mut host).expect("it was registered");
+    assert_ne!(call("cuMemFree_v2", &[0x1234]), 0, "that is no block");
+    assert_ne!(call("cuMemFreeAsync", &[0x1234, NULL_STREAM]), 0, "that is no block");
+    let host = vec![0_u8; 1 << 16];
+    done("cuMemHostRegister_v2", &[cu::address(&*host), host.len() as u64, 0]);
+    done("cuMemHostUnregister", &[cu::address(&*host)]);
 
-    let stream = cu::stream().expect("a stream can be created");
-    let pools = [cu::pool_create(0), cu::default_pool(0)].map(|pool| pool.expect("there are pools"));
+    let stream = cu::stream();
+    let pools = [cu::pool_create(0), cu::default_pool(0)];
     for pool in pools {
-        let blocks = [cu::alloc_from_pool(MIB, pool, stream), cu::alloc_async(MIB, stream)];
-        for block in blocks {
-            cu::free_on(block.expect("the device has room"), stream).expect("it is a block");
+        for block in [
+            put("cuMemAllocFromPoolAsync", |at| vec![at, MIB as u64, pool, stream]),
+            put("cuMemAllocAsync", |at| vec![at, MIB as u64, stream]),
+        ] {
+            done("cuMemFreeAsync", &[block, stream]);
         }
     }
-    cu::synchronize(stream).expect("nothing failed");
-    cu::pool_destroy(pools[0]).expect("it was created");
-    cu::stream_destroy(stream).expect("it was created");
+    done("cuStreamSynchronize", &[stream]);
+    done("cuMemPoolDestroy", &[pools[0]]);
+    done("cuStreamDestroy_v2", &[stream]);
 
-    let context = Context::create(0).expect("a second context can be created");
+    let context = Context::create(0);
     let _goes_with_it = take(Way::Plain, MIB);
-    context.destroy().expect("it was created");
-    Context::primary(0).expect("it was retained").make_current();
+    context.destroy();
+    Context::primary(0).make_current();
 }
 
 #[test]
@@ -274,21 +262,23 @@ fn what_fails_is_not_counted() {
     }
     let block = take(Way::Plain, MIB);
     let size = in_mib(1);
-    let inside = cu::free(block.name() + 4096).expect_err("the middle of a block is none");
-    wrong.note(compare(&trace, &format!("cuMemFree of the middle of a block: {inside:?}"), size, 0));
+    let inside = call("cuMemFree_v2", &[block.name() + 4096]);
+    assert_ne!(inside, 0, "the middle of a block is none");
+    wrong.note(compare(&trace, &format!("cuMemFree of the middle of a block: {inside}"), size, 0));
     let name = block.name();
     give(block);
-    for (what, refused) in [
-        ("cuMemFree of what was freed", cu::free(name)),
-        ("cuMemFree of no address", cu::free(0xdead_0000)),
-        ("cuMemFreeAsync of no address", cu::free_async(0xdead_0000)),
-        ("cuMemFreeHost of no address", cu::free_host(0xdead_0000)),
+    for (what, function, arguments) in [
+        ("what was freed", "cuMemFree_v2", &[name][..]),
+        ("no address", "cuMemFree_v2", &[0xdead_0000]),
+        ("no address", "cuMemFreeAsync", &[0xdead_0000, NULL_STREAM]),
+        ("no address", "cuMemFreeHost", &[0xdead_0000]),
     ] {
-        wrong.note(compare(&trace, &format!("{what}: {refused:?}"), 0, 1 << 20));
-        assert!(refused.is_err(), "{what}");
+        let refused = call(function, arguments);
+        wrong.note(compare(&trace, &format!("{function} of {what}: {refused}"), 0, 1 << 20));
+        assert_ne!(refused, 0, "{function} of {what}");
     }
-    let nothing = cu::free(0);
-    wrong.note(compare(&trace, &format!("cuMemFree of 0: {nothing:?}"), 0, 1 << 20));
+    done("cuMemFree_v2", &[0]);
+    wrong.note(compare(&trace, "cuMemFree_v2 of 0", 0, 1 << 20));
     wrong.end();
 }
 
@@ -301,7 +291,7 @@ fn a_trace_of_one_thread_counts_its_own() {
     let elsewhere = |code: &(dyn Fn() + Sync)| {
         thread::scope(|threads| {
             let run = || {
-                Context::primary(0).expect("it is retained already").make_current();
+                Context::primary(0).make_current();
                 code();
             };
             threads.spawn(run).join().expect("it did not panic");
@@ -358,7 +348,7 @@ fn live(kind: &str) -> (u64, u64) {
 fn each_kind_is_listed_and_goes_to_nothing() {
     let Some(_one) = device() else { return };
     let before = status().live;
-    let mut host = vec![0_u8; 4 * MIB];
+    let host = vec![0_u8; 4 * MIB];
     let blocks = [
         (Way::Pinned, "pinned host", 8),
         (Way::Managed, "managed", 16),
@@ -373,10 +363,10 @@ fn each_kind_is_listed_and_goes_to_nothing() {
         block
     });
     let (count, bytes) = live("pinned host");
-    cu::register(&mut host).expect("memory of this process");
+    done("cuMemHostRegister_v2", &[cu::address(&*host), host.len() as u64, 0]);
     assert_eq!(live("pinned host"), (count + 1, bytes + (4 << 20)), "registered");
     println!("{}", status());
-    cu::unregister(&mut host).expect("it is registered");
+    done("cuMemHostUnregister", &[cu::address(&*host)]);
     blocks.into_iter().for_each(give);
     assert_eq!(status().live, before);
 }

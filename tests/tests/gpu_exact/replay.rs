@@ -142,6 +142,7 @@ fn the_statistics_equal_what_is_added_up() {
     let [mut current, mut peak, mut allocated] =
         [before.bytes.current, before.bytes.peak, before.bytes.allocated].map(Bytes::get);
     let mut allocations = before.blocks.allocated;
+    let (trace, start, mut most) = (exact(), current, current);
     for step in 0..2_000 {
         if step % 100 == 0 {
             reset_peak_memory_stats(0).expect("it is intercepted, and the pool can be reset");
@@ -156,7 +157,7 @@ fn the_statistics_equal_what_is_added_up() {
             current += block.counted().unsigned_abs();
             allocated += block.counted().unsigned_abs();
             allocations += u64::from(block.counted() > 0);
-            peak = peak.max(current);
+            (peak, most) = (peak.max(current), most.max(current));
             blocks.push(block);
         }
         let statistics = memory_stats(0).expect("it is intercepted").all;
@@ -174,7 +175,8 @@ fn the_statistics_equal_what_is_added_up() {
             )));
         }
     }
-    println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.0.len());
+    assert_eq!(trace.data().peak_over_start().get(), most - start, "a reset of these peaks is no trace's");
+    println!("2000 steps: {current} B allocated, {allocated} B in all, {} wrong", wrong.count());
     blocks.into_iter().for_each(give);
     let pooled = take(Way::Async, 40 * MIB);
     give(pooled);
@@ -197,7 +199,7 @@ fn sixteen_threads_with_overlapping_traces_equal_the_replayed_log() {
     let Some(_one) = device() else { return };
     let world = Mutex::new(World::default());
     let steps = |me: usize| {
-        Context::primary(0).expect("it is retained already").make_current();
+        Context::primary(0).make_current();
         let mut random = Random::new(100 + me as u64);
         for _ in 0..300 {
             let mut world = world.lock().expect("no thread panicked");
@@ -229,7 +231,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
     let kept = Mutex::new(Vec::new());
     let ever = AtomicI64::new(0);
     let run = |me: usize| {
-        Context::primary(0).expect("it is retained already").make_current();
+        Context::primary(0).make_current();
         let mut random = Random::new(1000 + me as u64);
         let mut own: Vec<Block> = Vec::new();
         for step in 0..300 {

@@ -34,28 +34,11 @@ use gpumem::{
     status, summary,
     torch::{max_memory_allocated, memory_allocated, memory_snapshot, memory_summary, reset_peak_memory_stats},
 };
-use gpumem_tests::{OwnProcess, device, on_the_standin, part};
+use gpumem_tests::{OwnProcess, Wrong, device, on_the_standin, part};
 use nvml_wrapper::Nvml;
 
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
-
-/// Collects everything that is wrong and fails at the end: GPU time is rare, so one run has to show all of it.
-#[derive(Default)]
-struct Wrong(Vec<String>);
-
-impl Wrong {
-    fn unless(&mut self, right: bool, what: impl FnOnce() -> String) {
-        if !right {
-            self.0.push(what());
-        }
-    }
-
-    #[track_caller]
-    fn end(self) {
-        assert!(self.0.is_empty(), "{:#?}", self.0);
-    }
-}
 
 /// There is no cuBLAS, and its memory does not run full as a card's does.
 #[test]

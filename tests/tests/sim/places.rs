@@ -1,7 +1,6 @@
 //! Where memory is: scopes over threads and tasks, the summary, the breakdown, what
 //! is still there, the report when memory runs out. What changes the whole process runs in a process of its own.
 
-mod histories;
 mod leaks;
 mod live;
 mod nesting;
@@ -16,7 +15,7 @@ use std::{
     pin::{Pin, pin},
     process::{Command, Stdio},
     sync::{
-        Barrier, Mutex,
+        Barrier,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -26,12 +25,12 @@ use std::{
 use gpumem::{
     Bytes, Error, GpuMemTrace, breakdown, gpu_mem_trace,
     oom::{on_oom, retry_after_trim},
-    report::{LiveBlock, OutOfMemory, PartKind, ScopeSummary},
+    report::{LiveBlock, OutOfMemory, ScopeSummary},
     scope::ScopeHandle,
     sim::{SimBlock, SimGpu},
     sink::Sink,
 };
-use gpumem_tests::{Ended, OwnProcess, Random, part, simulated_gpu};
+use gpumem_tests::{Ended, OwnProcess, Yield, part, simulated_gpu};
 use unicode_width::UnicodeWidthStr;
 
 const MIB: u64 = 1 << 20;
@@ -59,37 +58,22 @@ fn sizes(blocks: &[LiveBlock]) -> Vec<u64> {
     blocks.iter().map(|block| block.bytes.get()).collect()
 }
 
-/// Pending once.
-async fn others_turn() {
-    let mut is_over = false;
-    poll_fn(|context| {
-        context.waker().wake_by_ref();
-        if mem::replace(&mut is_over, true) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-}
-
 /// Polls both in turns on one thread, as `join!` does.
 async fn join<A, B>(a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     let (mut a, mut b) = (pin!(a), pin!(b));
-    let (mut of_a, mut of_b) = (None, None);
+    let (mut of_a, mut of_b) = (Poll::Pending, Poll::Pending);
     poll_fn(|context| {
-        for is_first in [true, false] {
-            if is_first && of_a.is_none() {
-                if let Poll::Ready(value) = a.as_mut().poll(context) {
-                    of_a = Some(value);
-                }
-            } else if !is_first
-                && of_b.is_none()
-                && let Poll::Ready(value) = b.as_mut().poll(context)
-            {
-                of_b = Some(value);
-            }
+        if of_a.is_pending() {
+            of_a = a.as_mut().poll(context);
         }
-        if of_a.is_some() && of_b.is_some() { Poll::Ready(()) } else { Poll::Pending }
+        if of_b.is_pending() {
+            of_b = b.as_mut().poll(context);
+        }
+        if of_a.is_ready() && of_b.is_ready() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-    (of_a.expect("it has ended"), of_b.expect("it has ended"))
+    let (Poll::Ready(a), Poll::Ready(b)) = (of_a, of_b) else { unreachable!("both have ended") };
+    (a, b)
 }
 
 #[test]

@@ -13,7 +13,7 @@ use gpumem::{
     report::Tracked,
     sim::{SimBlock, SimGpu},
     track,
-    tracker::{MemTracker, label},
+    tracker::MemTracker,
 };
 use gpumem_tests::without_line_numbers;
 
@@ -175,40 +175,6 @@ fn trackers_of_one_device_do_not_know_of_each_other() {
 }
 
 #[test]
-fn an_address_that_is_given_out_again_has_no_label() {
-    let (gpu, mut tracker, page) = gpu();
-    let block = kib(&gpu, 4);
-    block.label("first", &[4], "f32").unwrap();
-    tracker.track();
-    changes(&page);
-    let address = block.address();
-    drop(block);
-    let block = kib(&gpu, 4);
-    assert_eq!(block.address(), address);
-    tracker.track();
-    let expected = [" +    4  1 × 4 KiB            outside of all scopes", " -    4  1 × 4 KiB  f32 (4,)  first"];
-    assert_eq!(changes(&page), expected);
-    block.label("second", &[4], "f32").unwrap();
-    tracker.track();
-    let expected = [" +    4  1 × 4 KiB  f32 (4,)  second", " -    4  1 × 4 KiB            outside of all scopes"];
-    assert_eq!(changes(&page), expected);
-}
-
-#[test]
-fn what_is_not_known_is_not_labelled() {
-    let (gpu, mut tracker, _page) = gpu();
-    let block = kib(&gpu, 4);
-    // High above what the simulated devices of this process give out.
-    for address in [0, 1 << 56, u64::MAX] {
-        let error = label("nobody", &[], "u8", address).unwrap_err();
-        assert!(error.to_string().contains(&format!("begins at {address:#x}: ")), "{error}");
-        assert!(!error.is_unavailable() && !error.is_invalid_setting());
-    }
-    assert!(tracker.track().changes.unwrap().iter().all(|change| change.names.is_empty()));
-    drop(block);
-}
-
-#[test]
 fn scopes_of_other_threads() {
     let (gpu, mut tracker, page) = gpu();
     let trace = GpuMemTrace::builder().ctx("load").on_exit_report(false).start().unwrap();
@@ -342,16 +308,4 @@ fn a_device_that_cannot_be_read() {
     let saw = tracker.track();
     assert_eq!((saw.used, saw.live), (None, Some(Bytes::kib(4))));
     assert!(page.take().contains(": ? used, 4 KiB live\n"));
-}
-
-/// The header is one line, however long the word.
-#[test]
-fn a_long_place_is_shortened() {
-    let (gpu, mut tracker, page) = gpu();
-    let _block = kib(&gpu, 4);
-    tracker.track_with("a word that leaves no room for the folders of the file");
-    let text = page.take();
-    let header = text.lines().next().unwrap();
-    assert!(header.ends_with(&format!(" device {}: 32 MiB used, 4 KiB live", gpu.ordinal())), "{text}");
-    assert!(header.contains("…") && header.contains("of the file)  "), "{text}");
 }

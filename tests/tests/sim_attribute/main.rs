@@ -20,8 +20,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::{Context, Waker};
 
 use gpumem::sim::{SimBlock, SimGpu};
-use gpumem::{Bytes, Gauge, gpu_mem_trace, report::Report, sink::Sink};
-use gpumem_tests::Yield;
+use gpumem::{Bytes, Gauge, gpu_mem_trace, report::Report};
+use gpumem_tests::{Yield, reports_of};
 use pollster::block_on;
 
 /// The simulated devices 0 and 1.
@@ -30,21 +30,12 @@ fn gpus() -> &'static [SimGpu; 2] {
     GPUS.get_or_init(|| [0, 1].map(|_| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment")))
 }
 
-thread_local! {
-    static REPORTS: RefCell<Vec<Report>> = const { RefCell::new(Vec::new()) };
-}
-
 /// What this thread reported while `run` ran. One test at a time: a trace counts the whole process.
 fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     gpus();
-    REPORTS.take();
-    gpumem::sink::set_sink(Sink::custom(|output| {
-        REPORTS.with_borrow_mut(|reports| reports.extend(output.report().cloned()));
-    }));
-    drop(run());
-    REPORTS.take()
+    reports_of(run)
 }
 
 fn lines<T>(run: impl FnOnce() -> T) -> Vec<String> {

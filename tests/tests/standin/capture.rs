@@ -134,48 +134,6 @@ fn a_program_that_is_not_recorded_says_why() {
     assert!(outcome.is_clean() && !outcome.stderr.contains("nothing is recorded"), "{outcome}");
 }
 
-#[test]
-fn the_report_of_a_refusal_is_in_the_recording() {
-    let recording = Recording::new("refused");
-    let script = format!(
-        "{CONTEXT}; new; call cuMemAlloc_v2 &a 9437184; call cuMemAlloc_v2 &b 99999999999999; \
-         call cuMemAlloc_v2 &c 1048576; report"
-    );
-    let outcome = recording.of(Standin::new().dispatch().env("GPUMEM_BACKTRACE", "0")).run(&script);
-    assert!(outcome.is_clean(), "{outcome}");
-    let mut reader = recording.reader();
-    let mut printed = Vec::new();
-    let mut keep = |output: &ReplayedReport| {
-        if matches!(output, ReplayedReport::OutOfMemory(_)) {
-            printed.push(output.to_string());
-        }
-    };
-    reader.replay(&mut keep).unwrap();
-    assert!(reader.skipped().is_nothing(), "{:?}\n{outcome}", reader.skipped());
-    let printed = printed.join("\n");
-    assert!(printed.contains("90.95 TiB (device) were requested"), "{outcome}");
-    assert_eq!(printed.lines().collect::<Vec<_>>(), outcome.stderr.lines().collect::<Vec<_>>(), "{outcome}");
-}
-
-#[test]
-fn a_program_that_is_killed_leaves_what_was_flushed() {
-    let recording = Recording::new("killed");
-    let script = format!("{CONTEXT}; new; call cuMemAlloc_v2 &a 9437184; sleep 1000; call cuMemAlloc_v2 &b 512; abort");
-    let outcome = recording.of(Standin::new().dispatch()).run(&script);
-    assert!(!outcome.succeeded(), "{outcome}");
-    let mut reader = recording.reader();
-    let mut blocks = Vec::new();
-    while let Some(step) = reader.step().unwrap() {
-        if let Step::Event(event, _) = step
-            && let EventKind::Alloc { block, .. } = event.kind
-        {
-            blocks.push(block.bytes.get());
-        }
-    }
-    assert_eq!(blocks.first(), Some(&9_437_184), "{outcome}");
-    assert_eq!(reader.end(), Some(&End::Complete), "{outcome}");
-}
-
 /// The parent's recording is whole, and no child writes to it.
 #[test]
 fn children_of_a_fork_record_nothing() {

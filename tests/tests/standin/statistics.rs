@@ -1,4 +1,4 @@
-//! The allocator's statistics under PyTorch's names. `sim/statistics.rs` and `gpu_exact` compare them with what random programs add up.
+//! The allocator's statistics under PyTorch's names. `gpu_exact` compares them with what a random program adds up.
 
 use gpumem_tests::{CONTEXT, Standin, check_answers};
 

@@ -23,6 +23,16 @@ enum Saves {
     OutputWith(usize),
 }
 
+/// Operations on each element, with what their backward passes need.
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident: $saves:ident;)*) => {$(
+        $(#[$doc])*
+        pub(crate) fn $name(&self, input: &Tensor) -> Result<Tensor, Error> {
+            self.unary(input, Saves::$saves)
+        }
+    )*};
+}
+
 impl Eager {
     fn unary(&self, input: &Tensor, saves: Saves) -> Result<Tensor, Error> {
         let keeps_input = matches!(saves, Saves::Input | Saves::InputWith(_));
@@ -59,15 +69,6 @@ impl Eager {
         self.recorded(&inputs, output, move |_, grad| Ok(needs.map(|needs| needs.then(|| grad.clone())).to_vec()))
     }
 
-    pub(crate) fn relu(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::Output)
-    }
-
-    /// `hardtanh`, which `relu6` calls.
-    pub(crate) fn relu6(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::Input)
-    }
-
     /// `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied before.
     pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.overwritten(input, || Ok(self.output(&input.shape, input.dtype)?.in_order_of(input)))
@@ -87,35 +88,20 @@ impl Eager {
         Ok(self.with_gradient_of_result(input, input.detached(), saved))
     }
 
-    pub(crate) fn gelu(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::Input)
-    }
-
-    pub(crate) fn silu(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::Input)
-    }
-
-    pub(crate) fn tanh(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::Output)
-    }
-
-    pub(crate) fn sigmoid(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::Output)
-    }
-
-    /// The logarithms of a softmax over the last dimension.
-    pub(crate) fn log_softmax(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::Output)
-    }
-
-    /// A sum with a number: the gradient is passed on.
-    pub(crate) fn add_number(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::Nothing)
-    }
-
-    /// A product with a number.
-    pub(crate) fn multiply_by_number(&self, input: &Tensor) -> Result<Tensor, Error> {
-        self.unary(input, Saves::NothingNew)
+    unary! {
+        relu: Output;
+        /// `hardtanh`, which `relu6` calls.
+        relu6: Input;
+        gelu: Input;
+        silu: Input;
+        tanh: Output;
+        sigmoid: Output;
+        /// The logarithms of a softmax over the last dimension.
+        log_softmax: Output;
+        /// A sum with a number: the gradient is passed on.
+        add_number: Nothing;
+        /// A product with a number.
+        multiply_by_number: NothingNew;
     }
 
     /// A power with a fixed exponent. Autocast runs it in `f32`. Its backward pass is `grad * (exponent * input ** (exponent - 1))`.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{
     encoders,
     fields::{Fields, head_size, product, wrong},
-    parts::{dropout, inline, layer_norm, linear, mlp, residual, rms_norm},
+    parts::{dropped, inline, layer_norm, linear, mlp, residual, rms_norm},
 };
 use crate::{
     error::Error,
@@ -405,15 +405,12 @@ pub(super) fn phi(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let hidden = fields.number("intermediate_size", product(&[4, size])?)?;
     let function = fields.function("hidden_act", "gelu_new")?;
     let probability = fields.fraction("resid_pdrop", 0.0)?;
-    let mut first = vec![Layer::Attention(attention).named("self_attn")];
-    let mut second = vec![mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function)];
-    first.extend(dropout(probability));
-    second.extend(dropout(probability));
+    let first = dropped(vec![Layer::Attention(attention).named("self_attn")], probability);
+    let second = dropped(vec![mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function)], probability);
     let branches = Layer::Branches { layers: vec![inline(first), inline(second)] };
     let block = vec![residual(vec![layer_norm("input_layernorm", size), branches.named("")])];
     let blocks = vec![block; fields.layers("num_hidden_layers", 24)?];
-    let mut layers = vec![frame.embedding()];
-    layers.extend(dropout(fields.fraction("embd_pdrop", 0.0)?));
+    let mut layers = dropped(vec![frame.embedding()], fields.fraction("embd_pdrop", 0.0)?);
     layers.extend([frame.blocks(blocks), layer_norm("model.final_layernorm", size), frame.head(true)]);
     Ok(frame.model(length, layers))
 }
@@ -435,11 +432,10 @@ pub(super) fn phi3(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let function = fields.function("hidden_act", "silu")?;
     let probability = fields.fraction("resid_pdrop", 0.0)?;
     let mlp = Layer::GatedMlp { size, hidden, function, is_joined: true, has_bias: false };
-    let mut first = vec![rms_norm("input_layernorm", size), Layer::Attention(attention).named("self_attn")];
-    let mut second = vec![rms_norm("post_attention_layernorm", size), mlp.named("mlp")];
-    first.extend(dropout(probability));
-    second.extend(dropout(probability));
-    let block = vec![residual(first), residual(second)];
+    let attention = Layer::Attention(attention).named("self_attn");
+    let block = [("input_layernorm", attention), ("post_attention_layernorm", mlp.named("mlp"))]
+        .map(|(norm, layer)| residual(dropped(vec![rms_norm(norm, size), layer], probability)))
+        .to_vec();
     Ok(frame.plain(length, vec![block; fields.layers("num_hidden_layers", 32)?]))
 }
 
@@ -462,11 +458,10 @@ pub(super) fn gpt_neox(fields: Fields<'_>, length: u64) -> Result<Model, Error> 
     let function = fields.function("hidden_act", "gelu")?;
     let probability = fields.fraction("hidden_dropout", 0.0)?;
     let is_parallel = fields.flag("use_parallel_residual", true)?;
-    let mut first = vec![layer_norm("input_layernorm", size), Layer::Attention(attention).named("attention")];
+    let first = vec![layer_norm("input_layernorm", size), Layer::Attention(attention).named("attention")];
     let names = ["mlp.dense_h_to_4h", "mlp.dense_4h_to_h"];
-    let mut second = vec![layer_norm("post_attention_layernorm", size), mlp(names, size, hidden, function)];
-    first.extend(dropout(probability));
-    second.extend(dropout(probability));
+    let second = vec![layer_norm("post_attention_layernorm", size), mlp(names, size, hidden, function)];
+    let [first, second] = [first, second].map(|layers| dropped(layers, probability));
     let block = if is_parallel {
         let branches = Layer::Branches { layers: vec![inline(first), inline(second)] };
         vec![residual(vec![branches.named("")])]
@@ -474,8 +469,7 @@ pub(super) fn gpt_neox(fields: Fields<'_>, length: u64) -> Result<Model, Error> 
         vec![residual(first), residual(second)]
     };
     let blocks = vec![block; fields.layers("num_hidden_layers", 44)?];
-    let mut layers = vec![frame.embedding()];
-    layers.extend(dropout(probability));
+    let mut layers = dropped(vec![frame.embedding()], probability);
     layers.extend([frame.blocks(blocks), layer_norm("gpt_neox.final_layer_norm", size), frame.head(false)]);
     Ok(frame.model(length, layers))
 }
@@ -556,17 +550,15 @@ pub(super) fn gpt2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         names: AttentionNames::joined("c_attn", "c_proj"),
         ..Attention::default()
     };
-    let mut first = vec![layer_norm("ln_1", size), Layer::Attention(attention).named("attn")];
-    let mut second = vec![layer_norm("ln_2", size), mlp(["mlp.c_fc", "mlp.c_proj"], size, hidden, function)];
-    first.extend(dropout(probability));
-    second.extend(dropout(probability));
+    let first = vec![layer_norm("ln_1", size), Layer::Attention(attention).named("attn")];
+    let second = vec![layer_norm("ln_2", size), mlp(["mlp.c_fc", "mlp.c_proj"], size, hidden, function)];
+    let [first, second] = [first, second].map(|layers| dropped(layers, probability));
     let block = Layer::Block { layers: held(first, vec![residual(second)]) };
     let names = ["transformer.wte", "transformer.wpe", ""].map(str::to_owned).to_vec();
     let embeddings = Embeddings { size, tokens: vocabulary, positions, segments: 0, names };
     let tied_to = Some("transformer.wte".to_owned());
     let head = Linear { inputs: size, outputs: vocabulary, no_bias: true, tied_to };
-    let mut layers = vec![Layer::Embeddings(embeddings).named("")];
-    layers.extend(dropout(fields.fraction("embd_pdrop", 0.1)?));
+    let mut layers = dropped(vec![Layer::Embeddings(embeddings).named("")], fields.fraction("embd_pdrop", 0.1)?);
     let blocks = vec![block; fields.layers("n_layer", 12)?];
     layers.extend([
         Layer::Sequential { layers: numbered(blocks) }.named("transformer.h"),

@@ -2,7 +2,7 @@
 
 use super::{
     fields::{Fields, product, wrong},
-    parts::{activation, dropout, inline, layer_norm, linear, residual},
+    parts::{activation, dropout, dropped, inline, layer_norm, linear, residual},
 };
 use crate::{
     error::Error,
@@ -166,9 +166,7 @@ impl Whisper {
     }
 
     fn around(&self, norm: &str, layer: Named) -> Named {
-        let mut layers = vec![layer_norm(norm, self.size), layer];
-        layers.extend(dropout(self.dropout));
-        residual(layers)
+        residual(dropped(vec![layer_norm(norm, self.size), layer], self.dropout))
     }
 
     fn block(&self, is_decoder: bool) -> Layer {
@@ -178,8 +176,8 @@ impl Whisper {
             let cross = self.attention(Some("encoder"), true).named("encoder_attn");
             layers.push(self.around("encoder_attn_layer_norm", cross));
         }
-        let mut mlp = vec![linear("fc1", self.size, self.hidden, true), activation(self.function)];
-        mlp.extend(dropout(self.activation_dropout));
+        let mlp = vec![linear("fc1", self.size, self.hidden, true), activation(self.function)];
+        let mut mlp = dropped(mlp, self.activation_dropout);
         mlp.push(linear("fc2", self.hidden, self.size, true));
         layers.push(self.around("final_layer_norm", inline(mlp)));
         Layer::Block { layers }

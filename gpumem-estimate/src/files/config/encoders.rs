@@ -2,7 +2,7 @@
 
 use super::{
     fields::{Fields, head_size, product, wrong},
-    parts::{activation, dropout, inline, layer_norm, linear, mlp, residual},
+    parts::{activation, dropped, inline, layer_norm, linear, mlp, residual},
 };
 use crate::{
     error::Error,
@@ -29,11 +29,9 @@ pub(super) fn bert(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let probability = fields.fraction("hidden_dropout_prob", 0.1)?;
     let names = AttentionNames::new(["self.query", "self.key", "self.value", "output.dense"]);
     let attention = Attention { names, ..attention(fields, size, 12)? };
-    let mut first = vec![Layer::Attention(attention).named("attention")];
+    let first = dropped(vec![Layer::Attention(attention).named("attention")], probability);
     let intermediate = inline(vec![linear("intermediate.dense", size, hidden, true), activation(function)]);
-    let mut output = vec![linear("output.dense", hidden, size, true)];
-    first.extend(dropout(probability));
-    output.extend(dropout(probability));
+    let output = dropped(vec![linear("output.dense", hidden, size, true)], probability);
     let layers = vec![
         residual(first),
         layer_norm("attention.output.LayerNorm", size),
@@ -59,8 +57,8 @@ pub(super) fn bert(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         Layer::Linear(decoder).named("cls.predictions"),
     ];
     let blocks = vec![block; fields.layers("num_hidden_layers", 12)?];
-    let mut layers = vec![Layer::Embeddings(embeddings).named(""), layer_norm("bert.embeddings.LayerNorm", size)];
-    layers.extend(dropout(probability));
+    let layers = vec![Layer::Embeddings(embeddings).named(""), layer_norm("bert.embeddings.LayerNorm", size)];
+    let mut layers = dropped(layers, probability);
     layers.extend([Layer::Sequential { layers: numbered(blocks) }.named("bert.encoder.layer"), inline(head)]);
     Ok(Model { name: "bert".to_owned(), input: Input::Tokens(length), layers, loss: Loss::Token })
 }
@@ -78,17 +76,15 @@ pub(super) fn vit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     let function = fields.function("hidden_act", "gelu")?;
     let probability = fields.fraction("hidden_dropout_prob", 0.0)?;
     let attention = attention(fields, size, 12)?;
-    let mut first = vec![layer_norm("layernorm_before", size), Layer::Attention(attention).named("attention")];
-    let mut second = vec![layer_norm("layernorm_after", size), mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function)];
-    first.extend(dropout(probability));
-    second.extend(dropout(probability));
-    let block = Layer::Block { layers: vec![residual(first), residual(second)] };
+    let first = vec![layer_norm("layernorm_before", size), Layer::Attention(attention).named("attention")];
+    let second = vec![layer_norm("layernorm_after", size), mlp(["mlp.fc1", "mlp.fc2"], size, hidden, function)];
+    let layers = [first, second].map(|layers| residual(dropped(layers, probability))).to_vec();
+    let block = Layer::Block { layers };
     let (channels, image) = (fields.number("num_channels", 3)?, fields.number("image_size", 224)?);
     let patch = fields.divisor("patch_size", 16)?;
     let blocks = vec![block; fields.layers("num_hidden_layers", 12)?];
-    let mut layers =
-        vec![Layer::PatchEmbedding { channels, image, patch, size, as_clip: false }.named("vit.embeddings")];
-    layers.extend(dropout(probability));
+    let layers = vec![Layer::PatchEmbedding { channels, image, patch, size, as_clip: false }.named("vit.embeddings")];
+    let mut layers = dropped(layers, probability);
     layers.extend([
         Layer::Sequential { layers: numbered(blocks) }.named("vit.layers"),
         layer_norm("vit.layernorm", size),

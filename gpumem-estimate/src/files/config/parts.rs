@@ -30,6 +30,12 @@ pub(super) fn dropout(probability: f64) -> Option<Named> {
     (probability != 0.0).then(|| Layer::Dropout { probability }.named(""))
 }
 
+/// These layers, and dropout after them where there is any.
+pub(super) fn dropped(mut layers: Vec<Named>, probability: f64) -> Vec<Named> {
+    layers.extend(dropout(probability));
+    layers
+}
+
 pub(super) fn layer_norm(name: &str, size: u64) -> Named {
     Layer::LayerNorm { size }.named(name)
 }

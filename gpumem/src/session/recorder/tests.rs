@@ -1,4 +1,4 @@
-//! What a session prints, and what the recording of it yields, are the same character by character.
+//! What is in the recording of a session. `tests/tests/standin/recording.rs` compares all that a program printed with its recording.
 
 use std::{
     fs,
@@ -10,9 +10,9 @@ use gpumem_core::recording::{End, Item, Reader, ReplayedReport, Step, items_of};
 
 use crate::{
     export::Sink,
-    model::{Bytes, EventKind, Gauge},
+    model::{Bytes, EventKind},
     report::Report,
-    session::{GpuMemTrace, MemTracker, TestSession, breakdown, on_oom, set_sink, statistics, summary},
+    session::{GpuMemTrace, TestSession, on_oom, set_sink},
 };
 
 /// A file in the folder for temporary files, which is removed.
@@ -50,73 +50,6 @@ fn recorded(name: &str, variables: &[(&str, &str)]) -> (TestSession, Recording, 
     let to = Arc::clone(&reports);
     session.run(|| set_sink(Sink::custom(move |output| to.lock().unwrap().extend(output.report().cloned()))));
     (session, recording, reports)
-}
-
-#[test]
-fn all_reports_of_a_session_are_in_its_recording() {
-    let (session, recording, reports) = recorded("all", &[("GPUMEM_BACKTRACE", "1")]);
-    let gpu = session.add(Bytes::gib(4)).unwrap();
-    let mut printed: Vec<String> = Vec::new();
-    session.run(|| {
-        let mut tracker = MemTracker::builder().device(2).to(std::io::sink()).start().unwrap();
-        let outer = GpuMemTrace::builder().ctx("train").device(2).at_peak(true).start().unwrap();
-        let weights: Vec<_> = (1..=8).map(|size| gpu.alloc(Bytes::mib(size)).unwrap()).collect();
-        weights[0].label("embedding", &[512, 512], "f32").unwrap();
-        printed.push(format!("{:?}", tracker.track_with("after load")));
-        for step in 0..3 {
-            let mut inner = GpuMemTrace::builder().ctx("step").device(2).start().unwrap();
-            let activations = gpu.alloc_async(Bytes::mib(40 + step)).unwrap();
-            let handle = inner.handle();
-            let other = std::thread::scope(|threads| {
-                threads.spawn(|| handle.in_scope(|| gpu.alloc(Bytes::kib(64 * step + 64)))).join().unwrap().unwrap()
-            });
-            drop(activations);
-            inner.report_n_reset_with(format_args!("step {step}"));
-            printed.push(format!("{:?}", inner.live()));
-            drop(other);
-        }
-        let sampled = GpuMemTrace::builder().ctx("sampled").device(2).gauge(Gauge::Sampled).start().unwrap();
-        drop(gpu.alloc_async(Bytes::mib(3)).unwrap());
-        drop(sampled);
-        printed.push(format!("{:?}", tracker.track()));
-        printed.push(format!("{:?}", summary()));
-        printed.push(format!("{:?}", breakdown(2).unwrap()));
-        printed.push(format!("{:?}", statistics::InterceptedDevice::on(Some(2)).unwrap().stats()));
-        printed.push(format!("{:?}", outer.peak_holders().unwrap()));
-        printed.push(format!("{:?}", statistics::live_blocks().unwrap()));
-        drop(outer);
-        drop(weights);
-        printed.push(format!("{:?}", summary()));
-    });
-    session.end_recording();
-    let (outputs, reader) = recording.read();
-    let live_reports = reports.lock().unwrap();
-    let mut replayed_reports = Vec::new();
-    let mut replayed = Vec::new();
-    for output in outputs {
-        match output {
-            ReplayedReport::Report(report) => replayed_reports.push(report),
-            ReplayedReport::Summary(value) => replayed.push(format!("{value:?}")),
-            ReplayedReport::Breakdown(value) => replayed.push(format!("{value:?}")),
-            ReplayedReport::MemoryStats(value) => replayed.push(format!("{value:?}")),
-            ReplayedReport::LiveBlocks(value) => replayed.push(format!("{value:?}")),
-            ReplayedReport::PeakHolders(value) => replayed.push(format!("{value:?}")),
-            ReplayedReport::Tracked(value) => replayed.push(format!("{value:?}")),
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(replayed_reports, *live_reports);
-    assert!(live_reports.len() >= 8, "{live_reports:#?}");
-    assert_eq!(replayed, printed);
-    // And what a reader needs of the process.
-    let definitions = reader.definitions();
-    assert_eq!(definitions.process().pid, std::process::id());
-    assert!(definitions.interceptions().len() == 1 && definitions.devices().count() == 1);
-    if cfg!(feature = "backtrace") {
-        let own = std::env::current_exe().unwrap();
-        let own = definitions.modules().find(|module| module.path == own.to_string_lossy()).unwrap();
-        assert!(own.base > 0 && own.build_id == super::build_id::of(own.path.as_ref()));
-    }
 }
 
 /// Two scopes on one line differ by their column. Of functions under an attribute, the module is known.
@@ -205,21 +138,6 @@ fn refusals_are_in_the_recording() {
         }
     }
     assert_eq!(live, Bytes::mib(30));
-}
-
-#[test]
-fn a_file_that_cannot_be_written_is_said_once_and_nothing_else_changes() {
-    let path = std::env::temp_dir().join("no such folder").join("file");
-    let session = TestSession::new(&[("GPUMEM_CAPTURE", path.to_str().unwrap()), ("GPUMEM_SIM", "1GiB")]).unwrap();
-    let gpu = session.add(Bytes::gib(1)).unwrap();
-    session.run(|| {
-        let trace = GpuMemTrace::builder().device(1).silent(true).start().unwrap();
-        let block = gpu.alloc(Bytes::mib(1)).unwrap();
-        assert_eq!(trace.data().used.mb(), 1);
-        drop(block);
-    });
-    session.end_recording();
-    assert!(!path.exists());
 }
 
 /// The second recording would destroy both.

@@ -32,11 +32,9 @@
 //!   `inject`: as the driver loads the tool that the environment names;
 //! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
 //!   `slot_replace_past function…`: as `slot_replace`, with a hook that goes on to what was noted;
-//! - `slot_replace function…`, `slot_restore function…`, `stub_overwrite function…`: another tool intercepts the driver's functions, or
-//!   takes the newest of its hooks of each out; `slot_walk function…`: as `slot_replace`, with a walk of the first call's stack;
-//!   `slot_calls function`: how many calls it saw; `slot_stack function`: whether the walk came `to main` or was `cut`;
-//! - `slot_is function`: the slot points at a function of the `driver`, of the `tool` or at an`other`; `slot_access function`: how the
-//!   slot's memory may be accessed; `stub function`: its form, what it compares with, where it looks, its slot; `stub_bytes function count`: as they are now;
+//! - `slot_replace function…`, `slot_restore function…`: another tool intercepts the driver's functions, or takes the newest of its
+//!   hooks of each out; `slot_calls function`: how many calls it saw;
+//! - `slot_is function`: the slot points at a function of the `driver`, of the `tool` or at an`other`; `stub_bytes function count`: as they are now;
 //! - `other_thread command | command…`: the commands, on another thread, and the answer where it is one; `at_exit …`: when the process exits;
 //!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
 //! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be

@@ -1,12 +1,10 @@
-//! Another tool in this process, which intercepts the driver as gpumem does, through the slots of the stubs, or writes a jump over a
-//! stub, as UCX does.
+//! Another tool in this process, which intercepts the driver as gpumem does, through the slots of the stubs.
 
-use std::backtrace::Backtrace;
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::{fs, mem, ptr, slice};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::{mem, ptr, slice};
 
 use cudarc::driver::sys;
 use gpumem_tests::Stub;
@@ -19,34 +17,11 @@ type Slot = AtomicPtr<()>;
 struct Hook {
     /// What was in the slot before.
     next: Slot,
-    /// Where to look for that at each call, if not in `next`.
-    through: AtomicPtr<Slot>,
     calls: AtomicU64,
-    is_walking: AtomicBool,
-    /// Whether a walk of the stack came to this program's `main`.
-    reached_main: AtomicBool,
-}
-
-impl Hook {
-    const fn unused() -> Self {
-        Self {
-            next: Slot::new(ptr::null_mut()),
-            through: AtomicPtr::new(ptr::null_mut()),
-            calls: AtomicU64::new(0),
-            is_walking: AtomicBool::new(false),
-            reached_main: AtomicBool::new(false),
-        }
-    }
-
-    fn go_on_to(&self) -> *mut () {
-        // SAFETY: a slot of the driver's, which is never unloaded.
-        let slot = unsafe { self.through.load(Ordering::Acquire).as_ref() };
-        slot.unwrap_or(&self.next).load(Ordering::Acquire)
-    }
 }
 
 const MOST: usize = 16;
-static HOOKS: [Hook; MOST] = [const { Hook::unused() }; MOST];
+static HOOKS: [Hook; MOST] = [const { Hook { next: Slot::new(ptr::null_mut()), calls: AtomicU64::new(0) } }; MOST];
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
@@ -58,13 +33,8 @@ type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 unsafe extern "C" fn hook<const N: usize>(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> c_int {
     let hook = &HOOKS[N];
     hook.calls.fetch_add(1, Ordering::Relaxed);
-    if hook.is_walking.swap(false, Ordering::Relaxed) {
-        let stack = Backtrace::force_capture().to_string();
-        hook.reached_main.store(stack.contains("probe::main"), Ordering::Relaxed);
-    }
-    // SAFETY: what the slot pointed at, or points at, is a function of the driver's, or another hook before it; the arguments are
-    // the caller's.
-    unsafe { mem::transmute::<*mut (), Function>(hook.go_on_to())(a, b, c, d, e, f) }
+    // SAFETY: what the slot pointed at is a function of the driver's, or another hook before it; the arguments are the caller's.
+    unsafe { mem::transmute::<*mut (), Function>(hook.next.load(Ordering::Acquire))(a, b, c, d, e, f) }
 }
 
 #[rustfmt::skip]
@@ -78,25 +48,23 @@ static USED: Mutex<Vec<Use>> = Mutex::new(Vec::new());
 
 struct Use {
     function: String,
-    /// Whether it can be taken out of the slot.
+    /// Whether it was not taken out of the slot.
     is_in_slot: bool,
 }
 
 /// Takes an unused hook for the function; the hook's number.
-fn take(function: &str, is_in_slot: bool) -> Result<usize, Trouble> {
+fn take(function: &str) -> Result<usize, Trouble> {
     let mut used = USED.lock().map_err(|_| "a command panicked")?;
     if used.len() == MOST {
         return Err("there are no more hooks".into());
     }
-    used.push(Use { function: function.to_owned(), is_in_slot });
+    used.push(Use { function: function.to_owned(), is_in_slot: true });
     Ok(used.len() - 1)
 }
 
 /// Points the slot of a function at a hook, which goes on to what was there. May be done again and again.
-fn replace(function: &str, is_walking: bool) -> Result<(), Trouble> {
-    let slot = slot(function)?;
-    let number = take(function, true)?;
-    HOOKS[number].is_walking.store(is_walking, Ordering::Relaxed);
+fn replace(function: &str) -> Result<(), Trouble> {
+    let (slot, number) = (slot(function)?, take(function)?);
     HOOKS[number].next.store(slot.load(Ordering::Acquire), Ordering::Release);
     slot.store(ENTRIES[number] as *mut (), Ordering::Release);
     Ok(())
@@ -131,42 +99,20 @@ fn noted(function: &str) -> Result<*mut (), Trouble> {
 
 /// Points the slot at a hook that goes on to what was noted, past whoever is in the slot now.
 fn replace_past(function: &str) -> Result<(), Trouble> {
-    let (slot, number) = (slot(function)?, take(function, true)?);
+    let (slot, number) = (slot(function)?, take(function)?);
     HOOKS[number].next.store(noted(function)?, Ordering::Release);
     slot.store(ENTRIES[number] as *mut (), Ordering::Release);
     Ok(())
 }
 
-/// Writes a jump to a hook over the stub, which goes on through the slot, as the stub would.
-fn overwrite(function: &str) -> Result<(), Trouble> {
-    const PAGE: usize = 4096;
-    const ALL: c_int = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
-    let (slot, code) = (slot(function)?, symbol(function)?);
-    let number = take(function, false)?;
-    HOOKS[number].through.store(ptr::from_ref(slot).cast_mut(), Ordering::Release);
-    // `jmp qword ptr [rip]`, and the address behind it.
-    let mut jump = [0; 14];
-    jump[..2].copy_from_slice(&[0xff, 0x25]);
-    jump[6..].copy_from_slice(&(ENTRIES[number] as usize as u64).to_le_bytes());
-    let page = code.map_addr(|address| address / PAGE * PAGE);
-    // SAFETY: the stub is longer than the jump, and the pages that the jump is in are the driver's code. No other thread is in
-    // the stub: the scripts call nothing meanwhile.
-    unsafe {
-        if libc::mprotect(page.cast_mut().cast(), 2 * PAGE, ALL) != 0 {
-            return Err("the code cannot be made writable".into());
-        }
-        code.cast_mut().cast::<[u8; 14]>().write(jump);
-    }
-    Ok(())
-}
-
-/// What the function's hooks saw.
-fn seen<T>(function: &str, look: impl Fn(&Hook) -> T) -> Result<Vec<T>, Trouble> {
+/// How many calls the function's hooks saw.
+fn calls(function: &str) -> Result<u64, Trouble> {
     let used = USED.lock().map_err(|_| "a command panicked")?;
-    Ok(used.iter().zip(&HOOKS).filter(|(hook, _)| hook.function == function).map(|(_, hook)| look(hook)).collect())
+    let hooks = used.iter().zip(&HOOKS).filter(|(hook, _)| hook.function == function);
+    Ok(hooks.map(|(_, hook)| hook.calls.load(Ordering::Relaxed)).sum())
 }
 
-/// Attribution the function is that a slot points at.
+/// Whose function a slot points at.
 fn owner(function: &str) -> Result<&'static str, Trouble> {
     let target = slot(function)?.load(Ordering::Acquire).cast_const();
     let is_hook = ENTRIES.iter().any(|entry| ptr::addr_eq(*entry as *const (), target));
@@ -176,19 +122,6 @@ fn owner(function: &str) -> Result<&'static str, Trouble> {
         Some(module) if module == driver => "driver",
         _ => "other",
     })
-}
-
-/// How the memory of a function's slot may be accessed, such as `rw-p`.
-fn access(function: &str) -> Result<String, Trouble> {
-    let slot = slot_address(function)?;
-    for line in fs::read_to_string("/proc/self/maps")?.lines() {
-        let (range, rest) = line.split_once(' ').ok_or("a strange line")?;
-        let (start, end) = range.split_once('-').ok_or("a strange line")?;
-        if (usize::from_str_radix(start, 16)?..usize::from_str_radix(end, 16)?).contains(&slot) {
-            return Ok(rest.split(' ').next().unwrap_or_default().to_owned());
-        }
-    }
-    Err("the slot is in no memory".into())
 }
 
 /// The address of the function that the driver exports.
@@ -204,17 +137,9 @@ fn code(function: &str, count: usize) -> Result<&'static [u8], Trouble> {
     Ok(unsafe { slice::from_raw_parts(symbol(function)?, count) })
 }
 
-fn stub(function: &str) -> Result<Stub, Trouble> {
-    let stub = Stub::read(code(function, Stub::BYTES)?, symbol(function)?.addr() as u64);
-    stub.ok_or_else(|| "the function is no stub".into())
-}
-
-fn slot_address(function: &str) -> Result<usize, Trouble> {
-    Ok(usize::try_from(stub(function)?.slot)?)
-}
-
 fn slot(function: &str) -> Result<&'static Slot, Trouble> {
-    let slot = ptr::with_exposed_provenance::<Slot>(slot_address(function)?);
+    let stub = Stub::read(code(function, Stub::BYTES)?, symbol(function)?.addr() as u64);
+    let slot = ptr::with_exposed_provenance::<Slot>(usize::try_from(stub.ok_or("the function is no stub")?.slot)?);
     if !slot.is_aligned() {
         return Err("the slot is not aligned".into());
     }
@@ -240,35 +165,23 @@ fn module_of(address: *const ()) -> Option<String> {
 pub(crate) fn answer(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     let (function, number) = argument.split_once(' ').unwrap_or((argument, ""));
     Ok(Some(match verb {
-        "slot_replace" | "slot_walk" | "slot_restore" | "slot_note" | "slot_write_back" | "slot_replace_past"
-        | "stub_overwrite" => {
+        "slot_replace" | "slot_restore" | "slot_note" | "slot_write_back" | "slot_replace_past" => {
             for function in argument.split(' ') {
                 match verb {
-                    "slot_replace" => replace(function, false)?,
-                    "slot_walk" => replace(function, true)?,
+                    "slot_replace" => replace(function)?,
                     "slot_restore" => restore(function)?,
                     "slot_note" => note(function)?,
                     "slot_write_back" => slot(function)?.store(noted(function)?, Ordering::Release),
-                    "slot_replace_past" => replace_past(function)?,
-                    _ => overwrite(function)?,
+                    _ => replace_past(function)?,
                 }
             }
             "done".to_owned()
         }
-        "slot_calls" => seen(function, |hook| hook.calls.load(Ordering::Relaxed))?.iter().sum::<u64>().to_string(),
-        "slot_stack" => {
-            let reached = seen(function, |hook| hook.reached_main.load(Ordering::Relaxed))?;
-            if reached.contains(&true) { "to main" } else { "cut" }.to_owned()
-        }
+        "slot_calls" => calls(function)?.to_string(),
         "slot_is" => owner(function)?.to_owned(),
-        "slot_access" => access(function)?,
         "stub_bytes" => {
             let bytes = code(function, number.parse()?)?.iter();
             bytes.map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat()
-        }
-        "stub" => {
-            let Stub { form, compared, word, slot } = stub(function)?;
-            format!("{form:?} {compared:#x} {word:#x} {slot:#x}")
         }
         _ => return Ok(None),
     }))

@@ -51,7 +51,7 @@ fn tasks_that_take_turns_on_one_thread_have_their_own() {
             let mut kept = Vec::new();
             for _ in 0..3 {
                 kept.push(take(&gpu, bytes));
-                others_turn().await;
+                Yield::default().await;
             }
             kept
         })
@@ -77,7 +77,7 @@ fn a_task_that_moves_between_threads_stays_in_its_scope() {
         let mut kept = Vec::new();
         for size in [1, 10, 100] {
             kept.push(take(&of_task, size));
-            others_turn().await;
+            Yield::default().await;
         }
         // Dropped in the scope as well.
     }));
@@ -104,16 +104,16 @@ fn a_task_that_moves_between_threads_stays_in_its_scope() {
 #[gpu_mem_trace]
 async fn alpha(gpu: &SimGpu) -> Vec<SimBlock> {
     let first = take(gpu, 1);
-    others_turn().await;
+    Yield::default().await;
     vec![first, take(gpu, 2)]
 }
 
 #[gpu_mem_trace]
 async fn beta(gpu: &SimGpu) -> Vec<SimBlock> {
     let first = take(gpu, 10);
-    others_turn().await;
+    Yield::default().await;
     let inner = alpha(gpu).await;
-    others_turn().await;
+    Yield::default().await;
     [vec![first, take(gpu, 20)], inner].into_iter().flatten().collect()
 }
 
