@@ -26,6 +26,9 @@ pub(crate) struct Refused {
     pub(crate) main: RefusedAllocation,
     /// The newest refusals.
     pub(crate) newest: Vec<RefusedAllocation>,
+    /// Who refused them: on a card that is not the real one, gpumem does.
+    #[serde(skip)]
+    by: &'static str,
     /// Whether the recording has what was live at the main refusal.
     #[serde(skip)]
     pub(crate) is_live_known: bool,
@@ -48,7 +51,7 @@ pub(crate) struct RefusedAllocation {
     pub(crate) live_bytes: Option<u64>,
     /// The size of the device's memory.
     pub(crate) total_bytes: Option<u64>,
-    /// What was free then. `None` if the device was not read.
+    /// What was free when the device was read next, shortly after. `None` if it was not read.
     pub(crate) free_bytes: Option<u64>,
     /// What was in use then and is not in `live_bytes`: the CUDA context and kernels, other processes, and what was not seen.
     pub(crate) rest_bytes: Option<u64>,
@@ -94,11 +97,11 @@ impl RefusedAllocation {
         words.join(", ")
     }
 
-    /// `Device 0 has 15.40 GiB, of which 1.2 GiB were free then. Besides the process's blocks, 527 MiB were in use: …`
+    /// `Device 0 has 15.40 GiB, of which 1.2 GiB were free shortly after. Besides the process's blocks, 527 MiB were in use: …`
     fn device_in_words(&self) -> Option<String> {
         let simulated = if self.simulated { "The simulated device" } else { "Device" };
         let size = format!("{simulated} {} has {}", self.device?, Bytes::new(self.total_bytes?));
-        let free = self.free_bytes.map(|free| format!(", of which {} were free then", Bytes::new(free)));
+        let free = self.free_bytes.map(|free| format!(", of which {} were free shortly after", Bytes::new(free)));
         let rest = self.rest_bytes.map(|rest| {
             let rest = Bytes::new(rest);
             format!(
@@ -122,24 +125,25 @@ impl Refused {
                 .iter()
                 .map(|refused| RefusedAllocation::of(history, refused))
                 .collect(),
+            by: if history.definitions().process().cards.is_some() { "gpumem's card" } else { "the driver" },
             is_live_known: history.is_whole_at(main.number),
         })
     }
 
     /// What happened, in at most three lines.
     pub(crate) fn in_words(&self) -> Vec<String> {
-        let Self { count, obtained_soon, largest_bytes, main, .. } = self;
+        let Self { count, obtained_soon, largest_bytes, main, by, .. } = self;
         let (largest, soon) = (Bytes::new(*largest_bytes), "as allocators with a cache do that empty it and try again");
         if count == obtained_soon {
             let many = counted(*count, "allocation", "allocations");
             let most = if *count > 1 { format!(", {largest} at most") } else { String::new() };
             return vec![
-                format!("Memory was short: the driver refused {many}{most}; the last: {}.", main.in_words()),
+                format!("Memory was short: {by} refused {many}{most}; the last: {}.", main.in_words()),
                 format!("Each time the same thread obtained as much within a second, {soon}."),
             ];
         }
         let mut lines = vec![format!(
-            "Out of memory: the driver refused {}. The thread did not obtain as much within a second.",
+            "Out of memory: {by} refused {}. The thread did not obtain as much within a second.",
             main.in_words()
         )];
         lines.extend(main.device_in_words());

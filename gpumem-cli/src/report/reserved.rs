@@ -270,7 +270,8 @@ impl AllocatorSums {
         let shown = self.kept_by.iter().filter(|keeper| keeper.unused_bytes * MATTERS >= self.unused());
         lines.extend(shown.take(MOST_KEEPERS[usize::from(has_modules)]).map(|keeper| ("kept by", keeper.in_words())));
         if self.partly_used >= MANY && self.unused_beside_tensors_bytes * MATTERS >= self.reserved_bytes {
-            let advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True gives unused parts back; `gpumem what-if -- PROGRAM` measures it";
+            let advice =
+                "`gpumem what-if` with this file shows what PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would do";
             lines.push(("advice", advice.to_owned()));
         }
         lines
@@ -347,11 +348,10 @@ impl Keeper {
         Self { line, caller, class, module, bytes, tensors, segments, unused_bytes: unused, is_even: each.is_some() }
     }
 
-    /// `train.py:31, optimizer, holds 2 MiB in each of 14 segments: 280 MiB cannot be returned`
+    /// `train.py:31 (optimizer) holds 2 MiB in each of 14 segments: 280 MiB cannot be returned`
     fn in_words(&self) -> String {
-        let names = self.class.into_iter().chain(self.module.as_deref());
-        let names: String = names.flat_map(|name| [", ", name]).collect();
-        let names = if names.is_empty() { names } else { names + "," };
+        let names: Vec<_> = self.class.into_iter().chain(self.module.as_deref()).collect();
+        let names = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
         let (line, unused) = (self.line.as_deref().unwrap_or(NO_LINE), Bytes::new(self.unused_bytes));
         let held = match self.segments {
             1 => format!("{} in a segment", Bytes::new(self.bytes)),
@@ -496,8 +496,8 @@ mod tests {
         assert_eq!(
             kept,
             [
-                "a.py:1, weights, holds 14 MiB in 3 segments: 73 MiB cannot be returned",
-                "b.py:2, inputs, Net.b, holds 3 MiB in a segment: 15 MiB cannot be returned",
+                "a.py:1 (weights) holds 14 MiB in 3 segments: 73 MiB cannot be returned",
+                "b.py:2 (inputs, Net.b) holds 3 MiB in a segment: 15 MiB cannot be returned",
             ]
         );
         let reasons = all.reasons(false);
@@ -520,8 +520,8 @@ mod tests {
         let steps: Vec<_> = segments.collect();
         let (all, _) = reserved(false, &steps);
         let [.., (_, kept), (name, advice)] = &*all.reasons(false) else { panic!() };
-        assert_eq!(kept, "a.py:1, weights, Net.a, holds 1 MiB in each of 4 segments: 76 MiB cannot be returned");
-        assert!(*name == "advice" && advice.starts_with("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "));
+        assert_eq!(kept, "a.py:1 (weights, Net.a) holds 1 MiB in each of 4 segments: 76 MiB cannot be returned");
+        assert!(*name == "advice" && advice.contains(" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "));
         assert_eq!(reserved(false, &steps[..6]).0.reasons(false).len(), 2, "three are not many");
         // They are one segment then, with room up to 20 MiB long between the tensors.
         let (all, _) = reserved(true, &steps);

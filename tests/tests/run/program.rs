@@ -50,7 +50,7 @@ fn the_summary_begins_with_what_the_driver_refused() {
     assert!(first.contains("raw.rs:") && first.contains("while the process had 4 MiB of device 0 in use"), "{outcome}");
     // Without what the driver keeps. The context takes 527 MiB, other processes 1 GiB.
     let second = outcome.stderr.trim_start().lines().nth(1).unwrap_or_default();
-    let says = "Device 0 has 15.40 GiB, of which 13.88 GiB were free then. Besides these blocks, 1.51 GiB were in use: by the CUDA context";
+    let says = "Device 0 has 15.40 GiB, of which 13.88 GiB were free shortly after. Besides these blocks, 1.51 GiB were in use: by the CUDA context";
     assert!(second.starts_with(says), "{outcome}");
     // With the peak alone it is not known what was live.
     let probe = probe();
