@@ -4,7 +4,7 @@ use super::{
     library,
     phase::Phase,
     readable_frames,
-    tables::{CALLED_LIBRARIES, DRIVER, PHASES, WRAPPERS},
+    tables::{CALLED_LIBRARIES, DECORATED, DRIVER, PHASES, WRAPPERS},
 };
 use crate::model::Frame;
 
@@ -93,8 +93,10 @@ impl Frame {
         let function = self.function.as_deref().unwrap_or_default();
         let file = self.file.as_deref().unwrap_or_default();
         // A function inside of a function is a decorator's.
-        let is_inner = self.is_of_python_package() && function.contains(".<locals>.");
-        is_inner || WRAPPERS.iter().any(|(folder, name)| file.contains(folder) && function == *name)
+        let is_inner =
+            self.is_of_python_package() && (function.contains(".<locals>.") || DECORATED.contains(&function));
+        let is_called = |name: &str| name == function || name.rsplit('.').next() == Some(function);
+        is_inner || WRAPPERS.iter().any(|(folder, name)| file.contains(folder) && is_called(name))
     }
 }
 
@@ -136,6 +138,15 @@ mod tests {
             python("Module._call_impl", "/app/train.py"),
         ];
         assert_eq!(names(&frames), ["Linear.forward", "main.<locals>.step", "Module._call_impl"]);
+        // The names of PyTorch's history.
+        let frames = [
+            python("forward", &format!("{packages}/torch/nn/modules/linear.py")),
+            python("inner", &module),
+            python("_call_impl", &module),
+            python("wrapper", &generic),
+            python("wrapper", "/app/train.py"),
+        ];
+        assert_eq!(names(&frames), ["forward", "wrapper"]);
         let own =
             Frame { function: Some("my_op()".to_owned()), module: Some("/app/train".to_owned()), ..Frame::default() };
         assert_eq!(names(&[torch("at::_ops::linear::call()"), torch("at::linear()"), own]), ["<PyTorch>", "my_op()"]);

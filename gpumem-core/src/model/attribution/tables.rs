@@ -19,7 +19,7 @@ pub(super) const PYTHON_PACKAGES: &[&str] =
 pub(super) const TORCH_COMPILE: &str = "/torchinductor_";
 
 /// Functions of Python's packages that only call what they are given: the folder or the file, and the name. Functions inside of functions
-/// need no entry.
+/// need no entry. PyTorch's history has only the last part of a name.
 pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/torch/nn/modules/module.py", "Module._wrapped_call_impl"),
     ("/torch/nn/modules/module.py", "Module._call_impl"),
@@ -40,6 +40,9 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/threading.py", "Thread._bootstrap_inner"),
     ("/threading.py", "Thread.run"),
 ];
+
+/// What decorators of Python's packages call the functions inside of them.
+pub(super) const DECORATED: &[&str] = &["decorate_context", "inner", "wrapped", "wrapped_func", "wrapper"];
 
 /// Functions of Python's packages that say in which phase of a program the functions inside of them run. PyTorch's history has only the last
 /// parts of their names.
