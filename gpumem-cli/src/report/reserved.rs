@@ -269,6 +269,9 @@ impl AllocatorSums {
         }
         let shown = self.kept_by.iter().filter(|keeper| keeper.unused_bytes * MATTERS >= self.unused());
         lines.extend(shown.take(MOST_KEEPERS[usize::from(has_modules)]).map(|keeper| ("kept by", keeper.in_words())));
+        if let [.., ("kept by", _), (_, last)] = &mut *lines {
+            *last += "; some segments are kept by several lines";
+        }
         if self.partly_used >= MANY && self.unused_beside_tensors_bytes * MATTERS >= self.reserved_bytes {
             let advice =
                 "`gpumem what-if` with this file shows what PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would do";

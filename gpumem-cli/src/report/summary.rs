@@ -195,7 +195,9 @@ fn write_device(
 
 /// What the whole device had in use: more than what was seen.
 fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {
-    if let Some((highest, at)) = device.highest_sample_bytes.zip(device.highest_sample_seconds) {
+    // If the readings missed the peak, they say nothing.
+    let highest = device.highest_sample_bytes.filter(|highest| Some(*highest) >= device.peak_bytes);
+    if let Some((highest, at)) = highest.zip(device.highest_sample_seconds) {
         let at = in_words(Duration::from_secs_f64(at));
         let readings = counted(device.samples, "reading", "readings");
         writeln!(out, "All processes had {} in use at most, after {at}, by {readings}.", Bytes::new(highest))?;

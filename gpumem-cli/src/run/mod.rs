@@ -79,6 +79,11 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         let cause = format!("the `gpumem run` around it records to `{}`", outer.display());
         return Err(Failure::new("this `gpumem run` records nothing", cause, ""));
     }
+    for (variable, option) in [("GPUMEM_DRY", "--dry --card"), ("GPUMEM_LIMIT", "--limit")] {
+        if env::var_os(variable).is_some_and(|value| !value.is_empty()) {
+            terminal::error(&format_args!("{variable} has no effect on `gpumem run`; use its option {option}"));
+        }
+    }
     let RunOptions { output, recorded, dormant, cards, command } = options;
     let runs_on = if cards.are_replaced() { "" } else { runs_on };
     let destination = Destination::new(output.as_deref(), &command[0], &command[1..])

@@ -47,6 +47,16 @@ pub(crate) struct Row {
     pub(crate) failed: Option<String>,
 }
 
+impl Row {
+    /// What a user does to get this row.
+    fn name(&self) -> String {
+        match self.environment.strip_suffix('=') {
+            Some(variable) => format!("without {variable}"),
+            None => self.environment.clone(),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Answer {
     pub(crate) rows: Vec<Row>,
@@ -74,16 +84,17 @@ impl Answer {
         let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
         let best = rows.iter().min_by_key(rank).filter(|best| {
             let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
-            // A difference that is smaller than the error of the search is none. Replays search to the end.
-            let error = if matches!(by, By::DryRuns(_)) { best / (PRECISION / 2) } else { 0 };
+            // A difference that is smaller than the error of the search is none. Replays search to the end, and less than 1 % helps nobody.
+            let error = if matches!(by, By::DryRuns(_)) { best / (PRECISION / 2) } else { best / 100 };
             own > best && own - best > error
         });
+        let can_compare = !matches!(&by, By::Replay(recorded) if !recorded.is_exact());
         // The pool of `cudaMallocAsync` is the driver's, which gives more than is counted.
         let own = rows[0].most_bytes.unwrap_or(u64::MAX);
         let known =
             rows.iter().filter(|row| !row.environment.contains("cudaMallocAsync") && row.most_bytes < Some(own));
         let least = known.filter(|row| row.most_bytes.is_some()).min_by_key(|row| row.most_bytes);
-        let [best, least] = [best, least].map(|row| row.map(|row| row.environment.clone()));
+        let [best, least] = [best, least].map(|row| row.filter(|_| can_compare).map(|row| row.environment.clone()));
         Self { rows, best, least, by }
     }
 
@@ -109,8 +120,15 @@ impl Answer {
         };
         let sentence = match row(&self.best) {
             _ if !self.has_any() => "The program does not run with any of these. A larger --card may help.".to_owned(),
+            _ if recorded.is_some_and(|recorded| !recorded.is_exact()) => {
+                "No setting can be recommended, because the replay does not match the recording.".to_owned()
+            }
             Some(best) => {
-                format!("Best: {}, for a card of {} instead of {}.", best.environment, card(best), card(&self.rows[0]))
+                format!("Best: {}, for a card of {} instead of {}.", best.name(), card(best), card(&self.rows[0]))
+            }
+            None if recorded.is_some_and(|recorded| recorded.older_bytes > 0) => {
+                "None of these needs a smaller card, but what was reserved before the history begins is in all of them."
+                    .to_owned()
             }
             None => "None of these needs a smaller card than the program as it is.".to_owned(),
         };
@@ -120,7 +138,7 @@ impl Answer {
             writeln!(
                 out,
                 "Least from the driver: {}, {} instead of {}.",
-                least.environment,
+                least.name(),
                 most(least),
                 most(&self.rows[0])
             )?;

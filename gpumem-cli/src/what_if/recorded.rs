@@ -22,7 +22,7 @@ pub(crate) struct Recorded {
     pub(crate) emptied: u64,
     /// Requests that were refused, and that the program never obtained. Each replay has them.
     pub(crate) refused: u64,
-    /// The most that others than PyTorch's allocator had from the driver.
+    /// How much more the process had from the driver at its peak.
     pub(crate) others_bytes: u64,
 }
 
@@ -37,13 +37,18 @@ impl Recorded {
         format!("Modelled, not measured: the recorded requests of PyTorch{of}, with other settings of its allocator.")
     }
 
+    /// Whether the replay with the recorded settings reserves what the program reserved.
+    pub(super) fn is_exact(&self) -> bool {
+        self.replayed_bytes == Some(self.reserved_bytes)
+    }
+
     /// How far the rows can be trusted.
     pub(super) fn notes(&self) -> Vec<String> {
         let bytes = Bytes::new;
         let mut notes = Vec::new();
         let recorded = bytes(self.reserved_bytes);
         notes.push(match self.replayed_bytes {
-            Some(replayed) if replayed == self.reserved_bytes => {
+            Some(_) if self.is_exact() => {
                 format!("The replay reserves exactly what the recorded program reserved: {recorded}.")
             }
             replayed => {
@@ -74,10 +79,11 @@ impl Recorded {
             "No rows: garbage_collection_threshold, which needs a program that limits its memory, and cudaMallocAsync."
                 .to_owned(),
         );
-        notes.push(format!(
-            "A card is all of its memory, with {CONTEXT} for the context and {} for other libraries.",
-            bytes(self.others_bytes)
-        ));
+        let others = match self.others_bytes {
+            0 => ", and nothing for other libraries, such as cuBLAS: the file has none".to_owned(),
+            others => format!(" and {} for other libraries", bytes(others)),
+        };
+        notes.push(format!("A card is all of its memory, with {CONTEXT} for the context{others}."));
         notes
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
     }
     recorded.devices = tensors.devices.len();
     recorded.has_settings = tensors.settings.is_some();
-    recorded.others_bytes = others(history, device.about.device);
+    recorded.others_bytes = peak(history, device.about.device).saturating_sub(recorded.reserved_bytes);
     let is_refused = |request: &Request| matches!(request, Request::Refused(..));
     let obtained: Vec<_> = requests.iter().filter(|request| !is_refused(request)).cloned().collect();
     recorded.replayed_bytes = replay(&obtained, &own, u64::MAX).map(|outcome| outcome.reserved);
@@ -86,17 +86,13 @@ fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, li
     row
 }
 
-/// The most that others than PyTorch's allocator had on a device.
-fn others(history: &History, device: Device) -> u64 {
-    let is_other: Vec<_> = history
-        .origins
-        .iter()
-        .map(|origin| origin.kind.is_on_device() && origin.library.as_deref() != Some("PyTorch"))
-        .collect();
+/// The most that the process had on a device.
+fn peak(history: &History, device: Device) -> u64 {
     let (mut now, mut most) = (0_i64, 0);
     for change in history.lives.changes() {
         let block = history.lives.block(change.block);
-        if is_other[block.origin as usize] && history.devices[usize::from(block.device)].device == device {
+        let is_there = history.devices[usize::from(block.device)].device == device;
+        if is_there && history.origins[block.origin as usize].kind.is_on_device() {
             now += change.delta;
             most = most.max(now);
         }

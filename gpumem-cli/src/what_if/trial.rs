@@ -20,7 +20,7 @@ use gpumem_driver::settings::CONTEXT;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::{failure::Failure, history::History, report::overview::Overview};
+use crate::{failure::Failure, history::History, recording::complete_for_report, report::overview::Overview};
 
 /// What came of a dry run.
 #[derive(Clone, Debug)]
@@ -77,7 +77,10 @@ impl Trials {
         command.args(["--card", &format!("{}B", card.get()), "--"]).args(&self.command);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
         command.envs(environment.split_whitespace().filter_map(|variable| variable.split_once('=')));
-        let status = self.wait(command.process_group(0).spawn().map_err(failed)?)?;
+        let status = self.wait(command.process_group(0).spawn().map_err(failed)?);
+        // What was killed has left a part of its recording in shared memory.
+        recordings(&folder).for_each(|recording| complete_for_report(&recording));
+        let status = status?;
         let outcome = outcome(&folder, status.success(), &status.to_string());
         _ = fs::remove_dir_all(&folder);
         Ok(outcome)
@@ -94,6 +97,14 @@ impl Trials {
                     return Ok(status);
                 }
                 Ok(None) if self.is_interrupted.load(Relaxed) => {
+                    // It has a second to end by itself.
+                    end(Signal::TERM);
+                    for _ in 0..50 {
+                        if !matches!(child.try_wait(), Ok(None)) {
+                            break;
+                        }
+                        thread::sleep(Duration::from_millis(20));
+                    }
                     end(Signal::KILL);
                     _ = child.wait();
                     return Err(Failure::new("the dry runs are not complete", "a signal interrupted them", ""));
@@ -105,10 +116,14 @@ impl Trials {
     }
 }
 
-fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
+fn recordings(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let recordings = files.filter(|path| path.extension().is_some_and(|extension| extension == "capture"));
-    let overviews: Vec<_> = recordings.filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "capture"))
+}
+
+fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
+    let overviews: Vec<_> =
+        recordings(folder).filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
     let most = |overview: &Overview| overview.devices.iter().filter_map(|device| device.peak_bytes).max();
     let peaks: Vec<u64> = overviews.iter().filter_map(most).collect();
     // What an allocator asked for again, after it had emptied its cache, was not missed.
