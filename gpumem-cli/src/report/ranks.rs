@@ -72,7 +72,7 @@ fn headings(names: &[String], room: usize) -> Vec<String> {
     }
     let parts: Vec<Vec<&str>> = names.iter().map(|name| name.split('.').collect()).collect();
     // The first part that tells all of them apart: the rank comes first.
-    let part = |at: usize| parts.iter().map(move |parts| parts.get(at).copied().unwrap_or_default());
+    let part = |at: usize| parts.iter().map(move |parts| parts.get(at).or(parts.last()).copied().unwrap_or_default());
     let is_clear = |at: &usize| part(*at).collect::<BTreeSet<_>>().len() == names.len();
     match (0..parts.iter().map(Vec::len).max().unwrap_or(0)).find(is_clear) {
         Some(at) => part(at).map(|part| cut(&part.to_owned())).collect(),
@@ -201,6 +201,8 @@ mod tests {
         // The first two recordings have no ranks, and the last two are of two runs.
         assert_eq!(headings(&names(&["train.gpu0.pid1", "train.gpu1.pid2"]), 8), ["gpu0", "gpu1"]);
         assert_eq!(headings(&names(&["a.rank0.pid1", "b.rank0.pid2"]), 8), ["a", "b"]);
+        // The first process has the file that was asked for.
+        assert_eq!(headings(&names(&["train", "train.pid1"]), 8), ["train", "pid1"]);
         // Nothing tells them apart in so few columns.
         assert_eq!(
             headings(&names(&["/runs/a/train", "/runs/b/train"]), 8),
