@@ -71,8 +71,8 @@ pub(crate) struct AllocatorStep {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentUse {
     pub(crate) stream: u64,
-    /// 1 for the pool that all of the program shares, and a higher number for a private pool, such as that of a captured graph. 0 if it is
-    /// not known.
+    /// The number of the pool: 1 is the pool that the whole program shares, a higher number is a private pool, such as that of a captured
+    /// graph, and 0 means that the pool is not known.
     pub(crate) pool: u16,
 }
 
@@ -111,7 +111,7 @@ pub(crate) struct Tensor {
 /// The memory of the allocator at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct AllocatorState {
-    /// Where segments begin, and their sizes. They do not overlap.
+    /// The segments by their addresses, with their sizes. They do not overlap.
     pub(crate) segments: BTreeMap<u64, (u64, SegmentUse)>,
     /// The tensors by their addresses.
     pub(crate) tensors: BTreeMap<u64, Tensor>,

@@ -126,7 +126,7 @@ struct AboutTensors<'a> {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutTensorDevice<'a> {
-    /// Whether parts that follow each other are one segment.
+    /// Parts that follow each other are one segment if this is true.
     is_expandable: bool,
     /// What was live before this time is not known.
     known_from: Option<u64>,

@@ -39,7 +39,7 @@ const MANY: u64 = 4;
 pub(crate) struct AllocatorSums {
     /// The bytes of all segments.
     pub(crate) reserved_bytes: u64,
-    /// What tensors have and the program did not ask for.
+    /// The bytes that tensors have and that the program did not ask for.
     pub(crate) rounding_bytes: u64,
     /// The bytes of tensors that the program has freed, but that work on another stream may use.
     pub(crate) awaiting_bytes: u64,
@@ -55,7 +55,7 @@ pub(crate) struct AllocatorSums {
     pub(crate) unused_in_unknown_pools_bytes: u64,
     /// The bytes of tensors that lie in no segment, or over other tensors. If it is not 0, the file contradicts itself.
     pub(crate) outside_segments_bytes: u64,
-    /// How many pieces are unused of the stream of the newest request, outside of private pools.
+    /// The number of unused pieces that the stream of the newest request can get. Private pools are left out.
     pub(crate) unused_pieces: u64,
     /// The largest request that such a piece has room for.
     pub(crate) largest_fit_bytes: u64,
@@ -85,7 +85,7 @@ pub(crate) struct Keeper {
     pub(crate) segments: u64,
     /// The unused bytes of these segments. Tensors of other lines may keep them too.
     pub(crate) unused_bytes: u64,
-    /// Whether they have equally many bytes in each segment.
+    /// Each segment has the same number of their bytes if this is true.
     #[serde(skip)]
     is_even: bool,
 }
@@ -116,7 +116,7 @@ pub(crate) struct BlockFigures {
     pub(crate) class: Option<&'static str>,
 }
 
-/// What the tensors of a keeper have in common.
+/// Tensors with the same line, caller and class are one keeper.
 type Key<'a> = (Option<&'a str>, Option<&'a str>, Option<TensorClass>);
 
 /// The tensors of a keeper in one segment, or in several.
@@ -131,7 +131,7 @@ struct Kept<'a> {
     each: Option<u64>,
 }
 
-/// What is known of the origin of a tensor.
+/// The origin and the class of a tensor, as far as they are known.
 fn known<'a>(tensors: &'a Tensors, tensor: &Tensor) -> (Option<&'a Origin>, Option<TensorClass>) {
     let at = tensor.origin as usize;
     (tensors.origins.get(at), tensors.classes.as_ref().and_then(|classes| *classes.get(at)?))
@@ -269,7 +269,8 @@ impl AllocatorSums {
         }
         let shown = self.kept_by.iter().filter(|keeper| keeper.unused_bytes * MATTERS >= self.unused());
         lines.extend(shown.take(MOST_KEEPERS[usize::from(has_modules)]).map(|keeper| ("kept by", keeper.in_words())));
-        if let [.., ("kept by", _), (_, last)] = &mut *lines {
+        let kept: u64 = self.kept_by.iter().map(|keeper| keeper.unused_bytes).sum();
+        if let ([.., ("kept by", _), (_, last)], true) = (&mut *lines, kept > self.unused_beside_tensors_bytes) {
             *last += "; some segments are kept by several lines";
         }
         if self.partly_used >= MANY && self.unused_beside_tensors_bytes * MATTERS >= self.reserved_bytes {
@@ -533,7 +534,7 @@ mod tests {
         let (all, _) = reserved(true, &[&steps[..], &[(SegmentAlloc, 100, 30, 0, 1)]].concat());
         assert_eq!((all.unused_segments_bytes, all.largest_fit_bytes), (30 * MIB, 47 * MIB));
         assert_eq!(reserved(true, &[&steps[..], &[(SegmentFree, 44, 10, 0, 0)]].concat()).0.segments.unwrap().len(), 2);
-        // What is little needs no reason.
+        // A small unused part needs no reason.
         assert_eq!(reserved(false, &[(SegmentAlloc, 0, 20, 0, 1), (Alloc, 0, 20, 0, 0)]).0.reasons(false), []);
     }
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::history::{OriginSum, library_or_program};
 
-/// What stands in place of the line of a tensor.
+/// This text replaces the line of a tensor that has none.
 pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pass)";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

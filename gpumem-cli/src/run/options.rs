@@ -69,8 +69,8 @@ impl Cards {
 
     /// The memory in which the program's processes say what they have on cards that are not the real ones. Without it, each has all of them.
     pub(super) fn account(&self) -> Option<RingPages> {
-        let lines = || RingPages::new(SHARED_WORDS.div_ceil(8));
-        let shared = (self.are_replaced() && !self.per_process).then(lines)?.and_then(|pages| match pages.segment() {
+        let pages = || RingPages::new(SHARED_WORDS.div_ceil(8));
+        let shared = (self.are_replaced() && !self.per_process).then(pages)?.and_then(|pages| match pages.segment() {
             Some(_) => Ok(pages),
             None => Err(io::Error::other("this machine has no shared memory of System V")),
         });

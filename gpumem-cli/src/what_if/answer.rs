@@ -1,4 +1,4 @@
-//! What each setting would need, as a table and as JSON.
+//! The answer says what each setting would need, as a table and as JSON.
 
 use std::{
     fmt,

@@ -75,15 +75,8 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Option<u64>, Fa
             return Err(Failure::new(what, "so does any smaller value", "the program may not read this variable"));
         }
     }
-    while failing - fitting > 1 {
-        let middle = fitting.midpoint(failing);
-        if fits(middle)? {
-            fitting = middle;
-        } else {
-            failing = middle;
-        }
-    }
-    Ok((fitting > 0).then_some(fitting))
+    let largest = smallest(fitting, failing, |_| 1, |value| Ok(!fits(value)?))? - 1;
+    Ok((largest > 0).then_some(largest))
 }
 
 impl Trials {

@@ -18,7 +18,7 @@ pub(crate) struct Recorded {
     pub(crate) has_settings: bool,
     /// What the allocator had when the history begins, if that is after its first request.
     pub(crate) older_bytes: u64,
-    /// How often its cache was emptied. Each replay empties it then.
+    /// The number of times that the program emptied its cache. Each replay empties it at the same requests.
     pub(crate) emptied: u64,
     /// Requests that were refused, and that the program never obtained. Each replay has them.
     pub(crate) refused: u64,

@@ -1,9 +1,6 @@
 //! What other settings of PyTorch's allocator would need, by the requests of a recording and the model of the allocator.
 
-use gpumem_core::{
-    model::{Bytes, Device},
-    recording::AllocatorSettings,
-};
+use gpumem_core::{model::Bytes, recording::AllocatorSettings};
 use gpumem_driver::settings::CONTEXT;
 use gpumem_estimate::replay::{Outcome, Request, replay};
 
@@ -47,7 +44,8 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
     }
     recorded.devices = tensors.devices.len();
     recorded.has_settings = tensors.settings.is_some();
-    recorded.others_bytes = peak(history, device.about.device).saturating_sub(recorded.reserved_bytes);
+    let used = history.devices.iter().find(|used| used.device == device.about.device);
+    recorded.others_bytes = used.map_or(0, |used| used.peak).saturating_sub(recorded.reserved_bytes);
     let is_refused = |request: &Request| matches!(request, Request::Refused(..));
     let obtained: Vec<_> = requests.iter().filter(|request| !is_refused(request)).cloned().collect();
     recorded.replayed_bytes = replay(&obtained, &own, u64::MAX).map(|outcome| outcome.reserved);
@@ -84,18 +82,4 @@ fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, li
         row.failed = Some("out of memory".to_owned());
     }
     row
-}
-
-/// The most that the process had on a device.
-fn peak(history: &History, device: Device) -> u64 {
-    let (mut now, mut most) = (0_i64, 0);
-    for change in history.lives.changes() {
-        let block = history.lives.block(change.block);
-        let is_there = history.devices[usize::from(block.device)].device == device;
-        if is_there && history.origins[block.origin as usize].kind.is_on_device() {
-            now += change.delta;
-            most = most.max(now);
-        }
-    }
-    u64::try_from(most).unwrap_or(0)
 }

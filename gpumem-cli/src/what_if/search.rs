@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// The search for the smallest card ends when the error is at most this part of the card.
 pub(super) const PRECISION: u64 = 50;
 
-/// The smallest size that fits, up to an error. `enough` fits.
+/// The smallest number that fits, up to an error. `enough` fits, and `too_small` does not.
 pub(super) fn smallest(
     mut too_small: u64,
     mut enough: u64,

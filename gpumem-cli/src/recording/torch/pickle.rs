@@ -254,7 +254,7 @@ impl<R: BufRead> Pickle<'_, R> {
                 let pair = u32::try_from(one).ok().zip(u32::try_from(other).ok());
                 pair.map_or(Value::Other, |(one, other)| Value::Pair(one, other))
             }
-            // Of no other tuple a value is needed.
+            // The values of other tuples are not needed.
             _ => Value::Other,
         };
         self.stack.truncate(first);

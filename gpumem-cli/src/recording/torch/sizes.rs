@@ -22,11 +22,11 @@ use super::{
     passes::Stacks,
 };
 
-/// What follows from the end of a history.
+/// The state before the first event, which is computed backwards from the end of a history.
 pub(super) struct Before {
     /// The segments before the first event.
     pub(super) segments: Segments,
-    /// What was live before the first event.
+    /// The blocks that were live before the first event.
     pub(super) blocks: BTreeMap<u64, LiveBlock>,
     /// The pool of each segment that comes. 0 if the segment is freed before the end, where PyTorch names the pools.
     pools: Vec<u32>,

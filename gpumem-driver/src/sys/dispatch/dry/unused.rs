@@ -19,19 +19,15 @@ const fn words_of(tensors: usize) -> usize {
 }
 
 /// What the kernel with this name does not read as an address in such a parameter, in words of 4 bytes.
-pub(super) fn unused(name: &[u8], rows: u32, words: &[u32], is_address: impl Fn(u64) -> bool) -> Option<Range<usize>> {
-    if !name.starts_with(b"_ZN2at6native") {
+pub(super) fn unused(name: &str, rows: u32, words: &[u32], is_address: impl Fn(u64) -> bool) -> Option<Range<usize>> {
+    if !name.starts_with("_ZN2at6native") {
         return None;
     }
-    if find(name, b"CatArrayBatchedCopy") {
+    if name.contains("CatArrayBatchedCopy") {
         return Some(2 * rows as usize..words.len());
     }
     let mut starts = (0..words.len()).filter(|start| words[*start] != 0 && is_calculator(&words[*start..]));
     starts.find_map(|start| after_calculators(start, words, &is_address))
-}
-
-fn find(name: &[u8], part: &[u8]) -> bool {
-    name.windows(part.len()).any(|window| window == part)
 }
 
 /// From this calculator to the first address.
@@ -78,7 +74,7 @@ mod tests {
     }
 
     fn of_sum(words: &[u32], is_address: impl Fn(u64) -> bool) -> Option<Range<usize>> {
-        unused(b"_ZN2at6native13reduce_kernelILi512E", 1, words, is_address)
+        unused("_ZN2at6native13reduce_kernelILi512E", 1, words, is_address)
     }
 
     /// Calculators for so many tensors and with these sizes.
@@ -121,9 +117,9 @@ mod tests {
 
     #[test]
     fn the_grid_says_how_many_tensors_are_joined() {
-        let name = b"_ZN2at6native40_GLOBAL__N__0f1a8107_8_Shape_cu_49f7391c19CatArrayBatchedCopyINS1_10OpaqueTypeILj4EEEjLi4ELi64ELi64EEE";
+        let name = "_ZN2at6native40_GLOBAL__N__0f1a8107_8_Shape_cu_49f7391c19CatArrayBatchedCopyINS1_10OpaqueTypeILj4EEEjLi4ELi64ELi64EEE";
         assert_eq!(unused(name, 2, &[7; 680], |_| true), Some(4..680));
-        assert_eq!(unused(b"CatArrayBatchedCopy", 2, &[7; 680], |_| true), None, "it is of another library");
+        assert_eq!(unused("CatArrayBatchedCopy", 2, &[7; 680], |_| true), None, "it is of another library");
     }
 
     #[test]

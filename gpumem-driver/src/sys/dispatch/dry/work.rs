@@ -43,7 +43,7 @@ pub(super) fn load() {
 /// Whether this is a kernel of NCCL. It waits for those of other ranks, of which some may be skipped, and finds its buffers through several
 /// tables.
 fn is_collective(function: u64) -> bool {
-    name_of(function).is_some_and(|name| name.to_bytes().starts_with(b"nccl"))
+    name_of(function).is_some_and(|name| name.starts_with("nccl"))
 }
 
 /// Whether the driver says that this is memory of the host, or knows nothing of it.
@@ -268,7 +268,7 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
         let code = inside(|| unsafe { info(function, at, &raw mut offset, &raw mut bytes) });
         (code, bytes as u64)
     };
-    let unused = |words: &[u32]| unused(name_of(function)?.to_bytes(), rows as u32, words, is_on_card);
+    let unused = |words: &[u32]| unused(name_of(function)?, rows as u32, words, is_on_card);
     // The program may pass a `CUkernel` as a `CUfunction`.
     let mut is_known = false;
     for info in infos {
@@ -297,13 +297,13 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
 }
 
 /// The name of a function, as the compiler has written it. `None` on older drivers.
-fn name_of(function: u64) -> Option<&'static CStr> {
+fn name_of(function: u64) -> Option<&'static str> {
     NAMES.get().into_iter().flatten().flatten().find_map(|get_name| {
         let mut name = ptr::null();
         // SAFETY: the driver accepts functions and kernels as the program passes them, and the out-parameter is live.
         let code = inside(|| unsafe { get_name(&raw mut name, function) });
         // SAFETY: the name ends with 0. It lives as long as the module of the function, which is launched now.
-        (code == SUCCESS && !name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
+        (code == SUCCESS && !name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_str().ok())?
     })
 }
 
