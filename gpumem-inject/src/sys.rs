@@ -13,6 +13,7 @@ use std::{
 
 use gpumem::recording;
 use gpumem_driver::{
+    dry::nvml,
     injection::initialize_injection,
     nvtx::{GetExportTable, observe_ranges, set_observer},
 };
@@ -87,6 +88,27 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
         catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
     say("", begun);
     1
+}
+
+/// The functions of NVML come here where cards are not the real ones: `gpumem run` makes a library that passes six arguments, and says which
+/// function it is.
+///
+/// # Safety
+/// The last argument is the text that [`nvml::call`] takes; the others are those of the function.
+#[expect(unsafe_code, reason = "the loader finds the function by this name")]
+// SAFETY: no other function of a program has this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gpumem_nvml(
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+    what: *const c_char,
+) -> usize {
+    // SAFETY: the caller says so.
+    unsafe { nvml::call(cards::of_nvml(), [a, b, c, d, e, f], CStr::from_ptr(what)) }
 }
 
 /// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.

@@ -11,13 +11,17 @@ const SHARED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/shared.py")
 
 /// Runs a program that prints what it saw. Returns that, and the report of its recording.
 fn seen(options: &[&str], program: &[&str]) -> Option<(Value, String)> {
+    seen_on(&machine(), options, program)
+}
+
+pub(super) fn seen_on(machine: &Standin, options: &[&str], program: &[&str]) -> Option<(Value, String)> {
     let Some(python) = python() else {
         gpumem_tests::skipped("no Python whose lines are recorded");
         return None;
     };
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let outcome = machine()
+    let outcome = machine
         .run_program(&built("gpumem-command"), &[&["run"], options, &["-o", &file, "--", &python], program].concat());
     assert!(outcome.succeeded(), "{outcome}");
     let seen = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"));
