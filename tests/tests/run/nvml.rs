@@ -92,7 +92,10 @@ fn what_stands_before_nvml_is_made_once() {
     };
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    assert!(run_with(&machine, &["--limit", "4GiB"], &file, &ALLOCATES).succeeded());
+    let (command, steps) = (built("gpumem-command"), in_shell(&ALLOCATES));
+    let run = format!("'{}' run --limit 4GiB -o '{file}' -- '{}'{steps}", command.display(), probe());
+    let outcome = machine.run_program(Path::new("/bin/sh"), &["-c", &format!("{run} && {run}")]);
+    assert!(outcome.succeeded(), "{outcome}");
     assert_eq!(made().len(), 1);
     let inner = fs::read_dir(cache.0.join("gpumem").join(&made()[0])).expect("it is a folder");
     assert_eq!(inner.count(), 1);
