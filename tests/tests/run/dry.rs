@@ -40,7 +40,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         "range": [0, true, 700_000], "kind": [0, 2], "managed": [0, 0],
         "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]],
         "shared": [801, 0], "imported": [0, 1, 0, [0, 0], 0, 0, [0, 1], 0],
-        "unmap": [0, 348_047],
+        "unmap": [0, 348_047], "graph": [0, 801],
         "null": 1, "beyond": 1, "child": 7,
         "freed": [[0, 0, 0, 1], 1_048_049],
     });
