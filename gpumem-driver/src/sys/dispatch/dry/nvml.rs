@@ -26,7 +26,8 @@ const NVML_ERROR_UNKNOWN: u32 = 999;
 /// `NVML_STRUCT_VERSION(Memory, 2)`
 const MEMORY_V2: u64 = 0x0200_0028;
 
-/// All functions of NVML have up to six arguments, which are numbers or addresses, and return an int or an address.
+/// All functions of NVML (12 and 13) have up to six arguments, which are numbers or addresses, and return an int or an address. A function does
+/// not read the registers of arguments that it does not take.
 type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> usize;
 type Arguments = [usize; 6];
 
@@ -41,9 +42,8 @@ pub struct Cards {
     pub devices: Vec<String>,
 }
 
-/// The handles of cards after the first: addresses in here. NVML never gets them, but in structs of functions that are not known here. It then
-/// reads zeros, as of a GPU that it does not use.
-/// Atomic, because constants would be in the library's file.
+/// The handles of cards after the first are addresses in here. NVML gets the real handle instead. If a program passes one inside of a struct,
+/// NVML reads zeros there, and no foreign memory. They are atomic, because constants would be in the library's file.
 static HANDLES: [[AtomicU8; HANDLE]; 64] = [const { [const { AtomicU8::new(0) }; HANDLE] }; 64];
 const HANDLE: usize = 1 << 16;
 
@@ -95,7 +95,7 @@ impl Nvml<'_> {
                 }
             }
         }
-        // SAFETY: the library's functions have this type: see there. What a function does not take, it does not read.
+        // SAFETY: `Function` says why each function can be called as one of this type.
         match unsafe { self.real.get::<Function>(name) } {
             // SAFETY: the caller says so.
             Ok(function) => unsafe {
