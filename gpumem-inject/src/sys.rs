@@ -96,16 +96,16 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
 // SAFETY: no other function of a program has this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gpumem_nvml(
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
+    first: usize,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+    sixth: usize,
     what: *const c_char,
 ) -> usize {
     // SAFETY: the caller says so.
-    unsafe { nvml::call(cards::of_nvml(), [a, b, c, d, e, f], CStr::from_ptr(what)) }
+    unsafe { nvml::call(cards::of_nvml(), [first, second, third, fourth, fifth, sixth], CStr::from_ptr(what)) }
 }
 
 /// The same for each extension that the copy has, with the table of the extension. It returns 0 if nobody uses the extension.
