@@ -112,6 +112,15 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         let failed = |error| Failure::new("the library that stands before NVML", error, "");
         nvml::put_before(program, &library, cards.are_counted()).map_err(failed)?;
     }
+    if cards.are_dry() {
+        // Functions of the library stand before those of NCCL.
+        let mut preloaded = library.clone().into_os_string();
+        if let Some(others) = env::var_os("LD_PRELOAD") {
+            preloaded.push(":");
+            preloaded.push(others);
+        }
+        program.environment("LD_PRELOAD", preloaded);
+    }
     program.environment(variable::FILE, destination.file());
     program.environment(variable::BACKTRACE, settings.backtrace);
     Ok(destination)
