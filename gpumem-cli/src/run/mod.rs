@@ -154,8 +154,9 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
     } else if let Err(why) = cuda_devices() {
         Failure::new(what, why, "`gpumem doctor` says what is missing")
     } else {
-        let cause = "no process of the program asked for memory of a GPU, or it was started with another environment (`sudo`, `env -i`), or \
-                     the driver could not load the library, or the recording was moved or removed";
+        let cause = "no process of the program asked for memory of a GPU, or it was started with another environment (`sudo`, `env -i`, a \
+                     profiler: write `nsys profile gpumem run …`), or the driver could not load the library, or the recording was moved or \
+                     removed";
         let next = if options.cards.are_replaced() { "if it used a GPU, it was the real card" } else { "" };
         Failure::new(what, cause, next)
     };
