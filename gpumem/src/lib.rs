@@ -55,7 +55,10 @@ pub mod oom {
 
 /// The scope of a trace on other threads and in tasks.
 pub mod scope {
-    pub use crate::session::{Entered, InScope, ScopeHandle, Traced};
+    pub use crate::{
+        model::Threads,
+        session::{Entered, InScope, ScopeHandle, Traced},
+    };
 }
 
 /// Recordings of this process that begin and end while it runs. `GPUMEM_CAPTURE` records a process from its start without a call.

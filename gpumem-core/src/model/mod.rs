@@ -32,6 +32,7 @@ mod memory;
 mod printable;
 mod process;
 mod source;
+mod threads;
 mod trace;
 
 pub use attribution::{Call, Phase, calls, is_driver, library, program_frames, readable_frames, user_line};
@@ -49,4 +50,5 @@ pub use memory::{GpuMemory, PoolUsage};
 pub use printable::{is_printable, one_line};
 pub use process::{GpuProcess, ProcessKind};
 pub use source::{ParseSourceError, Source};
+pub use threads::{ThreadName, Threads};
 pub use trace::Trace;

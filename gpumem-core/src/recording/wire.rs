@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::bytes::{Input, Malformed, Result, put_number, put_text};
 use crate::model::{
     Block, Bytes, CallsiteId, Device, Family, Frame, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolUsage,
-    ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
+    ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
 };
 
 /// A value that can be written and read back.
@@ -228,6 +228,29 @@ macro_rules! ids {
             }
         }
     )*};
+}
+
+/// A list of bytes.
+impl Wire for ThreadName {
+    fn put(&self, to: &mut Vec<u8>) {
+        self.bytes().to_vec().put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        Vec::get(from).map(|bytes: Vec<u8>| Self::new(&bytes))
+    }
+}
+
+/// An optional name.
+impl Wire for Threads {
+    fn put(&self, to: &mut Vec<u8>) {
+        let name = if let Self::Named(name) = self { Some(*name) } else { None };
+        name.put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        Ok(Option::get(from)?.map_or(Self::Unscoped, Self::Named))
+    }
 }
 
 ids!(CallsiteId, ScopeId, StackId, ThreadId);

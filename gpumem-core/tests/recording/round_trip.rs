@@ -163,6 +163,8 @@ variants! {
         Refused { device, bytes, kind, stack }
         Mark { callsite }
         OnStream { frees, stream }
+        Adopt { scope, threads }
+        Named { name }
     }
 }
 

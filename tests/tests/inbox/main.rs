@@ -19,7 +19,7 @@ use gpumem_core::{
     inbox::LedgerView,
     model::{
         Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, Space,
-        ThreadId, Trace,
+        ThreadId, Threads, Trace,
     },
 };
 use libtest_mimic::{Arguments, Trial};
@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         a_scope_counts_another_thread_in_each_possible_way_and_in_no_other
         a_scope_of_one_thread_does_not_count_another
         a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number
+        a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed
         no_event_comes_between_a_reading_and_its_query
         lost_events_are_reported_once
         a_scope_is_closed_once
@@ -315,6 +316,53 @@ fn a_free_that_failed_brings_back_its_own_block() {
         live(&inbox)
     });
     assert_eq!(outcomes, [10].into());
+}
+
+/// What a scope of one thread comes to that adopts another one, which allocates 10 bytes and then 100.
+fn adopts(threads: Threads) -> BTreeSet<i64> {
+    often(move || {
+        let inbox = Arc::new(Inbox::tapped(Recorder));
+        let other = thread::spawn({
+            let inbox = Arc::clone(&inbox);
+            move || {
+                post(&inbox, &alloc(1, 10));
+                post(&inbox, &alloc(2, 100));
+                inbox.this_thread()
+            }
+        });
+        post(&inbox, &open_of(0, Some(inbox.this_thread())));
+        post(&inbox, &EventKind::Adopt { scope: ScopeId(0), threads });
+        let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+        let other = other.join().unwrap();
+        let events = checked_events();
+        let mut is_adopting = false;
+        let (mut adopted, mut names) = (0, Vec::new());
+        for event in &events {
+            match event.kind {
+                EventKind::Adopt { .. } => is_adopting = true,
+                EventKind::Close { .. } => is_adopting = false,
+                EventKind::Alloc { block, .. } if is_adopting => adopted += block.bytes.get().cast_signed(),
+                EventKind::Named { .. } => names.push((event.number, event.thread, is_adopting)),
+                _ => {}
+            }
+        }
+        assert_eq!(trace.used.get(), if threads == Threads::named("other") { 0 } else { adopted });
+        // The name is asked for once, right before the first allocation that depends on it.
+        assert!(names.len() == usize::from(adopted > 0 && threads != Threads::Unscoped), "{names:?}");
+        for (number, thread, was_adopting) in names {
+            let next = events.iter().find(|event| event.number == number + 1).expect("an allocation");
+            assert!(was_adopting && (thread, next.thread) == (other, other));
+            assert!(matches!(next.kind, EventKind::Alloc { .. }));
+        }
+        trace.used.get()
+    })
+}
+
+fn a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed() {
+    let all = [0, 10, 100, 110].into();
+    assert_eq!(adopts(Threads::Unscoped), all);
+    assert_eq!(adopts(Threads::named("worker-")), all);
+    assert_eq!(adopts(Threads::named("other")), [0].into());
 }
 
 /// What a scope comes to while another thread allocates 100 bytes and frees them.

@@ -1,5 +1,6 @@
 //! Tests on the simulated device. Each test has a device of its own, since tests run in parallel in one process.
 
+mod adoption;
 mod places;
 mod statistics;
 mod traces;

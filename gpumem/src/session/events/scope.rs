@@ -5,8 +5,9 @@ use std::{convert::Infallible, panic::Location, time::Duration};
 use crate::{
     derive::KeptPeak,
     error::{Error, Kind, Result},
+    inbox::name_threads_with,
     ledger::ScopePeriod,
-    model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Trace},
+    model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
     session::{Notice, Session, alive, events::sampler},
     source::Devices,
@@ -27,6 +28,8 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) exact: bool,
     /// Keep which allocations make its peak.
     pub(in crate::session) at_peak: bool,
+    /// The threads that it adopts. `None`: those of `GPUMEM_ADOPT`.
+    pub(in crate::session) adopt: Option<Threads>,
     /// The module of the function that it traces, if it is known.
     pub(in crate::session) module: Option<&'static str>,
 }
@@ -120,6 +123,10 @@ impl OpenScope {
             if session.subscription.interruptions() != interruptions {
                 session.inbox.post(&EventKind::Lost { count: 1 });
             }
+        }
+        if let Some(threads) = request.adopt.or(session.settings().adopt) {
+            name_threads_with(process::name_of_thread);
+            session.inbox.post(&EventKind::Adopt { scope: id, threads });
         }
         // The notice about an invalid setting has printed what happens instead.
         if let Some(why) = not_exact.filter(|why| !session.settings.is_problem(why)) {
