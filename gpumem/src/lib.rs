@@ -40,6 +40,14 @@ pub mod device {
     pub use crate::query::{current_device as current, device_count as count, device_name as name};
 }
 
+/// Gauges of the program, for memory that gpumem does not know.
+pub mod gauge {
+    pub use crate::{
+        model::{CustomGauge, InUse},
+        session::set_gauge,
+    };
+}
+
 /// How allocations are intercepted, when that begins, and why it does not.
 pub mod intercept {
     pub use crate::{

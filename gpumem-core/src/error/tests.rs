@@ -92,6 +92,7 @@ fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
         (Kind::BadSetting { setting: "GPUMEM_GAUGE", detail: detail() }, vec!["invalid setting"]),
         (Kind::BadBaseline { file: detail(), detail: detail() }, vec!["invalid baseline"]),
         (Kind::NoAnswer { within: Duration::from_secs(2) }, vec!["timeout"]),
+        (Kind::CustomGauge { name: detail(), detail: detail() }, vec![]),
         (Kind::Recorded { message: detail() }, vec![]),
         (Kind::NoThread { detail: detail() }, vec![]),
         (
@@ -127,6 +128,7 @@ fn number(kind: &Kind) -> usize {
         Kind::SimulatedOutOfMemory { .. } => 18,
         Kind::SimulatedMisuse { .. } => 19,
         Kind::Recorded { .. } => 20,
+        Kind::CustomGauge { .. } => 21,
     }
 }
 

@@ -181,6 +181,9 @@ impl Ledger {
 impl Ledger {
     /// The device on which a scope's thread allocated since the scope began, if it allocated nothing on the scope's device.
     fn allocated_only_on(&self, scope: &Scope) -> Option<u32> {
+        if scope.spec.device.family == Family::Custom {
+            return None;
+        }
         // The opener may have ended, or may be in the scope for the time of a poll only, and have other tasks.
         let opener = self.threads.get(scope.opener.0 as usize)?;
         if opener.own != scope.own || !opener.is_in_opened(scope.number) {

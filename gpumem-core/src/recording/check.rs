@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     model::{
-        Block, Bytes, Device, EventKind, Gauge, GpuMemory, GpuProcess, Key, PoolUsage, ScopeId, ScopeSpec, ThreadId,
+        Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, PoolUsage, ScopeId, ScopeSpec,
+        ThreadId,
     },
     report::DeviceReading,
 };
@@ -182,6 +183,7 @@ fn check_bytes(bytes: Bytes) -> Result {
 
 fn check_block(block: &Block) -> Result {
     check_device(block.device)?;
+    agree(block.device.family != Family::Custom)?;
     check_bytes(block.bytes)?;
     limit(block.stack.0 < MOST_STACKS)
 }
@@ -456,7 +458,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{Family, MemKind, StackId};
+    use crate::model::{MemKind, StackId};
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 

@@ -53,11 +53,11 @@ macro_rules! codes {
 pub(super) use codes;
 
 codes!(MemKind { Device = 0, Pool = 1, Managed = 2, PinnedHost = 3, Vmm = 4, Graph = 5 });
-codes!(Family { Cuda = 0, Simulated = 1 });
+codes!(Family { Cuda = 0, Simulated = 1, Custom = 2 });
 // Older versions measured a pool by the driver's high-water mark (1), from the source 3. This version does not know these figures, so
 // such a trace counts as one that was off.
 codes!(Gauge { Exact = 0, Sampled = 2, Off = 3 or 1 });
-codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, Sampling = 4, Off = 5 or 3 });
+codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, Sampling = 4, Off = 5 or 3, Custom = 6 });
 codes!(ProcessKind { Compute = 0, Graphics = 1, Both = 2 });
 
 fields!(Device { family, ordinal });

@@ -96,9 +96,9 @@ values! {
     Finished as _random => Finished;
 }
 
-variants! { Family { Cuda {} Simulated {} } }
+variants! { Family { Cuda {} Simulated {} Custom {} } }
 variants! { Gauge { Exact {} Sampled {} Off {} } }
-variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Off {} } }
+variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Custom {} Off {} } }
 variants! { ProcessKind { Compute {} Graphics {} Both {} } }
 variants! { TensorClass { Weights {} Activations {} Workspace {} } }
 variants! { AllocatorAction { SegmentAlloc {} Alloc {} OutOfMemory {} } }

@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         missed_events_are_reported_as_lost_if_the_loss_is_recorded_first
         no_scope_misses_events_unreported_while_one_thread_subscribes_and_another_unsubscribes
         readings_are_applied_in_the_order_in_which_they_are_made
+        a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_newer_one_is_recorded
         missed_events_may_go_unreported_if_the_loss_is_recorded_afterwards
     };
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -595,6 +596,50 @@ fn readings_are_applied_in_the_order_in_which_they_are_made() {
             .collect::<Vec<_>>();
         assert_eq!(free, [1000, 999, 998, 997, 996], "an older reading after a newer one");
     });
+}
+
+fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_newer_one_is_recorded() {
+    const GAUGE: Device = Device { family: Family::Custom, ordinal: 0 };
+    let recorded = often(|| {
+        let inbox = Arc::new(Inbox::tapped(Recorder));
+        let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
+        let of_program = Arc::new(shuttle::sync::Mutex::new(()));
+        let read = |count: &AtomicU64| {
+            let used = Bytes::new(count.fetch_add(1, SeqCst));
+            EventKind::Sample { device: GAUGE, memory: GpuMemory::new(used, Bytes::ZERO, used, None) }
+        };
+        let sampler = thread::spawn({
+            let (inbox, readings, count, of_program) =
+                (Arc::clone(&inbox), Arc::clone(&readings), Arc::clone(&count), Arc::clone(&of_program));
+            move || {
+                for _ in 0..3 {
+                    readings.post(&inbox, GAUGE, || {
+                        let sample = read(&count);
+                        drop(of_program.lock().unwrap());
+                        sample
+                    });
+                }
+            }
+        });
+        let spec = ScopeSpec { gauge: Gauge::Sampled, ..ScopeSpec::exact(GAUGE) };
+        let open = EventKind::Open { scope: ScopeId(0), spec };
+        let held = of_program.lock().unwrap();
+        let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(&count)), &open);
+        let Ok(trace) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(&count)), &close(0));
+        drop(held);
+        sampler.join().unwrap();
+        assert!(trace.expect("it is open").used.get() > 0);
+        let used: Vec<_> = checked_events()
+            .iter()
+            .filter_map(|event| match event.kind {
+                EventKind::Sample { memory, .. } => Some(memory.used.get()),
+                _ => None,
+            })
+            .collect();
+        assert!(used.is_sorted_by(|before, after| before < after), "an older reading after a newer one: {used:?}");
+        used.len()
+    });
+    assert!(recorded.contains(&5) && recorded.iter().any(|count| *count < 5), "{recorded:?}");
 }
 
 fn missed_events_are_reported_as_lost_if_the_loss_is_recorded_first() {

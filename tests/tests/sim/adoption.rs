@@ -17,8 +17,9 @@ fn take(gpu: &SimGpu, mib: u64) -> SimBlock {
     gpu.alloc(Bytes::mib(mib)).expect("the device has room")
 }
 
-fn quiet(ctx: &str) -> GpuMemTraceBuilder {
-    GpuMemTrace::builder().ctx(ctx).silent(true).thread_local_only()
+/// Threads have device 0 until they choose another one.
+fn quiet(gpu: &SimGpu, ctx: &str) -> GpuMemTraceBuilder {
+    GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).silent(true).thread_local_only()
 }
 
 /// A thread that does what it is sent, as the threads of a pool and the device thread of a framework do.
@@ -64,10 +65,10 @@ fn the_device_thread_of_a_framework_counts_for_the_innermost_scope() {
     let gpu = simulated_gpu();
     let (device, other) = (Worker::new("nest-DSD-0-0"), Worker::new("nest-other"));
     let _early = device.take(&gpu, 1);
-    let train = quiet("train").adopt(Threads::named("nest-DSD-")).start().unwrap();
+    let train = quiet(&gpu, "train").adopt(Threads::named("nest-DSD-")).start().unwrap();
     let _batch = device.take(&gpu, 2);
     let page = {
-        let forward = quiet("forward").start().unwrap();
+        let forward = quiet(&gpu, "forward").start().unwrap();
         let page = device.take(&gpu, 40);
         let _ignored = other.take(&gpu, 500);
         assert_eq!((used(&forward), used(&train)), (40, 42));
@@ -80,7 +81,7 @@ fn the_device_thread_of_a_framework_counts_for_the_innermost_scope() {
     assert_eq!((used(&train), train.data().peaked.mb()), (7, 40));
     // The scope ends, and the thread goes on.
     drop(train);
-    let next = quiet("next").start().unwrap();
+    let next = quiet(&gpu, "next").start().unwrap();
     let _alone = device.take(&gpu, 3);
     assert_eq!(used(&next), 0);
 }
@@ -90,7 +91,7 @@ fn the_device_thread_of_a_framework_counts_for_the_innermost_scope() {
 fn a_worker_of_a_pool_enters_a_scope_and_opens_one() {
     let gpu = simulated_gpu();
     let worker = Worker::new("rayon-like-0");
-    let step = quiet("step").adopt(Threads::named("rayon-like-")).start().unwrap();
+    let step = quiet(&gpu, "step").adopt(Threads::named("rayon-like-")).start().unwrap();
     let other = Worker::new("elsewhere");
     let (send, handle) = mpsc::channel();
     let hold = Arc::new(Barrier::new(2));
@@ -99,9 +100,9 @@ fn a_worker_of_a_pool_enters_a_scope_and_opens_one() {
         .as_ref()
         .unwrap()
         .send(Box::new({
-            let hold = Arc::clone(&hold);
+            let (hold, gpu) = (Arc::clone(&hold), gpu.clone());
             move || {
-                let trace = quiet("other").start().unwrap();
+                let trace = quiet(&gpu, "other").start().unwrap();
                 send.send(trace.handle()).unwrap();
                 hold.wait();
             }
@@ -117,7 +118,7 @@ fn a_worker_of_a_pool_enters_a_scope_and_opens_one() {
     let own = worker.run({
         let gpu = gpu.clone();
         move || {
-            let trace = quiet("own").start().unwrap();
+            let trace = quiet(&gpu, "own").start().unwrap();
             (take(&gpu, 11), used(&trace))
         }
     });
@@ -137,7 +138,7 @@ fn two_threads_that_adopt_the_same_threads_say_so() {
         let worker = worker.jobs.clone().unwrap();
         let gpu = gpu.clone();
         move || {
-            let second = quiet("second").adopt(Threads::named("both-")).start().unwrap();
+            let second = quiet(&gpu, "second").adopt(Threads::named("both-")).start().unwrap();
             let (done, block) = mpsc::channel();
             worker.send(Box::new(move || _ = done.send(take(&gpu, 2)))).unwrap();
             (block.recv().unwrap(), second.data().used.mb(), second.data().adoption_is_shared)

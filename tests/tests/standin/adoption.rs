@@ -13,6 +13,8 @@ fn the_hook_reads_the_name_of_its_thread() {
              figures 0 = {} 0; call cuMemFree_v2 b; figures 0 = 7 {adopted}",
             7 + adopted
         );
-        both_sources().each(|machine| _ = check(&machine.env("GPUMEM_ADOPT", adopt), &script));
+        for machine in both_sources().env("GPUMEM_ADOPT", adopt).all() {
+            check(machine, &script);
+        }
     }
 }

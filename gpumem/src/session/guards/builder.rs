@@ -131,6 +131,11 @@ impl GpuMemTraceBuilder {
         self.request.of_thread
     }
 
+    /// The trace measures by a gauge of the program, if it starts now.
+    pub(in crate::session) fn is_custom(&self, session: &Session) -> bool {
+        self.request.custom_devices(session).is_some()
+    }
+
     /// The device of the trace, if it starts now.
     pub(in crate::session) fn device_or_current(&self, session: &Session) -> Result<Device> {
         session.devices()?.device(self.request.device)
