@@ -1,60 +1,33 @@
 //! Scopes that adopt threads: what such a thread allocates while it is in no scope counts for the innermost scope of the thread that
 //! opened the adopting one.
 
-use std::collections::BTreeMap;
-
 use super::{Ledger, scope::Scope, thread::Thread, tree::NodeId};
 use crate::model::{OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
 
 /// A thread without a scope is compared with so many adopting scopes, the newest ones. Those before them adopt nothing meanwhile.
 const MOST: usize = 64;
 
-/// The open scopes that adopt threads.
-#[derive(Debug, Default)]
-pub(super) struct Adoption {
-    adopters: BTreeMap<ScopeId, Threads>,
-    /// How many of them adopt by name.
-    by_name: usize,
-    /// The threads without a scope that have allocated since adopters, or the scopes of their threads, changed.
-    looked_up: Vec<ThreadId>,
-}
-
-impl Adoption {
-    /// No scope adopts threads.
-    pub(super) fn is_off(&self) -> bool {
-        self.adopters.is_empty()
-    }
-
-    fn end(&mut self, scope: ScopeId) {
-        if let Some(Threads::Named(_)) = self.adopters.remove(&scope) {
-            self.by_name -= 1;
-        }
-    }
-}
-
 impl Ledger {
     pub(super) fn adopt(&mut self, scope: ScopeId, threads: Threads) {
         if !self.scopes.contains_key(&scope) {
             return;
         }
-        if self.adoption.is_off() {
+        if self.adopters.is_empty() {
             self.threads.iter_mut().filter(|thread| thread.entered.is_empty()).for_each(Thread::forget_newest);
         }
-        self.adoption.end(scope);
-        self.adoption.by_name += usize::from(matches!(threads, Threads::Named(_)));
-        self.adoption.adopters.insert(scope, threads);
+        self.adopters.add(scope, threads);
         self.look_up_again();
     }
 
     /// The scope is closed, and adopts nothing any more.
     pub(super) fn end_adoption(&mut self, scope: ScopeId) {
         self.look_up_again();
-        self.adoption.end(scope);
+        self.adopters.remove(scope);
     }
 
     /// Whether the name of the thread decides who adopts what it allocates, and is not known.
     pub fn needs_name(&mut self, thread: ThreadId) -> bool {
-        if self.adoption.by_name == 0 {
+        if !self.adopters.is_by_name() {
             return false;
         }
         let Thread { name, entered, .. } = self.thread(thread);
@@ -70,8 +43,8 @@ impl Ledger {
     /// Threads in no scope look up at their next allocations who adopts these: the adopting scopes have changed, or a thread has entered or
     /// left a scope, or the figures of a scope begin again.
     pub(super) fn look_up_again(&mut self) {
-        let Self { adoption, threads, .. } = self;
-        for thread in adoption.looked_up.drain(..) {
+        let Self { adopters, threads, .. } = self;
+        for thread in adopters.looked_up.drain(..) {
             let thread = &mut threads[thread.0 as usize];
             thread.is_looked_up = false;
             thread.forget_newest();
@@ -88,7 +61,7 @@ impl Ledger {
 
     /// The newest scope that adopts the thread.
     fn adopter_of(&mut self, thread: ThreadId) -> Option<ScopeId> {
-        if self.adoption.is_off() || !self.thread(thread).entered.is_empty() {
+        if self.adopters.is_empty() || !self.thread(thread).entered.is_empty() {
             return None;
         }
         self.adopters_of(thread).next()
@@ -97,8 +70,8 @@ impl Ledger {
     /// The scopes that adopt this thread, which is in no scope, the newest first.
     fn adopters_of(&self, thread: ThreadId) -> impl Iterator<Item = ScopeId> {
         let name = self.threads.get(thread.0 as usize).and_then(|thread| thread.name);
-        let adopters = self.adoption.adopters.iter().rev().take(MOST);
-        adopters.filter(move |(_, threads)| threads.include(name.as_ref())).map(|(scope, _)| *scope)
+        let adopters = self.adopters.newest_first().take(MOST);
+        adopters.filter(move |(_, threads)| threads.include(name.as_ref())).map(|(scope, _)| scope)
     }
 
     /// The innermost scope of the thread that opened this one: its path, and its owner thread. While the thread is not in this one, such
@@ -120,7 +93,7 @@ impl Ledger {
     pub(super) fn note_adoption(&mut self, thread: ThreadId, meter: u16, is_on_device: bool, number: u64) {
         let record = self.thread(thread);
         if record.entered.is_empty() && !std::mem::replace(&mut record.is_looked_up, true) {
-            self.adoption.looked_up.push(thread);
+            self.adopters.looked_up.push(thread);
         }
         let Some(adopter) = self.adopter_of(thread) else { return };
         let Scope { own, opener, .. } = self.scopes[&adopter];
@@ -153,6 +126,6 @@ impl Ledger {
 impl Ledger {
     /// How many threads look up again who adopts them.
     pub(super) fn adoption_len(&self) -> usize {
-        self.adoption.looked_up.len()
+        self.adopters.looked_up.len()
     }
 }

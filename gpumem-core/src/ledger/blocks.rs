@@ -188,7 +188,7 @@ impl Ledger {
         if tag.kind().is_on_device() {
             self.thread(thread).allocates_on(meter, number);
         }
-        if !self.adoption.is_off() {
+        if !self.adopters.is_empty() {
             self.note_adoption(thread, meter, tag.kind().is_on_device(), number);
         }
         let (node, owner) = self.place_of(thread);

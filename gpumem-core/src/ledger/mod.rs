@@ -1,6 +1,7 @@
 //! The ledger applies events in their order. It keeps the live blocks, the bytes in use and the peak of each open scope. It
 //! has no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
 
+mod adopters;
 mod adoption;
 mod blocks;
 mod counts;
@@ -35,7 +36,7 @@ mod watermark;
 use std::collections::{BTreeMap, HashMap};
 
 use self::{
-    adoption::Adoption, groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
+    adopters::Adopters, groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
     noticed::Watched, own_level::OwnScopes, pending::PendingDelta, scope::Scope, thread::Thread,
     thread_level::ThreadLevels, tree::ScopeTree,
 };
@@ -95,7 +96,7 @@ pub struct Ledger {
     guests: Guests,
     /// Peaks that are read while their scopes go on, or after they are closed.
     kept_peaks: HashMap<ScopeId, KeptRange>,
-    adoption: Adoption,
+    adopters: Adopters,
 }
 
 #[cfg(test)]

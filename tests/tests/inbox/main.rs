@@ -605,7 +605,8 @@ fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_ne
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
         let of_program = Arc::new(shuttle::sync::Mutex::new(()));
         let read = |count: &AtomicU64| {
-            let used = Bytes::new(count.fetch_add(1, SeqCst));
+            let began = count.fetch_add(1, SeqCst);
+            let used = Bytes::new(began << 32 | count.fetch_add(1, SeqCst));
             EventKind::Sample { device: GAUGE, memory: GpuMemory::new(used, Bytes::ZERO, used, None) }
         };
         let sampler = thread::spawn({
@@ -625,19 +626,25 @@ fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_ne
         let open = EventKind::Open { scope: ScopeId(0), spec };
         let held = of_program.lock().unwrap();
         let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(&count)), &open);
-        let Ok(trace) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(&count)), &close(0));
+        let before = count.load(SeqCst);
+        let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(&count)), &close(0));
         drop(held);
         sampler.join().unwrap();
-        assert!(trace.expect("it is open").used.get() > 0);
-        let used: Vec<_> = checked_events()
-            .iter()
-            .filter_map(|event| match event.kind {
-                EventKind::Sample { memory, .. } => Some(memory.used.get()),
-                _ => None,
-            })
-            .collect();
-        assert!(used.is_sorted_by(|before, after| before < after), "an older reading after a newer one: {used:?}");
-        used.len()
+        let (mut recorded, mut at_close) = (Vec::new(), None);
+        for event in checked_events() {
+            match event.kind {
+                // When the reading began and ended.
+                EventKind::Sample { memory, .. } => {
+                    recorded.push((memory.used.get() >> 32, memory.used.get() & 0xffff_ffff));
+                }
+                EventKind::Close { .. } => at_close = recorded.last().copied(),
+                _ => {}
+            }
+        }
+        let is_older = |pair: &[(u64, u64)]| pair[1].1 < pair[0].0;
+        assert!(!recorded.windows(2).any(is_older), "an older reading after a newer one: {recorded:?}");
+        assert!(at_close.expect("a reading").1 > before, "the trace ends with an old reading: {recorded:?}");
+        recorded.len()
     });
     assert!(recorded.contains(&5) && recorded.iter().any(|count| *count < 5), "{recorded:?}");
 }

@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// From now on, traces for which the program and `GPUMEM_GAUGE` request nothing else measure by this gauge: guards, attributes, lines and
-/// budgets. It is for memory that gpumem does not know, such as that of wgpu, Metal or ROCm. `used` is what the gauge reads, and `peaked` is
+/// budgets. It is for memory that gpumem does not know, such as that of wgpu and Metal. `used` is what the gauge reads, and `peaked` is
 /// the most that was read every millisecond (`GPUMEM_SAMPLE_MS`). A gauge of the same name replaces the earlier one.
 ///
 /// A trace that names a gauge, a device or a source does not use it. Blocks, scopes of `summary` and the like are not known.
