@@ -14,7 +14,7 @@ use std::{
 use gpumem::recording;
 use gpumem_driver::{
     injection::initialize_injection,
-    nvtx::{GetExportTable, observe_ranges, set_observer},
+    nvtx::{self, ExtensionModule, GetExportTable, observe_extension, observe_ranges, set_observer},
 };
 
 use crate::{cards, control, request::Request, variable};
@@ -82,11 +82,27 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
     set_observer(recording::NVTX_OBSERVER);
     let other = other_tool(variable::OTHER_NVTX);
     // SAFETY: NVTX passes this function, and waits for the answer.
-    let observe = || unsafe { observe_ranges(get_export_table, other.as_deref()) };
-    let begun =
-        catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
-    say("", begun);
+    say("", nvtx::guarded(|| unsafe { observe_ranges(get_export_table, other.as_deref()) }));
     1
+}
+
+/// The same for each extension that the copy has, with the table of the extension. It returns 0 if nobody uses the extension.
+///
+/// # Safety
+/// It is called by NVTX.
+#[expect(unsafe_code, reason = "NVTX finds the function by this name, and passes a pointer")]
+// SAFETY: no other function of a program has this name: it belongs to the libraries that NVTX loads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn InitializeInjectionNvtxExtension(module: *const ExtensionModule) -> c_int {
+    let other = other_tool(variable::OTHER_NVTX);
+    // SAFETY: NVTX passes this module, and waits for the answer.
+    match nvtx::guarded(|| unsafe { observe_extension(module, other.as_deref()) }) {
+        Ok(is_used) => c_int::from(is_used),
+        Err(why) => {
+            say("", Err(why));
+            1
+        }
+    }
 }
 
 /// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.
