@@ -604,8 +604,7 @@ fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_ne
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
         let of_program = Arc::new(shuttle::sync::Mutex::new(()));
-        let read = |count: &AtomicU64| {
-            let began = count.fetch_add(1, SeqCst);
+        let read = |began: u64, count: &AtomicU64| {
             let used = Bytes::new(began << 32 | count.fetch_add(1, SeqCst));
             EventKind::Sample { device: GAUGE, memory: GpuMemory::new(used, Bytes::ZERO, used, None) }
         };
@@ -614,8 +613,9 @@ fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_ne
                 (Arc::clone(&inbox), Arc::clone(&readings), Arc::clone(&count), Arc::clone(&of_program));
             move || {
                 for _ in 0..3 {
+                    let began = count.fetch_add(1, SeqCst);
                     readings.post(&inbox, GAUGE, || {
-                        let sample = read(&count);
+                        let sample = read(began, &count);
                         drop(of_program.lock().unwrap());
                         sample
                     });
@@ -625,9 +625,10 @@ fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_ne
         let spec = ScopeSpec { gauge: Gauge::Sampled, ..ScopeSpec::exact(GAUGE) };
         let open = EventKind::Open { scope: ScopeId(0), spec };
         let held = of_program.lock().unwrap();
-        let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(&count)), &open);
-        let before = count.load(SeqCst);
-        let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(&count)), &close(0));
+        let began = count.fetch_add(1, SeqCst);
+        let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(began, &count)), &open);
+        let before = count.fetch_add(1, SeqCst);
+        let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(before, &count)), &close(0));
         drop(held);
         sampler.join().unwrap();
         let (mut recorded, mut at_close) = (Vec::new(), None);

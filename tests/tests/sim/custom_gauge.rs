@@ -130,6 +130,8 @@ fn what_names_a_gauge_or_a_device_does_not_use_it() {
 /// What a function does wrong is no figure, and no end of the program.
 #[test]
 fn functions_that_fail() {
+    static IS_KNOWN: AtomicU64 = AtomicU64::new(1);
+
     if let Some(ended) = alone("functions_that_fail", &[]) {
         let panics = ended.stderr.matches("the function's own panic").count();
         assert_eq!(panics, 1, "{}", ended.stderr);
@@ -144,7 +146,6 @@ fn functions_that_fail() {
         }
         return;
     }
-    static IS_KNOWN: AtomicU64 = AtomicU64::new(1);
     let start = || GpuMemTrace::builder().on_exit_report(false).start_or_off();
     set_gauge(Gauge::custom("maybe", || (IS_KNOWN.load(SeqCst) == 1).then(|| IN_USE.load(SeqCst))));
     let trace = start();
@@ -172,10 +173,11 @@ fn functions_that_fail() {
 /// The function uses gpumem itself: it gets an answer, and the trace that called it too.
 #[test]
 fn functions_that_call_gpumem() {
+    static INNER: Mutex<Vec<Gauge>> = Mutex::new(Vec::new());
+
     if alone("functions_that_call_gpumem", &[]).is_some() {
         return;
     }
-    static INNER: Mutex<Vec<Gauge>> = Mutex::new(Vec::new());
     set_gauge(Gauge::custom("recursive", || {
         let inner = GpuMemTrace::builder().silent(true).start_or_off();
         INNER.lock().unwrap().push(inner.data().gauge);
