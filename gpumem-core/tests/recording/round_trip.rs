@@ -6,7 +6,7 @@ use gpumem_core::{
     derive::Names,
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind,
-        PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
+        PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
@@ -94,9 +94,11 @@ values! {
         process
     };
     Finished as _random => Finished;
+    ThreadName as random => ThreadName::new(random.text().as_bytes());
 }
 
 variants! { Family { Cuda {} Simulated {} Custom {} } }
+variants! { Threads { Unscoped {} Named { 0 } } }
 variants! { Gauge { Exact {} Sampled {} Off {} } }
 variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Custom {} Off {} } }
 variants! { ProcessKind { Compute {} Graphics {} Both {} } }
