@@ -3,7 +3,7 @@
 
     python gpumem-cli/proof/cards.py target/release/gpumem [--only two,nccl]
 
-A line PASS or FAIL is printed for each. It needs an NVIDIA GPU and PyTorch.
+A line PASS or FAIL is printed for each. It needs an NVIDIA GPU and PyTorch; `two`, and those with NCCL, need two GPUs.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 GIB = 1 << 30
 
@@ -56,10 +57,11 @@ except torch.cuda.OutOfMemoryError:
 
 RANKS = """
 import json, os, sys, torch, torch.distributed as distributed
-rank = int(os.environ["RANK"])
-os.environ["NCCL_HOSTID"] = f"machine{rank}"
+rank, cards = int(os.environ["RANK"]), torch.cuda.device_count()
+if cards == 1:
+    os.environ["NCCL_HOSTID"] = f"machine{rank}"
 distributed.init_process_group(sys.argv[1])
-torch.cuda.set_device(0)
+torch.cuda.set_device(rank % cards)
 model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)]).cuda()
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.Adam(model.parameters())
@@ -75,10 +77,11 @@ distributed.destroy_process_group()
 SHARDED = """
 import json, os, sys, torch, torch.distributed as distributed
 from torch.distributed.fsdp import fully_shard
-rank = int(os.environ["RANK"])
-os.environ["NCCL_HOSTID"] = f"machine{rank}"
+rank, cards = int(os.environ["RANK"]), torch.cuda.device_count()
+if cards == 1:
+    os.environ["NCCL_HOSTID"] = f"machine{rank}"
 distributed.init_process_group(sys.argv[1])
-torch.cuda.set_device(0)
+torch.cuda.set_device(rank % cards)
 model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192, bias=False) for _ in range(12)]).cuda()
 for layer in model:
     fully_shard(layer)
@@ -114,8 +117,8 @@ def launched(port, ranks=2):
 
 
 def two(run, folder):
-    """PyTorch uses two cards."""
-    found, why = ran([*run("two", "--dry", "--cards", "2", "--card", "24GiB"), *started(folder, "two", TWO)])
+    """PyTorch uses the two cards of a machine."""
+    found, why = ran([*run("two", "--dry", "--card", "24GiB"), *started(folder, "two", TWO)])
     return bool(found) and found[0]["total"] == [24 * GIB] * 2 and found[0]["count"] == 2 and found[0]["sum"] == 10, f"{found} {why}"
 
 
@@ -141,27 +144,42 @@ def share_limit(run, folder):
     return share(run, folder, "--limit", "16GiB")
 
 
-def ranks(run, folder, name, text, backend, port, dry=True):
-    before = run(name, "--dry", "--card", "24GiB", "--card-per-process") if dry else []
-    return ran([*before, *started(folder, name, text, backend, launcher=launched(port))])
+def ranks(run, folder, name, text, backend, port):
+    """Two ranks as two processes, each with a card of its own: dry on one GPU, and for real, with NCCL on two."""
+    command = [*started(folder, name, text, backend, launcher=launched(port))]
+    dry, why = ran([*run(name, "--dry", "--card", "80GiB", "--card-per-process"), *command], CUDA_VISIBLE_DEVICES="0")
+    real, why_real = ran(command)
+    figures = [sorted(one["reserved"] for one in of) for of in (dry, real)]
+    return len(dry) == 2 and figures[0] == figures[1], f"{figures} {why} {why_real if len(real) != 2 else ''}"
 
 
 def ddp_gloo(run, folder):
-    """Two ranks of DDP as two processes, each with a card of its own, dry and real."""
-    dry, why = ranks(run, folder, "gloo", RANKS, "gloo", 29541)
-    real, why_real = ranks(run, folder, "gloo", RANKS, "gloo", 29542, dry=False)
-    return sorted(one["reserved"] for one in dry) == sorted(one["reserved"] for one in real) != [], f"{dry} {why} real {real} {why_real}"
+    return ranks(run, folder, "gloo", RANKS, "gloo", 29541)
 
 
 def ddp_nccl(run, folder):
-    """The same with NCCL: both ranks use one GPU, so they call themselves machines."""
-    dry, why = ranks(run, folder, "nccl", RANKS, "nccl", 29543)
-    return len(dry) == 2, f"{dry} {why}"
+    return ranks(run, folder, "nccl", RANKS, "nccl", 29543)
 
 
 def fsdp_nccl(run, folder):
-    dry, why = ranks(run, folder, "fsdp", SHARDED, "nccl", 29545)
-    return len(dry) == 2, f"{dry} {why}"
+    return ranks(run, folder, "fsdp", SHARDED, "nccl", 29545)
+
+
+def eight(run, folder, name, port):
+    """All ranks of a large model, on one GPU."""
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "large.py")
+    command = [*run(name, "--dry", "--card", "1TiB", "--card-per-process", "--stacks", "none"), sys.executable, *launched(port, 8), program, name, "8"]
+    begun = time.time()
+    dry, why = ran(command, CUDA_VISIBLE_DEVICES="0")
+    return len(dry) == 8, f"{time.time() - begun:.0f} s, {dry} {why[:2500]}"
+
+
+def llama70(run, folder):
+    return eight(run, folder, "llama70", 29547)
+
+
+def llama405(run, folder):
+    return eight(run, folder, "llama405", 29549)
 
 
 # Another process leaves so many bytes of the GPU free.
@@ -188,7 +206,7 @@ def small(run, folder):
     return all(one[2] and one[2] == had[0][2] for one in had), str(had)
 
 
-CASES = [small, two, driver, share_dry, share_limit, ddp_gloo, ddp_nccl, fsdp_nccl]
+CASES = [small, two, driver, share_dry, share_limit, ddp_gloo, ddp_nccl, fsdp_nccl, llama70, llama405]
 
 
 def main():

@@ -1,5 +1,7 @@
 //! What the driver and NVTX find in the library, and what `gpumem attach` calls.
 
+mod nccl;
+
 use std::{
     env,
     ffi::{CStr, CString, OsStr, c_char, c_int},

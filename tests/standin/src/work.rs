@@ -46,6 +46,11 @@ dispatched! { jumps;
         Ok(to.put_all(&vec![CONTENT; bytes])?)
     }
 
+    fn cuMemcpyDtoDAsync_v2(to: Address, from: Address, bytes: usize, _stream: Handle) |call| {
+        copied(call, from, bytes)?;
+        copied(call, to, bytes)
+    }
+
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) |call| {
         ready(call)?;
         let (_, gpu) = crate::cuda::device(call, ordinal)?;

@@ -9,6 +9,7 @@ mod failures;
 mod files;
 mod killed;
 mod library;
+mod nccl;
 mod nvtx;
 mod parts;
 mod program;

@@ -38,7 +38,11 @@ use self::{
     replaced::{DRIVERS, REPLACED},
     table::FUNCTIONS,
 };
-pub use self::{mode::Mode, shared::SHARED_WORDS};
+pub use self::{
+    mode::Mode,
+    shared::SHARED_WORDS,
+    work::{copy_on_device, library_function},
+};
 use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,
