@@ -15,6 +15,7 @@ use std::{
 
 use gpumem::recording;
 use gpumem_driver::{
+    dry::nvml,
     injection::initialize_injection,
     nvtx::{self, ExtensionModule, GetExportTable, observe_extension, observe_ranges, set_observer},
 };
@@ -86,6 +87,27 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
     // SAFETY: NVTX passes this function, and waits for the answer.
     say("", nvtx::guarded(|| unsafe { observe_ranges(get_export_table, other.as_deref()) }));
     1
+}
+
+/// The functions of NVML come here where cards are not the real ones: `gpumem run` makes a library that passes six arguments, and says which
+/// function it is.
+///
+/// # Safety
+/// The last argument is the text that [`nvml::call`] takes; the others are those of the function.
+#[expect(unsafe_code, reason = "the loader finds the function by this name")]
+// SAFETY: no other function of a program has this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gpumem_nvml(
+    first: usize,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+    sixth: usize,
+    what: *const c_char,
+) -> usize {
+    // SAFETY: the caller says so.
+    unsafe { nvml::call(cards::of_nvml(), [first, second, third, fourth, fifth, sixth], CStr::from_ptr(what)) }
 }
 
 /// The same for each extension that the copy has, with the table of the extension. It returns 0 if nobody uses the extension.

@@ -5,6 +5,7 @@ pub(crate) mod control;
 mod destination;
 mod finish;
 mod library;
+mod nvml;
 mod options;
 mod program;
 
@@ -106,6 +107,10 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
     for (own, other) in [(variable::INJECTION, variable::OTHER_INJECTION), (variable::NVTX, variable::OTHER_NVTX)] {
         program.environment(other, env::var_os(own).unwrap_or_default());
         program.environment(own, &library);
+    }
+    if cards.are_replaced() {
+        let failed = |error| Failure::new("the library that stands before NVML", error, "");
+        nvml::put_before(program, &library, cards.are_counted()).map_err(failed)?;
     }
     if cards.are_dry() {
         // Functions of the library stand before those of NCCL.

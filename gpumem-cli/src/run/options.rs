@@ -67,6 +67,11 @@ impl Cards {
         self.dry || self.limit.is_some()
     }
 
+    /// Whether the program sees other cards than those of the machine.
+    pub(super) fn are_counted(&self) -> bool {
+        self.count.is_some()
+    }
+
     /// Whether the program is not to compute.
     pub(super) fn are_dry(&self) -> bool {
         self.dry

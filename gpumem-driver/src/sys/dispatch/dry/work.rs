@@ -14,8 +14,8 @@ use once_cell::sync::OnceCell;
 use super::{
     mode::{LARGEST_REAL, MODE, Mode},
     state::{
-        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
-        watch,
+        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Real, SUCCESS, get, has_any_dry, inside, is_dry,
+        is_on_card, is_out_of_reach, memory, watch,
     },
     unused::unused,
 };
@@ -409,19 +409,31 @@ pub(super) unsafe fn copy(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuGraphAddNode`, and `parameters` says which of them is the `CUgraphNodeParams`.
-pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u32 {
-    let at = words[parameters];
+/// It is the address of a `CUgraphNodeParams`.
+pub(super) unsafe fn node_has_dry(at: u64) -> bool {
     // SAFETY: the struct begins with the sort of the node, and has from the 16th byte on what it needs.
     unsafe {
-        let has_dry = match (at as *const u32).read() {
+        match (at as *const u32).read() {
             0 => kernel_uses_dry_memory(at + 16),
             1 => Planes::of_3d(at + 32).has_dry(),
             2 => is_dry(get(at + 16)),
             _ => false,
-        };
+        }
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuGraphAddNode`, and `parameters` says which of them is the `CUgraphNodeParams`.
+pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u32 {
+    const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
+    let at = words[parameters];
+    // SAFETY: the caller says so.
+    unsafe {
+        if (at as *const u32).read() == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
         let without_edges = [words[0], words[1], words[2], words[parameters - 1]];
-        if has_dry { empty_node(&without_edges) } else { real() }
+        if node_has_dry(at) { empty_node(&without_edges) } else { real() }
     }
 }
 
