@@ -1,6 +1,8 @@
 //! The ledger applies events in their order. It keeps the live blocks, the bytes in use and the peak of each open scope. It
 //! has no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
 
+mod adopters;
+mod adoption;
 mod blocks;
 mod counts;
 mod delta;
@@ -33,6 +35,11 @@ mod watermark;
 
 use std::collections::{BTreeMap, HashMap};
 
+use self::{
+    adopters::Adopters, groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
+    noticed::Watched, own_level::OwnScopes, pending::PendingDelta, scope::Scope, thread::Thread,
+    thread_level::ThreadLevels, tree::ScopeTree,
+};
 pub use self::{
     counts::{Counts, PART_LEN},
     groups::AllocGroup,
@@ -44,11 +51,6 @@ pub use self::{
     stats::Stat,
     tree::{NodeId, ScopeNode},
     views::{GroupUsage, KnownBlock, ScopePeriod},
-};
-use self::{
-    groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters, noticed::Watched,
-    own_level::OwnScopes, pending::PendingDelta, scope::Scope, thread::Thread, thread_level::ThreadLevels,
-    tree::ScopeTree,
 };
 use crate::model::{ScopeId, Trace};
 
@@ -94,6 +96,7 @@ pub struct Ledger {
     guests: Guests,
     /// Peaks that are read while their scopes go on, or after they are closed.
     kept_peaks: HashMap<ScopeId, KeptRange>,
+    adopters: Adopters,
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::model::{
     Block, Bytes, CallsiteId, Device, EventKind, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId, ThreadId,
-    Time,
+    ThreadName, Threads, Time,
 };
 
 /// An event as it came through the inbox.
@@ -300,4 +300,6 @@ events! {
     Refused = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
     Mark = 23 { callsite: CallsiteId }
     OnStream = 24 { frees: bool, stream: u32 }
+    Adopt = 25 { scope: ScopeId, threads: Threads }
+    Named = 26 { name: ThreadName }
 }
