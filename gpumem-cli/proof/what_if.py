@@ -4,8 +4,8 @@
     python gpumem-cli/proof/what_if.py target/release/gpumem [--tables dry] [--only gpt2,resnet] [--jobs 6]
 
 There are two tables of each program of `dry.py` that has only PyTorch: one of dry runs, and one of a recording that `gpumem run --torch` made.
-The program also runs without gpumem under each setting. For each row a line PASS (PyTorch reserved as much, to the byte), NEAR (within 2 %) or
-FAIL is printed. So is one for its smallest card: with `gpumem run --limit`, the program has to run on a card that is 3 % larger, and not on one
+The program also runs without gpumem under each setting. For each row of the recording a line PASS (PyTorch reserved as much, to the byte), NEAR
+(within 2 %) or FAIL is printed. So is one for the smallest card of each row: with `gpumem run --limit`, the program has to run on a card that is 3 % larger, and not on one
 that is 3 % smaller. It needs an NVIDIA GPU and PyTorch.
 """
 
@@ -77,7 +77,9 @@ def compare(gpumem, folder, name, jobs, tables):
                 yield "FAIL", f"{name} {setting}: it does not run"
                 continue
             by = (most - real["reserved"]) / max(real["reserved"], 1)
-            yield word(most == real["reserved"], by), f"{name} {setting or 'as it is'}: {table} {most}, real {real['reserved']}, {by:+.3%}"
+            # A dry run counts what other libraries have, and a recording only the cache.
+            said = "INFO" if table == "dry" else word(most == real["reserved"], by)
+            yield said, f"{name} {setting or 'as it is'}: {table} {most}, real {real['reserved']}, {by:+.3%}"
         for table, setting, card, share, runs in limited:
             words = f"{'runs' if runs.result() else 'does not run'} with {share:.0%} of the smallest card, {card} ({table})"
             yield "PASS" if runs.result() == (share > 1) else "FAIL", f"{name} {setting or 'as it is'}: {words}"

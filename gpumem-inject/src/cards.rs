@@ -15,9 +15,15 @@ pub(crate) fn begin() -> Result<(), String> {
     if let Some(segment) = shared {
         let refused =
             |why| refused(&format_args!("it has no access to the account of the cards, which processes share: {why}"));
-        dry::share(segment).map_err(refused)?;
+        dry::share(segment, devices()).map_err(refused)?;
     }
     dry::begin(mode).map_err(|why| refused(&why))
+}
+
+/// The devices as the command sees them. None, if it found no NVML.
+fn devices() -> Vec<String> {
+    let text = env::var(variable::DEVICES).unwrap_or_default();
+    text.split(',').filter(|device| !device.is_empty()).map(str::to_owned).collect()
 }
 
 /// What NVML is to show. `None` if it is the real cards.
@@ -26,8 +32,7 @@ pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
 
     let read = || {
         let (mode, segment) = parsed(&env::var(variable::CARDS).ok()?)?;
-        let devices = env::var(variable::DEVICES).ok()?.split(',').map(str::to_owned).collect();
-        Some(nvml::Cards { mode, segment, devices })
+        Some(nvml::Cards { mode, segment, devices: devices() })
     };
     CARDS.get_or_init(read).as_ref()
 }

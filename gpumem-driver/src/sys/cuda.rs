@@ -12,7 +12,7 @@ mod library;
 mod pool;
 
 pub(crate) use self::context::{current_context, has_primary_context, identify_context};
-pub(crate) use self::device::{CudaDevice, current, devices, is_integrated};
+pub(crate) use self::device::{CudaDevice, current, devices, initialised_devices, is_integrated};
 pub(crate) use self::{
     blocks::{AddressRange, belongs_to_graph, block_number, device_at, next_block_number, range_at},
     capture::{graph_memory, is_capturing},

@@ -94,6 +94,15 @@ fn processes_share_the_card() {
 }
 
 #[test]
+fn processes_share_a_card_that_they_number_differently() {
+    let Some((seen, _)) = seen_on(&machine().devices(2), &["--dry", "--card", "2GiB"], &[SHARED, "numbers"]) else {
+        return;
+    };
+    // The first two have the second card. The third has the first one, with this program.
+    assert_eq!(seen, json!([[[1521, 2048], 0, 1021], [[494, 2048], 2, 494], [[994, 2048], 0, 494], [494, 2048]]));
+}
+
+#[test]
 fn a_dry_run_fills_what_it_is_asked_for() {
     let Some((seen, _)) = seen(&["--dry", "--dry-fill", "one"], &[PROGRAM, "1000"]) else { return };
     assert_eq!(seen["read"], json!([[0, "01010101"], [0, "abababab"]]));

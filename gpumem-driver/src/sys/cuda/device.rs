@@ -33,10 +33,15 @@ pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
             Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Ok(Vec::new()),
             Err(error) => return Err(call_failed("cuInit", error, None)),
         }
-        let count = result::device::get_count().map_err(|error| call_failed("cuDeviceGetCount", error, None))?;
-        (0..count).map(device).collect()
+        initialised_devices()
     });
     devices.as_deref().map_err(Clone::clone)
+}
+
+/// The devices of a driver that the program has initialised; an error before that. The driver must be loaded.
+pub(crate) fn initialised_devices() -> Result<Vec<CudaDevice>, Error> {
+    let count = result::device::get_count().map_err(|error| call_failed("cuDeviceGetCount", error, None))?;
+    (0..count).map(device).collect()
 }
 
 fn device(number: c_int) -> Result<CudaDevice, Error> {

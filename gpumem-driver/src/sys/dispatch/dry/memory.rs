@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::{
     places::{PAGE, Places},
     shared::Shared,
+    state::number_of,
 };
 use crate::{
     device_model::{DeviceModel, ModelError},
@@ -103,7 +104,7 @@ impl Memory {
         });
         let done = action(card);
         if let Some(shared) = &self.shared {
-            shared.publish(device, card.used());
+            shared.publish(number_of(device), card.used());
         }
         done
     }
@@ -122,7 +123,7 @@ impl Memory {
     }
 
     fn others(&self, device: u32) -> u64 {
-        self.shared.map_or(0, |shared| shared.others(device))
+        self.shared.map_or(0, |shared| shared.others(number_of(device)))
     }
 
     fn forget_ended(&self) -> bool {

@@ -53,16 +53,18 @@ use crate::{
 };
 
 /// What is allocated on the cards is shared with other processes, by the segment of shared memory with this number, which has
-/// [`SHARED_WORDS`]. To be called before [`begin`].
+/// [`SHARED_WORDS`]. `devices` are UUIDs, without `GPU-` or `MIG-`, in an order that all these processes have: they may number the devices
+/// differently. To be called before [`begin`].
 ///
 /// # Errors
 /// If this process cannot use the segment, or too many use it.
 #[cfg(feature = "capture")]
-pub fn share(segment: u64) -> std::io::Result<()> {
+pub fn share(segment: u64, devices: Vec<String>) -> std::io::Result<()> {
     let words = crate::sys::ring_memory::words_of(segment, SHARED_WORDS)?;
     // Another process that gets the same number begins later.
     let own = u64::from(std::process::id()) | process::began() << 32;
     let joined = shared::Shared::join(words, own, is_running);
+    state::share_by_uuid(devices);
     joined
         .map(|joined| _ = state::SHARED.set(joined))
         .ok_or_else(|| std::io::Error::other("too many processes use the cards"))

@@ -58,7 +58,39 @@ pub(super) fn inside<T>(call: impl FnOnce() -> T) -> T {
 
 /// Held for a few steps of the account, and never during a call of the driver.
 pub(super) fn memory() -> MutexGuard<'static, Memory> {
+    number_devices();
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The UUIDs of the devices, without `GPU-` or `MIG-`, in an order that all processes of a run have. Processes number the devices differently
+/// if they have different `CUDA_VISIBLE_DEVICES`.
+static DEVICES: OnceCell<Vec<String>> = OnceCell::new();
+
+/// For each device of this process, its place among [`DEVICES`].
+static NUMBERS: OnceCell<Vec<u32>> = OnceCell::new();
+
+/// From now on, processes share the devices by these UUIDs.
+#[cfg(feature = "capture")]
+pub(super) fn share_by_uuid(devices: Vec<String>) {
+    _ = DEVICES.set(devices);
+}
+
+/// Asks the driver once which devices these are.
+fn number_devices() {
+    let Some(devices) = DEVICES.get().filter(|_| !cards::are_simulated()) else { return };
+    if NUMBERS.get().is_some() || IS_INSIDE.get() {
+        return;
+    }
+    // Before `cuInit` has ended, the driver does not answer.
+    let Ok(own) = inside(cuda::initialised_devices) else { return };
+    let place = |at: usize, uuid: String| devices.iter().position(|device| *device == uuid).unwrap_or(at);
+    let places = own.into_iter().enumerate().map(|(at, device)| place(at, device.uuid()));
+    _ = NUMBERS.set(places.filter_map(|place| u32::try_from(place).ok()).collect());
+}
+
+/// The number that all processes of a run have for a device of this process.
+pub(super) fn number_of(device: u32) -> u32 {
+    NUMBERS.get().and_then(|numbers| numbers.get(usize::try_from(device).ok()?).copied()).unwrap_or(device)
 }
 
 /// What this process has on a card.
