@@ -8,8 +8,8 @@ use super::{
     wire::{Wire, nanoseconds},
 };
 use crate::model::{
-    Block, Bytes, CallsiteId, Device, EventKind, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId, ThreadId,
-    Time,
+    Block, Bytes, CallsiteId, Device, EventKind, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec, StackId,
+    ThreadId, Time,
 };
 
 /// An event as it came through the inbox.
@@ -300,4 +300,8 @@ events! {
     Refused = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
     Mark = 23 { callsite: CallsiteId }
     OnStream = 24 { frees: bool, stream: u32 }
+    PoolRegistered = 25 { pool: PoolId, device: Device }
+    PoolReserved = 26 { pool: PoolId, bytes: Bytes }
+    PoolEmptied = 27 { pool: PoolId }
+    PoolsQueried = 28 {}
 }
