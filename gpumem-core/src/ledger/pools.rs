@@ -95,7 +95,8 @@ impl Ledger {
         !self.has_thread_scopes
             && !self.has_open_questions
             && self.pools.is_in_newest(key.address(), bytes, PoolId(tag.context()))
-            && self.live.get(key).is_none()
+            && self.live.has_room_in_front(key)
+            && !self.live.is_in_shard(key)
             && self.alloc_in_front(key, bytes, tag, number, thread)
     }
 
