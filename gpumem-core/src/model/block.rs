@@ -139,7 +139,6 @@ impl Key {
     }
 
     /// The pool of a part; no pool if it is not the key of a part.
-    #[expect(clippy::cast_possible_truncation, reason = "it has 6 bits")]
     pub const fn pool(self) -> PoolId {
         PoolId((self.0 >> 58).saturating_sub(Self::PARTS) as u8)
     }

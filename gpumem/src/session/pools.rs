@@ -66,9 +66,9 @@ impl Pool {
             return Err(Kind::BadSetting { setting: "pool", detail }.into());
         }
         if at == pools.len() {
-            pools.push(named)
+            pools.push(named);
         } else {
-            pools[at] = named
+            pools[at] = named;
         }
         drop(pools);
         session.inbox.post(&EventKind::PoolRegistered { pool: id, device });

@@ -1,6 +1,7 @@
 //! Tests on the simulated device. Each test has a device of its own, since tests run in parallel in one process.
 
 mod places;
+mod pools;
 mod statistics;
 mod traces;
 mod tracker;

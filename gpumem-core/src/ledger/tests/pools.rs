@@ -267,7 +267,9 @@ impl Plain {
         (of.reserved, of.announced_by) = (Some(bytes), Some(thread));
         let mine = |at: &usize| self.blocks[*at].1.whose == Whose::Undecided(thread);
         let mine: Vec<_> = (0..self.blocks.len()).rev().filter(mine).collect();
-        mine.into_iter().for_each(|at| self.take_announced(at, thread));
+        for at in mine {
+            self.take_announced(at, thread);
+        }
         if self.block_bytes(pool) >= bytes {
             self.pools.get_mut(&pool).unwrap().announced_by = None;
         }
