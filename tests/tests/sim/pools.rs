@@ -10,7 +10,7 @@ use gpumem_tests::simulated_gpu;
 
 #[test]
 fn reports_count_parts_and_have_a_row_for_what_is_unused() {
-    let gpu = simulated_gpu(Bytes::gib(4));
+    let gpu = simulated_gpu();
     let pool = Pool::register("cache-test", gpu.ordinal()).expect("the device is there");
     let mut trace = GpuMemTrace::builder()
         .ctx("pool-step")
@@ -47,7 +47,7 @@ fn reports_count_parts_and_have_a_row_for_what_is_unused() {
 
 #[test]
 fn the_number_of_a_closed_pool_is_used_again() {
-    let gpu = simulated_gpu(Bytes::gib(4));
+    let gpu = simulated_gpu();
     for _ in 0..200 {
         let pool = Pool::register("again", gpu.ordinal()).expect("numbers of closed pools are free");
         let block = gpu.alloc(Bytes::mib(1)).expect("there is room");
