@@ -131,7 +131,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.began.elapsed()
     }
 
-    /// A query decides to whom the driver's blocks belong; see `ledger/pools.rs`. This is an event, so that a replay decides the
+    /// A query decides to whom the driver's blocks belong; see `ledger/undecided.rs`. This is an event, so that a replay decides the
     /// same.
     fn decide(&self) {
         if self.enter(0, |state, _| state.ledger.has_undecided()).unwrap_or(false) {

@@ -30,6 +30,7 @@ mod thread_level;
 mod thread_levels;
 mod threads;
 mod tree;
+mod undecided;
 mod views;
 mod watermark;
 
@@ -72,7 +73,7 @@ pub struct Ledger {
     has_pools: bool,
     /// One of the two is so: blocks of the driver are not only counted like the newest ones.
     is_special: bool,
-    /// Some block is undecided, or a pool waits for a block; see `pools.rs`.
+    /// Some block is undecided, or a pool waits for a block; see `undecided.rs`.
     has_open_questions: bool,
     /// Events are passed to a tap as well. The inbox sets it; it is here because each event reads this cache line anyway.
     pub(crate) is_tapped: bool,

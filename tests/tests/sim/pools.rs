@@ -3,7 +3,7 @@
 use gpumem::{
     Bytes, GpuMemTrace, breakdown,
     pool::Pool,
-    report::{PartKind, PeakHolders},
+    report::{PartKind, PeakHolders, RegisteredPool},
     summary,
 };
 use gpumem_tests::simulated_gpu;
@@ -35,11 +35,11 @@ fn reports_count_parts_and_have_a_row_for_what_is_unused() {
     let sum: Bytes = parts.parts.iter().map(|part| part.bytes).sum();
     assert_eq!(sum, parts.memory.used, "{parts}");
     trace.stop();
-    let is_ours = |pool: &&gpumem::report::RegisteredPool| pool.name == "cache-test";
+    let is_ours = |pool: &&RegisteredPool| pool.name == "cache-test";
     let now = summary();
     let scope = now.scopes.iter().find(|scope| scope.path == ["pool-step"]).expect("it was opened");
     assert_eq!((scope.used, scope.peak), (Bytes::mib(28), Bytes::mib(38)), "{now}");
-    assert_eq!(now.pools.iter().find(is_ours).and_then(|pool| pool.unused()), Some(Bytes::mib(80)), "{now}");
+    assert_eq!(now.pools.iter().find(is_ours).and_then(RegisteredPool::unused), Some(Bytes::mib(80)), "{now}");
     drop(pool);
     drop((block, workspace));
     assert!(!summary().pools.iter().any(|pool| is_ours(&pool)), "a closed pool without blocks has no row");
