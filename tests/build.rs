@@ -1,6 +1,8 @@
-//! The program `probe` exports the symbol that a copy of NVTX finds: `tests/run/nvtx/linked.c` says why.
+//! The program `probe` exports the symbols that a copy of NVTX finds: `tests/run/nvtx/linked.c` says why.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-link-arg-bin=probe=-Wl,--export-dynamic-symbol=InitializeInjectionNvtx2_fnptr");
+    for symbol in ["InitializeInjectionNvtx2_fnptr", "InitializeInjectionNvtxExtension_fnptr"] {
+        println!("cargo::rustc-link-arg-bin=probe=-Wl,--export-dynamic-symbol={symbol}");
+    }
 }

@@ -5,10 +5,13 @@
 
 The number is how many ranks share the model (FSDP); for `dit`, a diffusion transformer, it is the batch. The process is rank 0, and
 PyTorch's fake process group moves no data. One line of JSON says the most that the allocator had from the driver, and the most that
-tensors had. `llama8` and `dit` also run for real on a large card.
+tensors had. `llama8` and `dit` also run for real on a large card. With `torchrun`, all ranks are processes with NCCL, on the first GPU:
+
+    gpumem run --dry --card 4TiB --card-per-process -- torchrun --nproc-per-node 8 gpumem-cli/proof/large.py llama405 8
 """
 
 import json
+import os
 import sys
 
 import torch
@@ -38,7 +41,13 @@ def decoder(name, ranks):
         from torch.distributed.fsdp import fully_shard
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        if "RANK" in os.environ:
+            # NCCL refuses two ranks of one machine on one GPU.
+            os.environ["NCCL_HOSTID"] = f"machine{os.environ['RANK']}"
+            torch.cuda.set_device(0)
+            init_process_group("nccl")
+        else:
+            init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         for layer in model.model.layers:
             fully_shard(layer)
         fully_shard(model)

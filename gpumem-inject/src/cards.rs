@@ -1,9 +1,9 @@
 //! Cards of another size than the real ones: dry runs and limits.
 
-use std::{env, fmt::Display};
+use std::{env, fmt::Display, sync::OnceLock};
 
 use gpumem::Bytes;
-use gpumem_driver::dry::{self, Mode};
+use gpumem_driver::dry::{self, Mode, nvml};
 
 use crate::variable;
 
@@ -18,6 +18,18 @@ pub(crate) fn begin() -> Result<(), String> {
         dry::share(segment).map_err(refused)?;
     }
     dry::begin(mode).map_err(|why| refused(&why))
+}
+
+/// What NVML is to show. `None` if it is the real cards.
+pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
+    static CARDS: OnceLock<Option<nvml::Cards>> = OnceLock::new();
+
+    let read = || {
+        let (mode, segment) = parsed(&env::var(variable::CARDS).ok()?)?;
+        let devices = env::var(variable::DEVICES).ok()?.split(',').map(str::to_owned).collect();
+        Some(nvml::Cards { mode, segment, devices })
+    };
+    CARDS.get_or_init(read).as_ref()
 }
 
 /// The mode, and the number of the memory in which processes share their cards.

@@ -23,7 +23,9 @@ mod torch;
 pub mod variable;
 
 #[cfg(feature = "library")]
-pub use self::sys::{InitializeInjection, InitializeInjectionNvtx2, gpumem_attach};
+pub use self::sys::{
+    InitializeInjection, InitializeInjectionNvtx2, InitializeInjectionNvtxExtension, gpumem_attach, gpumem_nvml,
+};
 
 /// The folder with the manifest of this crate, for the build script of the command.
 pub const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");

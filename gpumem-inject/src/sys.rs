@@ -1,5 +1,7 @@
 //! What the driver and NVTX find in the library, and what `gpumem attach` calls.
 
+mod nccl;
+
 use std::{
     env,
     ffi::{CStr, CString, OsStr, c_char, c_int},
@@ -13,8 +15,9 @@ use std::{
 
 use gpumem::recording;
 use gpumem_driver::{
+    dry::nvml,
     injection::initialize_injection,
-    nvtx::{GetExportTable, observe_ranges, set_observer},
+    nvtx::{self, ExtensionModule, GetExportTable, observe_extension, observe_ranges, set_observer},
 };
 
 use crate::{cards, control, request::Request, variable};
@@ -82,11 +85,48 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
     set_observer(recording::NVTX_OBSERVER);
     let other = other_tool(variable::OTHER_NVTX);
     // SAFETY: NVTX passes this function, and waits for the answer.
-    let observe = || unsafe { observe_ranges(get_export_table, other.as_deref()) };
-    let begun =
-        catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
-    say("", begun);
+    say("", nvtx::guarded(|| unsafe { observe_ranges(get_export_table, other.as_deref()) }));
     1
+}
+
+/// The functions of NVML come here where cards are not the real ones: `gpumem run` makes a library that passes six arguments, and says which
+/// function it is.
+///
+/// # Safety
+/// The last argument is the text that [`nvml::call`] takes; the others are those of the function.
+#[expect(unsafe_code, reason = "the loader finds the function by this name")]
+// SAFETY: no other function of a program has this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gpumem_nvml(
+    first: usize,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+    sixth: usize,
+    what: *const c_char,
+) -> usize {
+    // SAFETY: the caller says so.
+    unsafe { nvml::call(cards::of_nvml(), [first, second, third, fourth, fifth, sixth], CStr::from_ptr(what)) }
+}
+
+/// The same for each extension that the copy has, with the table of the extension. It returns 0 if nobody uses the extension.
+///
+/// # Safety
+/// It is called by NVTX.
+#[expect(unsafe_code, reason = "NVTX finds the function by this name, and passes a pointer")]
+// SAFETY: no other function of a program has this name: it belongs to the libraries that NVTX loads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn InitializeInjectionNvtxExtension(module: *const ExtensionModule) -> c_int {
+    let other = other_tool(variable::OTHER_NVTX);
+    // SAFETY: NVTX passes this module, and waits for the answer.
+    match nvtx::guarded(|| unsafe { observe_extension(module, other.as_deref()) }) {
+        Ok(is_used) => c_int::from(is_used),
+        Err(why) => {
+            say("", Err(why));
+            1
+        }
+    }
 }
 
 /// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.

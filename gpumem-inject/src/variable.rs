@@ -43,6 +43,9 @@ pub const PEAKS: &str = "peaks";
 /// may follow, and at the end `shared NUMBER`: the segment of shared memory in which processes say what they have on the cards.
 pub const CARDS: &str = "GPUMEM_RUN_CARDS";
 
+/// The UUIDs of CUDA's devices, with commas between them, for processes that ask NVML for the memory of such cards.
+pub const DEVICES: &str = "GPUMEM_RUN_DEVICES";
+
 /// The history of PyTorch's allocator is recorded, with so many events of each device at most. [`MODULES`] after the number asks for the
 /// modules as well.
 pub const TORCH: &str = "GPUMEM_RUN_TORCH";

@@ -51,6 +51,21 @@ fn folders() -> impl Iterator<Item = PathBuf> {
 }
 
 fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
+    let path = folder.join(format!("libgpumem_inject-{:016x}.so", hash(library)));
+    unpack_as(&path, library)?;
+    Ok(path)
+}
+
+/// A number that says which content a library has.
+pub(super) fn hash(library: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    library.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Writes a library that programs load, unless it is there. Nobody else may write to its folder.
+pub(super) fn unpack_as(path: &Path, library: &[u8]) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::NotFound)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     // The program runs what is in this folder.
     let known = folder.symlink_metadata()?;
@@ -61,25 +76,22 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "others may write to it"));
     }
     make_readable(folder, 0o755);
-    let mut hasher = DefaultHasher::new();
-    library.hash(&mut hasher);
-    let path = folder.join(format!("libgpumem_inject-{:016x}.so", hasher.finish()));
-    if read(&path).is_ok_and(|there| there == library) {
-        make_readable(&path, FILE_MODE);
-        return Ok(path);
+    if read(path).is_ok_and(|there| there == library) {
+        make_readable(path, FILE_MODE);
+        return Ok(());
     }
     // The file gets its name at the end: a program that begins meanwhile must not load a part of it. What a running program has loaded
     // stays.
     let part = path.with_extension(process::id().to_string());
     let mut file = fs::File::options().write(true).create_new(true).mode(0o700).open(&part)?;
     make_readable(&part, FILE_MODE);
-    let written = file.write_all(library).and_then(|()| fs::rename(&part, &path));
+    let written = file.write_all(library).and_then(|()| fs::rename(&part, path));
     if written.is_err() {
         _ = fs::remove_file(&part);
     }
     written?;
     // A program crashes if it loads an incomplete library.
-    if read(&path)? == library { Ok(path) } else { Err(io::Error::other("another process has changed the library")) }
+    if read(path)? == library { Ok(()) } else { Err(io::Error::other("another process has changed the library")) }
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {

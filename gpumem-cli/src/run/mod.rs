@@ -5,6 +5,7 @@ pub(crate) mod control;
 mod destination;
 mod finish;
 mod library;
+mod nvml;
 mod options;
 mod program;
 
@@ -107,6 +108,19 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         program.environment(other, env::var_os(own).unwrap_or_default());
         program.environment(own, &library);
     }
+    if cards.are_replaced() {
+        let failed = |error| Failure::new("the library that stands before NVML", error, "");
+        nvml::put_before(program, &library, cards.are_counted()).map_err(failed)?;
+    }
+    if cards.are_dry() {
+        // Functions of the library stand before those of NCCL.
+        let mut preloaded = library.clone().into_os_string();
+        if let Some(others) = env::var_os("LD_PRELOAD") {
+            preloaded.push(":");
+            preloaded.push(others);
+        }
+        program.environment("LD_PRELOAD", preloaded);
+    }
     program.environment(variable::FILE, destination.file());
     program.environment(variable::BACKTRACE, settings.backtrace);
     Ok(destination)
@@ -140,8 +154,9 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
     } else if let Err(why) = cuda_devices() {
         Failure::new(what, why, "`gpumem doctor` says what is missing")
     } else {
-        let cause = "no process of the program asked for memory of a GPU, or it was started with another environment (`sudo`, `env -i`), or \
-                     the driver could not load the library, or the recording was moved or removed";
+        let cause = "no process of the program asked for memory of a GPU, or it was started with another environment (`sudo`, `env -i`, a \
+                     profiler: write `nsys profile gpumem run …`), or the driver could not load the library, or the recording was moved or \
+                     removed";
         let next = if options.cards.are_replaced() { "if it used a GPU, it was the real card" } else { "" };
         Failure::new(what, cause, next)
     };

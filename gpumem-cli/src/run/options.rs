@@ -67,6 +67,16 @@ impl Cards {
         self.dry || self.limit.is_some()
     }
 
+    /// Whether the program sees other cards than those of the machine.
+    pub(super) fn are_counted(&self) -> bool {
+        self.count.is_some()
+    }
+
+    /// Whether the program is not to compute.
+    pub(super) fn are_dry(&self) -> bool {
+        self.dry
+    }
+
     /// The memory in which the program's processes say what they have on cards that are not the real ones. Without it, each has all of them.
     pub(super) fn account(&self) -> Option<RingPages> {
         let pages = || RingPages::new(SHARED_WORDS.div_ceil(8));

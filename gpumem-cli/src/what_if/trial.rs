@@ -141,10 +141,16 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
             let output = String::from_utf8_lossy(&output);
             // The summary of `gpumem run` begins after an empty line, with the file.
             let own = output.split_once("\n\n").map_or(&*output, |(own, _)| own);
-            let lines = || own.lines().rev().filter(|line| !line.trim().is_empty());
-            let of_program = lines().find(|line| !line.starts_with("gpumem: "));
-            let last = of_program.or_else(|| lines().next()).unwrap_or_default();
-            Some(format!("it ended with {status}: {last}"))
+            // That nothing was recorded names a file of this command.
+            let is_told = |line: &&str| !line.trim().is_empty() && !line.starts_with("gpumem: nothing was recorded");
+            let lines = || own.lines().rev().filter(is_told);
+            let last = lines().find(|line| !line.starts_with("gpumem: ")).or_else(|| lines().next());
+            Some(
+                last.map_or_else(
+                    || format!("it ended with {status}"),
+                    |last| format!("it ended with {status}: {last}"),
+                ),
+            )
         }
     };
     Outcome { most: most.unwrap_or(0), enough, refused, failed }

@@ -2,6 +2,8 @@
 //! ordinals nothing of CUDA is loaded, except for a GPU of whose memory NVML has no figures; with them the driver is initialised, and
 //! no context is created.
 
+use std::path::PathBuf;
+
 use super::{
     cuda::{machine_memory, read_by_nvml},
     processes,
@@ -82,6 +84,14 @@ fn gpu(index: u32) -> Result<Gpu> {
 /// If NVML or the GPU cannot be read.
 pub fn processes_on(index: u32) -> Result<Vec<GpuProcess>> {
     processes::on(&nvml::device_by_index(index)?, index)
+}
+
+/// The file of NVML that a process with this environment gets.
+///
+/// # Errors
+/// If NVML cannot be loaded or initialised.
+pub fn nvml_file() -> Result<PathBuf> {
+    nvml::file()
 }
 
 /// A device of CUDA's.

@@ -1,6 +1,6 @@
 //! NVML through `nvml-wrapper`: device memory by UUID.
 
-use std::{ffi::OsStr, mem::MaybeUninit};
+use std::{ffi::OsStr, mem::MaybeUninit, path::PathBuf};
 
 use nvml_wrapper::{
     Device, Nvml,
@@ -10,7 +10,7 @@ use nvml_wrapper::{
 };
 use once_cell::sync::OnceCell;
 
-use super::dl::FOREIGN;
+use super::{dl::FOREIGN, loader};
 use crate::{
     error::{Error, Kind},
     settings::settings,
@@ -64,6 +64,13 @@ fn init() -> Result<Nvml, Error> {
     let unloadable = |found: &Result<Nvml, NvmlError>| matches!(found, Err(NvmlError::LibloadingError(_)));
     let found = NAMES.iter().map(open).find(|found| !unloadable(found));
     found.unwrap_or_else(|| open(&NAMES[0])).map_err(failed("nvmlInit_v2", None))
+}
+
+/// The file of the library.
+pub(crate) fn file() -> Result<PathBuf, Error> {
+    let function = nvml()?.lib().nvmlInit_v2.as_ref().map(|function| *function as usize);
+    let found = function.ok().and_then(loader::file_of);
+    found.ok_or_else(|| Kind::NoSymbol { library: LIBRARY, symbol: "nvmlInit_v2".to_owned() }.into())
 }
 
 /// The device with this UUID: a whole GPU, or a MIG slice.

@@ -5,6 +5,9 @@
 //! types, the numbers of the functions and this protocol are those of `nvtx3/nvtxDetail/nvtxTypes.h`.
 //!
 //! If another tool is to observe the ranges as well, it gets tables of ours in the place of the copy's, and each call is passed on to it.
+//!
+//! A range may end with a function of the extension for payloads: NCCL ends those of its communicators so. An extension has a table and an
+//! initialization of its own, `InitializeInjectionNvtxExtension` of `nvtx3/nvtxDetail/nvtxExtTypes.h`.
 
 use std::{
     borrow::Cow,
@@ -46,9 +49,12 @@ const CALLBACKS: u32 = 1;
 /// `NVTX_CB_MODULE_CORE` and `NVTX_CB_MODULE_CORE2`: the functions without and with a domain.
 const CORE: c_uint = 1;
 const CORE2: c_uint = 5;
-/// How many functions each of the two has, with the number 0, which is none.
+/// How many functions each of the two has, with the number 0, which is none. The extension for payloads is observed up to number 6.
 const FUNCTIONS: usize = COUNT as usize;
 const COUNT: c_uint = 16;
+/// `NVTX_EXT_PAYLOAD_MODULEID`, and its place in [`OTHER`].
+const PAYLOAD: u16 = 2;
+const PAYLOADS: usize = 2;
 
 /// `NvtxExportTableCallbacks`
 #[repr(C)]
@@ -72,6 +78,27 @@ struct EventAttributes {
     message: *const c_void,
 }
 
+/// `nvtxExtModuleInfo_t`. Later versions may have more at its end.
+#[repr(C)]
+pub struct ExtensionModule {
+    version: u16,
+    size: u16,
+    module: u16,
+    compatible: u16,
+    segment_count: usize,
+    segments: *const Segment,
+}
+
+/// `nvtxExtModuleSegment_t`
+#[repr(C)]
+struct Segment {
+    id: usize,
+    slot_count: usize,
+    slots: *mut usize,
+}
+
+type InitializeExtension = unsafe extern "C" fn(*const ExtensionModule) -> c_int;
+
 /// The longest name that is read, in characters of the program. A longer one is cut.
 const MOST_CHARACTERS: usize = 256;
 /// The most names of domains, and of registered strings. Without a limit, a program that registers names without end would fill
@@ -83,7 +110,7 @@ const NO_NAME: &str = "(no name)";
 static OBSERVER: OnceLock<RangeObserver> = OnceLock::new();
 
 /// The functions of the other tool, by module and number. 0 where it has none.
-static OTHER: [[AtomicUsize; FUNCTIONS]; 2] = [const { [const { AtomicUsize::new(0) }; FUNCTIONS] }; 2];
+static OTHER: [[AtomicUsize; FUNCTIONS]; 3] = [const { [const { AtomicUsize::new(0) }; FUNCTIONS] }; 3];
 
 /// Names by handle. The other tool may give a domain and a string the same handle.
 type Names = RwLock<Option<HashMap<usize, Box<str>>>>;
@@ -99,21 +126,27 @@ pub fn set_observer(observer: RangeObserver) {
     _ = OBSERVER.set(observer);
 }
 
-// A copy of NVTX that is linked into the program beside gpumem finds the function in this variable, and calls it at its first use if
-// `NVTX_INJECTION64_PATH` names no tool. NVTX defines the variable weakly, for a tool that is linked statically: `nvtx3/nvtxDetail/nvtxInit.h`.
-// Copies in shared libraries have a variable of their own. The section is one that linkers keep once: a program may have two versions of gpumem.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-core::arch::global_asm!(
-    ".pushsection .data.rel.ro.gpumem_nvtx,\"awG\",@progbits,InitializeInjectionNvtx2_fnptr,comdat",
-    ".globl InitializeInjectionNvtx2_fnptr",
-    ".type InitializeInjectionNvtx2_fnptr,@object",
-    ".size InitializeInjectionNvtx2_fnptr,8",
-    ".p2align 3",
-    "InitializeInjectionNvtx2_fnptr:",
-    ".quad {initialize}",
-    ".popsection",
-    initialize = sym initialize_linked,
-);
+// A copy of NVTX that is linked into the program beside gpumem finds the functions in these variables, and calls them at its first use if
+// `NVTX_INJECTION64_PATH` names no tool. NVTX defines the variables weakly, for a tool that is linked statically: `nvtx3/nvtxDetail/nvtxInit.h`.
+// Copies in shared libraries have variables of their own. The section is one that linkers keep once: a program may have two versions of gpumem.
+macro_rules! linked {
+    ($variable:literal, $function:ident) => {
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        core::arch::global_asm!(
+            concat!(".pushsection .data.rel.ro.gpumem_nvtx,\"awG\",@progbits,", $variable, ",comdat"),
+            concat!(".globl ", $variable),
+            concat!(".type ", $variable, ",@object"),
+            concat!(".size ", $variable, ",8"),
+            ".p2align 3",
+            concat!($variable, ":"),
+            ".quad {initialize}",
+            ".popsection",
+            initialize = sym $function,
+        );
+    };
+}
+linked!("InitializeInjectionNvtx2_fnptr", initialize_linked);
+linked!("InitializeInjectionNvtxExtension_fnptr", initialize_linked_extension);
 
 /// Returns 1 if the functions of this copy are ours from now on. Else they do nothing, and cost nothing.
 ///
@@ -121,14 +154,36 @@ core::arch::global_asm!(
 /// It is called by NVTX.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 unsafe extern "C" fn initialize_linked(get_export_table: GetExportTable) -> c_int {
-    // Ranges are scopes only in programs that record themselves.
-    if env::var_os("GPUMEM_CAPTURE").is_none_or(|file| file.is_empty()) {
-        return 0;
-    }
     // SAFETY: NVTX passes this function, and waits for the answer.
-    let begun = catch_unwind(std::panic::AssertUnwindSafe(|| unsafe { observe_ranges(get_export_table, None) }));
-    c_int::from(matches!(begun, Ok(Ok(()))))
+    c_int::from(records_itself() && guarded(|| unsafe { observe_ranges(get_export_table, None) }).is_ok())
 }
+
+/// The same for an extension.
+///
+/// # Safety
+/// It is called by NVTX.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+unsafe extern "C" fn initialize_linked_extension(module: *const ExtensionModule) -> c_int {
+    // SAFETY: NVTX passes this module, and waits for the answer.
+    c_int::from(records_itself() && guarded(|| unsafe { observe_extension(module, None) }) == Ok(true))
+}
+
+/// Ranges are scopes only in programs that record themselves.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn records_itself() -> bool {
+    env::var_os("GPUMEM_CAPTURE").is_some_and(|file| !file.is_empty())
+}
+
+/// Nothing unwinds into NVTX.
+///
+/// # Errors
+/// Those of the function, or that it panicked.
+pub fn guarded<T>(observe: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()))
+}
+
+/// Copies of NVTX in several libraries may come at once, and the other tool has one set of tables.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Puts functions into the tables of a copy of NVTX, so that the observer is told of its ranges. `other` is the file of another tool,
 /// which gets each call as well.
@@ -139,8 +194,6 @@ unsafe extern "C" fn initialize_linked(get_export_table: GetExportTable) -> c_in
 /// # Safety
 /// `get_export_table` is the function that NVTX has passed to `InitializeInjectionNvtx2`, and this is called inside of that call.
 pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Path>) -> Result<(), String> {
-    // Copies of NVTX in several libraries may come at once, and the other tool has one set of tables.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let failed = other.and_then(|other| chain(get_export_table, other).err());
     for (module, functions) in [CORE, CORE2].into_iter().zip(all_functions()) {
@@ -155,6 +208,51 @@ pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Pa
         }
     }
     failed.map_or(Ok(()), Err)
+}
+
+/// Puts functions into the table of an extension of a copy of NVTX, if it is the one for payloads. `other` is as in [`observe_ranges`].
+/// Returns whether anybody uses the extension.
+///
+/// # Errors
+/// If the other tool cannot be loaded: then it does not get the calls of the extension, and the observer does.
+///
+/// # Safety
+/// The module is the one that NVTX has passed to `InitializeInjectionNvtxExtension`, and this is called inside of that call.
+pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&Path>) -> Result<bool, String> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let asked = other.map_or(Ok(false), |other| {
+        // Tools of older versions do not know extensions.
+        let Ok(initialize) = injection::function(other, "InitializeInjectionNvtxExtension") else { return Ok(false) };
+        // SAFETY: this is the type that NVTX documents for this name.
+        let initialize = unsafe { transmute::<*const c_void, InitializeExtension>(initialize.as_ptr()) };
+        // SAFETY: it gets what NVTX has passed, where NVTX would have called it.
+        if unsafe { initialize(module) } == 0 {
+            return Err(format!("{} refused an extension of NVTX, and gets no calls of it", other.display()));
+        }
+        Ok(true)
+    });
+    // SAFETY: the caller passes NVTX's module, which lives during the call.
+    let Some(module) = (unsafe { module.as_ref() }) else { return asked };
+    if module.module != PAYLOAD || module.segment_count == 0 || module.segments.is_null() {
+        return asked;
+    }
+    // SAFETY: NVTX says that there is a segment.
+    let Segment { slot_count, slots, .. } = unsafe { &*module.segments };
+    for (number, function) in all_functions()[PAYLOADS].into_iter().enumerate().take(*slot_count) {
+        if function == 0 {
+            continue;
+        }
+        // SAFETY: there are so many slots, through which this copy calls the functions. NVTX lets its tool write them inside of the
+        // initialization, while its other threads wait. The function has the type of that number.
+        unsafe {
+            let slot = slots.add(number);
+            if asked == Ok(true) {
+                OTHER[PAYLOADS][number].store(slot.read(), Relaxed);
+            }
+            slot.write(function);
+        }
+    }
+    asked.map(|_| true)
 }
 
 /// The table of a module: for each function, where the pointer to it is.
@@ -381,7 +479,7 @@ macro_rules! functions {
         })*
 
         /// What is written into the tables of a copy of NVTX: our functions, and the other tool's where we have none.
-        fn all_functions() -> [[usize; FUNCTIONS]; 2] {
+        fn all_functions() -> [[usize; FUNCTIONS]; 3] {
             let mut functions = OTHER.each_ref().map(|module| module.each_ref().map(|other| other.load(Relaxed)));
             $(functions[$module][$number] = $name as *const () as usize;)*
             functions
@@ -389,7 +487,7 @@ macro_rules! functions {
     };
 }
 
-// In each of them, the program passes what NVTX documents. The id of a range, `nvtxRangeId_t`, has 64 bits.
+// In each of them, the program passes what NVTX documents. What is in a payload is not read: its range has no name. The id of a range, `nvtxRangeId_t`, has 64 bits.
 functions! {
     (0, 1) mark_ex(attributes: *const EventAttributes) |other| {
         // SAFETY: see above.
@@ -478,5 +576,24 @@ functions! {
     (1, 13) domain_create_w(name: *const u32) -> usize |other| {
         // SAFETY: see above.
         handle(&DOMAINS, other(), &unsafe { text_w(name) })
+    }
+    (2, 2) mark_payload(domain: usize, _data: *const c_void, _count: usize) |other| {
+        mark(domain, NO_NAME);
+        other();
+    }
+    (2, 3) range_push_payload(domain: usize, _data: *const c_void, _count: usize) -> c_int |other| {
+        push(domain, NO_NAME);
+        other().unwrap_or(NOT_TRACKED)
+    }
+    (2, 4) range_pop_payload(domain: usize, _data: *const c_void, _count: usize) -> c_int |other| {
+        pop(domain);
+        other().unwrap_or(NOT_TRACKED)
+    }
+    (2, 5) range_start_payload(domain: usize, _data: *const c_void, _count: usize) -> usize |other| {
+        start(domain, NO_NAME, other())
+    }
+    (2, 6) range_end_payload(_domain: usize, id: usize, _data: *const c_void, _count: usize) |other| {
+        end(id);
+        other();
     }
 }

@@ -208,12 +208,12 @@ fn count(number: usize) -> c_int {
 }
 
 /// CUDA counts as a device's total what the driver leaves of it.
-fn total(model: &DeviceModel) -> u64 {
+pub(crate) fn total(model: &DeviceModel) -> u64 {
     model.total() - model.reserved()
 }
 
 /// Each card has a bus of its own.
-fn bus_id(card: usize) -> String {
+pub(crate) fn bus_id(card: usize) -> String {
     format!("0000:{:02x}:00.0", card + 1)
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::card::{Figures, Gpu};
 use crate::config::{List, Processes};
+use crate::cuda::bus_id;
 use crate::driver::Call;
 use crate::ffi::{Out, Text};
 
@@ -75,6 +76,23 @@ struct MemoryV2 {
 /// `NVML_STRUCT_VERSION(Memory, 2)`: the size, and the version above it.
 const MEMORY_V2: c_uint = 0x0200_0028;
 const _: () = assert!(size_of::<MemoryV2>() == 0x28);
+
+/// `nvmlPciInfo_t`
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PciInfo {
+    legacy: [u8; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    ids: [c_uint; 2],
+    text: [u8; 32],
+}
+
+/// A C string with zeros after it.
+fn padded<const N: usize>(text: &str) -> [u8; N] {
+    std::array::from_fn(|at| text.as_bytes().get(at).copied().unwrap_or(0))
+}
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -176,6 +194,31 @@ exports! {
         let card = call.driver.gpus.iter().position(|gpu| whole(gpu) || slice(gpu)).ok_or(NOT_FOUND)?;
         let gpu = call.on(card)?;
         found.put(handle(card, slice(gpu)))?;
+        Ok(())
+    }
+
+    // The domain has eight digits in NVML's own texts.
+    fn nvmlDeviceGetHandleByPciBusId_v2(text: Text, found: Out<Handle>) |call| {
+        ready(call)?;
+        let wanted = text.get()?;
+        let is_of = |card: &usize| [bus_id(*card), format!("0000{}", bus_id(*card))].contains(&wanted);
+        let card = (0..call.driver.gpus.len()).find(is_of).ok_or(NOT_FOUND)?;
+        found.put(handle(card, false))?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetIndex(of: Handle, index: Out<c_uint>) |call| {
+        device(call, of)?;
+        index.put(c_uint::try_from(of / 16 - 1).unwrap_or(c_uint::MAX))?;
+        Ok(())
+    }
+
+    fn nvmlDeviceGetPciInfo_v3(of: Handle, info: Out<PciInfo>) |call| {
+        device(call, of)?;
+        let card = of / 16 - 1;
+        let (legacy, text) = (padded(&bus_id(card)), padded(&format!("0000{}", bus_id(card))));
+        let bus = c_uint::try_from(card + 1).unwrap_or(c_uint::MAX);
+        info.put(PciInfo { legacy, domain: 0, bus, device: 0, ids: [0; 2], text })?;
         Ok(())
     }
 

@@ -46,10 +46,15 @@ dispatched! { jumps;
         Ok(to.put_all(&vec![CONTENT; bytes])?)
     }
 
+    fn cuMemcpyDtoDAsync_v2(to: Address, from: Address, bytes: usize, _stream: Handle) |call| {
+        copied(call, from, bytes)?;
+        copied(call, to, bytes)
+    }
+
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) |call| {
         ready(call)?;
         let (_, gpu) = crate::cuda::device(call, ordinal)?;
-        Ok(bytes.put(usize::try_from(gpu.memory().cuda().total()).unwrap_or(usize::MAX))?)
+        Ok(bytes.put(usize::try_from(crate::cuda::total(gpu.memory().cuda())).unwrap_or(usize::MAX))?)
     }
 
     fn cuLaunchKernel(_function: Handle, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint,

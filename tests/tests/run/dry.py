@@ -57,6 +57,9 @@ for _ in range(2):
     assert call("cuMemRelease", handle.value) == 0
 seen["unmap"] = call("cuMemUnmap", at.value, 20 * MIB), info()[0]
 
+# Memory that a graph would allocate is refused: the card would not know of it.
+graph, properties = ctypes.c_void_p(), (ctypes.c_int32 * 30)(1, 0, 1, 0)
+seen["graph"] = [cuda.cuGraphCreate(ctypes.byref(graph), 0), cuda.cuGraphAddMemAllocNode(ctypes.byref(again), graph, None, 0, properties)]
 seen["null"] = call("cuMemcpyDtoH_v2", ctypes.c_void_p(), large, 4)
 seen["beyond"] = read(large + int(sys.argv[1]) * MIB - 3)[0]
 child = os.fork()

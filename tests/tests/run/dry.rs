@@ -11,13 +11,17 @@ const SHARED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/shared.py")
 
 /// Runs a program that prints what it saw. Returns that, and the report of its recording.
 fn seen(options: &[&str], program: &[&str]) -> Option<(Value, String)> {
+    seen_on(&machine(), options, program)
+}
+
+pub(super) fn seen_on(machine: &Standin, options: &[&str], program: &[&str]) -> Option<(Value, String)> {
     let Some(python) = python() else {
         gpumem_tests::skipped("no Python whose lines are recorded");
         return None;
     };
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let outcome = machine()
+    let outcome = machine
         .run_program(&built("gpumem-command"), &[&["run"], options, &["-o", &file, "--", &python], program].concat());
     assert!(outcome.succeeded(), "{outcome}");
     let seen = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"));
@@ -36,7 +40,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
         "range": [0, true, 700_000], "kind": [0, 2], "managed": [0, 0],
         "create": 0, "map": 0, "access": 0, "retain": [0, true], "mapped": [348_027, [0, 0]],
         "shared": [801, 0], "imported": [0, 1, 0, [0, 0], 0, 0, [0, 1], 0],
-        "unmap": [0, 348_047],
+        "unmap": [0, 348_047], "graph": [0, 801],
         "null": 1, "beyond": 1, "child": 7,
         "freed": [[0, 0, 0, 1], 1_048_049],
     });

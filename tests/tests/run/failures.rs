@@ -63,7 +63,7 @@ fn a_program_without_cuda() {
     for command in [&["echo", "text"][..], &[&probe(), "call cuInit 0"]] {
         let outcome = run(&machine(), &file, command);
         one_line(&outcome, "nothing was recorded");
-        one_line(&outcome, "started with another environment (`sudo`, `env -i`)");
+        one_line(&outcome, "started with another environment (`sudo`, `env -i`, a profiler");
     }
     let outcome = run_probe(&machine().without(Library::Cuda), &file, &["try_count"]);
     one_line(&outcome, "nothing was recorded");

@@ -9,6 +9,8 @@ mod failures;
 mod files;
 mod killed;
 mod library;
+mod nccl;
+mod nvml;
 mod nvtx;
 mod parts;
 mod program;
@@ -27,7 +29,7 @@ use gpumem_core::{
     model::EventKind,
     recording::{End, Reader, Step},
 };
-use gpumem_tests::{Outcome, Standin, built, interpreters};
+use gpumem_tests::{Library, Outcome, Standin, built, interpreters};
 
 /// Two blocks, of which one is freed: 36 MiB at most.
 const ALLOCATES: [&str; 6] = [

@@ -14,7 +14,7 @@ use gpumem_tests::{CONTEXT, skipped};
 use super::*;
 
 /// The package with the headers.
-const HEADERS: &str = "nvidia-nvtx-cu12==12.9.79";
+const HEADERS: &str = "nvidia-nvtx==13.5.25";
 
 /// The program, the tool, and what a program that records itself has linked, compiled; `None`, and the test is skipped, if that cannot be done.
 fn compiled() -> Option<[String; 3]> {
@@ -24,7 +24,7 @@ fn compiled() -> Option<[String; 3]> {
 
 fn compile() -> Result<[String; 3], String> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("nvtx");
-    let include = folder.join("nvidia/nvtx/include");
+    let include = folder.join("nvidia/cu13/include");
     let ran = |command: &mut Command| {
         let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
         Ok::<_, String>((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))
@@ -82,9 +82,11 @@ fn by_scope(file: &str) -> (BTreeMap<String, u64>, Vec<String>) {
 
 fn expected() -> (BTreeMap<String, u64>, Vec<String>) {
     // `load` began before the driver was initialized.
-    let sums = [("load", 65), ("layer é", 2), ("bad \u{fffd} name", 4), ("-", 8), ("worker", 16), ("(no name)", 32)];
-    let marks = ["started", "started (end)", "mark é", "libcudf:read", "libcudf:read", "libcudf:read (end)"];
-    (sums.map(|(name, mib)| (name.to_owned(), mib)).into(), marks.map(str::to_owned).into())
+    let scopes = [("load", 65), ("layer é", 2), ("bad \u{fffd} name", 4), ("-", 8), ("worker", 16), ("(no name)", 32)];
+    let sums = scopes.into_iter().chain([("libcudf:read", 128), ("libcudf:(no name)", 256)]);
+    let marks = ["(no name)", "libcudf:(no name)", "libcudf:(no name) (end)", "started", "started (end)", "mark é"];
+    let marks = marks.into_iter().chain(["libcudf:read", "libcudf:read", "libcudf:read (end)"]);
+    (sums.map(|(name, mib)| (name.to_owned(), mib)).collect(), marks.map(str::to_owned).collect())
 }
 
 #[test]
@@ -106,7 +108,7 @@ fn ranges_without_end_are_bounded() {
     let outcome = run(&machine(), &file, &[&program, "100000"]);
     assert!(outcome.is_clean(), "{outcome}");
     let (sums, _) = by_scope(&file);
-    assert_eq!(sums.values().sum::<u64>(), 127, "{sums:?}");
+    assert_eq!(sums.values().sum::<u64>(), 511, "{sums:?}");
 }
 
 #[test]
@@ -119,9 +121,9 @@ fn another_tool_gets_every_call() {
     let outcome = run(&machine, &file, &[&program]);
     assert!(outcome.is_clean(), "{outcome}");
     assert_eq!(by_scope(&file), expected(), "{outcome}");
-    // It was initialized, and told 6 pushes, 9 pops, and of two ranges that they begin and end.
+    // It was initialized, and told 7 pushes, 11 pops, and of two ranges that they begin and end.
     let counted = fs::read_to_string(counted).expect("the tool has written it");
-    assert_eq!(counted, "1 6 9 1 1 2 2 1\n", "{outcome}");
+    assert_eq!(counted, "1 7 11 1 1 2 2 1\n", "{outcome}");
 }
 
 /// A program in Rust with a copy of NVTX.
@@ -132,7 +134,7 @@ fn ranges_of_a_program_that_records_itself_are_scopes() {
     let file = folder.file("a.capture");
     let script = format!(
         "{CONTEXT}; library {linked} push early; new; library {linked} push read; call cuMemAlloc_v2 &a 2097152; \
-         library {linked} mark here; library {linked} pop -; call cuMemAlloc_v2 &b 1048576; drop; library {linked} pop -"
+         library {linked} mark here; library {linked} pop_payload -; call cuMemAlloc_v2 &b 1048576; drop; library {linked} pop -"
     );
     let outcome = machine().env("GPUMEM_CAPTURE", &file).run(&script);
     assert!(outcome.is_clean(), "{outcome}");

@@ -1,5 +1,6 @@
 // Marks ranges in every way that NVTX has, and allocates in them.
 #include <nvtx3/nvToolsExt.h>
+#include <nvtx3/nvToolsExtPayload.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -66,6 +67,14 @@ int main(int count, char **words) {
     nvtxRangePop();
     nvtxRangePop(); // The end of `load`.
     for (int i = 0; i < 5; i++) nvtxRangePop(); // More than there are.
+    nvtxDomainRangePushEx(domain, &attributes);
+    take(128);
+    nvtxRangePopPayload(domain, 0, 0); // NCCL ends ranges so.
+    nvtxRangePushPayload(domain, 0, 0);
+    take(256);
+    nvtxRangePopPayload(domain, 0, 0);
+    nvtxMarkPayload(0, 0, 0);
+    nvtxRangeEndPayload(domain, nvtxRangeStartPayload(domain, 0, 0), 0, 0);
     nvtxRangeId_t id = nvtxRangeStartA("started");
     take(8);
     nvtxRangeEnd(id);

@@ -1,5 +1,6 @@
 // Another tool: it counts the ranges that it is told, and writes what it counted to the file that TOOL_FILE names.
 #include <nvtx3/nvToolsExt.h>
+#include <nvtx3/nvToolsExtPayload.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -52,6 +53,17 @@ int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
     *table[NVTX_CBID_CORE2_DomainRangeEnd] = (NvtxFunctionPointer)domain_end;
     *table[NVTX_CBID_CORE2_DomainCreateA] = (NvtxFunctionPointer)domain_create;
     *table[NVTX_CBID_CORE2_DomainRegisterStringA] = (NvtxFunctionPointer)register_string;
+    return 1;
+}
+
+static int pop_payload(nvtxDomainHandle_t domain, const nvtxPayloadData_t *data, size_t count) {
+    if (domain != (nvtxDomainHandle_t)1 || data || count) abort();
+    return popped++;
+}
+
+int InitializeInjectionNvtxExtension(nvtxExtModuleInfo_t *module) {
+    if (module->moduleId == NVTX_EXT_PAYLOAD_MODULEID)
+        module->segments->functionSlots[NVTX3EXT_CBID_nvtxRangePopPayload] = (intptr_t)pop_payload;
     return 1;
 }
 

@@ -267,7 +267,7 @@ fn create_pool(card: u32) -> Result<u64, u32> {
 ///
 /// # Safety
 /// A C string is there, and can be written.
-unsafe fn move_domain(text: *mut u8, by: u32) {
+pub(super) unsafe fn move_domain(text: *mut u8, by: u32) {
     // SAFETY: the caller says so.
     let domain =
         unsafe { CStr::from_ptr(text.cast()) }.to_bytes().split(|byte| *byte == b':').next().unwrap_or_default();

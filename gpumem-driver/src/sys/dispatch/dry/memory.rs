@@ -115,6 +115,12 @@ impl Memory {
         (free.saturating_sub(self.others(device)), total)
     }
 
+    /// What this process has on a card.
+    #[cfg(feature = "capture")]
+    pub(super) fn used(&self, device: u32) -> u64 {
+        self.cards.get(&device).map_or(0, DeviceModel::used)
+    }
+
     fn others(&self, device: u32) -> u64 {
         self.shared.map_or(0, |shared| shared.others(device))
     }

@@ -16,6 +16,8 @@ mod cards;
 mod functions;
 mod memory;
 mod mode;
+#[cfg(feature = "capture")]
+pub mod nvml;
 mod physical;
 mod places;
 mod questions;
@@ -38,7 +40,11 @@ use self::{
     replaced::{DRIVERS, REPLACED},
     table::FUNCTIONS,
 };
-pub use self::{mode::Mode, shared::SHARED_WORDS};
+pub use self::{
+    mode::Mode,
+    shared::SHARED_WORDS,
+    work::{copy_on_device, library_function},
+};
 use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,
@@ -56,14 +62,17 @@ pub fn share(segment: u64) -> std::io::Result<()> {
     let words = crate::sys::ring_memory::words_of(segment, SHARED_WORDS)?;
     // Another process that gets the same number begins later.
     let own = u64::from(std::process::id()) | process::began() << 32;
-    let is_running = |owner: u64| {
-        let pid = u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0);
-        process::began_of(pid).is_some_and(|began| u64::from(pid) | began << 32 == owner)
-    };
     let joined = shared::Shared::join(words, own, is_running);
     joined
         .map(|joined| _ = state::SHARED.set(joined))
         .ok_or_else(|| std::io::Error::other("too many processes use the cards"))
+}
+
+/// Whether the process that took a slot runs.
+#[cfg(feature = "capture")]
+fn is_running(owner: u64) -> bool {
+    let pid = u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0);
+    process::began_of(pid).is_some_and(|began| u64::from(pid) | began << 32 == owner)
 }
 
 /// From now on the process has other cards. To be called before the program has a context, at most once.

@@ -37,6 +37,11 @@ impl Shared {
         Some(joined)
     }
 
+    /// Takes no slot: all processes are others.
+    pub(super) fn watch(words: &'static [AtomicU64], is_running: fn(u64) -> bool) -> Self {
+        Self { words, own: SLOTS, is_running }
+    }
+
     fn owner(&self, slot: usize) -> &AtomicU64 {
         &self.words[slot * WORDS]
     }

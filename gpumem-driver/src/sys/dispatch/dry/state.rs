@@ -61,6 +61,12 @@ pub(super) fn memory() -> MutexGuard<'static, Memory> {
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What this process has on a card.
+#[cfg(feature = "capture")]
+pub(super) fn used_here(card: u32) -> u64 {
+    Lazy::get(&MEMORY).map_or(0, |_| memory().used(card))
+}
+
 /// All bytes of each card.
 pub(super) fn card() -> u64 {
     let real = || {

@@ -41,7 +41,7 @@ pub(super) enum Shape {
     RefuseAddress(usize),
     /// The same, with a handle.
     RefuseHandle(usize),
-    /// A launch that is always refused, because its parameters are not known.
+    /// It is always refused: its parameters are not known, or it allocates memory that the account would not have.
     Refuse,
     /// Does nothing if one of these addresses is dry.
     Skip(&'static [usize]),
@@ -70,8 +70,11 @@ pub(super) enum Shape {
     Node {
         parameters: usize,
     },
-    /// New parameters of a kernel node.
-    SetKernelNode,
+    /// New parameters of a node, and which argument they are.
+    ChangeKernelNode(usize),
+    ChangeCopyNode(usize),
+    ChangeSetNode(usize),
+    ChangeNode(usize),
     /// A list of operations on memory.
     StreamOperations,
     /// A call that names cards. It is replaced if the program sees simulated ones.
@@ -123,7 +126,12 @@ impl Shape {
         match self {
             Self::Copy2D | Self::Copy3D => &[0],
             Self::CopyBatch => &[0, 1, 2],
-            Self::SetKernelNode | Self::StreamOperations => &[2],
+            Self::ChangeKernelNode(1) | Self::ChangeCopyNode(1) | Self::ChangeSetNode(1) | Self::ChangeNode(1) => &[1],
+            Self::ChangeKernelNode(_)
+            | Self::ChangeCopyNode(_)
+            | Self::ChangeSetNode(_)
+            | Self::ChangeNode(_)
+            | Self::StreamOperations => &[2],
             Self::KernelNode | Self::CopyNode | Self::SetNode | Self::Node { parameters: 4 } => &[4],
             Self::Node { .. } => &[5],
             _ => &[],
@@ -262,6 +270,10 @@ macro_rules! with_functions {
             cuMemcpyBatchAsync_ptsz(to, from, bytes, count, attributes, indexes, kinds, failed, stream): Shape::CopyBatch;
             cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, indexes, kinds, stream): Shape::CopyBatch;
             cuMemcpyBatchAsync_v2_ptsz(to, from, bytes, count, attributes, indexes, kinds, stream): Shape::CopyBatch;
+            cuMemcpy3DBatchAsync(count, operations, failed, flags, stream): Shape::Refuse;
+            cuMemcpy3DBatchAsync_ptsz(count, operations, failed, flags, stream): Shape::Refuse;
+            cuMemcpy3DBatchAsync_v2(count, operations, flags, stream): Shape::Refuse;
+            cuMemcpy3DBatchAsync_v2_ptsz(count, operations, flags, stream): Shape::Refuse;
             cuMemsetD8_v2(to, value, count): Shape::Skip(&[0]);
             cuMemsetD8_v2_ptds(to, value, count): Shape::Skip(&[0]);
             cuMemsetD16_v2(to, value, count): Shape::Skip(&[0]);
@@ -308,8 +320,17 @@ macro_rules! with_functions {
             cuGraphAddMemsetNode(out, graph, nodes, count, parameters, context): Shape::SetNode;
             cuGraphAddNode(out, graph, nodes, count, parameters): Shape::Node { parameters: 4 };
             cuGraphAddNode_v2(out, graph, nodes, edges, count, parameters): Shape::Node { parameters: 5 };
-            cuGraphExecKernelNodeSetParams(executable, node, parameters): Shape::SetKernelNode;
-            cuGraphExecKernelNodeSetParams_v2(executable, node, parameters): Shape::SetKernelNode;
+            cuGraphAddMemAllocNode(out, graph, nodes, count, parameters): Shape::Refuse;
+            cuGraphKernelNodeSetParams(node, parameters): Shape::ChangeKernelNode(1);
+            cuGraphKernelNodeSetParams_v2(node, parameters): Shape::ChangeKernelNode(1);
+            cuGraphExecKernelNodeSetParams(executable, node, parameters): Shape::ChangeKernelNode(2);
+            cuGraphExecKernelNodeSetParams_v2(executable, node, parameters): Shape::ChangeKernelNode(2);
+            cuGraphMemcpyNodeSetParams(node, parameters): Shape::ChangeCopyNode(1);
+            cuGraphExecMemcpyNodeSetParams(executable, node, parameters, context): Shape::ChangeCopyNode(2);
+            cuGraphMemsetNodeSetParams(node, parameters): Shape::ChangeSetNode(1);
+            cuGraphExecMemsetNodeSetParams(executable, node, parameters, context): Shape::ChangeSetNode(2);
+            cuGraphNodeSetParams(node, parameters): Shape::ChangeNode(1);
+            cuGraphExecNodeSetParams(executable, node, parameters): Shape::ChangeNode(2);
             cuStreamWriteValue32(stream, address, value, flags): Shape::Skip(&[1]);
             cuStreamWriteValue32_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
             cuStreamWriteValue32_v2(stream, address, value, flags): Shape::Skip(&[1]);

@@ -3,7 +3,7 @@
 use std::{
     ffi::{CStr, c_char, c_void},
     ops::Range,
-    ptr,
+    ptr::{self, NonNull},
     sync::{Mutex, PoisonError},
     time::Instant,
 };
@@ -14,8 +14,8 @@ use once_cell::sync::OnceCell;
 use super::{
     mode::{LARGEST_REAL, MODE, Mode},
     state::{
-        CUDA_ERROR_INVALID_VALUE, Real, SUCCESS, get, has_any_dry, inside, is_dry, is_on_card, is_out_of_reach, memory,
-        watch,
+        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Real, SUCCESS, get, has_any_dry, inside, is_dry,
+        is_on_card, is_out_of_reach, memory, watch,
     },
     unused::unused,
 };
@@ -73,6 +73,24 @@ pub(super) unsafe fn fill(to: u64, bytes: u64) -> u32 {
     unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
     note_reading(bytes);
     SUCCESS
+}
+
+/// Copies on the device, in the place of NCCL. Nothing is copied from or to dry memory.
+///
+/// # Safety
+/// The program asks for this copy, on this stream.
+pub unsafe fn copy_on_device(from: u64, to: u64, bytes: usize, stream: u64) -> bool {
+    if is_dry(from) || is_dry(to) {
+        return true;
+    }
+    // SAFETY: the caller says so, and both buffers have memory.
+    inside(|| unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream as *mut _) }).result().is_ok()
+}
+
+/// A function of a library that the program has loaded.
+pub fn library_function(names: &[&str], name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: each function is at an address, which is not used here.
+    unsafe { dl::symbol(names, name) }
 }
 
 /// What a program reads from dry memory while it allocates nothing.
@@ -391,19 +409,31 @@ pub(super) unsafe fn copy(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// # Safety
-/// `words` are the arguments of `cuGraphAddNode`, and `parameters` says which of them is the `CUgraphNodeParams`.
-pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u32 {
-    let at = words[parameters];
+/// It is the address of a `CUgraphNodeParams`.
+pub(super) unsafe fn node_has_dry(at: u64) -> bool {
     // SAFETY: the struct begins with the sort of the node, and has from the 16th byte on what it needs.
     unsafe {
-        let has_dry = match (at as *const u32).read() {
+        match (at as *const u32).read() {
             0 => kernel_uses_dry_memory(at + 16),
             1 => Planes::of_3d(at + 32).has_dry(),
             2 => is_dry(get(at + 16)),
             _ => false,
-        };
+        }
+    }
+}
+
+/// # Safety
+/// `words` are the arguments of `cuGraphAddNode`, and `parameters` says which of them is the `CUgraphNodeParams`.
+pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u32 {
+    const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
+    let at = words[parameters];
+    // SAFETY: the caller says so.
+    unsafe {
+        if (at as *const u32).read() == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
         let without_edges = [words[0], words[1], words[2], words[parameters - 1]];
-        if has_dry { empty_node(&without_edges) } else { real() }
+        if node_has_dry(at) { empty_node(&without_edges) } else { real() }
     }
 }
 

@@ -1,0 +1,330 @@
+//! NVML in programs whose cards are not the real ones. `gpumem run` puts a library before it, whose functions come here.
+//!
+//! With several cards, the first has the handle of the real GPU. The others have handles of their own, in whose place NVML gets the real one.
+
+use std::{
+    ffi::{CStr, OsStr, c_char},
+    os::unix::ffi::OsStrExt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+    sync::atomic::{AtomicU8, AtomicU64},
+};
+
+use libloading::os::unix::{Library, RTLD_LAZY};
+use once_cell::sync::OnceCell;
+
+use super::{Mode, SHARED_WORDS, card_calls::move_domain, is_running, shared::Shared, state};
+use crate::sys::ring_memory::words_of;
+
+const SUCCESS: u32 = 0;
+const NVML_ERROR_INVALID_ARGUMENT: u32 = 2;
+const NVML_ERROR_NOT_FOUND: u32 = 6;
+const NVML_ERROR_LIBRARY_NOT_FOUND: u32 = 12;
+const NVML_ERROR_FUNCTION_NOT_FOUND: u32 = 13;
+const NVML_ERROR_UNKNOWN: u32 = 999;
+
+/// `NVML_STRUCT_VERSION(Memory, 2)`
+const MEMORY_V2: u64 = 0x0200_0028;
+
+/// All functions of NVML (12 and 13) have up to six arguments, which are numbers or addresses, and return an int or an address. A function does
+/// not read the registers of arguments that it does not take.
+type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> usize;
+type Arguments = [usize; 6];
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct Cards {
+    /// See [`begin`](super::begin).
+    pub mode: Mode,
+    /// See [`share`](super::share).
+    pub segment: Option<u64>,
+    /// The UUIDs of CUDA's devices, without `GPU-` or `MIG-`.
+    pub devices: Vec<String>,
+}
+
+/// The handles of cards after the first are addresses in here. NVML gets the real handle instead. If a program passes one inside of a struct,
+/// NVML reads zeros there, and no foreign memory. They are atomic, because constants would be in the library's file.
+static HANDLES: [[AtomicU8; HANDLE]; 64] = [const { [const { AtomicU8::new(0) }; HANDLE] }; 64];
+const HANDLE: usize = 1 << 16;
+
+/// The card of a handle, if it is not the first.
+fn card_of(handle: usize) -> Option<u32> {
+    let card = handle.checked_sub(HANDLES.as_ptr().addr())? / HANDLE;
+    u32::try_from(card).ok().filter(|_| card < HANDLES.len())
+}
+
+/// Calls a function of NVML, or answers in its place. `what` is its name, a space, and the path of the real library.
+///
+/// # Safety
+/// The arguments are those of this function.
+pub unsafe fn call(cards: Option<&Cards>, arguments: Arguments, what: &CStr) -> usize {
+    static REAL: OnceCell<Option<Library>> = OnceCell::new();
+
+    let mut words = what.to_bytes().splitn(2, |byte| *byte == b' ');
+    let (name, path) = (words.next().unwrap_or_default(), OsStr::from_bytes(words.next().unwrap_or_default()));
+    // SAFETY: the library whose function was called depends on this one: it is loaded and initialised.
+    let real = REAL.get_or_init(|| unsafe { Library::open(Some(path), RTLD_LAZY) }.ok());
+    let Some(real) = real else { return NVML_ERROR_LIBRARY_NOT_FOUND as usize };
+    let nvml = Nvml { real, cards };
+    let name = str::from_utf8(name).unwrap_or_default();
+    // SAFETY: the caller says so.
+    let answer = || unsafe { nvml.answer(name, arguments) };
+    // Nothing unwinds into C.
+    let answered = catch_unwind(AssertUnwindSafe(answer)).unwrap_or(Some(NVML_ERROR_UNKNOWN));
+    // SAFETY: as above.
+    answered.map_or_else(|| unsafe { nvml.pass(name, arguments) }, |code| code as usize)
+}
+
+struct Nvml<'a> {
+    real: &'a Library,
+    cards: Option<&'a Cards>,
+}
+
+impl Nvml<'_> {
+    /// Calls the real function, with the real handle in the place of a card's.
+    ///
+    /// # Safety
+    /// The arguments are those of this function.
+    unsafe fn pass(&self, name: &str, mut arguments: Arguments) -> usize {
+        // No function has handles in other places.
+        for argument in &mut arguments[..2] {
+            if card_of(*argument).is_some() {
+                match self.first() {
+                    Ok(first) => *argument = first,
+                    Err(code) => return code as usize,
+                }
+            }
+        }
+        // SAFETY: `Function` says why each function can be called as one of this type.
+        match unsafe { self.real.get::<Function>(name) } {
+            // SAFETY: the caller says so.
+            Ok(function) => unsafe {
+                function(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5])
+            },
+            Err(_) => NVML_ERROR_FUNCTION_NOT_FOUND as usize,
+        }
+    }
+
+    /// [`pass`](Self::pass) for a function that returns an error code, which is an int.
+    ///
+    /// # Safety
+    /// As there.
+    #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+    unsafe fn ask<const N: usize>(&self, name: &str, arguments: [usize; N]) -> Result<(), u32> {
+        let all = std::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
+        // SAFETY: the caller says so.
+        match unsafe { self.pass(name, all) } as u32 {
+            SUCCESS => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    /// The real handle of the GPU on which the cards are: CUDA's first device.
+    fn first(&self) -> Result<usize, u32> {
+        let uuid = self.cards.and_then(|cards| cards.devices.first()).ok_or(NVML_ERROR_NOT_FOUND)?;
+        let find = |prefix| {
+            let (text, mut found) = (format!("{prefix}-{uuid}\0"), 0_usize);
+            // SAFETY: it is a C string, and a place for a handle.
+            unsafe { self.ask("nvmlDeviceGetHandleByUUID", [text.as_ptr().addr(), (&raw mut found).addr(), 0]) }?;
+            Ok(found)
+        };
+        find("GPU").or_else(|code| find("MIG").map_err(|_| code))
+    }
+
+    fn handle(&self, card: u32) -> Result<usize, u32> {
+        if card == 0 { self.first() } else { Ok(HANDLES.as_ptr().addr() + card as usize * HANDLE) }
+    }
+
+    /// The error code of a function that does not go to NVML as it is.
+    ///
+    /// # Safety
+    /// As [`call`].
+    #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+    unsafe fn answer(&self, name: &str, arguments: Arguments) -> Option<u32> {
+        let cards = self.cards?;
+        let count = match cards.mode {
+            Mode::Dry { cards, .. } => cards,
+            Mode::Limit { .. } => 0,
+        };
+        let [first, second, ..] = arguments;
+        let card = card_of(first).unwrap_or(0);
+        // SAFETY: the caller says so. Where NVML has succeeded, it has written to the same places.
+        let result = unsafe {
+            match name {
+                "nvmlDeviceGetMemoryInfo" | "nvmlDeviceGetMemoryInfo_v2" => self.memory(cards, name, arguments),
+                _ if count == 0 => return None,
+                "nvmlDeviceGetCount" | "nvmlDeviceGetCount_v2" => {
+                    self.ask(name, arguments).map(|()| put_int(first, count))
+                }
+                "nvmlDeviceGetHandleByIndex" | "nvmlDeviceGetHandleByIndex_v2" if second != 0 => {
+                    // NVML says whether it was initialised.
+                    self.first().and_then(|_| match first as u32 {
+                        index if index < count => self.handle(index).map(|handle| put(second, handle)),
+                        _ => Err(NVML_ERROR_INVALID_ARGUMENT),
+                    })
+                }
+                "nvmlDeviceGetHandleByUUID" if first != 0 && second != 0 => {
+                    self.by_text(name, arguments, count, &|text, card| change_uuid(text, card))
+                }
+                "nvmlDeviceGetHandleByPciBusId" | "nvmlDeviceGetHandleByPciBusId_v2" if first != 0 && second != 0 => {
+                    self.by_text(name, arguments, count, &|text, card| move_domain(text, card.wrapping_neg()))
+                }
+                "nvmlDeviceGetIndex" => self.ask(name, arguments).map(|()| put_int(second, card)),
+                "nvmlDeviceGetUUID" => self.ask(name, arguments).map(|()| change_uuid(second as *mut u8, card)),
+                "nvmlDeviceGetPciInfo" | "nvmlDeviceGetPciInfo_v2" => self.bus(name, arguments, card, 16, &[0]),
+                "nvmlDeviceGetPciInfo_v3" => self.bus(name, arguments, card, 16, &[0, 36]),
+                "nvmlDeviceGetPciInfoExt" => self.bus(name, arguments, card, 4, &[32]),
+                _ => return None,
+            }
+        };
+        Some(result.err().unwrap_or(SUCCESS))
+    }
+
+    /// Finds a card by a text. `to_first` makes the text of the first card of that of another.
+    ///
+    /// # Safety
+    /// The first argument is a C string, the second a place for a handle.
+    unsafe fn by_text(
+        &self,
+        name: &str,
+        [text, out, ..]: Arguments,
+        count: u32,
+        to_first: &dyn Fn(*mut u8, u32),
+    ) -> Result<(), u32> {
+        let first = self.first()?;
+        for card in 0..count {
+            // SAFETY: the caller says so. The copy is a C string as well.
+            let mut text = unsafe { CStr::from_ptr(text as *const c_char) }.to_bytes_with_nul().to_vec();
+            to_first(text.as_mut_ptr(), card);
+            let mut found = 0_usize;
+            // SAFETY: the place is live.
+            let asked = unsafe { self.ask(name, [text.as_ptr().addr(), (&raw mut found).addr()]) };
+            if asked.is_ok() && found == first {
+                let handle = self.handle(card)?;
+                // SAFETY: the caller says so.
+                unsafe { put(out, handle) };
+                return Ok(());
+            }
+        }
+        Err(NVML_ERROR_NOT_FOUND)
+    }
+
+    /// Asks for the bus, and puts the card's in its place: its domain is a number at one place in the struct, and a text at others.
+    ///
+    /// # Safety
+    /// The second argument is such a struct.
+    unsafe fn bus(
+        &self,
+        name: &str,
+        arguments: Arguments,
+        card: u32,
+        number: usize,
+        texts: &[usize],
+    ) -> Result<(), u32> {
+        // SAFETY: the caller says so.
+        unsafe {
+            self.ask(name, arguments)?;
+            let domain = (arguments[1] + number) as *mut u32;
+            domain.write_unaligned(domain.read_unaligned() + card);
+            for text in texts {
+                move_domain((arguments[1] + text) as *mut u8, card);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for the memory of a GPU, and puts the card's in its place.
+    ///
+    /// # Safety
+    /// The arguments are those of this function.
+    unsafe fn memory(&self, cards: &Cards, name: &str, arguments: Arguments) -> Result<(), u32> {
+        // SAFETY: the caller says so. NVML says what is wrong with the call.
+        unsafe { self.ask(name, arguments) }?;
+        let [handle, out, ..] = arguments;
+        let card = match card_of(handle) {
+            Some(card) => Some(card),
+            None if matches!(cards.mode, Mode::Dry { cards: 1.., .. }) => Some(0),
+            None => self.ordinal(cards, handle)?,
+        };
+        // The program does not use this GPU.
+        let Some(card) = card else { return Ok(()) };
+        // All cards are as large as the first one. The version, all, reserved, free and used bytes.
+        let handle = self.first()?;
+        let mut real = [MEMORY_V2, 0, 0, 0, 0_u64];
+        // SAFETY: the struct is as long.
+        if unsafe { self.ask("nvmlDeviceGetMemoryInfo_v2", [handle, real.as_mut_ptr().addr()]) }.is_err() {
+            // SAFETY: the first version is the first word of these three, and drivers that have no other count what is reserved as used.
+            unsafe { self.ask("nvmlDeviceGetMemoryInfo", [handle, (&raw mut real[1]).addr()]) }?;
+            real[2] = 0;
+        }
+        let [_, total, reserved, ..] = real;
+        let usable = total.saturating_sub(reserved);
+        let (size, reserved) = match cards.mode {
+            Mode::Dry { card: Some(card), .. } => (card.get(), 0),
+            Mode::Limit { card } if card.get() < usable => (card.get(), 0),
+            _ => (usable, reserved),
+        };
+        let used = used(cards.segment, card).ok_or(NVML_ERROR_UNKNOWN)?.min(size);
+        let (total, free) = (size + reserved, size - used);
+        // SAFETY: NVML has written as many words there. In the first version, what is reserved counts as used.
+        unsafe {
+            if name.ends_with("_v2") {
+                (out as *mut [u64; 4]).byte_add(8).write_unaligned([total, reserved, free, used]);
+            } else {
+                (out as *mut [u64; 3]).write_unaligned([total, free, used + reserved]);
+            }
+        }
+        Ok(())
+    }
+
+    /// CUDA's number of a GPU; `None` if the program does not use it.
+    fn ordinal(&self, cards: &Cards, handle: usize) -> Result<Option<u32>, u32> {
+        let mut text = [0_u8; 96];
+        // SAFETY: NVML writes a C string that is not longer.
+        unsafe { self.ask("nvmlDeviceGetUUID", [handle, text.as_mut_ptr().addr(), text.len()]) }?;
+        let uuid = CStr::from_bytes_until_nul(&text).ok().and_then(|text| Some(text.to_str().ok()?.split_once('-')?.1));
+        let ordinal = cards.devices.iter().position(|device| Some(device.as_str()) == uuid);
+        Ok(ordinal.and_then(|ordinal| u32::try_from(ordinal).ok()))
+    }
+}
+
+/// What the processes that share a card have on it; that of this process if none does. `None` if it cannot be read.
+fn used(segment: Option<u64>, card: u32) -> Option<u64> {
+    static WORDS: OnceCell<&[AtomicU64]> = OnceCell::new();
+
+    let Some(segment) = segment else { return Some(state::used_here(card)) };
+    let words = WORDS.get_or_try_init(|| words_of(segment, SHARED_WORDS)).ok()?;
+    let all = Shared::watch(words, is_running);
+    all.forget_ended();
+    Some(all.others(card))
+}
+
+/// The UUIDs of cards differ in their last byte, as those that CUDA returns.
+///
+/// # Safety
+/// A C string is there, and can be written.
+#[allow(clippy::cast_possible_truncation, reason = "there are 64 cards at most")]
+unsafe fn change_uuid(text: *mut u8, card: u32) {
+    // SAFETY: the caller says so.
+    let uuid = unsafe { CStr::from_ptr(text.cast()) }.to_bytes();
+    let last = uuid.len().checked_sub(2).and_then(|at| Some((at, str::from_utf8(&uuid[at..]).ok()?)));
+    if let Some((at, byte)) = last.and_then(|(at, last)| Some((at, u8::from_str_radix(last, 16).ok()?))) {
+        let changed = format!("{:02x}", byte ^ card as u8);
+        // SAFETY: the string has these two bytes.
+        unsafe { ptr::copy_nonoverlapping(changed.as_ptr(), text.add(at), changed.len()) };
+    }
+}
+
+/// # Safety
+/// An int can be written there.
+unsafe fn put_int(out: usize, value: u32) {
+    // SAFETY: the caller says so.
+    unsafe { (out as *mut u32).write_unaligned(value) };
+}
+
+/// # Safety
+/// A handle can be written there.
+unsafe fn put(out: usize, handle: usize) {
+    // SAFETY: the caller says so.
+    unsafe { (out as *mut usize).write_unaligned(handle) };
+}

@@ -1,0 +1,129 @@
+//! Collectives of NCCL in a dry run: they move nothing between ranks. Each rank goes on as if all of them had its own values.
+//!
+//! A kernel of NCCL waits for those of other ranks, and threads of NCCL wait for the kernels: a program in which some are skipped does not end.
+//! So the command preloads the library into dry runs, and the loader finds these functions before NCCL's. Communicators are NCCL's own. The
+//! arguments are those of `nccl.h`.
+
+#![allow(unsafe_code, non_snake_case, reason = "the functions stand before those of a C library")]
+
+use std::{
+    ffi::{CStr, c_int, c_void},
+    mem::transmute,
+    panic::catch_unwind,
+    ptr::NonNull,
+};
+
+use gpumem_driver::dry::{self, Mode};
+
+/// `ncclSuccess`, and `ncclInternalError`
+const SUCCESS: c_int = 0;
+const FAILED: c_int = 3;
+
+/// NCCL's own function. The name ends with a zero.
+fn real(name: &str) -> Option<NonNull<c_void>> {
+    dry::library_function(&["libnccl.so.2"], CStr::from_bytes_with_nul(name.as_bytes()).ok()?)
+}
+
+/// The type of each argument: C passes an `int` as the lower half of a word.
+macro_rules! word {
+    ($argument:ident) => {
+        usize
+    };
+}
+
+macro_rules! collectives {
+    ($($name:ident($($argument:ident),*) $copies:block)*) => {
+        $(
+            // SAFETY: no other function of a program has this name but NCCL's own, which this one stands for.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($argument: usize),*) -> c_int {
+                if matches!(dry::mode(), Some(Mode::Dry { .. })) {
+                    // Nothing unwinds into NCCL's callers.
+                    return catch_unwind(|| $copies).map_or(FAILED, |()| SUCCESS);
+                }
+                let Some(function) = real(concat!(stringify!($name), "\0")) else { return FAILED };
+                // SAFETY: it is NCCL's function of this name, which takes so many words, and the arguments are the caller's.
+                unsafe {
+                    transmute::<*mut c_void, unsafe extern "C" fn($(word!($argument)),*) -> c_int>(function.as_ptr())($($argument),*)
+                }
+            }
+        )*
+    };
+}
+
+collectives! {
+    ncclAllReduce(from, to, count, kind, _operation, _comm, stream) {
+        copy(from, to, bytes(count, kind), stream);
+    }
+    ncclReduce(from, to, count, kind, _operation, root, comm, stream) {
+        if asked("ncclCommUserRank\0", comm) == int(root) {
+            copy(from, to, bytes(count, kind), stream);
+        }
+    }
+    ncclBroadcast(from, to, count, kind, root, comm, stream) {
+        if asked("ncclCommUserRank\0", comm) == int(root) {
+            copy(from, to, bytes(count, kind), stream);
+        }
+    }
+    ncclBcast(_buffer, _count, _kind, _root, _comm, _stream) {}
+    ncclReduceScatter(from, to, count, kind, _operation, comm, stream) {
+        let bytes = bytes(count, kind);
+        copy(from + asked("ncclCommUserRank\0", comm) * bytes, to, bytes, stream);
+    }
+    ncclAllGather(from, to, count, kind, comm, stream) {
+        let bytes = bytes(count, kind);
+        (0..asked("ncclCommCount\0", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
+    }
+    ncclAlltoAll(from, to, count, kind, comm, stream) {
+        copy(from, to, asked("ncclCommCount\0", comm) * bytes(count, kind), stream);
+    }
+    ncclGather(from, to, count, kind, root, comm, stream) {
+        let bytes = bytes(count, kind);
+        if asked("ncclCommUserRank\0", comm) == int(root) {
+            (0..asked("ncclCommCount\0", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
+        }
+    }
+    ncclScatter(from, to, count, kind, root, comm, stream) {
+        let (bytes, rank) = (bytes(count, kind), asked("ncclCommUserRank\0", comm));
+        if rank == int(root) {
+            copy(from + rank * bytes, to, bytes, stream);
+        }
+    }
+    ncclSend(_buffer, _count, _kind, _peer, _comm, _stream) {}
+    ncclRecv(_buffer, _count, _kind, _peer, _comm, _stream) {}
+}
+
+/// An `int` of the caller, which is not negative.
+fn int(word: usize) -> usize {
+    word & 0xffff_ffff
+}
+
+/// How many bytes so many values of an `ncclDataType_t` have.
+fn bytes(count: usize, kind: usize) -> usize {
+    const SIZES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
+    // Of a type that is not known, nothing is copied.
+    count * SIZES.get(int(kind)).unwrap_or(&0)
+}
+
+/// What NCCL says of a communicator: 0 if it does not say it.
+fn asked(question: &str, comm: usize) -> usize {
+    let mut answer: c_int = 0;
+    if let Some(function) = real(question) {
+        // SAFETY: both questions have this type, and the communicator is the caller's.
+        let ask =
+            unsafe { transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut c_int) -> c_int>(function.as_ptr()) };
+        // SAFETY: the variable is live.
+        if unsafe { ask(comm, &raw mut answer) } != SUCCESS {
+            return 0;
+        }
+    }
+    usize::try_from(answer).unwrap_or(0)
+}
+
+/// Copies on the device what is there. What is not there is skipped as in every copy of a dry run.
+fn copy(from: usize, to: usize, bytes: usize, stream: usize) {
+    if from != to && bytes > 0 {
+        // SAFETY: the program asks for a collective with these buffers, after which this rank's part is there.
+        _ = unsafe { dry::copy_on_device(from as u64, to as u64, bytes, stream as u64) };
+    }
+}
