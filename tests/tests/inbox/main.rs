@@ -389,7 +389,9 @@ fn parts_of_several_threads_are_counted_once() {
             posts(&inbox, &[part(1020, 8), unpart(1030)]),
             posts(&inbox, &[EventKind::PoolReserved { pool: POOL, bytes: Bytes::new(100) }, part(1040, 16)]),
         ];
-        others.into_iter().for_each(|other| other.join().unwrap());
+        for other in others {
+            other.join().unwrap();
+        }
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
         checked_events();
         let pool = inbox.pools()[0];
