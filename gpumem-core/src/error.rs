@@ -93,6 +93,8 @@ pub enum Kind {
     BadBaseline { file: String, detail: String },
     /// The driver, or the thread that reads debug information, did not answer in time.
     NoAnswer { within: Duration },
+    /// The function of a gauge of the program gave no figure.
+    CustomGauge { name: String, detail: String },
     /// The error of a recorded program, as it was written there.
     Recorded { message: String },
     /// The operating system refused to start a thread.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures `torch.cuda.max_memory_allocated()` of two steps of models with random weights, for each architecture that `Model::from_config` reads
-and that `measure.py` does not have. Each row runs in a process of its own. `cargo test --test measured -- --nocapture` prints the
+and that `measure.py` does not have. Each row runs in a process of its own. `cargo test -p gpumem-estimate measured -- --nocapture` prints the
 estimates of the same rows.
 
     python3 architectures.py --list            # rows as JSON: name, config, length, batch, mode, dtype

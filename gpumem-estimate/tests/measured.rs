@@ -1,5 +1,5 @@
 //! Estimates against what the programs in `measure/` measured on an H200 or counted with PyTorch. `docs/ESTIMATE.md` says how rows were
-//! chosen. `cargo test --test measured -- --nocapture` prints the estimates.
+//! chosen. `cargo test -p gpumem-estimate measured -- --nocapture` prints the estimates.
 
 use std::collections::BTreeMap;
 

@@ -40,6 +40,14 @@ pub mod device {
     pub use crate::query::{current_device as current, device_count as count, device_name as name};
 }
 
+/// Gauges of the program, for memory that gpumem does not know.
+pub mod gauge {
+    pub use crate::{
+        model::{CustomGauge, InUse},
+        session::set_gauge,
+    };
+}
+
 /// How allocations are intercepted, when that begins, and why it does not.
 pub mod intercept {
     pub use crate::{
@@ -57,7 +65,10 @@ pub mod pool;
 
 /// The scope of a trace on other threads and in tasks.
 pub mod scope {
-    pub use crate::session::{Entered, InScope, ScopeHandle, Traced};
+    pub use crate::{
+        model::Threads,
+        session::{Entered, InScope, ScopeHandle, Traced},
+    };
 }
 
 /// Recordings of this process that begin and end while it runs. `GPUMEM_CAPTURE` records a process from its start without a call.

@@ -4,8 +4,8 @@
 use std::{fmt::Debug, fs, future::Future, path::Path};
 
 use gpumem::{
-    ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemTraceBuilder, GpuMemory, Trace, error, intercept,
-    report, scope, sim, sink, torch, tracker,
+    ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemTraceBuilder, GpuMemory, Trace, error, gauge,
+    intercept, report, scope, sim, sink, torch, tracker,
 };
 
 fn plain<T: Send + Sync + Unpin + Debug>() {}
@@ -21,6 +21,7 @@ fn types_go_from_thread_to_thread() {
     each!(plain: GpuMemTrace, GpuMemTraceBuilder, scope::ScopeHandle, sim::SimBlock, sink::Sink);
     each!(data: ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemory, Trace, intercept::LiveMemory, intercept::Source, intercept::Status);
     each!(data: error::ParseBytesError, error::ParseGaugeError, error::ParseSinkError, error::ParseSourceError);
+    each!(data: gauge::CustomGauge, scope::Threads);
     each!(data: sink::Content, sink::Level, sink::Output, torch::GpuProcesses);
     each!(data:
         report::AllocStats, report::Breakdown, report::Change, report::GpuProcess, report::KindStats, report::Leaks,

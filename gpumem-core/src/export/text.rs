@@ -55,8 +55,8 @@ fn statements(lines: &[Line]) -> Table {
 }
 
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
-/// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`. A trace that overlapped those of other threads, or
-/// whose thread allocated on another device only, ends in a note that fastai does not have.
+/// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`. A trace that overlapped those of other threads, shares
+/// adopted threads with them, or whose thread allocated on another device only, ends in a note that fastai does not have.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;
@@ -75,10 +75,11 @@ impl fmt::Display for Report {
             write!(f, " [of device {}; its thread allocated on device {device}]", trace.device)?;
         }
         match (trace.overlapped, trace.own_scope) {
-            (false, false) => Ok(()),
-            (true, false) => f.write_str(" [overlaps other threads]"),
-            (_, true) => f.write_str(" [its own scope; overlaps other threads]"),
+            (false, false) => {}
+            (true, false) => f.write_str(" [overlaps other threads]")?,
+            (_, true) => f.write_str(" [its own scope; overlaps other threads]")?,
         }
+        if trace.adoption_is_shared { f.write_str(" [other scopes adopt the same threads]") } else { Ok(()) }
     }
 }
 

@@ -18,7 +18,7 @@ use std::{
 
 use self::watches::Watches;
 pub use self::{
-    primitives::{Clock, Counter, Lock, Primitives, SpinLock, Std, Wait, set_forked},
+    primitives::{Clock, Counter, Lock, Primitives, SpinLock, Std, Wait, name_threads_with, set_forked},
     readings::Readings,
     subscription::Subscription,
     tap::{NoTap, Tap},
@@ -114,9 +114,13 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     pub fn alloc(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |state, thread| {
             self.prepare(state, false);
-            let (number, ledger) = (state.number, &mut state.ledger);
-            if !ledger.alloc_like_newest(key, bytes, tag, number, thread) {
+            if !state.ledger.alloc_like_newest(key, bytes, tag, state.number, thread) {
+                let state = &mut *state;
                 run_rare::<P, _>(move || {
+                    if state.ledger.needs_name(thread) {
+                        self.name_thread(state, thread);
+                    }
+                    let (number, ledger) = (state.number, &mut state.ledger);
                     ledger.alloc(key, bytes, tag, number, thread);
                     keep_noticed::<P>(ledger);
                 });
@@ -214,12 +218,26 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     #[inline]
     fn apply(&self, state: &mut InboxState<T>, thread: ThreadId, event: &EventKind) -> Answer {
         self.prepare(state, event.needs_time());
+        if matches!(event, EventKind::Alloc { .. }) && state.ledger.needs_name(thread) {
+            self.name_thread(state, thread);
+        }
         let answer = state.apply(thread, event);
         keep_noticed::<P>(&mut state.ledger);
         if T::IS_USED && state.ledger.is_tapped {
             state.pass_to_tap(thread, event);
         }
         answer
+    }
+
+    /// Records the name of the thread, with the number of its allocation, which gets the next one.
+    #[cold]
+    fn name_thread(&self, state: &mut InboxState<T>, thread: ThreadId) {
+        let named = EventKind::Named { name: P::thread_name() };
+        state.apply(thread, &named);
+        if T::IS_USED && state.ledger.is_tapped {
+            state.pass_to_tap(thread, &named);
+        }
+        self.prepare(state, false);
     }
 
     /// Numbers the next event.

@@ -206,11 +206,14 @@ impl Ledger {
     #[cold]
     fn find_attribution(&mut self, tag: Tag, number: u64, thread: ThreadId) -> Attribution {
         self.flush_pending();
-        let Thread { node, owner, .. } = *self.thread(thread);
         let meter = self.meters.index(tag.device(), Gauge::Exact);
         if tag.kind().is_on_device() {
             self.thread(thread).allocates_on(meter, number);
         }
+        if !self.adopters.is_empty() {
+            self.note_adoption(thread, meter, tag.kind().is_on_device(), number);
+        }
+        let (node, owner) = self.place_of(thread);
         let node = self.tree.same_path_on(meter, node);
         let (kind, pool) = (tag.kind(), self.pool_of_new(tag, meter));
         let context = if tag.is_of_driver() { tag.context() } else { 0 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{counts::signed, open_traces::OpenTraces, peaks::PeakHistory, stats::Stat, watermark::Watermark};
-use crate::model::{Device, Gauge, GpuMemory, MemKind, Time};
+use crate::model::{Device, Family, Gauge, GpuMemory, MemKind, Time};
 
 /// One meter for each device and gauge. There are few, so a linear search is faster than a hash table.
 #[derive(Debug, Default)]
@@ -118,9 +118,10 @@ impl UsageLevel {
 
 impl Meter {
     /// A sample counts the bytes that are no longer free: this is the one figure on which both versions of NVML and
-    /// `cuMemGetInfo` agree.
+    /// `cuMemGetInfo` agree. A gauge of the program knows only what is in use.
     pub(super) fn apply_sample(&mut self, time: Time, memory: &GpuMemory) {
-        self.level.set(-signed(memory.free));
+        let is_custom = self.device.family == Family::Custom;
+        self.level.set(if is_custom { signed(memory.used) } else { -signed(memory.free) });
         if let Some(before) = self.samples.newest.replace(time) {
             self.samples.gaps.raise(time.saturating_sub(before));
         }

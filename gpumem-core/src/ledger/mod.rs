@@ -1,6 +1,8 @@
 //! The ledger applies events in their order. It keeps the live blocks, the bytes in use and the peak of each open scope. It
 //! has no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
 
+mod adopters;
+mod adoption;
 mod blocks;
 mod counts;
 mod delta;
@@ -36,6 +38,11 @@ mod watermark;
 
 use std::collections::{BTreeMap, HashMap};
 
+use self::{
+    adopters::Adopters, groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
+    noticed::Watched, own_level::OwnScopes, pending::PendingDelta, pool_table::Pools, scope::Scope, thread::Thread,
+    thread_level::ThreadLevels, tree::ScopeTree,
+};
 pub use self::{
     counts::{Counts, PART_LEN},
     groups::AllocGroup,
@@ -48,11 +55,6 @@ pub use self::{
     stats::Stat,
     tree::{NodeId, ScopeNode},
     views::{GroupUsage, KnownBlock, ScopePeriod},
-};
-use self::{
-    groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters, noticed::Watched,
-    own_level::OwnScopes, pending::PendingDelta, pool_table::Pools, scope::Scope, thread::Thread,
-    thread_level::ThreadLevels, tree::ScopeTree,
 };
 use crate::model::{ScopeId, Trace};
 
@@ -105,6 +107,7 @@ pub struct Ledger {
     /// Peaks that are read while their scopes go on, or after they are closed.
     kept_peaks: HashMap<ScopeId, KeptRange>,
     pools: Pools,
+    adopters: Adopters,
 }
 
 #[cfg(test)]

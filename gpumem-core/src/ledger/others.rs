@@ -39,8 +39,8 @@ impl Ledger {
             return;
         }
         let own = self.thread(thread).own;
-        let Self { guests, watched, tree, threads, .. } = self;
-        let owner = if is_free { threads[thread.0 as usize].owner } else { entry.attribution().owner() };
+        let (node, owner) = if is_free { self.place_of(thread) } else { (node, entry.attribution().owner()) };
+        let Self { guests, watched, tree, .. } = self;
         // In a scope that another thread opened, a thread works for that one.
         let host = guests.hosts(owner).last().unwrap_or(owner);
         let concerns = |watched: &Watched| {
@@ -51,7 +51,7 @@ impl Ledger {
                 }
         };
         if watched.iter().any(concerns) {
-            let is_in_scope = tree.is_in_scope(if is_free { threads[thread.0 as usize].node } else { node });
+            let is_in_scope = tree.is_in_scope(node);
             let device = self.meters.0[usize::from(meter)].device;
             let bytes = entry.bytes;
             self.noticed = Some(Noticed { device, thread: own, bytes, is_free, is_in_scope, is_guest: host != own });

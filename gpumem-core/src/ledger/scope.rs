@@ -27,6 +27,8 @@ pub(super) struct Scope {
     /// statements of a function.
     pub(super) devices_since: u64,
     pub(super) start: ScopeStart,
+    /// The number of the newest allocation that it adopted beside a scope of another thread.
+    pub(super) shared_adoption: u64,
     /// Set if it counts only what is allocated in it.
     pub(super) by_itself: Option<OwnLevel>,
     /// Set if it was requested which allocations make its peak.

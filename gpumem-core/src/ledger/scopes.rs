@@ -39,6 +39,7 @@ impl Ledger {
             number: event.number,
             devices_since: event.number,
             start: ScopeStart::default(),
+            shared_adoption: 0,
             by_itself: None,
             watched: None,
         };
@@ -49,6 +50,7 @@ impl Ledger {
         self.watch_peak(&mut open);
         self.scopes.insert(scope, open);
         self.thread(opener).enter(Entered { number: event.number, scope, node, owner, by_opening: true });
+        self.look_up_again();
     }
 
     /// The figures that a scope begins with now.
@@ -85,6 +87,7 @@ impl Ledger {
             self.watch_peak(&mut open);
         }
         self.scopes.insert(scope, open);
+        self.look_up_again();
         Some(trace)
     }
 
@@ -103,6 +106,7 @@ impl Ledger {
         {
             self.move_out(open.opener, at, open.node);
         }
+        self.end_adoption(scope);
         Some(trace)
     }
 
@@ -166,6 +170,7 @@ impl Ledger {
             stale: samples.failed || is_unread,
             overlapped: scope.of_thread.is_none() && open_traces.others_since(scope.own, scope.start.number),
             own_scope: scope.by_itself.is_some(),
+            adoption_is_shared: self.is_adoption_shared(scope),
             allocated_on: self.allocated_only_on(scope),
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
             // A peak below the figures at the start or the end is an error of ours. `lost` makes it visible.
@@ -191,6 +196,9 @@ impl Ledger {
 
     /// The device on which a scope's thread allocated since the scope began, if it allocated nothing on the scope's device.
     fn allocated_only_on(&self, scope: &Scope) -> Option<u32> {
+        if scope.spec.device.family == Family::Custom {
+            return None;
+        }
         // The opener may have ended, or may be in the scope for the time of a poll only, and have other tasks.
         let opener = self.threads.get(scope.opener.0 as usize)?;
         if opener.own != scope.own || !opener.is_in_opened(scope.number) {

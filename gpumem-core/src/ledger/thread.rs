@@ -6,7 +6,7 @@ use super::{
     live::{Attribution, Entry},
     tree::NodeId,
 };
-use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Tag};
+use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Tag, ThreadName};
 
 /// One thread. It fills whole cache lines, so that threads that allocate at the same time do not share one (false sharing).
 #[derive(Debug)]
@@ -28,6 +28,12 @@ pub(super) struct Thread {
     /// On which devices it allocated, by meter, each with the number of the newest event at which that was found out: at the first
     /// allocation after a scope was opened, reset, entered or left, and whenever the device changed.
     allocated_on: Vec<(u16, u64)>,
+    /// Its name, if it was needed.
+    pub(super) name: Option<ThreadName>,
+    /// It is in the list of threads that look up again who adopts their allocations.
+    pub(super) is_looked_up: bool,
+    /// The number of the newest allocation that it adopted beside another thread.
+    pub(super) shared_adoption: u64,
 }
 
 /// A scope that a thread is in.
@@ -60,9 +66,18 @@ pub(super) enum Freed {
 
 impl Thread {
     pub(super) fn new(own: OwnerThread) -> Self {
-        let (entered, freed) = (VecDeque::new(), Freed::Nothing);
-        let newest = (Tag::NONE, Attribution::default());
-        Self { node: NodeId::NONE, owner: own, newest, freed, own, entered, allocated_on: Vec::new() }
+        Self {
+            newest: (Tag::NONE, Attribution::default()),
+            freed: Freed::Nothing,
+            node: NodeId::NONE,
+            owner: own,
+            own,
+            entered: VecDeque::new(),
+            allocated_on: Vec::new(),
+            name: None,
+            is_looked_up: false,
+            shared_adoption: 0,
+        }
     }
 
     /// It allocates on the device of this meter.

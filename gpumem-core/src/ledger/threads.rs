@@ -39,7 +39,10 @@ impl Ledger {
     pub fn begin_thread(&mut self, thread: ThreadId) {
         let own = next_owner(&mut self.owner_threads);
         if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
+            // The list has the number.
+            let is_looked_up = ended.is_looked_up;
             *ended = Thread::new(own);
+            ended.is_looked_up = is_looked_up;
         }
     }
 
@@ -51,7 +54,7 @@ impl Ledger {
 
     /// The scopes that a thread is in, the outermost first.
     pub fn path_of(&mut self, thread: ThreadId) -> Vec<CallsiteId> {
-        let node = self.thread(thread).node;
+        let (node, _) = self.place_of(thread);
         self.tree.path(node)
     }
 
@@ -63,10 +66,11 @@ impl Ledger {
         // If the scope is closed already, the thread stays where it is.
         let (node, owner) = open.unwrap_or((thread.node, thread.owner));
         thread.enter(Entered { number: event.number, scope, node, owner, by_opening: false });
+        self.look_up_again();
     }
 
     /// The owner thread of what `thread` allocates in a scope that was opened on the owner thread `host`.
-    fn owner_in(&mut self, host: OwnerThread, thread: ThreadId) -> OwnerThread {
+    pub(super) fn owner_in(&mut self, host: OwnerThread, thread: ThreadId) -> OwnerThread {
         let own = self.thread(thread).own;
         if own == host {
             return own;
@@ -88,7 +92,9 @@ impl Ledger {
         let of_threads = threads.iter().flat_map(|thread| {
             let freed =
                 if let Freed::Block(_, entry) = &thread.freed { Some(entry.attribution().owner()) } else { None };
-            thread.entered.iter().map(|entered| entered.owner).chain(freed)
+            // What an adopting scope owns is in no `entered`, but the thread's next allocation may have it.
+            let newest = [thread.newest.1.owner()];
+            thread.entered.iter().map(|entered| entered.owner).chain(newest).chain(freed)
         });
         let (scan, is_new) = guests.scan();
         if is_new {

@@ -1,15 +1,17 @@
 use std::fmt;
 
-/// Whether a device is one of the CUDA driver or simulated.
+/// Whether a device is one of the CUDA driver, simulated, or a gauge of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// A device of the CUDA driver.
     Cuda,
     /// A simulated device.
     Simulated,
+    /// What a function of the program reads.
+    Custom,
 }
 
-/// One device of this process. The ordinal is CUDA's, or the number of a simulated device.
+/// One device of this process. The ordinal is CUDA's, or the number of a simulated device or of a gauge of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     /// Whether it is simulated.
@@ -23,6 +25,7 @@ impl fmt::Display for Device {
         match self.family {
             Family::Cuda => write!(f, "device {}", self.ordinal),
             Family::Simulated => write!(f, "simulated device {}", self.ordinal),
+            Family::Custom => write!(f, "gauge {} of the program", self.ordinal),
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, PoolId, Source, StackId};
+use super::{
+    Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, PoolId, Source, StackId, ThreadName, Threads,
+};
 
 /// Time since the session began.
 pub type Time = Duration;
@@ -88,6 +90,11 @@ pub enum EventKind {
     /// From now on, the stream-ordered frees of this thread, or else its stream-ordered allocations, are on this stream. 0 is the default
     /// stream; the numbers of the others are those of the process. Only posted while a recording is made.
     OnStream { frees: bool, stream: u32 },
+    /// From now on this open scope adopts these threads: what they allocate while they are in no scope counts for the innermost scope of
+    /// the thread that opened it.
+    Adopt { scope: ScopeId, threads: Threads },
+    /// This thread has this name. Recorded when it matters which scope adopts its next allocation.
+    Named { name: ThreadName },
 }
 
 impl EventKind {
@@ -115,7 +122,8 @@ impl EventKind {
             | Self::Leave { .. }
             | Self::PoolReserved { .. }
             | Self::PoolsQueried
-            | Self::OnStream { .. } => false,
+            | Self::OnStream { .. }
+            | Self::Named { .. } => false,
             _ => true,
         }
     }

@@ -23,6 +23,8 @@ pub enum Source {
     Simulation,
     /// Samples of the whole device, one in each millisecond (`GPUMEM_SAMPLE_MS`).
     Sampling,
+    /// A function of the program, which is called as often: see [`Gauge::custom`](crate::model::Gauge::custom).
+    Custom,
     /// Nothing is measured.
     Off,
 }
@@ -39,6 +41,7 @@ impl Source {
             Self::Cupti => "cupti",
             Self::Simulation => "simulation",
             Self::Sampling => "sampling",
+            Self::Custom => "custom",
             Self::Off => "off",
         }
     }
@@ -81,7 +84,7 @@ mod tests {
         for (text, source) in [("dispatch", Source::Dispatch), (" CUPTI ", Source::Cupti)] {
             assert_eq!(text.parse(), Ok(source));
         }
-        for text in ["", "auto", "sampling", "simulation", "nsys"] {
+        for text in ["", "auto", "sampling", "custom", "simulation", "nsys"] {
             assert_eq!(text.parse::<Source>(), Err(ParseSourceError(text.to_owned())));
         }
     }

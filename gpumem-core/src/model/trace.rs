@@ -48,6 +48,9 @@ pub struct Trace {
     /// `overlapped` is `true`, the numbers may include allocations of that thread: the figures are not exact, the trace records what
     /// makes its peak (`at_peak`), or its thread has more than 64 such scopes.
     pub own_scope: bool,
+    /// Several threads have scopes that [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt)
+    /// the same thread, so its allocations may count here and belong to another one, or the other way round. Reports show this.
+    pub adoption_is_shared: bool,
     /// The thread that opened this trace allocated nothing on `device` since the start, but on the device with this number:
     /// probably the trace is of the wrong device. Reports show this. `None` also if it is not known.
     pub allocated_on: Option<u32>,
@@ -148,6 +151,7 @@ impl Trace {
             stale: self.stale || next.stale,
             overlapped: self.overlapped || next.overlapped,
             own_scope: self.own_scope || next.own_scope,
+            adoption_is_shared: self.adoption_is_shared || next.adoption_is_shared,
             // It concerns both parts already.
             allocated_on: next.allocated_on,
             untracked: self.untracked.saturating_add(next.untracked),
@@ -177,6 +181,7 @@ impl Trace {
             stale: false,
             overlapped: false,
             own_scope: false,
+            adoption_is_shared: false,
             allocated_on: None,
             untracked: 0,
             lost: 0,

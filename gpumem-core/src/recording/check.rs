@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     model::{
-        Block, Bytes, Device, EventKind, Gauge, GpuMemory, GpuProcess, Key, PoolId, PoolUsage, ScopeId, ScopeSpec,
-        ThreadId,
+        Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, PoolId, PoolUsage, ScopeId,
+        ScopeSpec, ThreadId,
     },
     report::DeviceReading,
 };
@@ -64,6 +64,10 @@ const ALLOCATOR_EVENT: u64 = 128;
 const EVENT: u64 = 20;
 /// How many steps an event about a scope takes.
 pub(super) const SCOPE_EVENT: u64 = 400;
+/// How many steps an allocation takes for each scope that may adopt its thread.
+const ADOPTER: u64 = 10;
+/// The most such scopes.
+const MOST_COMPARED: usize = 64;
 /// How many steps an event takes after which frees may be missing.
 pub(super) const LOST: u64 = 4_000;
 
@@ -90,10 +94,14 @@ type Result<T = ()> = std::result::Result<T, Rejection>;
 #[derive(Debug)]
 pub(super) struct Checks {
     number: u64,
+    /// The largest number of a thread.
+    threads: u32,
     /// The open scopes: the thread that opened each, and whether the ledger keeps its peak after it is closed.
     open: HashMap<ScopeId, (ThreadId, bool)>,
     /// Scopes that are closed, of which the ledger keeps the peak.
     kept: HashSet<ScopeId>,
+    /// Open scopes that adopt threads.
+    adopting: HashSet<ScopeId>,
     entered: HashMap<(ThreadId, ScopeId), u32>,
     depths: HashMap<ThreadId, u32>,
     blocks: u64,
@@ -111,8 +119,10 @@ impl Default for Checks {
     fn default() -> Self {
         Self {
             number: 0,
+            threads: 0,
             open: HashMap::new(),
             kept: HashSet::new(),
+            adopting: HashSet::new(),
             entered: HashMap::new(),
             depths: HashMap::new(),
             blocks: 0,
@@ -173,6 +183,7 @@ fn check_bytes(bytes: Bytes) -> Result {
 
 fn check_block(block: &Block) -> Result {
     check_device(block.device)?;
+    agree(block.device.family != Family::Custom)?;
     check_bytes(block.bytes)?;
     limit(block.stack.0 < MOST_STACKS)
 }
@@ -213,6 +224,7 @@ impl Checks {
         limit(event.number < MOST_EVENTS)?;
         agree(event.number > self.number)?;
         check_thread(event.thread)?;
+        self.threads = self.threads.max(event.thread.0);
         self.kind(event, known)?;
         self.number = event.number;
         Ok(())
@@ -271,6 +283,7 @@ impl Checks {
                 if is_kept {
                     self.kept.insert(scope);
                 }
+                self.adopting.remove(&scope);
                 self.leave(scope, opener);
             }
             EventKind::Lost { count } => self.lost(count)?,
@@ -295,7 +308,12 @@ impl Checks {
             | EventKind::Untracked
             | EventKind::ContextDestroyed { .. }
             | EventKind::Mark { .. }
-            | EventKind::OnStream { .. } => {}
+            | EventKind::OnStream { .. }
+            | EventKind::Named { .. } => {}
+            EventKind::Adopt { scope, .. } => {
+                agree(self.open.contains_key(&scope))?;
+                self.adopting.insert(scope);
+            }
         }
         Ok(())
     }
@@ -407,7 +425,11 @@ impl Checks {
     pub(super) fn spend(&self, event: &RecordedEvent, budget: &mut Budget) -> std::result::Result<(), Exceeded> {
         let depth = || u64::from(self.depths.get(&event.thread).copied().unwrap_or(0));
         let (memory, work) = match event.kind {
-            EventKind::Alloc { .. } | EventKind::FreeFailed => (CHANGE + BLOCK + LIVE_BLOCK, EVENT),
+            // The thread is compared with the newest scopes that adopt threads.
+            EventKind::Alloc { .. } => {
+                (CHANGE + BLOCK + LIVE_BLOCK, EVENT + ADOPTER * self.adopting.len().min(MOST_COMPARED) as u64)
+            }
+            EventKind::FreeFailed => (CHANGE + BLOCK + LIVE_BLOCK, EVENT),
             EventKind::Free { .. } | EventKind::Shrink { .. } => (CHANGE, EVENT),
             EventKind::ContextDestroyed { .. } | EventKind::PoolRegistered { .. } | EventKind::PoolEmptied { .. } => {
                 (CHANGE, EVENT + 100 * self.blocks)
@@ -417,6 +439,8 @@ impl Checks {
             EventKind::Enter { .. } => (0, SCOPE_EVENT),
             EventKind::Leave { .. } | EventKind::Close { .. } => (0, SCOPE_EVENT + 8 * depth()),
             EventKind::Refused { .. } => (REFUSAL, EVENT),
+            // The first one concerns all threads.
+            EventKind::Adopt { .. } => (0, SCOPE_EVENT + u64::from(self.threads)),
             EventKind::Mark { .. } | EventKind::OnStream { .. } => (MARK, EVENT),
             _ => (0, EVENT),
         };
@@ -445,7 +469,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{Family, MemKind, StackId};
+    use crate::model::{MemKind, StackId};
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::model::{
     Block, Bytes, CallsiteId, Device, EventKind, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec, StackId,
-    ThreadId, Time,
+    ThreadId, ThreadName, Threads, Time,
 };
 
 /// An event as it came through the inbox.
@@ -300,8 +300,10 @@ events! {
     Refused = 22 { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId }
     Mark = 23 { callsite: CallsiteId }
     OnStream = 24 { frees: bool, stream: u32 }
-    PoolRegistered = 25 { pool: PoolId, device: Device }
-    PoolReserved = 26 { pool: PoolId, bytes: Bytes }
-    PoolEmptied = 27 { pool: PoolId }
-    PoolsQueried = 28 {}
+    Adopt = 25 { scope: ScopeId, threads: Threads }
+    Named = 26 { name: ThreadName }
+    PoolRegistered = 27 { pool: PoolId, device: Device }
+    PoolReserved = 28 { pool: PoolId, bytes: Bytes }
+    PoolEmptied = 29 { pool: PoolId }
+    PoolsQueried = 30 {}
 }

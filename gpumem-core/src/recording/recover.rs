@@ -88,13 +88,13 @@ impl Found {
     fn of(recording: &Path, file: &File, segments: &dyn Segments) -> io::Result<Option<Self>> {
         let path = ring_path(recording);
         if let Some(bytes) = read(&path)? {
-            let writer_runs = RingReader::from_bytes(&bytes).map(|ring| is_running(&ring.owner));
+            let writer_runs = RingReader::owner_in(&bytes).map(|owner| is_running(&owner));
             return Ok(Some(Self { bytes, place: RingPlace::File(path), writer_runs }));
         }
         let Some(RingDefinition { segment: Some(segment), recording }) = Head::of(file).ring else { return Ok(None) };
         let Some(Segment { bytes, creator, is_in_use }) = segments.read(segment)? else { return Ok(None) };
         // The segment belongs to another recording now, or it has no ring that this version can read.
-        if RingReader::from_bytes(&bytes).is_none_or(|ring| ring.owner.recording != recording) {
+        if RingReader::owner_in(&bytes).is_none_or(|owner| owner.recording != recording) {
             return Ok(None);
         }
         // A child that outlives the process keeps the segment in use. A creator that is not visible here may run in another container.

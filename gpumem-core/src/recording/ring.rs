@@ -442,33 +442,53 @@ impl<M: RingMemory> RingReader<M> {
 impl RingReader {
     /// What was in the ring of a program that was killed, from the bytes of its file. `None` if these are not the bytes of a ring.
     pub fn from_bytes(bytes: &[u8]) -> Option<RingContent<impl Iterator<Item = Item>>> {
+        let Found { ring, owner, recorded, tail, head } = Found::of(bytes, bytes.len() / BYTES)?;
+        let missed = ring.missed().load(Relaxed);
+        let missed = (missed > 0).then_some(Item::Missed(missed));
+        let definitions = definitions_in(&ring);
+        let items = RingReader::new(Arc::new(ring), tail, head).take_while_in(head).chain(missed);
+        Some(RingContent { recorded, owner, definitions, items })
+    }
+
+    /// Who fills the ring in these bytes. `None` where [`from_bytes`](Self::from_bytes) gives nothing. It reads the header alone.
+    pub fn owner_in(bytes: &[u8]) -> Option<RingOwner> {
+        Found::of(bytes, HEADER).map(|found| found.owner)
+    }
+
+    /// The items before this slot.
+    fn take_while_in(mut self, head: u64) -> impl Iterator<Item = Item> {
+        std::iter::from_fn(move || if self.next < head { self.next() } else { None })
+    }
+}
+
+/// A ring in bytes, of which the first lines are read, and what its header says.
+struct Found {
+    ring: Ring<Box<[Line]>>,
+    owner: RingOwner,
+    recorded: u64,
+    tail: u64,
+    head: u64,
+}
+
+impl Found {
+    fn of(bytes: &[u8], lines: usize) -> Option<Self> {
         let line = |bytes: &[u8]| {
             let word = |at: usize| bytes[8 * at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             Line(std::array::from_fn(|at| AtomicU64::new(word(at))))
         };
-        let memory: Box<[Line]> = bytes.chunks_exact(BYTES).map(line).collect();
-        let slots = slots_of(memory.len())?;
+        let slots = slots_of(bytes.len() / BYTES)?;
+        let memory = bytes.chunks_exact(BYTES).take(lines).map(line).collect();
         let ring = Ring { memory, mask: slots as u64 - 1 };
         let [magic, version, pid, began, newest, recording, ..] =
             ring.line(line::ABOUT).each_ref().map(|word| word.load(Relaxed));
         if magic != MAGIC || version != VERSION {
             return None;
         }
-        let [recorded, tail, ..] = ring.line(line::STATES[usize::from(newest % 2 == 1)]);
-        let (recorded, tail) = (recorded.load(Relaxed), tail.load(Relaxed));
-        let (head, missed) = (ring.head().load(Relaxed), ring.missed().load(Relaxed));
-        if head.checked_sub(tail)? > slots as u64 {
-            return None;
-        }
-        let missed = (missed > 0).then_some(Item::Missed(missed));
-        let definitions = definitions_in(&ring);
-        let items = RingReader::new(Arc::new(ring), tail, head).take_while_in(head).chain(missed);
-        Some(RingContent { recorded, owner: RingOwner { pid, began, recording }, definitions, items })
-    }
-
-    /// The items before this slot.
-    fn take_while_in(mut self, head: u64) -> impl Iterator<Item = Item> {
-        std::iter::from_fn(move || if self.next < head { self.next() } else { None })
+        let state = ring.line(line::STATES[usize::from(newest % 2 == 1)]);
+        let [recorded, tail] = [0, 1].map(|at| state[at].load(Relaxed));
+        let head = ring.head().load(Relaxed);
+        let owner = RingOwner { pid, began, recording };
+        (head.checked_sub(tail)? <= slots as u64).then_some(Self { ring, owner, recorded, tail, head })
     }
 }
 
@@ -715,12 +735,15 @@ mod tests {
             let mut other = good.clone();
             other.resize(length, 0);
             assert!(RingReader::from_bytes(&other).is_none(), "{length}");
+            assert_eq!(RingReader::owner_in(&other), None, "{length}");
         }
         for at in 0..good.len() {
             for value in [0, 1, 0x80, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = value;
-                if let Some(content) = RingReader::from_bytes(&bad) {
+                let content = RingReader::from_bytes(&bad);
+                assert_eq!(RingReader::owner_in(&bad), content.as_ref().map(|content| content.owner), "at {at}");
+                if let Some(content) = content {
                     assert!(content.items.count() <= 17 && content.definitions.len() <= 64, "at {at}");
                 }
             }

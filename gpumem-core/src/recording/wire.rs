@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::bytes::{Input, Malformed, Result, put_number, put_text};
 use crate::model::{
     Block, Bytes, CallsiteId, Device, Family, Frame, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolId,
-    PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
+    PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
 };
 
 /// A value that can be written and read back.
@@ -53,11 +53,11 @@ macro_rules! codes {
 pub(super) use codes;
 
 codes!(MemKind { Device = 0, Pool = 1, Managed = 2, PinnedHost = 3, Vmm = 4, Graph = 5, Part = 6 });
-codes!(Family { Cuda = 0, Simulated = 1 });
+codes!(Family { Cuda = 0, Simulated = 1, Custom = 2 });
 // Older versions measured a pool by the driver's high-water mark (1), from the source 3. This version does not know these figures, so
 // such a trace counts as one that was off.
 codes!(Gauge { Exact = 0, Sampled = 2, Off = 3 or 1 });
-codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, Sampling = 4, Off = 5 or 3 });
+codes!(Source { Dispatch = 0, Cupti = 1, Simulation = 2, Sampling = 4, Off = 5 or 3, Custom = 6 });
 codes!(ProcessKind { Compute = 0, Graphics = 1, Both = 2 });
 
 fields!(Device { family, ordinal });
@@ -238,6 +238,29 @@ macro_rules! ids {
             }
         }
     )*};
+}
+
+/// A list of bytes.
+impl Wire for ThreadName {
+    fn put(&self, to: &mut Vec<u8>) {
+        self.bytes().to_vec().put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        Vec::get(from).map(|bytes: Vec<u8>| Self::new(&bytes))
+    }
+}
+
+/// An optional name.
+impl Wire for Threads {
+    fn put(&self, to: &mut Vec<u8>) {
+        let name = if let Self::Named(name) = self { Some(*name) } else { None };
+        name.put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        Ok(Option::get(from)?.map_or(Self::Unscoped, Self::Named))
+    }
 }
 
 ids!(CallsiteId, ScopeId, StackId, ThreadId);

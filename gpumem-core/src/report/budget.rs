@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use super::{OtherThread, PeakHolders, Place, counted};
-use crate::model::{ByteDelta, Gauge, Trace, one_line};
+use crate::model::{ByteDelta, Gauge, Source, Trace, one_line};
 
 /// What can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +140,10 @@ fn unmeasured(trace: &Trace) -> Option<String> {
         )),
         Gauge::Exact if trace.lost > 0 => Some(format!("{} allocations or frees were missed", trace.lost)),
         Gauge::Exact => None,
+        // A peak that a gauge of the program has read was there. A higher one may have been missed.
+        Gauge::Sampled if trace.source == Source::Custom => {
+            trace.stale.then(|| "the program's gauge could not be read".to_owned())
+        }
         gauge => Some(format!("its figures are {gauge}, not exact")),
     }
 }
@@ -253,6 +257,9 @@ fn rows(others: &[OtherThread]) -> String {
 
 /// `simulated device 0`
 fn device(trace: &Trace) -> String {
+    if trace.source == Source::Custom {
+        return "the program's gauge".to_owned();
+    }
     let simulated = if trace.simulated { "simulated " } else { "" };
     format!("{simulated}device {}", trace.device)
 }

@@ -10,7 +10,7 @@ use gpumem_core::{
     ledger::ScopePeriod,
     model::{
         Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label, MemKind,
-        PoolId, PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Trace,
+        PoolId, PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Threads, Trace,
     },
     recording::{
         BlockLabel, CallsiteDefinition, CodeAddress, Item, ModuleDefinition, Process, RecordedEvent, ReplayedReport,
@@ -397,6 +397,10 @@ impl Live {
     fn enter(&mut self) {
         let Some(last) = self.open.len().checked_sub(1) else { return };
         let scope = self.open[self.random.index(last + 1)].id;
+        if self.random.is(4) {
+            let threads = if self.random.is(2) { Threads::Unscoped } else { Threads::named("worker") };
+            self.post(EventKind::Adopt { scope, threads });
+        }
         self.post(EventKind::Enter { scope });
         (0..self.random.below(4)).for_each(|_| self.alloc());
         if !self.random.is(10) {

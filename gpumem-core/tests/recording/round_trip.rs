@@ -6,7 +6,7 @@ use gpumem_core::{
     derive::Names,
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolId,
-        PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId,
+        PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
@@ -94,11 +94,13 @@ values! {
         process
     };
     Finished as _random => Finished;
+    ThreadName as random => ThreadName::new(random.text().as_bytes());
 }
 
-variants! { Family { Cuda {} Simulated {} } }
+variants! { Family { Cuda {} Simulated {} Custom {} } }
+variants! { Threads { Unscoped {} Named { 0 } } }
 variants! { Gauge { Exact {} Sampled {} Off {} } }
-variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Off {} } }
+variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Custom {} Off {} } }
 variants! { ProcessKind { Compute {} Graphics {} Both {} } }
 variants! { TensorClass { Weights {} Activations {} Workspace {} } }
 variants! { AllocatorAction { SegmentAlloc {} Alloc {} OutOfMemory {} } }
@@ -165,6 +167,8 @@ variants! {
         Refused { device, bytes, kind, stack }
         Mark { callsite }
         OnStream { frees, stream }
+        Adopt { scope, threads }
+        Named { name }
     }
 }
 

@@ -105,8 +105,8 @@ fn each_invalid_value_has_a_sentence() {
     let bad: Vec<_> = VARIABLES.iter().map(|variable| (variable.name, "?")).collect();
     let settings = of(&bad);
     let lines: Vec<_> = settings.problems().collect();
-    // A path can have any name, and `NO_COLOR` any value.
-    let mut paths = vec!["GPUMEM_CUPTI", "GPUMEM_BASELINE", "NO_COLOR"];
+    // A path and a thread can have any name, and `NO_COLOR` any value.
+    let mut paths = vec!["GPUMEM_ADOPT", "GPUMEM_CUPTI", "GPUMEM_BASELINE", "NO_COLOR"];
     if cfg!(feature = "capture") {
         paths.push("GPUMEM_CAPTURE");
     }

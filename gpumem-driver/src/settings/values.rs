@@ -6,7 +6,7 @@ use super::parse::with_pid;
 use crate::{
     error::{Error, Result},
     export::Sink,
-    model::{Bytes, Gauge, Source},
+    model::{Bytes, Gauge, Source, Threads},
 };
 
 pub(super) const GAUGE: &str = "GPUMEM_GAUGE";
@@ -53,6 +53,8 @@ pub struct Settings {
     pub(super) source: Option<Source>,
     /// The time between two readings of a sampled trace (`GPUMEM_SAMPLE_MS`).
     pub sample_every: Duration,
+    /// The threads that traces adopt (`GPUMEM_ADOPT`).
+    pub adopt: Option<Threads>,
     /// Where `libcupti` is (`GPUMEM_CUPTI`).
     pub cupti: Option<PathBuf>,
     /// The allocations whose stack is recorded (`GPUMEM_BACKTRACE`).
@@ -100,6 +102,7 @@ impl Default for Settings {
             gauge: None,
             source: None,
             sample_every: Duration::from_millis(1),
+            adopt: None,
             cupti: None,
             stacks: Stacks::default(),
             leaks: false,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     export::Sink,
-    model::{Bytes, Gauge, Source},
+    model::{Bytes, Gauge, Source, Threads},
 };
 
 /// The smallest simulated device: a page of a GPU.
@@ -87,6 +87,17 @@ pub(super) const VARIABLES: &[Variable] = &[
             };
             settings.sample_every = Duration::from_millis(every.into());
             Ok(every.to_string())
+        },
+    },
+    Variable {
+        name: "GPUMEM_ADOPT",
+        meaning: "the threads without a scope whose allocations count for the scopes of others, unless the program chooses them",
+        values: "the beginning of their names; `*`: all threads without a scope",
+        default: "none",
+        read: |text, settings| {
+            let prefix = text.to_string_lossy();
+            settings.adopt = Some(if prefix == "*" { Threads::Unscoped } else { Threads::named(&prefix) });
+            Ok(prefix.into_owned())
         },
     },
     Variable {

@@ -4,6 +4,7 @@
 mod cards;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod custom;
 mod devices;
 #[cfg(feature = "cuda")]
 mod driver;
@@ -33,6 +34,7 @@ mod walks;
 
 pub use self::{
     cards::replaced_cards,
+    custom::{custom_devices, set_gauge},
     devices::{Devices, Interception},
     files::{LoadedFile, files_of, own_module},
     off::{ask_for_each_trace, traces_are_off, turn_traces_off},

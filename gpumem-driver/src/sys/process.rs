@@ -5,7 +5,10 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use crate::inbox::{Primitives, Std};
+use crate::{
+    inbox::{Primitives, Std},
+    model::ThreadName,
+};
 use once_cell::sync::OnceCell;
 
 unsafe extern "C" {
@@ -89,6 +92,12 @@ pub fn thread_id() -> u64 {
 /// The name that the operating system has for the calling thread, cut off after 15 bytes. A thread that was given none has that of the
 /// thread that started it. `None` where this is not so.
 pub fn thread_name() -> Option<String> {
+    let name = name_of_thread();
+    (name != ThreadName::default()).then(|| String::from_utf8_lossy(name.bytes()).into_owned())
+}
+
+/// As [`thread_name`]; empty where it is not known. It may be called in a hook: on Linux it makes one system call, which takes no lock.
+pub fn name_of_thread() -> ThreadName {
     #[cfg(target_os = "linux")]
     {
         unsafe extern "C" {
@@ -99,11 +108,11 @@ pub fn thread_name() -> Option<String> {
         // SAFETY: with this option, `prctl` writes a name and its zero to the 16 bytes at the address, and concerns the calling thread
         // alone. It is in the C library of every Linux.
         let result = unsafe { prctl(PR_GET_NAME, name.as_mut_ptr()) };
-        let name = std::ffi::CStr::from_bytes_until_nul(&name).ok().filter(|_| result == 0)?;
-        Some(name.to_string_lossy().into_owned())
+        if result == 0 { ThreadName::new(&name) } else { ThreadName::default() }
     }
+    // This is the name that the Rust program has given the thread.
     #[cfg(not(target_os = "linux"))]
-    None
+    std::thread::current().name().map_or_else(ThreadName::default, |name| ThreadName::new(name.as_bytes()))
 }
 
 /// Runs `begin_thread`, with all signals blocked in the threads that it begins: a signal that the program handles is delivered to the

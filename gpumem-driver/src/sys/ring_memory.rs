@@ -212,8 +212,10 @@ mod linux {
             // It is attached until `shmdt` below. Another process may write to it meanwhile, so words are read atomically; any bytes
             // are atomic words.
             let read = unsafe { slice::from_raw_parts(lines.as_ptr(), count) };
-            let words = read.iter().flat_map(|line| &line.0);
-            let bytes = words.flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
+            let mut bytes = Vec::with_capacity(size_of_val(read));
+            for word in read.iter().flat_map(|line| &line.0) {
+                bytes.extend_from_slice(&word.load(Relaxed).to_le_bytes());
+            }
             let creator = u32::try_from(about.shm_cpid).ok().filter(|pid| *pid != 0);
             // One of those that have attached it is this process.
             Ok(Some(Segment { bytes, creator, is_in_use: about.shm_nattch > 1 }))

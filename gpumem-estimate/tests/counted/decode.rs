@@ -24,7 +24,7 @@ fn each_token_adds_its_keys_and_values() {
     // With room for all tokens, only their numbers and their mask are added.
     let (long, short) = (of(65, KvCache::Static(192)), of(33, KvCache::Static(192)));
     assert_eq!(peak(&long) - peak(&short), 32 * 4 * 16);
-    assert_eq!(crate::of(&long, Class::Cache), 4 * 192 * 24 * KEYS);
+    assert_eq!(super::of(&long, Class::Cache), 4 * 192 * 24 * KEYS);
 }
 
 /// 128 tokens of the prompt and 64 more: 12 pages of 16; 65 more: a page more.

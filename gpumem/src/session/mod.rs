@@ -52,7 +52,7 @@ pub use self::ranges::NVTX_OBSERVER;
 use self::testing::TestSession;
 pub use self::{
     budgets::Budget,
-    events::{label, subscribe, unsubscribe},
+    events::{label, set_gauge, subscribe, unsubscribe},
     guards::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
         ScopeHandle, TraceSpec, Traced,

@@ -8,7 +8,7 @@ use std::{
 
 use gpumem_core::{
     inbox::{Clock, Counter, Lock, Primitives, SpinLock, Tap, Wait},
-    model::{Event, EventKind, ThreadId, Time},
+    model::{Event, EventKind, ThreadId, ThreadName, Time},
 };
 use shuttle::{
     lazy_static,
@@ -84,6 +84,11 @@ impl Primitives for Checked {
         if LENDS_AGAIN.get() {
             RETURNED.lock().unwrap().push(number);
         }
+    }
+
+    /// All threads of a run have this name.
+    fn thread_name() -> ThreadName {
+        ThreadName::new(b"worker-1")
     }
 
     fn inbox(_: bool) {}

@@ -19,7 +19,7 @@ use gpumem_core::{
     inbox::LedgerView,
     model::{
         Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec,
-        Space, ThreadId, Trace,
+        Space, ThreadId, Threads, Trace,
     },
 };
 use libtest_mimic::{Arguments, Trial};
@@ -50,12 +50,14 @@ fn main() -> ExitCode {
         growth_of_a_pool_is_no_peak_in_any_order
         a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be
         parts_of_several_threads_are_counted_once
+        a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed
         no_event_comes_between_a_reading_and_its_query
         lost_events_are_reported_once
         a_scope_is_closed_once
         missed_events_are_reported_as_lost_if_the_loss_is_recorded_first
         no_scope_misses_events_unreported_while_one_thread_subscribes_and_another_unsubscribes
         readings_are_applied_in_the_order_in_which_they_are_made
+        a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_newer_one_is_recorded
         missed_events_may_go_unreported_if_the_loss_is_recorded_afterwards
     };
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
@@ -400,6 +402,53 @@ fn parts_of_several_threads_are_counted_once() {
     assert_eq!(seen, [(29, 1, 4, 29, 1)].into());
 }
 
+/// What a scope of one thread comes to that adopts another one, which allocates 10 bytes and then 100.
+fn adopts(threads: Threads) -> BTreeSet<i64> {
+    often(move || {
+        let inbox = Arc::new(Inbox::tapped(Recorder));
+        let other = thread::spawn({
+            let inbox = Arc::clone(&inbox);
+            move || {
+                post(&inbox, &alloc(1, 10));
+                post(&inbox, &alloc(2, 100));
+                inbox.this_thread()
+            }
+        });
+        post(&inbox, &open_of(0, Some(inbox.this_thread())));
+        post(&inbox, &EventKind::Adopt { scope: ScopeId(0), threads });
+        let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+        let other = other.join().unwrap();
+        let events = checked_events();
+        let mut is_adopting = false;
+        let (mut adopted, mut names) = (0, Vec::new());
+        for event in &events {
+            match event.kind {
+                EventKind::Adopt { .. } => is_adopting = true,
+                EventKind::Close { .. } => is_adopting = false,
+                EventKind::Alloc { block, .. } if is_adopting => adopted += block.bytes.get().cast_signed(),
+                EventKind::Named { .. } => names.push((event.number, event.thread, is_adopting)),
+                _ => {}
+            }
+        }
+        assert_eq!(trace.used.get(), if threads == Threads::named("other") { 0 } else { adopted });
+        // The name is asked for once, right before the first allocation that depends on it.
+        assert!(names.len() == usize::from(adopted > 0 && threads != Threads::Unscoped), "{names:?}");
+        for (number, thread, was_adopting) in names {
+            let next = events.iter().find(|event| event.number == number + 1).expect("an allocation");
+            assert!(was_adopting && (thread, next.thread) == (other, other));
+            assert!(matches!(next.kind, EventKind::Alloc { .. }));
+        }
+        trace.used.get()
+    })
+}
+
+fn a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed() {
+    let all = [0, 10, 100, 110].into();
+    assert_eq!(adopts(Threads::Unscoped), all);
+    assert_eq!(adopts(Threads::named("worker-")), all);
+    assert_eq!(adopts(Threads::named("other")), [0].into());
+}
+
 /// What a scope comes to while another thread allocates 100 bytes and frees them.
 fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
     always(move || {
@@ -630,6 +679,58 @@ fn readings_are_applied_in_the_order_in_which_they_are_made() {
             .collect::<Vec<_>>();
         assert_eq!(free, [1000, 999, 998, 997, 996], "an older reading after a newer one");
     });
+}
+
+fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_newer_one_is_recorded() {
+    const GAUGE: Device = Device { family: Family::Custom, ordinal: 0 };
+    let recorded = often(|| {
+        let inbox = Arc::new(Inbox::tapped(Recorder));
+        let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
+        let of_program = Arc::new(shuttle::sync::Mutex::new(()));
+        let read = |began: u64, count: &AtomicU64| {
+            let used = Bytes::new(began << 32 | count.fetch_add(1, SeqCst));
+            EventKind::Sample { device: GAUGE, memory: GpuMemory::new(used, Bytes::ZERO, used, None) }
+        };
+        let sampler = thread::spawn({
+            let (inbox, readings, count, of_program) =
+                (Arc::clone(&inbox), Arc::clone(&readings), Arc::clone(&count), Arc::clone(&of_program));
+            move || {
+                for _ in 0..3 {
+                    let began = count.fetch_add(1, SeqCst);
+                    readings.post(&inbox, GAUGE, || {
+                        let sample = read(began, &count);
+                        drop(of_program.lock().unwrap());
+                        sample
+                    });
+                }
+            }
+        });
+        let spec = ScopeSpec { gauge: Gauge::Sampled, ..ScopeSpec::exact(GAUGE) };
+        let open = EventKind::Open { scope: ScopeId(0), spec };
+        let held = of_program.lock().unwrap();
+        let began = count.fetch_add(1, SeqCst);
+        let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(began, &count)), &open);
+        let before = count.fetch_add(1, SeqCst);
+        let Ok(_) = readings.ask::<Infallible>(&inbox, GAUGE, || Ok(read(before, &count)), &close(0));
+        drop(held);
+        sampler.join().unwrap();
+        let (mut recorded, mut at_close) = (Vec::new(), None);
+        for event in checked_events() {
+            match event.kind {
+                // When the reading began and ended.
+                EventKind::Sample { memory, .. } => {
+                    recorded.push((memory.used.get() >> 32, memory.used.get() & 0xffff_ffff));
+                }
+                EventKind::Close { .. } => at_close = recorded.last().copied(),
+                _ => {}
+            }
+        }
+        let is_older = |pair: &[(u64, u64)]| pair[1].1 < pair[0].0;
+        assert!(!recorded.windows(2).any(is_older), "an older reading after a newer one: {recorded:?}");
+        assert!(at_close.expect("a reading").1 > before, "the trace ends with an old reading: {recorded:?}");
+        recorded.len()
+    });
+    assert!(recorded.contains(&5) && recorded.iter().any(|count| *count < 5), "{recorded:?}");
 }
 
 fn missed_events_are_reported_as_lost_if_the_loss_is_recorded_first() {

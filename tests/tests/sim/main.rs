@@ -1,5 +1,7 @@
 //! Tests on the simulated device. Each test has a device of its own, since tests run in parallel in one process.
 
+mod adoption;
+mod custom_gauge;
 mod places;
 mod pools;
 mod statistics;

@@ -1,5 +1,6 @@
 //! Tests on the stand-in driver: a child process, `probe`, runs a script on it. `gpumem_tests::Standin` says more.
 
+mod adoption;
 mod calls;
 mod capture;
 mod contexts;

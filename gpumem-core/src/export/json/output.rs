@@ -58,6 +58,7 @@ object!(Report as report {
     "lost_events": report.trace.lost,
     "overlapped": report.trace.overlapped,
     "own_scope": report.trace.own_scope,
+    "adoption_is_shared": report.trace.adoption_is_shared,
     "allocated_on": report.trace.allocated_on;
     unless_empty "lines": report.lines
 });

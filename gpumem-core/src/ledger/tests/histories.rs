@@ -1,5 +1,7 @@
 //! Random histories, compared with a simple implementation that keeps everything.
 
+use std::collections::BTreeMap;
+
 use super::*;
 
 /// A block.
@@ -103,6 +105,12 @@ fn all_figures_agree_with_the_simple_way() {
         let mut scopes: HashMap<u64, PlainScope> = HashMap::new();
         let mut entered: [Vec<(u64, PlainOwner, bool)>; THREADS] = Default::default();
         let (mut events, mut allocated, mut next_scope) = (0, 0, 1000);
+        // The scopes that adopt threads: all without a scope, or those of one half.
+        let mut adopters: BTreeMap<u64, Option<usize>> = BTreeMap::new();
+        for thread in 0..THREADS {
+            let name = ThreadName::new(format!("{}-{thread}", thread % 2).as_bytes());
+            runner.post(&EventKind::Named { name }, ThreadId(u32::try_from(thread).unwrap() + 1));
+        }
         let change = |history: &mut Vec<[[i64; 2]; THREADS + 1]>, plain: &PlainBlock, sign: i64| {
             let mut now = *history.last().unwrap();
             let device = plain.block.device.ordinal as usize;
@@ -117,8 +125,16 @@ fn all_figures_agree_with_the_simple_way() {
             let thread = random(THREADS);
             let id = ThreadId(u32::try_from(thread).unwrap() + 1);
             let owner = entered[thread].last().map_or(PlainOwner::own(id), |(_, owner, _)| *owner);
-            match random(14) {
+            match random(15) {
                 0..4 => {
+                    adopters.retain(|scope, _| scopes.contains_key(scope));
+                    let adopter = adopters.iter().rev().find(|(_, half)| half.is_none_or(|half| half == thread % 2));
+                    let owner = match adopter.filter(|_| entered[thread].is_empty()) {
+                        None => owner,
+                        Some((scope, _)) => {
+                            entered[scopes[scope].opener].last().expect("it is in the scope").1.with(id)
+                        }
+                    };
                     let name = random(600) as u64 * 512;
                     let kind = MemKind::ALL[random(5)];
                     let bytes = random(1000) as u64;
@@ -219,6 +235,13 @@ fn all_figures_agree_with_the_simple_way() {
                     let Some((scope, open)) = scopes.iter().min_by_key(|(scope, _)| *scope ^ step) else { continue };
                     entered[thread].push((*scope, open.owner.with(id), false));
                     runner.post(&EventKind::Enter { scope: ScopeId(*scope) }, id);
+                }
+                14 => {
+                    let Some(scope) = scopes.keys().min_by_key(|scope| **scope ^ step).copied() else { continue };
+                    let half = [None, Some(0), Some(1)][random(3)];
+                    let threads = half.map_or(Threads::Unscoped, |half| Threads::named(&format!("{half}-")));
+                    runner.post(&EventKind::Adopt { scope: ScopeId(scope), threads }, id);
+                    adopters.insert(scope, half);
                 }
                 11 => {
                     let Some(at) = entered[thread].iter().rposition(|(.., by_opening)| !by_opening) else { continue };

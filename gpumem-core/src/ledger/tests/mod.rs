@@ -7,7 +7,9 @@
 //! open a of 2                          one that counts thread 2 only
 //! open a sampled                       one that is sampled
 //! enter a %2, leave a %2               a thread enters and leaves an open scope
-//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [own, whole] [on=1, here] [lost=1]
+//! adopt a [DSD-]                       an open scope adopts all threads without a scope, or those with such names
+//! named DSD-0 %2                       the name of a thread
+//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [own, whole] [shared, unshared] [on=1, here] [lost=1]
 //!                                      used and peaked; [driver=10/15] those of the driver's view
 //! alloc x 10 [kind], free x            an allocation, a free
 //! free_failed, untracked, found 10     what follows a free: it failed; the size is not known; a late lookup
@@ -24,6 +26,7 @@
 //! tree /a/b = calls used peak device-peak allocated allocations    (the last two without the scopes inside)
 //! ```
 
+mod adoption;
 mod blocks;
 mod fast_path;
 mod groups;
@@ -41,7 +44,7 @@ use std::{collections::HashMap, fmt::Write, time::Duration};
 use super::{scopes::peak_above, stats::Count, *};
 use crate::model::{
     Answer, Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, OwnerThread,
-    PoolId, ScopeSpec, Space, StackId, Tag, ThreadId,
+    PoolId, ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads,
 };
 
 const MIB: i64 = 1 << 20;
@@ -215,6 +218,11 @@ impl Runner {
             ["close", scope] => EventKind::Close { scope: ScopeId(self.id(scope)) },
             ["enter", scope] => EventKind::Enter { scope: ScopeId(self.id(scope)) },
             ["leave", scope] => EventKind::Leave { scope: ScopeId(self.id(scope)) },
+            ["adopt", scope] => EventKind::Adopt { scope: ScopeId(self.id(scope)), threads: Threads::Unscoped },
+            ["adopt", scope, name] => {
+                EventKind::Adopt { scope: ScopeId(self.id(scope)), threads: Threads::named(name) }
+            }
+            ["named", name] => EventKind::Named { name: ThreadName::new(name.as_bytes()) },
             ["reset-peaks"] => EventKind::ResetPeaks { device },
             ["watch", id, what] => {
                 let what = if what == "allocations" { Noticing::AllocationsOfOthers } else { Noticing::OfOthers };
@@ -304,6 +312,7 @@ fn figures(trace: &Trace) -> String {
     let mut text = format!("{} {} lost={} untracked={}", trace.used.mb(), peaked / MIB, trace.lost, trace.untracked);
     text.push_str(if trace.overlapped { " overlapped" } else { " alone" });
     text.push_str(if trace.own_scope { " own" } else { " whole" });
+    text.push_str(if trace.adoption_is_shared { " shared" } else { " unshared" });
     match trace.allocated_on {
         Some(device) => _ = write!(text, " on={device}"),
         None => text.push_str(" here"),

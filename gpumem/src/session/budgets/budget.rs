@@ -136,11 +136,17 @@ impl Budget {
 
     /// Starts the trace that the budget needs. If the function runs without its budget, starts the plain trace.
     pub(in crate::session) fn start(mut self, builder: GpuMemTraceBuilder) -> (GpuMemTrace, Option<Self>) {
+        let session = current();
+        let is_custom = builder.is_custom(session);
+        if is_custom {
+            // A gauge of the program is for the whole process.
+            self.counted = Counted::AllThreads;
+        }
         if self.whose != Whose::Program {
             self.turn = Turn::wait(self.whose == Whose::Test, self.counted == Counted::AllThreads);
         }
         #[cfg(feature = "sim")]
-        if self.real_if_any {
+        if self.real_if_any && !is_custom {
             if !has_gpu() {
                 simulated_gpu();
             } else if *HIDDEN.get().unwrap_or(&false) {
@@ -156,12 +162,12 @@ impl Budget {
         if self.counted == Counted::OwnThread && builder.counts_own_thread() {
             self.counted = Counted::OwnThreadOnly;
         }
-        let session = current();
         // Before the trace starts, so that nothing is missed. If there is no such device, the trace says so.
-        if let Ok(device) = builder.device_or_current(session) {
+        if !is_custom && let Ok(device) = builder.device_or_current(session) {
             self.others = Others::watch(session, device, self.counted);
         }
         let counted = match self.counted {
+            _ if is_custom => builder.clone(),
             Counted::AllThreads => builder.clone().all_threads_exactly(),
             Counted::OwnThread | Counted::OwnThreadOnly => builder.clone().thread_local_only(),
         };

@@ -1,6 +1,7 @@
 //! What a session records: scopes, callsites, labels, readings of devices, and the allocations that sources intercept.
 
 mod callsites;
+mod custom;
 mod labels;
 mod process;
 mod sampler;
@@ -18,6 +19,7 @@ pub(super) use self::{
     scope::{OpenScope, ScopeRequest},
 };
 pub use self::{
+    custom::set_gauge,
     labels::label,
     subscribe::{subscribe, unsubscribe},
 };

@@ -5,11 +5,12 @@ use std::{convert::Infallible, panic::Location, time::Duration};
 use crate::{
     derive::KeptPeak,
     error::{Error, Kind, Result},
+    inbox::name_threads_with,
     ledger::ScopePeriod,
-    model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Trace},
+    model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
     session::{Notice, Session, alive, events::sampler},
-    source::Devices,
+    source::{Devices, custom_devices},
 };
 
 /// The settings that the program requests for a new scope.
@@ -27,8 +28,19 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) exact: bool,
     /// Keep which allocations make its peak.
     pub(in crate::session) at_peak: bool,
+    /// The threads that it adopts. `None`: those of `GPUMEM_ADOPT`.
+    pub(in crate::session) adopt: Option<Threads>,
     /// The module of the function that it traces, if it is known.
     pub(in crate::session) module: Option<&'static str>,
+}
+
+impl ScopeRequest {
+    /// The gauges of the program, if the scope is to be measured by one.
+    pub(in crate::session) fn custom_devices(&self, session: &Session) -> Option<&'static dyn Devices> {
+        let Self { device, gauge, source, of_thread, exact, .. } = *self;
+        let is_open = (device, gauge, source, of_thread, exact) == (None, None, None, false, false);
+        if is_open && session.settings().gauge() == Ok(None) { custom_devices() } else { None }
+    }
 }
 
 /// A scope that is open, on a device that is fixed.
@@ -63,7 +75,14 @@ impl OpenScope {
         if gauge == Some(Gauge::Off) {
             return Ok(None);
         }
-        let devices = session.devices()?;
+        let custom = request.custom_devices(session);
+        let devices = match custom {
+            Some(custom) => {
+                process::notice_forks();
+                custom
+            }
+            None => session.devices()?,
+        };
         let device = devices.device(request.device)?;
         let ordinal = device.ordinal;
         session.begun();
@@ -77,6 +96,7 @@ impl OpenScope {
         }
         let interruptions = session.subscription.interruptions();
         let (gauge, source, not_exact) = match gauge {
+            _ if custom.is_some() => (Gauge::Sampled, Source::Custom, None),
             Some(Gauge::Sampled) => (Gauge::Sampled, Source::Sampling, None),
             _ => match session.subscribe(devices, request.source, needs_exact) {
                 Ok(source) => (Gauge::Exact, source, None),
@@ -121,12 +141,23 @@ impl OpenScope {
                 session.inbox.post(&EventKind::Lost { count: 1 });
             }
         }
+        if let Some(threads) = request.adopt.or(session.settings().adopt) {
+            name_threads_with(process::name_of_thread);
+            session.inbox.post(&EventKind::Adopt { scope: id, threads });
+        }
         // The notice about an invalid setting has printed what happens instead.
         if let Some(why) = not_exact.filter(|why| !session.settings.is_problem(why)) {
             let text = format_args!(
                 "{device} is sampled every {every:?}, all processes on it, and shorter peaks are missed, because {why}"
             );
             session.notify(Notice::Sampled, &text);
+        }
+        if custom.is_some() {
+            let name = devices.name(ordinal)?;
+            let text = format_args!(
+                "figures are those of the program's gauge `{name}`, for the whole process: peaks between two readings, {every:?} apart, are missed"
+            );
+            session.notify(Notice::Custom, &text);
         }
         let at_peak = request.at_peak && gauge == Gauge::Exact;
         Ok(Some(Self { session, id, device, gauge, at_peak, devices }))

@@ -8,7 +8,7 @@ use crate::session::{
 };
 use crate::{
     error::Result,
-    model::{Device, Gauge, Source, short_name},
+    model::{Device, Gauge, Source, Threads, short_name},
     source::{traces_are_off, turn_traces_off},
 };
 
@@ -131,9 +131,38 @@ impl GpuMemTraceBuilder {
         self.request.of_thread
     }
 
+    /// The trace measures by a gauge of the program, if it starts now.
+    pub(in crate::session) fn is_custom(&self, session: &Session) -> bool {
+        self.request.custom_devices(session).is_some()
+    }
+
     /// The device of the trace, if it starts now.
     pub(in crate::session) fn device_or_current(&self, session: &Session) -> Result<Device> {
         session.devices()?.device(self.request.device)
+    }
+
+    /// Adopts threads: what these threads allocate while they are in no scope of their own counts for the innermost open scope of the
+    /// thread that started this trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is
+    /// `GPUMEM_ADOPT`, else the trace adopts no thread.
+    ///
+    /// It is for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two threads adopt
+    /// the same thread at the same time, what it allocates counts for the scope that was opened last, and the lines of both are marked
+    /// ([`Trace::adoption_is_shared`](crate::Trace::adoption_is_shared)).
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace, scope::Threads};
+    ///
+    /// let trace = GpuMemTrace::builder().ctx("load").adopt(Threads::named("DSD-")).start()?;
+    /// let device_thread = std::thread::Builder::new().name("DSD-0-0".to_owned());
+    /// let page = device_thread.spawn(move || gpu.alloc(Bytes::mib(64)))?.join().unwrap()?;
+    /// assert_eq!(trace.live()[0].path, ["load"]);
+    /// # drop(page);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn adopt(mut self, threads: Threads) -> Self {
+        self.request.adopt = Some(threads);
+        self
     }
 
     /// Whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.

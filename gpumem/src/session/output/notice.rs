@@ -17,6 +17,7 @@ use crate::{error::Error, model::Device, process, report::Content, settings::Set
 pub(crate) enum Notice {
     Off,
     Sampled,
+    Custom,
     Simulated,
     Stale,
     Lost,

@@ -17,7 +17,7 @@ use super::{
     modules::{ResolvedAddress, symbols},
 };
 use crate::{
-    model::{Block, CallsiteId, Device, EventKind, Frame, MemKind, StackId},
+    model::{Block, CallsiteId, Device, EventKind, Family, Frame, MemKind, StackId},
     process,
     session::{Session, events::DefinedCallsite, views},
     source,
@@ -155,6 +155,10 @@ impl Definer {
     fn device(&mut self, device: Device, write: Write<'_>) -> io::Result<()> {
         if !self.devices.insert(device) {
             return Ok(());
+        }
+        if device.family == Family::Custom {
+            let name = source::custom_devices().and_then(|gauges| gauges.name(device.ordinal).ok());
+            return write(Item::Device(DeviceDefinition { device, name, total: None, uuid: None }));
         }
         let Ok(devices) = self.session.devices() else { return Ok(()) };
         if let Some(by) = devices.subscribed().filter(|by| self.interception != Some(by.library)) {

@@ -10,7 +10,7 @@ use crate::{
     process,
     report::counted,
     settings::Settings,
-    source::Devices,
+    source::{Devices, custom_devices},
 };
 
 /// What gpumem measures, how, and since when. The result of [`status`].
@@ -150,6 +150,19 @@ impl NewTrace {
             return Err(Kind::Forked.into());
         }
         let request = session.settings().gauge()?;
+        if request.is_none() && custom_devices().is_some() {
+            let why = Kind::NoGauge {
+                gauge: "exact",
+                why: "the program measures by a gauge of its own (gpumem::gauge::set_gauge)",
+            };
+            let live = session.devices().ok().and_then(Devices::subscribed);
+            let intercepted_by = live.map(|live| live.library.to_owned());
+            return Ok(Self {
+                source: Source::Custom,
+                intercepted_by,
+                ..Self::inexact(Gauge::Sampled, Some(why.into()))
+            });
+        }
         let devices = session.devices()?;
         // There may be a driver and no device.
         devices.check(0)?;

@@ -4,23 +4,26 @@
 
 use gpumem::gpu_mem_trace;
 
-struct Model;
+struct Model(u32);
 
 #[gpu_mem_trace]
 impl Model {
     fn forward(&self) -> u32 {
-        1
+        self.0
     }
 
     async fn forward_async(&self) -> u32 {
-        1
+        self.0
     }
 }
 
 #[gpu_mem_trace(ctx = "step", silent, on_exit_report = false, device = 0, gauge = "off")]
-fn step() -> u32 { 1 }
+fn step() -> u32 {
+    1
+}
 
 fn main() {
-    assert_eq!(step() + Model.forward(), 2);
-    drop(Model.forward_async());
+    let model = Model(1);
+    assert_eq!(step() + model.forward(), 2);
+    drop(model.forward_async());
 }

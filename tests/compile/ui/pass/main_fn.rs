@@ -1,4 +1,5 @@
 #![deny(warnings)]
+//! A traced `main`.
 
 #[gpumem::gpu_mem_trace]
 fn main() -> Result<(), std::num::ParseIntError> {

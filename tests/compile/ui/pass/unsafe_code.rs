@@ -1,4 +1,6 @@
 #![deny(warnings)]
+#![allow(clippy::all, clippy::pedantic, clippy::undocumented_unsafe_blocks, reason = "`unsafe` is for the test alone")]
+//! Traced functions that are `unsafe`.
 
 use gpumem::gpu_mem_trace;
 
@@ -12,6 +14,7 @@ unsafe extern "C" fn read_for_c(at: *const u32) -> u32 {
     unsafe { *at }
 }
 
+/// A function that C could call.
 #[gpu_mem_trace]
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_test_exported(n: u32) -> u32 {

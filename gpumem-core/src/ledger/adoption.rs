@@ -1,0 +1,131 @@
+//! Scopes that adopt threads: what such a thread allocates while it is in no scope counts for the innermost scope of the thread that
+//! opened the adopting one.
+
+use super::{Ledger, scope::Scope, thread::Thread, tree::NodeId};
+use crate::model::{OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
+
+/// A thread without a scope is compared with so many adopting scopes, the newest ones. Those before them adopt nothing meanwhile.
+const MOST: usize = 64;
+
+impl Ledger {
+    pub(super) fn adopt(&mut self, scope: ScopeId, threads: Threads) {
+        if !self.scopes.contains_key(&scope) {
+            return;
+        }
+        if self.adopters.is_empty() {
+            self.threads.iter_mut().filter(|thread| thread.entered.is_empty()).for_each(Thread::forget_newest);
+        }
+        self.adopters.add(scope, threads);
+        self.look_up_again();
+    }
+
+    /// The scope is closed, and adopts nothing any more.
+    pub(super) fn end_adoption(&mut self, scope: ScopeId) {
+        self.look_up_again();
+        self.adopters.remove(scope);
+    }
+
+    /// Whether the name of the thread decides who adopts what it allocates, and is not known.
+    pub fn needs_name(&mut self, thread: ThreadId) -> bool {
+        if !self.adopters.is_by_name() {
+            return false;
+        }
+        let Thread { name, entered, .. } = self.thread(thread);
+        name.is_none() && entered.is_empty()
+    }
+
+    pub(super) fn name_thread(&mut self, thread: ThreadId, name: ThreadName) {
+        let record = self.thread(thread);
+        record.name = Some(name);
+        record.forget_newest();
+    }
+
+    /// Threads in no scope look up at their next allocations who adopts these: the adopting scopes have changed, or a thread has entered or
+    /// left a scope, or the figures of a scope begin again.
+    pub(super) fn look_up_again(&mut self) {
+        let Self { adopters, threads, .. } = self;
+        for thread in adopters.looked_up.drain(..) {
+            let thread = &mut threads[thread.0 as usize];
+            thread.is_looked_up = false;
+            thread.forget_newest();
+        }
+    }
+
+    /// The path and the owner thread of what a thread allocates.
+    pub(super) fn place_of(&mut self, thread: ThreadId) -> (NodeId, OwnerThread) {
+        let Thread { node, owner, .. } = *self.thread(thread);
+        let Some(adopter) = self.adopter_of(thread) else { return (node, owner) };
+        let (node, host) = self.innermost(&self.scopes[&adopter]);
+        (node, self.owner_in(host, thread))
+    }
+
+    /// The newest scope that adopts the thread.
+    fn adopter_of(&mut self, thread: ThreadId) -> Option<ScopeId> {
+        if self.adopters.is_empty() || !self.thread(thread).entered.is_empty() {
+            return None;
+        }
+        self.adopters_of(thread).next()
+    }
+
+    /// The scopes that adopt this thread, which is in no scope, the newest first.
+    fn adopters_of(&self, thread: ThreadId) -> impl Iterator<Item = ScopeId> {
+        let name = self.threads.get(thread.0 as usize).and_then(|thread| thread.name);
+        let adopters = self.adopters.newest_first().take(MOST);
+        adopters.filter(move |(_, threads)| threads.include(name.as_ref())).map(|(scope, _)| scope)
+    }
+
+    /// The innermost scope of the thread that opened this one: its path, and its owner thread. While the thread is not in this one, such
+    /// as between the polls of a task, it is this one.
+    fn innermost(&self, scope: &Scope) -> (NodeId, OwnerThread) {
+        match self.opener_of(scope) {
+            Some(opener) if opener.is_in_opened(scope.number) => (opener.node, opener.owner),
+            _ => (scope.node, scope.owner),
+        }
+    }
+
+    /// The thread that opened a scope, unless it has ended and its number is another thread's.
+    fn opener_of(&self, scope: &Scope) -> Option<&Thread> {
+        self.threads.get(scope.opener.0 as usize).filter(|opener| opener.own == scope.own)
+    }
+
+    /// The device of an allocation is noted for the thread for which it counts. If several threads adopt it, it is noted that their figures
+    /// depend on which scope was opened last.
+    pub(super) fn note_adoption(&mut self, thread: ThreadId, meter: u16, is_on_device: bool, number: u64) {
+        let record = self.thread(thread);
+        if record.entered.is_empty() && !std::mem::replace(&mut record.is_looked_up, true) {
+            self.adopters.looked_up.push(thread);
+        }
+        let Some(adopter) = self.adopter_of(thread) else { return };
+        let Scope { own, opener, .. } = self.scopes[&adopter];
+        if is_on_device && self.opener_of(&self.scopes[&adopter]).is_some() {
+            self.thread(opener).allocates_on(meter, number);
+        }
+        if self.adopters_of(thread).all(|other| self.scopes[&other].own == own) {
+            return;
+        }
+        let adopters: Vec<ScopeId> = self.adopters_of(thread).collect();
+        for adopter in adopters {
+            let Some(scope) = self.scopes.get_mut(&adopter) else { continue };
+            scope.shared_adoption = number;
+            let (opener, own) = (scope.opener, scope.own);
+            let opener = self.thread(opener);
+            if opener.own == own {
+                opener.shared_adoption = number;
+            }
+        }
+    }
+
+    /// Threads that this scope adopted, or another one of its thread, were adopted by other threads as well.
+    pub(super) fn is_adoption_shared(&self, scope: &Scope) -> bool {
+        let of_thread = self.opener_of(scope).map_or(0, |opener| opener.shared_adoption);
+        scope.shared_adoption.max(of_thread) > scope.start.number
+    }
+}
+
+#[cfg(test)]
+impl Ledger {
+    /// How many threads look up again who adopts them.
+    pub(super) fn adoption_len(&self) -> usize {
+        self.adopters.looked_up.len()
+    }
+}

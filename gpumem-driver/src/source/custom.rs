@@ -1,0 +1,175 @@
+//! Gauges of the program as devices. They can be read, and nothing else.
+
+use std::{
+    cell::Cell,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{PoisonError, RwLock},
+};
+
+use super::devices::{Devices, Interception};
+use crate::{
+    error::{Kind, Result},
+    model::{Bytes, CustomGauge, Family, GpuMemory, GpuProcess, PoolUsage, Source},
+};
+
+/// The most bytes that a function may say: 64 TiB, as in recordings.
+const MOST_BYTES: u64 = 1 << 46;
+
+/// All gauges of the process, by number. A number is never another gauge's, because open traces have it.
+static GAUGES: RwLock<Gauges> = RwLock::new(Gauges { all: Vec::new(), newest: None });
+
+#[derive(Debug)]
+struct Gauges {
+    all: Vec<State>,
+    /// The one that was set last.
+    newest: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    gauge: CustomGauge,
+    /// Why its function is not called any more.
+    broken: Option<String>,
+}
+
+thread_local! {
+    /// The thread is in the function of a gauge.
+    static IS_READING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The gauges of the program.
+#[derive(Clone, Copy, Debug)]
+struct CustomDevices;
+
+/// From now on traces that request nothing else use this gauge. One of the same name is replaced.
+pub fn set_gauge(gauge: CustomGauge) {
+    let mut gauges = GAUGES.write().unwrap_or_else(PoisonError::into_inner);
+    let at = gauges.all.iter().position(|known| known.gauge.name() == gauge.name());
+    let state = State { gauge, broken: None };
+    // Dropped after the lock is released, because the drop of its function is code of the program.
+    let _replaced = if let Some(at) = at {
+        gauges.newest = Some(at);
+        Some(std::mem::replace(&mut gauges.all[at], state))
+    } else {
+        gauges.newest = Some(gauges.all.len());
+        gauges.all.push(state);
+        None
+    };
+    drop(gauges);
+}
+
+/// The gauges of the program; `None` if it has set none.
+pub fn custom_devices() -> Option<&'static dyn Devices> {
+    let gauges = GAUGES.read().unwrap_or_else(PoisonError::into_inner);
+    gauges.newest.map(|_| &CustomDevices as &dyn Devices)
+}
+
+fn state(ordinal: u32) -> Result<State> {
+    let gauges = GAUGES.read().unwrap_or_else(PoisonError::into_inner);
+    let count = u32::try_from(gauges.all.len()).unwrap_or(u32::MAX);
+    let state = gauges.all.get(ordinal as usize).cloned();
+    state.ok_or_else(|| Kind::NoDevice { ordinal, count, simulated: false }.into())
+}
+
+/// Its function is not called any more: a panic prints a message each time.
+fn set_broken(ordinal: u32, why: &str) {
+    let mut gauges = GAUGES.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(state) = gauges.all.get_mut(ordinal as usize) {
+        state.broken = Some(why.to_owned());
+    }
+}
+
+fn bytes_in_use(ordinal: u32, state: &State) -> std::result::Result<Bytes, String> {
+    if let Some(why) = &state.broken {
+        return Err(why.clone());
+    }
+    if IS_READING.replace(true) {
+        return Err("its function reads a trace, which would call the function again".to_owned());
+    }
+    let read = catch_unwind(AssertUnwindSafe(|| state.gauge.read()));
+    IS_READING.set(false);
+    let bytes = read.unwrap_or_else(|panic| {
+        // The drop of the value may panic as well.
+        std::mem::forget(panic);
+        let why = "its function has panicked, and is not called any more";
+        set_broken(ordinal, why);
+        Err(why.to_owned())
+    })?;
+    if bytes.get() >= MOST_BYTES {
+        Err(format!("its function returned {bytes}, more than any device has"))
+    } else {
+        Ok(bytes)
+    }
+}
+
+fn nothing_else<T>() -> Result<T> {
+    let why = "a gauge of the program says how many bytes are in use, and nothing else";
+    Err(Kind::NoGauge { gauge: "exact", why }.into())
+}
+
+impl Devices for CustomDevices {
+    fn family(&self) -> Family {
+        Family::Custom
+    }
+
+    fn count(&self) -> Result<u32> {
+        let count = GAUGES.read().unwrap_or_else(PoisonError::into_inner).all.len();
+        Ok(u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
+    /// The gauge that was set last, on all threads.
+    fn current(&self) -> Result<u32> {
+        let newest = GAUGES.read().unwrap_or_else(PoisonError::into_inner).newest;
+        Ok(newest.and_then(|newest| u32::try_from(newest).ok()).unwrap_or(0))
+    }
+
+    fn check(&self, ordinal: u32) -> Result<()> {
+        state(ordinal).map(drop)
+    }
+
+    fn name(&self, ordinal: u32) -> Result<String> {
+        state(ordinal).map(|state| state.gauge.name().to_owned())
+    }
+
+    /// How many bytes there are in all is not known, so this is as if all were in use.
+    fn read(&self, ordinal: u32) -> Result<GpuMemory> {
+        let state = state(ordinal)?;
+        let used = bytes_in_use(ordinal, &state);
+        let used = used.map_err(|detail| Kind::CustomGauge { name: state.gauge.name().to_owned(), detail })?;
+        Ok(GpuMemory::new(used, Bytes::ZERO, used, None))
+    }
+
+    fn processes(&self, _: u32) -> Result<Vec<GpuProcess>> {
+        nothing_else()
+    }
+
+    fn read_pool(&self, _: u32) -> Result<Option<PoolUsage>> {
+        nothing_else()
+    }
+
+    fn reset_pool_reserved(&self, _: u32) -> Result<()> {
+        nothing_else()
+    }
+
+    fn trim(&self, _: u32) -> Result<()> {
+        nothing_else()
+    }
+
+    fn preload(&self, _: u32) -> Result<()> {
+        nothing_else()
+    }
+
+    fn subscribe(&self, _: Option<Source>) -> Result<Interception> {
+        nothing_else()
+    }
+
+    fn can_subscribe(&self, _: Option<Source>) -> Result<Source> {
+        nothing_else()
+    }
+
+    fn unsubscribe(&self) {}
+
+    fn subscribed(&self) -> Option<Interception> {
+        None
+    }
+}

@@ -1,0 +1,31 @@
+//! A gauge of the program.
+
+use crate::{
+    model::CustomGauge,
+    source::{self, ask_for_each_trace},
+};
+
+/// From now on, traces for which the program and `GPUMEM_GAUGE` request nothing else measure by this gauge: guards, attributes, lines and
+/// budgets. It is for memory that gpumem does not know, such as that of wgpu and Metal. `used` is what the gauge reads, and `peaked` is
+/// the most that was read every millisecond (`GPUMEM_SAMPLE_MS`). A gauge of the same name replaces the earlier one.
+///
+/// A trace that names a gauge, a device or a source does not use it. Blocks, scopes of `summary` and the like are not known.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+///
+/// use gpumem::{Gauge, GpuMemTrace};
+///
+/// static IN_USE: AtomicU64 = AtomicU64::new(0); // what an allocator of the program counts
+///
+/// gpumem::gauge::set_gauge(Gauge::custom("pool", || IN_USE.load(Relaxed)));
+/// let trace = GpuMemTrace::with_ctx("load");
+/// IN_USE.fetch_add(20 << 20, Relaxed);
+/// assert_eq!(trace.data().used.mb(), 20);
+/// drop(trace); // △Used Peaked MB:     20      0 (load: exit)
+/// ```
+pub fn set_gauge(gauge: CustomGauge) {
+    source::set_gauge(gauge);
+    // Traces may be off because there is no GPU.
+    ask_for_each_trace();
+}

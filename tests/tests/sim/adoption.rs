@@ -1,0 +1,202 @@
+//! Threads without a scope whose allocations count for a scope of another thread. Adopted threads are those of all tests of a process, so
+//! each test has names of its own, or a process of its own.
+
+use std::{
+    sync::{Arc, Barrier, mpsc},
+    thread::{self, JoinHandle},
+};
+
+use gpumem::{
+    Bytes, GpuMemTrace, GpuMemTraceBuilder, assert_gpu_mem, gpu_mem_trace,
+    scope::Threads,
+    sim::{SimBlock, SimGpu},
+};
+use gpumem_tests::{OwnProcess, part, reported_lines, simulated_gpu};
+
+fn take(gpu: &SimGpu, mib: u64) -> SimBlock {
+    gpu.alloc(Bytes::mib(mib)).expect("the device has room")
+}
+
+/// Threads have device 0 until they choose another one.
+fn quiet(gpu: &SimGpu, ctx: &str) -> GpuMemTraceBuilder {
+    GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).silent(true).thread_local_only()
+}
+
+/// A thread that does what it is sent, as the threads of a pool and the device thread of a framework do.
+struct Worker {
+    jobs: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    fn new(name: &str) -> Self {
+        let (jobs, received) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let run = move || received.into_iter().for_each(|job| job());
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run).unwrap();
+        Self { jobs: Some(jobs), thread: Some(thread) }
+    }
+
+    fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
+        let (done, result) = mpsc::channel();
+        self.jobs.as_ref().unwrap().send(Box::new(move || _ = done.send(job()))).unwrap();
+        result.recv().unwrap()
+    }
+
+    fn take(&self, gpu: &SimGpu, mib: u64) -> SimBlock {
+        let gpu = gpu.clone();
+        self.run(move || take(&gpu, mib))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn used(trace: &GpuMemTrace) -> i64 {
+    assert!(!trace.data().adoption_is_shared);
+    trace.data().used.mb()
+}
+
+#[test]
+fn the_device_thread_of_a_framework_counts_for_the_innermost_scope() {
+    let gpu = simulated_gpu();
+    let (device, other) = (Worker::new("nest-DSD-0-0"), Worker::new("nest-other"));
+    let _early = device.take(&gpu, 1);
+    let train = quiet(&gpu, "train").adopt(Threads::named("nest-DSD-")).start().unwrap();
+    let _batch = device.take(&gpu, 2);
+    let page = {
+        let forward = quiet(&gpu, "forward").start().unwrap();
+        let page = device.take(&gpu, 40);
+        let _ignored = other.take(&gpu, 500);
+        assert_eq!((used(&forward), used(&train)), (40, 42));
+        assert_eq!(forward.live()[0].path, ["train", "forward"]);
+        page
+    };
+    let _after = device.take(&gpu, 5);
+    assert_eq!(used(&train), 47);
+    device.run(move || drop(page));
+    assert_eq!((used(&train), train.data().peaked.mb()), (7, 40));
+    // The scope ends, and the thread goes on.
+    drop(train);
+    let next = quiet(&gpu, "next").start().unwrap();
+    let _alone = device.take(&gpu, 3);
+    assert_eq!(used(&next), 0);
+}
+
+/// A thread is named when its name is first needed, although it allocated before.
+#[test]
+fn a_worker_of_a_pool_enters_a_scope_and_opens_one() {
+    let gpu = simulated_gpu();
+    let worker = Worker::new("rayon-like-0");
+    let step = quiet(&gpu, "step").adopt(Threads::named("rayon-like-")).start().unwrap();
+    let other = Worker::new("elsewhere");
+    let (send, handle) = mpsc::channel();
+    let hold = Arc::new(Barrier::new(2));
+    other
+        .jobs
+        .as_ref()
+        .unwrap()
+        .send(Box::new({
+            let (hold, gpu) = (Arc::clone(&hold), gpu.clone());
+            move || {
+                let trace = quiet(&gpu, "other").start().unwrap();
+                send.send(trace.handle()).unwrap();
+                hold.wait();
+            }
+        }))
+        .unwrap();
+    let handle = handle.recv().unwrap();
+    let in_other = worker.run({
+        let gpu = gpu.clone();
+        move || handle.in_scope(|| take(&gpu, 7))
+    });
+    assert_eq!(used(&step), 0);
+    hold.wait();
+    let own = worker.run({
+        let gpu = gpu.clone();
+        move || {
+            let trace = quiet(&gpu, "own").start().unwrap();
+            (take(&gpu, 11), used(&trace))
+        }
+    });
+    assert_eq!((own.1, used(&step)), (11, 0));
+    let _adopted = worker.take(&gpu, 13);
+    assert_eq!(used(&step), 13);
+    drop((in_other, own));
+}
+
+#[test]
+fn two_threads_that_adopt_the_same_threads_say_so() {
+    let gpu = simulated_gpu();
+    let worker = Worker::new("both-0");
+    let first = GpuMemTrace::builder().ctx("first").thread_local_only().adopt(Threads::named("both-")).start().unwrap();
+    let _mine = worker.take(&gpu, 1);
+    let others = Worker::new("opens").run({
+        let worker = worker.jobs.clone().unwrap();
+        let gpu = gpu.clone();
+        move || {
+            let second = quiet(&gpu, "second").adopt(Threads::named("both-")).start().unwrap();
+            let (done, block) = mpsc::channel();
+            worker.send(Box::new(move || _ = done.send(take(&gpu, 2)))).unwrap();
+            (block.recv().unwrap(), second.data().used.mb(), second.data().adoption_is_shared)
+        }
+    });
+    assert_eq!((others.1, others.2), (2, true));
+    drop(first);
+    assert_eq!(
+        reported_lines(),
+        ["△Used Peaked MB:      1      0 (first: exit) [other scopes adopt the same threads]"]
+    );
+}
+
+/// What the program waits for on other threads, without a change to the code that is waited for.
+#[test]
+fn blocking_work_of_tokio_counts_for_the_task_that_waits_for_it() {
+    let gpu = simulated_gpu();
+    let runtime = tokio::runtime::Builder::new_current_thread().thread_name("blocking-of-it").build().unwrap();
+    let load = {
+        let gpu = gpu.clone();
+        async move {
+            let (first, second) = (gpu.clone(), gpu.clone());
+            let first = tokio::task::spawn_blocking(move || take(&first, 10)).await.unwrap();
+            let second = tokio::task::spawn_blocking(move || take(&second, 20)).await.unwrap();
+            [first, second]
+        }
+    };
+    let ctx = GpuMemTrace::builder().ctx("load").adopt(Threads::named("blocking-of-it"));
+    let blocks = runtime.block_on(ctx.wrap(load));
+    let rows = gpumem::summary().scopes;
+    let load = rows.iter().find(|row| row.device == gpu.ordinal() && row.path == ["load"]).unwrap();
+    assert_eq!((load.used.mb(), load.allocations), (30, 2));
+    drop(blocks);
+}
+
+#[gpu_mem_trace(thread_local)]
+fn step(gpu: &SimGpu, worker: &Worker) -> SimBlock {
+    worker.take(gpu, 6)
+}
+
+/// The variable works for the attribute and for budgets as well.
+#[test]
+fn the_variable_adopts_for_all_scopes() {
+    let test = "adoption::the_variable_adopts_for_all_scopes";
+    let Some(threads) = part() else {
+        for (adopt, part) in [("*", "all"), ("DSD-", "all"), ("XYZ-", "none")] {
+            OwnProcess::new(test).part(part).env("GPUMEM_ADOPT", adopt).passes();
+        }
+        return;
+    };
+    let gpu = simulated_gpu();
+    let worker = Worker::new("DSD-0-0");
+    let _kept = step(&gpu, &worker);
+    let used = if threads == "all" { 6 } else { 0 };
+    assert_eq!(reported_lines(), [format!("△Used Peaked MB: {used:>6}      0 (step: exit)")]);
+    let budget = || {
+        let _kept = worker.take(&gpu, 6);
+    };
+    let kept = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| assert_gpu_mem!(peak == "6MiB", { budget() })));
+    assert_eq!(kept.is_ok(), threads == "all");
+}

@@ -1,0 +1,227 @@
+//! Gauges of the program. The newest one is that of the whole process, so each test runs in a process of its own.
+
+use std::{
+    panic::catch_unwind,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use gpumem::{Bytes, Gauge, GpuMemTrace, assert_gpu_mem, gauge::set_gauge, gpu_mem_trace, intercept::Source};
+use gpumem_tests::{Ended, OwnProcess, part, reported_lines, reports_of, simulated_gpu};
+
+static IN_USE: AtomicU64 = AtomicU64::new(0);
+
+fn allocate(mib: u64) {
+    IN_USE.fetch_add(mib << 20, SeqCst);
+}
+
+fn free(mib: u64) {
+    IN_USE.fetch_sub(mib << 20, SeqCst);
+}
+
+/// Runs the test of this name in a process of its own: `None` there.
+fn alone(test: &str, env: &[(&str, &str)]) -> Option<Ended> {
+    if part().is_some() {
+        // From now on reports are kept.
+        drop(reports_of(|| ()));
+        return None;
+    }
+    Some(OwnProcess::new(&format!("custom_gauge::{test}")).part("alone").envs(env).passes())
+}
+
+/// Until a reading has seen it.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < until, "not within 20 s: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[gpu_mem_trace]
+fn load() {
+    allocate(20);
+}
+
+#[gpu_mem_trace(lines)]
+fn step() {
+    allocate(7);
+    free(7);
+}
+
+#[gpu_mem_trace(max_peak = "10 MiB")]
+fn with_budget(mib: u64) {
+    allocate(mib);
+    thread::sleep(Duration::from_millis(20));
+    free(mib);
+}
+
+#[test]
+fn guards_attributes_lines_and_budgets_read_it() {
+    if let Some(ended) = alone("guards_attributes_lines_and_budgets_read_it", &[]) {
+        let notice = "figures are those of the program's gauge `pool`, for the whole process: peaks between two readings, 1ms apart, \
+                      are missed";
+        assert_eq!(ended.stderr.matches(notice).count(), 1, "{}", ended.stderr);
+        return;
+    }
+    allocate(100);
+    // Traces are off before, because there is nothing to measure.
+    assert_eq!(GpuMemTrace::new().data().gauge, Gauge::Off);
+    set_gauge(Gauge::custom("pool", || IN_USE.load(SeqCst)));
+    let trace = GpuMemTrace::builder().ctx("guard").on_exit_report(false).start().unwrap();
+    allocate(30);
+    until("the blip is seen", || trace.data().peak_over_start() == Bytes::mib(30));
+    free(25);
+    let data = trace.data();
+    assert_eq!((data.used.mb(), data.peaked.mb()), (5, 25));
+    assert_eq!((data.gauge, data.source, data.simulated, data.stale), (Gauge::Sampled, Source::Custom, false, false));
+    trace.report();
+    drop(trace);
+    load();
+    assert_eq!(
+        reported_lines(),
+        ["△Used Peaked MB:      5     25 (guard)", "△Used Peaked MB:     20      0 (load: exit)"]
+    );
+    let reports = reports_of(step);
+    let used: Vec<_> = reports[0].lines.iter().map(|line| line.trace.used.mb()).collect();
+    assert_eq!(used, [7, -7]);
+    with_budget(9);
+    let broken = catch_unwind(|| with_budget(11)).unwrap_err();
+    let message = broken.downcast_ref::<String>().unwrap();
+    assert!(message.contains("peak <= 10 MiB: it was 11 MiB, 1 MiB over"), "{message}");
+    assert!(message.contains("measured on the program's gauge, sampled, what all threads allocated"), "{message}");
+    assert_gpu_mem!(used == "3 MiB", { allocate(3) });
+    let status = gpumem::status();
+    assert_eq!((status.gauge, status.source), (Gauge::Sampled, Source::Custom));
+}
+
+#[test]
+fn what_names_a_gauge_or_a_device_does_not_use_it() {
+    if alone("what_names_a_gauge_or_a_device_does_not_use_it", &[]).is_some() {
+        for (gauge, source) in [("exact", Source::Simulation), ("sampled", Source::Sampling), ("off", Source::Off)] {
+            let own = OwnProcess::new("custom_gauge::what_names_a_gauge_or_a_device_does_not_use_it");
+            own.part(source.name()).env("GPUMEM_GAUGE", gauge).passes();
+        }
+        return;
+    }
+    let gpu = simulated_gpu();
+    set_gauge(Gauge::custom("pool", || IN_USE.load(SeqCst)));
+    let expected = part().unwrap();
+    let start = || GpuMemTrace::builder().silent(true);
+    let source = start().start().unwrap().data().source;
+    assert_eq!(source.name(), if expected == "alone" { "custom" } else { &expected });
+    for named in [start().device(0), start().gauge(Gauge::Exact), start().thread_local_only()] {
+        let trace = named.start_or_off();
+        let _block = gpu.alloc(Bytes::mib(1)).unwrap();
+        if expected == "alone" {
+            assert_eq!((trace.data().source, trace.data().used.mb()), (Source::Simulation, 1));
+        }
+    }
+    // What the thread allocates elsewhere says nothing about the gauge.
+    let trace = start().start().unwrap();
+    let _block = gpu.alloc(Bytes::mib(1)).unwrap();
+    assert!(!trace.to_string().contains('['), "{trace}");
+}
+
+/// What a function does wrong is no figure, and no end of the program.
+#[test]
+fn functions_that_fail() {
+    static IS_KNOWN: AtomicU64 = AtomicU64::new(1);
+
+    if let Some(ended) = alone("functions_that_fail", &[]) {
+        let panics = ended.stderr.matches("the function's own panic").count();
+        assert_eq!(panics, 1, "{}", ended.stderr);
+        for words in [
+            "reports show ? while gauge 0 of the program cannot be read: the gauge `maybe` gave no figure: its function returned None",
+            "a trace is off: the gauge `maybe` gave no figure: its function returned None",
+            "a trace is off: the gauge `error` gave no figure: it is too late",
+            "a trace is off: the gauge `huge` gave no figure: its function returned",
+            "a trace is off: the gauge `panics` gave no figure: its function has panicked, and is not called any more",
+        ] {
+            assert_eq!(ended.stderr.matches(words).count(), 1, "{words} in\n{}", ended.stderr);
+        }
+        return;
+    }
+    let start = || GpuMemTrace::builder().on_exit_report(false).start_or_off();
+    set_gauge(Gauge::custom("maybe", || (IS_KNOWN.load(SeqCst) == 1).then(|| IN_USE.load(SeqCst))));
+    let trace = start();
+    allocate(2);
+    assert_eq!(trace.data().used.mb(), 2);
+    IS_KNOWN.store(0, SeqCst);
+    assert!(trace.data().stale && !trace.data().is_measured());
+    trace.report();
+    assert_eq!(reported_lines(), ["△Used Peaked MB:      ?      ?"]);
+    assert_eq!(start().data().gauge, Gauge::Off);
+    // The open trace of the same name goes on with the new function.
+    set_gauge(Gauge::custom("maybe", || Bytes::mib(9)));
+    assert!(!trace.data().stale && trace.data().used.mb() == 9);
+    drop(trace);
+    set_gauge(Gauge::custom("error", || Err::<u64, _>("it is too late")));
+    assert_eq!(start().data().gauge, Gauge::Off);
+    set_gauge(Gauge::custom("huge", || u64::MAX));
+    assert_eq!(start().data().gauge, Gauge::Off);
+    set_gauge(Gauge::custom("panics", || -> u64 { panic!("the function's own panic") }));
+    for _ in 0..10 {
+        assert_eq!(start().data().gauge, Gauge::Off);
+    }
+}
+
+/// The function uses gpumem itself: it gets an answer, and the trace that called it too.
+#[test]
+fn functions_that_call_gpumem() {
+    static INNER: Mutex<Vec<Gauge>> = Mutex::new(Vec::new());
+
+    if alone("functions_that_call_gpumem", &[]).is_some() {
+        return;
+    }
+    set_gauge(Gauge::custom("recursive", || {
+        let inner = GpuMemTrace::builder().silent(true).start_or_off();
+        INNER.lock().unwrap().push(inner.data().gauge);
+        set_gauge(Gauge::custom("recursive", || IN_USE.load(SeqCst)));
+        let _ = gpumem::status();
+        IN_USE.load(SeqCst)
+    }));
+    let trace = GpuMemTrace::builder().silent(true).start().unwrap();
+    allocate(4);
+    assert_eq!(trace.data().used.mb(), 4);
+    assert_eq!(*INNER.lock().unwrap(), [Gauge::Off]);
+}
+
+/// The thread that drops a trace holds a lock for which the function waits on the sampler's thread.
+#[test]
+fn a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock() {
+    if alone("a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock", &[]).is_some() {
+        return;
+    }
+    let (of_program, user) = (Arc::new(Mutex::new(())), thread::current().id());
+    let device = Arc::clone(&of_program);
+    set_gauge(Gauge::custom("slow", move || {
+        if thread::current().id() != user {
+            drop(device.lock());
+            thread::sleep(Duration::from_millis(20));
+        }
+        IN_USE.load(SeqCst)
+    }));
+    for _ in 0..10 {
+        let trace = GpuMemTrace::builder().silent(true).start().unwrap();
+        let held = of_program.lock().unwrap();
+        // The sampler's thread waits by now.
+        thread::sleep(Duration::from_millis(5));
+        allocate(1);
+        assert_eq!(trace.data().used.mb(), 1);
+        drop(trace);
+        drop(held);
+    }
+    let began = Instant::now();
+    let trace = GpuMemTrace::builder().silent(true).start().unwrap();
+    thread::sleep(Duration::from_millis(100));
+    let readings = trace.data().sampling.unwrap().readings;
+    assert!(
+        readings >= 3 && Duration::from_millis(20) * u32::try_from(readings - 3).unwrap() < began.elapsed(),
+        "{readings}"
+    );
+}

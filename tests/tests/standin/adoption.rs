@@ -1,0 +1,20 @@
+//! Threads without a scope whose allocations count for a scope of another thread: the name is read in a hook.
+
+use gpumem_tests::{CONTEXT, check};
+
+use super::both_sources;
+
+#[test]
+fn the_hook_reads_the_name_of_its_thread() {
+    // A thread of the probe has no name of its own, so Linux gives it that of the thread that started it.
+    for (adopt, adopted) in [("probe", 20), ("*", 20), ("prober", 0), ("", 0)] {
+        let script = format!(
+            "{CONTEXT}; of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemAlloc_v2 &b 20; \
+             figures 0 = {} 0; call cuMemFree_v2 b; figures 0 = 7 {adopted}",
+            7 + adopted
+        );
+        for machine in both_sources().env("GPUMEM_ADOPT", adopt).all() {
+            check(machine, &script);
+        }
+    }
+}
