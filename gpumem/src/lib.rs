@@ -26,7 +26,7 @@ pub(crate) use gpumem_driver::{process, settings, source};
 pub use gpumem_core::error::{Error, Result};
 #[cfg(feature = "macros")]
 pub use gpumem_macros::{assert_gpu_mem, gpu_mem_test, gpu_mem_trace};
-pub use model::{ByteDelta, Bytes, Gauge, GpuMemory, Trace};
+pub use model::{ByteDelta, Bytes, DriverFigures, Gauge, GpuMemory, Trace};
 pub use query::{
     GpuHandle, b2mb, gpu_mem_get, gpu_mem_get_all, gpu_mem_get_free, gpu_mem_get_free_no_cache, gpu_mem_get_used,
     gpu_mem_get_used_fast, gpu_mem_get_used_no_cache, gpu_with_max_free_mem, is_available, preload, try_gpu_mem_get,
@@ -60,6 +60,8 @@ pub mod intercept {
 pub mod oom {
     pub use crate::session::{on_oom, retry_after_trim};
 }
+
+pub mod pool;
 
 /// The scope of a trace on other threads and in tasks.
 pub mod scope {

@@ -6,7 +6,7 @@ pub use gpumem_core::{
     model::{GpuProcess, MemKind, ProcessKind, Sampling},
     report::{
         AllocStats, Breakdown, Change, KindStats, Leaks, Line, LiveBlock, MemoryStats, MemorySummary, OutOfMemory,
-        Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place, Report, ReservedStats, ScopeSummary,
-        SourceLine, Summary, Tally, Tracked,
+        Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place, RegisteredPool, Report, ReservedStats,
+        ScopeSummary, SourceLine, Summary, Tally, Tracked,
     },
 };

@@ -292,6 +292,28 @@ fn stack(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// A part of a pool beside a block of the driver, each without a pool and with one. Two are allocated and freed in turn, or 500 are live.
+fn pools(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("pools");
+    let (without, with) = (BareInbox::default(), BareInbox::default());
+    with.register_pool(0x7f00_0000_0000);
+    for live in [0, 500] {
+        let driver: [&dyn Fn(u64); 2] = [&|at| without.alloc(at, 4096), &|at| without.free(at)];
+        let part: [&dyn Fn(u64); 2] = [&|at| with.part(at, 4096), &|at| with.unpart(at)];
+        for (what, [alloc, free]) in [("baseline: alloc+free, no pool", driver), ("part+free", part)] {
+            let (mut new, mut old) = (addresses(), addresses());
+            new.by_ref().take(live).for_each(alloc);
+            group.bench_function(format!("{what}, {live} live"), |bench| {
+                bench.iter(|| {
+                    alloc(new.next().unwrap());
+                    free(old.next().unwrap());
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
 /// So many blocks go from one scope to the other at a time.
 const BATCH: u64 = 1024;
 
@@ -329,5 +351,5 @@ fn off(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, off, device, events, cold, peaks, stack, pauses);
+criterion_group!(benches, off, device, events, cold, peaks, stack, pools, pauses);
 criterion_main!(benches);

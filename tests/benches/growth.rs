@@ -15,6 +15,9 @@ fn main() {
         println!("{what}: {grown} B more resident, {:.1} s", began.elapsed().as_secs_f64());
         assert!(grown <= 4 << 20, "{what} leave something behind");
     };
+    let parts = growth::of_parts(1_000_000);
+    println!("1,000,000 live parts of a pool: {} B each", parts / 1_000_000);
+    assert!(parts <= 64 * 1_000_000, "a part takes at most 64 B");
     timed("1,000,000 threads", &|| growth::of_threads(&gpu, 1_000_000));
     timed("1,000,000 scopes", &|| growth::of_names(&gpu, 1_000_000));
     timed("100,000,000 events", &|| growth::of_events(50_000_000));

@@ -2,10 +2,15 @@
 
 use gpumem_core::{
     inbox::Inbox,
-    model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Space},
+    model::{
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, PoolId, ScopeId, ScopeSpec, Space, StackId,
+        Tag,
+    },
 };
 
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
+
+const POOL: PoolId = PoolId(1);
 
 /// An inbox of its own. Each call records one event.
 #[derive(Debug)]
@@ -27,6 +32,24 @@ impl BareInbox {
     /// Records a free.
     pub fn free(&self, address: u64) {
         self.0.post(&EventKind::Free { key: Key::new(Space::Address, address), block: None });
+    }
+
+    /// Registers a pool that has a block of 64 GiB at this address.
+    pub fn register_pool(&self, address: u64) {
+        self.0.post(&EventKind::PoolRegistered { pool: POOL, device: DEVICE });
+        let block = Block::new(DEVICE, Bytes::gib(64), MemKind::Device);
+        self.0.post(&EventKind::Alloc { key: Key::new(Space::Address, address), block });
+    }
+
+    /// Records that the pool has given out a part.
+    pub fn part(&self, address: u64, bytes: u64) {
+        let tag = Tag::new(DEVICE, MemKind::Part, POOL.0, StackId::NONE);
+        self.0.part(Key::of_part(POOL, address), Bytes::new(bytes), tag);
+    }
+
+    /// Records that a part of the pool is freed.
+    pub fn unpart(&self, address: u64) {
+        self.0.free(Key::of_part(POOL, address));
     }
 
     /// Opens a scope.

@@ -53,6 +53,18 @@ pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
     })
 }
 
+/// What this many live parts of a pool take.
+///
+/// # Panics
+/// Where there is no `/proc`.
+pub fn of_parts(parts: u64) -> u64 {
+    let inbox = BareInbox::default();
+    inbox.register_pool(1 << 40);
+    let grown = growth(0, parts, |number| inbox.part((1 << 40) + number * 512, 512));
+    std::hint::black_box(&inbox);
+    grown
+}
+
 /// Growth over so many allocations and as many frees, of 10,000 blocks at random addresses. Some come at an address that is in use,
 /// as if a free was missed. Sometimes a lost event is recorded.
 ///

@@ -80,13 +80,13 @@ pub(super) fn write(history: &History, is_folded: bool, out: &mut dyn Write) -> 
         let point = &mut points[points_of[block.origin as usize]];
         point.eb = point.eb.saturating_add_signed(change.delta);
         match change.kind {
-            ChangeKind::Allocated => {
+            ChangeKind::Allocated | ChangeKind::GivenToProgram => {
                 point.tb += block.bytes;
                 point.tbk += 1;
                 point.ebk += 1;
             }
             ChangeKind::FreeFailed => point.ebk += 1,
-            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => {
+            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed | ChangeKind::TakenByPool => {
                 point.ebk = point.ebk.saturating_sub(1);
             }
             ChangeKind::Shrunk => {}

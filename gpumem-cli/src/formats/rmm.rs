@@ -10,8 +10,10 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     for (change, stream) in history.lives.changes().zip(history.streams()) {
         let block = history.lives.block(change.block);
         let action = match change.kind {
-            ChangeKind::Allocated | ChangeKind::FreeFailed => "allocate",
-            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => "free",
+            ChangeKind::Allocated | ChangeKind::FreeFailed | ChangeKind::GivenToProgram => "allocate",
+            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed | ChangeKind::TakenByPool => {
+                "free"
+            }
             // There is no action for it.
             ChangeKind::Shrunk => continue,
         };

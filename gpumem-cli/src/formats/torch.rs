@@ -218,8 +218,8 @@ impl Snapshot<'_> {
     /// A change of what the driver gives.
     fn change(&mut self, change: &Change, stream: u64, block: &BlockLife, written: &mut usize) -> io::Result<()> {
         let actions: &[&'static str] = match change.kind {
-            ChangeKind::Allocated | ChangeKind::FreeFailed => &["segment_alloc", "alloc"],
-            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => {
+            ChangeKind::Allocated | ChangeKind::FreeFailed | ChangeKind::GivenToProgram => &["segment_alloc", "alloc"],
+            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed | ChangeKind::TakenByPool => {
                 &["free_requested", "free_completed", "segment_free"]
             }
             // A part of a block cannot be freed there.

@@ -272,7 +272,14 @@ impl HistoryReading {
 
     /// Notes what the newest event has done to a block.
     fn change(&mut self, change: &BlockChange) {
-        let BlockChange { kind, key, number, before, after, device, group } = *change;
+        let BlockChange { mut kind, key, number, before, after, device, group } = *change;
+        match kind {
+            // From now on the program's view has it, and nothing had it before.
+            BlockChangeKind::GivenToProgram => kind = BlockChangeKind::Allocated,
+            BlockChangeKind::TakenByPool => {}
+            _ if group.kind.is_on_device() && !group.is_in_program() => return,
+            _ => {}
+        }
         let (at, device) = if kind.blocks() > 0 {
             let (origin, is_new) = self.origins.number(group);
             if is_new {
@@ -282,7 +289,12 @@ impl HistoryReading {
                 self.origin_devices.push(device);
             }
             let device = self.origin_devices[origin as usize];
-            let block = NewBlock { key: key.get(), bytes: after.get(), origin, device };
+            let block = NewBlock {
+                key: if key.is_part() { key.address() } else { key.get() },
+                bytes: after.get(),
+                origin,
+                device,
+            };
             let (block, at) = self.history.lives.begin(self.newest, block, kind);
             self.live.insert(number, block);
             (at, device)

@@ -182,7 +182,7 @@ impl Columns {
             let block = lives.block(change.block);
             let since = || (known - 1 - u64::from(change.block)) * 2;
             match change.kind {
-                ChangeKind::Allocated | ChangeKind::FreeFailed => {
+                ChangeKind::Allocated | ChangeKind::FreeFailed | ChangeKind::GivenToProgram => {
                     put(&mut columns.blocks, 0);
                     put(&mut columns.origins, block.origin.into());
                     put(&mut columns.sizes, block.bytes);
@@ -197,7 +197,10 @@ impl Columns {
                     }
                     known += 1;
                 }
-                ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed => {
+                ChangeKind::Freed
+                | ChangeKind::RemovedWithContext
+                | ChangeKind::FreeMissed
+                | ChangeKind::TakenByPool => {
                     put(&mut columns.blocks, since() + 1);
                 }
                 ChangeKind::Shrunk => {

@@ -9,6 +9,7 @@ mod labels;
 mod names;
 mod paths;
 mod peaks;
+mod pools;
 mod refusal;
 mod snapshot;
 mod statistics;
@@ -23,6 +24,7 @@ pub use self::{
     names::{Callsite, NO_STACK, Names, Stack},
     paths::{Paths, short_names, summary},
     peaks::{KeptPeak, peak_holders},
+    pools::pools,
     refusal::Refusal,
     snapshot::Snapshot,
     statistics::{memory_stats, of_device},

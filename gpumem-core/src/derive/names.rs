@@ -2,7 +2,9 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::model::{CallsiteId, Frame, Phase, StackId, backward_operation, library, phase, program_frames, user_line};
+use crate::model::{
+    CallsiteId, Frame, Phase, PoolId, StackId, backward_operation, library, phase, program_frames, user_line,
+};
 
 /// What the numbers in a ledger stand for.
 pub trait Names {
@@ -10,6 +12,8 @@ pub trait Names {
     fn callsite(&self, id: CallsiteId) -> Callsite;
     /// What a stack says. It may read files.
     fn stack(&self, id: StackId) -> Stack;
+    /// The name of a registered pool.
+    fn pool(&self, id: PoolId) -> String;
 }
 
 /// Where a scope is opened, and its name.

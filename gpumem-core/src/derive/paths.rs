@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{LedgerView, Names};
+use super::{LedgerView, Names, pools};
 use crate::{
     ledger::{GroupAtPeak, NodeId, ScopeNode},
     model::{Bytes, CallsiteId, Device, Family, ScopeId, ShortNames},
@@ -15,7 +15,8 @@ pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_int
     let counts = view.counts();
     let mut paths = Paths::now(view, names);
     paths.find_peaks(view, under);
-    Summary::of(paths.written_out(), counts.untracked, counts.lost, not_intercepted)
+    let pools = pools(view, names);
+    Summary { pools, ..Summary::of(paths.written_out(), counts.untracked, counts.lost, not_intercepted) }
 }
 
 /// The names of these scopes, as reports show them now.

@@ -3,7 +3,7 @@
 use super::{LedgerView, Names, Paths, Stack};
 use crate::{
     ledger::GroupUsage,
-    model::{Device, StackId},
+    model::{Bytes, Device, StackId},
     report::{Group, place_in_words},
 };
 
@@ -12,6 +12,8 @@ use crate::{
 pub struct Snapshot {
     live: Vec<GroupUsage>,
     paths: Paths,
+    /// What the pools of the device keep unused, by their names.
+    caches: Vec<(String, Bytes)>,
 }
 
 impl Snapshot {
@@ -20,10 +22,12 @@ impl Snapshot {
         // First, so that none is of a path that is newer.
         let mut live = view.groups();
         live.retain(|live| live.device == device && live.group.kind.is_on_device());
-        Self { live, paths: Paths::now(view, names) }
+        let pools = view.pools().into_iter().filter(|pool| pool.device == device);
+        let caches = pools.map(|pool| (names.pool(pool.pool), pool.unused().unwrap_or_default())).collect();
+        Self { live, paths: Paths::now(view, names), caches }
     }
 
-    /// What is live, by where it comes from.
+    /// What is live, by where it comes from, and what pools keep unused.
     pub fn groups(&self, stack: impl Fn(StackId) -> Stack) -> Vec<Group> {
         let group = |live: &GroupUsage| {
             let stack = stack(live.group.stack);
@@ -34,9 +38,19 @@ impl Snapshot {
                 caller: stack.caller,
                 blocks: live.blocks,
                 bytes: live.bytes,
+                is_cache: false,
             }
         };
-        self.live.iter().map(group).collect()
+        let cache = |(name, bytes): &(String, Bytes)| Group {
+            path: Vec::new(),
+            library: Some(format!("cache of {name}")),
+            place: None,
+            caller: None,
+            blocks: 0,
+            bytes: *bytes,
+            is_cache: true,
+        };
+        self.live.iter().map(group).chain(self.caches.iter().map(cache)).collect()
     }
 
     /// The stacks of what is live.

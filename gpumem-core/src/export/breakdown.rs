@@ -110,6 +110,7 @@ mod tests {
             caller: None,
             blocks,
             bytes: Bytes::mib(mib),
+            is_cache: false,
         }
     }
 

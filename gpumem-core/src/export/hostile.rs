@@ -8,7 +8,7 @@ use crate::{
     model::{ByteDelta, Bytes, Device, Family, Gauge, GpuMemory, MemKind, Trace},
     report::{
         Breakdown, Change, Content, Leaks, Lines, LiveBlock, OutOfMemory, Part, PartKind, PeakHolder, PeakHolders,
-        Peaks, Place, Report, ScopeSummary, SourceLine, Summary, Tracked,
+        Peaks, Place, RegisteredPool, Report, ScopeSummary, SourceLine, Summary, Tracked,
     },
 };
 
@@ -191,7 +191,19 @@ fn all_that_a_program_prints_itself() {
         allocated: Bytes::new(6),
         allocations: 7,
     };
-    let summary = Summary { scopes: vec![scope], untracked: 8, lost: 9, not_intercepted: Some(name()) };
+    let pool = RegisteredPool {
+        name: name(),
+        device: 0,
+        parts: 1,
+        used: Bytes::mib(1),
+        reserved: Bytes::mib(2),
+        unknown_frees: 1,
+        doubled: 0,
+        outside: 1,
+        late: 0,
+    };
+    let summary =
+        Summary { scopes: vec![scope], pools: vec![pool], untracked: 8, lost: 9, not_intercepted: Some(name()) };
     let Ok(breakdown) = out_of_memory().breakdown else { unreachable!("it has one") };
     let without_line = LiveBlock { line: None, ..block() };
     for text in [block().to_string(), without_line.to_string(), summary.to_string(), breakdown.to_string()] {

@@ -31,6 +31,10 @@ impl Show for Summary {
             writeln!(f, "{before}{}", paint.on(Role::Heading, format_args!("{simulated}device {device}, by scope")))?;
             table(scopes).show(f, paint)?;
         }
+        for pool in &self.pools {
+            let role = if pool.wrong_calls() > 0 { Role::Alarm } else { Role::Faint };
+            write!(f, "\n{}", paint.on(role, pool))?;
+        }
         if self.untracked + self.lost > 0 {
             write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(self.untracked, self.lost)))?;
         }

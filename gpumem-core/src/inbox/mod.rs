@@ -132,6 +132,25 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         });
     }
 
+    /// Records the allocation of a part of a pool. It must not be called in the child of a fork. It does not panic.
+    #[inline]
+    pub fn part(&self, key: Key, bytes: Bytes, tag: Tag) {
+        self.enter_alive(1, |state, thread| {
+            self.prepare(state, false);
+            let (number, ledger) = (state.number, &mut state.ledger);
+            if !ledger.part_like_newest(key, bytes, tag, number, thread) {
+                run_rare::<P, _>(move || {
+                    ledger.part(key, bytes, tag, number, thread);
+                    keep_noticed::<P>(ledger);
+                });
+            }
+            if T::IS_USED && state.ledger.is_tapped {
+                let block = Block::from_tag(bytes, tag);
+                state.pass_to_tap(thread, &EventKind::Alloc { key, block });
+            }
+        });
+    }
+
     /// Records a free. It must not be called in the child of a fork. It does not panic.
     #[inline]
     pub fn free(&self, key: Key) -> Answer {
@@ -158,9 +177,27 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Records an event.
     pub fn post(&self, event: &EventKind) -> Answer {
-        if let EventKind::ContextDestroyed { context } = *event {
-            self.post_context_destroyed(context);
-            return Answer::Applied;
+        match *event {
+            // Other threads cannot reuse the keys of these blocks yet: the end of a context is recorded before the driver reuses its
+            // addresses or its number.
+            EventKind::ContextDestroyed { context } => {
+                self.post_in_parts(event, move |ledger, part, _| ledger.remove_context(context, part));
+                return Answer::Applied;
+            }
+            EventKind::PoolEmptied { pool } => {
+                self.post_in_parts(event, move |ledger, part, _| ledger.empty_pool(pool, part));
+                return Answer::Applied;
+            }
+            EventKind::PoolRegistered { pool, device } => {
+                self.post_in_parts(event, move |ledger, part, number| {
+                    if part == 0 {
+                        ledger.register_pool(pool, device, number);
+                    }
+                    ledger.learn_blocks(device, part);
+                });
+                return Answer::Applied;
+            }
+            _ => {}
         }
         self.enter(1, |state, thread| self.apply(state, thread, event)).unwrap_or(Answer::Applied)
     }
@@ -232,23 +269,24 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(0, |state, _| state.ledger.begin_thread(thread));
     }
 
-    /// Removes the blocks of a context in parts. Other threads are served in between; they cannot reuse the keys of these
-    /// blocks yet, because the end of a context is recorded before the driver reuses its addresses or its number.
+    /// Records an event that concerns many blocks, and applies it to them in parts. Other threads are served in between.
     /// What another thread allocates between two parts may be counted beside blocks that a replay has already removed, so a live peak may be
     /// above its replay.
     #[cold]
-    fn post_context_destroyed(&self, context: u8) {
+    fn post_in_parts(&self, event: &EventKind, apply: impl Fn(&mut Ledger, usize, u64)) {
+        let mut number = 0;
         for part in 0..BLOCK_PARTS {
-            let remove = |state: &mut InboxState<T>, thread: ThreadId| {
+            let one_part = |state: &mut InboxState<T>, thread: ThreadId| {
                 if part == 0 {
-                    self.prepare(state, false);
+                    self.prepare(state, event.needs_time());
+                    number = state.number;
                     if T::IS_USED && state.ledger.is_tapped {
-                        state.pass_to_tap(thread, &EventKind::ContextDestroyed { context });
+                        state.pass_to_tap(thread, event);
                     }
                 }
-                state.ledger.remove_context(context, part);
+                apply(&mut state.ledger, part, number);
             };
-            if self.enter(u32::from(part == 0), remove).is_none() {
+            if self.enter(u32::from(part == 0), one_part).is_none() {
                 return;
             }
         }

@@ -7,10 +7,10 @@ use std::{collections::HashMap, time::Duration};
 use super::{Clock, Inbox, InboxState, Primitives, Tap};
 use crate::{
     ledger::{
-        BLOCK_PARTS, Counts, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, NodeId, PART_LEN, PeakTotal, ScopeNode,
-        ScopePeriod,
+        BLOCK_PARTS, Counts, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, KnownPool, NodeId, PART_LEN, PeakTotal,
+        ScopeNode, ScopePeriod,
     },
-    model::{CallsiteId, Device, Key, ScopeId, ThreadId},
+    model::{CallsiteId, Device, EventKind, Key, ScopeId, ThreadId},
 };
 
 /// What reports ask of an [`Inbox`], whatever it is built of.
@@ -35,6 +35,8 @@ pub trait LedgerView: Send + Sync {
     fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)>;
     /// The live block with this key.
     fn block(&self, key: Key) -> Option<KnownBlock>;
+    /// The registered pools, and closed ones that still have blocks.
+    fn pools(&self) -> Vec<KnownPool>;
     /// The live blocks, read in parts: all of them, or those that were allocated in a scope.
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock>;
 }
@@ -48,10 +50,12 @@ where
     }
 
     fn stats(&self) -> Vec<DeviceStats> {
+        self.decide();
         self.enter(0, |state, _| state.ledger.stats()).unwrap_or_default()
     }
 
     fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)> {
+        self.decide();
         let mut last = None;
         while let Some(next) = self.enter(0, |state, _| state.ledger.store_device_peaks(last)).flatten() {
             last = Some(next);
@@ -72,15 +76,18 @@ where
     }
 
     fn groups(&self) -> Vec<GroupUsage> {
+        self.decide();
         let part = |first| self.enter(0, |state, _| state.ledger.groups_from(first)).flatten();
         (0..).step_by(PART_LEN).map_while(part).flatten().collect()
     }
 
     fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool {
+        self.decide();
         self.enter(0, |state, _| state.ledger.keep_peak(scope, under)).flatten().is_some()
     }
 
     fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool {
+        self.decide();
         self.enter(0, |state, _| state.ledger.keep_device_peak(device, under)).flatten().is_some()
     }
 
@@ -104,6 +111,11 @@ where
         self.enter(0, |state, _| state.ledger.block(key)).flatten()
     }
 
+    fn pools(&self) -> Vec<KnownPool> {
+        self.decide();
+        self.enter(0, |state, _| state.ledger.pools()).unwrap_or_default()
+    }
+
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
         let part = |part| self.enter(0, |state, _| state.ledger.blocks(part, allocated_in)).unwrap_or_default();
         // Removes duplicates: a block may move to another part meanwhile.
@@ -117,6 +129,14 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// The time since the inbox was created.
     pub fn age(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// A query decides to whom the driver's blocks belong; see `ledger/undecided.rs`. This is an event, so that a replay decides the
+    /// same.
+    fn decide(&self) {
+        if self.enter(0, |state, _| state.ledger.has_undecided()).unwrap_or(false) {
+            self.post(&EventKind::PoolsQueried);
+        }
     }
 
     /// How many threads the ledger keeps a record of: as many as ran at the same time.

@@ -8,6 +8,7 @@ use super::{
     meters::Meter,
     observer::{BlockChange, BlockChangeKind, Observer},
     pending::PendingDelta,
+    pool_table::{UNDECIDED, count_for_views},
     stats::add_signed,
     thread::{Freed, Thread},
 };
@@ -20,10 +21,16 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub fn alloc_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
+        !self.is_special && self.alloc_in_front(key, bytes, tag, number, thread)
+    }
+
+    #[allow(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    pub(super) fn alloc_in_front(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
         let Some(Thread { newest: (newest, attribution), .. }) = self.threads.get(thread.0 as usize) else {
             return false;
         };
-        if *newest != tag || attribution.group() != self.pending.group || self.has_thread_scopes {
+        if *newest != tag || attribution.group() != self.pending.group {
             return false;
         }
         if !self.live.insert_in_front(key, Entry::new(bytes, number, self.tenths, *attribution)) {
@@ -38,8 +45,10 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub fn free_like_newest(&mut self, key: Key, thread: ThreadId) -> bool {
+        let is_special =
+            if key.is_part() { self.has_thread_scopes || self.has_open_questions } else { self.is_special };
         let Some(record) = self.threads.get_mut(thread.0 as usize) else { return false };
-        if self.has_thread_scopes {
+        if is_special {
             return false;
         }
         let Some(entry) = self.live.remove_from_front(key, self.pending.group) else { return false };
@@ -64,9 +73,17 @@ impl Ledger {
         thread: ThreadId,
         observer: &mut O,
     ) {
+        if self.has_open_questions {
+            let is_many = self.pools.has_many_undecided();
+            let is_other = is_many || !tag.is_of_driver();
+            self.decide_for_program(|by, undecided| by == thread && is_other || undecided == key, observer);
+        }
         let attribution = self.attribution(tag, number, thread);
         let entry = Entry::new(bytes, number, self.tenths, attribution);
         self.insert_block(key, entry, observer);
+        if self.has_pools && self.groups.get(entry.group()).pool == UNDECIDED {
+            return self.add_undecided(key, &entry, thread, observer);
+        }
         self.tell(BlockChangeKind::Allocated, key, &entry, observer);
         self.pending.allocated(bytes.get());
         if self.has_thread_scopes {
@@ -77,6 +94,7 @@ impl Ledger {
     /// Inserts a new block, or one whose free has failed.
     fn insert_block<O: Observer>(&mut self, key: Key, entry: Entry, observer: &mut O) {
         if let Some((key, missed)) = self.live.insert(key, entry) {
+            self.block_is_gone(key);
             self.remove_without_free(&missed);
             self.tell(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
@@ -88,7 +106,9 @@ impl Ledger {
     pub(super) fn tell<O: Observer>(&self, kind: BlockChangeKind, key: Key, entry: &Entry, observer: &mut O) {
         if O::OBSERVES {
             let (before, after) = match kind {
-                BlockChangeKind::Allocated | BlockChangeKind::FreeFailed => (Bytes::ZERO, entry.bytes),
+                BlockChangeKind::Allocated | BlockChangeKind::FreeFailed | BlockChangeKind::GivenToProgram => {
+                    (Bytes::ZERO, entry.bytes)
+                }
                 _ => (entry.bytes, Bytes::ZERO),
             };
             self.tell_change(kind, key, entry, (before, after), observer);
@@ -114,7 +134,7 @@ impl Ledger {
         observer.changed(BlockChange { kind, key, number: entry.number(), before, after, device, group });
     }
 
-    fn count(&mut self, entry: &Entry) {
+    pub(super) fn count(&mut self, entry: &Entry) {
         self.pending_of(entry.group()).add(signed(entry.bytes));
         if self.has_thread_scopes {
             self.count_for_thread_scopes(entry, signed(entry.bytes));
@@ -129,7 +149,7 @@ impl Ledger {
     }
 
     /// Subtracts a block that is no longer live.
-    fn remove_block(&mut self, entry: &Entry) {
+    pub(super) fn remove_block(&mut self, entry: &Entry) {
         self.pending_of(entry.group()).subtract(signed(entry.bytes));
         if self.has_thread_scopes {
             self.count_for_thread_scopes(entry, -signed(entry.bytes));
@@ -154,16 +174,18 @@ impl Ledger {
     /// before any of these figures is read.
     #[inline]
     pub(super) fn flush_pending(&mut self) {
-        let Self { pending, groups, meters, tree, counts, .. } = self;
+        let Self { pending, groups, meters, tree, counts, pools, .. } = self;
         let Some((number, delta)) = pending.delta() else { return };
         counts.events = counts.events.wrapping_add_signed(delta.events());
         let state = groups.state(number);
         state.blocks = add_signed(state.blocks, delta.blocks.net);
         state.bytes = add_signed(state.bytes, delta.bytes.net);
         let group = &state.group;
-        let Meter { level, peaks, on_device, kinds, .. } = &mut meters.0[usize::from(group.meter)];
+        let Meter { level, peaks, on_device, kinds, driver, .. } = &mut meters.0[usize::from(group.meter)];
         kinds[group.kind as usize].apply(&delta);
-        if group.kind.is_on_device() {
+        let is_in_program = group.kind.is_on_device()
+            && driver.as_mut().is_none_or(|driver| count_for_views(driver, pools, group, &delta));
+        if is_in_program {
             let high = level.in_use.saturating_add(delta.bytes.high);
             if state.history.must_save(peaks) || peaks.is_new_peak(high) {
                 peaks.apply(&mut state.history, state.bytes.cast_signed(), delta.bytes, high);
@@ -193,7 +215,16 @@ impl Ledger {
         }
         let (node, owner) = self.place_of(thread);
         let node = self.tree.same_path_on(meter, node);
-        let group = AllocGroup { node, stack: tag.stack(), meter, kind: tag.kind(), context: tag.context() };
+        let (kind, pool) = (tag.kind(), self.pool_of_new(tag, meter));
+        let context = if tag.is_of_driver() { tag.context() } else { 0 };
+        let group = AllocGroup { node, stack: tag.stack(), meter, kind, context, pool };
+        let attribution = Attribution::new(owner, self.group_number(group));
+        self.thread(thread).newest = (tag, attribution);
+        attribution
+    }
+
+    /// The number of a group.
+    pub(super) fn group_number(&mut self, group: AllocGroup) -> GroupId {
         let Self { threads, thread_levels, meters, groups, .. } = self;
         let in_use = || {
             let newest = threads.iter().map(|thread| thread.newest.1.group());
@@ -205,17 +236,17 @@ impl Ledger {
             newest.chain(freed).chain(groups.flat_map(|groups| groups.needed())).collect()
         };
         let is_needed = |state: &GroupState| state.history.is_needed(&meters.0[usize::from(state.group.meter)].peaks);
-        let number = groups.number(group, in_use, is_needed);
-        let attribution = Attribution::new(owner, number);
-        self.thread(thread).newest = (tag, attribution);
-        attribution
+        groups.number(group, in_use, is_needed)
     }
 
     /// A block that is older than the session is freed, or its free failed. It belongs to no thread and to no scope.
     fn change_older(&mut self, device: Device, by: i64) {
         self.flush_pending();
-        let Meter { level, peaks, .. } = self.meters.of(device, Gauge::Exact);
+        let Meter { level, peaks, driver, .. } = self.meters.of(device, Gauge::Exact);
         peaks.change_older(by);
+        if let Some(driver) = driver {
+            driver.change(by);
+        }
         level.change(by);
         peaks.raise(level.in_use);
     }
@@ -232,7 +263,11 @@ impl Ledger {
         thread: ThreadId,
         observer: &mut O,
     ) -> Answer {
-        let Some(entry) = self.live.remove(key) else { return self.free_unknown(older, thread) };
+        if self.has_open_questions {
+            self.decide_for_program(|by, undecided| by == thread || undecided == key, observer);
+        }
+        let Some(entry) = self.live.remove(key) else { return self.free_unknown(key, older, thread) };
+        self.block_is_gone(key);
         self.remove_block(&entry);
         self.thread(thread).freed = Freed::Block(key, entry);
         if self.has_thread_scopes {
@@ -243,7 +278,12 @@ impl Ledger {
     }
 
     #[cold]
-    fn free_unknown(&mut self, older: Option<&Block>, thread: ThreadId) -> Answer {
+    fn free_unknown(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
+        if key.is_part() {
+            self.unknown_part(key);
+            self.thread(thread).freed = Freed::Nothing;
+            return Answer::Applied;
+        }
         self.counts.events = self.counts.events.wrapping_add(1);
         let (freed, answer) = match older {
             Some(block) => (self.free_older(block), Answer::Applied),
@@ -271,6 +311,7 @@ impl Ledger {
             Freed::Block(key, entry) => {
                 self.guests.mark_used([entry.attribution().owner()]);
                 self.insert_block(key, entry, observer);
+                self.block_is_back(key, &entry);
                 return self.tell(BlockChangeKind::FreeFailed, key, &entry, observer);
             }
             Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
@@ -295,6 +336,7 @@ impl Ledger {
             *entry = now;
             self.remove_block(&before);
             self.count(&now);
+            self.block_is_resized(key, bytes);
             if O::OBSERVES {
                 self.tell_change(BlockChangeKind::Shrunk, key, &now, (before.bytes, bytes), observer);
             }
@@ -307,9 +349,13 @@ impl Ledger {
     }
 
     pub(super) fn remove_context_observed<O: Observer>(&mut self, context: u8, part: usize, observer: &mut O) {
+        if self.has_open_questions {
+            self.decide_for_program(|_, _| true, observer);
+        }
         let groups = &self.groups;
         for (key, entry) in self.live.drain(part, |entry| groups.get(entry.group()).context == context) {
             self.counts.removed_with_context += 1;
+            self.block_is_gone(key);
             self.remove_without_free(&entry);
             self.tell(BlockChangeKind::RemovedWithContext, key, &entry, observer);
         }

@@ -25,6 +25,10 @@ impl Ledger {
             EventKind::Alloc { key, block } => {
                 self.set_time(event.time);
                 let (bytes, tag) = (block.bytes, block.tag());
+                if !tag.is_of_driver() {
+                    self.part_observed(*key, bytes, tag, event.number, event.thread, observer);
+                    return Answer::Applied;
+                }
                 if !self.alloc_like_newest(*key, bytes, tag, event.number, event.thread) {
                     self.alloc_observed(*key, bytes, tag, event.number, event.thread, observer);
                 } else if O::OBSERVES {
@@ -42,6 +46,9 @@ impl Ledger {
             }
             EventKind::Free { key, block } => self.free_observed(*key, block.as_ref(), event.thread, observer),
             _ => {
+                if self.has_open_questions && !matches!(event.kind, EventKind::PoolReserved { .. }) {
+                    self.decide_for_program(|_, _| true, observer);
+                }
                 self.flush_pending();
                 self.last_trace = self.apply_rare(event, observer);
                 Answer::Applied
@@ -64,7 +71,9 @@ impl Ledger {
             // These change nothing.
             | EventKind::Refused { .. }
             | EventKind::Mark { .. }
-            | EventKind::OnStream { .. } => {}
+            | EventKind::OnStream { .. }
+            // All undecided blocks were decided before.
+            | EventKind::PoolsQueried => {}
             EventKind::FreeFailed => self.free_failed(event.thread, observer),
             EventKind::Untracked => {
                 self.counts.untracked += 1;
@@ -77,6 +86,14 @@ impl Ledger {
             }
             EventKind::ContextDestroyed { context } => {
                 (0..BLOCK_PARTS).for_each(|part| self.remove_context_observed(context, part, observer));
+            }
+            EventKind::PoolRegistered { pool, device } => {
+                self.register_pool(pool, device, event.number);
+                (0..BLOCK_PARTS).for_each(|part| self.learn_blocks(device, part));
+            }
+            EventKind::PoolReserved { pool, bytes } => self.pool_reserved(pool, bytes, event.thread, observer),
+            EventKind::PoolEmptied { pool } => {
+                (0..BLOCK_PARTS).for_each(|part| self.empty_pool_observed(pool, part, observer));
             }
             EventKind::Sample { device, memory } => {
                 self.meters.of(device, Gauge::Sampled).apply_sample(event.time, &memory);
@@ -117,6 +134,7 @@ impl Ledger {
         self.counts.lost += count;
         let until = if self.displaced > 0 { u64::MAX } else { number };
         for (key, missed) in self.live.frees_missed_until(until) {
+            self.block_is_gone(key);
             self.remove_without_free(&missed);
             self.tell(BlockChangeKind::FreeMissed, key, &missed, observer);
         }

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{live::hash::KeyHashBuilder, peaks::GroupHistory, tree::NodeId};
-use crate::model::{MemKind, StackId};
+use crate::model::{MemKind, PoolId, StackId};
 
 /// What the blocks of one group have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +20,8 @@ pub struct AllocGroup {
     pub kind: MemKind,
     /// See [`Block::context`](crate::model::Block::context).
     pub context: u8,
+    /// Of parts: their pool. Of blocks of the driver: the pool that they belong to; [`PoolId::NONE`] if they belong to none.
+    pub pool: PoolId,
 }
 
 /// The number of a group; never 0.
@@ -69,8 +71,14 @@ impl GroupState {
 
 impl Default for AllocGroups {
     fn default() -> Self {
-        let no_group =
-            AllocGroup { node: NodeId::NONE, stack: StackId::NONE, meter: u16::MAX, kind: MemKind::Device, context: 0 };
+        let no_group = AllocGroup {
+            node: NodeId::NONE,
+            stack: StackId::NONE,
+            meter: u16::MAX,
+            kind: MemKind::Device,
+            context: 0,
+            pool: PoolId::NONE,
+        };
         let no_group = GroupState::new(no_group);
         Self { all: vec![no_group], known: HashMap::default(), unused: Vec::new(), swept: 0, new: 0 }
     }

@@ -122,7 +122,7 @@ impl Ledger {
             return Some(part.collect());
         }
         let groups = self.groups.range(first, GROUPS)?.iter();
-        let on_meter = groups.filter(|state| state.group.meter == *meter && state.group.kind.is_on_device());
+        let on_meter = groups.filter(|state| state.group.meter == *meter && state.group.is_in_program());
         let part = on_meter
             .filter_map(|state| at_peak(&state.group, range.change_of(&state.history, state.bytes.cast_signed())));
         Some(part.collect())

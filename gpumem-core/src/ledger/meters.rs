@@ -25,10 +25,13 @@ pub(super) struct Meter {
     pub(super) samples: Samples,
     /// The open traces of all gauges on the device. Used at the meter of [`Gauge::Exact`] only.
     pub(super) open_traces: OpenTraces,
+    /// The driver's view, if a pool was registered on the device: then `level` is the program's. It counts exactly, whatever
+    /// the gauge.
+    pub(super) driver: Option<UsageLevel>,
 }
 
 /// Bytes in use, and the most of them since each open scope began.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct UsageLevel {
     /// May be negative: blocks that are older than the session may be freed, and samples count down from what is free.
     pub(super) in_use: i64,
@@ -70,6 +73,7 @@ impl Meters {
                 gauge,
                 samples: Samples::default(),
                 open_traces: OpenTraces::default(),
+                driver: None,
             });
             self.0.len() - 1
         });

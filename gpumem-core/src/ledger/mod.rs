@@ -22,6 +22,8 @@ mod own_level;
 mod own_scopes;
 mod peaks;
 mod pending;
+mod pool_table;
+mod pools;
 mod scope;
 mod scopes;
 mod stats;
@@ -30,6 +32,7 @@ mod thread_level;
 mod thread_levels;
 mod threads;
 mod tree;
+mod undecided;
 mod views;
 mod watermark;
 
@@ -37,7 +40,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::{
     adopters::Adopters, groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
-    noticed::Watched, own_level::OwnScopes, pending::PendingDelta, scope::Scope, thread::Thread,
+    noticed::Watched, own_level::OwnScopes, pending::PendingDelta, pool_table::Pools, scope::Scope, thread::Thread,
     thread_level::ThreadLevels, tree::ScopeTree,
 };
 pub use self::{
@@ -48,6 +51,7 @@ pub use self::{
     meters::DeviceStats,
     noticed::{Noticed, Noticing},
     observer::{BlockChange, BlockChangeKind, Observer},
+    pool_table::{KnownPool, WrongCalls},
     stats::Stat,
     tree::{NodeId, ScopeNode},
     views::{GroupUsage, KnownBlock, ScopePeriod},
@@ -67,6 +71,12 @@ pub struct Ledger {
     tenths: u32,
     /// Some scope counts one thread only, or only what is allocated in it, or a budget must know what other threads do.
     has_thread_scopes: bool,
+    /// A pool was registered.
+    has_pools: bool,
+    /// One of the two is so: blocks of the driver are not only counted like the newest ones.
+    is_special: bool,
+    /// Some block is undecided, or a pool waits for a block; see `undecided.rs`.
+    has_open_questions: bool,
     /// Events are passed to a tap as well. The inbox sets it; it is here because each event reads this cache line anyway.
     pub(crate) is_tapped: bool,
     live: LiveBlocks,
@@ -96,6 +106,7 @@ pub struct Ledger {
     guests: Guests,
     /// Peaks that are read while their scopes go on, or after they are closed.
     kept_peaks: HashMap<ScopeId, KeptRange>,
+    pools: Pools,
     adopters: Adopters,
 }
 

@@ -37,18 +37,30 @@ pub enum BlockChangeKind {
     FreeMissed,
     /// Its free has failed: it is live again.
     FreeFailed,
+    /// It belongs to a pool from now on: the parts of the pool count in its place.
+    TakenByPool,
+    /// It belongs to no pool. It was allocated on a device with a pool, and until now that was not known.
+    GivenToProgram,
 }
 
 impl BlockChangeKind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Self; 6] =
-        [Self::Allocated, Self::Freed, Self::Shrunk, Self::RemovedWithContext, Self::FreeMissed, Self::FreeFailed];
+    pub const ALL: [Self; 8] = [
+        Self::Allocated,
+        Self::Freed,
+        Self::Shrunk,
+        Self::RemovedWithContext,
+        Self::FreeMissed,
+        Self::FreeFailed,
+        Self::TakenByPool,
+        Self::GivenToProgram,
+    ];
 
-    /// How many blocks more are live.
+    /// How many blocks more the program's view has, if it has the block at all.
     pub const fn blocks(self) -> i64 {
         match self {
-            Self::Allocated | Self::FreeFailed => 1,
-            Self::Freed | Self::RemovedWithContext | Self::FreeMissed => -1,
+            Self::Allocated | Self::FreeFailed | Self::GivenToProgram => 1,
+            Self::Freed | Self::RemovedWithContext | Self::FreeMissed | Self::TakenByPool => -1,
             Self::Shrunk => 0,
         }
     }
@@ -62,11 +74,14 @@ impl BlockChangeKind {
             Self::RemovedWithContext => "free with context",
             Self::FreeMissed => "free missed",
             Self::FreeFailed => "free failed",
+            Self::TakenByPool => "taken by pool",
+            Self::GivenToProgram => "alloc beside a pool",
         }
     }
 }
 
-/// Is told of each block that an event changes, in the order in which that happens.
+/// Is told of each block that an event changes, in the order in which that happens. The program's view has a block if
+/// [`AllocGroup::is_in_program`].
 pub trait Observer {
     /// False if changes are not looked at: then they cost nothing.
     const OBSERVES: bool = true;

@@ -33,8 +33,9 @@ impl Ledger {
     /// `thread` allocated or freed this block.
     #[cold]
     pub(super) fn notice(&mut self, entry: &Entry, is_free: bool, thread: ThreadId) {
-        let AllocGroup { kind, meter, node, .. } = *self.groups.get(entry.group());
-        if !kind.is_on_device() || self.watched.iter().all(|watched| watched.meter != meter) {
+        let group = *self.groups.get(entry.group());
+        let AllocGroup { meter, node, .. } = group;
+        if !group.is_in_program() || self.watched.iter().all(|watched| watched.meter != meter) {
             return;
         }
         let own = self.thread(thread).own;

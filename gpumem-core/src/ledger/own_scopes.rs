@@ -68,7 +68,7 @@ impl Ledger {
             let level = &self.meters.0[usize::from(scope.meter)].level;
             let peak = level.peaks.max_since(scope.start.peak);
             scope.by_itself = Some(OwnLevel { in_use: level.in_use, peak, whole_before });
-            self.has_thread_scopes = true;
+            (self.has_thread_scopes, self.is_special) = (true, true);
         }
     }
 

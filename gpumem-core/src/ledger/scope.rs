@@ -51,6 +51,8 @@ pub(super) struct ScopeStart {
     pub(super) peak: Mark,
     /// The peak of the device by [`Gauge::Exact`](crate::model::Gauge::Exact).
     pub(super) device_peak: Mark,
+    /// What the driver's view had in use, and its peak.
+    pub(super) driver: Option<(i64, Mark)>,
     pub(super) gap: Mark,
     /// How often the device was sampled before. The sample that the scope begins with is its own.
     pub(super) samples_before: u64,

@@ -8,7 +8,7 @@ use super::{
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
 };
-use crate::model::{ByteDelta, Bytes, Event, Family, Gauge, Sampling, ScopeId, ScopeSpec, Trace};
+use crate::model::{ByteDelta, Bytes, DriverFigures, Event, Family, Gauge, Sampling, ScopeId, ScopeSpec, Trace};
 
 impl Ledger {
     /// Opens a scope inside the scope that its thread is in.
@@ -23,7 +23,7 @@ impl Ledger {
         let of_thread = spec.thread.map(|thread| self.thread(thread).own);
         if let Some(thread) = of_thread {
             self.thread_levels.entry((thread, meter)).or_default().users += 1;
-            self.has_thread_scopes = true;
+            (self.has_thread_scopes, self.is_special) = (true, true);
         }
         let opener = event.thread;
         let mut open = Scope {
@@ -57,6 +57,8 @@ impl Ledger {
     fn begin(&mut self, scope: &Scope, number: u64) -> ScopeStart {
         let exact = &mut self.meters.0[usize::from(scope.exact_meter)].level;
         let device_peak = exact.peaks.open(exact.in_use);
+        let driver = self.meters.0[usize::from(scope.exact_meter)].driver.as_mut();
+        let driver = driver.map(|level| (level.in_use, level.peaks.open(level.in_use)));
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
         let (gap, samples_before, is_unread) =
             (samples.gaps.open(Duration::ZERO), samples.count.saturating_sub(1), samples.failed);
@@ -67,7 +69,7 @@ impl Ledger {
         let (in_use, peak) = (level.in_use, level.peaks.open(level.in_use));
         let mut before = self.counts;
         before.lost -= self.displaced;
-        ScopeStart { number, in_use, peak, device_peak, gap, samples_before, is_unread, before }
+        ScopeStart { number, in_use, peak, device_peak, driver, gap, samples_before, is_unread, before }
     }
 
     /// Reads a scope, which then starts again from 0. Unless `keep_peak`, so does the record of which allocations make its
@@ -113,7 +115,11 @@ impl Ledger {
         let trace = self.trace(scope);
         let device_peak = self.device_peak(scope);
         self.tree.raise_device_peak(scope.node, device_peak);
-        self.meters.0[usize::from(scope.exact_meter)].level.peaks.close(scope.start.device_peak);
+        let exact = &mut self.meters.0[usize::from(scope.exact_meter)];
+        exact.level.peaks.close(scope.start.device_peak);
+        if let (Some(level), Some((_, mark))) = (&mut exact.driver, scope.start.driver) {
+            level.peaks.close(mark);
+        }
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
         samples.gaps.close(scope.start.gap);
         match scope.of_thread {
@@ -174,11 +180,20 @@ impl Ledger {
                     // Samples are readings of the device and do not depend on intercepted calls.
                     Gauge::Sampled | Gauge::Off => 0,
                 },
+            driver: if *gauge == Gauge::Exact { self.driver_figures(scope) } else { None },
         }
     }
 }
 
 impl Ledger {
+    /// The figures of the driver's view since a scope began.
+    fn driver_figures(&self, scope: &Scope) -> Option<DriverFigures> {
+        let level = self.meters.0[usize::from(scope.exact_meter)].driver.as_ref()?;
+        let (start, mark) = scope.start.driver?;
+        let peaked = peak_above(level.peaks.max_since(mark), start.max(level.in_use))?;
+        Some(DriverFigures::new(ByteDelta::new(level.in_use - start), Bytes::new(peaked)))
+    }
+
     /// The device on which a scope's thread allocated since the scope began, if it allocated nothing on the scope's device.
     fn allocated_only_on(&self, scope: &Scope) -> Option<u32> {
         if scope.spec.device.family == Family::Custom {

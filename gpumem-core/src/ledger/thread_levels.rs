@@ -1,6 +1,6 @@
 //! Scopes that count one thread only.
 
-use super::{Ledger, groups::AllocGroup, live::Entry, thread_level::ThreadLevel};
+use super::{Ledger, live::Entry, thread_level::ThreadLevel};
 use crate::model::OwnerThread;
 
 impl Ledger {
@@ -8,10 +8,11 @@ impl Ledger {
     #[cold]
     pub(super) fn count_for_thread_scopes(&mut self, entry: &Entry, bytes: i64) {
         let attribution = entry.attribution();
-        let AllocGroup { kind, meter, .. } = *self.groups.get(attribution.group());
-        if !kind.is_on_device() {
+        let group = self.groups.get(attribution.group());
+        if !group.is_in_program() {
             return;
         }
+        let meter = group.meter;
         let Self { guests, thread_levels, .. } = self;
         guests.for_each_thread(attribution.owner(), |thread| {
             if let Some(ThreadLevel { level, groups, .. }) = thread_levels.get_mut(&(thread, meter)) {
@@ -30,6 +31,11 @@ impl Ledger {
     pub(super) fn update_has_thread_scopes(&mut self) {
         self.has_thread_scopes =
             !(self.thread_levels.is_empty() && self.own_scopes.is_empty() && self.watched.is_empty());
+        self.update_is_special();
+    }
+
+    pub(super) fn update_is_special(&mut self) {
+        self.is_special = self.has_thread_scopes || self.has_pools;
     }
 
     /// A scope or a kept peak no longer needs the level of a thread.

@@ -88,7 +88,8 @@ impl Ledger {
         self.tree.nodes(first, PART_LEN).iter().map(with_device).collect()
     }
 
-    /// One part of the groups, from this number on; groups without live blocks are left out. `None` after the last group.
+    /// One part of the groups, from this number on; groups without live blocks are left out, and those that only the driver's view
+    /// has. `None` after the last group.
     pub fn groups_from(&mut self, first: usize) -> Option<Vec<GroupUsage>> {
         self.flush_pending();
         let usage = |state: &GroupState| GroupUsage {
@@ -98,13 +99,13 @@ impl Ledger {
             bytes: Bytes::new(state.bytes),
         };
         let part = self.groups.range(first, PART_LEN)?;
-        Some(part.iter().filter(|state| state.blocks > 0).map(usage).collect())
+        Some(part.iter().filter(|state| state.blocks > 0 && !state.group.is_of_pool_only()).map(usage).collect())
     }
 
     /// One part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in a
-    /// scope.
+    /// scope. Blocks that only the driver's view has are left out.
     pub fn blocks(&self, part: usize, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
-        let entries = self.live.part(part);
+        let entries = self.live.part(part).filter(|(_, entry)| !self.groups.get(entry.group()).is_of_pool_only());
         let selected =
             entries.filter(|(_, entry)| allocated_in.is_none_or(|period| self.is_allocated_in(entry, period)));
         selected.map(|(key, entry)| self.known_block(key, entry)).collect()

@@ -7,7 +7,7 @@
 //! the segment that it began in, found by binary search.
 
 /// The maxima of a value during several open spans.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Watermark<T> {
     /// The newest segment's maximum. It is here so that [`raise`](Self::raise) reads one cache line only.
     top: T,
@@ -19,7 +19,7 @@ pub(super) struct Watermark<T> {
     marks: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Segment<T> {
     /// The newest mark in this segment.
     last: u64,

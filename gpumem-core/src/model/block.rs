@@ -28,11 +28,14 @@ pub enum MemKind {
     Vmm,
     /// The memory that the driver maps for the memory nodes of graphs: `cuGraphLaunch`.
     Graph,
+    /// A part of the memory of a pool that the program registered (`gpumem::pool`). The driver does not know it.
+    Part,
 }
 
 impl MemKind {
     #[doc(hidden)]
-    pub const ALL: [Self; 6] = [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm, Self::Graph];
+    pub const ALL: [Self; 7] =
+        [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm, Self::Graph, Self::Part];
 
     /// The name in reports and in JSON, such as `pinned host`.
     ///
@@ -47,6 +50,7 @@ impl MemKind {
             Self::PinnedHost => "pinned host",
             Self::Vmm => "vmm",
             Self::Graph => "graph",
+            Self::Part => "part",
         }
     }
 
@@ -60,10 +64,10 @@ impl MemKind {
     /// assert!(!MemKind::Managed.is_on_device()); // it may be on the host
     /// ```
     pub const fn is_on_device(self) -> bool {
-        matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph)
+        matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph | Self::Part)
     }
 
-    /// The clock is read for each allocation of this kind. Allocations from a pool are cheaper than a reading of the clock;
+    /// The clock is read for each allocation of this kind. Allocations from pools are cheaper than a reading of the clock;
     /// the others cost more.
     ///
     /// ```
@@ -72,7 +76,7 @@ impl MemKind {
     #[inline]
     #[doc(hidden)]
     pub const fn needs_time(self) -> bool {
-        !matches!(self, Self::Pool)
+        !matches!(self, Self::Pool | Self::Part)
     }
 }
 
@@ -121,6 +125,50 @@ impl Key {
     pub const fn new(space: Space, name: u64) -> Self {
         Self(name ^ ((space as u64) << 58))
     }
+
+    /// The key of the part of a pool that begins at this address.
+    #[inline]
+    pub const fn of_part(pool: PoolId, address: u64) -> Self {
+        Self(address & Self::ADDRESS | ((pool.0 as u64 + Self::PARTS) << 58))
+    }
+
+    /// Whether it is the key of a part of a pool.
+    #[inline]
+    pub const fn is_part(self) -> bool {
+        self.0 >> 58 >= Self::PARTS
+    }
+
+    /// The pool of a part; no pool if it is not the key of a part.
+    pub const fn pool(self) -> PoolId {
+        PoolId((self.0 >> 58).saturating_sub(Self::PARTS) as u8)
+    }
+
+    /// Whether it is an address that the driver gave.
+    #[inline]
+    pub const fn is_address(self) -> bool {
+        self.0 >> 58 == Space::Address as u64
+    }
+
+    /// The address in it.
+    #[inline]
+    pub const fn address(self) -> u64 {
+        self.0 & Self::ADDRESS
+    }
+
+    const ADDRESS: u64 = (1 << 58) - 1;
+    /// The upper bits of keys of parts begin with this number; each pool has its own.
+    const PARTS: u64 = 8;
+}
+
+/// The number of a registered pool, from 1 on; 0 stands for no pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolId(pub u8);
+
+impl PoolId {
+    /// No pool.
+    pub const NONE: Self = Self(0);
+    /// The last number of a pool. The keys of parts have room for no more.
+    pub const LAST: Self = Self(54);
 }
 
 /// One allocation.
@@ -173,6 +221,12 @@ impl Tag {
     #[inline]
     pub const fn kind(self) -> MemKind {
         MemKind::ALL[(self.0 & 0xff) as usize]
+    }
+
+    /// The driver knows the block: it is no part of a pool.
+    #[inline]
+    pub const fn is_of_driver(self) -> bool {
+        !matches!(self.kind(), MemKind::Part)
     }
 
     /// The context; see [`Block::context`].

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, Source, StackId, ThreadName, Threads};
+use super::{
+    Block, Bytes, CallsiteId, Device, Gauge, GpuMemory, Key, MemKind, PoolId, Source, StackId, ThreadName, Threads,
+};
 
 /// Time since the session began.
 pub type Time = Duration;
@@ -30,7 +32,7 @@ impl OwnerThread {
 #[allow(missing_docs, reason = "the fields of the variants have the names of their types")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Memory was allocated. Recorded after the call has succeeded.
+    /// Memory was allocated. Recorded after the call has succeeded. The context of a part of a pool is the number of the pool.
     Alloc { key: Key, block: Block },
     /// Memory is being freed. Recorded before the call, because its address may be reused afterwards. `block` is set if the
     /// source knows the block, for blocks that are older than the session. The answer says whether the ledger knows the
@@ -42,10 +44,18 @@ pub enum EventKind {
     Untracked,
     /// The newest free of this thread failed: its block is still live and belongs to the same owner.
     FreeFailed,
-    /// A part of a block was freed, so that it has this size now.
+    /// A block has this size now: a piece of it was freed, or a part of a pool was resized.
     Shrink { key: Key, bytes: Bytes },
     /// A context was destroyed, with all its blocks.
     ContextDestroyed { context: u8 },
+    /// A pool is registered on a device. From now on the device has two views: see `ledger/pools.rs`.
+    PoolRegistered { pool: PoolId, device: Device },
+    /// A pool has so many bytes of the driver, in use or not.
+    PoolReserved { pool: PoolId, bytes: Bytes },
+    /// All parts of a pool are freed at once.
+    PoolEmptied { pool: PoolId },
+    /// The program asks for figures: blocks that no pool has taken until now are the program's.
+    PoolsQueried,
     /// The memory of a device was read.
     Sample { device: Device, memory: GpuMemory },
     /// A reading of a device for this gauge failed.
@@ -110,6 +120,8 @@ impl EventKind {
             | Self::Untracked
             | Self::Enter { .. }
             | Self::Leave { .. }
+            | Self::PoolReserved { .. }
+            | Self::PoolsQueried
             | Self::OnStream { .. }
             | Self::Named { .. } => false,
             _ => true,

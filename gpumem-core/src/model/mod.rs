@@ -38,7 +38,7 @@ mod trace;
 
 pub use attribution::{Call, Phase, calls, is_driver, library, program_frames, readable_frames, user_line};
 pub(crate) use attribution::{backward_operation, phase};
-pub use block::{Block, Key, MemKind, Space, Tag};
+pub use block::{Block, Key, MemKind, PoolId, Space, Tag};
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub use callsite::{CallsiteId, StackId};
 pub use custom::{CustomGauge, InUse};
@@ -53,4 +53,4 @@ pub use printable::{is_printable, one_line};
 pub use process::{GpuProcess, ProcessKind};
 pub use source::{ParseSourceError, Source};
 pub use threads::{ThreadName, Threads};
-pub use trace::Trace;
+pub use trace::{DriverFigures, Trace};

@@ -58,9 +58,41 @@ pub struct Trace {
     /// trace, and their lookup failed. If this is not 0, `used` may be too high.
     pub untracked: u64,
     /// Events of the whole process that were not recorded while the trace was open, plus functions of the driver that
-    /// another tool replaced, so that their calls are missed. If this is not 0, the
+    /// another tool replaced, so that their calls are missed, plus calls of registered pools that cannot be right. If this is not 0, the
     /// numbers may be wrong.
     pub lost: u64,
+    /// What the driver's blocks of the whole process did on the device, if a pool was registered there
+    /// (`gpumem::pool`): the other figures count the parts of the pool in the place of its blocks.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub driver: Option<DriverFigures>,
+}
+
+/// The figures of the driver's blocks alone, on a device with a registered pool. The fields mean what they mean in [`Trace`].
+///
+/// Example: see `gpumem::pool`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct DriverFigures {
+    /// The change since the start.
+    pub used: ByteDelta,
+    /// What was needed at the peak in addition to what was in use at the start or is in use now, whichever is more.
+    pub peaked: Bytes,
+}
+
+impl DriverFigures {
+    #[doc(hidden)]
+    pub const fn new(used: ByteDelta, peaked: Bytes) -> Self {
+        Self { used, peaked }
+    }
+}
+
+/// The figures of a span and of one that began at its end, as those of one span.
+fn joined(first: (ByteDelta, Bytes), next: (ByteDelta, Bytes)) -> (ByteDelta, Bytes) {
+    let over_start = |(used, peaked): (ByteDelta, Bytes)| used.get().max(0) + peaked.get().cast_signed();
+    let used = first.0.get().saturating_add(next.0.get());
+    let peak = over_start(first).max(first.0.get().saturating_add(over_start(next)));
+    (ByteDelta::new(used), Bytes::new((peak - used.max(0)).unsigned_abs()))
 }
 
 impl Trace {
@@ -100,17 +132,21 @@ impl Trace {
     #[doc(hidden)]
     #[must_use]
     pub fn then(self, next: Self) -> Self {
-        let over_start = |trace: &Self| trace.peak_over_start().get().cast_signed();
-        let used = self.used.get().saturating_add(next.used.get());
-        let peak = over_start(&self).max(self.used.get().saturating_add(over_start(&next)));
+        let (used, peaked) = joined((self.used, self.peaked), (next.used, next.peaked));
+        let driver = self.driver.or(next.driver).map(|_| {
+            let [first, next] = [&self, &next]
+                .map(|trace| trace.driver.map_or((trace.used, trace.peaked), |driver| (driver.used, driver.peaked)));
+            let (used, peaked) = joined(first, next);
+            DriverFigures { used, peaked }
+        });
         let sampling = self.sampling.zip(next.sampling).map(|(first, second)| Sampling {
             every: first.every,
             readings: first.readings + second.readings - 1,
             longest_gap: first.longest_gap.max(second.longest_gap),
         });
         Self {
-            used: ByteDelta::new(used),
-            peaked: Bytes::new((peak - used.max(0)).unsigned_abs()),
+            used,
+            peaked,
             sampling,
             stale: self.stale || next.stale,
             overlapped: self.overlapped || next.overlapped,
@@ -120,6 +156,7 @@ impl Trace {
             allocated_on: next.allocated_on,
             untracked: self.untracked.saturating_add(next.untracked),
             lost: self.lost.saturating_add(next.lost),
+            driver,
             ..self
         }
     }
@@ -148,6 +185,7 @@ impl Trace {
             allocated_on: None,
             untracked: 0,
             lost: 0,
+            driver: None,
         }
     }
 }

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     model::{
-        Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, PoolUsage, ScopeId, ScopeSpec,
-        ThreadId,
+        Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, PoolId, PoolUsage, ScopeId,
+        ScopeSpec, ThreadId,
     },
     report::DeviceReading,
 };
@@ -259,8 +259,10 @@ impl Checks {
             EventKind::Shrink { key, bytes } => {
                 check_key(key)?;
                 let before = known(key).unwrap_or(0);
-                agree(bytes.get() <= before)?;
-                self.live = self.live.saturating_sub(before - bytes.get());
+                // Only a part of a pool grows.
+                agree(bytes.get() <= before || key.is_part() && before > 0)?;
+                limit(self.live + bytes.get() < MOST_LIVE)?;
+                self.live = (self.live + bytes.get()).saturating_sub(before);
             }
             EventKind::Sample { device, memory } => {
                 check_device(device)?;
@@ -296,7 +298,14 @@ impl Checks {
                 device.map_or(Ok(()), check_device)?;
                 limit(stack.0 < MOST_STACKS)?;
             }
-            EventKind::Untracked
+            EventKind::PoolRegistered { pool, device } => {
+                check_device(device)?;
+                limit(pool <= PoolId::LAST)?;
+            }
+            EventKind::PoolReserved { bytes, .. } => limit(bytes.get() < MOST_LIVE)?,
+            EventKind::PoolEmptied { .. }
+            | EventKind::PoolsQueried
+            | EventKind::Untracked
             | EventKind::ContextDestroyed { .. }
             | EventKind::Mark { .. }
             | EventKind::OnStream { .. }
@@ -422,7 +431,9 @@ impl Checks {
             }
             EventKind::FreeFailed => (CHANGE + BLOCK + LIVE_BLOCK, EVENT),
             EventKind::Free { .. } | EventKind::Shrink { .. } => (CHANGE, EVENT),
-            EventKind::ContextDestroyed { .. } => (CHANGE, EVENT + 100 * self.blocks),
+            EventKind::ContextDestroyed { .. } | EventKind::PoolRegistered { .. } | EventKind::PoolEmptied { .. } => {
+                (CHANGE, EVENT + 100 * self.blocks)
+            }
             EventKind::Lost { .. } | EventKind::Displaced { .. } => (0, LOST),
             EventKind::Open { .. } => (SCOPE + OPEN_SCOPE, SCOPE_EVENT),
             EventKind::Enter { .. } => (0, SCOPE_EVENT),

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     derive::{Callsite, Names, Stack},
-    model::{CallsiteId, Device, Frame, StackId, ThreadId, Time},
+    model::{CallsiteId, Device, Frame, PoolId, StackId, ThreadId, Time},
 };
 
 /// What a definition takes besides its own bytes, about.
@@ -76,6 +76,7 @@ pub struct Definitions {
     symbols: HashMap<CodeAddress, Vec<Symbol>>,
     devices: HashMap<Device, DeviceDefinition>,
     contexts: HashMap<u8, ContextDefinition>,
+    pools: HashMap<PoolId, String>,
     interceptions: Vec<Interception>,
     part: Option<PartDefinition>,
     allocator: Option<AllocatorDefinition>,
@@ -116,6 +117,10 @@ impl Definitions {
             }
             Item::Context(context) => {
                 self.contexts.insert(context.context, context);
+                true
+            }
+            Item::Pool(pool) => {
+                self.pools.insert(pool.pool, pool.name);
                 true
             }
             Item::Interception(interception) => {
@@ -316,6 +321,10 @@ impl Names for Definitions {
         let missing =
             || Callsite { name: Some(format!("(scope {}, not in the recording)", id.0).into()), ..Callsite::default() };
         Callsite::built_in(id).or_else(defined).unwrap_or_else(missing)
+    }
+
+    fn pool(&self, id: PoolId) -> String {
+        self.pools.get(&id).cloned().unwrap_or_else(|| format!("pool {}", id.0))
     }
 
     fn stack(&self, id: StackId) -> Stack {

@@ -8,8 +8,8 @@ use super::{
     wire::{Wire, nanoseconds},
 };
 use crate::model::{
-    Block, Bytes, CallsiteId, Device, EventKind, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId, ThreadId,
-    ThreadName, Threads, Time,
+    Block, Bytes, CallsiteId, Device, EventKind, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec, StackId,
+    ThreadId, ThreadName, Threads, Time,
 };
 
 /// An event as it came through the inbox.
@@ -302,4 +302,8 @@ events! {
     OnStream = 24 { frees: bool, stream: u32 }
     Adopt = 25 { scope: ScopeId, threads: Threads }
     Named = 26 { name: ThreadName }
+    PoolRegistered = 27 { pool: PoolId, device: Device }
+    PoolReserved = 28 { pool: PoolId, bytes: Bytes }
+    PoolEmptied = 29 { pool: PoolId }
+    PoolsQueried = 30 {}
 }

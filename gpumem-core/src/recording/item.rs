@@ -9,7 +9,9 @@ use super::{
     wire::{Wire, fields},
 };
 use crate::{
-    model::{Bytes, CallsiteId, Device, Key, Label, MemKind, PoolUsage, ScopeId, Source, StackId, ThreadId, Time},
+    model::{
+        Bytes, CallsiteId, Device, Key, Label, MemKind, PoolId, PoolUsage, ScopeId, Source, StackId, ThreadId, Time,
+    },
     report::DeviceReading,
 };
 
@@ -61,6 +63,8 @@ pub enum Item {
     TensorHolder(TensorHolder),
     /// Where the process keeps what it has not written yet. Until [`Finished`](Self::Finished), the recording may lack that.
     Ring(RingDefinition),
+    /// A pool that the program registered.
+    Pool(PoolDefinition),
     /// All that the process recorded is in the file.
     Finished(Finished),
 }
@@ -222,6 +226,15 @@ pub struct ContextDefinition {
     pub context: u8,
     /// Where it is.
     pub device: Device,
+}
+
+/// A pool that the program registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolDefinition {
+    /// The number by which events name it. A later pool may get the number of one that is closed.
+    pub pool: PoolId,
+    /// Its name.
+    pub name: String,
 }
 
 /// Through what allocations are intercepted.
@@ -411,6 +424,7 @@ fields!(Symbol { function, file, line, column });
 fields!(SymbolsDefinition { address, symbols });
 fields!(DeviceDefinition { device, name, total, uuid });
 fields!(ContextDefinition { context, device });
+fields!(PoolDefinition { pool, name });
 fields!(Interception { source, library });
 fields!(BlockLabel { key, number, label });
 fields!(DeviceReading { device, name, memory, processes, pool });
@@ -513,6 +527,7 @@ items! {
     Finished = 22,
     TensorGroup = 23,
     TensorHolder = 24,
+    Pool = 25,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::{event::RecordedEvent, item::PartDefinition};
 use crate::{
     ledger::{BlockChange, BlockChangeKind, Ledger},
-    model::{Block, Device, Event, EventKind, ThreadId},
+    model::{Block, Device, Event, EventKind, PoolId, ThreadId},
 };
 
 /// The most events that are kept because they say that figures may be wrong.
@@ -34,6 +34,8 @@ pub struct Part {
     refusals: Vec<RecordedEvent>,
     /// On which stream each thread allocates, and frees, since when.
     streams: HashMap<(ThreadId, bool), RecordedEvent>,
+    /// The registered pools.
+    pools: HashMap<PoolId, RecordedEvent>,
     newest: u64,
 }
 
@@ -70,6 +72,7 @@ impl Part {
             warnings: Vec::new(),
             refusals: Vec::new(),
             streams: HashMap::new(),
+            pools: HashMap::new(),
             newest: 0,
         }
     }
@@ -85,6 +88,7 @@ impl Part {
                 self.warnings.push(*event);
             }
             EventKind::OnStream { frees, .. } => _ = self.streams.insert((thread, *frees), *event),
+            EventKind::PoolRegistered { pool, .. } => _ = self.pools.insert(*pool, *event),
             EventKind::Refused { .. } if self.refusals.len() < MOST_REFUSALS => self.refusals.push(*event),
             _ => {}
         }
@@ -97,7 +101,10 @@ impl Part {
         | EventKind::Shrink { .. }
         | EventKind::ContextDestroyed { .. }
         | EventKind::Lost { .. }
-        | EventKind::Displaced { .. } = kind
+        | EventKind::Displaced { .. }
+        | EventKind::PoolRegistered { .. }
+        | EventKind::PoolReserved { .. }
+        | EventKind::PoolEmptied { .. } = kind
         {
             let mut changes = std::mem::take(&mut self.changes);
             self.ledger.apply_observed(&Event { number, time, thread, kind }, &mut changes);
@@ -145,6 +152,8 @@ impl Part {
                     self.gone(&gone, Some(event));
                 }
             }
+            // The next events say again to whom it belongs.
+            BlockChangeKind::TakenByPool | BlockChangeKind::GivenToProgram => {}
             // Nothing in the recording ends it.
             BlockChangeKind::FreeMissed => {
                 if let Some(missed) = self.live.remove(&number) {
@@ -206,7 +215,7 @@ impl Part {
         let since = self.peaks.iter().flat_map(HashMap::values).flat_map(|peak| &peak.since);
         // A block that has shrunk since the peak comes several times, first as it was at the peak.
         let kept = since.chain(self.live.values()).chain(&self.warnings).chain(&self.refusals);
-        for event in kept.chain(self.streams.values()) {
+        for event in kept.chain(self.streams.values()).chain(self.pools.values()) {
             events.entry(event.number).or_insert(*event);
         }
         events.into_values().collect()

@@ -50,6 +50,7 @@ pub enum Step {
 }
 
 /// A step, or a report that the program requested.
+#[expect(clippy::large_enum_variant, reason = "steps come by the million, and a box for each would cost more")]
 enum Read {
     Step(Step),
     Report(Box<ReplayedReport>),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::bytes::{Input, Malformed, Result, put_number, put_text};
 use crate::model::{
-    Block, Bytes, CallsiteId, Device, Family, Frame, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolUsage,
-    ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
+    Block, Bytes, CallsiteId, Device, Family, Frame, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolId,
+    PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
 };
 
 /// A value that can be written and read back.
@@ -52,7 +52,7 @@ macro_rules! codes {
 }
 pub(super) use codes;
 
-codes!(MemKind { Device = 0, Pool = 1, Managed = 2, PinnedHost = 3, Vmm = 4, Graph = 5 });
+codes!(MemKind { Device = 0, Pool = 1, Managed = 2, PinnedHost = 3, Vmm = 4, Graph = 5, Part = 6 });
 codes!(Family { Cuda = 0, Simulated = 1, Custom = 2 });
 // Older versions measured a pool by the driver's high-water mark (1), from the source 3. This version does not know these figures, so
 // such a trace counts as one that was off.
@@ -76,6 +76,16 @@ impl Wire for u64 {
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
         from.number()
+    }
+}
+
+impl Wire for PoolId {
+    fn put(&self, to: &mut Vec<u8>) {
+        to.push(self.0);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        from.byte().map(Self)
     }
 }
 

@@ -81,6 +81,8 @@ pub enum PartKind {
     /// This process: memory that the stream-ordered pool keeps and no allocation uses.
     /// `gpumem::torch::empty_cache` returns it to the device.
     PoolCache,
+    /// This process: memory that a pool of the program's own keeps and no part of it uses (`gpumem::pool`).
+    RegisteredPool,
     /// This process: the rest. The CUDA context, kernels and modules, blocks that are older than the first trace, and the rounding
     /// of allocations to the driver's pages.
     Driver,
@@ -103,6 +105,8 @@ pub struct Group {
     pub blocks: u64,
     /// The sum of their requested sizes.
     pub bytes: Bytes,
+    /// It is what a registered pool keeps unused; `library` has its name.
+    pub is_cache: bool,
 }
 
 /// What the driver and NVML know of a device at one moment.
@@ -199,6 +203,7 @@ fn own_parts(live: &[Group], pool: Option<&PoolUsage>) -> Vec<Part> {
     let mut sums: BTreeMap<(PartKind, String, Vec<String>), (Bytes, u64)> = BTreeMap::new();
     for group in live {
         let whose = match &group.library {
+            Some(pool) if group.is_cache => (PartKind::RegisteredPool, pool.clone(), Vec::new()),
             Some(library) => (PartKind::Library, library.clone(), Vec::new()),
             None => (PartKind::Scope, path_in_words(&group.path), group.path.clone()),
         };

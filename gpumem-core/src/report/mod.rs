@@ -10,6 +10,7 @@ mod oom;
 mod other_threads;
 mod output;
 mod peak;
+mod pool;
 mod summary;
 mod tracked;
 
@@ -24,6 +25,7 @@ pub use self::{
     oom::{OutOfMemory, Place},
     output::{Content, Level, Output, Peaks},
     peak::{PeakHolder, PeakHolders},
+    pool::RegisteredPool,
     summary::{ScopeSummary, Summary},
     tracked::{Change, Tracked},
 };

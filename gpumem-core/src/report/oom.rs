@@ -102,8 +102,8 @@ impl OutOfMemory {
     #[doc(hidden)]
     #[must_use]
     pub fn with_holders(self, groups: &[Group]) -> Self {
-        let of = |place: &dyn Fn(&Group) -> (String, Option<String>)| {
-            let all = groups.iter().map(|group| {
+        let of = |place: &dyn Fn(&Group) -> (String, Option<String>), is_shown: fn(&Group) -> bool| {
+            let all = groups.iter().filter(|group| is_shown(group)).map(|group| {
                 let (name, caller) = place(group);
                 let each = (group.blocks == 1).then_some(group.bytes);
                 Place { name, caller, blocks: group.blocks, bytes: group.bytes, each }
@@ -118,6 +118,6 @@ impl OutOfMemory {
             (None, Some(place)) => (place.clone(), group.caller.clone()),
             (None, None) => ("(not known)".to_owned(), None),
         };
-        Self { scopes: of(&scope), places: of(&place), ..self }
+        Self { scopes: of(&scope, |group| !group.is_cache), places: of(&place, |_| true), ..self }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 
+use super::RegisteredPool;
 use crate::model::Bytes;
 
 /// What each path of nested scopes has in use, and its peak. `gpumem::summary` returns it.
@@ -16,6 +17,9 @@ pub struct Summary {
     /// One for each device and path. A scope comes after the scope around it; scopes in the same scope are ordered by peak, the
     /// highest first.
     pub scopes: Vec<ScopeSummary>,
+    /// The pools that the program registered (`gpumem::pool`), and what they keep unused. The figures of scopes count their parts.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub pools: Vec<RegisteredPool>,
     /// Frees of blocks that are older than the first trace and whose size is not known.
     pub untracked: u64,
     /// Events that could not be recorded. If not 0, the numbers may be wrong.
@@ -93,6 +97,6 @@ impl Summary {
         scopes.retain(|(_, has_row)| *has_row);
         scopes.sort_by(|((a, of_a), _), ((b, of_b), _)| (a.device, of_a).cmp(&(b.device, of_b)));
         let scopes = scopes.into_iter().map(|((scope, _), _)| scope).collect();
-        Self { scopes, untracked, lost, not_intercepted }
+        Self { scopes, pools: Vec::new(), untracked, lost, not_intercepted }
     }
 }

@@ -10,7 +10,7 @@ use gpumem_core::{
     ledger::ScopePeriod,
     model::{
         Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label, MemKind,
-        PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Threads, Trace,
+        PoolId, PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Threads, Trace,
     },
     recording::{
         BlockLabel, CallsiteDefinition, CodeAddress, Item, ModuleDefinition, Process, RecordedEvent, ReplayedReport,
@@ -89,6 +89,10 @@ impl Names for SessionNames {
             let CallsiteDefinition { name, file, line, .. } = callsite(id.0);
             Callsite { name: name.map(Into::into), file: file.into(), line }
         })
+    }
+
+    fn pool(&self, id: PoolId) -> String {
+        format!("pool {}", id.0)
     }
 
     fn stack(&self, id: StackId) -> Stack {

@@ -5,15 +5,15 @@ use std::{io::Cursor, time::Duration};
 use gpumem_core::{
     derive::Names,
     model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind,
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolId,
         PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition,
-        End, Finished, Interception, Item, ModuleDefinition, PartDefinition, Process, Reader, RecordedEvent, Request,
-        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, TensorHolder,
-        ThreadDefinition, Writer, items_of,
+        End, Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Reader,
+        RecordedEvent, Request, RingDefinition, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup,
+        TensorHolder, ThreadDefinition, Writer, items_of,
     },
     report::DeviceReading,
 };
@@ -107,6 +107,8 @@ variants! { AllocatorAction { SegmentAlloc {} Alloc {} OutOfMemory {} } }
 
 structs! {
     CallsiteId { 0 }
+    PoolId { 0 }
+    PoolDefinition { pool, name }
     ScopeId { 0 }
     StackId { 0 }
     ThreadId { 0 }
@@ -211,6 +213,7 @@ variants! {
         AllocatorEvents { 0 }
         TensorGroup { 0 }
         TensorHolder { 0 }
+        Pool { 0 }
         Ring { 0 }
         Finished { 0 }
     }

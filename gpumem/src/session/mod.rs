@@ -22,6 +22,7 @@ mod events;
 mod exit;
 mod guards;
 mod output;
+mod pools;
 #[cfg(all(feature = "capture", feature = "cuda", target_os = "linux"))]
 mod ranges;
 #[cfg(feature = "capture")]
@@ -57,6 +58,7 @@ pub use self::{
         ScopeHandle, TraceSpec, Traced,
     },
     output::{on_oom, retry_after_trim, set_sink},
+    pools::Pool,
     views::{LiveMemory, Status, breakdown, status, summary},
 };
 use self::{
@@ -105,6 +107,7 @@ pub(crate) struct Session {
     /// The descriptions of stacks that were resolved.
     stack_texts: Mutex<HashMap<StackId, Stack>>,
     labels: Mutex<Labels>,
+    pools: pools::PoolTable,
     sink: SinkState,
     notices: Notices,
     refusals: Refusals,
@@ -136,6 +139,7 @@ impl Session {
             stacks: StackTable::default(),
             stack_texts: Mutex::default(),
             labels: Mutex::default(),
+            pools: pools::PoolTable::default(),
             sink: SinkState::default(),
             notices: Notices::default(),
             refusals: Refusals::default(),

@@ -36,6 +36,7 @@ pages! {
     burn "frameworks/burn.md"
     tch "frameworks/tch.md"
     ort "frameworks/ort.md"
+    pools "frameworks/pools.md"
     fastai "migration/fastai.md"
     pytorch "migration/pytorch.md"
     memory_utils "migration/memory-utils.md"

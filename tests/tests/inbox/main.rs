@@ -18,8 +18,8 @@ use std::{
 use gpumem_core::{
     inbox::LedgerView,
     model::{
-        Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, Space,
-        ThreadId, Threads, Trace,
+        Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec,
+        Space, ThreadId, Threads, Trace,
     },
 };
 use libtest_mimic::{Arguments, Trial};
@@ -47,6 +47,9 @@ fn main() -> ExitCode {
         a_scope_counts_another_thread_in_each_possible_way_and_in_no_other
         a_scope_of_one_thread_does_not_count_another
         a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number
+        growth_of_a_pool_is_no_peak_in_any_order
+        a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be
+        parts_of_several_threads_are_counted_once
         a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed
         no_event_comes_between_a_reading_and_its_query
         lost_events_are_reported_once
@@ -101,6 +104,10 @@ const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 /// Posts as sources do: allocations and frees have functions of their own.
 fn post(inbox: &Inbox, event: &EventKind) -> Answer {
     match event {
+        EventKind::Alloc { key, block } if block.kind == MemKind::Part => {
+            inbox.part(*key, block.bytes, block.tag());
+            Answer::Applied
+        }
         EventKind::Alloc { key, block } => {
             inbox.alloc(*key, block.bytes, block.tag());
             Answer::Applied
@@ -317,6 +324,82 @@ fn a_free_that_failed_brings_back_its_own_block() {
         live(&inbox)
     });
     assert_eq!(outcomes, [10].into());
+}
+
+const POOL: PoolId = PoolId(1);
+
+fn part(address: u64, bytes: u64) -> EventKind {
+    let block = Block { context: POOL.0, ..Block::new(DEVICE, Bytes::new(bytes), MemKind::Part) };
+    EventKind::Alloc { key: Key::of_part(POOL, address), block }
+}
+
+fn unpart(address: u64) -> EventKind {
+    EventKind::Free { key: Key::of_part(POOL, address), block: None }
+}
+
+/// An inbox with a pool and an open scope.
+fn with_pool() -> Arc<Inbox> {
+    let inbox = Arc::new(Inbox::tapped(Recorder));
+    post(&inbox, &EventKind::PoolRegistered { pool: POOL, device: DEVICE });
+    post(&inbox, &open(0));
+    inbox
+}
+
+/// These events on a thread of their own.
+fn posts(inbox: &Arc<Inbox>, events: &[EventKind]) -> thread::JoinHandle<()> {
+    let (inbox, events) = (Arc::clone(inbox), events.to_vec());
+    thread::spawn(move || events.iter().for_each(|event| _ = post(&inbox, event)))
+}
+
+/// Used and peaked of both views, and what was lost.
+fn of_both_views(trace: &Trace) -> ((i64, u64), (i64, u64), u64) {
+    let driver = trace.driver.expect("there is a pool");
+    (used_and_peaked(trace), (driver.used.get(), driver.peaked.get()), trace.lost)
+}
+
+fn growth_of_a_pool_is_no_peak_in_any_order() {
+    let seen = always(|| {
+        let inbox = with_pool();
+        let other = posts(&inbox, &[alloc(2000, 100), part(2000, 10)]);
+        post(&inbox, &alloc(1000, 100));
+        post(&inbox, &part(1000, 10));
+        other.join().unwrap();
+        of_both_views(&inbox.ask(None, &close(0)).expect("the scope is open"))
+    });
+    assert_eq!(seen, [((20, 0), (200, 0), 0)].into());
+}
+
+fn a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be() {
+    let seen = always(|| {
+        let inbox = with_pool();
+        let other = posts(&inbox, &[alloc(2000, 100), part(2000, 10)]);
+        post(&inbox, &EventKind::PoolsQueried);
+        other.join().unwrap();
+        of_both_views(&inbox.ask(None, &close(0)).expect("the scope is open"))
+    });
+    assert_eq!(seen, [((10, 0), (100, 0), 0), ((10, 90), (100, 0), 1)].into());
+}
+
+fn parts_of_several_threads_are_counted_once() {
+    let seen = often(|| {
+        let inbox = with_pool();
+        post(&inbox, &alloc(1000, 100));
+        post(&inbox, &part(1000, 1));
+        let others = [
+            posts(&inbox, &[part(1010, 2), unpart(1010), part(1010, 4)]),
+            // One part is not there, whatever the order is.
+            posts(&inbox, &[part(1020, 8), unpart(1030)]),
+            posts(&inbox, &[EventKind::PoolReserved { pool: POOL, bytes: Bytes::new(100) }, part(1040, 16)]),
+        ];
+        for other in others {
+            other.join().unwrap();
+        }
+        let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+        checked_events();
+        let pool = inbox.pools()[0];
+        (trace.used.get(), trace.lost, pool.parts, pool.part_bytes.get(), pool.wrong.unknown)
+    });
+    assert_eq!(seen, [(29, 1, 4, 29, 1)].into());
 }
 
 /// What a scope of one thread comes to that adopts another one, which allocates 10 bytes and then 100.

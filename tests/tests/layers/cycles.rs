@@ -29,8 +29,16 @@ const KNOWN: &[(&str, &str, &str)] = &[
 ];
 
 /// The crates without cycles.
-const CRATES: [&str; 7] =
-    ["gpumem-core", "gpumem-driver", "gpumem", "gpumem-macros", "gpumem-inject", "gpumem-cli", "gpumem-estimate"];
+const CRATES: [&str; 8] = [
+    "gpumem-core",
+    "gpumem-driver",
+    "gpumem",
+    "gpumem-c",
+    "gpumem-macros",
+    "gpumem-inject",
+    "gpumem-cli",
+    "gpumem-estimate",
+];
 
 fn read(name: &str) -> Imports {
     let files: Vec<(String, String)> = source_files(name)

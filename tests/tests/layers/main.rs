@@ -53,6 +53,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("cudarc_ext", &["session", "model", "error"]),
     ("torch", &["query", "session", "report", "model", "error"]),
     ("sim", &["session"]),
+    ("pool", &["session"]),
     ("private", &["session", "model"]),
 ];
 

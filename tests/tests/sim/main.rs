@@ -3,6 +3,7 @@
 mod adoption;
 mod custom_gauge;
 mod places;
+mod pools;
 mod statistics;
 mod traces;
 mod tracker;

@@ -11,6 +11,7 @@ mod faults;
 mod graphs;
 mod integrated;
 mod lost_devices;
+mod pools;
 mod recording;
 mod refusals;
 mod settings;

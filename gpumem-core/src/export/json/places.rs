@@ -6,10 +6,11 @@ use super::{
     json_line,
     object::{Json, object},
 };
-use crate::report::{Breakdown, Part, PartKind, ScopeSummary, Summary};
+use crate::report::{Breakdown, Part, PartKind, RegisteredPool, ScopeSummary, Summary};
 
 object!(Summary as summary {
     "scopes": summary.scopes,
+    "pools": summary.pools,
     "untracked_frees": summary.untracked,
     "lost_events": summary.lost,
     "not_intercepted": summary.not_intercepted,
@@ -27,6 +28,18 @@ object!(ScopeSummary as scope {
     "device_peak": scope.device_peak,
     "allocated": scope.allocated,
     "allocations": scope.allocations,
+});
+
+object!(RegisteredPool as pool {
+    "name": pool.name,
+    "device": pool.device,
+    "parts": pool.parts,
+    "used": pool.used,
+    "reserved": pool.reserved,
+    "unknown_frees": pool.unknown_frees,
+    "doubled": pool.doubled,
+    "outside": pool.outside,
+    "late": pool.late,
 });
 
 object!(Breakdown as breakdown {
@@ -53,6 +66,7 @@ impl Json for PartKind {
             Self::Scope => "scope",
             Self::Library => "library",
             Self::PoolCache => "pool_cache",
+            Self::RegisteredPool => "registered_pool",
             Self::Driver => "driver",
             Self::Unknown => "unknown",
         };
@@ -115,12 +129,12 @@ mod tests {
             allocated: Bytes::new(6),
             allocations: 7,
         };
-        let summary = Summary { scopes: vec![scope], untracked: 8, lost: 9, not_intercepted: None };
+        let summary = Summary { scopes: vec![scope], pools: Vec::new(), untracked: 8, lost: 9, not_intercepted: None };
         assert_eq!(
             summary.to_json(),
             "{\"scopes\":[{\"path\":[\"train\",\"a \\\"b\\\"\"],\"place\":\"src/train.rs:12\",\"device\":1,\
              \"simulated\":true,\"calls\":2,\"used\":3,\"peak\":4,\"at_peak\":2,\"device_peak\":5,\"allocated\":6,\"allocations\":7}],\
-             \"untracked_frees\":8,\"lost_events\":9,\"not_intercepted\":null}"
+             \"pools\":[],\"untracked_frees\":8,\"lost_events\":9,\"not_intercepted\":null}"
         );
     }
 

@@ -51,6 +51,12 @@ impl Entry {
         Self { bytes, ..self }
     }
 
+    /// The same block in another group.
+    pub(in super::super) fn with_group(self, group: GroupId) -> Self {
+        let others = self.attribution.0 & !(0x00ff_ffff << 8);
+        Self { attribution: Attribution(others | u64::from(group.0) << 8), ..self }
+    }
+
     #[inline]
     pub(in super::super) fn group(&self) -> GroupId {
         self.attribution.group()

@@ -13,11 +13,15 @@ pub(super) mod hash;
 mod shard;
 
 pub(super) use self::entry::{Attribution, Entry, tenths};
-use self::{hash::upper_bits, shard::Shard};
+use self::{
+    hash::{shard_of, upper_bits},
+    shard::Shard,
+};
 use super::groups::GroupId;
 use crate::model::{Bytes, Key};
 
-/// So a table of a million blocks moves about 4,000 entries at a time.
+/// So a table of a million blocks moves about 4,000 entries at a time. The last shards get twice as many blocks as the first ones: a table
+/// doubles when it is full, and if all did so at once, half of their memory would be empty.
 const SHARDS: usize = 256;
 
 /// 8 KiB, which fits into the first-level cache of a processor.
@@ -79,6 +83,18 @@ impl LiveBlocks {
         }
         *slot = FrontSlot { key, entry: Entry { bytes, when, attribution } };
         true
+    }
+
+    /// The slot of this key in the front cache is empty.
+    #[inline]
+    pub(super) fn has_room_in_front(&self, key: Key) -> bool {
+        self.front[upper_bits(key)].entry.is_none()
+    }
+
+    /// A block of this key is live, and not in the front cache.
+    #[inline]
+    pub(super) fn is_in_shard(&self, key: Key) -> bool {
+        self.shards[shard_of(key, SHARDS)].blocks.contains_key(&key)
     }
 
     /// Inserts a block. Returns a block with its key, if the free of that block was not observed. Most have the key of the new block; if
@@ -163,7 +179,11 @@ impl LiveBlocks {
 
     pub(super) fn get(&self, key: Key) -> Option<&Entry> {
         let FrontSlot { key: in_front, entry } = &self.front[upper_bits(key)];
-        if *in_front == key && !entry.is_none() { Some(entry) } else { self.shards[upper_bits(key)].blocks.get(&key) }
+        if *in_front == key && !entry.is_none() {
+            Some(entry)
+        } else {
+            self.shards[shard_of(key, SHARDS)].blocks.get(&key)
+        }
     }
 
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut Entry> {
@@ -171,7 +191,7 @@ impl LiveBlocks {
         if *in_front == key && !entry.is_none() {
             Some(entry)
         } else {
-            self.shards[upper_bits(key)].blocks.get_mut(&key)
+            self.shards[shard_of(key, SHARDS)].blocks.get_mut(&key)
         }
     }
 
@@ -218,7 +238,7 @@ impl LiveBlocks {
 
     #[inline]
     fn shard(&mut self, key: Key) -> &mut Shard {
-        &mut self.shards[upper_bits(key)]
+        &mut self.shards[shard_of(key, SHARDS)]
     }
 }
 

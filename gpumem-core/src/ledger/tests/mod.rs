@@ -10,7 +10,7 @@
 //! adopt a [DSD-]                       an open scope adopts all threads without a scope, or those with such names
 //! named DSD-0 %2                       the name of a thread
 //! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [own, whole] [shared, unshared] [on=1, here] [lost=1]
-//!                                      used and peaked
+//!                                      used and peaked; [driver=10/15] those of the driver's view
 //! alloc x 10 [kind], free x            an allocation, a free
 //! free_failed, untracked, found 10     what follows a free: it failed; the size is not known; a late lookup
 //! gone 1                               context 1 is destroyed
@@ -18,6 +18,10 @@
 //! lost 1, displaced 2 1                lost events; displaced functions of the driver: how many, and how many new ones
 //! inside a = 10 20                     the sizes of the live blocks that were allocated in a scope
 //! watch 1 allocations, watch 1 others, unwatch 1    a budget wants to know what other threads do
+//! alloc x 10 at 100                    a block whose address is 100 MiB
+//! pool 1, reserved 1 30, empty 1       a pool is registered, reports what it has from the driver, frees all its parts
+//! part 1 100 5, unpart 1 100, resize 1 100 7     a part of pool 1 at 100 MiB is allocated, freed, resized
+//! pool 1 = 2 15 5 [unknown=1 doubled=1 outside=1 late=1]    its parts, their bytes, what it keeps unused
 //! noticed = alloc 1 @0 [in scope] [guest]       what the event before was to it, or `nothing`
 //! tree /a/b = calls used peak device-peak allocated allocations    (the last two without the scopes inside)
 //! ```
@@ -30,6 +34,7 @@ mod guests;
 mod histories;
 mod noticed;
 mod observed;
+mod pools;
 mod samples;
 mod scopes;
 mod tree;
@@ -39,7 +44,7 @@ use std::{collections::HashMap, fmt::Write, time::Duration};
 use super::{scopes::peak_above, stats::Count, *};
 use crate::model::{
     Answer, Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, OwnerThread,
-    ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads,
+    PoolId, ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads,
 };
 
 const MIB: i64 = 1 << 20;
@@ -141,6 +146,9 @@ impl Runner {
             None => ThreadId(1),
         };
         let mib = |text: &str| Bytes::mib(text.parse().expect(line));
+        let at = |address: &str| Key::new(Space::Address, mib(address).get());
+        let pool_of = |pool: &str| PoolId(pool.parse().expect(line));
+        let part = |pool: &str, address: &str| Key::of_part(pool_of(pool), mib(address).get());
         let kind = match words[..] {
             ["open", scope] => self.open(scope, device, Gauge::Exact, None),
             ["open", scope, "sampled"] => self.open(scope, device, Gauge::Sampled, None),
@@ -152,6 +160,39 @@ impl Runner {
             ["alloc", block, size, "graph"] => self.alloc(block, device, mib(size), MemKind::Graph),
             ["shrink", block, size] => EventKind::Shrink { key: self.key(block), bytes: mib(size) },
             ["alloc", block, size, "vmm"] => self.alloc(block, device, mib(size), MemKind::Vmm),
+            ["alloc", block, size, "handle"] => {
+                let key = Key::new(Space::Handle, self.id(block));
+                EventKind::Alloc { key, block: Block::new(device, mib(size), MemKind::Vmm) }
+            }
+            ["alloc", _, size, "at", address] => {
+                EventKind::Alloc { key: at(address), block: Block::new(device, mib(size), MemKind::Device) }
+            }
+            ["free", "at", address] => EventKind::Free { key: at(address), block: None },
+            ["pool", pool] if expected.is_none() => EventKind::PoolRegistered { pool: pool_of(pool), device },
+            ["pool", pool] => {
+                let pools = self.ledger.pools();
+                let known = pools.iter().find(|known| known.pool == pool_of(pool)).expect(line);
+                let WrongCalls { unknown, doubled, outside, late } = known.wrong;
+                let unused = known.unused().map_or("?".to_owned(), |unused| unused.mb().to_string());
+                let mut figures = format!("{} {} {unused}", known.parts, known.part_bytes.mb());
+                for (name, count) in [("unknown", unknown), ("doubled", doubled), ("outside", outside), ("late", late)]
+                {
+                    if count > 0 {
+                        _ = write!(figures, " {name}={count}");
+                    }
+                }
+                assert_eq!(Some(figures.as_str()), expected, "{line}");
+                return;
+            }
+            ["reserved", pool, size] => EventKind::PoolReserved { pool: pool_of(pool), bytes: mib(size) },
+            ["empty", pool] => EventKind::PoolEmptied { pool: pool_of(pool) },
+            ["part", pool, address, size] => {
+                let PoolId(context) = pool_of(pool);
+                let block = Block { context, ..Block::new(device, mib(size), MemKind::Part) };
+                EventKind::Alloc { key: part(pool, address), block }
+            }
+            ["unpart", pool, address] => EventKind::Free { key: part(pool, address), block: None },
+            ["resize", pool, address, size] => EventKind::Shrink { key: part(pool, address), bytes: mib(size) },
             ["free", block] => EventKind::Free { key: self.key(block), block: None },
             ["free", block, size] => {
                 let known = Block::new(device, mib(size), MemKind::Device);
@@ -275,6 +316,9 @@ fn figures(trace: &Trace) -> String {
     match trace.allocated_on {
         Some(device) => _ = write!(text, " on={device}"),
         None => text.push_str(" here"),
+    }
+    if let Some(driver) = trace.driver {
+        _ = write!(text, " driver={}/{}", driver.used.mb(), driver.peaked.mb());
     }
     if trace.stale {
         text.push_str(" stale");

@@ -7,8 +7,8 @@ use std::{
 };
 
 use gpumem_core::recording::{
-    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, Process, Request,
-    StackDefinition,
+    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, PoolDefinition, Process,
+    Request, StackDefinition,
 };
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
     modules::{ResolvedAddress, symbols},
 };
 use crate::{
-    model::{Block, CallsiteId, Device, EventKind, Family, Frame, StackId},
+    model::{Block, CallsiteId, Device, EventKind, Family, Frame, MemKind, StackId},
     process,
     session::{Session, events::DefinedCallsite, views},
     source,
@@ -116,6 +116,10 @@ impl Definer {
                 }
                 EventKind::Mark { callsite } => self.callsite(callsite, write),
                 EventKind::Sample { device, .. } => self.device(device, write),
+                EventKind::PoolRegistered { pool, device } => {
+                    self.device(device, write)?;
+                    write(Item::Pool(PoolDefinition { pool, name: self.session.pools.name(pool) }))
+                }
                 _ => Ok(()),
             },
             Item::Callsite(callsite) => {
@@ -136,11 +140,12 @@ impl Definer {
     }
 
     fn block(&mut self, block: &Block, write: Write<'_>) -> io::Result<()> {
-        let Block { device, context, stack, .. } = *block;
+        let Block { device, context, stack, kind, .. } = *block;
         if stack != StackId::NONE && !self.stacks.contains(&stack) {
             self.stack(stack, write)?;
         }
-        if context != 0 && self.contexts.get(&context) != Some(&device) {
+        // The context of a part is the number of its pool.
+        if context != 0 && kind != MemKind::Part && self.contexts.get(&context) != Some(&device) {
             self.contexts.insert(context, device);
             write(Item::Context(ContextDefinition { context, device }))?;
         }

@@ -13,7 +13,7 @@ use crate::session::{Session, current};
 use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack, short_names},
     error::Result,
-    model::{CallsiteId, Device, StackId},
+    model::{CallsiteId, Device, PoolId, StackId},
     report::{Breakdown, DeviceReading, Summary},
     source::{self, Devices},
 };
@@ -103,6 +103,10 @@ const MAX_STACKS: usize = 1 << 12;
 impl Names for Session {
     fn callsite(&self, id: CallsiteId) -> Callsite {
         self.callsites.get(id)
+    }
+
+    fn pool(&self, id: PoolId) -> String {
+        self.pools.name(id)
     }
 
     /// Describes a stack. Each stack is resolved once, because this reads files.

@@ -1,0 +1,35 @@
+/* Memory pools, measured by gpumem: https://docs.rs/gpumem/latest/gpumem/pool/
+ *
+ * A pool takes large blocks from the driver and gives out parts of them. It reports them with these four functions, from any thread.
+ * A function that gets a null pool does nothing, so a program need not check whether it is measured.
+ *
+ * Link with libgpumem_c.so, or depend on the crate gpumem-c in a program in Rust. */
+#ifndef GPUMEM_H
+#define GPUMEM_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct gpumem_pool gpumem_pool;
+
+/* Registers a pool on a CUDA device, before it takes its first block; -1 is the current device of the thread. The name is copied.
+ * Returns null, and says why on stderr, if the device cannot be measured. A pool lives as long as the process. */
+gpumem_pool *gpumem_pool_register(const char *name, int device);
+
+/* The pool has given out a part. Call it on the thread that asked for the part. */
+void gpumem_pool_allocated(gpumem_pool *pool, const void *address, size_t bytes);
+
+/* A part is freed. Call it before the pool can give its address out again. */
+void gpumem_pool_freed(gpumem_pool *pool, const void *address);
+
+/* How much the pool has from the driver, in use or not. Call it right after the driver gave a block or got one back, on the same
+ * thread. With 0 all parts count as freed. */
+void gpumem_pool_set_reserved(gpumem_pool *pool, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,72 @@
+//! What a program in C calls. Nothing unwinds into it.
+
+#![expect(unsafe_code, reason = "C calls these functions by their names, and hands over pointers")]
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    panic::catch_unwind,
+    ptr,
+};
+
+use gpumem::{Bytes, pool::Pool};
+
+/// Registers a pool; see `gpumem.h`.
+///
+/// # Safety
+/// `name` must be null or point to a text that ends with a zero byte.
+// SAFETY: no other function of a program has this name, which begins with that of this project.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_register(name: *const c_char, device: c_int) -> *const Pool {
+    // SAFETY: the caller promises that the text ends with a zero byte, and it is not null here.
+    let name = if name.is_null() { c"pool" } else { unsafe { CStr::from_ptr(name) } };
+    let name = name.to_string_lossy().into_owned();
+    let registered = catch_unwind(move || Pool::register(name, u32::try_from(device).ok()));
+    match registered {
+        Ok(Ok(pool)) => Box::leak(Box::new(pool)),
+        Ok(Err(why)) => {
+            eprintln!("gpumem: the pool is not measured: {why}");
+            ptr::null()
+        }
+        // The panic hook has printed the panic.
+        Err(_) => ptr::null(),
+    }
+}
+
+/// A part was given out; see `gpumem.h`.
+///
+/// # Safety
+/// `pool` must be null or come from [`gpumem_pool_register`].
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_allocated(pool: *const Pool, address: *const c_void, bytes: usize) {
+    // SAFETY: the caller promises that it is null or a pool, which is never freed.
+    if let Some(pool) = unsafe { pool.as_ref() } {
+        _ = catch_unwind(|| pool.allocated(address.addr() as u64, Bytes::from(bytes)));
+    }
+}
+
+/// A part is freed; see `gpumem.h`.
+///
+/// # Safety
+/// `pool` must be null or come from [`gpumem_pool_register`].
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_freed(pool: *const Pool, address: *const c_void) {
+    // SAFETY: the caller promises that it is null or a pool, which is never freed.
+    if let Some(pool) = unsafe { pool.as_ref() } {
+        _ = catch_unwind(|| pool.freed(address.addr() as u64));
+    }
+}
+
+/// What a pool has from the driver; see `gpumem.h`.
+///
+/// # Safety
+/// `pool` must be null or come from [`gpumem_pool_register`].
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpumem_pool_set_reserved(pool: *const Pool, bytes: usize) {
+    // SAFETY: the caller promises that it is null or a pool, which is never freed.
+    if let Some(pool) = unsafe { pool.as_ref() } {
+        _ = catch_unwind(|| pool.set_reserved(Bytes::from(bytes)));
+    }
+}

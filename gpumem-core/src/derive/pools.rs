@@ -1,0 +1,30 @@
+//! Registered pools.
+
+use super::{LedgerView, Names};
+use crate::{
+    ledger::{KnownPool, WrongCalls},
+    model::Bytes,
+    report::RegisteredPool,
+};
+
+/// All pools that have something, or that were called wrongly.
+pub fn pools(view: &dyn LedgerView, names: &dyn Names) -> Vec<RegisteredPool> {
+    let pools = view.pools().into_iter().map(|known| registered(&known, names));
+    pools.filter(|pool| pool.reserved > Bytes::ZERO || pool.parts > 0 || pool.wrong_calls() > 0).collect()
+}
+
+fn registered(known: &KnownPool, names: &dyn Names) -> RegisteredPool {
+    let KnownPool { pool, device, parts, part_bytes, reserved, wrong, .. } = *known;
+    let WrongCalls { unknown, doubled, outside, late } = wrong;
+    RegisteredPool {
+        name: names.pool(pool),
+        device: device.ordinal,
+        parts,
+        used: part_bytes,
+        reserved,
+        unknown_frees: unknown,
+        doubled,
+        outside,
+        late,
+    }
+}

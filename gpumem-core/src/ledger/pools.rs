@@ -1,0 +1,209 @@
+//! Pools: a second level of memory. A pool takes blocks from the driver and gives out parts of them. On a device with a registered
+//! pool there are two views of the same time: the *program's* has the parts of pools, and the driver's blocks that belong to no
+//! pool; the *driver's* has all blocks of the driver. Without a pool they are the same, and only the first one is kept.
+//!
+//! A part is a block of kind [`MemKind::Part`] whose group has the number of its pool. A block of the driver belongs to a pool if
+//! its group has that number; then only the driver's view counts it.
+//!
+//! `undecided.rs` says how the ledger finds out to whom a block belongs.
+
+use super::{
+    Ledger,
+    groups::AllocGroup,
+    live::Entry,
+    meters::Meter,
+    observer::{BlockChangeKind, Observer},
+    pool_table::{KnownPool, Pool, Range, UNDECIDED, WrongCalls},
+    thread::Thread,
+};
+use crate::model::{Bytes, Device, Gauge, Key, MemKind, PoolId, Tag, ThreadId};
+
+impl Ledger {
+    /// A pool begins on a device. [`learn_blocks`](Self::learn_blocks) follows for each part of the blocks.
+    pub fn register_pool(&mut self, pool: PoolId, device: Device, number: u64) {
+        self.flush_pending();
+        let at = usize::from(pool.0);
+        if at >= self.pools.all.len() {
+            self.pools.all.resize(at + 1, Pool::default());
+        }
+        // The driver's blocks of a closed pool with this number are gone, or else the number would not be used again.
+        self.pools.all[at] = Pool { device: Some(device), since: number, ..Pool::default() };
+        self.has_pools = true;
+        self.update_is_special();
+        let index = self.meters.index(device, Gauge::Exact);
+        let Meter { level, driver, .. } = &mut self.meters.0[usize::from(index)];
+        if driver.is_none() {
+            // Until now both views were the same, with their peaks.
+            let mut view = level.clone();
+            for scope in self.scopes.values_mut().filter(|scope| scope.exact_meter == index) {
+                if scope.of_thread.is_none() && scope.spec.gauge == Gauge::Exact {
+                    view.peaks.close(scope.start.peak);
+                    scope.start.driver = Some((scope.start.in_use, scope.start.device_peak));
+                } else {
+                    view.peaks.close(scope.start.device_peak);
+                }
+            }
+            *driver = Some(view);
+        }
+        // The next allocation of each thread finds out that there is a pool.
+        self.threads.iter_mut().for_each(Thread::forget_newest);
+    }
+
+    /// Finds out where one part of the driver's blocks lies, of [`BLOCK_PARTS`](super::BLOCK_PARTS). No block moves to a part
+    /// that was read before.
+    pub fn learn_blocks(&mut self, device: Device, part: usize) {
+        let meter = self.meters.index(device, Gauge::Exact);
+        let Self { live, groups, pools, .. } = self;
+        for (key, entry) in live.part(part) {
+            let group = groups.get(entry.group());
+            if group.meter == meter && group.kind.is_on_device() && group.kind != MemKind::Part {
+                pools.insert_range(key, entry.bytes, group.pool);
+            }
+        }
+    }
+
+    /// Frees all parts of a pool: one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS).
+    pub fn empty_pool(&mut self, pool: PoolId, part: usize) {
+        self.empty_pool_observed(pool, part, &mut ());
+    }
+
+    pub(super) fn empty_pool_observed<O: Observer>(&mut self, pool: PoolId, part: usize, observer: &mut O) {
+        if let Some(of) = self.pools.get_mut(pool).filter(|_| part == 0) {
+            (of.reserved, of.announced_by) = (None, None);
+        }
+        let groups = &self.groups;
+        let is_part = |group: &AllocGroup| group.pool == pool && group.kind == MemKind::Part;
+        for (key, entry) in self.live.drain(part, |entry| is_part(groups.get(entry.group()))) {
+            self.remove_without_free(&entry);
+            self.tell(BlockChangeKind::Freed, key, &entry, observer);
+        }
+    }
+
+    /// Applies the allocation of a part that lies where the newest one does and that differs from the newest events in its key and
+    /// size only. If it differs in more, this returns `false` and changes nothing, and the caller calls [`part`](Self::part).
+    #[inline]
+    pub fn part_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
+        !self.has_thread_scopes
+            && !self.has_open_questions
+            && self.pools.is_in_newest(key.address(), bytes, PoolId(tag.context()))
+            && self.live.has_room_in_front(key)
+            && !self.live.is_in_shard(key)
+            && self.alloc_in_front(key, bytes, tag, number, thread)
+    }
+
+    /// Applies the allocation of a part.
+    pub fn part(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
+        self.part_observed(key, bytes, tag, number, thread, &mut ());
+    }
+
+    pub(super) fn part_observed<O: Observer>(
+        &mut self,
+        key: Key,
+        bytes: Bytes,
+        tag: Tag,
+        number: u64,
+        thread: ThreadId,
+        observer: &mut O,
+    ) {
+        self.find_block_of(key, bytes, PoolId(tag.context()), number, observer);
+        if let Some(before) = self.live.remove(key) {
+            self.wrong_call(PoolId(tag.context()), |wrong| &mut wrong.doubled);
+            self.remove_without_free(&before);
+            self.tell(BlockChangeKind::FreeMissed, key, &before, observer);
+        }
+        self.alloc_observed(key, bytes, tag, number, thread, observer);
+    }
+
+    /// A part was freed that is not live.
+    #[cold]
+    pub(super) fn unknown_part(&mut self, key: Key) {
+        self.wrong_call(key.pool(), |wrong| &mut wrong.unknown);
+    }
+
+    fn wrong_call(&mut self, pool: PoolId, which: impl Fn(&mut WrongCalls) -> &mut u64) {
+        self.counts.lost += 1;
+        if let Some(pool) = self.pools.get_mut(pool) {
+            *which(&mut pool.wrong) += 1;
+        }
+    }
+
+    /// Finds the block that a new part lies in. If the block is of no pool yet, it belongs to this pool from now on.
+    fn find_block_of<O: Observer>(&mut self, key: Key, bytes: Bytes, pool: PoolId, number: u64, observer: &mut O) {
+        let address = key.address();
+        if let Some(of) = self.pools.get_mut(pool)
+            && of.announced_by.take().is_some()
+        {
+            self.update_has_open_questions();
+        }
+        if self.pools.is_in_newest(address, bytes, pool) {
+            return;
+        }
+        let found = self.pools.ranges.range(..=address).next_back().map(|(_, range)| *range);
+        let inside = found.filter(|range| address < range.end && bytes.get() <= range.end - address);
+        let Some(of) = self.pools.get_mut(pool) else { return };
+        match inside {
+            Some(range) if range.pool == pool => self.pools.newest = range,
+            Some(range) if range.pool == PoolId::NONE || range.pool == UNDECIDED => {
+                let block = Key::from_raw(range.start);
+                let since = of.since;
+                let is_late = range.pool == PoolId::NONE
+                    && self.live.get(block).is_some_and(|entry| entry.number() > since && entry.number() < number);
+                if is_late {
+                    self.wrong_call(pool, |wrong| &mut wrong.late);
+                }
+                self.decide(block, pool, observer);
+                self.pools.newest = Range { pool, ..range };
+            }
+            _ if of.has_handles => {}
+            _ => self.wrong_call(pool, |wrong| &mut wrong.outside),
+        }
+    }
+
+    /// A block of the driver is live again, because its free has failed.
+    pub(super) fn block_is_back(&mut self, key: Key, entry: &Entry) {
+        if self.has_pools {
+            let AllocGroup { meter, kind, pool, .. } = *self.groups.get(entry.group());
+            if kind.is_on_device() && self.meters.0[usize::from(meter)].driver.is_some() {
+                self.pools.insert_range(key, entry.bytes, pool);
+            }
+        }
+    }
+
+    /// A block of the driver is gone.
+    #[inline]
+    pub(super) fn block_is_gone(&mut self, key: Key) {
+        if self.has_pools {
+            self.pools.remove_range(key);
+        }
+    }
+
+    /// A block of the driver has another size.
+    pub(super) fn block_is_resized(&mut self, key: Key, bytes: Bytes) {
+        if self.has_pools
+            && key.is_address()
+            && let Some(range) = self.pools.ranges.get_mut(&key.get())
+        {
+            range.end = range.start.saturating_add(bytes.get());
+            self.pools.newest = Range::default();
+        }
+    }
+
+    /// All registered pools, and closed ones that still have blocks.
+    pub fn pools(&mut self) -> Vec<KnownPool> {
+        self.flush_pending();
+        let known = |(number, pool): (u8, &Pool)| {
+            let Pool { device, parts, part_bytes, block_bytes, reserved, wrong, .. } = *pool;
+            let [part_bytes, block_bytes] = [part_bytes, block_bytes].map(Bytes::new);
+            let reserved = reserved.unwrap_or(block_bytes);
+            Some(KnownPool { pool: PoolId(number), device: device?, parts, part_bytes, reserved, block_bytes, wrong })
+        };
+        (0..).zip(&self.pools.all).filter_map(known).collect()
+    }
+
+    /// What the driver's blocks have in use on a device with a pool.
+    #[cfg(test)]
+    pub(super) fn driver_in_use(&mut self, device: Device) -> Option<i64> {
+        self.flush_pending();
+        self.meters.of(device, Gauge::Exact).driver.as_ref().map(|level| level.in_use)
+    }
+}

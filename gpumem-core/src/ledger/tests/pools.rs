@@ -1,0 +1,457 @@
+//! Pools: parts, and the blocks of the driver that they lie in.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+#[test]
+fn parts_count_in_the_place_of_the_pools_blocks() {
+    check(
+        "pool 1; open a
+         alloc x 100 at 1000
+         part 1 1000 10; part 1 1010 20
+         read a = 30 0 driver=100/0 lost=0
+         unpart 1 1010
+         read a = 10 20 driver=100/0
+         resize 1 1000 25
+         close a = 25 5 driver=100/0
+         pool 1 = 1 25 75",
+    );
+}
+
+#[test]
+fn growth_of_a_pool_is_no_peak_of_the_program() {
+    check(
+        "pool 1; open a
+         alloc w 8 at 0; alloc x 100 at 1000; part 1 1000 10; read a = 18 0 driver=108/0
+         alloc y 50 at 2000; reserved 1 150; read a = 18 0 driver=158/0
+         pool 1 = 1 10 140
+         free at 2000; reserved 1 100; close a = 18 0 driver=108/50",
+    );
+}
+
+#[test]
+fn what_is_announced_is_the_pools_whoever_else_allocates() {
+    check(
+        "pool 1; open a
+         reserved 1 100; alloc v 7 at 0 %2; alloc x 100 at 1000; alloc w 8 at 100
+         read a = 15 0 driver=115/0
+         pool 1 = 0 0 100",
+    );
+}
+
+#[test]
+fn a_block_without_an_address_is_the_pools_if_it_was_announced() {
+    check(
+        "pool 1; open a
+         alloc h 20 handle; alloc i 20 handle; reserved 1 40
+         part 1 500 30; read a = 30 0 driver=40/0 lost=0
+         pool 1 = 1 30 10",
+    );
+}
+
+#[test]
+fn a_block_that_no_pool_takes_is_the_programs_in_its_own_scope() {
+    let mut ledger = check(
+        "pool 1; open a; alloc x 30 at 0; open b; alloc y 5 at 100; close b = 5 0 driver=5/0
+         tree /a = 1 35 35 35 30 1
+         tree /a/b = 1 5 5 35 5 1
+         close a = 35 0 driver=35/0",
+    );
+    assert_eq!(ledger.counts().events, 2);
+}
+
+#[test]
+fn a_block_that_is_taken_late_leaves_its_peak_and_says_so() {
+    check(
+        "pool 1; open a; alloc x 100 at 1000; read a = 100 0; read a = 100 0 lost=0
+         part 1 1000 10; read a = 10 90 driver=100/0 lost=1
+         pool 1 = 1 10 90 late=1",
+    );
+    // It was there before the pool: nobody could know.
+    check("open a; alloc x 100 at 1000; pool 1; part 1 1000 10; read a = 10 90 driver=100/0 lost=0");
+}
+
+#[test]
+fn wrong_calls_are_counted_and_lost() {
+    check(
+        "pool 1; pool 2; open a; alloc x 100 at 1000
+         part 1 1000 10; part 1 1000 20; read a = 20 0 lost=1
+         unpart 1 1500; read a = 20 0 lost=2
+         unpart 2 1000; read a = 20 0 lost=3
+         part 1 1090 20; part 2 1050 1; part 1 5000 1; close a = 42 0 lost=6
+         pool 1 = 3 41 59 unknown=1 doubled=1 outside=2
+         pool 2 = 1 1 ? unknown=1 outside=1",
+    );
+}
+
+#[test]
+fn an_emptied_pool_has_no_parts_and_keeps_its_blocks() {
+    check(
+        "pool 1; open a; alloc x 100 at 1000; part 1 1000 10; part 1 1020 20 %2
+         empty 1; read a = 0 30 driver=100/0 lost=0
+         pool 1 = 0 0 100
+         free at 1000; pool 1 = 0 0 0; close a = 0 30 driver=0/100",
+    );
+}
+
+#[test]
+fn a_free_that_failed_gives_the_block_back_to_its_pool() {
+    check(
+        "pool 1; open a; alloc x 100 at 1000; part 1 1000 10; free at 1000; free_failed
+         part 1 1010 10; read a = 20 0 driver=100/0 lost=0",
+    );
+}
+
+#[test]
+fn scopes_of_one_thread_and_scopes_beside_others_count_parts() {
+    check(
+        "pool 1; open a of 2; open b %2
+         alloc x 100 at 1000; part 1 1000 10; alloc y 50 at 2000 %2; part 1 2000 5 %2
+         read a = 5 0; read b = 5 0 own
+         unpart 1 2000; close a = 0 5; close b %2 = 0 5 own",
+    );
+}
+
+#[test]
+fn a_budget_notices_parts_and_blocks_of_no_pool() {
+    check(
+        "pool 1; watch 1 others; alloc x 100 at 1000 %2; noticed = nothing
+         part 1 1000 10 %2; noticed = alloc 10 @0
+         alloc y 3 at 0 %2; unpart 1 1000 %3; noticed = free 10 @0",
+    );
+}
+
+/// Whose a block of the driver is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Whose {
+    Program,
+    Pool(u8),
+    Undecided(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PlainBlock {
+    device: usize,
+    bytes: i64,
+    number: u64,
+    whose: Whose,
+    is_handle: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PlainPool {
+    device: usize,
+    since: u64,
+    reserved: Option<i64>,
+    announced_by: Option<u32>,
+    has_handles: bool,
+    wrong: WrongCalls,
+}
+
+/// In use on each device: the program's view and the driver's.
+type Levels = [[i64; 2]; 2];
+
+/// The simple way: lists that are searched, and all levels that there were.
+#[derive(Default)]
+struct Plain {
+    /// By address or handle. In the order of their allocation.
+    blocks: Vec<(u64, PlainBlock)>,
+    /// By pool and address: the device and the bytes.
+    parts: BTreeMap<(u8, u64), (usize, i64)>,
+    pools: BTreeMap<u8, PlainPool>,
+    history: Vec<Levels>,
+    lost: u64,
+}
+
+impl Plain {
+    fn changed(&mut self) {
+        let mut now = Levels::default();
+        for (_, block) in &self.blocks {
+            now[block.device][1] += block.bytes;
+            if block.whose == Whose::Program {
+                now[block.device][0] += block.bytes;
+            }
+        }
+        for (device, bytes) in self.parts.values() {
+            now[*device][0] += bytes;
+        }
+        self.history.push(now);
+    }
+
+    fn program_gets(&mut self, is_decided: impl Fn(u32, u64) -> bool) {
+        for at in 0..self.blocks.len() {
+            if let (address, PlainBlock { whose: Whose::Undecided(by), .. }) = self.blocks[at]
+                && is_decided(by, address)
+            {
+                self.blocks[at].1.whose = Whose::Program;
+                self.changed();
+            }
+        }
+    }
+
+    fn block_bytes(&self, pool: u8) -> i64 {
+        self.blocks.iter().filter(|(_, block)| block.whose == Whose::Pool(pool)).map(|(_, block)| block.bytes).sum()
+    }
+
+    fn take_announced(&mut self, at: usize, thread: u32) {
+        let block = self.blocks[at].1;
+        let takes = |(number, pool): &(&u8, &PlainPool)| {
+            pool.device == block.device
+                && pool.announced_by == Some(thread)
+                && pool.reserved.is_some_and(|reserved| self.block_bytes(**number) + block.bytes <= reserved)
+        };
+        if let Some(number) = self.pools.iter().find(takes).map(|(number, _)| *number) {
+            self.blocks[at].1.whose = Whose::Pool(number);
+            self.pools.get_mut(&number).unwrap().has_handles |= block.is_handle;
+            self.changed();
+        }
+    }
+
+    fn alloc(&mut self, address: u64, block: PlainBlock, thread: u32) {
+        let undecided = |(_, block): &&(u64, PlainBlock)| matches!(block.whose, Whose::Undecided(_));
+        if self.blocks.iter().filter(undecided).count() >= 16 {
+            self.program_gets(|by, _| by == thread);
+        }
+        let has_pool = self.pools.values().any(|pool| pool.device == block.device);
+        let whose = if has_pool { Whose::Undecided(thread) } else { Whose::Program };
+        self.blocks.push((address, PlainBlock { whose, ..block }));
+        self.changed();
+        if has_pool {
+            self.take_announced(self.blocks.len() - 1, thread);
+        }
+    }
+
+    fn part(&mut self, pool: u8, address: u64, bytes: i64, thread: u32) {
+        let of = self.pools.get_mut(&pool).unwrap();
+        of.announced_by = None;
+        let (device, since, has_handles) = (of.device, of.since, of.has_handles);
+        let inside = |(start, block): &&mut (u64, PlainBlock)| {
+            !block.is_handle
+                && *start <= address
+                && address + bytes.unsigned_abs() <= *start + block.bytes.unsigned_abs()
+        };
+        let mut is_wrong = None;
+        match self.blocks.iter_mut().find(inside).filter(|(start, block)| address < start + block.bytes.unsigned_abs())
+        {
+            Some((_, block)) if block.whose == Whose::Pool(pool) => {}
+            Some((_, block)) if !matches!(block.whose, Whose::Pool(_)) => {
+                if block.whose == Whose::Program && block.number > since {
+                    is_wrong = Some("late");
+                }
+                block.whose = Whose::Pool(pool);
+            }
+            _ if has_handles => {}
+            _ => is_wrong = Some("outside"),
+        }
+        self.changed();
+        let wrong = &mut self.pools.get_mut(&pool).unwrap().wrong;
+        match is_wrong {
+            Some("late") => wrong.late += 1,
+            Some(_) => wrong.outside += 1,
+            None => {}
+        }
+        self.lost += u64::from(is_wrong.is_some());
+        if self.parts.remove(&(pool, address)).is_some() {
+            wrong.doubled += 1;
+            self.lost += 1;
+            self.changed();
+        }
+        self.program_gets(|by, _| by == thread);
+        self.parts.insert((pool, address), (device, bytes));
+        self.changed();
+    }
+
+    fn reserved(&mut self, pool: u8, bytes: i64, thread: u32) {
+        let of = self.pools.get_mut(&pool).unwrap();
+        (of.reserved, of.announced_by) = (Some(bytes), Some(thread));
+        let mine = |at: &usize| self.blocks[*at].1.whose == Whose::Undecided(thread);
+        let mine: Vec<_> = (0..self.blocks.len()).rev().filter(mine).collect();
+        for at in mine {
+            self.take_announced(at, thread);
+        }
+        if self.block_bytes(pool) >= bytes {
+            self.pools.get_mut(&pool).unwrap().announced_by = None;
+        }
+        self.program_gets(|by, _| by == thread);
+    }
+}
+
+/// Adds up what an observer is told of the program's view.
+#[derive(Default)]
+struct Sums {
+    live: HashMap<u64, (u32, i64)>,
+}
+
+impl Observer for Sums {
+    fn changed(&mut self, change: BlockChange) {
+        if change.kind == BlockChangeKind::TakenByPool {
+            self.live.remove(&change.number);
+        } else if change.group.is_in_program() {
+            let after = change.after.get().cast_signed();
+            self.live.insert(change.number, (change.device.ordinal, after));
+        }
+        if change.after.get() == 0 && change.kind != BlockChangeKind::Shrunk {
+            self.live.remove(&change.number);
+        }
+    }
+}
+
+#[test]
+#[allow(clippy::too_many_lines, reason = "it is a list of possible events")]
+fn both_views_agree_with_the_simple_way() {
+    const SLOT: u64 = 128;
+    let histories: u64 = if cfg!(miri) { 3 } else { 10_000 };
+    for seed in 1..=histories {
+        let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut random = |below: u64| numbers(below);
+        let devices = [0, 1].map(|ordinal| Device { family: Family::Cuda, ordinal });
+        let (mut ledger, mut plain, mut sums) = (Ledger::default(), Plain::default(), Sums::default());
+        plain.changed();
+        let mut scopes: BTreeMap<u64, (usize, usize, u64)> = BTreeMap::new();
+        for number in 1..50 {
+            let thread = u32::try_from(random(3)).unwrap() + 1;
+            let device = usize::try_from(random(2)).unwrap();
+            let pool = u8::try_from(random(3)).unwrap() + 1;
+            let pool_device = usize::from(pool == 3);
+            let is_registered = plain.pools.contains_key(&pool);
+            let slot = |device: usize, slot: u64| ((device as u64 + 1) << 40) + slot * SLOT;
+            let kind = match random(16) {
+                0..4 => {
+                    let is_handle = random(6) == 0;
+                    let kind = if is_handle { MemKind::Vmm } else { MemKind::Device };
+                    let address = if is_handle { number } else { slot(device, random(12)) };
+                    if plain.blocks.iter().any(|(known, _)| *known == address) {
+                        continue;
+                    }
+                    let bytes = random(SLOT + 1);
+                    let space = if is_handle { Space::Handle } else { Space::Address };
+                    let block =
+                        PlainBlock { device, bytes: bytes.cast_signed(), number, whose: Whose::Program, is_handle };
+                    plain.alloc(address, block, thread);
+                    let block = Block::new(devices[device], Bytes::new(bytes), kind);
+                    EventKind::Alloc { key: Key::new(space, address), block }
+                }
+                4..6 if !plain.blocks.is_empty() => {
+                    let at = usize::try_from(random(plain.blocks.len() as u64)).unwrap();
+                    let (address, block) = plain.blocks[at];
+                    plain.program_gets(|by, undecided| by == thread || undecided == address);
+                    plain.blocks.remove(at);
+                    plain.changed();
+                    let space = if block.is_handle { Space::Handle } else { Space::Address };
+                    EventKind::Free { key: Key::new(space, address), block: None }
+                }
+                6..10 if is_registered => {
+                    // Mostly inside of a slot, sometimes over its end.
+                    let address = slot(pool_device, random(12)) + random(4) * 32;
+                    let bytes = random(40);
+                    plain.part(pool, address, bytes.cast_signed(), thread);
+                    let part = Block::new(devices[pool_device], Bytes::new(bytes), MemKind::Part);
+                    EventKind::Alloc {
+                        key: Key::of_part(PoolId(pool), address),
+                        block: Block { context: pool, ..part },
+                    }
+                }
+                10..12 if is_registered => {
+                    let known: Vec<_> = plain.parts.keys().copied().collect();
+                    let is_known = !known.is_empty() && random(8) > 0;
+                    let (of, address) =
+                        if is_known { known[usize::try_from(random(known.len() as u64)).unwrap()] } else { (pool, 77) };
+                    plain.program_gets(|by, _| by == thread);
+                    if plain.parts.remove(&(of, address)).is_some() {
+                        plain.changed();
+                    } else {
+                        plain.pools.get_mut(&of).unwrap().wrong.unknown += 1;
+                        plain.lost += 1;
+                    }
+                    EventKind::Free { key: Key::of_part(PoolId(of), address), block: None }
+                }
+                12 if is_registered => {
+                    let bytes = plain.block_bytes(pool) + random(200).cast_signed() - 20;
+                    let bytes = bytes.max(0);
+                    plain.reserved(pool, bytes, thread);
+                    EventKind::PoolReserved { pool: PoolId(pool), bytes: Bytes::new(bytes.unsigned_abs()) }
+                }
+                rare => {
+                    plain.program_gets(|_, _| true);
+                    match rare {
+                        13 if !is_registered => {
+                            let device = pool_device;
+                            plain.pools.insert(pool, PlainPool { device, since: number, ..PlainPool::default() });
+                            EventKind::PoolRegistered { pool: PoolId(pool), device: devices[device] }
+                        }
+                        13 if random(3) == 0 => {
+                            plain.parts.retain(|(of, _), _| *of != pool);
+                            let of = plain.pools.get_mut(&pool).unwrap();
+                            (of.reserved, of.announced_by) = (None, None);
+                            plain.changed();
+                            EventKind::PoolEmptied { pool: PoolId(pool) }
+                        }
+                        14 if !plain.parts.is_empty() => {
+                            let at = usize::try_from(random(plain.parts.len() as u64)).unwrap();
+                            let ((of, address), (_, bytes)) = plain.parts.iter_mut().nth(at).unwrap();
+                            let now = random(60);
+                            *bytes = now.cast_signed();
+                            let key = Key::of_part(PoolId(*of), *address);
+                            plain.changed();
+                            EventKind::Shrink { key, bytes: Bytes::new(now) }
+                        }
+                        15 if !scopes.is_empty() && random(2) == 0 => {
+                            let (scope, _) = scopes.pop_first().unwrap();
+                            EventKind::Close { scope: ScopeId(scope) }
+                        }
+                        15 => {
+                            scopes.insert(number, (device, plain.history.len() - 1, plain.lost));
+                            EventKind::Open { scope: ScopeId(number), spec: ScopeSpec::exact(devices[device]) }
+                        }
+                        _ => EventKind::PoolsQueried,
+                    }
+                }
+            };
+            // All scopes are opened by one thread, so that none counts by itself.
+            let by = if matches!(kind, EventKind::Open { .. } | EventKind::Close { .. }) { 1 } else { thread };
+            let time = Duration::from_millis(number);
+            ledger.apply_observed(&Event { number, time, thread: ThreadId(by), kind: &kind }, &mut sums);
+            let now = *plain.history.last().unwrap();
+            ledger.flush_pending();
+            for (id, (device, began, lost)) in &scopes {
+                let scope = ledger.trace(&ledger.scopes[&ScopeId(*id)]);
+                let of = |view: usize| {
+                    let levels = plain.history[*began..].iter().map(|levels| levels[*device][view]);
+                    let start = plain.history[*began][*device][view];
+                    let end = now[*device][view];
+                    (end - start, levels.max().unwrap() - start.max(end))
+                };
+                let figures = (scope.used.get(), scope.peaked.get().cast_signed());
+                assert_eq!(figures, of(0), "seed {seed}, event {number}: {kind:?}");
+                let has_pool = plain.pools.values().any(|pool| pool.device == *device);
+                let driver = scope.driver.map(|driver| (driver.used.get(), driver.peaked.get().cast_signed()));
+                assert_eq!(driver, has_pool.then(|| of(1)), "seed {seed}, event {number}: {kind:?}");
+                assert_eq!(scope.lost, plain.lost - lost, "seed {seed}, event {number}: {kind:?}");
+            }
+        }
+        let mut by_groups = [0; 2];
+        for GroupUsage { device, bytes, .. } in ledger.groups() {
+            by_groups[device.ordinal as usize] += bytes.get().cast_signed();
+        }
+        let mut told = [0; 2];
+        sums.live.values().for_each(|(device, bytes)| told[*device as usize] += bytes);
+        let now = plain.history.last().unwrap().map(|[program, _]| program);
+        assert_eq!((by_groups, told), (now, now), "seed {seed}");
+        for KnownPool { pool, parts, part_bytes, reserved, block_bytes, wrong, .. } in ledger.pools() {
+            let of = plain.pools[&pool.0];
+            let expected: Vec<_> =
+                plain.parts.range((pool.0, 0)..(pool.0 + 1, 0)).map(|(_, (_, bytes))| bytes).collect();
+            let bytes = expected.iter().copied().sum::<i64>().unsigned_abs();
+            assert_eq!((parts, part_bytes.get()), (expected.len() as u64, bytes), "seed {seed}");
+            let blocks = plain.block_bytes(pool.0);
+            assert_eq!(block_bytes.get().cast_signed(), blocks, "seed {seed}");
+            assert_eq!(reserved.get().cast_signed(), of.reserved.unwrap_or(blocks), "seed {seed}");
+            assert_eq!(wrong, of.wrong, "seed {seed}");
+        }
+        for (number, device) in devices.into_iter().enumerate() {
+            let expected = plain.history.last().unwrap()[number][1];
+            assert!(ledger.driver_in_use(device).is_none_or(|in_use| in_use == expected), "seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! To whom a block of the driver belongs, on a device with a pool.
+//!
+//! The driver does not say for whom it allocates. So a new block is *undecided* until the next event of its thread: a part inside of
+//! it, or a pool that reserved as much, makes it the pool's; any other event, or a query, makes it the program's. So the growth of a
+//! pool never is a peak of the program, and no peak has to be lowered later.
+
+use std::mem;
+
+use super::{
+    Ledger,
+    groups::AllocGroup,
+    live::Entry,
+    observer::{BlockChangeKind, Observer},
+    pool_table::{Pool, Pools, UNDECIDED},
+};
+use crate::model::{Bytes, Key, MemKind, PoolId, Tag, ThreadId};
+
+impl Ledger {
+    /// Some block is undecided.
+    pub(crate) fn has_undecided(&self) -> bool {
+        !self.pools.undecided.is_empty()
+    }
+
+    /// A pool reports how much it has from the driver. Blocks that this thread has just allocated are the pool's, as far as they
+    /// are among that; if more is missing, so are those that it allocates next.
+    pub(super) fn pool_reserved<O: Observer>(
+        &mut self,
+        pool: PoolId,
+        bytes: Bytes,
+        thread: ThreadId,
+        observer: &mut O,
+    ) {
+        let Some(of) = self.pools.get_mut(pool) else { return };
+        of.reserved = Some(bytes);
+        of.announced_by = Some(thread);
+        let mine = self.pools.undecided.iter().rev().filter(|(by, _)| *by == thread).map(|(_, key)| *key);
+        for key in mine.collect::<Vec<_>>() {
+            self.take_announced(key, thread, observer);
+        }
+        self.flush_pending();
+        if let Some(of) = self.pools.get_mut(pool)
+            && of.block_bytes >= bytes.get()
+        {
+            of.announced_by = None;
+        }
+        self.decide_for_program(|by, _| by == thread, observer);
+    }
+
+    /// An undecided block of this thread is a pool's, if the thread has announced as much.
+    fn take_announced<O: Observer>(&mut self, key: Key, thread: ThreadId, observer: &mut O) {
+        self.flush_pending();
+        let Some(entry) = self.live.get(key).copied() else { return };
+        let meter = self.groups.get(entry.group()).meter;
+        let device = self.meters.0[usize::from(meter)].device;
+        let takes = |pool: &Pool| {
+            pool.device == Some(device)
+                && pool.announced_by == Some(thread)
+                && pool.reserved.is_some_and(|reserved| pool.block_bytes + entry.bytes.get() <= reserved.get())
+        };
+        if let Some(at) = self.pools.all.iter().position(takes) {
+            self.pools.all[at].has_handles |= !key.is_address();
+            self.decide(key, PoolId(u8::try_from(at).unwrap_or(0)), observer);
+        }
+    }
+
+    /// A new block on a device with a pool.
+    #[cold]
+    pub(super) fn add_undecided<O: Observer>(&mut self, key: Key, entry: &Entry, thread: ThreadId, observer: &mut O) {
+        // An allocation is two less than these events until the block is decided: it is not counted as an allocation yet.
+        self.counts.events = self.counts.events.wrapping_add(2);
+        self.tell(BlockChangeKind::Allocated, key, entry, observer);
+        self.pools.insert_range(key, entry.bytes, UNDECIDED);
+        self.pools.undecided.push((thread, key));
+        self.thread(thread).forget_newest();
+        self.take_announced(key, thread, observer);
+        self.update_has_open_questions();
+    }
+
+    /// The undecided blocks for which `is_decided` is true are the program's.
+    #[cold]
+    pub(super) fn decide_for_program<O: Observer>(
+        &mut self,
+        is_decided: impl Fn(ThreadId, Key) -> bool,
+        observer: &mut O,
+    ) {
+        let undecided = mem::take(&mut self.pools.undecided);
+        let (decided, rest): (Vec<_>, Vec<_>) =
+            undecided.into_iter().partition(|(thread, key)| is_decided(*thread, *key));
+        self.pools.undecided = rest;
+        for (thread, key) in decided {
+            self.decide(key, PoolId::NONE, observer);
+            if self.has_thread_scopes
+                && let Some(entry) = self.live.get(key).copied()
+            {
+                self.notice(&entry, false, thread);
+            }
+        }
+        self.update_has_open_questions();
+    }
+
+    /// A block of the driver belongs to this pool from now on, or to none.
+    pub(super) fn decide<O: Observer>(&mut self, key: Key, pool: PoolId, observer: &mut O) {
+        self.pools.undecided.retain(|(_, undecided)| *undecided != key);
+        let Some(before) = self.live.get(key).copied() else { return };
+        let group = *self.groups.get(before.group());
+        self.flush_pending();
+        let now = before.with_group(self.group_number(AllocGroup { pool, ..group }));
+        if let Some(entry) = self.live.get_mut(key) {
+            *entry = now;
+        }
+        self.remove_block(&before);
+        self.count(&now);
+        if group.pool == UNDECIDED {
+            self.pending.allocated(now.bytes.get());
+            self.counts.events = self.counts.events.wrapping_sub(2);
+        }
+        if key.is_address()
+            && let Some(range) = self.pools.ranges.get_mut(&key.get())
+        {
+            range.pool = pool;
+        }
+        let kind = if pool == PoolId::NONE { BlockChangeKind::GivenToProgram } else { BlockChangeKind::TakenByPool };
+        self.tell(kind, key, &now, observer);
+        self.update_has_open_questions();
+    }
+
+    /// Whether a pool has this as a whole: then only the driver's view counts it. `meter` is that of the device.
+    pub(super) fn pool_of_new(&self, tag: Tag, meter: u16) -> PoolId {
+        if tag.kind() == MemKind::Part {
+            return PoolId(tag.context());
+        }
+        let has_pool = tag.kind().is_on_device() && self.meters.0[usize::from(meter)].driver.is_some();
+        if has_pool { UNDECIDED } else { PoolId::NONE }
+    }
+
+    pub(super) fn update_has_open_questions(&mut self) {
+        let Pools { all, undecided, .. } = &self.pools;
+        self.has_open_questions = !undecided.is_empty() || all.iter().any(|pool| pool.announced_by.is_some());
+    }
+}

@@ -1,0 +1,71 @@
+//! Registered pools.
+
+use std::fmt;
+
+use crate::model::{Bytes, one_line};
+
+/// A pool that the program registered (`gpumem::pool`), as it is now.
+///
+/// `Display` is the line of [`Summary`](super::Summary): what the pool keeps unused.
+///
+/// Example: see `gpumem::pool`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct RegisteredPool {
+    /// The name that the program gave it.
+    pub name: String,
+    /// The CUDA ordinal of its device.
+    pub device: u32,
+    /// The number of its live parts.
+    pub parts: u64,
+    /// The sum of their sizes.
+    pub used: Bytes,
+    /// What it has from the driver: what it reported, or else its blocks that gpumem has seen.
+    pub reserved: Bytes,
+    /// Frees of parts that were not live.
+    pub unknown_frees: u64,
+    /// Parts that were allocated at the address of a live part.
+    pub doubled: u64,
+    /// Parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool.
+    pub outside: u64,
+    /// Blocks that were counted for the program before the pool reported its first part in them. Peaks of that time are too high.
+    pub late: u64,
+}
+
+impl RegisteredPool {
+    /// What it keeps unused. `None` if its parts are more than it has, so that one of the two is wrong.
+    ///
+    /// Example: see `gpumem::pool`.
+    pub fn unused(&self) -> Option<Bytes> {
+        self.reserved.checked_sub(self.used)
+    }
+
+    /// Calls that cannot be right. If this is not 0, figures may be wrong.
+    ///
+    /// Example: see `gpumem::pool`.
+    pub fn wrong_calls(&self) -> u64 {
+        self.unknown_frees + self.doubled + self.outside + self.late
+    }
+}
+
+impl fmt::Display for RegisteredPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, reserved, unknown_frees, doubled, outside, late, .. } = self;
+        let unused = self.unused().map_or_else(|| "?".to_owned(), |unused| unused.to_string());
+        write!(f, "cache of {}: {unused} of {reserved}", one_line(name))?;
+        let mut before = "; wrong calls: ";
+        for (count, what) in [
+            (unknown_frees, "frees of unknown parts"),
+            (doubled, "parts at the address of a live part"),
+            (outside, "parts outside of all blocks"),
+            (late, "blocks known as its own too late"),
+        ] {
+            if *count > 0 {
+                write!(f, "{before}{count} {what}")?;
+                before = ", ";
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,149 @@
+//! Pools that the program registers: allocators of its own, which take blocks from the driver and give out parts of them.
+
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use super::{Session, alive, current};
+use crate::{
+    error::{Kind, Result},
+    inbox::LedgerView,
+    model::{Bytes, Device, EventKind, Gauge, Key, MemKind, PoolId, StackId, Tag},
+    process,
+    source::min_bytes_of,
+};
+
+/// The pools of a session, by number; number 1 is the first.
+#[derive(Default)]
+pub(super) struct PoolTable(Mutex<Vec<NamedPool>>);
+
+struct NamedPool {
+    name: String,
+    is_closed: bool,
+}
+
+/// A pool of the program's own that gives out parts of the driver's blocks; see the [module](crate::pool).
+///
+/// It may be used by several threads at the same time. When it is dropped, its parts count as freed.
+pub struct Pool {
+    session: &'static Session,
+    id: PoolId,
+    device: Device,
+    /// Smaller parts have no stack.
+    min_bytes: u64,
+}
+
+impl Pool {
+    /// Registers a pool on a device; `None` is the calling thread's current device. From now on traces of this device count the parts
+    /// of the pool in the place of its blocks. Register a pool before it takes its first block: allocations are intercepted from then on.
+    ///
+    /// Example: see the [module](crate::pool).
+    ///
+    /// # Errors
+    /// If there is no such device, if allocations cannot be intercepted, or if there are 54 pools already.
+    pub fn register(name: impl Into<String>, device: impl Into<Option<u32>>) -> Result<Self> {
+        alive()?;
+        let session = current();
+        let devices = session.devices()?;
+        let device = devices.device(device.into())?;
+        devices.check(device.ordinal)?;
+        session.begun();
+        // With another gauge traces do not look at allocations.
+        if matches!(session.settings().gauge()?, None | Some(Gauge::Exact)) {
+            session.subscribe(devices, None, false)?;
+        }
+        let mut pools = session.pools.lock();
+        let named = NamedPool { name: name.into(), is_closed: false };
+        // The number of a closed pool is used again when the driver has its blocks back.
+        let live: Vec<_> =
+            session.inbox.pools().iter().filter(|pool| pool.block_bytes > Bytes::ZERO).map(|pool| pool.pool).collect();
+        let is_unused = |(at, pool): (usize, &NamedPool)| pool.is_closed && !live.contains(&id_of(at));
+        let at = pools.iter().enumerate().position(is_unused).unwrap_or(pools.len());
+        let id = id_of(at);
+        if id > PoolId::LAST {
+            let detail = format!("there are {} pools already; drop one of them first", pools.len());
+            return Err(Kind::BadSetting { setting: "pool", detail }.into());
+        }
+        if at == pools.len() {
+            pools.push(named);
+        } else {
+            pools[at] = named;
+        }
+        drop(pools);
+        session.inbox.post(&EventKind::PoolRegistered { pool: id, device });
+        Ok(Self { session, id, device, min_bytes: min_bytes_of(session.settings) })
+    }
+
+    /// The pool has given out a part. Call it after the part is taken, on the thread that asked for it: it counts for the scopes of
+    /// this thread.
+    ///
+    /// Example: see the [module](crate::pool).
+    #[inline]
+    pub fn allocated(&self, address: u64, bytes: Bytes) {
+        if process::is_forked() {
+            return;
+        }
+        let stack = if bytes.get() < self.min_bytes { StackId::NONE } else { self.session.stack_here() };
+        let tag = Tag::new(self.device, MemKind::Part, self.id.0, stack);
+        self.session.inbox.part(Key::of_part(self.id, address), bytes, tag);
+    }
+
+    /// A part is freed. Call it before the pool can give the address out again.
+    ///
+    /// Example: see the [module](crate::pool).
+    #[inline]
+    pub fn freed(&self, address: u64) {
+        if !process::is_forked() {
+            self.session.inbox.free(Key::of_part(self.id, address));
+        }
+    }
+
+    /// How much the pool has from the driver, in use or not. With 0 it has been emptied: all its parts count as freed.
+    ///
+    /// A block of the driver is known as the pool's from its first part on. If other allocations come before that, call this right
+    /// before or right after the driver gave the block, on the same thread.
+    ///
+    /// Example: see the [module](crate::pool).
+    pub fn set_reserved(&self, bytes: Bytes) {
+        if bytes == Bytes::ZERO {
+            self.session.inbox.post(&EventKind::PoolEmptied { pool: self.id });
+        }
+        self.session.inbox.post(&EventKind::PoolReserved { pool: self.id, bytes });
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("id", &self.id).field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if process::is_forked() {
+            return;
+        }
+        self.session.inbox.post(&EventKind::PoolEmptied { pool: self.id });
+        if let Some(pool) = self.session.pools.lock().get_mut(usize::from(self.id.0) - 1) {
+            pool.is_closed = true;
+        }
+    }
+}
+
+impl PoolTable {
+    fn lock(&self) -> MutexGuard<'_, Vec<NamedPool>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The name that the program gave a pool.
+    pub(super) fn name(&self, id: PoolId) -> String {
+        let at = usize::from(id.0).wrapping_sub(1);
+        self.lock().get(at).map(|pool| pool.name.clone()).unwrap_or_default()
+    }
+}
+
+/// The number of the pool at this index.
+fn id_of(at: usize) -> PoolId {
+    PoolId(u8::try_from(at + 1).unwrap_or(u8::MAX))
+}

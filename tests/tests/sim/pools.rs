@@ -1,0 +1,57 @@
+//! A pool of the program's own on a simulated device: what reports show of it.
+
+use gpumem::{
+    Bytes, GpuMemTrace, breakdown,
+    pool::Pool,
+    report::{PartKind, PeakHolders, RegisteredPool},
+    summary,
+};
+use gpumem_tests::simulated_gpu;
+
+#[test]
+fn reports_count_parts_and_have_a_row_for_what_is_unused() {
+    let gpu = simulated_gpu();
+    let pool = Pool::register("cache-test", gpu.ordinal()).expect("the device is there");
+    let mut trace = GpuMemTrace::builder()
+        .ctx("pool-step")
+        .device(gpu.ordinal())
+        .at_peak(true)
+        .silent(true)
+        .start()
+        .expect("the device is there");
+    let workspace = gpu.alloc(Bytes::mib(8)).expect("there is room");
+    let block = gpu.alloc(Bytes::mib(100)).expect("there is room");
+    pool.allocated(block.address(), Bytes::mib(10));
+    pool.allocated(block.address() + (10 << 20), Bytes::mib(20));
+    pool.freed(block.address());
+    let data = trace.data();
+    assert_eq!((data.used.mb(), data.peaked.mb(), data.lost), (28, 10, 0));
+    assert_eq!(data.driver.map(|driver| (driver.used.mb(), driver.peaked.mb())), Some((108, 0)));
+    let at_peak: PeakHolders = trace.peak_holders().expect("it was asked for");
+    assert_eq!(at_peak.bytes, Bytes::mib(38), "{at_peak}");
+    let parts = breakdown(gpu.ordinal()).expect("the device can be read");
+    let row = parts.parts.iter().find(|part| part.kind == PartKind::RegisteredPool).expect("there is one");
+    assert_eq!((row.name.as_str(), row.bytes), ("cache of cache-test", Bytes::mib(80)), "{parts}");
+    let sum: Bytes = parts.parts.iter().map(|part| part.bytes).sum();
+    assert_eq!(sum, parts.memory.used, "{parts}");
+    trace.stop();
+    let is_ours = |pool: &&RegisteredPool| pool.name == "cache-test";
+    let now = summary();
+    let scope = now.scopes.iter().find(|scope| scope.path == ["pool-step"]).expect("it was opened");
+    assert_eq!((scope.used, scope.peak), (Bytes::mib(28), Bytes::mib(38)), "{now}");
+    assert_eq!(now.pools.iter().find(is_ours).and_then(RegisteredPool::unused), Some(Bytes::mib(80)), "{now}");
+    drop(pool);
+    drop((block, workspace));
+    assert!(!summary().pools.iter().any(|pool| is_ours(&pool)), "a closed pool without blocks has no row");
+}
+
+#[test]
+fn the_number_of_a_closed_pool_is_used_again() {
+    let gpu = simulated_gpu();
+    for _ in 0..200 {
+        let pool = Pool::register("again", gpu.ordinal()).expect("numbers of closed pools are free");
+        let block = gpu.alloc(Bytes::mib(1)).expect("there is room");
+        pool.allocated(block.address(), Bytes::kib(1));
+        drop((block, pool));
+    }
+}
