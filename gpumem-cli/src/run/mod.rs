@@ -157,7 +157,13 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
         let cause = "no process of the program asked for memory of a GPU, or it was started with another environment (`sudo`, `env -i`, a \
                      profiler: write `nsys profile gpumem run …`), or the driver could not load the library, or the recording was moved or \
                      removed";
-        let next = if options.cards.are_replaced() { "if it used a GPU, it was the real card" } else { "" };
+        let next = if options.cards.are_counted() {
+            "the CUDA runtime, and so PyTorch, does not start with more cards than the machine has; `--card-per-process` gives each process its own"
+        } else if options.cards.are_replaced() {
+            "if it used a GPU, it was the real card"
+        } else {
+            ""
+        };
         Failure::new(what, cause, next)
     };
     terminal::error(&failure);
