@@ -118,6 +118,10 @@ impl OutOfMemory {
             (None, Some(place)) => (place.clone(), group.caller.clone()),
             (None, None) => ("(not known)".to_owned(), None),
         };
-        Self { scopes: of(&scope, |group| !group.is_cache), places: of(&place, |_| true), ..self }
+        Self {
+            scopes: of(&scope, |group| !group.is_cache),
+            places: of(&place, |group| !group.is_cache || group.bytes > Bytes::ZERO),
+            ..self
+        }
     }
 }
