@@ -8,8 +8,9 @@ use std::{
 use clap::Args;
 use gpumem_core::{
     export::{InPaint, Paint, Role},
-    model::one_line,
+    model::{Bytes, one_line},
 };
+use gpumem_driver::settings::size;
 use serde::Serialize;
 
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
     progress::working,
     recording::{complete_for_report, is_recording},
     report::{
-        calls, json, moment,
+        calls, json, limit, moment,
         overview::{Missing, NotFreed, Overview},
         places, summary, tensors,
     },
@@ -40,7 +41,8 @@ Examples:
   gpumem report snapshot.pickle                    a snapshot of PyTorch
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
-  gpumem report --json train.capture | jq '.devices[0].peak_bytes'";
+  gpumem report --json train.capture | jq '.devices[0].peak_bytes'
+  gpumem report --max-peak 20GiB train.capture     ends with 1 if the peak was higher";
 
 /// Shows what a recording has: the peak, what it consisted of, what was not freed.
 #[derive(Debug, Args)]
@@ -68,6 +70,10 @@ pub(crate) struct ReportArguments {
     /// As JSON: bytes are exact, and what was not measured is null.
     #[arg(long)]
     json: bool,
+    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been.
+    #[arg(long, value_name = "SIZE", value_parser = size,
+        conflicts_with_all = ["html", "format", "tree", "calls", "table", "leaks", "at", "between"])]
+    max_peak: Option<Bytes>,
 }
 
 /// What is shown instead of the summary.
@@ -135,6 +141,7 @@ pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
     if let Some(out) = &arguments.html {
         return write_page(&arguments.files, out);
     }
+    let mut is_exceeded = false;
     let missing = if let Some(choice) = arguments.view.choice(&arguments.part) {
         let mut missing = Vec::new();
         let mut objects = Vec::new();
@@ -173,9 +180,13 @@ pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
         } else {
             terminal::print_text(|out, paint| summary::write_all(&overviews, out, paint))?;
         }
+        is_exceeded = arguments.max_peak.is_some_and(|limit| limit::is_exceeded(&overviews, limit));
         overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect()
     };
-    Ok(exit_of(&missing))
+    Ok(match exit_of(&missing) {
+        Exit::Done if is_exceeded => Exit::LimitExceeded,
+        exit => exit,
+    })
 }
 
 /// Completes a recording if that is necessary, and reads it.

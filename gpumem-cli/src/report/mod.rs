@@ -3,6 +3,7 @@
 pub(crate) mod calls;
 pub(crate) mod difference;
 pub(crate) mod json;
+pub(crate) mod limit;
 pub(crate) mod modules;
 pub(crate) mod moment;
 pub(crate) mod overview;

@@ -30,7 +30,7 @@ use crate::{
     failure::Failure,
     history::History,
     progress::working,
-    report::{overview::Overview, summary},
+    report::{limit, overview::Overview, summary},
     terminal,
 };
 
@@ -65,12 +65,14 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
             terminal::error(&format_args!("process {pid} is not recorded until `gpumem start {pid}`"));
         }
     })?;
+    let mut overviews = Vec::new();
     if let Some(destination) = destination.filter(|_| ended.has_started) {
         let finished = working("completing the recordings", || finish(&destination, is_dormant));
         explain(&finished, &destination, options);
-        summarize(&finished.recordings, options, ended.signal);
+        overviews = summarize(&finished.recordings, options, ended.signal);
     }
-    Ok(Exit::Program(ended.code()))
+    let is_exceeded = options.max_peak.is_some_and(|limit| limit::is_exceeded(&overviews, limit));
+    Ok(if ended.code() == 0 && is_exceeded { Exit::LimitExceeded } else { Exit::Program(ended.code()) })
 }
 
 /// Tells the program's processes how to record themselves. Returns where the recordings will be.
@@ -85,7 +87,7 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
             terminal::error(&format_args!("{variable} has no effect on `gpumem run`; use its option {option}"));
         }
     }
-    let RunOptions { output, recorded, dormant, cards, command } = options;
+    let RunOptions { output, recorded, dormant, cards, command, .. } = options;
     let runs_on = if cards.are_replaced() { "" } else { runs_on };
     let destination = Destination::new(output.as_deref(), &command[0], &command[1..])
         .map_err(|(path, error)| Failure::new(format_args!("cannot record to `{}`", path.display()), error, runs_on))?;
@@ -170,7 +172,7 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
 }
 
 /// Prints the summary on stderr, because stdout belongs to the program.
-fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>) {
+fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>) -> Vec<Overview> {
     let mut overviews = Vec::new();
     for recording in recordings {
         match History::read(below_folder(recording)).map(|history| Overview::of(&history)) {
@@ -202,6 +204,7 @@ fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>) 
         // If nobody reads stderr any more, there is no other place for the summary.
         drop(printed);
     }
+    overviews
 }
 
 /// The path as a user in this folder would name it.

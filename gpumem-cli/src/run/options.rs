@@ -26,6 +26,9 @@ pub(crate) struct RunOptions {
     pub(super) dormant: bool,
     #[command(flatten)]
     pub(super) cards: Cards,
+    /// End with 1 if the program ends well, and the peak of a device was above SIZE, such as 20GiB, or may have been.
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "dormant")]
+    pub(super) max_peak: Option<Bytes>,
     /// The program and its arguments. `--` before it is needed if its name begins with a dash.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub(super) command: Vec<OsString>,

@@ -214,14 +214,14 @@ fn written_recordings() -> [PathBuf; 3] {
 
 /// Each command, and its options, with or without a value: a test in this file runs each that has an output of its own.
 const COMMANDS: [&str; 14] = [
-    "run --card --card-per-process --cards --dormant --dry --dry-fill --limit --max-size --modules --only-peak --output \
-     --stacks --torch --torch-events",
+    "run --card --card-per-process --cards --dormant --dry --dry-fill --limit --max-peak --max-size --modules --only-peak \
+     --output --stacks --torch --torch-events",
     "attach --json --max-size --modules --only-peak --output --stacks --torch --torch-events",
     "start --json",
     "stop --json",
     "what-if --card --jobs --json --largest --try",
-    "report --at --between --calls --depth --fold --format --html --inside --json --leaks --min --output --table \
-     --tree",
+    "report --at --between --calls --depth --fold --format --html --inside --json --leaks --max-peak --min --output \
+     --table --tree",
     "diff --fail-on-increase --json --markdown",
     "estimate --allocator --autocast --batch --checkpointing --context --dtype --fit --json --length --record \
      --savings --step --train",

@@ -70,6 +70,34 @@ fn the_summary_says_what_made_the_peak() {
     assert!(text.lines().skip(1).filter(|line| line.starts_with(' ')).all(|line| line.chars().count() <= 80), "{text}");
 }
 
+/// The exit code, and stderr without the name of the file.
+fn compared(limit: &str, file: &str) -> (Option<i32>, String) {
+    let Ran { code, stdout, stderr } = ran(&["report", "--max-peak", limit, file]);
+    assert!(stdout.contains("allocation"), "{stdout}");
+    (code, stderr.replace(file, "FILE"))
+}
+
+#[test]
+fn a_peak_above_the_limit_ends_with_1() {
+    let file = training("limit.capture");
+    assert_eq!(compared("437MiB", &file), (Some(0), String::new()));
+    let above = "gpumem: FILE: the peak of device 0 was 437 MiB, 1 MiB above the limit of 436 MiB\n";
+    assert_eq!(compared("436MiB", &file), (Some(1), above.to_owned()));
+    assert_eq!(ran(&["report", "--json", "--max-peak", "436MiB", &file]).code, Some(1));
+    // What is not measured keeps no limit.
+    let bytes = fs::read(&file).expect("it is there");
+    let cut = written("limit-cut.capture", &bytes[..bytes.len() - 10]);
+    let (code, stderr) = compared("1TiB", &cut);
+    assert!(
+        code == Some(2)
+            && stderr
+                .starts_with("gpumem: FILE: the peak may have been above the limit of 1 TiB. The file has no end: "),
+        "{stderr}"
+    );
+    let nothing = "gpumem: nothing was measured, so nothing is known of the limit of 1 TiB\n";
+    assert_eq!(compared("1TiB", &recorded("limit-idle.capture", Made::new("idle"))), (Some(1), nothing.to_owned()));
+}
+
 #[test]
 fn a_recording_is_not_replaced_by_its_page() {
     let files = [training("kept-0.capture"), training("kept-1.capture")];

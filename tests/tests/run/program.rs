@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use gpumem_core::recording::Reader;
-use gpumem_tests::built;
+use gpumem_tests::{CONTEXT, built};
 
 use super::*;
 
@@ -74,6 +74,25 @@ fn stacks_are_left_out_on_request() {
     reader.replay(|_| {}).unwrap();
     assert_eq!(reader.definitions().modules().count(), 0);
     assert_eq!(recorded(&file), of_allocates());
+}
+
+#[test]
+fn a_program_above_the_limit_of_its_peak_ends_with_1() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let steps: Vec<_> = CONTEXT.split("; ").chain(["call cuMemAlloc_v2 &a 2097152"]).collect();
+    for (limit, exit) in [("2MiB", 0), ("1MiB", 1)] {
+        let outcome = run_with(&machine(), &["--max-peak", limit], &file, &steps);
+        assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
+        let above = "a.capture: the peak of device 0 was 2 MiB, 1 MiB above the limit of 1 MiB";
+        assert_eq!(outcome.stderr.contains(above), exit == 1, "{outcome}");
+    }
+    // A program that fails ends as it does, and one that is not recorded keeps no limit.
+    for (script, exit) in [("exit 7", 7), ("exit 0", 1)] {
+        let command = ["run", "--max-peak", "1MiB", "-o", &file, "--", "sh", "-c", script];
+        let outcome = machine().run_program(&built("gpumem-command"), &command);
+        assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
+    }
 }
 
 #[test]

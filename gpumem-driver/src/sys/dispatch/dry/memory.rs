@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::{
     places::{PAGE, Places},
-    shared::Shared,
-    state::number_of,
+    shared::{Shared, number_of},
 };
 use crate::{
     device_model::{DeviceModel, ModelError},

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use once_cell::sync::OnceCell;
+
 /// The most cards that are shared. Others are the process's own.
 const CARDS: usize = 64;
 /// A process has a slot: whose it is, and its bytes on each card.
@@ -15,6 +17,23 @@ pub const SHARED_WORDS: usize = SLOTS * WORDS;
 /// Nobody has the slot, or somebody empties it.
 const FREE: u64 = 0;
 const BUSY: u64 = 1;
+
+/// For each device of this process, the number that it has for all of them.
+static NUMBERS: OnceCell<Vec<u32>> = OnceCell::new();
+
+/// From now on, the devices of this process have these numbers.
+pub(super) fn number(devices: Vec<u32>) {
+    _ = NUMBERS.set(devices);
+}
+
+pub(super) fn are_numbered() -> bool {
+    NUMBERS.get().is_some()
+}
+
+/// The number that all processes have for a device of this process.
+pub(super) fn number_of(device: u32) -> u32 {
+    NUMBERS.get().and_then(|numbers| numbers.get(usize::try_from(device).ok()?).copied()).unwrap_or(device)
+}
 
 /// The slot of a process, and those of the others.
 #[derive(Clone, Copy, Debug)]

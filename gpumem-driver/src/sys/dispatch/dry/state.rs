@@ -16,7 +16,7 @@ use super::{
     memory::{Backing, Block, Memory, Physical},
     mode::{LARGEST_REAL, MODE, Mode},
     places::PAGE,
-    shared::Shared,
+    shared::{self, Shared},
 };
 use crate::sys::cuda;
 
@@ -66,9 +66,6 @@ pub(super) fn memory() -> MutexGuard<'static, Memory> {
 /// if they have different `CUDA_VISIBLE_DEVICES`.
 static DEVICES: OnceCell<Vec<String>> = OnceCell::new();
 
-/// For each device of this process, its place among [`DEVICES`].
-static NUMBERS: OnceCell<Vec<u32>> = OnceCell::new();
-
 /// From now on, processes share the devices by these UUIDs.
 #[cfg(feature = "capture")]
 pub(super) fn share_by_uuid(devices: Vec<String>) {
@@ -78,19 +75,14 @@ pub(super) fn share_by_uuid(devices: Vec<String>) {
 /// Asks the driver once which devices these are.
 fn number_devices() {
     let Some(devices) = DEVICES.get().filter(|_| !cards::are_simulated()) else { return };
-    if NUMBERS.get().is_some() || IS_INSIDE.get() {
+    if shared::are_numbered() || IS_INSIDE.get() {
         return;
     }
     // Before `cuInit` has ended, the driver does not answer.
     let Ok(own) = inside(cuda::initialised_devices) else { return };
     let place = |at: usize, uuid: String| devices.iter().position(|device| *device == uuid).unwrap_or(at);
     let places = own.into_iter().enumerate().map(|(at, device)| place(at, device.uuid()));
-    _ = NUMBERS.set(places.filter_map(|place| u32::try_from(place).ok()).collect());
-}
-
-/// The number that all processes of a run have for a device of this process.
-pub(super) fn number_of(device: u32) -> u32 {
-    NUMBERS.get().and_then(|numbers| numbers.get(usize::try_from(device).ok()?).copied()).unwrap_or(device)
+    shared::number(places.filter_map(|place| u32::try_from(place).ok()).collect());
 }
 
 /// What this process has on a card.
