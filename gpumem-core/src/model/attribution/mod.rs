@@ -29,7 +29,9 @@ pub fn is_driver(module: &str) -> bool {
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
-    let mut outside = frames[entered..].iter().filter(|frame| !frame.is_in(DRIVER) && !frame.is_of_gpumem());
+    // The module that gpumem is in counts as the program.
+    let is_outside = |frame: &&Frame| !frame.is_in(DRIVER) && (frame.is_in(GPUMEM_C) || !frame.is_of_gpumem());
+    let mut outside = frames[entered..].iter().filter(is_outside);
     let module = outside.find_map(|frame| frame.module.as_deref())?;
     let named =
         |package| PACKAGES.iter().find(|(pattern, _)| fits(package, pattern)).map_or(package, |(_, name)| *name);

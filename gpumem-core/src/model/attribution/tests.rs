@@ -259,7 +259,7 @@ fn a_pool_in_c_is_not_hidden_behind_gpumem() {
             file("/rustc/59807/library/std/src/panic.rs:359"),
             file("/src/gpumem-c/src/sys.rs:44"),
         );
-        check(&text, Some("app"), Some("pool.c:14"));
+        check(&text, Some(file_name(module)), Some("pool.c:14"));
         let frames = stack(&text);
         assert_eq!(readable_frames(&frames), frames[4..].iter().collect::<Vec<_>>(), "{text}");
     }
