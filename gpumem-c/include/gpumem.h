@@ -3,7 +3,8 @@
  * A pool takes large blocks from the driver and gives out parts of them. It reports them with these four functions, from any thread.
  * A function that gets a null pool does nothing, so a program need not check whether it is measured.
  *
- * Link with libgpumem_c.so, or depend on the crate gpumem-c in a program in Rust. */
+ * Link with libgpumem_c.so, which `cargo build --release -p gpumem-c` builds. A program in Rust depends on the crate gpumem-c and names
+ * it once: `use gpumem_c as _;`. */
 #ifndef GPUMEM_H
 #define GPUMEM_H
 
@@ -15,8 +16,8 @@ extern "C" {
 
 typedef struct gpumem_pool gpumem_pool;
 
-/* Registers a pool on a CUDA device, before it takes its first block; -1 is the current device of the thread. The name is copied.
- * Returns null, and says why on stderr, if the device cannot be measured. A pool lives as long as the process. */
+/* Registers a pool on a CUDA device, before it takes its first block; a negative number is the current device of the thread. The name
+ * is copied. Returns null, and says why on stderr, if the device cannot be measured. A pool lives as long as the process. */
 gpumem_pool *gpumem_pool_register(const char *name, int device);
 
 /* The pool has given out a part. Call it on the thread that asked for the part. */

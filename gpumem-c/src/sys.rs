@@ -18,7 +18,7 @@ use gpumem::{Bytes, pool::Pool};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpumem_pool_register(name: *const c_char, device: c_int) -> *const Pool {
     // SAFETY: the caller promises that the text ends with a zero byte, and it is not null here.
-    let name = if name.is_null() { c"pool" } else { unsafe { CStr::from_ptr(name) } };
+    let name = if name.is_null() { c"" } else { unsafe { CStr::from_ptr(name) } };
     let name = name.to_string_lossy().into_owned();
     let registered = catch_unwind(move || Pool::register(name, u32::try_from(device).ok()));
     match registered {

@@ -55,7 +55,7 @@
 //! Guards, lines, summaries, peaks, budgets and reports on memory that ran out count parts of pools, and the driver's blocks that
 //! belong to no pool. [`Trace::driver`](crate::Trace::driver) has the figures of the driver's blocks.
 //!
-//! Frees of unknown parts, parts that are allocated twice and parts outside of all blocks are counted: in
+//! Frees of unknown parts, parts that are allocated twice and parts outside of the pool's blocks are counted: in
 //! [`Summary::pools`](crate::report::Summary::pools) by pool, and in [`Trace::lost`](crate::Trace::lost).
 //!
 //! Pools in C and C++ use `gpumem.h` of the crate `gpumem-c`, which has the same four functions.

@@ -18,6 +18,9 @@ use super::{
 };
 use crate::model::{Bytes, Device, Gauge, Key, MemKind, PoolId, Tag, ThreadId};
 
+/// 64 TiB, more than any device has. A larger part is not counted, because sums with it may not fit into 63 bits.
+const LARGEST_PART: u64 = 1 << 46;
+
 impl Ledger {
     /// A pool begins on a device. [`learn_blocks`](Self::learn_blocks) follows for each part of the blocks.
     pub fn register_pool(&mut self, pool: PoolId, device: Device, number: u64) {
@@ -105,6 +108,9 @@ impl Ledger {
         thread: ThreadId,
         observer: &mut O,
     ) {
+        if bytes.get() > LARGEST_PART {
+            return self.wrong_call(PoolId(tag.context()), |wrong| &mut wrong.outside);
+        }
         self.find_block_of(key, bytes, PoolId(tag.context()), number, observer);
         if let Some(before) = self.live.remove(key) {
             self.wrong_call(PoolId(tag.context()), |wrong| &mut wrong.doubled);

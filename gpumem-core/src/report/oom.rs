@@ -118,6 +118,43 @@ impl OutOfMemory {
             (None, Some(place)) => (place.clone(), group.caller.clone()),
             (None, None) => ("(not known)".to_owned(), None),
         };
-        Self { scopes: of(&scope, |group| !group.is_cache), places: of(&place, |_| true), ..self }
+        Self {
+            scopes: of(&scope, |group| !group.is_cache),
+            places: of(&place, |group| !group.is_cache || group.bytes > Bytes::ZERO),
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn a_pool_that_keeps_nothing_is_no_place() {
+        let cache = |name: &str, bytes| Group {
+            path: Vec::new(),
+            library: Some(name.to_owned()),
+            place: None,
+            caller: None,
+            blocks: 0,
+            bytes,
+            is_cache: true,
+        };
+        let report = OutOfMemory {
+            device: 0,
+            requested: Bytes::mib(1),
+            kind: MemKind::Device,
+            path: Vec::new(),
+            line: None,
+            breakdown: Err(Kind::BadSetting { setting: "test", detail: String::new() }.into()),
+            scopes: Vec::new(),
+            places: Vec::new(),
+            peak: None,
+        }
+        .with_holders(&[cache("empty", Bytes::ZERO), cache("full", Bytes::mib(2))]);
+        let names: Vec<_> = report.places.iter().map(|place| place.name.as_str()).collect();
+        assert_eq!(names, ["full"]);
     }
 }

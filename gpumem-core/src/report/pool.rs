@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::block::counted;
 use crate::model::{Bytes, one_line};
 
 /// A pool that the program registered (`gpumem::pool`), as it is now.
@@ -27,7 +28,8 @@ pub struct RegisteredPool {
     pub unknown_frees: u64,
     /// Parts that were allocated at the address of a live part.
     pub doubled: u64,
-    /// Parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool.
+    /// Parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool, or are
+    /// larger than any device. The last do not count.
     pub outside: u64,
     /// Blocks that were counted for the program before the pool reported its first part in them. Peaks of that time are too high.
     pub late: u64,
@@ -55,17 +57,48 @@ impl fmt::Display for RegisteredPool {
         let unused = self.unused().map_or_else(|| "?".to_owned(), |unused| unused.to_string());
         write!(f, "cache of {}: {unused} of {reserved}", one_line(name))?;
         let mut before = "; wrong calls: ";
-        for (count, what) in [
-            (unknown_frees, "frees of unknown parts"),
-            (doubled, "parts at the address of a live part"),
-            (outside, "parts outside of all blocks"),
-            (late, "blocks known as its own too late"),
+        for (count, one, many) in [
+            (unknown_frees, "free of an unknown part", "frees of unknown parts"),
+            (doubled, "part at the address of a live part", "parts at the address of a live part"),
+            (outside, "part outside of its blocks", "parts outside of its blocks"),
+            (late, "block known as its own too late", "blocks known as its own too late"),
         ] {
             if *count > 0 {
-                write!(f, "{before}{count} {what}")?;
+                write!(f, "{before}{}", counted(*count, one, many))?;
                 before = ", ";
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_calls_are_in_the_row_one_and_many() {
+        let mut pool = RegisteredPool {
+            name: "arena".to_owned(),
+            device: 0,
+            parts: 1,
+            used: Bytes::mib(2),
+            reserved: Bytes::mib(8),
+            unknown_frees: 0,
+            doubled: 0,
+            outside: 0,
+            late: 0,
+        };
+        assert_eq!(pool.to_string(), "cache of arena: 6 MiB of 8 MiB");
+        (pool.outside, pool.late) = (1, 1);
+        let row = pool.to_string();
+        assert!(
+            row.ends_with("; wrong calls: 1 part outside of its blocks, 1 block known as its own too late"),
+            "{row}"
+        );
+        (pool.unknown_frees, pool.doubled, pool.outside, pool.late) = (1, 2, 3, 0);
+        let row = pool.to_string();
+        let wrong = "1 free of an unknown part, 2 parts at the address of a live part, 3 parts outside of its blocks";
+        assert!(row.ends_with(wrong), "{row}");
     }
 }

@@ -37,6 +37,7 @@ pub struct Pool {
 impl Pool {
     /// Registers a pool on a device; `None` is the calling thread's current device. From now on traces of this device count the parts
     /// of the pool in the place of its blocks. Register a pool before it takes its first block: allocations are intercepted from then on.
+    /// Without a name it is called `pool`.
     ///
     /// Example: see the [module](crate::pool).
     ///
@@ -54,7 +55,8 @@ impl Pool {
             session.subscribe(devices, None, false)?;
         }
         let mut pools = session.pools.lock();
-        let named = NamedPool { name: name.into(), is_closed: false };
+        let name = Some(name.into()).filter(|name| !name.is_empty()).unwrap_or_else(|| "pool".to_owned());
+        let named = NamedPool { name, is_closed: false };
         // The number of a closed pool is used again when the driver has its blocks back.
         let live: Vec<_> =
             session.inbox.pools().iter().filter(|pool| pool.block_bytes > Bytes::ZERO).map(|pool| pool.pool).collect();
@@ -76,7 +78,7 @@ impl Pool {
     }
 
     /// The pool has given out a part. Call it after the part is taken, on the thread that asked for it: it counts for the scopes of
-    /// this thread.
+    /// this thread. Report no part of 0 bytes if the next part can have its address.
     ///
     /// Example: see the [module](crate::pool).
     #[inline]
@@ -134,6 +136,11 @@ impl Drop for Pool {
 impl PoolTable {
     fn lock(&self) -> MutexGuard<'_, Vec<NamedPool>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The program has registered no pool.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
     }
 
     /// The name that the program gave a pool.

@@ -55,3 +55,14 @@ fn the_number_of_a_closed_pool_is_used_again() {
         drop((block, pool));
     }
 }
+
+#[test]
+fn a_pool_without_a_name_is_called_pool() {
+    let gpu = simulated_gpu();
+    let pool = Pool::register("", gpu.ordinal()).expect("the device is there");
+    let block = gpu.alloc(Bytes::mib(1)).expect("there is room");
+    pool.allocated(block.address(), Bytes::kib(1));
+    let now = summary();
+    let names: Vec<_> = now.pools.iter().filter(|of| of.device == gpu.ordinal()).map(|of| of.name.as_str()).collect();
+    assert_eq!(names, ["pool"], "{now}");
+}

@@ -86,6 +86,18 @@ fn wrong_calls_are_counted_and_lost() {
 }
 
 #[test]
+fn a_part_larger_than_any_device_is_a_wrong_call_and_does_not_count() {
+    for mib in [(1 << 26) + 1, (1 << 43) - 1, 1 << 43, u64::MAX >> 20] {
+        check(&format!(
+            "pool 1; open a; alloc x 100 at 1000; part 1 1000 10
+             part 1 1020 {mib}; part 1 1000 {mib}; part 1 5 {mib}; read a = 10 0 driver=100/0 lost=3
+             unpart 1 1020; close a = 10 0 driver=100/0 lost=4
+             pool 1 = 1 10 90 unknown=1 outside=3"
+        ));
+    }
+}
+
+#[test]
 fn an_emptied_pool_has_no_parts_and_keeps_its_blocks() {
     check(
         "pool 1; open a; alloc x 100 at 1000; part 1 1000 10; part 1 1020 20 %2

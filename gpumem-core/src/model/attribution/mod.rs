@@ -8,8 +8,8 @@ use std::path::Path;
 
 pub(crate) use self::calls::{backward_operation, phase};
 use self::tables::{
-    CALLED_LIBRARIES, CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, INTERPRETER, LIBRARIES, PACKAGE_FOLDERS, PACKAGES,
-    PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS, SYSTEM, TORCH_COMPILE,
+    CALLED_LIBRARIES, CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, GPUMEM_C, GPUMEM_H, INTERPRETER, LIBRARIES,
+    PACKAGE_FOLDERS, PACKAGES, PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS, SYSTEM, TORCH_COMPILE,
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
 pub use self::{
@@ -29,7 +29,9 @@ pub fn is_driver(module: &str) -> bool {
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
-    let mut outside = frames[entered..].iter().filter(|frame| !frame.is_in(DRIVER) && !frame.is_of(GPUMEM));
+    // The module that gpumem is in counts as the program.
+    let is_outside = |frame: &&Frame| !frame.is_in(DRIVER) && (frame.is_in(GPUMEM_C) || !frame.is_of_gpumem());
+    let mut outside = frames[entered..].iter().filter(is_outside);
     let module = outside.find_map(|frame| frame.module.as_deref())?;
     let named =
         |package| PACKAGES.iter().find(|(pattern, _)| fits(package, pattern)).map_or(package, |(_, name)| *name);
@@ -48,7 +50,7 @@ fn package(module: &str) -> Option<&str> {
 /// The frames of the program: those outside the driver, its callback and gpumem.
 pub fn program_frames(frames: &[Frame]) -> &[Frame] {
     let entered = frames.iter().rposition(|frame| frame.is_in(ENTRANCE)).map_or(0, |at| at + 1);
-    let own = frames[entered..].iter().take_while(|frame| frame.is_of(GPUMEM)).count();
+    let own = frames[entered..].iter().take_while(|frame| frame.is_of_gpumem()).count();
     &frames[entered + own..]
 }
 
@@ -59,7 +61,7 @@ pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
     let is_readable = |frame: &&Frame| {
         let is_startup = frame.file.is_none() && frame.function.as_deref().is_some_and(|name| STARTUP.contains(&name));
         let is_interpreter = has_python && frame.is_in(INTERPRETER);
-        !is_startup && !is_interpreter && !frame.is_in(SYSTEM) && !frame.is_of(RUNTIME)
+        !is_startup && !is_interpreter && !frame.is_in(SYSTEM) && !frame.is_of_gpumem() && !frame.is_of(RUNTIME)
     };
     program_frames(frames).iter().filter(is_readable).collect()
 }
@@ -75,7 +77,7 @@ pub fn user_line(frames: &[Frame]) -> Option<(&Frame, Option<&Frame>)> {
     let lines = frames.iter().filter(|frame| !has_python || frame.is_python()).filter(|frame| {
         let elsewhere =
             frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library() || frame.is_in_static_runtime();
-        !elsewhere && frame.is_known() && !frame.is_of(CRATES)
+        !elsewhere && frame.is_known() && !frame.is_of_gpumem() && !frame.is_of(CRATES)
     });
     let mut own = lines.clone().filter(|frame| !frame.is_fetched());
     if let Some(line) = own.next() {
@@ -133,6 +135,11 @@ impl Frame {
     /// A user can find the code by what is known of it.
     fn is_known(&self) -> bool {
         self.file.is_some() || self.function.as_deref().is_some_and(|function| !STARTUP.contains(&function))
+    }
+
+    fn is_of_gpumem(&self) -> bool {
+        let is_of_header = self.function.as_deref().is_some_and(|function| function.starts_with(GPUMEM_H));
+        is_of_header || self.is_in(GPUMEM_C) || self.is_of(GPUMEM)
     }
 
     /// Its code belongs to one of these crates, by its file or its function.

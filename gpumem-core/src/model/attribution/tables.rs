@@ -127,15 +127,21 @@ pub(super) const SYSTEM: &[&str] =
 pub(super) const FRAMEWORKS: &[&str] =
     &["candle", "burn", "cubecl", "tch", "torch_sys", "dfdx", "cust", "ort", "rayon", "tokio"];
 
-/// Crates between a user's line and the driver.
-pub(super) const CRATES: &[&str] =
-    &["std", "core", "alloc", "gpumem", "gpumem_core", "gpumem-core", "gpumem_driver", "gpumem-driver", "cudarc"];
+/// Crates between a user's line and the driver, besides those of gpumem.
+pub(super) const CRATES: &[&str] = &["std", "core", "alloc", "cudarc"];
 
 /// Those of them that say nothing about where a program allocates.
-pub(super) const RUNTIME: &[&str] =
-    &["std", "core", "alloc", "gpumem", "gpumem_core", "gpumem-core", "gpumem_driver", "gpumem-driver"];
+pub(super) const RUNTIME: &[&str] = &["std", "core", "alloc"];
+
 /// The crates of gpumem that run in programs, by their names in functions and in files.
-pub(super) const GPUMEM: &[&str] = &["gpumem", "gpumem_core", "gpumem-core", "gpumem_driver", "gpumem-driver"];
+pub(super) const GPUMEM: &[&str] =
+    &["gpumem", "gpumem_c", "gpumem-c", "gpumem_core", "gpumem-core", "gpumem_driver", "gpumem-driver"];
+
+/// The module of gpumem that a program in C links with.
+pub(super) const GPUMEM_C: &[&str] = &["libgpumem_c"];
+
+/// How the functions of `gpumem.h` begin. Needed where the file is not known and they are linked into the program.
+pub(super) const GPUMEM_H: &str = "gpumem_pool_";
 
 /// Folders of the standard library's sources. Their full paths are needed, because a folder of a user may be called `core`
 /// as well.

@@ -242,6 +242,30 @@ fn the_crate_of_a_file() {
 }
 
 #[test]
+fn a_pool_in_c_is_not_hidden_behind_gpumem() {
+    for (module, sources) in
+        [("/opt/libgpumem_c.so", true), ("/opt/libgpumem_c.so", false), ("/bin/app", true), ("/bin/app", false)]
+    {
+        let file = |file: &str| if sources { file.to_owned() } else { "-".to_owned() };
+        let text = format!(
+            "{module} | gpumem::session::pools::Pool::allocated | {}
+             {module} | gpumem_c::sys::gpumem_pool_allocated::{{{{closure}}}} | {}
+             {module} | std::panic::catch_unwind | {}
+             {module} | gpumem_pool_allocated | {}
+             /bin/app | take | pool.c:14
+             /bin/app | main | pool.c:30",
+            file("/src/gpumem/src/session/pools.rs:89"),
+            file("/src/gpumem-c/src/sys.rs:44"),
+            file("/rustc/59807/library/std/src/panic.rs:359"),
+            file("/src/gpumem-c/src/sys.rs:44"),
+        );
+        check(&text, Some(file_name(module)), Some("pool.c:14"));
+        let frames = stack(&text);
+        assert_eq!(readable_frames(&frames), frames[4..].iter().collect::<Vec<_>>(), "{text}");
+    }
+}
+
+#[test]
 fn the_users_line_in_python() {
     let python = |file: &str, line| Frame {
         file: Some(file.to_owned()),

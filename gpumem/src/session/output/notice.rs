@@ -101,7 +101,14 @@ impl Session {
     /// Prints that figures may be wrong, if events were lost or untracked blocks were freed during the measurement.
     pub(in crate::session) fn notify_missed(&self, lost: u64, untracked: u64) {
         if lost > 0 {
-            self.notify(Notice::Lost, &"allocations were missed while a trace was open; its figures may be wrong");
+            let or_wrong = if self.pools.is_empty() {
+                ""
+            } else {
+                ", or a pool made wrong calls (gpumem::summary() counts them),"
+            };
+            let text =
+                format_args!("allocations were missed{or_wrong} while a trace was open; its figures may be wrong");
+            self.notify(Notice::Lost, &text);
         }
         if untracked > 0 {
             let text = "blocks older than the first trace were freed, and their size is not known: `used` may be too high; \
