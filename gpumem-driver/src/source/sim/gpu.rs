@@ -34,7 +34,7 @@ use crate::{
 #[derive(Clone)]
 pub struct SimGpu {
     pub(super) ordinal: u32,
-    /// The number of its first piece of addresses. All devices use the same addresses, so the key of a block has this number as well.
+    /// The number of its first piece of addresses. The models of all devices use the same addresses, so the address of a block has this number as well.
     pub(super) piece: u64,
     pub(super) model: Arc<Mutex<SimState>>,
     pub(super) to: Destination,
@@ -252,6 +252,7 @@ impl fmt::Debug for SimGpu {
 #[must_use = "dropping it frees the memory at once"]
 pub struct SimBlock {
     gpu: SimGpu,
+    /// The address on its device.
     address: u64,
     key: Key,
     block: Block,
@@ -271,7 +272,7 @@ impl SimBlock {
         self.block.bytes
     }
 
-    /// The address on the device.
+    /// The address, which no live block of another simulated device has.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -283,7 +284,7 @@ impl SimBlock {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn address(&self) -> u64 {
-        self.address
+        self.key.address()
     }
 
     /// Labels the block: its name, its shape and its element type, which `gpumem::tracker::MemTracker` prints.
@@ -301,7 +302,7 @@ impl SimBlock {
     /// When it is older than the first trace.
     pub fn label(&self, name: impl Into<String>, shape: &[usize], dtype: impl Into<String>) -> Result<()> {
         let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
-        recorder::label(self.key, &label, self.address)
+        recorder::label(self.key, &label, self.address())
     }
 }
 
@@ -324,6 +325,6 @@ impl Drop for SimBlock {
 
 impl fmt::Debug for SimBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SimBlock({:#x}, {})", self.address, self.block.bytes)
+        write!(f, "SimBlock({:#x}, {})", self.address(), self.block.bytes)
     }
 }
