@@ -111,10 +111,11 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         program.environment(own, &library);
     }
     if cards.are_replaced() {
-        let failed = |error| Failure::new("the library that stands before NVML", error, "");
-        nvml::put_before(program, &library, cards.are_counted()).map_err(failed)?;
+        let put = nvml::put_before(program, &library, cards.are_counted());
+        _ = put.inspect_err(|error| terminal::error(&Failure::new("NVML shows the real card", error, "")));
     }
-    if cards.are_dry() {
+    // The loader takes spaces and colons for the ends of names.
+    if cards.are_dry() && !library.to_string_lossy().contains([' ', ':']) {
         // Functions of the library stand before those of NCCL.
         let mut preloaded = library.clone().into_os_string();
         if let Some(others) = env::var_os("LD_PRELOAD") {
