@@ -115,15 +115,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter_alive(1, |state, thread| {
             self.prepare(state, false);
             if !state.ledger.alloc_like_newest(key, bytes, tag, state.number, thread) {
-                let state = &mut *state;
-                run_rare::<P, _>(move || {
-                    if state.ledger.needs_name(thread) {
-                        self.name_thread(state, thread);
-                    }
-                    let (number, ledger) = (state.number, &mut state.ledger);
-                    ledger.alloc(key, bytes, tag, number, thread);
-                    keep_noticed::<P>(ledger);
-                });
+                self.alloc_rare(state, thread, move |ledger, number| ledger.alloc(key, bytes, tag, number, thread));
             }
             if T::IS_USED && state.ledger.is_tapped {
                 let block = Block::from_tag(bytes, tag);
@@ -137,17 +129,25 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     pub fn part(&self, key: Key, bytes: Bytes, tag: Tag) {
         self.enter_alive(1, |state, thread| {
             self.prepare(state, false);
-            let (number, ledger) = (state.number, &mut state.ledger);
-            if !ledger.part_like_newest(key, bytes, tag, number, thread) {
-                run_rare::<P, _>(move || {
-                    ledger.part(key, bytes, tag, number, thread);
-                    keep_noticed::<P>(ledger);
-                });
+            if !state.ledger.part_like_newest(key, bytes, tag, state.number, thread) {
+                self.alloc_rare(state, thread, move |ledger, number| ledger.part(key, bytes, tag, number, thread));
             }
             if T::IS_USED && state.ledger.is_tapped {
                 let block = Block::from_tag(bytes, tag);
                 state.pass_to_tap(thread, &EventKind::Alloc { key, block });
             }
+        });
+    }
+
+    /// Applies an allocation that is not like the newest one. It does not panic.
+    fn alloc_rare(&self, state: &mut InboxState<T>, thread: ThreadId, apply: impl FnOnce(&mut Ledger, u64)) {
+        run_rare::<P, _>(move || {
+            if state.ledger.needs_name(thread) {
+                self.name_thread(state, thread);
+            }
+            let (number, ledger) = (state.number, &mut state.ledger);
+            apply(ledger, number);
+            keep_noticed::<P>(ledger);
         });
     }
 

@@ -8,6 +8,7 @@ use std::{
 
 use gpumem::{
     Bytes, GpuMemTrace, GpuMemTraceBuilder, assert_gpu_mem, gpu_mem_trace,
+    pool::Pool,
     scope::Threads,
     sim::{SimBlock, SimGpu},
 };
@@ -84,6 +85,19 @@ fn the_device_thread_of_a_framework_counts_for_the_innermost_scope() {
     let next = quiet(&gpu, "next").start().unwrap();
     let _alone = device.take(&gpu, 3);
     assert_eq!(used(&next), 0);
+}
+
+/// A part of a pool asks for the name of its thread as an allocation of the driver does.
+#[test]
+fn parts_of_a_pool_on_an_adopted_thread_count() {
+    let gpu = simulated_gpu();
+    let pool = Arc::new(Pool::register("parts", gpu.ordinal()).unwrap());
+    let block = take(&gpu, 100);
+    pool.set_reserved(Bytes::mib(100));
+    let step = quiet(&gpu, "step").adopt(Threads::named("parts-DSD-")).start().unwrap();
+    let (device, of_thread, address) = (Worker::new("parts-DSD-0"), Arc::clone(&pool), block.address());
+    device.run(move || of_thread.allocated(address, Bytes::mib(20)));
+    assert_eq!(used(&step), 20);
 }
 
 /// A thread is named when its name is first needed, although it allocated before.
