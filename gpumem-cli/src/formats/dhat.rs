@@ -79,18 +79,11 @@ pub(super) fn write(history: &History, is_folded: bool, out: &mut dyn Write) -> 
         let block = history.lives.block(change.block);
         let point = &mut points[points_of[block.origin as usize]];
         point.eb = point.eb.saturating_add_signed(change.delta);
-        match change.kind {
-            ChangeKind::Allocated | ChangeKind::GivenToProgram => {
-                point.tb += block.bytes;
-                point.tbk += 1;
-                point.ebk += 1;
-            }
-            ChangeKind::FreeFailed => point.ebk += 1,
-            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed | ChangeKind::TakenByPool => {
-                point.ebk = point.ebk.saturating_sub(1);
-            }
-            ChangeKind::Shrunk => {}
+        if change.kind == ChangeKind::Allocated {
+            point.tb += block.bytes;
+            point.tbk += 1;
         }
+        point.ebk = point.ebk.saturating_add_signed(change.kind.blocks());
         if point.eb > point.mb {
             (point.mb, point.mbk) = (point.eb, point.ebk);
         }

@@ -2,20 +2,18 @@
 
 use std::io::{self, Write};
 
-use crate::history::{ChangeKind, History};
+use crate::history::History;
 
 pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "Thread,Time,Action,Pointer,Size,Stream")?;
     let began = history.definitions().process().began.as_micros();
     for (change, stream) in history.lives.changes().zip(history.streams()) {
         let block = history.lives.block(change.block);
-        let action = match change.kind {
-            ChangeKind::Allocated | ChangeKind::FreeFailed | ChangeKind::GivenToProgram => "allocate",
-            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed | ChangeKind::TakenByPool => {
-                "free"
-            }
-            // There is no action for it.
-            ChangeKind::Shrunk => continue,
+        let action = match change.kind.blocks() {
+            1.. => "allocate",
+            // A block that has shrunk: there is no action for it.
+            0 => continue,
+            _ => "free",
         };
         let micros = began + u128::from(change.time / 1000);
         let (seconds, micros) = (micros / 1_000_000 % 86_400, micros % 1_000_000);

@@ -10,7 +10,7 @@ use gpumem_core::recording::AllocatorAction as Action;
 
 use super::{frames::functions, pickle::Pickle};
 use crate::history::{
-    BlockLife, Change, ChangeKind, History, Origin,
+    BlockLife, Change, History, Origin,
     tensors::{AllocatorStep, Piece},
 };
 
@@ -217,13 +217,11 @@ impl Snapshot<'_> {
 
     /// A change of what the driver gives.
     fn change(&mut self, change: &Change, stream: u64, block: &BlockLife, written: &mut usize) -> io::Result<()> {
-        let actions: &[&'static str] = match change.kind {
-            ChangeKind::Allocated | ChangeKind::FreeFailed | ChangeKind::GivenToProgram => &["segment_alloc", "alloc"],
-            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed | ChangeKind::TakenByPool => {
-                &["free_requested", "free_completed", "segment_free"]
-            }
-            // A part of a block cannot be freed there.
-            ChangeKind::Shrunk => &[],
+        let actions: &[&'static str] = match change.kind.blocks() {
+            1.. => &["segment_alloc", "alloc"],
+            // A block that has shrunk: a part of a block cannot be freed there.
+            0 => &[],
+            _ => &["free_requested", "free_completed", "segment_free"],
         };
         let from = EventOrigin::Block(block.origin);
         let about = (address(block.key), block.bytes, stream, change.time);

@@ -208,14 +208,10 @@ impl Lives {
         let kind = ChangeKind::ALL[usize::from(number_and_kind & ((1 << KIND_BITS) - 1))];
         let at = u32::try_from(at).unwrap_or(LIVE);
         let before = || self.bytes_before(block, at).cast_signed();
-        let delta = match kind {
-            ChangeKind::Allocated | ChangeKind::FreeFailed | ChangeKind::GivenToProgram => {
-                self.block(block).bytes.cast_signed()
-            }
-            ChangeKind::Shrunk => self.bytes_after(block, at).cast_signed() - before(),
-            ChangeKind::Freed | ChangeKind::RemovedWithContext | ChangeKind::FreeMissed | ChangeKind::TakenByPool => {
-                -before()
-            }
+        let delta = match kind.blocks() {
+            1.. => self.block(block).bytes.cast_signed(),
+            0 => self.bytes_after(block, at).cast_signed() - before(),
+            _ => -before(),
         };
         let (time, number) = (chunk.time + u64::from(time), chunk.number + u64::from(number_and_kind >> KIND_BITS));
         Change { time, number, delta, block, thread, kind }

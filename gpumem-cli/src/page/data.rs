@@ -18,7 +18,7 @@ use serde_json::Serializer;
 use super::script::InScript;
 use crate::{
     formats::{Numbers, stack},
-    history::{ChangeKind, History, Lives},
+    history::{History, Lives},
     report::{
         modules::NOT_CLASSIFIED,
         overview::{DeviceOverview, Overview},
@@ -181,8 +181,8 @@ impl Columns {
             last = change.time;
             let block = lives.block(change.block);
             let since = || (known - 1 - u64::from(change.block)) * 2;
-            match change.kind {
-                ChangeKind::Allocated | ChangeKind::FreeFailed | ChangeKind::GivenToProgram => {
+            match change.kind.blocks() {
+                1.. => {
                     put(&mut columns.blocks, 0);
                     put(&mut columns.origins, block.origin.into());
                     put(&mut columns.sizes, block.bytes);
@@ -197,16 +197,11 @@ impl Columns {
                     }
                     known += 1;
                 }
-                ChangeKind::Freed
-                | ChangeKind::RemovedWithContext
-                | ChangeKind::FreeMissed
-                | ChangeKind::TakenByPool => {
-                    put(&mut columns.blocks, since() + 1);
-                }
-                ChangeKind::Shrunk => {
+                0 => {
                     put(&mut columns.blocks, since() + 2);
                     put(&mut columns.sizes, lives.bytes_after(change.block, at));
                 }
+                _ => put(&mut columns.blocks, since() + 1),
             }
         }
         columns

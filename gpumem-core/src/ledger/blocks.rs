@@ -105,13 +105,8 @@ impl Ledger {
     #[inline]
     pub(super) fn tell<O: Observer>(&self, kind: BlockChangeKind, key: Key, entry: &Entry, observer: &mut O) {
         if O::OBSERVES {
-            let (before, after) = match kind {
-                BlockChangeKind::Allocated | BlockChangeKind::FreeFailed | BlockChangeKind::GivenToProgram => {
-                    (Bytes::ZERO, entry.bytes)
-                }
-                _ => (entry.bytes, Bytes::ZERO),
-            };
-            self.tell_change(kind, key, entry, (before, after), observer);
+            let sizes = if kind.blocks() > 0 { (Bytes::ZERO, entry.bytes) } else { (entry.bytes, Bytes::ZERO) };
+            self.tell_change(kind, key, entry, sizes, observer);
         }
     }
 

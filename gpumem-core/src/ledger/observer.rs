@@ -56,7 +56,7 @@ impl BlockChangeKind {
         Self::GivenToProgram,
     ];
 
-    /// How many blocks more the program's view has, if it has the block at all.
+    /// How many blocks more there are in the program's view, if the block counts there. It is 0 if a block has another size.
     pub const fn blocks(self) -> i64 {
         match self {
             Self::Allocated | Self::FreeFailed | Self::GivenToProgram => 1,
