@@ -89,6 +89,25 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
     1
 }
 
+/// The same for each extension that the copy has, with the table of the extension. It returns 0 if nobody uses the extension.
+///
+/// # Safety
+/// It is called by NVTX.
+#[expect(unsafe_code, reason = "NVTX finds the function by this name, and passes a pointer")]
+// SAFETY: no other function of a program has this name: it belongs to the libraries that NVTX loads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn InitializeInjectionNvtxExtension(module: *const ExtensionModule) -> c_int {
+    let other = other_tool(variable::OTHER_NVTX);
+    // SAFETY: NVTX passes this module, and waits for the answer.
+    match nvtx::guarded(|| unsafe { observe_extension(module, other.as_deref()) }) {
+        Ok(is_used) => c_int::from(is_used),
+        Err(why) => {
+            say("", Err(why));
+            1
+        }
+    }
+}
+
 /// The functions of NVML come here where cards are not the real ones: `gpumem run` makes a library that passes six arguments, and says which
 /// function it is.
 ///
@@ -108,25 +127,6 @@ pub unsafe extern "C-unwind" fn gpumem_nvml(
 ) -> usize {
     // SAFETY: the caller says so.
     unsafe { nvml::call(cards::of_nvml(), [first, second, third, fourth, fifth, sixth], CStr::from_ptr(what)) }
-}
-
-/// The same for each extension that the copy has, with the table of the extension. It returns 0 if nobody uses the extension.
-///
-/// # Safety
-/// It is called by NVTX.
-#[expect(unsafe_code, reason = "NVTX finds the function by this name, and passes a pointer")]
-// SAFETY: no other function of a program has this name: it belongs to the libraries that NVTX loads.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn InitializeInjectionNvtxExtension(module: *const ExtensionModule) -> c_int {
-    let other = other_tool(variable::OTHER_NVTX);
-    // SAFETY: NVTX passes this module, and waits for the answer.
-    match nvtx::guarded(|| unsafe { observe_extension(module, other.as_deref()) }) {
-        Ok(is_used) => c_int::from(is_used),
-        Err(why) => {
-            say("", Err(why));
-            1
-        }
-    }
 }
 
 /// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.

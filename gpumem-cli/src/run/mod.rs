@@ -117,12 +117,7 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
     // The loader takes spaces and colons for the ends of names.
     if cards.are_dry() && !library.to_string_lossy().contains([' ', ':']) {
         // Functions of the library stand before those of NCCL.
-        let mut preloaded = library.clone().into_os_string();
-        if let Some(others) = env::var_os("LD_PRELOAD") {
-            preloaded.push(":");
-            preloaded.push(others);
-        }
-        program.environment("LD_PRELOAD", preloaded);
+        program.first_in("LD_PRELOAD", &library);
     }
     program.environment(variable::FILE, destination.file());
     program.environment(variable::BACKTRACE, settings.backtrace);

@@ -5,8 +5,6 @@
 //! have itself. Its functions only call `gpumem_nvml` of the injected library.
 
 use std::{
-    env,
-    ffi::OsString,
     fs, io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -24,13 +22,7 @@ const NAME: &str = "libnvidia-ml.so.1";
 /// if the machine has no NVML, or no device.
 pub(super) fn put_before(program: &mut Program, injected: &Path, all: bool) -> io::Result<()> {
     let (Ok(real), Ok(devices)) = (nvml_file(), cuda_devices()) else { return Ok(()) };
-    let mut path = OsString::from(folder(injected, &real.canonicalize()?, all)?);
-    // An empty entry would be the current folder.
-    if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
-        path.push(":");
-        path.push(rest);
-    }
-    program.environment("LD_LIBRARY_PATH", path);
+    program.first_in("LD_LIBRARY_PATH", folder(injected, &real.canonicalize()?, all)?);
     let devices: Vec<_> = devices.into_iter().map(|device| device.uuid).collect();
     program.environment(variable::DEVICES, devices.join(","));
     Ok(())
@@ -57,7 +49,7 @@ const PHDR: usize = 56;
 const SYMBOL: usize = 24;
 /// A function has so many bytes.
 const FUNCTION: usize = 16;
-/// What can be written is mapped so far behind the rest. Pages are not larger.
+/// The part that the loader writes to is mapped so many bytes behind its place in the file. No machine has larger pages.
 const PAGE: usize = 1 << 16;
 
 /// The library: what the loader reads and the functions, then what the loader writes.
@@ -77,7 +69,7 @@ fn image(names: &[&str], injected: &Path, real: &Path) -> Vec<u8> {
     let told: Vec<_> = names.iter().map(|name| text(&[name.as_bytes(), b" ", real])).collect();
     let (own, needed) = (text(&[NAME.as_bytes()]), [injected.as_os_str().as_bytes(), real].map(|path| text(&[path])));
 
-    // Where the parts are.
+    // Each part begins at this place in the file.
     let symbols = EHDR + 4 * PHDR;
     let hash = symbols + (2 + names.len()) * SYMBOL;
     let relocation = (hash + (2 + 1 + 2 + names.len()) * 4).next_multiple_of(8);

@@ -63,6 +63,16 @@ impl Program {
         self.environment.push((name.to_owned(), value.as_ref().to_owned()));
     }
 
+    /// This entry is the first of a list with colons, before those that the list has here. An empty entry would be the current folder.
+    pub(super) fn first_in(&mut self, list: &str, entry: impl AsRef<OsStr>) {
+        let mut entries = entry.as_ref().to_owned();
+        if let Some(rest) = env::var_os(list).filter(|rest| !rest.is_empty()) {
+            entries.push(":");
+            entries.push(rest);
+        }
+        self.environment(list, entries);
+    }
+
     fn start(&self) -> io::Result<Child> {
         let spawn = |program: &OsStr, words: &[OsString]| {
             let environment = self.environment.iter().map(|(name, value)| (name, value));

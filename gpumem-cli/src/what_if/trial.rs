@@ -145,12 +145,8 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
             let is_told = |line: &&str| !line.trim().is_empty() && !line.starts_with("gpumem: nothing was recorded");
             let lines = || own.lines().rev().filter(is_told);
             let last = lines().find(|line| !line.starts_with("gpumem: ")).or_else(|| lines().next());
-            Some(
-                last.map_or_else(
-                    || format!("it ended with {status}"),
-                    |last| format!("it ended with {status}: {last}"),
-                ),
-            )
+            let said = last.map(|last| format!(": {last}")).unwrap_or_default();
+            Some(format!("it ended with {status}{said}"))
         }
     };
     Outcome { most: most.unwrap_or(0), enough, refused, failed }
