@@ -55,18 +55,19 @@ except torch.cuda.OutOfMemoryError:
     print(json.dumps({"has": 0, "free": torch.cuda.mem_get_info()[0]}), flush=True)
 """
 
-RANKS = """
+# How a rank begins, and what it does with its model. With one GPU, NCCL has to take each rank for a machine.
+JOIN = """
 import json, os, sys, torch, torch.distributed as distributed
 rank, cards = int(os.environ["RANK"]), torch.cuda.device_count()
 if cards == 1:
     os.environ["NCCL_HOSTID"] = f"machine{rank}"
 distributed.init_process_group(sys.argv[1])
 torch.cuda.set_device(rank % cards)
-model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)]).cuda()
-model = torch.nn.parallel.DistributedDataParallel(model)
+"""
+TRAIN = """
 optimizer = torch.optim.Adam(model.parameters())
 for _ in range(3):
-    model(torch.randn(256, 4096, device="cuda")).sum().backward()
+    model(torch.randn(256, size, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 torch.cuda.synchronize()
@@ -74,27 +75,20 @@ print(json.dumps({"reserved": torch.cuda.max_memory_reserved(), "free": torch.cu
 distributed.destroy_process_group()
 """
 
-SHARDED = """
-import json, os, sys, torch, torch.distributed as distributed
+RANKS = f"""{JOIN}
+size = 4096
+model = torch.nn.Sequential(*[torch.nn.Linear(size, size) for _ in range(8)]).cuda()
+model = torch.nn.parallel.DistributedDataParallel(model)
+{TRAIN}"""
+
+SHARDED = f"""{JOIN}
 from torch.distributed.fsdp import fully_shard
-rank, cards = int(os.environ["RANK"]), torch.cuda.device_count()
-if cards == 1:
-    os.environ["NCCL_HOSTID"] = f"machine{rank}"
-distributed.init_process_group(sys.argv[1])
-torch.cuda.set_device(rank % cards)
-model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192, bias=False) for _ in range(12)]).cuda()
+size = 8192
+model = torch.nn.Sequential(*[torch.nn.Linear(size, size, bias=False) for _ in range(12)]).cuda()
 for layer in model:
     fully_shard(layer)
 fully_shard(model)
-optimizer = torch.optim.Adam(model.parameters())
-for _ in range(3):
-    model(torch.randn(256, 8192, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-torch.cuda.synchronize()
-print(json.dumps({"reserved": torch.cuda.max_memory_reserved(), "allocated": torch.cuda.max_memory_allocated(), "rank": rank}), flush=True)
-distributed.destroy_process_group()
-"""
+{TRAIN}"""
 
 
 def started(folder, name, text, *arguments, launcher=()):

@@ -7,22 +7,16 @@
 #![allow(unsafe_code, non_snake_case, reason = "the functions stand before those of a C library")]
 
 use std::{
-    ffi::{CStr, c_int, c_void},
+    ffi::{c_int, c_void},
     mem::transmute,
     panic::catch_unwind,
-    ptr::NonNull,
 };
 
-use gpumem_driver::dry::{self, Mode};
+use gpumem_driver::dry::{self, Mode, nccl};
 
 /// `ncclSuccess`, and `ncclInternalError`
 const SUCCESS: c_int = 0;
 const FAILED: c_int = 3;
-
-/// NCCL's own function. The name ends with a zero.
-fn real(name: &str) -> Option<NonNull<c_void>> {
-    dry::library_function(&["libnccl.so.2"], CStr::from_bytes_with_nul(name.as_bytes()).ok()?)
-}
 
 /// The type of each argument: C passes an `int` as the lower half of a word.
 macro_rules! word {
@@ -41,7 +35,7 @@ macro_rules! collectives {
                     // Nothing unwinds into NCCL's callers.
                     return catch_unwind(|| $copies).map_or(FAILED, |()| SUCCESS);
                 }
-                let Some(function) = real(concat!(stringify!($name), "\0")) else { return FAILED };
+                let Some(function) = nccl::function(stringify!($name)) else { return FAILED };
                 // SAFETY: it is NCCL's function of this name, which takes so many words, and the arguments are the caller's.
                 unsafe {
                     transmute::<*mut c_void, unsafe extern "C" fn($(word!($argument)),*) -> c_int>(function.as_ptr())($($argument),*)
@@ -56,35 +50,35 @@ collectives! {
         copy(from, to, bytes(count, kind), stream);
     }
     ncclReduce(from, to, count, kind, _operation, root, comm, stream) {
-        if asked("ncclCommUserRank\0", comm) == int(root) {
+        if asked("ncclCommUserRank", comm) == int(root) {
             copy(from, to, bytes(count, kind), stream);
         }
     }
     ncclBroadcast(from, to, count, kind, root, comm, stream) {
-        if asked("ncclCommUserRank\0", comm) == int(root) {
+        if asked("ncclCommUserRank", comm) == int(root) {
             copy(from, to, bytes(count, kind), stream);
         }
     }
     ncclBcast(_buffer, _count, _kind, _root, _comm, _stream) {}
     ncclReduceScatter(from, to, count, kind, _operation, comm, stream) {
         let bytes = bytes(count, kind);
-        copy(from + asked("ncclCommUserRank\0", comm) * bytes, to, bytes, stream);
+        copy(from + asked("ncclCommUserRank", comm) * bytes, to, bytes, stream);
     }
     ncclAllGather(from, to, count, kind, comm, stream) {
         let bytes = bytes(count, kind);
-        (0..asked("ncclCommCount\0", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
+        (0..asked("ncclCommCount", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
     }
     ncclAlltoAll(from, to, count, kind, comm, stream) {
-        copy(from, to, asked("ncclCommCount\0", comm) * bytes(count, kind), stream);
+        copy(from, to, asked("ncclCommCount", comm) * bytes(count, kind), stream);
     }
     ncclGather(from, to, count, kind, root, comm, stream) {
         let bytes = bytes(count, kind);
-        if asked("ncclCommUserRank\0", comm) == int(root) {
-            (0..asked("ncclCommCount\0", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
+        if asked("ncclCommUserRank", comm) == int(root) {
+            (0..asked("ncclCommCount", comm)).for_each(|rank| copy(from, to + rank * bytes, bytes, stream));
         }
     }
     ncclScatter(from, to, count, kind, root, comm, stream) {
-        let (bytes, rank) = (bytes(count, kind), asked("ncclCommUserRank\0", comm));
+        let (bytes, rank) = (bytes(count, kind), asked("ncclCommUserRank", comm));
         if rank == int(root) {
             copy(from + rank * bytes, to, bytes, stream);
         }
@@ -108,7 +102,7 @@ fn bytes(count: usize, kind: usize) -> usize {
 /// What NCCL says of a communicator: 0 if it does not say it.
 fn asked(question: &str, comm: usize) -> usize {
     let mut answer: c_int = 0;
-    if let Some(function) = real(question) {
+    if let Some(function) = nccl::function(question) {
         // SAFETY: both questions have this type, and the communicator is the caller's.
         let ask =
             unsafe { transmute::<*mut c_void, unsafe extern "C" fn(usize, *mut c_int) -> c_int>(function.as_ptr()) };
@@ -124,6 +118,6 @@ fn asked(question: &str, comm: usize) -> usize {
 fn copy(from: usize, to: usize, bytes: usize, stream: usize) {
     if from != to && bytes > 0 {
         // SAFETY: the program asks for a collective with these buffers, after which this rank's part is there.
-        _ = unsafe { dry::copy_on_device(from as u64, to as u64, bytes, stream as u64) };
+        unsafe { nccl::copy_on_device(from as u64, to as u64, bytes, stream as u64) };
     }
 }

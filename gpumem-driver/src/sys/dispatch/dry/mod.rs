@@ -16,6 +16,7 @@ mod cards;
 mod functions;
 mod memory;
 mod mode;
+pub mod nccl;
 #[cfg(feature = "capture")]
 pub mod nvml;
 mod physical;
@@ -40,11 +41,7 @@ use self::{
     replaced::{DRIVERS, REPLACED},
     table::FUNCTIONS,
 };
-pub use self::{
-    mode::Mode,
-    shared::SHARED_WORDS,
-    work::{copy_on_device, library_function},
-};
+pub use self::{mode::Mode, shared::SHARED_WORDS};
 use super::slots::{DispatchTable, Slot, unusable};
 use crate::{
     error::Error,

@@ -3,7 +3,7 @@
 use std::{
     ffi::{CStr, c_char, c_void},
     ops::Range,
-    ptr::{self, NonNull},
+    ptr,
     sync::{Mutex, PoisonError},
     time::Instant,
 };
@@ -73,24 +73,6 @@ pub(super) unsafe fn fill(to: u64, bytes: u64) -> u32 {
     unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
     note_reading(bytes);
     SUCCESS
-}
-
-/// Copies on the device, in the place of NCCL. Nothing is copied from or to dry memory.
-///
-/// # Safety
-/// The program asks for this copy, on this stream.
-pub unsafe fn copy_on_device(from: u64, to: u64, bytes: usize, stream: u64) -> bool {
-    if is_dry(from) || is_dry(to) {
-        return true;
-    }
-    // SAFETY: the caller says so, and both buffers have memory.
-    inside(|| unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream as *mut _) }).result().is_ok()
-}
-
-/// A function of a library that the program has loaded.
-pub fn library_function(names: &[&str], name: &CStr) -> Option<NonNull<c_void>> {
-    // SAFETY: each function is at an address, which is not used here.
-    unsafe { dl::symbol(names, name) }
 }
 
 /// What a program reads from dry memory while it allocates nothing.

@@ -1,0 +1,32 @@
+//! What functions that stand before NCCL's need.
+
+use std::{ffi::c_void, path::PathBuf, ptr::NonNull};
+
+use cudarc::driver::sys;
+use libloading::Library;
+use once_cell::sync::OnceCell;
+
+use super::state::{inside, is_dry};
+use crate::sys::dl;
+
+/// Copies on the device, in the place of NCCL. Nothing is copied from or to dry memory. An error of the driver is left out: what a rank gets
+/// is not known in a dry run anyway.
+///
+/// # Safety
+/// The program asks for this copy, on this stream.
+pub unsafe fn copy_on_device(from: u64, to: u64, bytes: usize, stream: u64) {
+    if !is_dry(from) && !is_dry(to) {
+        // SAFETY: the caller says so, and both buffers have memory.
+        _ = inside(|| unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream as *mut _) });
+    }
+}
+
+/// NCCL's own function of this name. The program has loaded NCCL, because it calls it.
+pub fn function(name: &str) -> Option<NonNull<c_void>> {
+    static NCCL: OnceCell<Option<Library>> = OnceCell::new();
+
+    let open = || dl::open("NCCL", [PathBuf::from("libnccl.so.2")]).ok().map(|(library, _)| library);
+    let library = NCCL.get_or_init(open).as_ref()?;
+    // SAFETY: each function is at an address, which is not used here.
+    unsafe { library.get(name.as_bytes()) }.ok().map(|function| *function)
+}
