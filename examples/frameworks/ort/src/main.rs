@@ -25,7 +25,8 @@ const WIDTHS: [i64; 3] = [1024, 8192, 2048];
 /// The arena of the session, once there is one.
 static ARENA: OnceLock<Mutex<Allocator>> = OnceLock::new();
 
-/// Sessions with `with_env_allocators` that are created from now on have no arena: the driver's pool gives out each tensor.
+/// Sessions with `with_env_allocators` that are created from now on have no arena: a pool of the driver gives out each tensor.
+/// Without CUDA's libraries, ONNX Runtime aborts the process here, so add the CUDA provider to the session's options before.
 fn allocate_in_driver(environment: &Environment) -> ort::Result<()> {
     let place = place(AllocationDevice::CUDA)?;
     let (keys, values) = ([c"use_cuda_mempool".as_ptr()], [1]);
@@ -55,7 +56,8 @@ fn place(device: AllocationDevice) -> ort::Result<MemoryInfo<'static>> {
 /// Two products of matrices with Relu after each; the weights have 96 MiB.
 fn model() -> ort::Result<Model> {
     let shape = |name, width| {
-        let (ty, shape, dimension_symbols) = (TensorElementType::Float32, Shape::new([-1, width]), SymbolicDimensions::empty(2));
+        let (ty, shape, dimension_symbols) =
+            (TensorElementType::Float32, Shape::new([-1, width]), SymbolicDimensions::empty(2));
         Outlet::new(name, ValueType::Tensor { ty, shape, dimension_symbols })
     };
     let mut graph = Graph::new()?;
