@@ -144,7 +144,8 @@ fn logged(run: impl FnOnce()) -> Vec<String> {
     LOG.with(|log| log.borrow_mut().split_off(0))
 }
 
-pub(crate) fn compare(gpu: &SimGpu, edition: u32) {
+pub(crate) fn compare(edition: u32) {
+    let gpu = SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment");
     gpu.make_current();
     let mut shapes = Vec::new();
     functions(&mut shapes);

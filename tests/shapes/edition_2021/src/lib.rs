@@ -1,10 +1,12 @@
-//! Drop logs with and without the attribute, in a crate of edition 2021. `tests/tests/shapes.rs` calls it.
+//! Drop logs with and without the attribute, in a crate of edition 2021.
+
+#![cfg(test)]
 
 #[path = "../../common.rs"]
 mod common;
 
-/// Compares the drop logs, and what traces report, on this device: the only one.
-pub fn the_attribute_changes_no_drop(gpu: &gpumem::sim::SimGpu) {
-    common::compare(gpu, 2021);
+#[test]
+fn the_attribute_changes_no_drop() {
+    common::compare(2021);
     common::figures();
 }
