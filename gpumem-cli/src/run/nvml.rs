@@ -39,7 +39,7 @@ fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
     let defined = file.dynamic_symbols().filter(ObjectSymbol::is_definition);
     let names: Vec<_> = defined.filter_map(|symbol| symbol.name().ok()).filter(is_replaced).collect();
     let library = image(&names, injected, real);
-    let folder = injected.with_file_name(format!("nvml-{:016x}", library::hash(&library)));
+    let folder = injected.with_file_name(format!("nvml-{:08x}", library::hash(&library)));
     library::unpack_as(&folder.join(NAME), &library)?;
     Ok(folder)
 }
