@@ -12,7 +12,7 @@ mod names;
 mod read;
 mod recorded;
 mod sums;
-pub(crate) mod tensor_blocks;
+mod tensor_blocks;
 pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use gpumem_core::model::MemKind;
 use super::{
     ChangeKind,
     held::{OriginSum, Sum},
-    lives::{BlockLife, LIVE},
+    names::Origin,
     recorded::History,
     time::Moment,
 };
@@ -21,14 +21,14 @@ impl History {
 
     /// What was live on each device after a change, the largest first. `None` stands for the beginning.
     pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<OriginSum<'_>>> {
-        let mut sums = Sums::new(self);
+        let mut sums = Sums::new(self.origins.len());
         for (number, block) in changes.iter().flatten().max().into_iter().flat_map(|last| self.lives.born_until(*last))
         {
             if let Some(change) = changes[usize::from(block.device)].filter(|change| block.is_live_after(*change)) {
-                sums.add(&block, self.lives.bytes_after(number, change).cast_signed(), 1);
+                sums.add((block.device, block.origin), self.lives.bytes_after(number, change).cast_signed(), 1);
             }
         }
-        sums.held(self)
+        sums.held(&self.origins, self.devices.len())
     }
 
     /// What more was live on each device after the second change than after the first.
@@ -39,25 +39,27 @@ impl History {
             (from.min(to), from.max(to), if from <= to { 1 } else { -1 })
         };
         let between: Vec<_> = changes.iter().map(between).collect();
-        let mut sums = Sums::new(self);
+        let mut sums = Sums::new(self.origins.len());
         for (at, change) in self.lives.changes().enumerate() {
             let block = self.lives.block(change.block);
             let (first, end, sign) = between[usize::from(block.device)];
             if !(first..end).contains(&at) {
                 continue;
             }
-            sums.add(&block, sign * change.delta, sign * change.kind.blocks());
+            let origin = (block.device, block.origin);
+            sums.add(origin, sign * change.delta, sign * change.kind.blocks());
         }
-        sums.held(self)
+        sums.held(&self.origins, self.devices.len())
     }
 
     /// What each origin ever allocated.
     pub(crate) fn allocated(&self) -> Vec<OriginSum<'_>> {
-        let mut sums = Sums::new(self);
+        let mut sums = Sums::new(self.origins.len());
         for change in self.lives.changes().filter(|change| change.kind == ChangeKind::Allocated) {
-            sums.add(&self.lives.block(change.block), change.delta, 1);
+            let block = self.lives.block(change.block);
+            sums.add((block.device, block.origin), change.delta, 1);
         }
-        sums.held(self).into_iter().flatten().collect()
+        sums.held(&self.origins, self.devices.len()).into_iter().flatten().collect()
     }
 
     /// For each device and each kind of memory outside of it (such as pinned host memory): the most that was live at one time.
@@ -92,12 +94,12 @@ impl History {
 
     /// The last change; `None` if there is none.
     pub(crate) fn last_change(&self) -> Option<u32> {
-        u32::try_from(self.lives.change_count()).unwrap_or(LIVE).checked_sub(1)
+        self.lives.last_change()
     }
 }
 
 /// The sums of blocks by their origins. An origin is on one device.
-struct Sums(Vec<OfOrigin>);
+pub(super) struct Sums(Vec<OfOrigin>);
 
 #[derive(Clone, Copy, Default)]
 struct OfOrigin {
@@ -107,19 +109,20 @@ struct OfOrigin {
 }
 
 impl Sums {
-    fn new(history: &History) -> Self {
-        Self(vec![OfOrigin::default(); history.origins.len()])
+    /// Sums for this many origins.
+    pub(super) fn new(origins: usize) -> Self {
+        Self(vec![OfOrigin::default(); origins])
     }
 
-    fn add(&mut self, block: &BlockLife, bytes: i64, blocks: i64) {
-        let sum = &mut self.0[block.origin as usize];
-        *sum = OfOrigin { bytes: sum.bytes + bytes, blocks: sum.blocks + blocks, device: block.device };
+    pub(super) fn add(&mut self, (device, origin): (u16, u32), bytes: i64, blocks: i64) {
+        let sum = &mut self.0[origin as usize];
+        *sum = OfOrigin { bytes: sum.bytes.saturating_add(bytes), blocks: sum.blocks + blocks, device };
     }
 
-    /// The sums by device.
-    fn held(self, history: &History) -> Vec<Vec<OriginSum<'_>>> {
-        let mut held: Vec<Vec<OriginSum<'_>>> = history.devices.iter().map(|_| Vec::new()).collect();
-        for (OfOrigin { bytes, blocks, device }, origin) in self.0.into_iter().zip(&history.origins) {
+    /// The sums by device, the largest first.
+    pub(super) fn held(self, origins: &[Origin], devices: usize) -> Vec<Vec<OriginSum<'_>>> {
+        let mut held = vec![Vec::new(); devices];
+        for (OfOrigin { bytes, blocks, device }, origin) in self.0.into_iter().zip(origins) {
             if (bytes, blocks) != (0, 0) {
                 held[usize::from(device)].push(OriginSum { device, origin, bytes, blocks });
             }

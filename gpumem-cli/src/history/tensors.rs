@@ -19,6 +19,9 @@ use gpumem_core::{
 use super::{
     held::OriginSum,
     names::{Origin, pay},
+    recorded::DeviceHistory,
+    sums::Sums,
+    tensor_blocks::TensorBlocks,
 };
 use crate::recording::remove_range;
 
@@ -38,6 +41,8 @@ pub(crate) struct Tensors {
     /// What the tensors of each origin are for. `None` if the program was recorded without modules.
     pub(crate) classes: Option<Vec<Option<TensorClass>>>,
     pub(crate) devices: Vec<TensorHistory>,
+    /// The tensors and the segments of all devices.
+    pub(crate) blocks: TensorBlocks,
 }
 
 /// The history of one device.
@@ -47,8 +52,10 @@ pub(crate) struct TensorHistory {
     pub(crate) steps: Vec<AllocatorStep>,
     /// Whether segments are expandable: they consist of parts, and parts without tensors can be given back to the driver.
     pub(crate) is_expandable: bool,
-    /// The most bytes that tensors had together, and the first step after which they had them.
-    pub(crate) peak: Option<(u64, usize)>,
+    /// What tensors have together, and the most of it.
+    pub(crate) live: DeviceHistory,
+    /// What they have after each step.
+    pub(super) allocated: Vec<u64>,
 }
 
 /// What the allocator did.
@@ -144,19 +151,11 @@ impl AllocatorState {
 
     /// The tensors by their origins, the largest first.
     pub(crate) fn held<'a>(&self, origins: &'a [Origin]) -> Vec<OriginSum<'a>> {
-        let mut sums: HashMap<u32, (i64, i64)> = HashMap::new();
+        let mut sums = Sums::new(origins.len());
         for tensor in self.tensors.values().filter(|tensor| !tensor.is_awaiting) {
-            let sum = sums.entry(tensor.origin).or_default();
-            *sum = (sum.0.saturating_add_unsigned(tensor.bytes), sum.1 + 1);
+            sums.add((0, tensor.origin), tensor.bytes.try_into().unwrap_or(i64::MAX), 1);
         }
-        let mut held: Vec<_> = sums
-            .into_iter()
-            .filter_map(|(origin, (bytes, blocks))| {
-                Some(OriginSum { device: 0, origin: origins.get(origin as usize)?, bytes, blocks })
-            })
-            .collect();
-        held.sort_by_key(|held| (Reverse(held.bytes), held.origin.stack.0));
-        held
+        sums.held(origins, 1).concat()
     }
 
     /// The segments by their addresses. The parts of an expandable segment that follow each other are one.
@@ -203,6 +202,10 @@ impl AllocatorState {
 }
 
 impl TensorHistory {
+    pub(crate) fn new(about: AllocatorDevice, steps: Vec<AllocatorStep>, is_expandable: bool) -> Self {
+        Self { about, steps, is_expandable, live: DeviceHistory::new(about.device), allocated: Vec::new() }
+    }
+
     /// The memory after this many steps.
     pub(crate) fn state(&self, steps: usize) -> AllocatorState {
         let mut state = AllocatorState::default();
@@ -247,44 +250,20 @@ impl TensorHistory {
         Some(self.steps.get(self.older_count()).map_or(time, |step| step.time))
     }
 
-    /// The step between two times after which tensors had most, and how many bytes they had.
-    pub(crate) fn most_between(&self, from: u64, to: u64) -> (usize, u64) {
-        let (first, end) = (self.steps_until(from), self.steps_until(to));
-        let mut most = (first, 0);
-        for (steps, bytes) in (1..).zip(self.allocated()) {
-            if steps == first || steps > first && steps <= end && bytes > most.1 {
-                most = (steps, bytes);
-            }
-        }
-        most
+    /// How many steps there were when tensors had most between two times.
+    pub(crate) fn most_between(&self, from: u64, to: u64) -> usize {
+        self.most_in(self.steps_until(from), self.steps_until(to))
     }
 
-    /// What tensors have after each step.
-    fn allocated(&self) -> impl Iterator<Item = u64> {
-        let (mut live, mut bytes) = (HashMap::new(), 0_u64);
-        self.steps.iter().map(move |step| {
-            match step.action {
-                Action::Alloc => {
-                    let before = live.insert(step.address, step.bytes).unwrap_or(0);
-                    bytes = bytes.saturating_sub(before).saturating_add(step.bytes);
-                }
-                Action::FreeRequested => bytes = bytes.saturating_sub(live.remove(&step.address).unwrap_or(0)),
-                _ => {}
-            }
-            bytes
-        })
+    /// How many steps there were when tensors had most.
+    pub(crate) fn peak_steps(&self) -> Option<usize> {
+        self.live.peak_at.map(|_| self.most_in(self.older_count(), self.steps.len()))
     }
 
-    fn find_peak(&mut self) {
-        let mut peak = None;
-        let older = self.older_count();
-        for (at, bytes) in self.allocated().enumerate() {
-            // The older steps together describe one moment. Only the state after the last of them can be a peak.
-            if at + 1 >= older && bytes > peak.map_or(0, |(most, _)| most) {
-                peak = Some((bytes, at));
-            }
-        }
-        self.peak = peak;
+    /// After how many steps, between two numbers of them, tensors had most; of several, the first.
+    fn most_in(&self, first: usize, end: usize) -> usize {
+        let bytes = |steps: usize| steps.checked_sub(1).map_or(0, |at| self.allocated[at]);
+        (first..=end.max(first)).max_by_key(|steps| (bytes(*steps), Reverse(*steps))).unwrap_or(first)
     }
 }
 
@@ -391,9 +370,7 @@ impl TensorReading {
             let mut steps = self.devices.remove(&about.device).unwrap_or_default();
             align(about.device, &mut steps, &segments);
             let is_expandable = expandable.contains(&about.device);
-            let mut history = TensorHistory { about: *about, steps, is_expandable, peak: None };
-            history.find_peak();
-            devices.push(history);
+            devices.push(TensorHistory::new(*about, steps, is_expandable));
         }
         devices.sort_by_key(|history| history.about.device.ordinal);
         let group = |id: u32| definitions.tensor_group(id);
@@ -414,11 +391,12 @@ impl TensorReading {
                 stack: *stack,
             }
         };
-        let origins = self.all.iter().map(origin).collect();
+        let origins: Vec<_> = self.all.iter().map(origin).collect();
         let has_groups = self.all.iter().any(|(_, id)| *id != 0);
         let classes = has_groups.then(|| self.all.iter().map(|(_, id)| group(*id)?.class).collect());
         let AllocatorDefinition { name, missing, missing_modules, settings, .. } = defined.clone();
-        Some(Tensors { name, missing, missing_modules, settings, origins, classes, devices })
+        let blocks = TensorBlocks::of(&mut devices, origins.len());
+        Some(Tensors { name, missing, missing_modules, settings, origins, classes, devices, blocks })
     }
 }
 
