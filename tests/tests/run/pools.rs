@@ -37,6 +37,15 @@ fn parts_of_a_program_in_c_are_recorded() {
     for part in ["the peak was 44 MiB", "\ncache of arena: 28 MiB of 64 MiB\n", "program.c:26"] {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }
+    // Its own gpumem records the same.
+    let outcome = machine().env("GPUMEM_CAPTURE", &file).run_program(program.as_ref(), &[]);
+    assert!(outcome.is_clean() && outcome.stdout == "registered\n", "{outcome}");
+    let (own_peak, own_pools) = peak_and_pools(&file);
+    assert_eq!((own_peak, &own_pools), (peak, &pools), "{outcome}");
+    let words = ["report", &file];
+    let report = machine().run_program(&built("gpumem-command"), &words);
+    let lines = [25, 26, 17].map(|line| format!("program.c:{line}:"));
+    assert!(lines.iter().all(|line| report.stdout.contains(line)), "{report}");
 }
 
 /// A program in Rust with the crate `gpumem`, which intercepts allocations itself only through CUPTI: the dispatch table is the library's.

@@ -25,7 +25,7 @@ pub fn is_driver(module: &str) -> bool {
 }
 
 /// Whether a module is the gpumem of a program in C, which counts as the program.
-pub(crate) fn is_gpumem_c(module: &str) -> bool {
+pub fn is_gpumem_c(module: &str) -> bool {
     GPUMEM_C.iter().any(|pattern| fits(module, pattern))
 }
 
