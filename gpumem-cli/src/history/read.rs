@@ -15,9 +15,10 @@ use gpumem_core::{
 
 use super::{
     bytes::RecordingBytes,
+    device::DeviceHistory,
     lives::{BlockLife, LIVE, Lives, NewBlock, When},
     names::Origins,
-    recorded::{DeviceHistory, History, Mark, Refusal, ScopeLife, StreamChange},
+    recorded::{History, Mark, Refusal, ScopeLife, StreamChange},
     tensors,
 };
 use crate::{

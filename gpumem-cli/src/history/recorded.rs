@@ -4,7 +4,7 @@ use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
 use gpumem_core::{
     derive::LedgerView,
-    ledger::{BlockChangeKind, Counts, KnownPool},
+    ledger::{BlockChangeKind, Counts},
     model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
     recording::{Definitions, End, Reader, Skipped},
     report::{Leaks, Place, leak_in_words},
@@ -12,6 +12,7 @@ use gpumem_core::{
 
 use super::{
     bytes::RecordingBytes,
+    device::DeviceHistory,
     lives::{BlockLife, Change, LIVE, Lives},
     names::Origin,
     tensors::Tensors,
@@ -100,53 +101,6 @@ pub(super) struct StreamChange {
     /// `None`: events are missing, and so the streams of all threads are not known any more.
     pub(super) of: Option<(u16, bool)>,
     pub(super) stream: u32,
-}
-
-/// One device.
-#[derive(Clone, Debug)]
-pub(crate) struct DeviceHistory {
-    pub(crate) device: Device,
-    /// The bytes that are live in its memory at the end.
-    pub(crate) live: u64,
-    /// The most bytes that were live in its memory.
-    pub(crate) peak: u64,
-    /// The first change after which the peak was live; `None` if nothing was allocated.
-    pub(crate) peak_at: Option<u32>,
-    /// The first change after the peak by which less was live.
-    pub(crate) less_at: Option<u32>,
-    /// The registered pools after the event that made the peak.
-    pub(crate) pools: Vec<KnownPool>,
-    /// The reading of the whole device with the most in use, and when it was.
-    pub(crate) highest_sample: Option<(u64, GpuMemory)>,
-    pub(crate) samples: u64,
-}
-
-impl DeviceHistory {
-    pub(super) fn new(device: Device) -> Self {
-        Self {
-            device,
-            live: 0,
-            peak: 0,
-            peak_at: None,
-            less_at: None,
-            pools: Vec::new(),
-            highest_sample: None,
-            samples: 0,
-        }
-    }
-
-    /// A block had so many bytes before this change, and has so many after it. Returns whether more is live than ever before.
-    pub(super) fn count(&mut self, at: u32, before: u64, after: u64) -> bool {
-        self.live = self.live.saturating_add(after).saturating_sub(before);
-        if self.live > self.peak {
-            (self.peak, self.peak_at, self.less_at) = (self.live, Some(at), None);
-            return true;
-        }
-        if after < before && self.peak_at.is_some() {
-            self.less_at.get_or_insert(at);
-        }
-        false
-    }
 }
 
 impl History {

@@ -9,16 +9,16 @@ use gpumem_core::recording::AllocatorAction as Action;
 
 use super::{
     ChangeKind,
+    allocator::{AllocatorStep, TensorHistory},
+    device::DeviceHistory,
     lives::{Lives, NewBlock, When},
-    recorded::DeviceHistory,
-    tensors::{AllocatorStep, TensorHistory},
 };
 use crate::recording::remove_range;
 
 /// A second list of blocks. Their bytes are a part of the driver's, and are not added to them.
 #[derive(Debug, Default)]
 pub(crate) struct TensorBlocks {
-    /// The numbers of the devices and of the origins are those in [`Tensors`](super::tensors::Tensors).
+    /// The numbers of the devices and of the origins are those in `Tensors`.
     pub(crate) lives: Lives,
     /// The number that stands in place of the origin of segments.
     pub(crate) segment_origin: u32,

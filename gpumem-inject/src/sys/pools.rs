@@ -39,7 +39,7 @@ pub extern "C" fn gpumem_pools(version: u32) -> *const PoolFunctions {
 unsafe extern "C" fn register(name: *const u8, length: usize, device: u32) -> *mut c_void {
     let recording = RECORDING.load(Relaxed);
     // Else gpumem must not be asked: its first use makes the settings of the process.
-    if recording % 2 == 0 {
+    if recording.is_multiple_of(2) {
         return ptr::null_mut();
     }
     // SAFETY: the caller passes a name of this length.
