@@ -15,6 +15,8 @@ mod cards;
 #[cfg(feature = "library")]
 mod control;
 #[cfg(feature = "library")]
+mod recordings;
+#[cfg(feature = "library")]
 mod request;
 #[cfg(feature = "library")]
 mod sys;

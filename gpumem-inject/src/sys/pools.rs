@@ -6,19 +6,12 @@ use std::{
     ffi::c_void,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr, slice,
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
 use gpumem::{Bytes, pool::Pool};
 use gpumem_driver::recorded_pools::{PoolFunctions, VERSION};
 
-/// The number of the recording that is made; an even number: none is.
-static RECORDING: AtomicU32 = AtomicU32::new(0);
-
-/// A recording begins or ends.
-pub(crate) fn recording_changes() {
-    RECORDING.fetch_add(1, Relaxed);
-}
+use crate::recordings;
 
 /// A pool of the program.
 struct Recorded {
@@ -37,11 +30,8 @@ pub extern "C" fn gpumem_pools(version: u32) -> *const PoolFunctions {
 }
 
 unsafe extern "C" fn register(name: *const u8, length: usize, device: u32) -> *mut c_void {
-    let recording = RECORDING.load(Relaxed);
-    // Else gpumem must not be asked: its first use makes the settings of the process.
-    if recording.is_multiple_of(2) {
-        return ptr::null_mut();
-    }
+    // Without a recording gpumem must not be asked: its first use makes the settings of the process.
+    let Some(recording) = recordings::current() else { return ptr::null_mut() };
     // SAFETY: the caller passes a name of this length.
     let name = String::from_utf8_lossy(unsafe { slice::from_raw_parts(name, length) }).into_owned();
     match catch_unwind(|| Pool::register(name, device)) {
@@ -84,7 +74,7 @@ unsafe extern "C" fn close(pool: *mut c_void) {
 unsafe fn with(pool: *const c_void, call: impl FnOnce(&Pool)) {
     // SAFETY: the caller says so.
     let Recorded { pool, recording } = unsafe { &*pool.cast::<Recorded>() };
-    if *recording == RECORDING.load(Relaxed) {
+    if Some(*recording) == recordings::current() {
         _ = catch_unwind(AssertUnwindSafe(|| call(pool)));
     }
 }
