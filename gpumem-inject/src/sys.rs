@@ -1,6 +1,7 @@
 //! What the driver and NVTX find in the library, and what `gpumem attach` calls.
 
 mod nccl;
+pub(crate) mod pools;
 
 use std::{
     env,

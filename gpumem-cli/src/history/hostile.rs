@@ -216,7 +216,7 @@ fn all_reports_and_formats_of_hostile_recordings_end() {
         let mut history = History::read(&file).unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
         changes += history.lives.change_count();
         let devices = history.tensors.iter().flat_map(|tensors| &tensors.devices);
-        tensors += devices.filter(|device| device.peak.is_some()).count();
+        tensors += devices.filter(|device| device.live.peak_at.is_some()).count();
         assert_peaks_of_tensors(&history);
         everything(&mut history, &folder);
     }
@@ -228,12 +228,13 @@ fn all_reports_and_formats_of_hostile_recordings_end() {
 /// The blocks that the page shows add up to the peak of the summary.
 fn assert_peaks_of_tensors(history: &History) {
     let Some(tensors) = &history.tensors else { return };
-    let all = tensors.blocks();
+    let all = &tensors.blocks;
     for (number, device) in (0_u16..).zip(&tensors.devices) {
-        let (Some((bytes, _)), Some(at)) = (device.peak, all.peaks[usize::from(number)]) else { continue };
-        let is_tensor = |block: &BlockLife| block.device == number && block.origin != tensors.segment_origin();
+        let (Some(at), Some(steps)) = (device.live.peak_at, device.peak_steps()) else { continue };
+        let is_tensor = |block: &BlockLife| block.device == number && block.origin != all.segment_origin;
         let live = all.lives.blocks().map(|(_, block)| block).filter(is_tensor).filter(|block| block.is_live_after(at));
-        assert_eq!(live.map(|block| block.bytes).sum::<u64>(), bytes);
+        assert_eq!(live.map(|block| block.bytes).sum::<u64>(), device.live.peak);
+        assert_eq!(device.allocated[steps - 1], device.live.peak);
     }
 }
 

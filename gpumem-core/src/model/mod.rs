@@ -36,7 +36,9 @@ mod source;
 mod threads;
 mod trace;
 
-pub use attribution::{Call, Phase, calls, is_driver, library, program_frames, readable_frames, user_line};
+pub use attribution::{
+    Call, Phase, calls, is_driver, is_gpumem_c, library, program_frames, readable_frames, user_line,
+};
 pub(crate) use attribution::{backward_operation, phase};
 pub use block::{Block, Key, MemKind, PoolId, Space, Tag};
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};

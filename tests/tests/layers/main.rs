@@ -47,6 +47,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "recording_file",
             "lock_file",
             "nvtx",
+            "recorded_pools",
         ],
     ),
     ("query", &["session", "source", "model", "error"]),

@@ -13,6 +13,7 @@ mod nccl;
 mod nvml;
 mod nvtx;
 mod parts;
+mod pools;
 mod program;
 mod reports;
 mod strange;
