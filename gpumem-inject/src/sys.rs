@@ -15,7 +15,7 @@ use std::{
 
 use gpumem::recording;
 use gpumem_driver::{
-    dry::nvml,
+    dry::{nvml, runtime},
     injection::initialize_injection,
     nvtx::{self, ExtensionModule, GetExportTable, observe_extension, observe_ranges, set_observer},
 };
@@ -127,6 +127,26 @@ pub unsafe extern "C-unwind" fn gpumem_nvml(
 ) -> usize {
     // SAFETY: the caller says so.
     unsafe { nvml::call(cards::of_nvml(), [first, second, third, fourth, fifth, sixth], CStr::from_ptr(what)) }
+}
+
+/// The functions of the CUDA runtime come here where the program sees several cards, as those of NVML do.
+///
+/// # Safety
+/// The last argument is the name of the function; the others are those of the function.
+#[expect(unsafe_code, reason = "the loader finds the function by this name")]
+// SAFETY: no other function of a program has this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gpumem_runtime(
+    first: usize,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+    sixth: usize,
+    name: *const c_char,
+) -> u32 {
+    // SAFETY: the caller says so.
+    unsafe { runtime::call([first, second, third, fourth, fifth, sixth], CStr::from_ptr(name)) }
 }
 
 /// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.

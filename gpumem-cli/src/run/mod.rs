@@ -7,7 +7,9 @@ mod finish;
 mod library;
 mod nvml;
 mod options;
+mod passing;
 mod program;
+mod runtime;
 
 use std::{
     borrow::Cow,
@@ -114,14 +116,35 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         let put = nvml::put_before(program, &library, cards.are_counted());
         _ = put.inspect_err(|error| terminal::error(&Failure::new("NVML shows the real card", error, "")));
     }
-    // The loader takes spaces and colons for the ends of names.
-    if cards.are_dry() && !library.to_string_lossy().contains([' ', ':']) {
-        // Functions of the library stand before those of NCCL.
-        program.first_in("LD_PRELOAD", &library);
+    if cards.are_dry() {
+        preload(program, library, cards.are_counted());
     }
     program.environment(variable::FILE, destination.file());
     program.environment(variable::BACKTRACE, settings.backtrace);
     Ok(destination)
+}
+
+/// Functions of the library stand before those of NCCL, and with several cards before those of the CUDA runtime.
+fn preload(program: &mut Program, mut library: PathBuf, is_counted: bool) {
+    // The loader takes spaces and colons for the ends of names.
+    let is_possible = !library.to_string_lossy().contains([' ', ':']);
+    let runtime = is_counted.then(|| match is_possible {
+        true => runtime::unpacked(&library),
+        false => Err(io::Error::other(format!("the loader cannot preload `{}`", library.display()))),
+    });
+    match runtime {
+        Some(Ok(runtime)) => {
+            let both = [runtime.as_os_str(), ":".as_ref(), library.as_os_str()];
+            library = both.into_iter().collect::<std::ffi::OsString>().into();
+        }
+        Some(Err(error)) => {
+            terminal::error(&Failure::new("the CUDA runtime shows the GPU of the machine", error, ""));
+        }
+        None => {}
+    }
+    if is_possible {
+        program.first_in("LD_PRELOAD", library);
+    }
 }
 
 /// Says which recordings are not finished, and why nothing was recorded.
@@ -156,7 +179,7 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
                      profiler: write `nsys profile gpumem run …`), or the driver could not load the library, or the recording was moved or \
                      removed";
         let next = if options.cards.are_counted() {
-            "the CUDA runtime, and so PyTorch, does not start with more cards than the machine has; `--card-per-process` gives each process its own"
+            "the CUDA runtime does not start with more cards than the machine has if it is linked into the program statically"
         } else if options.cards.are_replaced() {
             "if it used a GPU, it was the real card"
         } else {
