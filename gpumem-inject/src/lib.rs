@@ -24,7 +24,8 @@ pub mod variable;
 
 #[cfg(feature = "library")]
 pub use self::sys::{
-    InitializeInjection, InitializeInjectionNvtx2, InitializeInjectionNvtxExtension, gpumem_attach, gpumem_nvml, gpumem_runtime,
+    InitializeInjection, InitializeInjectionNvtx2, InitializeInjectionNvtxExtension, gpumem_attach, gpumem_nvml,
+    gpumem_runtime,
 };
 
 /// The folder with the manifest of this crate, for the build script of the command.

@@ -41,9 +41,27 @@ static LEAVE_OWN_FILE: extern "C" fn() = {
     extern "C" fn leave_own_file() {
         // A system may forbid it. Then the file is as any other library of the program.
         _ = catch_unwind(gpumem_driver::own_file::leave);
+        _ = catch_unwind(name_host);
     }
     leave_own_file
 };
+
+/// NCCL refuses two ranks of one machine on one GPU. So each process that sees several simulated cards is a machine. A process that another one
+/// has started gets another name.
+#[cfg(all(target_os = "linux", not(test)))]
+fn name_host() {
+    const HOST: &str = "NCCL_HOSTID";
+    const OURS: &str = "gpumem";
+
+    let is_preloaded = env::var("LD_PRELOAD").is_ok_and(|list| list.contains(variable::RUNTIME));
+    if is_preloaded && env::var(HOST).map_or(true, |name| name.starts_with(OURS)) {
+        // SAFETY: the library is preloaded, so the program has no other thread yet.
+        #[expect(unsafe_code, reason = "a variable of the environment is set")]
+        unsafe {
+            env::set_var(HOST, format!("{OURS}{}", std::process::id()));
+        }
+    }
+}
 
 /// The driver calls it inside of `cuInit`. It returns 1, as NVIDIA's examples do.
 #[expect(unsafe_code, reason = "the driver finds the function by this name")]

@@ -8,19 +8,20 @@ use std::{
 };
 
 use gpumem_driver::dry::runtime;
+use gpumem_inject::variable;
 
 use super::{library, passing::Passing};
 
 /// The path of the library.
 pub(super) fn unpacked(injected: &Path) -> io::Result<PathBuf> {
     let library = Passing {
-        name: "libgpumem_runtime.so",
+        name: variable::RUNTIME,
         to: "gpumem_runtime",
         needed: &[injected.as_os_str().as_bytes()],
         functions: &runtime::names().map(|name| (name, name.into())).collect::<Vec<_>>(),
     }
     .image();
-    let path = injected.with_file_name(format!("libgpumem_runtime-{:016x}.so", library::hash(&library)));
+    let path = injected.with_file_name(format!("{}-{:016x}.so", variable::RUNTIME, library::hash(&library)));
     library::unpack_as(&path, &library)?;
     Ok(path)
 }

@@ -129,7 +129,8 @@ mod linux {
         let mut paths: Vec<PathBuf> = Vec::new();
         // SAFETY: `add` is called only before this returns, with this pointer, and only by this thread.
         unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut paths).cast()) };
-        let has_name = |path: &Path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(beginning.as_bytes()));
+        let has_name =
+            |path: &Path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(beginning.as_bytes()));
         paths.retain(|path| has_name(path));
         paths
     }

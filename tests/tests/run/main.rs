@@ -15,6 +15,7 @@ mod nvtx;
 mod parts;
 mod program;
 mod reports;
+mod runtime;
 mod strange;
 mod together;
 mod torch;

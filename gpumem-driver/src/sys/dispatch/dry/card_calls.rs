@@ -128,7 +128,9 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
             }),
             // What follows concerns one card. The first one is the driver's device.
             C::Retain if word(1) as u32 == 0 => real(),
-            C::DefaultPool { .. } if word(1) as u32 == 0 => after(real(), || note(|cards| &mut cards.pools, get(word(0)), 0)),
+            C::DefaultPool { .. } if word(1) as u32 == 0 => {
+                after(real(), || note(|cards| &mut cards.pools, get(word(0)), 0))
+            }
             C::Retain | C::DefaultPool { .. } if !is_card(word(1)) => CUDA_ERROR_INVALID_DEVICE,
             C::Retain if cards::are_of_runtime() => real(),
             C::Retain => retain(word(0), word(1) as u32),
@@ -140,9 +142,9 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
                 SUCCESS
             }
             C::Release | C::SetFlags if cards::are_of_runtime() => real(),
-            C::State if cards::are_of_runtime() => {
-                after(driver(&[0, word(1), word(2)]), || put_int(word(2), u32::from(cuda::is_card_used(word(0) as u32))))
-            }
+            C::State if cards::are_of_runtime() => after(driver(&[0, word(1), word(2)]), || {
+                put_int(word(2), u32::from(cuda::is_card_used(word(0) as u32)))
+            }),
             C::Release => release(word(0) as u32, |primary| primary.references.saturating_sub(1)),
             C::SetFlags => {
                 cards().primary.entry(word(0) as u32).or_default().flags = word(1);

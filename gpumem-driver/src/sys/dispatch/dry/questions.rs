@@ -64,7 +64,11 @@ pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
 /// If the call has succeeded, this attribute is there.
 unsafe fn name_card(result: u32, data: u64, number: u32, address: u64) {
     const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: u32 = 9;
-    if result != SUCCESS || number != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL || !cards::are_simulated() || cards::show_machine() {
+    if result != SUCCESS
+        || number != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        || !cards::are_simulated()
+        || cards::show_machine()
+    {
         return;
     }
     let known = memory().device_of(address);
