@@ -110,7 +110,8 @@ int main(void) {
     cudaStreamCreate(&stream);
     cudaSetDevice(0);
     cudaStreamGetDevice(stream, &device);
-    printf("stream: %d, allocates %d on %d\n", device, cudaMallocAsync(&block, 100 * MIB, stream), device_of(block));
+    code = cudaMallocAsync(&block, 100 * MIB, stream);
+    printf("stream: %d, allocates %d on %d\n", device, code, device_of(block));
     int properties[22] = {1, 0, 1, 1};
     code = cudaDeviceGetDefaultMemPool(&pool, 2);
     printf("pools: %d %d", code, cudaMemPoolCreate(&made, properties));
