@@ -25,7 +25,8 @@ static void free_of_each(const char *when) {
     for (int device = 0; device < count; device++) {
         size_t left = 0, all = 0;
         cudaSetDevice(device);
-        printf(" %d %zu/%zu", cudaMemGetInfo(&left, &all), left / MIB, all / MIB);
+        int code = cudaMemGetInfo(&left, &all);
+        printf(" %d %zu/%zu", code, left / MIB, all / MIB);
     }
     puts("");
     cudaSetDevice(before);
