@@ -13,7 +13,9 @@ mod runtime;
 
 use std::{
     borrow::Cow,
-    env, io,
+    env,
+    ffi::OsString,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -117,7 +119,10 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         _ = put.inspect_err(|error| terminal::error(&Failure::new("NVML shows the real card", error, "")));
     }
     if cards.are_dry() {
-        preload(program, library, cards.are_counted());
+        let done = preload(program, &library, cards.are_counted());
+        if let (Err(error), true) = (done, cards.are_counted()) {
+            terminal::error(&Failure::new("the CUDA runtime shows the GPU of the machine", error, ""));
+        }
     }
     program.environment(variable::FILE, destination.file());
     program.environment(variable::BACKTRACE, settings.backtrace);
@@ -125,26 +130,18 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
 }
 
 /// Functions of the library stand before those of NCCL, and with several cards before those of the CUDA runtime.
-fn preload(program: &mut Program, mut library: PathBuf, is_counted: bool) {
-    // The loader takes spaces and colons for the ends of names.
-    let is_possible = !library.to_string_lossy().contains([' ', ':']);
-    let runtime = is_counted.then(|| match is_possible {
-        true => runtime::unpacked(&library),
-        false => Err(io::Error::other(format!("the loader cannot preload `{}`", library.display()))),
-    });
-    match runtime {
-        Some(Ok(runtime)) => {
-            let both = [runtime.as_os_str(), ":".as_ref(), library.as_os_str()];
-            library = both.into_iter().collect::<std::ffi::OsString>().into();
-        }
-        Some(Err(error)) => {
-            terminal::error(&Failure::new("the CUDA runtime shows the GPU of the machine", error, ""));
-        }
-        None => {}
+fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Result<()> {
+    if library.to_string_lossy().contains([' ', ':']) {
+        return Err(io::Error::other(format!("the loader takes `{}` for several files", library.display())));
     }
-    if is_possible {
-        program.first_in("LD_PRELOAD", library);
+    let mut list = OsString::new();
+    if is_counted {
+        list.push(runtime::unpacked(library)?);
+        list.push(":");
     }
+    list.push(library);
+    program.first_in("LD_PRELOAD", list);
+    Ok(())
 }
 
 /// Says which recordings are not finished, and why nothing was recorded.
