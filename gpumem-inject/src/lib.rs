@@ -27,7 +27,7 @@ pub mod variable;
 #[cfg(feature = "library")]
 pub use self::sys::{
     InitializeInjection, InitializeInjectionNvtx2, InitializeInjectionNvtxExtension, gpumem_attach, gpumem_nvml,
-    pools::gpumem_pools,
+    gpumem_runtime, pools::gpumem_pools,
 };
 
 /// The folder with the manifest of this crate, for the build script of the command.

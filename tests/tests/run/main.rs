@@ -16,6 +16,7 @@ mod parts;
 mod pools;
 mod program;
 mod reports;
+mod runtime;
 mod strange;
 mod together;
 mod torch;
