@@ -75,11 +75,12 @@ fn add(reading: &mut Reading, pool: &MemoryPoolReport) {
         return;
     }
     reading.other += pool.usage.bytes_in_use;
-    reading.other_at_most += match pool.kind {
-        // It gives nothing back unless all unused memory is.
-        MemoryPoolKind::Persistent => pool.usage.bytes_reserved,
-        _ => pool.pages_peak.saturating_mul(pool.largest_alloc),
-    };
+    reading.other_pages += pool.usage.bytes_reserved;
+    reading.other_largest = reading.other_largest.max(pool.largest_alloc);
+    if !matches!(pool.kind, MemoryPoolKind::Persistent) {
+        let most = pool.pages_peak.saturating_mul(pool.largest_alloc);
+        reading.returned_at_most = reading.returned_at_most.saturating_add(most);
+    }
 }
 
 /// Runs `code` as a scope: its row in [`summary`](fn@summary) has what it left in use, exactly, and bounds of its peak.

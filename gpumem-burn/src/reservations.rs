@@ -1,7 +1,8 @@
 //! What cubecl reserves, seen through its spans of `tracing`.
 //!
-//! `MemoryManagement::reserve` has a span without the size. The pools below it have spans with the size: one for each page that is
-//! tried. So the span of `reserve` is what counts, and the size is the one that a span below it says.
+//! `MemoryManagement::reserve` has a span without the size. Pools that divide pages have spans with the size below it, one for each page
+//! that is tried. So the span of `reserve` is what counts, and the size is the one that a span below it says. Other pools say no size;
+//! of them, the spans of new pages are counted.
 
 use std::{
     cell::RefCell,
@@ -23,7 +24,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// The module of cubecl whose spans are taken.
+/// The module of cubecl that reserves.
 const MODULE: &str = "cubecl_server::memory_management";
 
 /// What was reserved on a device since the last time it was taken.
@@ -31,6 +32,10 @@ const MODULE: &str = "cubecl_server::memory_management";
 pub(crate) struct Reserved {
     /// How often `reserve` ran.
     pub(crate) count: u64,
+    /// How often the size is not known.
+    pub(crate) unsized_count: u64,
+    /// The number of pages that such reservations took from the driver.
+    pub(crate) unsized_pages: u64,
     /// The sum of the sizes that are known.
     pub(crate) bytes: u64,
     /// The largest size that is known.
@@ -42,6 +47,8 @@ pub(crate) struct Reserved {
 impl Reserved {
     pub(crate) fn add(&mut self, more: &Self) {
         self.count += more.count;
+        self.unsized_count += more.unsized_count;
+        self.unsized_pages += more.unsized_pages;
         self.bytes = self.bytes.saturating_add(more.bytes);
         self.largest = self.largest.max(more.largest);
         self.cleaned_up |= more.cleaned_up;
@@ -95,8 +102,14 @@ pub(crate) fn peek(device: DeviceThread) -> Reserved {
 struct ThisThread {
     /// Looked up once. `None` inside if this is not a device thread.
     device: Option<Option<Shared>>,
-    /// The span of `reserve` that is open, and the size once it is known.
-    open: Option<(Id, u64)>,
+    /// The span of `reserve` that is open.
+    open: Option<Reservation>,
+}
+
+struct Reservation {
+    id: Id,
+    size: Option<u64>,
+    new_pages: u64,
 }
 
 thread_local! {
@@ -141,30 +154,36 @@ impl<S: Subscriber> Layer<S> for Reservations {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
-        THIS_THREAD.with_borrow_mut(|this| match attributes.metadata().name() {
-            "reserve" => this.open = Some((id.clone(), 0)),
-            "cleanup" if fields.cleans_up => this.count(&Reserved { cleaned_up: true, ..Reserved::default() }),
-            _ => {
-                if let (Some((_, size)), Some(known)) = (&mut this.open, fields.size) {
-                    *size = known;
-                }
-            }
+        THIS_THREAD.with_borrow_mut(|this| match (attributes.metadata().name(), &mut this.open) {
+            ("reserve", open) => *open = Some(Reservation { id: id.clone(), size: None, new_pages: 0 }),
+            ("cleanup", _) if fields.cleans_up => this.count(&Reserved { cleaned_up: true, ..Reserved::default() }),
+            (_, Some(open)) if is_of_storage(attributes.metadata()) => open.new_pages += 1,
+            (_, Some(open)) => open.size = fields.size.or(open.size),
+            _ => {}
         });
     }
 
     fn on_close(&self, id: Id, _: Context<'_, S>) {
         THIS_THREAD.with_borrow_mut(|this| {
-            if let Some((_, size)) = this.open.take_if(|(open, _)| *open == id) {
-                this.count(&Reserved { count: 1, bytes: size, largest: size, cleaned_up: false });
-            }
+            let Some(closed) = this.open.take_if(|open| open.id == id) else { return };
+            this.count(&match closed.size {
+                Some(size) => Reserved { count: 1, bytes: size, largest: size, ..Reserved::default() },
+                None => Reserved { count: 1, unsized_count: 1, unsized_pages: closed.new_pages, ..Reserved::default() },
+            });
         });
     }
 }
 
+/// A runtime takes memory of the device from the driver, such as `cubecl_cuda::compute::storage::gpu`.
+fn is_of_storage(metadata: &Metadata<'_>) -> bool {
+    let module = metadata.target();
+    module.starts_with("cubecl_") && module.contains("::storage") && !module.ends_with("::cpu")
+}
+
 fn is_taken(metadata: &Metadata<'_>) -> bool {
-    metadata.is_span()
-        && metadata.target().starts_with(MODULE)
-        && matches!(metadata.name(), "reserve" | "try_reserve" | "alloc" | "cleanup")
+    let reserves = metadata.target().starts_with(MODULE)
+        && matches!(metadata.name(), "reserve" | "try_reserve" | "alloc" | "cleanup");
+    metadata.is_span() && (reserves || metadata.name() == "alloc" && is_of_storage(metadata))
 }
 
 /// The layer that takes cubecl's reservations, for the program's subscriber. Without it, peaks have no upper bound.
@@ -190,7 +209,7 @@ mod tests {
     /// As cubecl's own macro makes them.
     macro_rules! cubecl {
         ($module:literal, $name:literal $($field:tt)*) => {
-            span!(target: concat!("cubecl_server::memory_management::", $module), Level::TRACE, $name $($field)*)
+            span!(target: concat!("cubecl_", $module), Level::TRACE, $name $($field)*)
         };
     }
 
@@ -200,9 +219,9 @@ mod tests {
     }
 
     fn reserve(tries: &[u64]) {
-        let _reserve = cubecl!("memory_manage", "reserve").entered();
+        let _reserve = cubecl!("server::memory_management::memory_manage", "reserve").entered();
         for &size in tries {
-            let _page = cubecl!("memory_pool::memory_page", "try_reserve", size).entered();
+            let _page = cubecl!("server::memory_management::memory_pool::memory_page", "try_reserve", size).entered();
         }
     }
 
@@ -212,9 +231,13 @@ mod tests {
             reserve(&[4096, 4096, 4096]);
             reserve(&[100]);
             reserve(&[]); // by a pool without a span
+            let _reserve = cubecl!("server::memory_management::memory_manage", "reserve").entered();
+            let _host = cubecl!("cuda::compute::storage::cpu", "alloc").entered();
+            let _page = cubecl!("cuda::compute::storage::gpu", "alloc").entered();
         });
         let device = DeviceThread::new(0, 7);
-        let reserved = Reserved { count: 3, bytes: 4196, largest: 4096, cleaned_up: false };
+        let sized = Reserved { count: 2, bytes: 4196, largest: 4096, ..Reserved::default() };
+        let reserved = Reserved { count: 4, unsized_count: 2, unsized_pages: 1, ..sized };
         assert_eq!(peek(device), reserved);
         assert_eq!(take(device), reserved);
         assert_eq!(take(device), Reserved::default());
@@ -223,7 +246,8 @@ mod tests {
     #[test]
     fn a_size_outside_of_a_reservation_and_spans_of_others_do_not_count() {
         on_thread("DSD-0-8", || {
-            let _page = cubecl!("memory_pool::memory_page", "try_reserve", size = 4096_u64).entered();
+            let _page = cubecl!("server::memory_management::memory_pool::memory_page", "try_reserve", size = 4096_u64)
+                .entered();
             let _mine = span!(target: "my_program", Level::TRACE, "reserve", size = 4096_u64).entered();
         });
         assert_eq!(take(DeviceThread::new(0, 8)), Reserved::default());
@@ -236,8 +260,9 @@ mod tests {
             Periodic,
             Explicit,
         }
-        let cleanup =
-            |cleanup: Cleanup| move || drop(cubecl!("memory_pool::sliced_pool", "cleanup", ?cleanup).entered());
+        let cleanup = |cleanup: Cleanup| {
+            move || drop(cubecl!("server::memory_management::memory_pool::sliced_pool", "cleanup", ?cleanup).entered())
+        };
         let device = DeviceThread::new(0, 9);
         on_thread("DSD-0-9", cleanup(Cleanup::Periodic));
         assert!(!take(device).cleaned_up);

@@ -2,7 +2,8 @@
 //!
 //! A *point* is a moment at which the device was read: the beginning or the end of a scope. Between two points, cubecl reports what it
 //! reserves and no frees. So the peak of such a *stretch* lies between two bounds: at least what was in use at one of its two points, and
-//! at most what was in use at its first one and everything that was reserved in it. The peak of a scope is the highest of its stretches.
+//! at most what was in use at its first one and everything that was reserved in it. Of pools that say no sizes, at most everything is in use
+//! that they have, and that they got in the stretch. The peak of a scope is the highest of its stretches.
 
 use std::thread::{self, ThreadId};
 
@@ -18,8 +19,12 @@ pub(crate) struct Reading {
     pub(crate) shared: u64,
     /// In use in pools whose reservations have no size.
     pub(crate) other: u64,
-    /// The most that can have been in use in these pools until now, unless unused memory was given back in between.
-    pub(crate) other_at_most: u64,
+    /// What these pools have from the driver.
+    pub(crate) other_pages: u64,
+    /// The largest allocation that one of them ever had.
+    pub(crate) other_largest: u64,
+    /// The most that those of them can ever have had that give pages back before all unused memory is given back.
+    pub(crate) returned_at_most: u64,
     /// What cubecl has from the driver.
     pub(crate) pages: u64,
 }
@@ -59,14 +64,24 @@ impl Peak {
     /// The peak of a stretch.
     fn of_stretch(first: &Reading, last: &Reading, reserved: &Reserved) -> Self {
         let at_least = first.in_use().max(last.in_use());
-        let at_most = first.shared + reserved.bytes + first.other_at_most.max(last.other_at_most);
-        let grew = last.in_use() > first.in_use();
-        // Without the layer, and if memory grows that no reservation explains, there is no bound.
-        let is_known = !reserved.cleaned_up && (reserved.count > 0 || !grew);
-        // What is in use in the other pools is known if nothing was reserved at all.
-        let at_most = if reserved.count == 0 { at_least } else { at_most };
-        Self { at_least, at_most: is_known.then_some(at_most).filter(|&most| most >= at_least) }
+        let at_most = (first.shared + reserved.bytes).saturating_add(other_at_most(first, last, reserved));
+        // Nothing was reserved, so nothing more was in use than at the start.
+        let at_most = if reserved.count == 0 { first.in_use() } else { at_most };
+        // If less is reserved than memory grew, not all was seen: the layer is missing.
+        Self { at_least, at_most: Some(at_most).filter(|&most| most >= at_least) }
     }
+}
+
+/// The most that was in use in pools that say no sizes.
+fn other_at_most(first: &Reading, last: &Reading, reserved: &Reserved) -> u64 {
+    if reserved.unsized_count == 0 {
+        return first.other;
+    }
+    let by_number = first.other_pages.saturating_add(reserved.unsized_pages.saturating_mul(last.other_largest));
+    if reserved.unsized_pages == 0 || reserved.cleaned_up {
+        return by_number;
+    }
+    by_number.min(first.other_pages.max(last.other_pages).saturating_add(last.returned_at_most))
 }
 
 struct Open {
@@ -139,9 +154,16 @@ impl Scopes {
         self.point(reading, reserved);
         let Some(open) = self.open.pop() else { return };
         let used = signed(reading.in_use()) - signed(open.start.in_use());
-        let Reserved { count, bytes, largest, .. } = open.reserved;
+        let Reserved { count, unsized_count, bytes, largest, .. } = open.reserved;
         let peak = open.peak.limited_to(pages_at_most);
-        self.nodes[open.row].calls.add(Figures { used, peak, reservations: count, reserved: bytes, largest });
+        self.nodes[open.row].calls.add(Figures {
+            used,
+            peak,
+            reservations: count,
+            without_size: unsized_count,
+            reserved: bytes,
+            largest,
+        });
     }
 
     /// The innermost scope ended by a panic, or could not be read.
@@ -186,7 +208,7 @@ mod tests {
 
     fn reserved(sizes: &[u64]) -> Reserved {
         let largest = sizes.iter().copied().max().unwrap_or(0);
-        Reserved { count: sizes.len() as u64, bytes: sizes.iter().sum(), largest, cleaned_up: false }
+        Reserved { count: sizes.len() as u64, bytes: sizes.iter().sum(), largest, ..Reserved::default() }
     }
 
     fn peak(at_least: u64, at_most: Option<u64>) -> Peak {
@@ -202,7 +224,8 @@ mod tests {
         let mut scopes = Scopes::default();
         scopes.begin("load", reading(10), &reserved(&[10]));
         scopes.end(reading(60), &reserved(&[20, 30]), None);
-        let figures = Figures { used: 50, peak: Peak::exactly(60), reservations: 2, reserved: 50, largest: 30 };
+        let figures =
+            Figures { used: 50, peak: Peak::exactly(60), reservations: 2, without_size: 0, reserved: 50, largest: 30 };
         assert_eq!(last(&scopes, 0), figures);
     }
 
@@ -235,26 +258,27 @@ mod tests {
 
     #[test]
     fn pools_without_sizes_count_with_all_that_they_can_have() {
-        let mut scopes = Scopes::default();
-        let start = Reading { shared: 100, other: 40, other_at_most: 50, pages: 200 };
-        scopes.begin("step", start, &reserved(&[1]));
-        // One reservation of an unknown size, of 25 bytes in truth.
-        let reserved = Reserved { count: 2, ..reserved(&[7]) };
-        scopes.end(Reading { other: 65, other_at_most: 80, ..start }, &reserved, None);
-        assert_eq!(last(&scopes, 0).peak, peak(165, Some(187)));
+        let first = Reading { other: 40, other_pages: 50, other_largest: 20, ..reading(100) };
+        let last = Reading { other: 65, other_pages: 80, other_largest: 30, ..first };
+        let at_most = |last, unsized_count, unsized_pages, cleaned_up| {
+            let reserved = Reserved { count: 2, unsized_count, unsized_pages, cleaned_up, ..reserved(&[7]) };
+            Peak::of_stretch(&first, &last, &reserved).at_most
+        };
+        assert_eq!(at_most(first, 0, 0, false), Some(100 + 7 + 40));
+        assert_eq!(at_most(first, 1, 0, true), Some(100 + 7 + 50), "of what they had");
+        assert_eq!(at_most(last, 1, 1, false), Some(100 + 7 + 80));
+        assert_eq!(at_most(Reading { returned_at_most: 900, ..last }, 2, 2, false), Some(100 + 7 + 50 + 2 * 30));
+        assert_eq!(at_most(Reading { other_pages: 60, ..last }, 2, 2, true), Some(100 + 7 + 50 + 2 * 30));
     }
 
     #[test]
-    fn there_is_no_upper_bound_without_the_layer_or_after_a_cleanup() {
+    fn there_is_no_upper_bound_without_the_layer() {
         let mut scopes = Scopes::default();
         scopes.begin("load", reading(0), &reserved(&[]));
         scopes.end(reading(0), &reserved(&[]), None);
         assert_eq!(last(&scopes, 0).peak, peak(0, None));
-        scopes.begin("load", reading(10), &reserved(&[10]));
-        scopes.end(reading(10), &Reserved { cleaned_up: true, ..reserved(&[5]) }, None);
-        assert_eq!(last(&scopes, 0).peak, peak(10, None));
         // Memory that no reservation explains.
-        scopes.begin("load", reading(10), &reserved(&[]));
+        scopes.begin("load", reading(10), &reserved(&[10]));
         scopes.end(reading(30), &reserved(&[5]), None);
         assert_eq!(last(&scopes, 0).peak, peak(30, None));
     }

@@ -16,10 +16,23 @@ pub struct Figures {
     pub peak: Peak,
     /// How often cubecl reserved memory.
     pub reservations: u64,
-    /// The sum of the sizes of these reservations, as far as they are known.
+    /// How many of these have a size that is not known: cubecl does not say it for parameters and for buffers of its own.
+    pub without_size: u64,
+    /// The sum of the sizes that are known.
     pub reserved: u64,
     /// The largest of these sizes.
     pub largest: u64,
+}
+
+impl Figures {
+    /// `≥` if there may be more, because not all sizes are known.
+    fn known(&self, bytes: u64) -> String {
+        match self.without_size {
+            0 => Bytes::new(bytes).to_string(),
+            without if without == self.reservations => "?".to_owned(),
+            _ => format!("≥ {}", Bytes::new(bytes)),
+        }
+    }
 }
 
 /// All calls of a scope.
@@ -117,9 +130,9 @@ impl Row {
     fn cells(&self) -> [String; 7] {
         let name = format!("{:1$}", "", 2 * (self.path.len() - 1)) + self.path.last().map_or("", String::as_str);
         let [used, peak, reserved, largest] = self.calls.last().map_or_else(Default::default, |call| {
-            let reserved = format!("{} in {}", Bytes::new(call.reserved), call.reservations);
+            let [sum, largest] = [call.reserved, call.largest].map(|bytes| call.known(bytes));
             let used = ByteDelta::new(call.used).to_string();
-            [used, call.peak.to_string(), reserved, Bytes::new(call.largest).to_string()]
+            [used, call.peak.to_string(), format!("{sum} in {}", call.reservations), largest]
         });
         let of_all = self.calls.peak().map_or_else(String::new, |peak| peak.to_string());
         [name, self.calls.count().to_string(), used, peak, of_all, reserved, largest]

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        LazyLock, Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, Once, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -13,22 +13,37 @@ use burn::{
     prelude::*,
     tensor::{Distribution, MemoryPoolUsage},
 };
-use gpumem::{GpuMemTrace, scope::Threads};
+use gpumem::{GpuMemTrace, intercept::LiveMemory, scope::Threads};
 use gpumem_burn::{Figures, Summary, scope, summary};
 use tracing_subscriber::prelude::*;
 
-/// From before the first page on.
-static TRACE: LazyLock<Option<GpuMemTrace>> = LazyLock::new(|| {
-    tracing_subscriber::registry().with(gpumem_burn::layer()).init();
-    cfg!(feature = "cuda").then(|| GpuMemTrace::builder().device(0).silent(true).start().expect("a CUDA device"))
-});
+/// One test at a time: the figures are those of the device. What a test drops is freed when its thread waits for the device.
+struct Test {
+    device: Device,
+    _one: MutexGuard<'static, ()>,
+}
 
-/// One test at a time: the figures are those of the device.
-fn device() -> (MutexGuard<'static, ()>, Device) {
-    static ONE: Mutex<()> = Mutex::new(());
-    let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    LazyLock::force(&TRACE);
-    (one, Device::default())
+impl Test {
+    fn begin() -> Self {
+        static ONE: Mutex<()> = Mutex::new(());
+        static INIT: Once = Once::new();
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        INIT.call_once(|| {
+            tracing_subscriber::registry().with(gpumem_burn::layer()).init();
+            gpumem::preload(); // before the first page
+        });
+        Self { device: Device::default(), _one: one }
+    }
+}
+
+impl Drop for Test {
+    fn drop(&mut self) {
+        self.device.sync().expect("the device computes");
+    }
+}
+
+fn is_on_cuda() -> bool {
+    format!("{:?}", Device::default()).contains("Cuda")
 }
 
 fn usage(device: &Device) -> MemoryPoolUsage {
@@ -61,7 +76,8 @@ fn matmuls(device: &Device, size: usize) -> Tensor<2> {
 
 #[test]
 fn used_is_what_burn_says_and_all_adds_up() {
-    let (_one, device) = device();
+    let test = Test::begin();
+    let device = test.device.clone();
     let mut kept = Vec::new();
     for size in [64, 256, 300, 64] {
         let before = usage(&device);
@@ -81,10 +97,11 @@ fn used_is_what_burn_says_and_all_adds_up() {
         let outermost = summary.rows.iter().filter(|row| row.path.len() == 1).map(|row| row.calls.used());
         assert_eq!(outermost.sum::<i64>() + summary.outside(), signed(summary.in_use));
         assert_eq!(summary.in_use + summary.cache(), after.bytes_reserved);
-        if let Some(trace) = &*TRACE {
-            let driver = trace.data();
-            println!("driver {}, burn's pages {}", driver.used, after.bytes_reserved);
-            assert_eq!((driver.used.get(), driver.lost), (signed(after.bytes_reserved), 0), "what the driver gave");
+        if is_on_cuda() {
+            let on_device = |kind: &LiveMemory| kind.kind.is_on_device().then_some(kind.bytes.get());
+            let driver: u64 = gpumem::status().live.iter().filter_map(on_device).sum();
+            println!("driver {driver}, burn's pages {}", after.bytes_reserved);
+            assert_eq!(driver, after.bytes_reserved, "what the driver gave");
         }
     }
     print!("{}", now(&device));
@@ -92,7 +109,8 @@ fn used_is_what_burn_says_and_all_adds_up() {
 
 #[test]
 fn a_peak_is_exact_if_nothing_is_freed_and_between_its_bounds_otherwise() {
-    let (_one, device) = device();
+    let test = Test::begin();
+    let device = test.device.clone();
     let start = usage(&device).bytes_in_use;
     let kept = scope(&device, "keeps", || [tensor(&device, 3), tensor(&device, 5)]);
     let figures = last(&device, "keeps");
@@ -122,7 +140,8 @@ fn a_peak_is_exact_if_nothing_is_freed_and_between_its_bounds_otherwise() {
 /// Autotune tries kernels, with memory of its own.
 #[test]
 fn no_reading_is_above_the_bound() {
-    let (_one, device) = device();
+    let test = Test::begin();
+    let device = test.device.clone();
     let is_over = AtomicBool::new(false);
     let highest = thread::scope(|threads| {
         let reader = threads.spawn(|| {
@@ -145,7 +164,8 @@ fn no_reading_is_above_the_bound() {
 
 #[test]
 fn a_second_thread_is_not_measured_while_the_first_has_a_scope() {
-    let (_one, device) = device();
+    let test = Test::begin();
+    let device = test.device.clone();
     let unmeasured = now(&device).unmeasured;
     let kept = scope(&device, "first", || {
         let on_second = || scope(&device, "second", || (tensor(&device, 6), device.sync().unwrap()).0);
@@ -165,8 +185,9 @@ fn a_second_thread_is_not_measured_while_the_first_has_a_scope() {
 
 #[test]
 fn pages_of_the_driver_count_for_the_scope() {
-    let (_one, device) = device();
-    if TRACE.is_none() {
+    let test = Test::begin();
+    let device = test.device.clone();
+    if !is_on_cuda() {
         println!("skipped: wgpu's pages are not seen");
         return;
     }
