@@ -154,12 +154,15 @@ impl<S: Subscriber> Layer<S> for Reservations {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
-        THIS_THREAD.with_borrow_mut(|this| match (attributes.metadata().name(), &mut this.open) {
-            ("reserve", open) => *open = Some(Reservation { id: id.clone(), size: None, new_pages: 0 }),
-            ("cleanup", _) if fields.cleans_up => this.count(&Reserved { cleaned_up: true, ..Reserved::default() }),
-            (_, Some(open)) if is_of_storage(attributes.metadata()) => open.new_pages += 1,
-            (_, Some(open)) => open.size = fields.size.or(open.size),
-            _ => {}
+        THIS_THREAD.with_borrow_mut(|this| {
+            if fields.cleans_up {
+                this.count(&Reserved { cleaned_up: true, ..Reserved::default() });
+            } else if attributes.metadata().name() == "reserve" {
+                this.open = Some(Reservation { id: id.clone(), size: None, new_pages: 0 });
+            } else if let Some(open) = &mut this.open {
+                open.new_pages += u64::from(is_of_storage(attributes.metadata()));
+                open.size = fields.size.or(open.size);
+            }
         });
     }
 
