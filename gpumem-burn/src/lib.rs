@@ -14,7 +14,7 @@
 
 #[cfg(feature = "burn")]
 mod device;
-#[cfg_attr(not(feature = "burn"), expect(dead_code, reason = "burn's devices are its users"))]
+#[cfg_attr(not(any(feature = "burn", test)), expect(dead_code, reason = "burn's devices are its users"))]
 mod reservations;
 #[cfg_attr(not(feature = "burn"), expect(dead_code, reason = "burn's devices are its users"))]
 mod scopes;
