@@ -21,7 +21,7 @@ pub(super) fn unpacked(injected: &Path) -> io::Result<PathBuf> {
         functions: &runtime::names().map(|name| (name, name.into())).collect::<Vec<_>>(),
     }
     .image();
-    let path = injected.with_file_name(format!("{}-{:016x}.so", variable::RUNTIME, library::hash(&library)));
+    let path = injected.with_file_name(format!("{}-{:08x}.so", variable::RUNTIME, library::hash(&library)));
     library::unpack_as(&path, &library)?;
     Ok(path)
 }
