@@ -249,5 +249,5 @@ pub(crate) fn alive() -> Result<()> {
     if process::is_forked() { Err(Kind::Forked.into()) } else { Ok(()) }
 }
 
-#[cfg(all(test, feature = "sim"))]
+#[cfg(all(test, feature = "sim", feature = "macros"))]
 mod tests;
