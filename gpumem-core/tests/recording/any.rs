@@ -241,6 +241,7 @@ pub(crate) fn items(random: &mut Random, count: usize) -> Vec<Item> {
     let item = |random: &mut Random| match random.below(10) {
         0 => Any::any(random),
         1 => Item::Request(Any::any(random)),
+        2 if random.is(4) => Item::AllocatorEvents(Any::any(random)),
         _ => {
             number += if random.is(20) { 1 + random.below(1 << 40) } else { 1 };
             Item::Event(RecordedEvent {

@@ -91,7 +91,7 @@ fn functions_are_told_apart_by_module_where_one_name_is_not_enough() {
     let lines = lines.lock().unwrap();
     let line = "△Used Peaked MB:      0      0 (forward: exit)";
     let expected =
-        ["a", "b", "a", "b"].map(|module| (line.to_owned(), Some(format!("gpumem::session::tests::names::{module}"))));
+        ["a", "b", "a", "b"].map(|module| (line.to_owned(), Some(format!("gpumem::session::tests::{module}"))));
     assert_eq!(*lines, expected);
 }
 
