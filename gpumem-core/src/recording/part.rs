@@ -244,8 +244,11 @@ mod tests {
         model::{Bytes, Family, Key, MemKind},
     };
 
-    /// The peak of each device, and the live blocks, as a ledger has them.
-    fn figures(events: &[RecordedEvent]) -> (Vec<(Device, u64)>, Vec<(Key, Bytes)>) {
+    /// The peak of each device, and the live blocks.
+    type Figures = (Vec<(Device, u64)>, Vec<(Key, Bytes)>);
+
+    /// What a ledger has after these events.
+    fn figures(events: &[RecordedEvent]) -> Figures {
         let mut ledger = Ledger::default();
         for RecordedEvent { number, time, thread, kind, .. } in events {
             ledger.apply(&Event { number: *number, time: *time, thread: *thread, kind });
