@@ -67,5 +67,5 @@ pub use self::{
 };
 pub use gpumem_core::report::{Figure, Relation};
 
-#[cfg(all(test, feature = "sim"))]
+#[cfg(all(test, feature = "sim", feature = "macros"))]
 mod tests;

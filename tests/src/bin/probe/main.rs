@@ -25,8 +25,7 @@
 //!   reports;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `cancelled function argument…`: on a thread that is cancelled in it; `let name value`: for its arguments;
 //!   `value name`: what a call gave out;
-//! - `together threads phases devices`, `alone threads steps devices`, `toggling threads rounds`, `rush threads`, `go_on threads`: see
-//!   `churn.rs`;
+//! - `toggling threads rounds`, `rush threads`, `go_on threads`: see `churn.rs`;
 //! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
 //!   an allocation; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
@@ -369,20 +368,14 @@ impl Probe {
 
     /// What calls the driver, and what observes the calls.
     fn drive(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
-        let numbers = || argument.split(' ').map(str::parse).collect::<Result<Vec<u32>, _>>();
         Ok(Some(match verb {
             "call" => self.names.call(argument)?.to_string(),
             "let" => self.names.set(argument)?,
             "value" => self.names.get(argument).to_string(),
-            "together" | "alone" => match numbers()?[..] {
-                [threads, steps, devices] if verb == "alone" => churn::alone(threads.into(), steps.into(), devices)?,
-                [threads, phases, devices] => churn::together(threads.into(), phases.into(), devices)?,
-                _ => return Err("three numbers".into()),
-            },
-            "toggling" => match numbers()?[..] {
-                [threads, rounds] => churn::toggling(threads.into(), rounds.into())?,
-                _ => return Err("two numbers".into()),
-            },
+            "toggling" => {
+                let (threads, rounds) = argument.split_once(' ').ok_or("two numbers")?;
+                churn::toggling(threads.parse()?, rounds.parse()?)?
+            }
             "forks" => forks::forks(argument.parse()?)?,
             "rush" => churn::rush(argument.parse()?)?,
             "library" => raw::call_library(argument)?,
