@@ -52,7 +52,7 @@ pub use self::ranges::NVTX_OBSERVER;
 use self::testing::TestSession;
 pub use self::{
     budgets::Budget,
-    events::{label, set_gauge, subscribe, unsubscribe},
+    events::{adopt, label, set_gauge, subscribe, unsubscribe},
     guards::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
         ScopeHandle, TraceSpec, Traced,
@@ -74,7 +74,7 @@ pub use self::{
 use crate::{
     derive::{Labels, Stack},
     error::{Error, Kind, Result},
-    model::{Family, ScopeId, StackId},
+    model::{Family, ScopeId, StackId, Threads},
     process,
     settings::{self, Settings},
     source::{self, Devices, StackTable},
@@ -108,6 +108,8 @@ pub(crate) struct Session {
     stack_texts: Mutex<HashMap<StackId, Stack>>,
     labels: Mutex<Labels>,
     pools: pools::PoolTable,
+    /// The threads that scopes adopt if neither they nor `GPUMEM_ADOPT` say which.
+    adopted: OnceCell<Threads>,
     sink: SinkState,
     notices: Notices,
     refusals: Refusals,
@@ -140,6 +142,7 @@ impl Session {
             stack_texts: Mutex::default(),
             labels: Mutex::default(),
             pools: pools::PoolTable::default(),
+            adopted: OnceCell::new(),
             sink: SinkState::default(),
             notices: Notices::default(),
             refusals: Refusals::default(),

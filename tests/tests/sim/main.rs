@@ -5,5 +5,6 @@ mod custom_gauge;
 mod places;
 mod pools;
 mod statistics;
+mod tch;
 mod traces;
 mod tracker;

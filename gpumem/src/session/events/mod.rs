@@ -16,7 +16,7 @@ pub(super) use self::{
     callsites::CallsiteTable,
     process::record as record_process,
     sampler::Sampler,
-    scope::{OpenScope, ScopeRequest},
+    scope::{OpenScope, ScopeRequest, adopt},
 };
 pub use self::{
     custom::set_gauge,
