@@ -25,7 +25,7 @@ fn main() {
         .define("_GLIBCXX_USE_CXX11_ABI", &*abi.to_string_lossy())
         .file("src/observe.cpp")
         .compile("gpumem_tch");
-    for library in ["torch_cpu", "c10_cuda", "c10"] {
+    for library in ["torch_cuda", "torch_cpu", "c10_cuda", "c10"] {
         println!("cargo::rustc-link-lib={library}");
     }
     println!("cargo::rustc-cfg=has_cuda");

@@ -9,6 +9,13 @@
 #include <cstdlib>
 #include <cstring>
 
+namespace at::cuda {
+// A function of libtorch_cuda. The linker leaves out a library of which no function is named, and then there is no CUDA.
+int warp_size();
+} // namespace at::cuda
+
+static int (*volatile needs_cuda)() = at::cuda::warp_size;
+
 namespace allocator = c10::cuda::CUDACachingAllocator;
 using Entry = allocator::TraceEntry;
 
@@ -29,7 +36,7 @@ static char* guarded(Code code) {
 // Initialises CUDA, so that the allocator knows the devices. Without one their number is 0.
 extern "C" char* gpumem_tch_init(int32_t* devices, bool* is_native) {
     return guarded([&] {
-        *devices = c10::cuda::device_count();
+        *devices = needs_cuda != nullptr ? c10::cuda::device_count() : 0;
         if (*devices > 0) {
             at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
             *is_native = allocator::name() == "native";

@@ -131,11 +131,13 @@ impl Verdict {
     /// What the pool has must be what PyTorch has, now.
     fn now(&mut self, name: &str) {
         let stats = stats();
-        for pool in gpumem::summary().pools.iter().filter(|pool| pool.device == 0) {
-            self.equal(&format!("{name}: live"), pool.used.get().cast_signed(), stats.allocated);
-            self.equal(&format!("{name}: reserved"), pool.reserved.get().cast_signed(), stats.reserved);
-            self.equal(&format!("{name}: wrong calls"), pool.wrong_calls().cast_signed(), 0);
-        }
+        // A pool that has nothing is not listed.
+        let pool = gpumem::summary().pools.into_iter().find(|pool| pool.device == 0);
+        let of = |bytes: Option<gpumem::Bytes>| bytes.map_or(0, |bytes| bytes.get().cast_signed());
+        self.equal(&format!("{name}: live"), of(pool.as_ref().map(|pool| pool.used)), stats.allocated);
+        self.equal(&format!("{name}: reserved"), of(pool.as_ref().map(|pool| pool.reserved)), stats.reserved);
+        let wrong = pool.map_or(0, |pool| pool.wrong_calls());
+        self.equal(&format!("{name}: wrong calls"), wrong.cast_signed(), 0);
     }
 }
 
@@ -228,17 +230,17 @@ fn pools(verdict: &mut Verdict) {
 /// Threads that allocate side by side, while the main thread observes if `is_late`.
 fn threads(verdict: &mut Verdict, is_late: bool) {
     let stop = AtomicBool::new(!is_late);
-    let all = thread::scope(|scope| {
-        let run = |seed: u64| {
-            let (mut random, mut held) = (Random(seed), Vec::new());
-            loop {
-                play(&mut random, &mut held, 2000, true);
-                if stop.load(Relaxed) {
-                    return held;
-                }
+    let run = |seed: u64| {
+        let (mut random, mut held) = (Random(seed), Vec::new());
+        loop {
+            play(&mut random, &mut held, 2000, true);
+            if stop.load(Relaxed) {
+                return held;
             }
-        };
-        let run = &run;
+        }
+    };
+    let run = &run;
+    let all = thread::scope(|scope| {
         let threads: Vec<_> = (1..=8).map(|seed| scope.spawn(move || run(seed))).collect();
         if is_late {
             thread::sleep(std::time::Duration::from_millis(50));

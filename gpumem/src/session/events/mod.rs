@@ -16,10 +16,11 @@ pub(super) use self::{
     callsites::CallsiteTable,
     process::record as record_process,
     sampler::Sampler,
-    scope::{OpenScope, ScopeRequest, adopt},
+    scope::{OpenScope, ScopeRequest},
 };
 pub use self::{
     custom::set_gauge,
     labels::label,
+    scope::adopt,
     subscribe::{subscribe, unsubscribe},
 };
