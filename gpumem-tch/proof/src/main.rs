@@ -255,8 +255,14 @@ fn threads(verdict: &mut Verdict, is_late: bool) {
     verdict.now("after empty_cache");
 }
 
+/// PyTorch initialises its allocator.
+fn init() {
+    drop(Tensor::zeros([1], (Kind::Float, Device::Cuda(0))));
+}
+
 fn late(verdict: &mut Verdict) {
     gpumem::preload();
+    init();
     let (mut random, mut held) = (Random(5), Vec::new());
     play(&mut random, &mut held, 2000, true);
     gpumem_tch::observe().expect("PyTorch is observed");
@@ -297,9 +303,11 @@ fn main() -> ExitCode {
         "late" => late(&mut verdict),
         "late-threads" => {
             gpumem::preload();
+            init();
             threads(&mut verdict, true);
         }
         "too-late" => {
+            init();
             let memory = Memory::new(64 * MIB, false);
             info = format!("{:?}", gpumem_tch::observe());
             verdict.equal("too late", i64::from(info.contains("before the first tensor")), 1);
@@ -308,7 +316,7 @@ fn main() -> ExitCode {
         "other" => {
             info = format!("{:?}", gpumem_tch::observe());
             verdict.equal("another allocator", i64::from(info.contains("cudaMallocAsync")), 1);
-            drop(Memory::new(64 * MIB, false));
+            init();
             gpumem_tch::empty_cache().expect("the cache is emptied");
         }
         "no-cuda" => {
@@ -316,10 +324,8 @@ fn main() -> ExitCode {
             verdict.equal("no device", i64::from(info.contains("no CUDA device")), 1);
         }
         "cost" => {
-            drop(Memory::new(4 * MIB, false));
+            init();
             let before = cost();
-            gpumem::preload();
-            drop(Memory::new(64 * MIB, false));
             gpumem_tch::empty_cache().expect("the cache is emptied");
             observe();
             let after = cost();
