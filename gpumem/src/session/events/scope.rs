@@ -9,7 +9,7 @@ use crate::{
     ledger::ScopePeriod,
     model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
-    session::{Notice, Session, alive, current, events::sampler},
+    session::{Notice, Session, alive, current, events::sampling},
     source::{Devices, custom_devices},
 };
 
@@ -146,7 +146,7 @@ impl OpenScope {
         if sampled {
             let read = || {
                 let memory = devices.read(ordinal)?;
-                session.sampler.add_scope(session, device, devices)?;
+                session.sample(device, devices)?;
                 Ok::<_, Error>(EventKind::Sample { device, memory })
             };
             session.readings.ask(&session.inbox, device, read, &open)?;
@@ -205,7 +205,7 @@ impl OpenScope {
         }
         let trace = match self.gauge {
             Gauge::Sampled if !process::is_forked() => {
-                let read = || Ok::<_, Infallible>(sampler::reading(session, device, devices));
+                let read = || Ok::<_, Infallible>(sampling::reading(session, device, devices));
                 let Ok(trace) = readings.ask(inbox, device, read, &query);
                 trace
             }
