@@ -46,7 +46,7 @@ use self::state::{SESSION, of_process};
 use self::testing::TestSession;
 pub use self::{
     budgets::Budget,
-    events::{label, set_gauge, subscribe, unsubscribe},
+    events::{adopt, label, set_gauge, subscribe, unsubscribe},
     guards::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
         ScopeHandle, TraceSpec, Traced,

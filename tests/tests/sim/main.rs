@@ -6,6 +6,7 @@ mod custom_gauge;
 mod places;
 mod pools;
 mod statistics;
+mod tch;
 mod traces;
 mod traces_off;
 mod tracker;

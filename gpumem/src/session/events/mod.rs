@@ -22,5 +22,6 @@ pub(super) use self::{
 pub use self::{
     custom::set_gauge,
     labels::label,
+    scope::adopt,
     subscribe::{subscribe, unsubscribe},
 };

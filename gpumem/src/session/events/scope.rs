@@ -9,7 +9,7 @@ use crate::{
     ledger::ScopePeriod,
     model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
-    session::{Notice, Session, alive, events::sampling},
+    session::{Notice, Session, alive, current, events::sampling},
     source::{Devices, custom_devices},
 };
 
@@ -28,7 +28,7 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) exact: bool,
     /// Keep which allocations make its peak.
     pub(in crate::session) at_peak: bool,
-    /// The threads that it adopts. `None`: those of `GPUMEM_ADOPT`.
+    /// The threads that it adopts. `None`: those of `GPUMEM_ADOPT`, else those of [`adopt`].
     pub(in crate::session) adopt: Option<Threads>,
     /// The module of the function that it traces, if it is known.
     pub(in crate::session) module: Option<&'static str>,
@@ -41,6 +41,26 @@ impl ScopeRequest {
         let is_open = (device, gauge, source, of_thread, exact) == (None, None, None, false, false);
         if is_open && session.settings().gauge() == Ok(None) { custom_devices() } else { None }
     }
+}
+
+/// From now on each scope that is opened adopts these threads, as with [`GpuMemTraceBuilder::adopt`](crate::GpuMemTraceBuilder::adopt).
+/// It is for a library that knows the threads of a framework. What a trace itself requests and `GPUMEM_ADOPT` go before, and only the
+/// first call has an effect.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, GpuMemTrace, scope::{Threads, adopt}};
+///
+/// adopt(Threads::named("pt_autograd_")); // the backward pass of PyTorch
+/// let trace = GpuMemTrace::with_ctx("backward");
+/// let thread = std::thread::Builder::new().name("pt_autograd_0".to_owned());
+/// let gradient = thread.spawn(move || gpu.alloc(Bytes::mib(64)))?.join().unwrap()?;
+/// assert_eq!(trace.live()[0].path, ["backward"]);
+/// # drop(gradient);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn adopt(threads: Threads) {
+    _ = current().adopted.set(threads);
 }
 
 /// A scope that is open, on a device that is fixed.
@@ -141,7 +161,7 @@ impl OpenScope {
                 session.inbox.post(&EventKind::Lost { count: 1 });
             }
         }
-        if let Some(threads) = request.adopt.or(session.settings().adopt) {
+        if let Some(threads) = request.adopt.or(session.settings().adopt).or(session.adopted.get().copied()) {
             name_threads_with(process::name_of_thread);
             session.inbox.post(&EventKind::Adopt { scope: id, threads });
         }

@@ -143,7 +143,7 @@ impl GpuMemTraceBuilder {
 
     /// Adopts threads: what these threads allocate while they are in no scope of their own counts for the innermost open scope of the
     /// thread that started this trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is
-    /// `GPUMEM_ADOPT`, else the trace adopts no thread.
+    /// `GPUMEM_ADOPT`, else what [`scope::adopt`](crate::scope::adopt) says, else the trace adopts no thread.
     ///
     /// It is for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two threads adopt
     /// the same thread at the same time, what it allocates counts for the scope that was opened last, and the lines of both are marked
