@@ -20,7 +20,7 @@ use proc_macro::TokenStream;
 ///
 /// impl Model {
 ///     #[gpu_mem_trace]
-///     fn forward(&self) { /* … */ }   // △Used Peaked MB:     20    256 (Model::forward: exit)
+///     fn forward(&self) { /* … */ }   // △Used Peaked MB:     20    256   (step > Model::forward: exit)
 /// }
 ///
 /// #[gpu_mem_trace]

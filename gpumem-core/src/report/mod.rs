@@ -52,6 +52,10 @@ use crate::model::Trace;
 pub struct Report {
     /// The numbers.
     pub trace: Trace,
+    /// The names of the scopes around the trace, the outermost first; of a scope without a name, where it was opened. Empty if it is in
+    /// none.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub outer: Vec<String>,
     /// The trace's own context, such as the name of the function. Never empty.
     pub ctx: Option<String>,
     /// The name of this report, such as `exit`. Never empty.
@@ -65,6 +69,13 @@ impl Report {
     #[doc(hidden)]
     pub fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
         let name = |name: Option<&str>| name.filter(|name| !name.is_empty()).map(str::to_owned);
-        Self { trace, ctx: name(ctx), subctx: name(subctx), lines: Vec::new() }
+        Self { trace, outer: Vec::new(), ctx: name(ctx), subctx: name(subctx), lines: Vec::new() }
+    }
+
+    /// Of a trace in these scopes.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn inside(self, outer: Vec<String>) -> Self {
+        Self { outer, ..self }
     }
 }

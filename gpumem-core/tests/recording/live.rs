@@ -353,10 +353,11 @@ impl Live {
         self.open.push(OpenScope { id, at_peak: at_peak && gauge == Gauge::Exact });
     }
 
-    fn report_trace(&mut self, scope: ScopeId, trace: Trace) {
+    fn report_trace(&mut self, scope: ScopeId, trace: Trace, within: Option<&ScopePeriod>) {
         let ctx = self.random.option(|_| "step".to_owned());
         let subctx = self.random.option(|_| "exit".to_owned());
-        let report = Report::new(trace, ctx.as_deref(), subctx.as_deref());
+        let outer = within.map(|within| derive::outer_names(&self.inbox, &SessionNames, within));
+        let report = Report::new(trace, ctx.as_deref(), subctx.as_deref()).inside(outer.unwrap_or_default());
         self.ask(Request::Report { scope, ctx, subctx, lines: None }, ReplayedReport::Report(report));
     }
 
@@ -369,8 +370,8 @@ impl Live {
         let OpenScope { id, at_peak } = self.open.remove(at);
         let within = self.inbox.scope_period(id);
         let trace = self.inbox.ask(None, &EventKind::Close { scope: id }).expect("it is open");
+        self.report_trace(id, trace, within.as_ref());
         self.closed.push(ClosedScope { id, trace, within, at_peak });
-        self.report_trace(id, trace);
         if self.closed.len() > 5 {
             let at = self.random.index(self.closed.len());
             let ClosedScope { id, at_peak, .. } = self.closed.swap_remove(at);
@@ -390,7 +391,7 @@ impl Live {
         };
         let trace = self.inbox.ask(None, &query).expect("it is open");
         if self.random.is(2) {
-            self.report_trace(scope, trace);
+            self.report_trace(scope, trace, self.inbox.scope_period(scope).as_ref());
         }
     }
 

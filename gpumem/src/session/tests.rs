@@ -97,6 +97,38 @@ fn labels_and_trackers_are_those_of_the_session() {
     assert_eq!(names, [vec![("w".to_owned(), 1)], vec![]]);
 }
 
+#[test]
+fn a_filter_is_for_lines_alone() {
+    let filter = "off,step=lines,step=every=2,load>=10MiB,request #=lines";
+    let (session, lines) = session(&[("GPUMEM_SIM", "1GiB"), ("GPUMEM", filter)]);
+    let gpu = session.add(Bytes::gib(1)).unwrap();
+    session.run(|| {
+        let trace = |ctx: &str| GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).start().unwrap();
+        let outer = trace("train");
+        for _ in 0..3 {
+            let step = trace("step");
+            drop(gpu.alloc(Bytes::mib(3)).unwrap());
+            assert_eq!(step.data().peaked.mb(), 3);
+        }
+        for mib in [9, 10] {
+            let load = trace("load");
+            drop(gpu.alloc(Bytes::mib(mib)).unwrap());
+            drop(load);
+        }
+        drop(trace("request 7"));
+        outer.report();
+        // The scopes are there, whatever is printed.
+        assert_eq!(summary().scopes.iter().map(|scope| scope.calls).sum::<u64>(), 1 + 3 + 2 + 1);
+    });
+    let expected = [
+        "△Used Peaked MB:      0      3   (train > step: exit)",
+        "△Used Peaked MB:      0      3   (train > step: exit)",
+        "△Used Peaked MB:      0     10   (train > load: exit)",
+        "△Used Peaked MB:      0      0   (train > request 7: exit)",
+    ];
+    assert_eq!(*lines.lock().unwrap(), expected);
+}
+
 /// The numbers of stacks in a thread's cache are those of the process's session: another session does not use them.
 #[test]
 #[cfg(feature = "backtrace")]

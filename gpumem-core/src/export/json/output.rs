@@ -45,6 +45,7 @@ fn measured<T>(trace: &Trace, figure: T) -> Option<T> {
 }
 
 object!(Report as report {
+    "outer": report.outer,
     "ctx": report.ctx,
     "subctx": report.subctx,
     "simulated": report.trace.simulated,

@@ -8,12 +8,18 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{derive::Callsite, model::CallsiteId};
+use crate::{
+    derive::Callsite,
+    model::{CallsiteId, alike, name_in_line},
+    settings::{Filter, Rule},
+};
 
 /// The most names of one source location. A program may create names without end.
 const MAX_PER_LOCATION: usize = 1 << 10;
 /// The most names of all locations together.
 const MAX_NAMES: usize = 1 << 16;
+/// The most names with `#` in the place of numbers, for the further names of one source location.
+const MAX_ALIKE_PER_LOCATION: usize = 1 << 4;
 
 #[derive(Default)]
 struct Callsites {
@@ -36,6 +42,17 @@ pub(in crate::session) struct DefinedCallsite {
     /// The path of the module of a function under an attribute.
     #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only recordings have it"))]
     pub(in crate::session) module: Option<&'static str>,
+    /// What `GPUMEM` says about it.
+    rule: Rule,
+    /// How many of its lines were large enough to be printed.
+    lines: u64,
+}
+
+/// A callsite, and what its traces print.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::session) struct Numbered {
+    pub(in crate::session) id: CallsiteId,
+    pub(in crate::session) rule: Rule,
 }
 
 /// The callsites of one source location.
@@ -46,6 +63,8 @@ struct LocationNames {
     unnamed: Option<CallsiteId>,
     /// The callsite of all further names, if there are too many.
     more: Option<CallsiteId>,
+    /// How many callsites stand for further names that are alike.
+    alike: usize,
 }
 
 /// The callsites of a session.
@@ -59,10 +78,21 @@ impl CallsiteTable {
         ctx: Option<&str>,
         location: &'static Location<'static>,
         module: Option<&'static str>,
-    ) -> (CallsiteId, bool) {
+        filter: &Filter,
+    ) -> (Numbered, bool) {
         let mut callsites = self.lock();
         let known = callsites.all.len();
-        (callsites.number(ctx, location, module), callsites.all.len() > known)
+        let id = callsites.number(ctx, location, module, filter);
+        let rule = callsites.get_mut(id).map_or_else(Rule::default, |callsite| callsite.rule);
+        (Numbered { id, rule }, callsites.all.len() > known)
+    }
+
+    /// How many lines this callsite had before. Counts one more.
+    pub(in crate::session) fn next_line(&self, id: CallsiteId) -> u64 {
+        self.lock().get_mut(id).map_or(0, |callsite| {
+            callsite.lines += 1;
+            callsite.lines - 1
+        })
     }
 
     /// The callsite with this number.
@@ -84,11 +114,17 @@ impl CallsiteTable {
 }
 
 impl Callsites {
+    /// `None` for those that every session has.
+    fn get_mut(&mut self, id: CallsiteId) -> Option<&mut DefinedCallsite> {
+        self.all.get_mut((id.0 as usize).checked_sub(2)?)
+    }
+
     fn number(
         &mut self,
         ctx: Option<&str>,
         location: &'static Location<'static>,
         module: Option<&'static str>,
+        filter: &Filter,
     ) -> CallsiteId {
         let ctx = ctx.filter(|ctx| !ctx.is_empty());
         if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
@@ -104,8 +140,9 @@ impl Callsites {
         let place = by_location.entry(location).or_default();
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
+            let rule = filter.rule(module, &name_in_line(ctx.as_deref().unwrap_or_default()));
             let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
-            all.push(DefinedCallsite { name, location, module });
+            all.push(DefinedCallsite { name, location, module, rule, lines: 0 });
             number
         };
         match ctx {
@@ -114,7 +151,17 @@ impl Callsites {
                 unnamed_by_address.insert(address, number);
                 number
             }
-            Some(_) if place.names == MAX_PER_LOCATION || by_name.len() == MAX_NAMES => {
+            Some(ctx) if place.names == MAX_PER_LOCATION || by_name.len() >= MAX_NAMES => {
+                let like = alike(ctx);
+                if let Some(known) = by_name.get(&*like) {
+                    return *known;
+                }
+                if like != ctx && place.alike < MAX_ALIKE_PER_LOCATION {
+                    place.alike += 1;
+                    let number = add(Some(like.clone().into()));
+                    by_name.insert(like.into(), number);
+                    return number;
+                }
                 *place.more.get_or_insert_with(|| {
                     let (file, line) = (location.file(), location.line());
                     add(Some(format!("(more names at {file}:{line})").into()))
@@ -137,7 +184,7 @@ mod tests {
     #[test]
     fn a_callsite_has_one_number() {
         let (callsites, here) = (CallsiteTable::default(), Location::caller());
-        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None).0;
+        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None, &Filter::default()).0.id;
         let (unnamed, named) = (number(None, here), number(Some("epoch"), here));
         assert_eq!((number(Some(""), here), number(Some("epoch"), here)), (unnamed, named));
         assert_ne!(unnamed, named);
@@ -150,11 +197,17 @@ mod tests {
     #[test]
     fn a_location_with_too_many_names_leaves_room_for_others() {
         let (callsites, here) = (CallsiteTable::default(), Location::caller());
-        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None).0;
+        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None, &Filter::default()).0.id;
         for name in 0..MAX_PER_LOCATION + 100 {
             number(Some(&name.to_string()), here);
         }
         assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + 1);
+        assert_eq!(callsites.get(number(Some("5000"), here)).to_string(), "#");
+        // No location takes all the room.
+        for letter in "abcdefghijklmnopqrstuvwxyz".chars() {
+            number(Some(&format!("{letter} 1")), here);
+        }
+        assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + MAX_ALIKE_PER_LOCATION + 1);
         let late = number(Some("one more"), here);
         assert_eq!(callsites.get(late).to_string(), format!("(more names at {}:{})", here.file(), here.line()));
         let other = number(Some("validate"), Location::caller());

@@ -9,7 +9,10 @@ use crate::{
     ledger::ScopePeriod,
     model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
-    session::{Notice, Session, alive, events::sampler},
+    session::{
+        Notice, Session, alive,
+        events::{Numbered, sampler},
+    },
     source::{Devices, custom_devices},
 };
 
@@ -47,6 +50,7 @@ impl ScopeRequest {
 pub(in crate::session) struct OpenScope {
     pub(in crate::session) session: &'static Session,
     pub(in crate::session) id: ScopeId,
+    pub(in crate::session) callsite: Numbered,
     pub(in crate::session) device: Device,
     pub(in crate::session) gauge: Gauge,
     /// The ledger keeps which allocations made its peak.
@@ -115,12 +119,12 @@ impl OpenScope {
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
         let thread = request.of_thread.then(|| session.inbox.this_thread());
         #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
-        let (callsite, is_new) = session.callsites.number(ctx, location, request.module);
+        let (callsite, is_new) = session.callsites.number(ctx, location, request.module, &session.settings.filter);
         #[cfg(feature = "capture")]
         if is_new {
-            session.record_callsite(callsite);
+            session.record_callsite(callsite.id);
         }
-        let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
+        let spec = ScopeSpec { device, gauge, every, thread, callsite: callsite.id, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };
         if sampled {
@@ -160,7 +164,7 @@ impl OpenScope {
             session.notify(Notice::Custom, &text);
         }
         let at_peak = request.at_peak && gauge == Gauge::Exact;
-        Ok(Some(Self { session, id, device, gauge, at_peak, devices }))
+        Ok(Some(Self { session, id, callsite, device, gauge, at_peak, devices }))
     }
 
     pub(in crate::session) fn read(&self) -> Trace {

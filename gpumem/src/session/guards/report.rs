@@ -1,12 +1,19 @@
 //! The reports of a trace.
 
-use std::fmt::{self, Display};
+#[cfg(feature = "capture")]
+use std::borrow::Cow;
+use std::{
+    fmt::{self, Display},
+    num::NonZeroU64,
+};
 
 use super::trace::{ActiveTrace, GpuMemTrace};
+use crate::session::events::Numbered;
 use crate::{
     model::{Gauge, Trace},
     process,
     report::{Content, Line, Report},
+    settings::What,
 };
 
 impl GpuMemTrace {
@@ -132,24 +139,40 @@ impl GpuMemTrace {
         if session.is_inside_sink() {
             return;
         }
-        let subctx = subctx.map(ToString::to_string);
-        let mut report = Report::new(trace, settings.shown_ctx().as_deref(), subctx.as_deref());
         let (lines, end) = lines.unzip();
-        report.lines = lines.unwrap_or_default();
+        // A recording has all reports, whatever is printed.
         #[cfg(feature = "capture")]
         if let Some(scope) = self.scope_id() {
-            let (ctx, subctx) = (report.ctx.clone(), report.subctx.clone());
-            record_request!(session, Report { scope, ctx, subctx, lines: end });
+            let ctx = || settings.shown_ctx().map(Cow::into_owned);
+            record_request!(
+                session,
+                Report { scope, ctx: ctx(), subctx: subctx.map(ToString::to_string), lines: end }
+            );
         }
         #[cfg(not(feature = "capture"))]
         let _ = end;
-        if session.is_silent() {
+        if session.is_silent() || !guard.prints(&trace) {
             return;
         }
+        let subctx = subctx.map(ToString::to_string);
+        let mut report =
+            Report::new(trace, settings.shown_ctx().as_deref(), subctx.as_deref()).inside(guard.outer());
+        report.lines = lines.unwrap_or_default();
         let mut output = session.output(Content::Trace(report));
         output.at = Some(guard.at.into());
         output.module = settings.request.module.map(Into::into);
         session.write(&output);
+    }
+}
+
+impl ActiveTrace {
+    /// Whether a line with these figures is printed.
+    fn prints(&self, trace: &Trace) -> bool {
+        let Some(Numbered { id, rule }) = self.callsite() else { return true };
+        let is_chosen = |every: NonZeroU64| self.session.callsites.next_line(id).is_multiple_of(every.get());
+        rule.what.unwrap_or(What::Lines) == What::Lines
+            && rule.is_large_enough(trace)
+            && rule.every.is_none_or(is_chosen)
     }
 }
 
@@ -166,6 +189,7 @@ impl Drop for GpuMemTrace {
 impl Display for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ctx = self.guard.as_ref().and_then(|guard| guard.settings.shown_ctx());
-        Report::new(self.data(), ctx.as_deref(), None).fmt(f)
+        let outer = self.guard.as_ref().map(|guard| guard.outer()).unwrap_or_default();
+        Report::new(self.data(), ctx.as_deref(), None).inside(outer).fmt(f)
     }
 }
