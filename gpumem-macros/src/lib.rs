@@ -134,6 +134,18 @@ use proc_macro::TokenStream;
 /// # no_line_at_the_end();
 /// ```
 ///
+/// ## `stats`
+///
+/// Prints no line at the end of each call, but at the end of the process, or where the program calls `gpumem::stats_n_reset()`, one row
+/// for all calls: how many there were, the least, the median, 99 % and the most of `used` and `peaked`, and the worst call.
+///
+/// ```
+/// # use gpumem::gpu_mem_trace;
+/// #[gpu_mem_trace(stats)]
+/// fn request() {}
+/// # request();
+/// ```
+///
 /// ## `thread_local`
 ///
 /// Counts only what the calling thread allocates, no matter which thread frees it. Use it for functions that several threads run

@@ -24,12 +24,12 @@ fn types_go_from_thread_to_thread() {
     each!(data: gauge::CustomGauge, scope::Threads);
     each!(data: sink::Content, sink::Level, sink::Output, torch::GpuProcesses);
     each!(data:
-        report::AllocStats, report::Breakdown, report::Change, report::GpuProcess, report::KindStats, report::Leaks,
-        report::Line, report::LiveBlock, report::MemKind, report::MemoryStats, report::MemorySummary,
+        report::AllocStats, report::Breakdown, report::CallFigures, report::Change, report::GpuProcess, report::KindStats, report::Leaks,
+        report::Line, report::LiveBlock, report::MemKind, report::MemoryStats, report::MemorySummary, report::NameStats,
         report::OutOfMemory, report::Part, report::PartKind, report::PeakBounds, report::PeakHolder,
         report::PeakHolders, report::Peaks, report::Place, report::ProcessKind, report::Report,
-        report::ReservedStats, report::Sampling, report::ScopeSummary, report::SourceLine, report::Summary,
-        report::Tally<u64>, report::Tracked,
+        report::ReservedStats, report::Sampling, report::ScopeSummary, report::SourceLine, report::Spread<u64>,
+        report::Stats, report::Summary, report::Tally<u64>, report::Tracked, report::WorstCall,
     );
 }
 

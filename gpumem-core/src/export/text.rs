@@ -55,8 +55,9 @@ fn statements(lines: &[Line]) -> Table {
 }
 
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
-/// ` (ctx: subctx)` or nothing. Of a nested trace, two more spaces for each scope around it and ` (outer > ctx: subctx)`. Figures that were not measured are `?`. A trace that overlapped those of other threads, shares
-/// adopted threads with them, or whose thread allocated on another device only, ends in a note that fastai does not have.
+/// ` (ctx: subctx)` or nothing. A nested trace has two more spaces for each scope around it, then ` (outer > ctx: subctx)`. Figures
+/// that were not measured are `?`. A trace that overlapped those of other threads, shares adopted threads with them, or whose thread
+/// allocated on another device only, ends in a note that fastai does not have.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;
@@ -147,7 +148,8 @@ mod tests {
     #[test]
     fn a_nested_trace_is_indented_and_names_the_scope_around_it() {
         let line = |outer: &[&str], ctx, subctx| {
-            let report = Report::new(Trace::off(0), ctx, subctx).inside(outer.iter().map(ToString::to_string).collect());
+            let report =
+                Report::new(Trace::off(0), ctx, subctx).inside(outer.iter().map(ToString::to_string).collect());
             report.to_string().replace("△Used Peaked MB:      ?      ?", "")
         };
         assert_eq!(line(&["train"], Some("forward"), Some("exit")), "   (train > forward: exit)");

@@ -235,7 +235,9 @@ mod tests {
 
     #[test]
     fn names_that_differ_in_numbers_are_alike() {
-        for (name, expected) in [("load", "load"), ("request 17", "request #"), ("7 of 9x10", "# of #x#"), ("é1#2", "é##")] {
+        for (name, expected) in
+            [("load", "load"), ("request 17", "request #"), ("7 of 9x10", "# of #x#"), ("é1#2", "é##")]
+        {
             assert_eq!(alike(name), expected);
         }
         assert_eq!(name_in_line("app::Model<f32>::forward::{{closure}}"), "Model::forward");

@@ -126,7 +126,8 @@ impl State {
         budget: &mut Budget,
     ) -> Result<Report> {
         let within = self.period(scope)?;
-        let outer = within.map(|within| derive::outer_names(&self.inbox, &self.definitions, &within)).unwrap_or_default();
+        let outer =
+            within.map(|within| derive::outer_names(&self.inbox, &self.definitions, &within)).unwrap_or_default();
         if !budget.report(outer.iter().map(|name| 32 + name.len() as u64).sum()) {
             return Err(Rejection::Limit);
         }

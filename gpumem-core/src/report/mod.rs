@@ -11,6 +11,7 @@ mod other_threads;
 mod output;
 mod peak;
 mod pool;
+mod stats;
 mod summary;
 mod tracked;
 
@@ -26,6 +27,7 @@ pub use self::{
     output::{Content, Level, Output, Peaks},
     peak::{PeakHolder, PeakHolders},
     pool::RegisteredPool,
+    stats::{CallFigures, NameStats, Spread, Stats, WorstCall},
     summary::{ScopeSummary, Summary},
     tracked::{Change, Tracked},
 };
@@ -36,7 +38,7 @@ pub use self::{
     leaks::{by_place, leak_in_words},
     lines::Lines,
     other_threads::{BelongsTo, OtherThread, ThreadFacts},
-    summary::Path,
+    summary::{MOST_ALIKE, Path},
     tracked::{AllocatedAt, Groups, Sort, What, difference, live, place_of},
 };
 use crate::model::Trace;

@@ -106,7 +106,8 @@ fn is_part(wanted: &str, segments: &[&str]) -> bool {
     segments.windows(wanted.len()).any(|part| wanted.iter().zip(part).all(is_same))
 }
 
-const FORMS: &str = "write lines, stats, off, every=100 or >=10MiB, after NAME= for some traces: forward=off, forward>=10MiB";
+const FORMS: &str =
+    "write lines, stats, off, every=100 or >=10MiB, after NAME= for some traces: forward=off, forward>=10MiB";
 
 fn directive(text: &str) -> Result<Directive, (&str, String)> {
     let named = |name: &str| (!name.is_empty()).then(|| name.to_owned());

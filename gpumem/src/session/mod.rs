@@ -57,13 +57,13 @@ pub use self::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
         ScopeHandle, TraceSpec, Traced,
     },
-    output::{on_oom, retry_after_trim, set_sink},
+    output::{on_oom, retry_after_trim, set_sink, stats, stats_n_reset},
     pools::Pool,
     views::{LiveMemory, Status, breakdown, status, summary},
 };
 use self::{
     events::{CallsiteTable, Sampler},
-    output::{Notices, Refusals, SinkState},
+    output::{Notices, Refusals, SinkState, StatsTable},
 };
 pub(crate) use self::{output::Notice, views::statistics};
 #[cfg(feature = "capture")]
@@ -109,6 +109,7 @@ pub(crate) struct Session {
     labels: Mutex<Labels>,
     pools: pools::PoolTable,
     sink: SinkState,
+    stats: StatsTable,
     notices: Notices,
     refusals: Refusals,
     sampler: Sampler,
@@ -141,6 +142,7 @@ impl Session {
             labels: Mutex::default(),
             pools: pools::PoolTable::default(),
             sink: SinkState::default(),
+            stats: StatsTable::default(),
             notices: Notices::default(),
             refusals: Refusals::default(),
             sampler: Sampler::default(),

@@ -30,6 +30,7 @@ impl Object for Content {
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         match self {
             Self::Trace(report) => report.entries(map),
+            Self::Stats(stats) => stats.entries(map),
             Self::Tracked(tracked) => tracked.entries(map),
             Self::OutOfMemory(oom) => oom.entries(map),
             Self::Leaks(leaks) => leaks.entries(map),

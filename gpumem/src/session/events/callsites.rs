@@ -11,6 +11,7 @@ use std::{
 use crate::{
     derive::Callsite,
     model::{CallsiteId, alike, name_in_line},
+    session::Session,
     settings::{Filter, Rule},
 };
 
@@ -31,6 +32,8 @@ struct Callsites {
     /// The callsites without names, by the address of their location: hashing that is faster than hashing the name of a file. Equal
     /// locations may have several addresses.
     unnamed_by_address: HashMap<usize, CallsiteId>,
+    /// The names with `#` for numbers, or the locations.
+    alike: HashMap<Box<str>, u32>,
 }
 
 /// What is known of a callsite.
@@ -44,6 +47,7 @@ pub(in crate::session) struct DefinedCallsite {
     pub(in crate::session) module: Option<&'static str>,
     /// What `GPUMEM` says about it.
     rule: Rule,
+    alike: u32,
     /// How many of its lines were large enough to be printed.
     lines: u64,
 }
@@ -53,6 +57,8 @@ pub(in crate::session) struct DefinedCallsite {
 pub(in crate::session) struct Numbered {
     pub(in crate::session) id: CallsiteId,
     pub(in crate::session) rule: Rule,
+    /// Of callsites whose names differ in numbers alone, it is the same.
+    pub(in crate::session) alike: u32,
 }
 
 /// The callsites of one source location.
@@ -71,9 +77,27 @@ struct LocationNames {
 #[derive(Default)]
 pub(in crate::session) struct CallsiteTable(Mutex<Callsites>);
 
+impl Session {
+    /// The number of a callsite. A recording gets its definition, if it is new.
+    pub(in crate::session) fn number_callsite(
+        &self,
+        ctx: Option<&str>,
+        location: &'static Location<'static>,
+        module: Option<&'static str>,
+    ) -> Numbered {
+        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
+        let (callsite, is_new) = self.callsites.number(ctx, location, module, &self.settings.filter);
+        #[cfg(feature = "capture")]
+        if is_new {
+            self.record_callsite(callsite.id);
+        }
+        callsite
+    }
+}
+
 impl CallsiteTable {
     /// The number of a callsite, and whether it is new. Equal callsites have one number.
-    pub(in crate::session) fn number(
+    fn number(
         &self,
         ctx: Option<&str>,
         location: &'static Location<'static>,
@@ -83,8 +107,9 @@ impl CallsiteTable {
         let mut callsites = self.lock();
         let known = callsites.all.len();
         let id = callsites.number(ctx, location, module, filter);
-        let rule = callsites.get_mut(id).map_or_else(Rule::default, |callsite| callsite.rule);
-        (Numbered { id, rule }, callsites.all.len() > known)
+        let defined = callsites.get_mut(id);
+        let (rule, alike) = defined.map_or_else(Default::default, |callsite| (callsite.rule, callsite.alike));
+        (Numbered { id, rule, alike }, callsites.all.len() > known)
     }
 
     /// How many lines this callsite had before. Counts one more.
@@ -136,13 +161,16 @@ impl Callsites {
         {
             return *known;
         }
-        let Self { all, by_name, by_location, unnamed_by_address } = self;
+        let Self { all, by_name, by_location, unnamed_by_address, alike: known_alike } = self;
         let place = by_location.entry(location).or_default();
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
             let rule = filter.rule(module, &name_in_line(ctx.as_deref().unwrap_or_default()));
+            let like: Box<str> = ctx.as_deref().map_or_else(|| location.to_string().into(), |ctx| alike(ctx).into());
+            let next = u32::try_from(known_alike.len() + 1).unwrap_or(0);
+            let alike = *known_alike.entry(like).or_insert(next);
             let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
-            all.push(DefinedCallsite { name, location, module, rule, lines: 0 });
+            all.push(DefinedCallsite { name, location, module, rule, alike, lines: 0 });
             number
         };
         match ctx {

@@ -118,12 +118,7 @@ impl OpenScope {
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
         let thread = request.of_thread.then(|| session.inbox.this_thread());
-        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
-        let (callsite, is_new) = session.callsites.number(ctx, location, request.module, &session.settings.filter);
-        #[cfg(feature = "capture")]
-        if is_new {
-            session.record_callsite(callsite.id);
-        }
+        let callsite = session.number_callsite(ctx, location, request.module);
         let spec = ScopeSpec { device, gauge, every, thread, callsite: callsite.id, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };

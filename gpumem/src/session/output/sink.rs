@@ -469,7 +469,8 @@ mod tests {
 
     #[test]
     fn colours_are_for_terminals_alone() {
-        let paint = |variables: &[(&str, &str)], is_terminal| session(variables).run(|| current().paint_if(is_terminal));
+        let paint =
+            |variables: &[(&str, &str)], is_terminal| session(variables).run(|| current().paint_if(is_terminal));
         assert_eq!(paint(&[], true), Paint::ANSI);
         assert_eq!(paint(&[], false), Paint::PLAIN);
         assert_eq!(paint(&[("NO_COLOR", "1")], true), Paint::PLAIN);

@@ -6,7 +6,7 @@ use super::{super::json_line, *};
 use crate::{
     error::Kind,
     model::{ByteDelta, Bytes, Device, Family, Gauge, MemKind, Source, Trace},
-    report::{Change, Leaks, LiveBlock, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place, Tracked},
+    report::{Change, Leaks, LiveBlock, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place, Stats, Tracked},
 };
 
 fn written(content: Content) -> String {
@@ -31,6 +31,7 @@ fn each_line_has_a_type_a_time_a_process_and_a_thread() {
     let peaks = Peaks::new(Vec::new(), true);
     for (content, name, level) in [
         (Content::Trace(trace), "trace", "info"),
+        (Content::Stats(Stats::default()), "stats", "info"),
         (Content::Tracked(Tracked::at(UNIX_EPOCH, at, None, device)), "tracked", "info"),
         (Content::OutOfMemory(Box::new(oom())), "out_of_memory", "error"),
         (Content::Leaks(Leaks::of(&[])), "leaks", "warning"),
