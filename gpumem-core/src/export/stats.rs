@@ -110,7 +110,7 @@ mod tests {
 simulated device 0, by name
  name       calls          min  median  99 %  max    sum  worst   after
                            MiB     MiB   MiB  MiB    MiB
- ───────────────────────────────────────────────────────────────────────
+ ──────────────────────────────────────────────────────────────────────
  request #   1000  used     -1       0     0    3  -5120
                    peaked   64      64   512  512          #250  12.3 s
  step        1000  used     -1       0     0    3  -5120

@@ -174,7 +174,7 @@ device 0, by scope
      layer 1         4        0     0      5       1      1  ▎
      layer 2         4        0     0     80      16     16  ▎
      decode          3        0    17     85      17     34  ▏
-   load 1           12        0     1      0       0      1  █
+   load 1           12        0     1      0       0      1  ▉
    load 2           11        0     1      0       0      1  ▉
 used: still in use. at peak: its part of the peak of the whole process.
 #: names that differ in numbers alone; their peak is that of the highest.",

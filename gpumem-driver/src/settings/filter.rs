@@ -218,11 +218,13 @@ mod tests {
     #[test]
     fn a_freed_amount_is_as_large_and_an_unknown_one_may_be() {
         let rule = filter(">=10MiB").rule(None, "f");
-        let of = |used: i64, peaked| {
-            let trace = Trace { gauge: Gauge::Exact, used: ByteDelta::new(used << 20), ..Trace::off(0) };
-            rule.is_large_enough(&Trace { peaked: Bytes::mib(peaked), ..trace })
+        let of = |used: i64, peaked, stale| {
+            let mut trace = Trace::off(0);
+            (trace.gauge, trace.stale) = (Gauge::Exact, stale);
+            (trace.used, trace.peaked) = (ByteDelta::new(used << 20), Bytes::mib(peaked));
+            rule.is_large_enough(&trace)
         };
-        assert!(of(10, 0) && of(-10, 0) && of(0, 10) && !of(9, 9));
-        assert!(rule.is_large_enough(&Trace { stale: true, gauge: Gauge::Exact, ..Trace::off(0) }));
+        assert!(of(10, 0, false) && of(-10, 0, false) && of(0, 10, false) && !of(9, 9, false));
+        assert!(of(0, 0, true));
     }
 }
