@@ -166,9 +166,10 @@ impl Callsites {
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
             let rule = filter.rule(module, &name_in_line(ctx.as_deref().unwrap_or_default()));
-            let like: Box<str> = ctx.as_deref().map_or_else(|| location.to_string().into(), |ctx| alike(ctx).into());
+            let numberless: Box<str> =
+                ctx.as_deref().map_or_else(|| location.to_string().into(), |ctx| alike(ctx).into());
             let next = u32::try_from(known_alike.len() + 1).unwrap_or(0);
-            let alike = *known_alike.entry(like).or_insert(next);
+            let alike = *known_alike.entry(numberless).or_insert(next);
             let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
             all.push(DefinedCallsite { name, location, module, rule, alike, lines: 0 });
             number
@@ -180,14 +181,14 @@ impl Callsites {
                 number
             }
             Some(ctx) if place.names == MAX_PER_LOCATION || by_name.len() >= MAX_NAMES => {
-                let like = alike(ctx);
-                if let Some(known) = by_name.get(&*like) {
+                let numberless = alike(ctx);
+                if let Some(known) = by_name.get(&*numberless) {
                     return *known;
                 }
-                if like != ctx && place.alike < MAX_ALIKE_PER_LOCATION {
+                if numberless != ctx && place.alike < MAX_ALIKE_PER_LOCATION {
                     place.alike += 1;
-                    let number = add(Some(like.clone().into()));
-                    by_name.insert(like.into(), number);
+                    let number = add(Some(numberless.clone().into()));
+                    by_name.insert(numberless.into(), number);
                     return number;
                 }
                 *place.more.get_or_insert_with(|| {

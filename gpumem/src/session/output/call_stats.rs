@@ -140,14 +140,14 @@ impl Session {
     fn named(&self, rows: Vec<(CallsiteId, bool, NameStats)>) -> Stats {
         let callsites: Vec<_> = rows.iter().map(|(callsite, ..)| *callsite).collect();
         let names = short_names(&self.inbox, self, &callsites);
-        let named = |((callsite, is_together, mut row), name): ((CallsiteId, bool, NameStats), String)| {
+        let with_name = |((callsite, is_together, mut row), name): ((CallsiteId, bool, NameStats), String)| {
             row.name = name;
             if is_together {
                 row.name = alike(&name_in_line(&self.callsite(callsite).to_string())).into_owned();
             }
             row
         };
-        Stats::of(rows.into_iter().zip(names).map(named).collect())
+        Stats::of(rows.into_iter().zip(names).map(with_name).collect())
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
     use crate::{
         export::Sink,
         session::{GpuMemTrace, TestSession, set_sink},
-        sim::SimGpu,
+        source::sim::SimGpu,
     };
 
     fn session(filter: &str) -> (TestSession, SimGpu) {
