@@ -102,7 +102,7 @@ struct HistoryReading {
     /// The number of the device of each origin. An origin is on one device.
     origin_devices: Vec<u16>,
     /// The live blocks, by the numbers of the events that allocated them.
-    live: HashMap<u64, u32>,
+    live: HashMap<u64, u32, foldhash::fast::RandomState>,
     open: HashMap<ScopeId, usize>,
     /// The numbers of the devices in the history.
     devices: HashMap<Device, u16>,
@@ -149,7 +149,7 @@ impl HistoryReading {
             history: HistoryParts::default(),
             origins: Origins::default(),
             origin_devices: Vec::new(),
-            live: HashMap::new(),
+            live: HashMap::default(),
             open: HashMap::new(),
             devices: HashMap::new(),
             pending: HashMap::new(),

@@ -11,8 +11,9 @@ use std::{
 
 use crate::files;
 
-/// The library that the build script has built. It is empty on systems where gpumem does not record programs.
-const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
+/// The library that the build script has built. It is empty on systems where gpumem does not record programs. As a
+/// constant, it would be four times in what the compiler keeps of this crate.
+static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
 
 /// The path of the unpacked library, whose content is that of this command.
 pub(super) fn unpacked() -> io::Result<PathBuf> {

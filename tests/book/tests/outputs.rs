@@ -9,6 +9,8 @@ use std::{
 use gpumem_book_tests::PAGES;
 
 const START: &str = "cargo run ";
+/// The example that is a program of this package, and needs no features.
+const ESTIMATE: &str = "-p gpumem-estimate --example estimate";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -59,10 +61,14 @@ fn without_value(line: &str, key: &str) -> String {
 }
 
 fn check(shown: &Shown) {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let run = Command::new(cargo)
-        .args(["run", "--quiet"])
-        .args(shown.arguments.split_whitespace())
+    let mut command = if shown.arguments == ESTIMATE {
+        Command::new(env!("CARGO_BIN_EXE_estimate"))
+    } else {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["run", "--quiet"]).args(shown.arguments.split_whitespace());
+        cargo
+    };
+    let run = command
         .current_dir(root())
         .env("GPUMEM_SIM", "16GiB")
         .envs(shown.variables.iter().map(|(name, value)| (name, value)))

@@ -11,7 +11,6 @@ use std::{
 use crate::{
     derive::Callsite,
     model::{CallsiteId, alike, name_in_line},
-    session::Session,
     settings::{Filter, Rule},
 };
 
@@ -77,27 +76,9 @@ struct LocationNames {
 #[derive(Default)]
 pub(in crate::session) struct CallsiteTable(Mutex<Callsites>);
 
-impl Session {
-    /// The number of a callsite. A recording gets its definition, if it is new.
-    pub(in crate::session) fn number_callsite(
-        &self,
-        ctx: Option<&str>,
-        location: &'static Location<'static>,
-        module: Option<&'static str>,
-    ) -> Numbered {
-        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
-        let (callsite, is_new) = self.callsites.number(ctx, location, module, &self.settings.filter);
-        #[cfg(feature = "capture")]
-        if is_new {
-            self.record_callsite(callsite.id);
-        }
-        callsite
-    }
-}
-
 impl CallsiteTable {
     /// The number of a callsite, and whether it is new. Equal callsites have one number.
-    fn number(
+    pub(in crate::session) fn number(
         &self,
         ctx: Option<&str>,
         location: &'static Location<'static>,

@@ -11,10 +11,28 @@ use crate::{
     process,
     session::{
         Notice, Session, alive,
-        events::{Numbered, sampler},
+        events::{Numbered, sampling},
     },
     source::{Devices, custom_devices},
 };
+
+impl Session {
+    /// The number of a callsite. A recording gets its definition, if it is new.
+    pub(in crate::session) fn number_callsite(
+        &self,
+        ctx: Option<&str>,
+        location: &'static Location<'static>,
+        module: Option<&'static str>,
+    ) -> Numbered {
+        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
+        let (callsite, is_new) = self.callsites.number(ctx, location, module, &self.settings.filter);
+        #[cfg(feature = "capture")]
+        if is_new {
+            self.record_callsite(callsite.id);
+        }
+        callsite
+    }
+}
 
 /// The settings that the program requests for a new scope.
 #[derive(Clone, Copy, Debug, Default)]
@@ -125,7 +143,7 @@ impl OpenScope {
         if sampled {
             let read = || {
                 let memory = devices.read(ordinal)?;
-                session.sampler.add_scope(session, device, devices)?;
+                session.sample(device, devices)?;
                 Ok::<_, Error>(EventKind::Sample { device, memory })
             };
             session.readings.ask(&session.inbox, device, read, &open)?;
@@ -184,7 +202,7 @@ impl OpenScope {
         }
         let trace = match self.gauge {
             Gauge::Sampled if !process::is_forked() => {
-                let read = || Ok::<_, Infallible>(sampler::reading(session, device, devices));
+                let read = || Ok::<_, Infallible>(sampling::reading(session, device, devices));
                 let Ok(trace) = readings.ask(inbox, device, read, &query);
                 trace
             }

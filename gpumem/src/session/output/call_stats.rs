@@ -1,56 +1,12 @@
 //! Statistics of traces: each end of a trace is counted, and nothing is printed.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
-
-use sketches_ddsketch::DDSketch;
-
-use crate::session::{Session, current, events::Numbered};
+use crate::session::{Session, current, events::Numbered, output::stats_table::UnnamedRow};
 use crate::{
     derive::{Names, short_names},
-    model::{ByteDelta, Bytes, CallsiteId, Trace, alike, name_in_line},
+    model::{Trace, alike, name_in_line},
     process,
-    report::{CallFigures, Content, MOST_ALIKE, NameStats, Spread, Stats, WorstCall},
+    report::{Content, Stats},
 };
-
-/// The statistics of a session, by names that differ in numbers at most and by device.
-#[derive(Default)]
-pub(in crate::session) struct StatsTable(Mutex<HashMap<(u32, u32), Alike>>);
-
-/// The names that differ in numbers alone. Their memory does not grow with the number of calls.
-#[derive(Default)]
-struct Alike {
-    /// The calls of all of them.
-    calls: u64,
-    rows: Vec<Row>,
-    /// There were too many names, so one row is for all.
-    is_together: bool,
-}
-
-struct Row {
-    callsite: CallsiteId,
-    /// Without its figures.
-    counts: NameStats,
-    figures: Option<Figures>,
-}
-
-struct Figures {
-    used: Distribution,
-    sum: i64,
-    peaked: Distribution,
-    worst: WorstCall,
-    /// The number of the worst call among those of all names that are alike.
-    worst_of_alike: u64,
-}
-
-struct Distribution {
-    min: i64,
-    max: i64,
-    sketch: DDSketch,
-}
 
 /// The statistics of the traces that ended since the start, or since [`stats_n_reset`]: those under `#[gpu_mem_trace(stats)]`, with
 /// [`stats`](crate::GpuMemTraceBuilder::stats), or for which `GPUMEM` asks. They are printed when the process ends.
@@ -75,8 +31,7 @@ pub fn stats() -> Stats {
         return Stats::default();
     }
     let session = current();
-    let rows = session.stats_table().values().flat_map(Alike::rows).collect();
-    session.named(rows)
+    session.named(session.stats.rows())
 }
 
 /// As [`stats`]. Prints them, and counts from 0 on: for the end of an epoch.
@@ -94,53 +49,30 @@ pub fn stats_n_reset() -> Stats {
         return Stats::default();
     }
     let session = current();
-    let stats = session.take_stats();
+    let stats = session.named(session.stats.take());
     session.print(Content::Stats(stats.clone()));
     stats
 }
 
 /// Prints the statistics, if there are any.
 pub(in crate::session) fn print_stats(session: &'static Session) {
-    let stats = session.take_stats();
+    let stats = session.named(session.stats.take());
     if !stats.names.is_empty() {
         session.print(Content::Stats(stats));
     }
 }
 
 impl Session {
-    fn stats_table(&self) -> MutexGuard<'_, HashMap<(u32, u32), Alike>> {
-        self.stats.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take_stats(&self) -> Stats {
-        let table = std::mem::take(&mut *self.stats_table());
-        self.named(table.values().flat_map(Alike::rows).collect())
-    }
-
     /// Counts the end of a trace. `name` is its own.
     pub(in crate::session) fn count(&self, callsite: Numbered, trace: &Trace, name: impl FnOnce() -> Option<String>) {
-        let Numbered { id, alike, .. } = callsite;
-        let mut table = self.stats_table();
-        let Alike { calls, rows, is_together } = table.entry((alike, trace.device)).or_default();
-        *calls += 1;
-        if !*is_together && rows.len() == MOST_ALIKE && !rows.iter().any(|row| row.callsite == id) {
-            let first = rows.drain(..).reduce(Row::merged);
-            rows.extend(first);
-            *is_together = true;
-        }
-        let at = if *is_together { Some(0) } else { rows.iter().position(|row| row.callsite == id) };
-        let at = at.unwrap_or_else(|| {
-            rows.push(Row::new(id, trace));
-            rows.len() - 1
-        });
-        rows[at].count(trace, *calls, || (name(), self.inbox.age()));
+        self.stats.count(callsite, trace, || (name(), self.inbox.age()));
     }
 
     /// The rows with their names. For a row of several names, the callsite is any of them.
-    fn named(&self, rows: Vec<(CallsiteId, bool, NameStats)>) -> Stats {
-        let callsites: Vec<_> = rows.iter().map(|(callsite, ..)| *callsite).collect();
+    fn named(&self, rows: Vec<UnnamedRow>) -> Stats {
+        let callsites: Vec<_> = rows.iter().map(|row| row.callsite).collect();
         let names = short_names(&self.inbox, self, &callsites);
-        let with_name = |((callsite, is_together, mut row), name): ((CallsiteId, bool, NameStats), String)| {
+        let with_name = |(UnnamedRow { callsite, is_together, mut row }, name): (UnnamedRow, String)| {
             row.name = name;
             if is_together {
                 row.name = alike(&name_in_line(&self.callsite(callsite).to_string())).into_owned();
@@ -151,131 +83,15 @@ impl Session {
     }
 }
 
-impl Alike {
-    fn rows(&self) -> impl Iterator<Item = (CallsiteId, bool, NameStats)> {
-        self.rows.iter().map(|row| {
-            let mut shown = row.counts.clone();
-            shown.figures = row.figures.as_ref().map(Figures::shown);
-            if let Some(figures) = shown.figures.as_mut().filter(|_| !self.is_together) {
-                figures.worst.name = None;
-            }
-            (row.callsite, self.is_together, shown)
-        })
-    }
-}
-
-impl Row {
-    fn new(callsite: CallsiteId, trace: &Trace) -> Self {
-        let counts = NameStats::new(String::new(), trace.device, trace.simulated);
-        Self { callsite, counts, figures: None }
-    }
-
-    /// `now` is the name of the trace and the time.
-    fn count(&mut self, trace: &Trace, of_alike: u64, now: impl FnOnce() -> (Option<String>, Duration)) {
-        let counts = &mut self.counts;
-        counts.calls += 1;
-        counts.sampled += u64::from(trace.sampling.is_some());
-        counts.doubtful += u64::from(trace.lost > 0 || trace.untracked > 0);
-        counts.overlapped += u64::from(trace.overlapped || trace.adoption_is_shared);
-        if !trace.is_measured() {
-            counts.unmeasured += 1;
-            return;
-        }
-        let (used, needed) = (trace.used.get(), trace.peak_over_start());
-        let peaked = i64::try_from(trace.peaked.get()).unwrap_or(i64::MAX);
-        let worst = |call| {
-            let (name, time) = now();
-            WorstCall::new(call, name, time, needed)
-        };
-        match &mut self.figures {
-            None => {
-                let (used_in, peaked) = (Distribution::of(used), Distribution::of(peaked));
-                let worst = worst(counts.calls);
-                self.figures = Some(Figures { used: used_in, sum: used, peaked, worst, worst_of_alike: of_alike });
-            }
-            Some(figures) => {
-                figures.used.add(used);
-                figures.peaked.add(peaked);
-                figures.sum = figures.sum.saturating_add(used);
-                if needed > figures.worst.needed {
-                    (figures.worst, figures.worst_of_alike) = (worst(counts.calls), of_alike);
-                }
-            }
-        }
-    }
-
-    /// One row for both.
-    fn merged(mut self, other: Self) -> Self {
-        let (counts, more) = (&mut self.counts, &other.counts);
-        counts.calls += more.calls;
-        counts.unmeasured += more.unmeasured;
-        counts.sampled += more.sampled;
-        counts.doubtful += more.doubtful;
-        counts.overlapped += more.overlapped;
-        self.figures = match (self.figures, other.figures) {
-            (Some(one), Some(other)) => Some(one.merged(other)),
-            (one, other) => one.or(other),
-        };
-        if let Some(figures) = &mut self.figures {
-            figures.worst.call = figures.worst_of_alike;
-        }
-        self
-    }
-}
-
-impl Figures {
-    fn merged(mut self, other: Self) -> Self {
-        self.used.merge(&other.used);
-        self.peaked.merge(&other.peaked);
-        self.sum = self.sum.saturating_add(other.sum);
-        let order = |figures: &Self| (figures.worst.needed, std::cmp::Reverse(figures.worst_of_alike));
-        if order(&other) > order(&self) {
-            (self.worst, self.worst_of_alike) = (other.worst, other.worst_of_alike);
-        }
-        self
-    }
-
-    fn shown(&self) -> CallFigures {
-        let peaked = self.peaked.spread().map(|bytes| Bytes::new(bytes.max(0).unsigned_abs()));
-        CallFigures::new(self.used.spread().map(ByteDelta::new), ByteDelta::new(self.sum), peaked, self.worst.clone())
-    }
-}
-
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "quantiles are right to 1 %")]
-impl Distribution {
-    fn of(value: i64) -> Self {
-        let mut sketch = DDSketch::default();
-        sketch.add(value as f64);
-        Self { min: value, max: value, sketch }
-    }
-
-    fn add(&mut self, value: i64) {
-        self.min = self.min.min(value);
-        self.max = self.max.max(value);
-        self.sketch.add(value as f64);
-    }
-
-    fn merge(&mut self, other: &Self) {
-        self.min = self.min.min(other.min);
-        self.max = self.max.max(other.max);
-        // It fails only if the two have different settings.
-        let _ = self.sketch.merge(&other.sketch);
-    }
-
-    fn spread(&self) -> Spread<i64> {
-        let quantile = |part| {
-            let value = self.sketch.quantile(part).ok().flatten();
-            value.map_or(self.max, |value| value.round() as i64).clamp(self.min, self.max)
-        };
-        Spread::new(self.min, quantile(0.5), quantile(0.99), self.max)
-    }
-}
-
 #[cfg(all(test, feature = "sim"))]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::{
         export::Sink,
+        model::{ByteDelta, Bytes},
+        report::MOST_ALIKE,
         session::{GpuMemTrace, TestSession, set_sink},
         source::sim::SimGpu,
     };
@@ -290,18 +106,6 @@ mod tests {
         let trace = GpuMemTrace::with_ctx(name);
         drop(gpu.alloc(Bytes::mib(mib)).unwrap());
         drop(trace);
-    }
-
-    #[test]
-    fn quantiles_are_right_to_one_percent() {
-        let mut all = Distribution::of(-1000);
-        (-999..=1000).for_each(|value| all.add(value * 1001));
-        let Spread { min, median, p99, max, .. } = all.spread();
-        assert_eq!((min, max), (-999_999, 1_001_000));
-        assert!(median.abs() <= 2002, "{median}");
-        assert!((p99 - 980_980).abs() <= 9810, "{p99}");
-        let one = Distribution::of(512 << 20).spread();
-        assert_eq!((one.median, one.p99), (512 << 20, 512 << 20));
     }
 
     #[test]

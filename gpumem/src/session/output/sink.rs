@@ -7,42 +7,22 @@ use std::{
     io::{self, IsTerminal, Write},
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
+    path::Path,
     process as std_process,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
-    thread::{self, ThreadId},
+    sync::{Arc, MutexGuard, PoisonError},
+    thread,
     time::SystemTime,
 };
 
 use crate::session::{
     Session, current,
-    output::notice::{Notice, Quiet},
+    output::{Notice, notice::Quiet, sink_state::LastLine},
 };
 use crate::{
     export::{Form, Paint, Sink},
     process,
     report::{Content, Output},
 };
-
-/// Where the output of a session goes.
-#[derive(Debug, Default)]
-pub(in crate::session) struct SinkState {
-    /// The sink that the program set. `None`: that of `GPUMEM_REPORT`.
-    set: RwLock<Option<Sink>>,
-    /// The file that was written last.
-    file: Mutex<Option<(PathBuf, Arc<File>)>>,
-    /// The line of a trace, if nothing was written after it.
-    last: Mutex<Option<LastLine>>,
-}
-
-/// The newest line of a trace, and how many equal ones came after it.
-#[derive(Debug)]
-struct LastLine {
-    text: String,
-    /// Tests run on threads of their own, which have outputs of their own.
-    thread: ThreadId,
-    more: u64,
-}
 
 thread_local! {
     /// This thread runs the function of a custom sink.
@@ -246,7 +226,7 @@ impl Session {
 
 #[cfg(all(test, feature = "sim"))]
 mod tests {
-    use std::{env, fs, sync::Mutex};
+    use std::{env, fs, path::PathBuf, sync::Mutex};
 
     use super::*;
     use crate::{

@@ -91,6 +91,7 @@ fn report_data_is_serialized() {
         assert_eq!(serde_json::from_str::<T>(&text).expect("it can be read"), *data);
     }
     let gpu = sim::SimGpu::install(Bytes::gib(16)).expect("GPUMEM_SIM is not set");
+    gpu.make_current();
     let trace = GpuMemTrace::builder().ctx("step").silent(true).at_peak(true).start().expect("it is exact");
     let block = gpu.alloc(Bytes::mib(3)).expect("there is memory");
     check(&trace.data(), "\"gauge\":\"exact\"");

@@ -1,0 +1,30 @@
+//! Where the output of a session goes.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    sync::{Arc, Mutex, RwLock},
+    thread::ThreadId,
+};
+
+use crate::export::Sink;
+
+/// Where the output of a session goes.
+#[derive(Debug, Default)]
+pub(in crate::session) struct SinkState {
+    /// The sink that the program set. `None`: that of `GPUMEM_REPORT`.
+    pub(super) set: RwLock<Option<Sink>>,
+    /// The file that was written last.
+    pub(super) file: Mutex<Option<(PathBuf, Arc<File>)>>,
+    /// The line of a trace, if nothing was written after it.
+    pub(super) last: Mutex<Option<LastLine>>,
+}
+
+/// The newest line of a trace, and how many equal ones came after it.
+#[derive(Debug)]
+pub(super) struct LastLine {
+    pub(super) text: String,
+    /// Tests run on threads of their own, which have outputs of their own.
+    pub(super) thread: ThreadId,
+    pub(super) more: u64,
+}
