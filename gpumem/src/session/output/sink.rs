@@ -406,7 +406,7 @@ mod tests {
                 current().print_repeats();
                 report(1);
             });
-            file.read().lines().filter(|line| !line.contains("simulated GPU")).map(|line| format!("{line}\n")).collect()
+            file.read().split_inclusive('\n').filter(|line| !line.contains("simulated GPU")).collect()
         };
         let text: String = lines(&TempFile::new("equal"), "file");
         let more = |count| format!("… {count} more like this\n");
