@@ -22,7 +22,7 @@ pub use self::{
     exit::{device_peaks, leaks},
     labels::Labels,
     names::{Callsite, NO_STACK, Names, Stack},
-    paths::{Paths, short_names, summary},
+    paths::{Paths, outer_names, short_names, summary},
     peaks::{KeptPeak, peak_holders},
     pools::{pools, registered_pool},
     refusal::Refusal,

@@ -47,7 +47,7 @@ pub use custom::{CustomGauge, InUse};
 pub use device::{Device, Family};
 pub use event::{Answer, Event, EventKind, OwnerThread, ScopeId, ScopeSpec, ThreadId, Time};
 pub use frame::Frame;
-pub use function::{ShortNames, short_name};
+pub use function::{ShortNames, alike, name_in_line, short_name};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use label::{Label, Shape};
 pub use memory::{GpuMemory, PoolUsage};

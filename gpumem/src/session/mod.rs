@@ -51,7 +51,7 @@ pub use self::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
         ScopeHandle, TraceSpec, Traced,
     },
-    output::{on_oom, retry_after_trim, set_sink},
+    output::{on_oom, retry_after_trim, set_sink, stats, stats_n_reset},
     pools::Pool,
     views::{LiveMemory, Status, breakdown, status, summary},
 };

@@ -14,7 +14,7 @@ use once_cell::{race::OnceBox, sync::OnceCell};
 use super::recorder::{EventTap, Recorder};
 use super::{
     events::{CallsiteTable, Sampler},
-    output::{Notices, Refusals, SinkState},
+    output::{Notices, Refusals, SinkState, StatsTable},
     pools::PoolTable,
 };
 use crate::{
@@ -57,6 +57,7 @@ pub(crate) struct Session {
     /// The threads that scopes adopt if neither they nor `GPUMEM_ADOPT` say which.
     pub(super) adopted: OnceCell<Threads>,
     pub(super) sink: SinkState,
+    pub(super) stats: StatsTable,
     pub(super) notices: Notices,
     pub(super) refusals: Refusals,
     pub(super) sampler: Sampler,
@@ -90,6 +91,7 @@ impl Session {
             pools: PoolTable::default(),
             adopted: OnceCell::new(),
             sink: SinkState::default(),
+            stats: StatsTable::default(),
             notices: Notices::default(),
             refusals: Refusals::default(),
             sampler: Sampler::default(),

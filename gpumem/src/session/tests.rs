@@ -54,7 +54,12 @@ type Lines = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
 /// A session with one device, and the lines and modules of its traces.
 fn session() -> (TestSession, SimGpu, Lines) {
-    let session = TestSession::new(&[]).unwrap();
+    session_with(&[])
+}
+
+/// A session in which these variables are set.
+fn session_with(variables: &[(&str, &str)]) -> (TestSession, SimGpu, Lines) {
+    let session = TestSession::new(variables).unwrap();
     let gpu = session.add(Bytes::gib(1)).unwrap();
     let lines = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&lines);
@@ -137,4 +142,35 @@ fn trackers_see_no_difference_where_a_name_becomes_longer() {
     assert_eq!(paths(&|| a::forward(&gpu)), ["forward"]);
     assert_eq!(paths(&|| b::forward(&gpu)), ["b::forward"]);
     assert_eq!(paths(&|| ()), [""; 0]);
+}
+
+#[test]
+fn a_filter_is_for_lines_alone() {
+    let filter = "off,step=lines,step=every=2,load>=10MiB,request #=lines";
+    let (session, gpu, lines) = session_with(&[("GPUMEM", filter)]);
+    session.run(|| {
+        let trace = |ctx: &str| GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).start().unwrap();
+        let outer = trace("train");
+        for _ in 0..3 {
+            let step = trace("step");
+            drop(gpu.alloc(Bytes::mib(3)).unwrap());
+            assert_eq!(step.data().peaked.mb(), 3);
+        }
+        for mib in [9, 10] {
+            let load = trace("load");
+            drop(gpu.alloc(Bytes::mib(mib)).unwrap());
+            drop(load);
+        }
+        drop(trace("request 7"));
+        outer.report();
+        // The scopes are there, whatever is printed.
+        assert_eq!(summary().scopes.iter().map(|scope| scope.calls).sum::<u64>(), 1 + 3 + 2 + 1);
+    });
+    let expected = [
+        "△Used Peaked MB:      0      3   (train > step: exit)",
+        "△Used Peaked MB:      0      3   (train > step: exit)",
+        "△Used Peaked MB:      0     10   (train > load: exit)",
+        "△Used Peaked MB:      0      0   (train > request 7: exit)",
+    ];
+    assert_eq!(lines.lock().unwrap().iter().map(|(line, _)| line).collect::<Vec<_>>(), expected);
 }

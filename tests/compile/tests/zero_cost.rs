@@ -45,7 +45,7 @@ fn copied(name: &str) -> PathBuf {
 fn program(variable: &str, otherwise: &str) -> Command {
     let mut command = Command::new(env::var_os(variable).unwrap_or_else(|| OsString::from(otherwise)));
     for (name, _) in env::vars_os() {
-        if name.to_string_lossy().starts_with("GPUMEM_") {
+        if name.to_string_lossy().starts_with("GPUMEM") {
             command.env_remove(name);
         }
     }

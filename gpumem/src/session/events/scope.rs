@@ -9,9 +9,30 @@ use crate::{
     ledger::ScopePeriod,
     model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
-    session::{Notice, Session, alive, current, events::sampling},
+    session::{
+        Notice, Session, alive, current,
+        events::{Numbered, sampling},
+    },
     source::{Devices, custom_devices},
 };
+
+impl Session {
+    /// The number of a callsite. A recording gets its definition, if it is new.
+    pub(in crate::session) fn number_callsite(
+        &self,
+        ctx: Option<&str>,
+        location: &'static Location<'static>,
+        module: Option<&'static str>,
+    ) -> Numbered {
+        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
+        let (callsite, is_new) = self.callsites.number(ctx, location, module, &self.settings.filter);
+        #[cfg(feature = "capture")]
+        if is_new {
+            self.record_callsite(callsite.id);
+        }
+        callsite
+    }
+}
 
 /// The settings that the program requests for a new scope.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,6 +88,7 @@ pub fn adopt(threads: Threads) {
 pub(in crate::session) struct OpenScope {
     pub(in crate::session) session: &'static Session,
     pub(in crate::session) id: ScopeId,
+    pub(in crate::session) callsite: Numbered,
     pub(in crate::session) device: Device,
     pub(in crate::session) gauge: Gauge,
     /// The ledger keeps which allocations made its peak.
@@ -134,13 +156,8 @@ impl OpenScope {
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
         let thread = request.of_thread.then(|| session.inbox.this_thread());
-        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
-        let (callsite, is_new) = session.callsites.number(ctx, location, request.module);
-        #[cfg(feature = "capture")]
-        if is_new {
-            session.record_callsite(callsite);
-        }
-        let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
+        let callsite = session.number_callsite(ctx, location, request.module);
+        let spec = ScopeSpec { device, gauge, every, thread, callsite: callsite.id, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };
         if sampled {
@@ -180,7 +197,7 @@ impl OpenScope {
             session.notify(Notice::Custom, &text);
         }
         let at_peak = request.at_peak && gauge == Gauge::Exact;
-        Ok(Some(Self { session, id, device, gauge, at_peak, devices }))
+        Ok(Some(Self { session, id, callsite, device, gauge, at_peak, devices }))
     }
 
     pub(in crate::session) fn read(&self) -> Trace {

@@ -26,6 +26,7 @@ pub struct GpuMemTraceBuilder {
     pub(super) at: Option<&'static Location<'static>>,
     pub(super) silent: bool,
     pub(super) on_exit_report: bool,
+    pub(super) stats: bool,
 }
 
 impl GpuMemTraceBuilder {
@@ -39,6 +40,7 @@ impl GpuMemTraceBuilder {
             at: None,
             silent: false,
             on_exit_report: true,
+            stats: false,
         }
     }
 
@@ -188,6 +190,14 @@ impl GpuMemTraceBuilder {
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn on_exit_report(mut self, report: bool) -> Self {
         self.on_exit_report = report;
+        self
+    }
+
+    /// The end of the trace is counted in [`stats`](crate::stats()), and the trace prints no lines. `GPUMEM` may choose otherwise for it.
+    ///
+    /// Example: see [`stats`](crate::stats()).
+    pub fn stats(mut self) -> Self {
+        self.stats = true;
         self
     }
 

@@ -48,7 +48,7 @@ type Write<'a> = &'a mut dyn FnMut(Item) -> io::Result<()>;
 impl DefinedCallsite {
     /// As recordings have it.
     pub(super) fn definition(self, id: CallsiteId) -> CallsiteDefinition {
-        let Self { name, location, module } = self;
+        let Self { name, location, module, .. } = self;
         CallsiteDefinition {
             id,
             name: name.map(Into::into),
