@@ -33,7 +33,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_REPORT",
         meaning: "where output goes, unless the program calls `set_sink`",
-        values: "`stdout` (reports of traces and trackers; all else goes to stderr), `stderr`, `file:PATH` (added at its end), `json` (one object per line on stdout, in bytes), `json:PATH`, `off` (nothing)",
+        values: "`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH`, `off`: see [Outputs](output.md)",
         default: "`stdout`",
         read: |text, settings| {
             let instead = "output goes to stdout and stderr, unless the program calls set_sink";
