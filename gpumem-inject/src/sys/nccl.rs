@@ -70,7 +70,7 @@ functions! {
             for rank in 0..count {
                 // SAFETY: the caller passes so many places, and devices or null.
                 unsafe {
-                    let device = if devices == 0 { rank } else { (devices as *const c_int).add(rank).read() as usize };
+                    let device = if devices == 0 { rank } else { (devices as *const c_int).add(rank).read().unsigned_abs() as usize };
                     (comms as *mut usize).add(rank).write(begin(Joint { rank, count, device }));
                 }
             }

@@ -36,6 +36,7 @@ fn changes() -> MutexGuard<'static, ()> {
 /// # Safety
 /// `words` are the arguments of such a call. `real` makes it with the driver's device.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+#[expect(clippy::too_many_lines, reason = "each kind of call has an arm")]
 pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: &dyn Fn(&[u64]) -> u32) -> u32 {
     use CardCall as C;
     let count = cards::count();
@@ -51,9 +52,12 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
             C::Refuse => CUDA_ERROR_NOT_SUPPORTED,
             C::Count => {
                 cards::look_for_runtime();
-                after(real(), || match cards::show_machine() {
-                    true => cards::note_machine((word(0) as *const u32).read_unaligned()),
-                    false => put_int(word(0), count),
+                after(real(), || {
+                    if cards::show_machine() {
+                        cards::note_machine((word(0) as *const u32).read_unaligned());
+                    } else {
+                        put_int(word(0), count);
+                    }
                 })
             }
             C::Ordinal if cards::is_of_machine(word(1)) => real(),
@@ -143,7 +147,7 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
             }
             C::Release | C::SetFlags if cards::are_of_runtime() => real(),
             C::State if cards::are_of_runtime() => after(driver(&[0, word(1), word(2)]), || {
-                put_int(word(2), u32::from(cuda::is_card_used(word(0) as u32)))
+                put_int(word(2), u32::from(cuda::is_card_used(word(0) as u32)));
             }),
             C::Release => release(word(0) as u32, |primary| primary.references.saturating_sub(1)),
             C::SetFlags => {

@@ -163,7 +163,9 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
             code
         }
         Shape::Devices(devices) => {
-            devices.iter().for_each(|at| words[*at] = on_machine(words[*at]));
+            for at in devices {
+                words[*at] = on_machine(words[*at]);
+            }
             real(words)
         }
         Shape::DevicesIn(places) if words[0] != 0 => {
@@ -172,8 +174,8 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
             unsafe {
                 let mut copy = (words[0] as *const [u64; 21]).read_unaligned();
                 for place in places {
-                    let device = (&raw mut copy).cast::<u8>().add(place).cast::<u32>();
-                    device.write(on_machine(device.read() as usize) as u32);
+                    let device = (&raw mut copy).cast::<u32>().byte_add(place);
+                    device.write_unaligned(on_machine(device.read_unaligned() as usize) as u32);
                 }
                 words[0] = &raw mut copy as usize;
                 real(words)
@@ -213,11 +215,10 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
             }
         }
         Shape::Reset => reset(cuda::selected_card()),
-        // SAFETY: the driver's function has the same arguments.
-        Shape::Driver(name) => match driver(row, name) {
-            Some(driver) => cuda::own(|| unsafe { pass(driver, words) }),
-            None => CUDA_ERROR_SYMBOL_NOT_FOUND,
-        },
+        Shape::Driver(name) => driver(row, name).map_or(CUDA_ERROR_SYMBOL_NOT_FOUND, |driver| {
+            // SAFETY: the driver's function has the same arguments.
+            cuda::own(|| unsafe { pass(driver, words) })
+        }),
         Shape::DevicesIn(_) => real(words),
     }
 }
