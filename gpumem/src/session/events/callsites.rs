@@ -3,17 +3,44 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
+    hash::BuildHasherDefault,
     panic::Location,
-    ptr,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{derive::Callsite, model::CallsiteId};
+use crate::{derive::Callsite, model::CallsiteId, report::SourceLine, source::AddressHasher};
 
 /// The most names of one source location. A program may create names without end.
 const MAX_PER_LOCATION: usize = 1 << 10;
 /// The most names of all locations together.
 const MAX_NAMES: usize = 1 << 16;
+
+/// A line of the program, as the compiler names it. Not a `Location`, because that of another library's macro cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::session) struct CodeLine {
+    pub(in crate::session) file: &'static str,
+    pub(in crate::session) line: u32,
+    pub(in crate::session) column: u32,
+}
+
+impl CodeLine {
+    #[track_caller]
+    pub(in crate::session) fn of_caller() -> Self {
+        Location::caller().into()
+    }
+}
+
+impl From<&'static Location<'static>> for CodeLine {
+    fn from(location: &'static Location<'static>) -> Self {
+        Self { file: location.file(), line: location.line(), column: location.column() }
+    }
+}
+
+impl From<CodeLine> for SourceLine {
+    fn from(CodeLine { file, line, column }: CodeLine) -> Self {
+        Self::new(file, line, column)
+    }
+}
 
 #[derive(Default)]
 struct Callsites {
@@ -21,10 +48,10 @@ struct Callsites {
     all: Vec<DefinedCallsite>,
     /// A name is one callsite wherever it is opened, because reports show only the name.
     by_name: HashMap<Box<str>, CallsiteId>,
-    by_location: HashMap<&'static Location<'static>, LocationNames>,
-    /// The callsites without names, by the address of their location: hashing that is faster than hashing the name of a file. Equal
-    /// locations may have several addresses.
-    unnamed_by_address: HashMap<usize, CallsiteId>,
+    by_location: HashMap<CodeLine, LocationNames>,
+    /// The callsites without names, by the address of their file's name, the line and the column: hashing an address is faster than
+    /// hashing the name. Equal names may have several addresses.
+    unnamed_by_address: HashMap<(usize, u32, u32), CallsiteId, BuildHasherDefault<AddressHasher>>,
 }
 
 /// What is known of a callsite.
@@ -32,7 +59,7 @@ struct Callsites {
 pub(in crate::session) struct DefinedCallsite {
     pub(in crate::session) name: Option<Cow<'static, str>>,
     /// Where it was first opened.
-    pub(in crate::session) location: &'static Location<'static>,
+    pub(in crate::session) location: CodeLine,
     /// The path of the module of a function under an attribute.
     #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only recordings have it"))]
     pub(in crate::session) module: Option<&'static str>,
@@ -57,7 +84,7 @@ impl CallsiteTable {
     pub(in crate::session) fn number(
         &self,
         ctx: Option<&str>,
-        location: &'static Location<'static>,
+        location: CodeLine,
         module: Option<&'static str>,
     ) -> (CallsiteId, bool) {
         let mut callsites = self.lock();
@@ -69,7 +96,7 @@ impl CallsiteTable {
     pub(in crate::session) fn get(&self, number: CallsiteId) -> Callsite {
         Callsite::built_in(number).unwrap_or_else(|| {
             let DefinedCallsite { name, location, .. } = self.defined(number);
-            Callsite { name, file: location.file().into(), line: location.line() }
+            Callsite { name, file: location.file.into(), line: location.line }
         })
     }
 
@@ -84,17 +111,12 @@ impl CallsiteTable {
 }
 
 impl Callsites {
-    fn number(
-        &mut self,
-        ctx: Option<&str>,
-        location: &'static Location<'static>,
-        module: Option<&'static str>,
-    ) -> CallsiteId {
+    fn number(&mut self, ctx: Option<&str>, location: CodeLine, module: Option<&'static str>) -> CallsiteId {
         let ctx = ctx.filter(|ctx| !ctx.is_empty());
         if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
             return *known;
         }
-        let address = ptr::from_ref(location).addr();
+        let address = (location.file.as_ptr().addr(), location.line, location.column);
         if ctx.is_none()
             && let Some(known) = self.unnamed_by_address.get(&address)
         {
@@ -116,7 +138,7 @@ impl Callsites {
             }
             Some(_) if place.names == MAX_PER_LOCATION || by_name.len() == MAX_NAMES => {
                 *place.more.get_or_insert_with(|| {
-                    let (file, line) = (location.file(), location.line());
+                    let CodeLine { file, line, .. } = location;
                     add(Some(format!("(more names at {file}:{line})").into()))
                 })
             }
@@ -136,28 +158,28 @@ mod tests {
 
     #[test]
     fn a_callsite_has_one_number() {
-        let (callsites, here) = (CallsiteTable::default(), Location::caller());
+        let (callsites, here) = (CallsiteTable::default(), CodeLine::of_caller());
         let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None).0;
         let (unnamed, named) = (number(None, here), number(Some("epoch"), here));
         assert_eq!((number(Some(""), here), number(Some("epoch"), here)), (unnamed, named));
         assert_ne!(unnamed, named);
         assert_eq!(callsites.get(named).to_string(), "epoch");
-        assert!(callsites.get(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line())));
-        assert_ne!(number(None, Location::caller()), unnamed, "another line");
-        assert_eq!(number(Some("epoch"), Location::caller()), named, "a name is one callsite at any line");
+        assert!(callsites.get(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line)));
+        assert_ne!(number(None, CodeLine::of_caller()), unnamed, "another line");
+        assert_eq!(number(Some("epoch"), CodeLine::of_caller()), named, "a name is one callsite at any line");
     }
 
     #[test]
     fn a_location_with_too_many_names_leaves_room_for_others() {
-        let (callsites, here) = (CallsiteTable::default(), Location::caller());
+        let (callsites, here) = (CallsiteTable::default(), CodeLine::of_caller());
         let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None).0;
         for name in 0..MAX_PER_LOCATION + 100 {
             number(Some(&name.to_string()), here);
         }
         assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + 1);
         let late = number(Some("one more"), here);
-        assert_eq!(callsites.get(late).to_string(), format!("(more names at {}:{})", here.file(), here.line()));
-        let other = number(Some("validate"), Location::caller());
+        assert_eq!(callsites.get(late).to_string(), format!("(more names at {}:{})", here.file, here.line));
+        let other = number(Some("validate"), CodeLine::of_caller());
         assert_eq!(callsites.get(other).to_string(), "validate");
         let known = number(Some("7"), here);
         assert_eq!(callsites.get(known).to_string(), "7");

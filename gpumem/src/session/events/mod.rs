@@ -13,7 +13,7 @@ pub(super) use self::callsites::DefinedCallsite;
 #[cfg(all(test, feature = "sim"))]
 pub(super) use self::labels::label_block;
 pub(super) use self::{
-    callsites::CallsiteTable,
+    callsites::{CallsiteTable, CodeLine},
     process::record as record_process,
     sampler::Sampler,
     scope::{OpenScope, ScopeRequest},

@@ -1,6 +1,6 @@
 //! Open scopes: what a guard holds.
 
-use std::{convert::Infallible, panic::Location, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
 use crate::{
     derive::KeptPeak,
@@ -9,7 +9,10 @@ use crate::{
     ledger::ScopePeriod,
     model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
-    session::{Notice, Session, alive, events::sampler},
+    session::{
+        Notice, Session, alive,
+        events::{callsites::CodeLine, sampler},
+    },
     source::{Devices, custom_devices},
 };
 
@@ -61,7 +64,7 @@ impl OpenScope {
         session: &'static Session,
         request: ScopeRequest,
         ctx: Option<&str>,
-        location: &'static Location<'static>,
+        location: CodeLine,
     ) -> Result<Option<Self>> {
         // First, because in the child of a fork another thread may hold the lock of the environment.
         alive()?;
@@ -195,14 +198,18 @@ impl OpenScope {
         trace.unwrap_or_else(|| Trace::stale(self.device.ordinal, self.gauge))
     }
 
-    /// Closes the scope. Returns its figures, its period (which identifies the blocks that were allocated in it), and what made its peak.
-    pub(in crate::session) fn close(self) -> (Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>) {
-        let within = self.session.inbox.scope_period(self.id);
+    /// The period of the scope, which identifies the blocks that were allocated in it.
+    pub(in crate::session) fn period(&self) -> Option<ScopePeriod> {
+        self.session.inbox.scope_period(self.id)
+    }
+
+    /// Closes the scope. Returns its figures and what made its peak.
+    pub(in crate::session) fn close(self) -> (Trace, Option<KeptPeak<'static>>) {
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
             self.session.sampler.remove_scope(self.device);
         }
-        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
+        (trace, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
     }
 }
 

@@ -1,8 +1,11 @@
 //! The reports of a trace.
 
-use std::fmt::{self, Display};
+use std::{
+    fmt::{self, Display},
+    mem,
+};
 
-use super::trace::{ActiveTrace, GpuMemTrace};
+use super::trace::{ActiveTrace, GpuMemTrace, TraceState};
 use crate::{
     model::{Gauge, Trace},
     process,
@@ -102,9 +105,13 @@ impl GpuMemTrace {
 
     /// Stops the trace, and prints its last report.
     fn end(&mut self) {
-        self.stop();
-        if self.guard.as_ref().is_some_and(|guard| guard.settings.on_exit_report) {
+        let Some(guard) = &mut self.guard else { return };
+        if guard.settings.on_exit_report {
+            self.stop();
             self.report_with("exit");
+        } else if let TraceState::Running(scope) = mem::replace(&mut guard.state, TraceState::Off) {
+            // Nobody can ask for its figures any more.
+            scope.close();
         }
     }
 

@@ -1,9 +1,12 @@
 //! The guard of a trace.
 
-use std::{fmt, mem, panic::Location};
+use std::{fmt, mem};
 
 use super::builder::GpuMemTraceBuilder;
-use crate::session::{ScopeHandle, Session, current, events::OpenScope};
+use crate::session::{
+    ScopeHandle, Session, current,
+    events::{CodeLine, OpenScope},
+};
 use crate::{
     derive::{KeptPeak, live_blocks},
     error::Result,
@@ -50,13 +53,13 @@ pub struct GpuMemTrace {
 
 pub(super) struct ActiveTrace {
     pub(super) session: &'static Session,
-    state: TraceState,
+    pub(super) state: TraceState,
     /// Where the trace was started.
-    pub(super) at: &'static Location<'static>,
+    pub(super) at: CodeLine,
     pub(super) settings: GpuMemTraceBuilder,
 }
 
-enum TraceState {
+pub(super) enum TraceState {
     Off,
     Running(OpenScope),
     /// The scope is closed: its id and its last figures.
@@ -172,7 +175,7 @@ impl GpuMemTrace {
         match &guard.state {
             TraceState::Running(scope) => _ = scope.reset(),
             TraceState::Stopped(..) | TraceState::Off => {
-                guard.at = guard.settings.at.unwrap_or(Location::caller());
+                guard.at = guard.settings.at.unwrap_or(CodeLine::of_caller());
                 guard.state = TraceState::of(guard.settings.open_or_off(guard.session, guard.at));
             }
         }
@@ -194,8 +197,8 @@ impl GpuMemTrace {
         let Some(guard) = &mut self.guard else { return };
         guard.state = match mem::replace(&mut guard.state, TraceState::Off) {
             TraceState::Running(scope) => {
-                let id = scope.id;
-                let (trace, within, peak) = scope.close();
+                let (id, within) = (scope.id, scope.period());
+                let (trace, peak) = scope.close();
                 TraceState::Stopped(id, trace, within, peak)
             }
             ended => ended,
@@ -428,7 +431,7 @@ impl GpuMemTraceBuilder {
     /// When there is no such device, it cannot be read, or the gauge is not available on it.
     #[track_caller]
     pub fn start(self) -> Result<GpuMemTrace> {
-        let (session, at) = (current(), self.at.unwrap_or(Location::caller()));
+        let (session, at) = (current(), self.at.unwrap_or(CodeLine::of_caller()));
         let state = TraceState::of(self.open(session, at)?);
         Ok(self.guard(session, state, at))
     }
@@ -448,16 +451,16 @@ impl GpuMemTraceBuilder {
         if self.is_off() {
             return GpuMemTrace { guard: None, device: self.request.device.unwrap_or(0) };
         }
-        self.started_or_off(Location::caller())
+        self.started_or_off(CodeLine::of_caller())
     }
 
-    fn started_or_off(self, caller: &'static Location<'static>) -> GpuMemTrace {
+    fn started_or_off(self, caller: CodeLine) -> GpuMemTrace {
         let (session, at) = (current(), self.at.unwrap_or(caller));
         let state = TraceState::of(self.open_or_off(session, at));
         self.guard(session, state, at)
     }
 
-    fn guard(self, session: &'static Session, state: TraceState, at: &'static Location<'static>) -> GpuMemTrace {
+    fn guard(self, session: &'static Session, state: TraceState, at: CodeLine) -> GpuMemTrace {
         let device = self.request.device.unwrap_or(0);
         GpuMemTrace { guard: Some(Box::new(ActiveTrace { session, state, at, settings: self })), device }
     }

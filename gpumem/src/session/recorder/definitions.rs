@@ -53,9 +53,9 @@ impl DefinedCallsite {
         CallsiteDefinition {
             id,
             name: name.map(Into::into),
-            file: location.file().to_owned(),
-            line: location.line(),
-            column: location.column(),
+            file: location.file.to_owned(),
+            line: location.line,
+            column: location.column,
             module_path: module.map(Into::into),
         }
     }
