@@ -5,6 +5,7 @@ mod custom;
 mod labels;
 mod process;
 mod sampler;
+mod sampling;
 mod scope;
 mod subscribe;
 

@@ -11,7 +11,7 @@ use crate::{
     process,
     session::{
         Notice, Session, alive,
-        events::{callsites::CodeLine, sampler},
+        events::{callsites::CodeLine, sampling},
     },
     source::{Devices, custom_devices},
 };
@@ -129,7 +129,7 @@ impl OpenScope {
         if sampled {
             let read = || {
                 let memory = devices.read(ordinal)?;
-                session.sampler.add_scope(session, device, devices)?;
+                session.sample(device, devices)?;
                 Ok::<_, Error>(EventKind::Sample { device, memory })
             };
             session.readings.ask(&session.inbox, device, read, &open)?;
@@ -188,7 +188,7 @@ impl OpenScope {
         }
         let trace = match self.gauge {
             Gauge::Sampled if !process::is_forked() => {
-                let read = || Ok::<_, Infallible>(sampler::reading(session, device, devices));
+                let read = || Ok::<_, Infallible>(sampling::reading(session, device, devices));
                 let Ok(trace) = readings.ask(inbox, device, read, &query);
                 trace
             }

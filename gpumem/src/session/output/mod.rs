@@ -2,11 +2,13 @@
 
 pub(super) mod exit_reports;
 mod notice;
+mod notices;
 pub(super) mod oom;
 mod sink;
+mod sink_state;
 
-pub(crate) use self::notice::Notice;
-pub(super) use self::{notice::Notices, oom::Refusals, sink::SinkState};
+pub(crate) use self::notices::Notice;
+pub(super) use self::{notices::Notices, oom::Refusals, sink_state::SinkState};
 pub use self::{
     oom::{on_oom, retry_after_trim},
     sink::set_sink,

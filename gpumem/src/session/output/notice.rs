@@ -3,46 +3,12 @@
 use std::{
     cell::Cell,
     fmt::{self, Display},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    sync::{PoisonError, atomic::Ordering::Relaxed},
 };
 
+use super::Notice;
 use crate::session::Session;
 use crate::{error::Error, model::Device, process, report::Content, settings::Settings};
-
-/// The topic of a notice.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Notice {
-    Off,
-    Sampled,
-    Custom,
-    Simulated,
-    Stale,
-    Lost,
-    Untracked,
-    Settings,
-    Unwritten,
-    Budget,
-    #[cfg(feature = "capture")]
-    Recording,
-    #[cfg(feature = "capture")]
-    Missed,
-    UnwrittenTracker,
-    NoBlocks,
-    #[cfg(feature = "cudarc")]
-    WrongShape,
-}
-
-/// The notices that a session has printed.
-#[derive(Debug, Default)]
-pub(in crate::session) struct Notices {
-    /// A bit for each [`Notice`].
-    printed: AtomicU32,
-    /// Why traces are off.
-    off: Mutex<Vec<Error>>,
-}
 
 impl Session {
     /// The settings. The first use prints a notice about each value that cannot be used; the errors that these cause are not

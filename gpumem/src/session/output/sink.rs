@@ -7,31 +7,22 @@ use std::{
     io::{self, IsTerminal, Write},
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
+    path::Path,
     process as std_process,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, PoisonError},
     thread,
     time::SystemTime,
 };
 
 use crate::session::{
     Session, current,
-    output::notice::{Notice, Quiet},
+    output::{Notice, notice::Quiet},
 };
 use crate::{
     export::{Form, Paint, Sink},
     process,
     report::{Content, Output},
 };
-
-/// Where the output of a session goes.
-#[derive(Debug, Default)]
-pub(in crate::session) struct SinkState {
-    /// The sink that the program set. `None`: that of `GPUMEM_REPORT`.
-    set: RwLock<Option<Sink>>,
-    /// The file that was written last.
-    file: Mutex<Option<(PathBuf, Arc<File>)>>,
-}
 
 thread_local! {
     /// This thread runs the function of a custom sink.
@@ -184,7 +175,7 @@ impl Session {
 
 #[cfg(all(test, feature = "sim"))]
 mod tests {
-    use std::{env, fs, sync::Mutex};
+    use std::{env, fs, path::PathBuf, sync::Mutex};
 
     use super::*;
     use crate::{

@@ -10,6 +10,7 @@ mod build_id;
 mod compiled;
 mod definitions;
 mod modules;
+mod state;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 mod thread;
@@ -20,41 +21,33 @@ use std::{
     panic::Location,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
         mpsc,
     },
     time::Duration,
 };
 
-use gpumem_core::recording::{
-    CallsiteDefinition, Item, Request, RingDefinition, RingOwner, RingWriter, ThreadDefinition, Writer, lines_for, ring,
-};
+use gpumem_core::recording::{CallsiteDefinition, Item, Request, RingDefinition, RingOwner, Writer, lines_for, ring};
 
+pub(super) use self::state::{EventTap, Recorder};
 pub use self::thread::Keep;
-use self::{
-    definitions::Definer,
-    modules::{EarlyDefinitions, ModuleTable, ResolvedAddress},
-};
+use self::{definitions::Definer, modules::EarlyDefinitions, state::Running};
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use super::ranges;
 use super::{Notice, Session};
 use crate::{
-    cgroup, clock,
-    inbox::Tap,
-    model::{Bytes, CallsiteId, Device, Event, EventKind, MemKind, ScopeId, StackId, ThreadId},
+    cgroup,
+    model::{Bytes, CallsiteId, Device, EventKind, MemKind, StackId},
     process,
     recording_file::RecordingFile,
-    ring_memory::{RingPages, prefetch_for_writing},
+    ring_memory::RingPages,
     source,
 };
 
 /// The ring has so many slots of 64 bytes; an allocation or a free takes one. It lasts for some 10 ms of a program that does nothing
 /// else.
 const SLOTS: usize = 1 << 17;
-
-/// How many events of all threads may come before a line has arrived that was prefetched.
-const SLOTS_AHEAD: u64 = 4;
 
 /// With less memory left than that, the ring has fewer slots, which are private memory: the kernel might end the program instead of
 /// refusing more.
@@ -63,98 +56,6 @@ const FEW_SLOTS: usize = SLOTS >> 4;
 
 /// How long the end of the process waits for the recording: large programs have much debug information to read.
 const AT_THE_END: Duration = Duration::from_secs(10);
-
-/// Puts each event into the ring, while the session is recorded.
-#[derive(Debug, Default)]
-pub(crate) struct EventTap(Option<Box<RingWriter<RingPages>>>);
-
-impl Tap for EventTap {
-    #[inline]
-    fn record(&mut self, event: &Event<'_>) {
-        if let Some(ring) = &mut self.0 {
-            ring.event(event, clock::ticks());
-            // The thread that empties the ring has read that line on another processor.
-            prefetch_for_writing(ring.line_ahead(SLOTS_AHEAD));
-        }
-    }
-
-    fn begin_thread(&mut self, thread: ThreadId, is_reused: bool) {
-        if let Some(ring) = &mut self.0 {
-            if is_reused {
-                ring.item(&Item::ThreadReused(thread));
-            }
-            // Its name is found out by the thread that writes.
-            ring.item(&Item::Thread(ThreadDefinition { thread, os_id: process::thread_id(), name: None }));
-        }
-    }
-
-    fn release_peak(&mut self, kept: ScopeId) {
-        if let Some(ring) = &mut self.0 {
-            ring.item(&Item::PeakReleased(kept));
-        }
-    }
-}
-
-/// The recording of a session, if there is one.
-#[derive(Debug, Default)]
-pub(super) struct Recorder {
-    is_on: AtomicBool,
-    running: Mutex<Option<Running>>,
-    trackers: AtomicU64,
-    /// Events that the ring had no room for, when the recording ended.
-    missed_last: AtomicU64,
-    /// The program does not know gpumem.
-    is_injected: AtomicBool,
-    /// How long the process had run when the recording began, if it may have allocated before.
-    ran_before: Mutex<Option<Duration>>,
-    modules: ModuleTable,
-    /// There is a place for definitions.
-    defines_stacks: AtomicBool,
-    early: Mutex<Option<EarlyDefinitions>>,
-}
-
-#[derive(Debug)]
-struct Running {
-    stop: Arc<AtomicBool>,
-    thread: std::thread::Thread,
-    is_done: mpsc::Receiver<()>,
-}
-
-impl Recorder {
-    /// The program does not know gpumem: the command looks up the functions of stacks after the program has ended, and the lines of
-    /// the user are in the program, not in the file with this code.
-    pub(super) fn set_injected(&self) {
-        self.is_injected.store(true, Relaxed);
-    }
-
-    /// The recording that begins next does not begin with the process.
-    pub(super) fn set_late(&self) {
-        let age = process::age().unwrap_or_default();
-        *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(age);
-    }
-
-    fn ran_before(&self) -> Option<Duration> {
-        *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn defines_stacks(&self) -> bool {
-        self.defines_stacks.load(Relaxed)
-    }
-
-    fn early(&self) -> MutexGuard<'_, Option<EarlyDefinitions>> {
-        self.early.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn define_early(&self, id: StackId, addresses: &[ResolvedAddress]) {
-        if let Some(early) = &mut *self.early() {
-            early.define(id, addresses);
-        }
-    }
-
-    fn is_injected(&self) -> bool {
-        self.is_injected.load(Relaxed)
-    }
-}
 
 impl Session {
     /// Begins the recording that `GPUMEM_CAPTURE` asks for, before the first event.

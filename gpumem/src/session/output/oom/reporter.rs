@@ -10,13 +10,13 @@ use std::{
 use crossbeam_channel::Sender;
 
 use super::{
-    observation::{DRIVER_WAIT, Observation, OomUpdate, Stage, live_now},
+    observation::{DRIVER_WAIT, Observation, OomUpdate, Stage},
     pending::{PendingReport, Refusals},
     print::print,
-    refusal::Refusal,
+    refusal::{Refusal, no_answer},
 };
 use crate::{
-    derive::{self, Names, Stack},
+    derive::{self, KeptPeak, Names, Snapshot, Stack},
     error::{Error, Kind, Result},
     report::{Breakdown, OutOfMemory},
     session::{Session, views},
@@ -160,4 +160,25 @@ fn run(session: &'static Session) {
             return;
         }
     }
+}
+
+impl Observation {
+    /// What is live now, if the driver did not answer in time.
+    fn without_driver(session: &'static Session, refusal: &Refusal) -> Self {
+        let (snapshot, peak) = live_now(session, refusal);
+        Self { snapshot, peak, reading: Err(no_answer(DRIVER_WAIT)) }
+    }
+
+    /// The complete report. Reads the files with debug information, unless that was done before.
+    fn resolve(self, session: &Session, refusal: &Refusal) -> OutOfMemory {
+        let peak = self.peak.and_then(|peak| peak.holders(session));
+        refusal.of.resolved(&self.snapshot, peak, self.reading, std::process::id(), session)
+    }
+}
+
+/// What is live, and which allocations made the peak of the device.
+fn live_now(session: &'static Session, refusal: &Refusal) -> (Snapshot, Option<KeptPeak<'static>>) {
+    let snapshot = Snapshot::now(&session.inbox, session, refusal.of.device);
+    let peak = KeptPeak::of_device(&session.inbox, refusal.of.device, session.next_scope());
+    (snapshot, peak)
 }

@@ -1,10 +1,11 @@
 //! Pools that the program registers: allocators of its own, which take blocks from the driver and give out parts of them.
 
-use std::{
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+mod table;
 
+use std::fmt;
+
+use self::table::NamedPool;
+pub(super) use self::table::PoolTable;
 use super::{Session, alive, current};
 use crate::{
     error::{Kind, Result},
@@ -13,15 +14,6 @@ use crate::{
     process,
     source::min_bytes_of,
 };
-
-/// The pools of a session, by number; number 1 is the first.
-#[derive(Default)]
-pub(super) struct PoolTable(Mutex<Vec<NamedPool>>);
-
-struct NamedPool {
-    name: String,
-    is_closed: bool,
-}
 
 /// A pool of the program's own that gives out parts of the driver's blocks; see the [module](crate::pool).
 ///
@@ -130,23 +122,6 @@ impl Drop for Pool {
         if let Some(pool) = self.session.pools.lock().get_mut(usize::from(self.id.0) - 1) {
             pool.is_closed = true;
         }
-    }
-}
-
-impl PoolTable {
-    fn lock(&self) -> MutexGuard<'_, Vec<NamedPool>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The program has registered no pool.
-    pub(super) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
-    /// The name that the program gave a pool.
-    pub(super) fn name(&self, id: PoolId) -> String {
-        let at = usize::from(id.0).wrapping_sub(1);
-        self.lock().get(at).map(|pool| pool.name.clone()).unwrap_or_default()
     }
 }
 

@@ -1,0 +1,45 @@
+//! How a session begins: the sources record into it, and its devices are asked for the first time.
+
+use super::{Notice, Session, alive, events, exit};
+use crate::{
+    error::Result,
+    model::Family,
+    process,
+    source::{self, Devices},
+};
+
+impl Session {
+    /// The session. The sources of its devices record into it from now on.
+    pub(super) fn begun(&'static self) -> &'static Self {
+        self.begun.get_or_init(|| {
+            #[cfg(feature = "capture")]
+            self.begin_recording();
+            // The devices of another session record into it without this.
+            if self.devices.get().is_none() {
+                events::record_process(self.settings);
+                process::at_exit(exit::at_exit);
+            }
+        });
+        self
+    }
+
+    /// Its devices. If they are simulated, the first use prints a notice.
+    pub(crate) fn devices(&self) -> Result<&'static dyn Devices> {
+        alive()?;
+        process::notice_forks();
+        self.settings();
+        let devices = self.devices.get().map_or_else(source::devices, |own| Ok(*own))?;
+        if devices.family() == Family::Simulated {
+            let text = "figures are those of a simulated GPU (GPUMEM_SIM or SimGpu::install), not of a real one";
+            self.notify(Notice::Simulated, &text);
+        } else if let Some((cards, _)) = source::replaced_cards().filter(|_| !self.settings.is_foreign) {
+            self.notify(Notice::Simulated, &format_args!("the program does not have the real card: {cards}"));
+        }
+        Ok(devices)
+    }
+
+    /// No device can be measured, and none will be while the process runs: the driver is asked once.
+    pub(super) fn is_without_devices(&self) -> bool {
+        self.devices().and_then(|devices| devices.check(0)).is_err_and(|error| error.is_unavailable())
+    }
+}

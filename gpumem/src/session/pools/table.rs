@@ -1,0 +1,31 @@
+//! The pools of a session, by number.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::model::PoolId;
+
+/// The pools of a session, by number; number 1 is the first.
+#[derive(Default)]
+pub(in crate::session) struct PoolTable(Mutex<Vec<NamedPool>>);
+
+pub(super) struct NamedPool {
+    pub(super) name: String,
+    pub(super) is_closed: bool,
+}
+
+impl PoolTable {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<NamedPool>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The program has registered no pool.
+    pub(in crate::session) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// The name that the program gave a pool.
+    pub(in crate::session) fn name(&self, id: PoolId) -> String {
+        let at = usize::from(id.0).wrapping_sub(1);
+        self.lock().get(at).map(|pool| pool.name.clone()).unwrap_or_default()
+    }
+}

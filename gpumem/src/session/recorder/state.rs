@@ -1,0 +1,116 @@
+//! What a session has of its recording.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use gpumem_core::recording::{Item, RingWriter, ThreadDefinition};
+
+use super::modules::{EarlyDefinitions, ModuleTable, ResolvedAddress};
+use crate::{
+    clock,
+    inbox::Tap,
+    model::{Event, ScopeId, StackId, ThreadId},
+    process,
+    ring_memory::{RingPages, prefetch_for_writing},
+};
+
+/// How many events of all threads may come before a line has arrived that was prefetched.
+const SLOTS_AHEAD: u64 = 4;
+
+/// Puts each event into the ring, while the session is recorded.
+#[derive(Debug, Default)]
+pub(crate) struct EventTap(pub(super) Option<Box<RingWriter<RingPages>>>);
+
+impl Tap for EventTap {
+    #[inline]
+    fn record(&mut self, event: &Event<'_>) {
+        if let Some(ring) = &mut self.0 {
+            ring.event(event, clock::ticks());
+            // The thread that empties the ring has read that line on another processor.
+            prefetch_for_writing(ring.line_ahead(SLOTS_AHEAD));
+        }
+    }
+
+    fn begin_thread(&mut self, thread: ThreadId, is_reused: bool) {
+        if let Some(ring) = &mut self.0 {
+            if is_reused {
+                ring.item(&Item::ThreadReused(thread));
+            }
+            // Its name is found out by the thread that writes.
+            ring.item(&Item::Thread(ThreadDefinition { thread, os_id: process::thread_id(), name: None }));
+        }
+    }
+
+    fn release_peak(&mut self, kept: ScopeId) {
+        if let Some(ring) = &mut self.0 {
+            ring.item(&Item::PeakReleased(kept));
+        }
+    }
+}
+
+/// The recording of a session, if there is one.
+#[derive(Debug, Default)]
+pub(in crate::session) struct Recorder {
+    pub(super) is_on: AtomicBool,
+    pub(super) running: Mutex<Option<Running>>,
+    pub(super) trackers: AtomicU64,
+    /// Events that the ring had no room for, when the recording ended.
+    pub(super) missed_last: AtomicU64,
+    /// The program does not know gpumem.
+    pub(super) is_injected: AtomicBool,
+    /// How long the process had run when the recording began, if it may have allocated before.
+    pub(super) ran_before: Mutex<Option<Duration>>,
+    pub(super) modules: ModuleTable,
+    /// There is a place for definitions.
+    pub(super) defines_stacks: AtomicBool,
+    pub(super) early: Mutex<Option<EarlyDefinitions>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) thread: std::thread::Thread,
+    pub(super) is_done: mpsc::Receiver<()>,
+}
+
+impl Recorder {
+    /// The program does not know gpumem: the command looks up the functions of stacks after the program has ended, and the lines of
+    /// the user are in the program, not in the file with this code.
+    pub(in crate::session) fn set_injected(&self) {
+        self.is_injected.store(true, Relaxed);
+    }
+
+    /// The recording that begins next does not begin with the process.
+    pub(in crate::session) fn set_late(&self) {
+        let age = process::age().unwrap_or_default();
+        *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(age);
+    }
+
+    pub(super) fn ran_before(&self) -> Option<Duration> {
+        *self.ran_before.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in crate::session) fn defines_stacks(&self) -> bool {
+        self.defines_stacks.load(Relaxed)
+    }
+
+    pub(super) fn early(&self) -> MutexGuard<'_, Option<EarlyDefinitions>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn define_early(&self, id: StackId, addresses: &[ResolvedAddress]) {
+        if let Some(early) = &mut *self.early() {
+            early.define(id, addresses);
+        }
+    }
+
+    pub(super) fn is_injected(&self) -> bool {
+        self.is_injected.load(Relaxed)
+    }
+}

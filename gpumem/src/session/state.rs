@@ -1,0 +1,162 @@
+//! What a session owns. The files of the types in it name no session, so that no file imports itself through others.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use once_cell::{race::OnceBox, sync::OnceCell};
+
+#[cfg(feature = "capture")]
+use super::recorder::{EventTap, Recorder};
+use super::{
+    events::{CallsiteTable, Sampler},
+    output::{Notices, Refusals, SinkState},
+    pools::PoolTable,
+};
+use crate::{
+    derive::{Labels, Stack},
+    error::{Error, Kind, Result},
+    inbox::{Readings, Subscription},
+    model::{ScopeId, StackId},
+    process,
+    settings::{self, Settings},
+    source::{self, Devices, StackTable},
+};
+
+/// The inbox of a session. With the feature `capture`, a recording can be made of what comes through it.
+#[cfg(feature = "capture")]
+pub(crate) type Inbox = crate::inbox::Inbox<EventTap>;
+#[cfg(not(feature = "capture"))]
+pub(crate) type Inbox = crate::inbox::Inbox;
+
+/// The session of the process.
+pub(super) static SESSION: OnceBox<Session> = OnceBox::new();
+
+#[cfg(all(test, feature = "sim"))]
+thread_local! {
+    /// The session that a test put in the place of the process's, on this thread.
+    pub(super) static OVERRIDE: std::cell::Cell<Option<&'static Session>> = const { std::cell::Cell::new(None) };
+}
+
+/// Everything that a run of gpumem owns. The process has one; tests make their own.
+pub(crate) struct Session {
+    pub(super) settings: &'static Settings,
+    pub(super) inbox: Inbox,
+    #[cfg(feature = "capture")]
+    pub(super) recorder: Recorder,
+    pub(super) callsites: CallsiteTable,
+    pub(super) stacks: StackTable,
+    /// The descriptions of stacks that were resolved.
+    pub(super) stack_texts: Mutex<HashMap<StackId, Stack>>,
+    pub(super) labels: Mutex<Labels>,
+    pub(super) pools: PoolTable,
+    pub(super) sink: SinkState,
+    pub(super) notices: Notices,
+    pub(super) refusals: Refusals,
+    pub(super) sampler: Sampler,
+    pub(super) readings: Readings,
+    /// The next number for a scope or a kept peak.
+    pub(super) scopes: AtomicU64,
+    pub(super) subscription: Subscription<Error>,
+    /// CUPTI was the source at some time.
+    pub(super) was_cupti_used: AtomicBool,
+    /// The functions that other tools had replaced at the last check, one bit each.
+    pub(super) displaced: Mutex<u128>,
+    /// `displaced` is not 0.
+    pub(super) is_displaced: AtomicBool,
+    /// Set when the sources record into it.
+    pub(super) begun: OnceCell<()>,
+    /// Its own devices, which only the sessions of tests have. A session without them uses the process's.
+    pub(super) devices: OnceCell<&'static dyn Devices>,
+}
+
+impl Session {
+    pub(super) fn new(settings: &'static Settings) -> Self {
+        Self {
+            settings,
+            inbox: Inbox::new(),
+            #[cfg(feature = "capture")]
+            recorder: Recorder::default(),
+            callsites: CallsiteTable::default(),
+            stacks: StackTable::default(),
+            stack_texts: Mutex::default(),
+            labels: Mutex::default(),
+            pools: PoolTable::default(),
+            sink: SinkState::default(),
+            notices: Notices::default(),
+            refusals: Refusals::default(),
+            sampler: Sampler::default(),
+            readings: Readings::new(),
+            scopes: AtomicU64::new(0),
+            subscription: Subscription::new(),
+            was_cupti_used: AtomicBool::new(false),
+            displaced: Mutex::new(0),
+            is_displaced: AtomicBool::new(false),
+            begun: OnceCell::new(),
+            devices: OnceCell::new(),
+        }
+    }
+
+    /// Whether the sources record into it.
+    pub(super) fn is_begun(&self) -> bool {
+        self.begun.get().is_some()
+    }
+
+    /// The number of the calling thread's stack.
+    #[cfg_attr(
+        not(feature = "sim"),
+        expect(clippy::unused_self, reason = "only simulated devices have other sessions")
+    )]
+    pub(super) fn stack_here(&self) -> StackId {
+        #[cfg(feature = "sim")]
+        if self.devices.get().is_some() {
+            return source::uncached_stack(|addresses| self.number_stack(addresses));
+        }
+        source::current_stack()
+    }
+
+    /// The number of the stack that was refused memory. Without stacks nothing is walked, and no debug information is read.
+    pub(super) fn stack_of_refusal(&self) -> StackId {
+        if source::min_bytes_of(self.settings) == u64::MAX { StackId::NONE } else { self.stack_here() }
+    }
+
+    /// The number of a stack. A recording has what a new stack consists of before any event with it.
+    #[cfg_attr(not(any(feature = "sim", feature = "cuda")), allow(dead_code, reason = "no source"))]
+    pub(super) fn number_stack(&self, addresses: &[usize]) -> StackId {
+        #[cfg(feature = "capture")]
+        if self.recorder.defines_stacks() {
+            return self.number_and_define(addresses);
+        }
+        self.stacks.number(addresses, |_| {})
+    }
+
+    /// A number for a scope, or for a peak that is kept.
+    pub(super) fn next_scope(&self) -> ScopeId {
+        ScopeId(self.scopes.fetch_add(1, Relaxed))
+    }
+}
+
+/// The session of the calling thread: the process's, unless a test put another one in its place.
+#[inline]
+pub(crate) fn current() -> &'static Session {
+    #[cfg(all(test, feature = "sim"))]
+    if let Some(session) = OVERRIDE.get() {
+        return session;
+    }
+    of_process()
+}
+
+/// The session of the process. Several threads may create one at the same time, and one of these is kept: a thread must not wait for
+/// another, which might not exist in the child of a fork.
+pub(super) fn of_process() -> &'static Session {
+    SESSION.get_or_init(|| Box::new(Session::new(settings::settings())))
+}
+
+/// An error in the child of a fork: locks may be held by threads that do not exist there, and CUDA does not work.
+pub(crate) fn alive() -> Result<()> {
+    if process::is_forked() { Err(Kind::Forked.into()) } else { Ok(()) }
+}
