@@ -66,6 +66,16 @@ impl Guests {
         owner
     }
 
+    /// What the task `own` allocates counts for the owner thread `host` as well. `false` if the number is not the task's alone.
+    pub(super) fn add_task(&mut self, own: OwnerThread, host: OwnerThread) -> bool {
+        if own == OwnerThread::LAST {
+            return false;
+        }
+        self.known.insert(own, Guest { own, host });
+        self.mark_used([own]);
+        true
+    }
+
     /// The thread that allocates on this owner thread.
     fn own(&self, owner: OwnerThread) -> OwnerThread {
         self.known.get(&owner).map_or(owner, |guest| guest.own)

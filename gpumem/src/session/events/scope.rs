@@ -7,7 +7,7 @@ use crate::{
     error::{Error, Kind, Result},
     inbox::name_threads_with,
     ledger::ScopePeriod,
-    model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
+    model::{Counted, Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
     session::{
         Notice, Session, alive,
@@ -27,6 +27,8 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) source: Option<Source>,
     /// Count only what the calling thread allocates.
     pub(in crate::session) of_thread: bool,
+    /// Count only what threads allocate that enter the scope. The calling thread does not.
+    pub(in crate::session) of_task: bool,
     /// Figures that are not exact are of no use.
     pub(in crate::session) exact: bool,
     /// Keep which allocations make its peak.
@@ -116,14 +118,18 @@ impl OpenScope {
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
-        let thread = request.of_thread.then(|| session.inbox.this_thread());
+        let counts = match request {
+            ScopeRequest { of_task: true, .. } if gauge == Gauge::Exact => Counted::Task,
+            ScopeRequest { of_thread: true, .. } => Counted::Thread(session.inbox.this_thread()),
+            _ => Counted::Process,
+        };
         #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
         let (callsite, is_new) = session.callsites.number(ctx, location, request.module);
         #[cfg(feature = "capture")]
         if is_new {
             session.record_callsite(callsite);
         }
-        let spec = ScopeSpec { device, gauge, every, thread, callsite, source, at_peak: request.at_peak };
+        let spec = ScopeSpec { device, gauge, every, counts, callsite, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };
         if sampled {

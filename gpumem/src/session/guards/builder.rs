@@ -195,7 +195,8 @@ impl GpuMemTraceBuilder {
     }
 
     /// Whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks enter it
-    /// through its [handle](crate::GpuMemTrace::handle).
+    /// through its [handle](crate::GpuMemTrace::handle), and exact figures count what they allocate in it, wherever that is freed. So each
+    /// of many such traces has its own figures, and marks no other trace.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -204,12 +205,12 @@ impl GpuMemTraceBuilder {
     /// let trace = GpuMemTrace::builder().ctx("request").entered(false).start()?;
     /// let other = gpu.alloc(Bytes::mib(1))?;
     /// let own = trace.handle().in_scope(|| gpu.alloc(Bytes::mib(10)))?;
-    /// assert_eq!(trace.live().len(), 1);
+    /// assert_eq!(trace.data().used.mb(), 10);
     /// # drop((other, own));
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn entered(mut self, entered: bool) -> Self {
-        self.entered = entered;
+        (self.entered, self.request.of_task) = (entered, !entered);
         self
     }
 

@@ -362,6 +362,12 @@ impl GpuMemTrace {
         ScopeHandle::of(self.running().map(|(guard, scope)| (guard.session, scope.id)))
     }
 
+    /// Nothing is measured, and nothing was.
+    #[doc(hidden)]
+    pub fn is_off(&self) -> bool {
+        self.guard.as_ref().is_none_or(|guard| matches!(guard.state, TraceState::Off))
+    }
+
     fn running(&self) -> Option<(&ActiveTrace, &OpenScope)> {
         let guard = self.guard.as_ref()?;
         if let TraceState::Running(scope) = &guard.state { Some((guard, scope)) } else { None }
