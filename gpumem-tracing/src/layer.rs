@@ -149,9 +149,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
             let measured = span.extensions_mut().remove::<MeasuredSpan>();
             let Some(MeasuredSpan { trace, .. }) = measured else { return };
             let trace = trace.into_inner().unwrap_or_else(PoisonError::into_inner);
-            let figures = trace.data();
-            drop(trace);
-            self.write(&id, span.metadata(), &figures);
+            self.write(&id, span.metadata(), &trace.end_in_silence());
         });
     }
 }

@@ -9,8 +9,8 @@ use gpumem_core::{
     inbox::{Inbox, LedgerView, Tap},
     ledger::ScopePeriod,
     model::{
-        Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label, MemKind,
-        PoolId, PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Threads, Trace,
+        Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Frame, Gauge, GpuMemory, Key, Label,
+        MemKind, PoolId, PoolUsage, ScopeId, ScopeSpec, Source, Space, StackId, ThreadId, Threads, Trace,
     },
     recording::{
         BlockLabel, CallsiteDefinition, CodeAddress, Item, ModuleDefinition, Process, RecordedEvent, ReplayedReport,
@@ -331,12 +331,16 @@ impl Live {
         let gauge = [Gauge::Exact, Gauge::Exact, Gauge::Exact, Gauge::Sampled][self.random.index(4)];
         let id = ScopeId(self.next());
         let at_peak = self.random.is(2);
-        let thread = (gauge == Gauge::Exact && self.random.is(4)).then(|| self.inbox.this_thread());
+        let counts = match self.random.index(5) {
+            0 if gauge == Gauge::Exact => Counted::Thread(self.inbox.this_thread()),
+            1 if gauge == Gauge::Exact => Counted::Task,
+            _ => Counted::Process,
+        };
         let spec = ScopeSpec {
             device: device(&mut self.random),
             gauge,
             every: if gauge == Gauge::Sampled { Duration::from_millis(1) } else { Duration::ZERO },
-            thread,
+            counts,
             callsite: CallsiteId(2 + u32::try_from(self.random.below(u64::from(CALLSITES))).unwrap()),
             source: Source::Dispatch,
             at_peak,

@@ -368,6 +368,17 @@ impl GpuMemTrace {
         self.guard.as_ref().is_none_or(|guard| matches!(guard.state, TraceState::Off))
     }
 
+    /// Ends the trace without a report. Its last figures.
+    #[doc(hidden)]
+    pub fn end_in_silence(mut self) -> Trace {
+        let state = self.guard.as_mut().map(|guard| mem::replace(&mut guard.state, TraceState::Off));
+        match state {
+            Some(TraceState::Running(scope)) => scope.close().0,
+            Some(TraceState::Stopped(_, trace, ..)) => trace,
+            Some(TraceState::Off) | None => self.data(),
+        }
+    }
+
     fn running(&self) -> Option<(&ActiveTrace, &OpenScope)> {
         let guard = self.guard.as_ref()?;
         if let TraceState::Running(scope) = &guard.state { Some((guard, scope)) } else { None }
