@@ -107,6 +107,14 @@ fn sampled_figures_have_a_note() {
         let (closed, _) = spans();
         assert_eq!((closed[0].used, closed[0].peaked.is_some()), (Some(0), true));
         assert_eq!(closed[0].note.as_deref(), Some("sampled every 1ms, all processes on the device"));
+        let closings = Closings::default();
+        with_default(&Dispatch::new(registry().with(GpuMemLayer::new()).with(closings.clone())), || {
+            let span = info_span!("unread", gpu_used = Empty, gpu_peaked = Empty, gpu_note = Empty);
+            gpu().set_lost(true);
+            drop(span);
+        });
+        let note = Some("could not be read".to_owned());
+        assert_eq!(closings.take(), [Closed { name: "unread", note, ..Closed::default() }]);
     }
 }
 
