@@ -97,3 +97,27 @@ fn a_task_without_a_number_of_its_own_counts_the_process() {
         .split(';')
         .for_each(|line| runner.line(line));
 }
+
+/// Two threads may open scopes in another order than that of their numbers, so that a scan has gone past the number of a new one.
+#[test]
+fn a_task_that_begins_during_a_scan_keeps_its_hosts() {
+    let mut runner = Runner::default();
+    "open o of task; enter o".split(';').for_each(|line| runner.line(line));
+    let scope = |round: u64| ScopeId(1_000_000 - round);
+    let device = Device { family: Family::Cuda, ordinal: 0 };
+    let block = Block::new(device, Bytes::mib(1), MemKind::Device);
+    let spec = ScopeSpec { counts: Counted::Task, callsite: CallsiteId(9), ..ScopeSpec::exact(device) };
+    for round in 0..3000 {
+        runner.post(&EventKind::Open { scope: scope(round), spec }, ThreadId(1));
+        if let Some(older) = round.checked_sub(5).map(scope) {
+            let key = Key::new(Space::Address, round << 9);
+            runner.post(&EventKind::Enter { scope: older }, ThreadId(2));
+            runner.post(&EventKind::Alloc { key, block }, ThreadId(2));
+            runner.post(&EventKind::Leave { scope: older }, ThreadId(2));
+            runner.line("read o = 1 0");
+            runner.post(&EventKind::Free { key, block: None }, ThreadId(2));
+            runner.post(&EventKind::Close { scope: older }, ThreadId(1));
+            runner.line("reset o = 0 1");
+        }
+    }
+}
