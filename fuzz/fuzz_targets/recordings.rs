@@ -4,16 +4,13 @@
 
 use std::io::Cursor;
 
-use gpumem_core::recording::{Item, Reader, VERSION, Writer};
+use gpumem_core::recording::{Item, Reader, VERSION};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gpumem-core/tests/recording/live.rs"]
-mod live;
+#[path = "../../gpumem-core/tests/recording/any.rs"]
+mod any;
 #[path = "../../gpumem-core/tests/recording/random.rs"]
 mod random;
-#[allow(unused_imports, reason = "its tests are not compiled")]
-#[path = "../../gpumem-core/tests/recording/round_trip.rs"]
-mod round_trip;
 mod seeds;
 
 use self::random::Random;
@@ -62,21 +59,12 @@ fn file_of(items: &[u8]) -> Vec<u8> {
 }
 
 fn write_seeds() {
-    let recordings = (1..=4).map(|seed| live::recording(seed, 60).0);
-    let others = (1..=4).map(|seed| round_trip::items(&mut Random::new(seed), 60));
+    let recordings = (1..=8).map(|seed| any::items(&mut Random::new(seed), 60));
     let both = |items: Vec<Item>| {
-        let file = written(&items);
+        let file = any::written(&items);
         [items_in(&file), file]
     };
-    seeds::write("recordings", recordings.chain(others).flat_map(both));
-}
-
-fn written(items: &[Item]) -> Vec<u8> {
-    let mut writer = Writer::new(Vec::new()).expect("memory can be written");
-    for item in items {
-        writer.write(item).expect("memory can be written");
-    }
-    writer.finish().expect("memory can be written")
+    seeds::write("recordings", recordings.flat_map(both));
 }
 
 /// The items of a file with one record.

@@ -10,8 +10,8 @@ use gpumem_core::{
 };
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../gpumem-core/tests/recording/live.rs"]
-mod live;
+#[path = "../../gpumem-core/tests/recording/any.rs"]
+mod any;
 #[path = "../../gpumem-core/tests/recording/random.rs"]
 mod random;
 mod seeds;
@@ -37,7 +37,7 @@ fn write_seeds() {
         let owner = RingOwner { pid: 7, began: 9, recording: 11 };
         let (mut writer, mut reader) = ring(on_the_heap(SLOTS), owner, 500);
         let mut definitions = writer.definitions();
-        for item in live::recording(seed, 40).0 {
+        for item in any::items(&mut Random::new(seed), 40) {
             match &item {
                 Item::Event(event) => {
                     let event_of =

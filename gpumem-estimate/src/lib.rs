@@ -44,7 +44,7 @@ mod tensors;
 pub use gpumem_core::model::Bytes;
 
 pub use self::{
-    allocator::{AllocatorKind, replay, rounding},
+    allocator::{AllocatorKind, replay},
     answers::{ClassDifference, Comparison, Difference, Measured, PhaseDifference, Saving, Savings, largest},
     class::Class,
     context::ContextSize,

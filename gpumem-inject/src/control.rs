@@ -22,7 +22,7 @@ use gpumem_driver::{
     process::exit_without_program,
 };
 
-use crate::{request::Request, torch, variable};
+use crate::{recordings, request::Request, torch, variable};
 
 /// The longest wait for a command that connects and sends nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -139,6 +139,7 @@ fn answer_to(command: &str, request: &Request, recording: &mut Option<PathBuf>) 
             if request.has_torch() {
                 torch::end(&known);
             }
+            recordings::change();
             recording::end();
             Ok(known)
         }

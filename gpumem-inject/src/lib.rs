@@ -15,6 +15,8 @@ mod cards;
 #[cfg(feature = "library")]
 mod control;
 #[cfg(feature = "library")]
+mod recordings;
+#[cfg(feature = "library")]
 mod request;
 #[cfg(feature = "library")]
 mod sys;
@@ -25,6 +27,7 @@ pub mod variable;
 #[cfg(feature = "library")]
 pub use self::sys::{
     InitializeInjection, InitializeInjectionNvtx2, InitializeInjectionNvtxExtension, gpumem_attach, gpumem_nvml,
+    gpumem_runtime, pools::gpumem_pools,
 };
 
 /// The folder with the manifest of this crate, for the build script of the command.

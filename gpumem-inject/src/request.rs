@@ -9,7 +9,7 @@ use std::{
 
 use gpumem::recording::{self, Keep};
 
-use crate::{torch, variable};
+use crate::{recordings, torch, variable};
 
 /// The variables in which launchers put the number of a process among those of a job.
 const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
@@ -54,6 +54,7 @@ impl Request {
         recording::serve_foreign_program(backtrace);
         let begin = if *is_late { recording::begin } else { recording::begin_at_start };
         begin(&file, parsed(keep)?).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;
+        recordings::change();
         if !torch.is_empty() {
             torch::begin(&file, torch)?;
         }

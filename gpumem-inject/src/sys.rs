@@ -1,6 +1,7 @@
 //! What the driver and NVTX find in the library, and what `gpumem attach` calls.
 
 mod nccl;
+pub(crate) mod pools;
 
 use std::{
     env,
@@ -15,7 +16,7 @@ use std::{
 
 use gpumem::recording;
 use gpumem_driver::{
-    dry::nvml,
+    dry::{nvml, runtime},
     injection::initialize_injection,
     nvtx::{self, ExtensionModule, GetExportTable, observe_extension, observe_ranges, set_observer},
 };
@@ -41,9 +42,27 @@ static LEAVE_OWN_FILE: extern "C" fn() = {
     extern "C" fn leave_own_file() {
         // A system may forbid it. Then the file is as any other library of the program.
         _ = catch_unwind(gpumem_driver::own_file::leave);
+        _ = catch_unwind(name_host);
     }
     leave_own_file
 };
+
+/// NCCL refuses two ranks of one machine on one GPU. So each process that sees several simulated cards is a machine. A process that another one
+/// has started gets another name.
+#[cfg(all(target_os = "linux", not(test)))]
+fn name_host() {
+    const HOST: &str = "NCCL_HOSTID";
+    const OURS: &str = "gpumem";
+
+    let is_preloaded = env::var("LD_PRELOAD").is_ok_and(|list| list.contains(variable::RUNTIME));
+    if is_preloaded && env::var(HOST).map_or(true, |name| name.starts_with(OURS)) {
+        // SAFETY: the library is preloaded, so the program has no other thread yet.
+        #[expect(unsafe_code, reason = "a variable of the environment is set")]
+        unsafe {
+            env::set_var(HOST, format!("{OURS}{}", std::process::id()));
+        }
+    }
+}
 
 /// The driver calls it inside of `cuInit`. It returns 1, as NVIDIA's examples do.
 #[expect(unsafe_code, reason = "the driver finds the function by this name")]
@@ -127,6 +146,26 @@ pub unsafe extern "C-unwind" fn gpumem_nvml(
 ) -> usize {
     // SAFETY: the caller says so.
     unsafe { nvml::call(cards::of_nvml(), [first, second, third, fourth, fifth, sixth], CStr::from_ptr(what)) }
+}
+
+/// The functions of the CUDA runtime come here where the program sees several cards, as those of NVML do.
+///
+/// # Safety
+/// The last argument is the name of the function; the others are those of the function.
+#[expect(unsafe_code, reason = "the loader finds the function by this name")]
+// SAFETY: no other function of a program has this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn gpumem_runtime(
+    first: usize,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+    sixth: usize,
+    name: *const c_char,
+) -> u32 {
+    // SAFETY: the caller says so.
+    unsafe { runtime::call([first, second, third, fourth, fifth, sixth], CStr::from_ptr(name)) }
 }
 
 /// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.

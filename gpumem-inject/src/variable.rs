@@ -43,6 +43,9 @@ pub const PEAKS: &str = "peaks";
 /// may follow, and at the end `shared NUMBER`: the segment of shared memory in which processes say what they have on the cards.
 pub const CARDS: &str = "GPUMEM_RUN_CARDS";
 
+/// How the file is named that is preloaded before the CUDA runtime where a program sees several cards.
+pub const RUNTIME: &str = "libgpumem_runtime";
+
 /// The UUIDs of CUDA's devices, with commas between them, for processes that ask NVML for the memory of such cards.
 pub const DEVICES: &str = "GPUMEM_RUN_DEVICES";
 

@@ -188,6 +188,9 @@ impl Trace {
         if let Some(report) = options.on_exit_report {
             builder.extend(quote_spanned!(here=> .on_exit_report(#report)));
         }
+        if options.stats {
+            builder.extend(quote_spanned!(here=> .stats()));
+        }
         if options.thread_local {
             builder.extend(quote_spanned!(here=> .thread_local_only()));
         }

@@ -20,7 +20,7 @@ use proc_macro::TokenStream;
 ///
 /// impl Model {
 ///     #[gpu_mem_trace]
-///     fn forward(&self) { /* … */ }   // △Used Peaked MB:     20    256 (Model::forward: exit)
+///     fn forward(&self) { /* … */ }   // △Used Peaked MB:     20    256   (step > Model::forward: exit)
 /// }
 ///
 /// #[gpu_mem_trace]
@@ -132,6 +132,18 @@ use proc_macro::TokenStream;
 /// #[gpu_mem_trace(on_exit_report = false)]
 /// fn no_line_at_the_end() {}
 /// # no_line_at_the_end();
+/// ```
+///
+/// ## `stats`
+///
+/// Prints no line at the end of each call, but at the end of the process, or where the program calls `gpumem::stats_n_reset()`, one row
+/// for all calls: how many there were, the least, the median, 99 % and the most of `used` and `peaked`, and the worst call.
+///
+/// ```
+/// # use gpumem::gpu_mem_trace;
+/// #[gpu_mem_trace(stats)]
+/// fn request() {}
+/// # request();
 /// ```
 ///
 /// ## `thread_local`

@@ -17,6 +17,7 @@ pub(crate) struct Options {
     pub(crate) gauge: Option<Ident>,
     pub(crate) silent: Option<bool>,
     pub(crate) on_exit_report: Option<bool>,
+    pub(crate) stats: bool,
     pub(crate) thread_local: bool,
     pub(crate) skip: bool,
     pub(crate) lines: bool,
@@ -34,12 +35,13 @@ pub(crate) struct Ctx {
     pub(crate) value: String,
 }
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "ctx",
     "device",
     "gauge",
     "silent",
     "on_exit_report",
+    "stats",
     "thread_local",
     "lines",
     "max_peak",
@@ -66,6 +68,7 @@ impl Parse for Options {
                 "gauge" => options.gauge = Some(parse_value(&key, input, GAUGES, gauge)?),
                 "silent" => options.silent = Some(parse_flag(&key, input)?),
                 "on_exit_report" => options.on_exit_report = Some(parse_flag(&key, input)?),
+                "stats" => options.stats = parse_flag(&key, input)?,
                 "thread_local" => {
                     options.thread_local = parse_flag(&key, input)?;
                     if options.thread_local {

@@ -21,7 +21,7 @@ pub(crate) use gpumem_driver::lock_file;
 pub(crate) use gpumem_driver::nvtx;
 #[cfg(feature = "capture")]
 pub(crate) use gpumem_driver::{cgroup, clock, recording_file, ring_memory};
-pub(crate) use gpumem_driver::{process, settings, source};
+pub(crate) use gpumem_driver::{process, recorded_pools, settings, source};
 
 pub use gpumem_core::error::{Error, Result};
 #[cfg(feature = "macros")]
@@ -33,7 +33,7 @@ pub use query::{
     try_gpu_mem_get_all, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used,
     try_gpu_mem_get_used_fast, try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
-pub use session::{GpuMemTrace, GpuMemTraceBuilder, breakdown, status, summary};
+pub use session::{GpuMemTrace, GpuMemTraceBuilder, breakdown, stats, stats_n_reset, status, summary};
 
 /// Devices: how many there are, their names, which one is current.
 pub mod device {
@@ -67,7 +67,7 @@ pub mod pool;
 pub mod scope {
     pub use crate::{
         model::Threads,
-        session::{Entered, InScope, ScopeHandle, Traced},
+        session::{Entered, InScope, ScopeHandle, Traced, adopt},
     };
 }
 

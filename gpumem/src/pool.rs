@@ -58,6 +58,8 @@
 //! Frees of unknown parts, parts that are allocated twice and parts outside of the pool's blocks are counted: in
 //! [`Summary::pools`](crate::report::Summary::pools) by pool, and in [`Trace::lost`](crate::Trace::lost).
 //!
+//! Under `gpumem run`, the recording has the parts of pools that are registered while it is made.
+//!
 //! Pools in C and C++ use `gpumem.h` of the crate `gpumem-c`, which has the same four functions.
 
 pub use crate::session::Pool;

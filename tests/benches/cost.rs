@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    env,
     ffi::OsStr,
     hint::black_box,
     sync::{
@@ -351,5 +352,29 @@ fn off(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, off, device, events, cold, peaks, stack, pools, pauses);
+/// The end of a trace: silent, counted for statistics, and filtered out by its name.
+/// `GPUMEM=filtered=off cargo bench -p gpumem-tests --bench cost -- ends`.
+fn ends(criterion: &mut Criterion) {
+    SimGpu::install(Bytes::gib(16)).expect("there is no other device");
+    let start = |ctx| GpuMemTrace::builder().ctx(ctx);
+    let mut group = criterion.benchmark_group("ends");
+    for round in 1..=2 {
+        group.bench_function(format!("baseline: silent ({round})"), |bench| {
+            bench.iter(|| drop(start("silent").silent(true).start_or_off()));
+        });
+        group.bench_function(format!("stats ({round})"), |bench| {
+            bench.iter(|| drop(start("counted").stats().start_or_off()));
+        });
+        if env::var("GPUMEM").as_deref() == Ok("filtered=off") {
+            group.bench_function(format!("filtered ({round})"), |bench| {
+                bench.iter(|| drop(start("filtered").start_or_off()));
+            });
+        } else {
+            gpumem_tests::skipped("GPUMEM does not say filtered=off");
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, off, ends, device, events, cold, peaks, stack, pools, pauses);
 criterion_main!(benches);

@@ -1,4 +1,4 @@
-//! By how much a process grows: with a million threads that end, a million scopes with names of their own, 10^8 events.
+//! By how much a process grows: with a million threads that end, a million scopes and requests with names of their own, 10^8 events.
 //!
 //! `cargo bench -p gpumem-tests --bench growth`
 
@@ -20,5 +20,6 @@ fn main() {
     assert!(parts <= 64 * 1_000_000, "a part takes at most 64 B");
     timed("1,000,000 threads", &|| growth::of_threads(&gpu, 1_000_000));
     timed("1,000,000 scopes", &|| growth::of_names(&gpu, 1_000_000));
+    timed("1,000,000 requests with stats", &|| growth::of_requests(&gpu, 1_000_000));
     timed("100,000,000 events", &|| growth::of_events(50_000_000));
 }

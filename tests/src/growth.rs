@@ -53,6 +53,22 @@ pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
     })
 }
 
+/// Growth over so many requests of a service, each with a name of its own, that are counted for statistics.
+///
+/// # Panics
+/// Where there is no `/proc`.
+pub fn of_requests(gpu: &SimGpu, requests: u64) -> u64 {
+    let grown = growth(2_000, requests, |number| {
+        let request =
+            GpuMemTrace::builder().ctx(format!("request {number}")).stats().start().expect("the device is there");
+        drop(gpu.alloc(Bytes::kib(4 + number % 1000)).expect("there is room"));
+        drop(request);
+    });
+    let calls: Vec<_> = gpumem::stats_n_reset().names.into_iter().map(|name| (name.name, name.calls)).collect();
+    assert_eq!(calls, [("request #".to_owned(), 2_000 + requests)]);
+    grown
+}
+
 /// What this many live parts of a pool take.
 ///
 /// # Panics

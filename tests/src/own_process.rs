@@ -37,7 +37,7 @@ impl OwnProcess {
         let mut command = Command::new(env::current_exe().expect("a test has a path"));
         for (name, _) in env::vars_os() {
             let name_text = name.to_string_lossy();
-            let is_ours = name_text.starts_with("GPUMEM_");
+            let is_ours = name_text.starts_with("GPUMEM");
             if is_ours && !MACHINE.iter().any(|machine| name_text.starts_with(machine)) {
                 command.env_remove(&name);
             }

@@ -194,7 +194,7 @@ impl Standin {
             let mut command = Command::new(program);
             for (name, _) in env::vars_os() {
                 let name_text = name.to_string_lossy();
-                if ["GPUMEM_", "CUDA_", "LD_", "VIRTUAL_ENV", "CONDA_"]
+                if ["GPUMEM", "CUDA_", "LD_", "VIRTUAL_ENV", "CONDA_"]
                     .iter()
                     .any(|prefix| name_text.starts_with(prefix))
                 {

@@ -148,8 +148,8 @@ fn a_trace_in_a_block_in_a_loop_on_a_function_on_an_async_function() {
             "△Used Peaked MB:     32      0 (loop: i=0)",
             "△Used Peaked MB:     32      0 (loop: i=1)",
             "△Used Peaked MB:     32      0 (loop: i=2)",
-            "△Used Peaked MB:     64    128 (forward: exit)",
-            "△Used Peaked MB:     64    128 (forward_async: exit)",
+            "△Used Peaked MB:     64    128   (loop > forward: exit)",
+            "△Used Peaked MB:     64    128   (loop > forward_async: exit)",
         ]
     );
 }

@@ -11,6 +11,7 @@ fn nothing_grows_with_what_is_over() {
         // Fewer than 50 bytes for each.
         ("threads", growth::of_threads(&gpu, 10_000), 500_000),
         ("scopes", growth::of_names(&gpu, 20_000), 500_000),
+        ("requests", growth::of_requests(&gpu, 20_000), 200_000),
         ("events", growth::of_events(200_000), 1_000_000),
     ] {
         assert!(grown <= allowed, "{grown} bytes by {what}");

@@ -21,7 +21,7 @@ use parquet::{
 };
 
 use crate::{
-    history::{BlockLife, Change, ChangeKind, History, LIVE, Origin, tensor_blocks::TensorBlocks, tensors::Tensors},
+    history::{BlockLife, Change, ChangeKind, History, LIVE, Origin, tensors::Tensors},
     report::sums::NO_LINE,
 };
 
@@ -206,12 +206,11 @@ pub(crate) fn write(history: &History, folder: &Path) -> io::Result<()> {
 }
 
 fn write_tensors(tensors: &Tensors, words: &Words, path: &Path) -> io::Result<()> {
-    let blocks = tensors.blocks();
     let class = |at: usize| *tensors.classes.as_ref()?.get(at)?;
     let places: Vec<_> =
         tensors.origins.iter().enumerate().map(|(at, origin)| TensorPlace::new(origin, class(at))).collect();
-    let rows = blocks.lives.blocks().filter(|(_, block)| block.origin != tensors.segment_origin());
-    write_table(path, &tensor_columns(tensors, &blocks, words, &places), rows)
+    let rows = tensors.blocks.lives.blocks().filter(|(_, block)| block.origin != tensors.blocks.segment_origin);
+    write_table(path, &tensor_columns(tensors, words, &places), rows)
 }
 
 fn write_table<R>(path: &Path, columns: &[Column<'_, R>], rows: impl Iterator<Item = R>) -> io::Result<()> {
@@ -339,17 +338,12 @@ fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<
 }
 
 /// The blocks are tensors.
-fn tensor_columns<'a>(
-    tensors: &'a Tensors,
-    blocks: &'a TensorBlocks,
-    words: &'a Words,
-    places: &'a [TensorPlace],
-) -> Vec<BlockColumn<'a>> {
-    let step = |number: u32| blocks.steps[number as usize];
+fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [TensorPlace]) -> Vec<BlockColumn<'a>> {
+    let step = |number: u32| tensors.blocks.steps[number as usize];
     let device = |block: &BlockLife| &tensors.devices[usize::from(block.device)];
     let place = |block: &BlockLife| &places[block.origin as usize];
-    let time = |change: u32| signed(blocks.lives.change(change).time);
-    let peak = |block: &BlockLife| blocks.peaks[usize::from(block.device)];
+    let time = |change: u32| signed(tensors.blocks.lives.change(change).time);
+    let peak = move |block: &BlockLife| device(block).live.peak_at;
     vec![
         BlockColumn::text("recording", |_| &words.recording),
         BlockColumn::number("pid", |_| words.pid),

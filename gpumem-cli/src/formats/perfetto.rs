@@ -196,11 +196,11 @@ fn counter(name: String, parent: u64) -> Track {
 /// What PyTorch's tensors have on each device, and what its segments have. They are parts of the other counters.
 fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(tensors) = &history.tensors else { return Ok(()) };
-    let lives = tensors.blocks().lives;
+    let lives = &tensors.blocks.lives;
     let mut of_devices: Vec<[Vec<Change>; 2]> = tensors.devices.iter().map(|_| Default::default()).collect();
     for change in lives.changes() {
         let block = lives.block(change.block);
-        of_devices[usize::from(block.device)][usize::from(block.origin == tensors.segment_origin())].push(change);
+        of_devices[usize::from(block.device)][usize::from(block.origin == tensors.blocks.segment_origin)].push(change);
     }
     for (of_device, changes) in tensors.devices.iter().zip(of_devices) {
         for (what, changes) in ["tensors", "segments"].into_iter().zip(changes) {

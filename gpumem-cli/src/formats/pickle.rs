@@ -86,23 +86,24 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// An empty dictionary, to which [`set`](Self::set) adds what stands on the stack since [`mark`](Self::mark).
-    pub(super) fn dictionary(&mut self) -> io::Result<()> {
+    /// A dictionary without entries.
+    pub(super) fn empty_dictionary(&mut self) -> io::Result<()> {
         self.put(b"}")
     }
 
-    /// An empty list, to which [`append`](Self::append) adds what stands on the stack since [`mark`](Self::mark).
-    pub(super) fn list(&mut self) -> io::Result<()> {
-        self.put(b"]")
+    /// A dictionary, to which [`set`](Self::set) adds what comes until then: a name, its value, the next name.
+    pub(super) fn begin_dictionary(&mut self) -> io::Result<()> {
+        self.put(b"}(")
+    }
+
+    /// A list, to which [`append`](Self::append) adds what comes until then.
+    pub(super) fn begin_list(&mut self) -> io::Result<()> {
+        self.put(b"](")
     }
 
     /// Goes on with a long list: as Python does, at most 1,000 values are added at once. The web viewer cannot add 100,000.
     pub(super) fn append_part(&mut self, values: usize) -> io::Result<()> {
         if values > 0 && values.is_multiple_of(1000) { self.put(b"e(") } else { Ok(()) }
-    }
-
-    pub(super) fn mark(&mut self) -> io::Result<()> {
-        self.put(b"(")
     }
 
     pub(super) fn set(&mut self) -> io::Result<()> {

@@ -23,14 +23,13 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         of_allocator: segments_of_allocator(history),
         has_tensors: has_tensors(history),
     };
-    snapshot.pickle.dictionary()?;
-    snapshot.pickle.mark()?;
+    snapshot.pickle.begin_dictionary()?;
     snapshot.pickle.text("segments")?;
     snapshot.segments()?;
     snapshot.pickle.text("device_traces")?;
     snapshot.traces()?;
     snapshot.pickle.text("allocator_settings")?;
-    snapshot.pickle.dictionary()?;
+    snapshot.pickle.empty_dictionary()?;
     snapshot.pickle.set()?;
     snapshot.pickle.end()
 }
@@ -87,8 +86,7 @@ impl Snapshot<'_> {
     /// What is live at the end.
     fn segments(&mut self) -> io::Result<()> {
         let history = self.history;
-        self.pickle.list()?;
-        self.pickle.mark()?;
+        self.pickle.begin_list()?;
         let mut written = 0;
         let last = history.last_change();
         for number in last.into_iter().flat_map(|last| history.blocks_after(last)) {
@@ -135,8 +133,7 @@ impl Snapshot<'_> {
             parts.iter().filter(|part| state.contains(&part.state)).map(figure).sum::<u64>()
         };
         let in_use = ["active_allocated", "active_awaiting_free"];
-        self.pickle.dictionary()?;
-        self.pickle.mark()?;
+        self.pickle.begin_dictionary()?;
         for (name, value) in [
             ("device", device.into()),
             ("address", begin),
@@ -152,12 +149,10 @@ impl Snapshot<'_> {
         self.pickle.word("large")?;
         self.frames(from)?;
         self.pickle.word("blocks")?;
-        self.pickle.list()?;
-        self.pickle.mark()?;
+        self.pickle.begin_list()?;
         for (written, part) in parts.iter().enumerate() {
             self.pickle.append_part(written)?;
-            self.pickle.dictionary()?;
-            self.pickle.mark()?;
+            self.pickle.begin_dictionary()?;
             let SegmentPart { address, bytes, requested, state, from } = *part;
             for (name, value) in [("address", address), ("size", bytes), ("requested_size", requested)] {
                 self.entry(name, value)?;
@@ -174,8 +169,7 @@ impl Snapshot<'_> {
     /// What happened on each device, by its number.
     fn traces(&mut self) -> io::Result<()> {
         let devices = self.history.devices.iter().map(|device| device.device.ordinal + 1).max().unwrap_or(0);
-        self.pickle.list()?;
-        self.pickle.mark()?;
+        self.pickle.begin_list()?;
         let history = self.history;
         let mut changes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         // What was live when the events begin, a viewer finds out from the end, as in PyTorch's snapshots.
@@ -190,8 +184,7 @@ impl Snapshot<'_> {
 
     fn trace(&mut self, device: u32, changes: &[u32]) -> io::Result<()> {
         let history = self.history;
-        self.pickle.list()?;
-        self.pickle.mark()?;
+        self.pickle.begin_list()?;
         let tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
         let tensors = tensors.filter(|tensors| tensors.about.device.ordinal == device);
         // The first steps are what was live when the history begins: a viewer finds that out from the end, as in PyTorch's snapshots.
@@ -263,8 +256,7 @@ impl Snapshot<'_> {
         let began = u64::try_from(self.history.definitions().process().began.as_micros()).unwrap_or(0);
         self.pickle.append_part(*written)?;
         *written += 1;
-        self.pickle.dictionary()?;
-        self.pickle.mark()?;
+        self.pickle.begin_dictionary()?;
         self.pickle.word("action")?;
         self.pickle.word(action)?;
         for (name, value) in [("addr", address), ("size", bytes), ("stream", stream), ("time_us", began + nanos / 1000)]
@@ -295,15 +287,13 @@ impl Snapshot<'_> {
             }
             EventOrigin::Nowhere => None,
         };
-        self.pickle.list()?;
-        self.pickle.mark()?;
+        self.pickle.begin_list()?;
         let scopes = known.into_iter().flat_map(|known| known.path.iter().rev());
         let scopes = scopes.map(|scope| (scope.clone(), "scope".to_owned(), 0));
         let functions = known.map(|known| functions(self.history, known)).unwrap_or_default();
         let functions = functions.into_iter().map(|frame| (frame.function, frame.file, frame.line));
         for (name, file, line) in functions.chain(scopes) {
-            self.pickle.dictionary()?;
-            self.pickle.mark()?;
+            self.pickle.begin_dictionary()?;
             self.pickle.word("name")?;
             self.pickle.text(&name)?;
             self.pickle.word("filename")?;

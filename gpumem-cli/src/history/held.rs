@@ -37,3 +37,39 @@ pub(crate) fn sums_by(held: &[OriginSum<'_>], name: impl Fn(&Origin) -> String) 
     sums.sort_by_key(|sum| Reverse(sum.bytes.unsigned_abs()));
     sums
 }
+
+/// The sums of blocks by their origins. An origin is on one device.
+pub(super) struct Sums(Vec<OfOrigin>);
+
+#[derive(Clone, Copy, Default)]
+struct OfOrigin {
+    bytes: i64,
+    blocks: i64,
+    device: u16,
+}
+
+impl Sums {
+    /// Sums for this many origins.
+    pub(super) fn new(origins: usize) -> Self {
+        Self(vec![OfOrigin::default(); origins])
+    }
+
+    pub(super) fn add(&mut self, (device, origin): (u16, u32), bytes: i64, blocks: i64) {
+        let sum = &mut self.0[origin as usize];
+        *sum = OfOrigin { bytes: sum.bytes.saturating_add(bytes), blocks: sum.blocks + blocks, device };
+    }
+
+    /// The sums by device, the largest first.
+    pub(super) fn held(self, origins: &[Origin], devices: usize) -> Vec<Vec<OriginSum<'_>>> {
+        let mut held = vec![Vec::new(); devices];
+        for (OfOrigin { bytes, blocks, device }, origin) in self.0.into_iter().zip(origins) {
+            if (bytes, blocks) != (0, 0) {
+                held[usize::from(device)].push(OriginSum { device, origin, bytes, blocks });
+            }
+        }
+        for held in &mut held {
+            held.sort_by_key(|held| Reverse(held.bytes));
+        }
+        held
+    }
+}

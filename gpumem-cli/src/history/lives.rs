@@ -125,6 +125,11 @@ impl Lives {
         self.changes.len()
     }
 
+    /// The last change; `None` if there is none.
+    pub(crate) fn last_change(&self) -> Option<u32> {
+        u32::try_from(self.changes.len()).unwrap_or(LIVE).checked_sub(1)
+    }
+
     /// How many changes of this kind there are.
     pub(crate) fn count_of(&self, kind: ChangeKind) -> u64 {
         self.counts[kind as usize]

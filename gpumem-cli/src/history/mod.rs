@@ -3,7 +3,9 @@
 //! The reader of `gpumem-core` applies the events to its ledger, which is the only place that knows what an event does to a block. The
 //! ledger does not keep when each block came and went: it tells [`read`], which keeps it in [`lives`].
 
+mod allocator;
 mod bytes;
+mod device;
 mod held;
 #[cfg(test)]
 mod hostile;
@@ -12,7 +14,7 @@ mod names;
 mod read;
 mod recorded;
 mod sums;
-pub(crate) mod tensor_blocks;
+mod tensor_blocks;
 pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
@@ -21,9 +23,10 @@ mod time;
 pub(crate) use gpumem_core::ledger::BlockChangeKind as ChangeKind;
 
 pub(crate) use self::{
+    device::DeviceHistory,
     held::{OriginSum, Sum, sums_by},
     lives::{BlockLife, Change, LIVE, Lives},
     names::{Origin, library_or_program},
-    recorded::{DeviceHistory, History, Mark, Refusal, ScopeLife},
+    recorded::{History, Mark, Refusal, ScopeLife},
     time::{Moment, in_words},
 };

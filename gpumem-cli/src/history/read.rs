@@ -15,9 +15,10 @@ use gpumem_core::{
 
 use super::{
     bytes::RecordingBytes,
+    device::DeviceHistory,
     lives::{BlockLife, LIVE, Lives, NewBlock, When},
     names::Origins,
-    recorded::{DeviceHistory, History, Mark, Refusal, ScopeLife, StreamChange},
+    recorded::{History, Mark, Refusal, ScopeLife, StreamChange},
     tensors,
 };
 use crate::{
@@ -102,7 +103,7 @@ struct HistoryReading {
     /// The number of the device of each origin. An origin is on one device.
     origin_devices: Vec<u16>,
     /// The live blocks, by the numbers of the events that allocated them.
-    live: HashMap<u64, u32>,
+    live: HashMap<u64, u32, foldhash::fast::RandomState>,
     open: HashMap<ScopeId, usize>,
     /// The numbers of the devices in the history.
     devices: HashMap<Device, u16>,
@@ -113,6 +114,7 @@ struct HistoryReading {
     /// Refusals after which their device was not read yet, by device.
     unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
+    has_pools: bool,
     /// How many items are missing so far.
     missed: u64,
     /// The newest event.
@@ -149,13 +151,14 @@ impl HistoryReading {
             history: HistoryParts::default(),
             origins: Origins::default(),
             origin_devices: Vec::new(),
-            live: HashMap::new(),
+            live: HashMap::default(),
             open: HashMap::new(),
             devices: HashMap::new(),
             pending: HashMap::new(),
             refused: 0,
             unread: HashMap::new(),
             has_clock,
+            has_pools: false,
             missed: 0,
             newest: When { time: 0, number: 0, thread: 0 },
             tensors: tensors::TensorReading::default(),
@@ -169,15 +172,7 @@ impl HistoryReading {
     fn device(&mut self, device: Device) -> u16 {
         let devices = &mut self.history.devices;
         *self.devices.entry(device).or_insert_with(|| {
-            devices.push(DeviceHistory {
-                device,
-                live: 0,
-                peak: 0,
-                peak_at: None,
-                less_at: None,
-                highest_sample: None,
-                samples: 0,
-            });
+            devices.push(DeviceHistory::new(device));
             // The reader refuses recordings with as many devices as that.
             u16::try_from(devices.len() - 1).unwrap_or(u16::MAX)
         })
@@ -245,12 +240,13 @@ impl HistoryReading {
                     kind,
                     device,
                     stack,
-                    after: u32::try_from(history.lives.change_count()).unwrap_or(LIVE).checked_sub(1),
+                    after: history.lives.last_change(),
                     live,
                     memory: None,
                     was_obtained: false,
                 });
             }
+            EventKind::PoolRegistered { .. } => self.has_pools = true,
             EventKind::Mark { callsite } => {
                 self.history.marks.push(Mark { callsite, thread: thread(event), time: self.newest.time });
             }
@@ -311,11 +307,9 @@ impl HistoryReading {
             return;
         }
         let device = &mut self.history.devices[usize::from(device)];
-        device.live = (device.live + after.get()).saturating_sub(before.get());
-        if device.live > device.peak {
-            (device.peak, device.peak_at, device.less_at) = (device.live, Some(at), None);
-        } else if after < before && device.peak_at.is_some() {
-            device.less_at.get_or_insert(at);
+        if device.count(at, before.get(), after.get()) && self.has_pools {
+            device.pools = self.reader.ledger().pools();
+            device.pools.retain(|pool| pool.device == device.device);
         }
     }
 

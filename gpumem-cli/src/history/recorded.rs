@@ -12,6 +12,7 @@ use gpumem_core::{
 
 use super::{
     bytes::RecordingBytes,
+    device::DeviceHistory,
     lives::{BlockLife, Change, LIVE, Lives},
     names::Origin,
     tensors::Tensors,
@@ -100,23 +101,6 @@ pub(super) struct StreamChange {
     /// `None`: events are missing, and so the streams of all threads are not known any more.
     pub(super) of: Option<(u16, bool)>,
     pub(super) stream: u32,
-}
-
-/// One device.
-#[derive(Clone, Debug)]
-pub(crate) struct DeviceHistory {
-    pub(crate) device: Device,
-    /// The bytes that are live in its memory at the end.
-    pub(crate) live: u64,
-    /// The most bytes that were live in its memory.
-    pub(crate) peak: u64,
-    /// The first change after which the peak was live; `None` if nothing was allocated.
-    pub(crate) peak_at: Option<u32>,
-    /// The first change after the peak by which less was live.
-    pub(crate) less_at: Option<u32>,
-    /// The reading of the whole device with the most in use, and when it was.
-    pub(crate) highest_sample: Option<(u64, GpuMemory)>,
-    pub(crate) samples: u64,
 }
 
 impl History {

@@ -1,13 +1,10 @@
 //! What was live at one moment, and what came and went between two.
 
-use std::cmp::Reverse;
-
 use gpumem_core::model::MemKind;
 
 use super::{
     ChangeKind,
-    held::{OriginSum, Sum},
-    lives::{BlockLife, LIVE},
+    held::{OriginSum, Sum, Sums},
     recorded::History,
     time::Moment,
 };
@@ -21,14 +18,14 @@ impl History {
 
     /// What was live on each device after a change, the largest first. `None` stands for the beginning.
     pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<OriginSum<'_>>> {
-        let mut sums = Sums::new(self);
+        let mut sums = Sums::new(self.origins.len());
         for (number, block) in changes.iter().flatten().max().into_iter().flat_map(|last| self.lives.born_until(*last))
         {
             if let Some(change) = changes[usize::from(block.device)].filter(|change| block.is_live_after(*change)) {
-                sums.add(&block, self.lives.bytes_after(number, change).cast_signed(), 1);
+                sums.add((block.device, block.origin), self.lives.bytes_after(number, change).cast_signed(), 1);
             }
         }
-        sums.held(self)
+        sums.held(&self.origins, self.devices.len())
     }
 
     /// What more was live on each device after the second change than after the first.
@@ -39,25 +36,27 @@ impl History {
             (from.min(to), from.max(to), if from <= to { 1 } else { -1 })
         };
         let between: Vec<_> = changes.iter().map(between).collect();
-        let mut sums = Sums::new(self);
+        let mut sums = Sums::new(self.origins.len());
         for (at, change) in self.lives.changes().enumerate() {
             let block = self.lives.block(change.block);
             let (first, end, sign) = between[usize::from(block.device)];
             if !(first..end).contains(&at) {
                 continue;
             }
-            sums.add(&block, sign * change.delta, sign * change.kind.blocks());
+            let origin = (block.device, block.origin);
+            sums.add(origin, sign * change.delta, sign * change.kind.blocks());
         }
-        sums.held(self)
+        sums.held(&self.origins, self.devices.len())
     }
 
     /// What each origin ever allocated.
     pub(crate) fn allocated(&self) -> Vec<OriginSum<'_>> {
-        let mut sums = Sums::new(self);
+        let mut sums = Sums::new(self.origins.len());
         for change in self.lives.changes().filter(|change| change.kind == ChangeKind::Allocated) {
-            sums.add(&self.lives.block(change.block), change.delta, 1);
+            let block = self.lives.block(change.block);
+            sums.add((block.device, block.origin), change.delta, 1);
         }
-        sums.held(self).into_iter().flatten().collect()
+        sums.held(&self.origins, self.devices.len()).into_iter().flatten().collect()
     }
 
     /// For each device and each kind of memory outside of it (such as pinned host memory): the most that was live at one time.
@@ -92,41 +91,6 @@ impl History {
 
     /// The last change; `None` if there is none.
     pub(crate) fn last_change(&self) -> Option<u32> {
-        u32::try_from(self.lives.change_count()).unwrap_or(LIVE).checked_sub(1)
-    }
-}
-
-/// The sums of blocks by their origins. An origin is on one device.
-struct Sums(Vec<OfOrigin>);
-
-#[derive(Clone, Copy, Default)]
-struct OfOrigin {
-    bytes: i64,
-    blocks: i64,
-    device: u16,
-}
-
-impl Sums {
-    fn new(history: &History) -> Self {
-        Self(vec![OfOrigin::default(); history.origins.len()])
-    }
-
-    fn add(&mut self, block: &BlockLife, bytes: i64, blocks: i64) {
-        let sum = &mut self.0[block.origin as usize];
-        *sum = OfOrigin { bytes: sum.bytes + bytes, blocks: sum.blocks + blocks, device: block.device };
-    }
-
-    /// The sums by device.
-    fn held(self, history: &History) -> Vec<Vec<OriginSum<'_>>> {
-        let mut held: Vec<Vec<OriginSum<'_>>> = history.devices.iter().map(|_| Vec::new()).collect();
-        for (OfOrigin { bytes, blocks, device }, origin) in self.0.into_iter().zip(&history.origins) {
-            if (bytes, blocks) != (0, 0) {
-                held[usize::from(device)].push(OriginSum { device, origin, bytes, blocks });
-            }
-        }
-        for held in &mut held {
-            held.sort_by_key(|held| Reverse(held.bytes));
-        }
-        held
+        self.lives.last_change()
     }
 }

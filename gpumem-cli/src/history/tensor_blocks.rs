@@ -9,21 +9,21 @@ use gpumem_core::recording::AllocatorAction as Action;
 
 use super::{
     ChangeKind,
+    allocator::{AllocatorStep, TensorHistory},
+    device::DeviceHistory,
     lives::{Lives, NewBlock, When},
-    tensors::{AllocatorStep, TensorHistory, Tensors},
 };
 use crate::recording::remove_range;
 
 /// A second list of blocks. Their bytes are a part of the driver's, and are not added to them.
 #[derive(Debug, Default)]
 pub(crate) struct TensorBlocks {
-    /// The devices of the blocks are numbers in [`Tensors::devices`], their origins in [`Tensors::origins`]; that of segments is the one after
-    /// these.
+    /// The numbers of the devices and of the origins are those in `Tensors`.
     pub(crate) lives: Lives,
+    /// The number that stands in place of the origin of segments.
+    pub(crate) segment_origin: u32,
     /// The step with which each block came, in those of its device.
     pub(crate) steps: Vec<usize>,
-    /// The change at which the tensors of each device reach their peak.
-    pub(crate) peaks: Vec<Option<u32>>,
 }
 
 /// What is live on a device, by addresses.
@@ -34,70 +34,72 @@ struct Open {
     segments: BTreeMap<u64, (u64, u32)>,
 }
 
-impl Tensors {
-    /// The blocks of all devices, in the order of their times.
-    pub(crate) fn blocks(&self) -> TensorBlocks {
+impl TensorBlocks {
+    /// The blocks of all devices, in the order of their times. They are counted for the devices.
+    pub(super) fn of(devices: &mut [TensorHistory], origins: usize) -> Self {
         // The first step of each device that is not applied yet. A list of all steps in their order would take more memory than the blocks.
         let first = |(device, history): (u16, &TensorHistory)| Some(Reverse((history.steps.first()?.time, device, 0)));
-        let mut waiting: BinaryHeap<_> = (0..).zip(&self.devices).filter_map(first).collect();
-        let mut open: Vec<Open> = self.devices.iter().map(|_| Open::default()).collect();
-        let mut made = TensorBlocks { peaks: vec![None; self.devices.len()], ..TensorBlocks::default() };
+        let mut waiting: BinaryHeap<_> = (0..).zip(&*devices).filter_map(first).collect();
+        let mut open: Vec<Open> = devices.iter().map(|_| Open::default()).collect();
+        let mut made = Self { segment_origin: u32::try_from(origins).unwrap_or(u32::MAX), ..Self::default() };
         while let Some(Reverse((_, device, at))) = waiting.pop() {
-            let history = &self.devices[usize::from(device)];
-            let step = &history.steps[at];
+            let (history, open) = (&mut devices[usize::from(device)], &mut open[usize::from(device)]);
+            let (step, older) = (history.steps[at], history.older_count());
             waiting.extend(history.steps.get(at + 1).map(|next| Reverse((next.time, device, at + 1))));
             // A block that the program had freed before the history begins is no tensor.
-            let next = history.steps[..history.older_count()].get(at + 1);
+            let next = history.steps[..older].get(at + 1);
             let is_freed = |next: &AllocatorStep| next.action == Action::FreeRequested && next.address == step.address;
             if step.action != Action::Alloc || !next.is_some_and(is_freed) {
-                made.apply((at, step), device, &mut open[usize::from(device)], self.segment_origin());
+                made.apply((at, &step), device, open, &mut history.live);
             }
-            if history.peak.is_some_and(|(_, peak)| peak == at) {
-                made.peaks[usize::from(device)] =
-                    u32::try_from(made.lives.change_count()).ok().and_then(|count| count.checked_sub(1));
+            // The older steps together describe one moment. Only the state after the last of them can be a peak.
+            if at + 1 == older {
+                (history.live.peak, history.live.peak_at) = (0, None);
+                history.live.count(made.lives.last_change().unwrap_or(0), 0, 0);
             }
+            history.allocated.push(history.live.live);
         }
         made
     }
 
-    /// The number that stands in place of the origin of segments.
-    pub(crate) fn segment_origin(&self) -> u32 {
-        u32::try_from(self.origins.len()).unwrap_or(u32::MAX)
-    }
-}
-
-impl TensorBlocks {
-    fn apply(&mut self, step: (usize, &AllocatorStep), device: u16, open: &mut Open, segment_origin: u32) {
+    fn apply(&mut self, step: (usize, &AllocatorStep), device: u16, open: &mut Open, live: &mut DeviceHistory) {
         let AllocatorStep { time, action, address, bytes, origin, .. } = *step.1;
         match action {
             Action::Alloc => {
-                self.free_tensor(time, open.tensors.remove(&address));
-                open.tensors.insert(address, self.alloc(step, (address, bytes), device, origin));
+                self.free_tensor(time, open.tensors.remove(&address), live);
+                let (block, change) = self.alloc(step, (address, bytes), device, origin);
+                live.count(change, 0, bytes);
+                open.tensors.insert(address, block);
             }
-            Action::FreeRequested => self.free_tensor(time, open.tensors.remove(&address)),
+            Action::FreeRequested => self.free_tensor(time, open.tensors.remove(&address), live),
             Action::SegmentAlloc => {
-                self.remove(step, (address, bytes), (device, segment_origin), &mut open.segments);
-                let block = self.alloc(step, (address, bytes), device, segment_origin);
+                self.remove(step, (address, bytes), device, &mut open.segments);
+                let (block, _) = self.alloc(step, (address, bytes), device, self.segment_origin);
                 open.segments.insert(address, (bytes, block));
             }
-            Action::SegmentFree => {
-                self.remove(step, (address, bytes), (device, segment_origin), &mut open.segments);
-            }
+            Action::SegmentFree => self.remove(step, (address, bytes), device, &mut open.segments),
             Action::FreeCompleted | Action::OutOfMemory => {}
         }
     }
 
-    /// Begins a block of so many bytes at an address.
-    fn alloc(&mut self, (at, step): (usize, &AllocatorStep), place: (u64, u64), device: u16, origin: u32) -> u32 {
+    /// Begins a block of so many bytes at an address. Returns its number, and that of the change.
+    fn alloc(
+        &mut self,
+        (at, step): (usize, &AllocatorStep),
+        place: (u64, u64),
+        device: u16,
+        origin: u32,
+    ) -> (u32, u32) {
         let (key, bytes) = place;
         self.steps.push(at);
-        self.lives.begin(when(step.time), NewBlock { key, bytes, origin, device }, ChangeKind::Allocated).0
+        self.lives.begin(when(step.time), NewBlock { key, bytes, origin, device }, ChangeKind::Allocated)
     }
 
     /// Ends a tensor, if one was at the address.
-    fn free_tensor(&mut self, time: u64, block: Option<u32>) {
+    fn free_tensor(&mut self, time: u64, block: Option<u32>, live: &mut DeviceHistory) {
         if let Some(block) = block {
-            self.lives.end(when(time), block, ChangeKind::Freed);
+            let change = self.lives.end(when(time), block, ChangeKind::Freed);
+            live.count(change, self.lives.block(block).bytes, 0);
         }
     }
 
@@ -106,7 +108,7 @@ impl TensorBlocks {
         &mut self,
         step: (usize, &AllocatorStep),
         (address, bytes): (u64, u64),
-        (device, origin): (u16, u32),
+        device: u16,
         segments: &mut BTreeMap<u64, (u64, u32)>,
     ) {
         let mut ended = Vec::new();
@@ -117,7 +119,7 @@ impl TensorBlocks {
         let rests = [segments.range(..address).next_back(), segments.get_key_value(&address.saturating_add(bytes))];
         let rests = rests.map(|rest| rest.map(|(begin, (length, block))| (*begin, *length, *block)));
         for (begin, length, _) in rests.into_iter().flatten().filter(|(_, _, block)| ended.contains(block)) {
-            let block = self.alloc(step, (begin, length), device, origin);
+            let (block, _) = self.alloc(step, (begin, length), device, self.segment_origin);
             segments.insert(begin, (length, block));
         }
     }
@@ -139,7 +141,7 @@ mod tests {
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
-    fn tensors(older: u64, steps: &[(u64, Action, u64, u64)]) -> Tensors {
+    fn tensors(older: u64, steps: &[(u64, Action, u64, u64)]) -> (TensorHistory, Lives) {
         let step = |(time, action, address, bytes): &(u64, Action, u64, u64)| AllocatorStep {
             time: *time,
             action: *action,
@@ -151,14 +153,15 @@ mod tests {
             pool: 0,
         };
         let about = AllocatorDevice { device: DEVICE, older, known_from: None, said: None };
-        let history =
-            TensorHistory { about, steps: steps.iter().map(step).collect(), is_expandable: false, peak: None };
-        Tensors { devices: vec![history], ..Tensors::default() }
+        let mut all = [TensorHistory::new(about, steps.iter().map(step).collect(), false)];
+        let lives = TensorBlocks::of(&mut all, 1).lives;
+        let [history] = all;
+        (history, lives)
     }
 
     /// The changes: their times, what they add, and their blocks.
-    fn changes(tensors: &Tensors) -> Vec<(u64, i64, u32)> {
-        tensors.blocks().lives.changes().map(|change| (change.time, change.delta, change.block)).collect()
+    fn changes((_, lives): &(TensorHistory, Lives)) -> Vec<(u64, i64, u32)> {
+        lives.changes().map(|change| (change.time, change.delta, change.block)).collect()
     }
 
     #[test]
@@ -168,8 +171,7 @@ mod tests {
         let tensors = tensors(0, &steps);
         let parts = [(2, -60, 0), (2, 20, 1), (2, 20, 2)];
         assert_eq!(changes(&tensors), [&[(1, 60, 0)], &parts[..], &[(3, -20, 2), (3, -20, 1)]].concat());
-        let lives = tensors.blocks().lives;
-        assert_eq!([1, 2].map(|block| lives.block(block).key), [0, 40]);
+        assert_eq!([1, 2].map(|block| tensors.1.block(block).key), [0, 40]);
     }
 
     #[test]
@@ -191,7 +193,7 @@ mod tests {
         let steps = [(5, Action::Alloc, 8, 10), (20, Action::OutOfMemory, 0, 0), (30, Action::FreeRequested, 8, 0)];
         let tensors = tensors(0, &[&steps[..], &[(3 * second, Action::OutOfMemory, 0, 0)]].concat());
         let at = [10, 2 * second - 40, 2 * second + 40, 9 * second];
-        assert_eq!(at.map(|time| tensors.devices[0].steps_at_refusal(time)), [2, 3, 4, 4]);
+        assert_eq!(at.map(|time| tensors.0.steps_at_refusal(time)), [2, 3, 4, 4]);
     }
 
     #[test]

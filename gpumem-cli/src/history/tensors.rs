@@ -2,25 +2,21 @@
 //!
 //! They are a second layer: their bytes are a part of the driver's blocks, and are not added to them.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, HashMap, HashSet},
-};
+use std::collections::{HashMap, HashSet};
 
 use gpumem_core::{
     derive::Names,
     model::{Device, MemKind, StackId},
     recording::{
-        AllocatorAction as Action, AllocatorDefinition, AllocatorDevice, AllocatorEvents, AllocatorSettings,
-        Definitions, TensorClass,
+        AllocatorAction as Action, AllocatorDefinition, AllocatorEvents, AllocatorSettings, Definitions, TensorClass,
     },
 };
 
+pub(crate) use super::allocator::{AllocatorState, AllocatorStep, Piece, Segment, SegmentUse, Tensor, TensorHistory};
 use super::{
-    held::OriginSum,
     names::{Origin, pay},
+    tensor_blocks::TensorBlocks,
 };
-use crate::recording::remove_range;
 
 /// What is known of a caching allocator.
 #[derive(Debug, Default)]
@@ -38,254 +34,8 @@ pub(crate) struct Tensors {
     /// What the tensors of each origin are for. `None` if the program was recorded without modules.
     pub(crate) classes: Option<Vec<Option<TensorClass>>>,
     pub(crate) devices: Vec<TensorHistory>,
-}
-
-/// The history of one device.
-#[derive(Debug)]
-pub(crate) struct TensorHistory {
-    pub(crate) about: AllocatorDevice,
-    pub(crate) steps: Vec<AllocatorStep>,
-    /// Whether segments are expandable: they consist of parts, and parts without tensors can be given back to the driver.
-    pub(crate) is_expandable: bool,
-    /// The most bytes that tensors had together, and the first step after which they had them.
-    pub(crate) peak: Option<(u64, usize)>,
-}
-
-/// What the allocator did.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AllocatorStep {
-    /// The time in nanoseconds since the recording began. It never falls.
-    pub(crate) time: u64,
-    pub(crate) action: Action,
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    pub(crate) requested: u64,
-    pub(crate) stream: u64,
-    /// The number of its origin in [`Tensors::origins`].
-    pub(crate) origin: u32,
-    /// See [`SegmentUse::pool`].
-    pub(crate) pool: u16,
-}
-
-/// Which requests get memory of a segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SegmentUse {
-    pub(crate) stream: u64,
-    /// The number of the pool: 1 is the pool that the whole program shares, a higher number is a private pool, such as that of a captured
-    /// graph, and 0 means that the pool is not known.
-    pub(crate) pool: u16,
-}
-
-impl SegmentUse {
-    pub(crate) fn is_private(self) -> bool {
-        self.pool > 1
-    }
-}
-
-/// A segment at one moment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    pub(crate) of: SegmentUse,
-}
-
-/// A tensor in a segment, or the room between two of them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece<'a> {
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    pub(crate) tensor: Option<&'a Tensor>,
-}
-
-/// A block that is in use.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tensor {
-    pub(crate) bytes: u64,
-    pub(crate) requested: u64,
-    pub(crate) origin: u32,
-    /// Whether the program has freed it, while work on another stream may use it.
-    pub(crate) is_awaiting: bool,
-}
-
-/// The memory of the allocator at one moment.
-#[derive(Debug, Default)]
-pub(crate) struct AllocatorState {
-    /// The segments by their addresses, with their sizes. They do not overlap.
-    pub(crate) segments: BTreeMap<u64, (u64, SegmentUse)>,
-    /// The tensors by their addresses.
-    pub(crate) tensors: BTreeMap<u64, Tensor>,
-}
-
-impl AllocatorState {
-    pub(crate) fn apply(&mut self, step: &AllocatorStep) {
-        let AllocatorStep { address, bytes, requested, origin, stream, pool, .. } = *step;
-        match step.action {
-            Action::SegmentAlloc => {
-                let bytes = bytes.min(u64::MAX - address);
-                remove_range(&mut self.segments, address, bytes, |_, _| {});
-                self.segments.insert(address, (bytes, SegmentUse { stream, pool }));
-            }
-            // Parts of an expandable segment go one by one.
-            Action::SegmentFree => remove_range(&mut self.segments, address, bytes, |_, _| {}),
-            Action::Alloc => {
-                let tensor = Tensor { bytes, requested: requested.min(bytes), origin, is_awaiting: false };
-                self.tensors.insert(address, tensor);
-            }
-            Action::FreeRequested => {
-                if let Some(tensor) = self.tensors.get_mut(&address) {
-                    tensor.is_awaiting = true;
-                }
-            }
-            Action::FreeCompleted => _ = self.tensors.remove(&address),
-            Action::OutOfMemory => {}
-        }
-    }
-
-    /// The tensors by their origins, the largest first.
-    pub(crate) fn held<'a>(&self, origins: &'a [Origin]) -> Vec<OriginSum<'a>> {
-        let mut sums: HashMap<u32, (i64, i64)> = HashMap::new();
-        for tensor in self.tensors.values().filter(|tensor| !tensor.is_awaiting) {
-            let sum = sums.entry(tensor.origin).or_default();
-            *sum = (sum.0.saturating_add_unsigned(tensor.bytes), sum.1 + 1);
-        }
-        let mut held: Vec<_> = sums
-            .into_iter()
-            .filter_map(|(origin, (bytes, blocks))| {
-                Some(OriginSum { device: 0, origin: origins.get(origin as usize)?, bytes, blocks })
-            })
-            .collect();
-        held.sort_by_key(|held| (Reverse(held.bytes), held.origin.stack.0));
-        held
-    }
-
-    /// The segments by their addresses. The parts of an expandable segment that follow each other are one.
-    pub(crate) fn segments(&self, is_expandable: bool) -> Vec<Segment> {
-        let mut segments: Vec<Segment> = Vec::new();
-        for (address, (bytes, of)) in &self.segments {
-            let is_inside = || {
-                let before = self.tensors.range(..address).next_back();
-                before.is_some_and(|(begin, tensor)| begin.saturating_add(tensor.bytes) > *address)
-            };
-            let is_same = |last: SegmentUse| last.stream == of.stream && last.is_private() == of.is_private();
-            match segments.last_mut() {
-                Some(last)
-                    if last.address + last.bytes == *address && (is_expandable && is_same(last.of) || is_inside()) =>
-                {
-                    last.bytes += *bytes;
-                }
-                _ => segments.push(Segment { address: *address, bytes: *bytes, of: *of }),
-            }
-        }
-        segments
-    }
-
-    /// The tensors in a segment, and the room between them. Their sizes add up to that of the segment.
-    pub(crate) fn pieces(&self, segment: &Segment) -> Vec<Piece<'_>> {
-        let (mut pieces, mut at, end) = (Vec::new(), segment.address, segment.address + segment.bytes);
-        let mut add = |address, until: u64, tensor| {
-            if until > address {
-                pieces.push(Piece { address, bytes: until - address, tensor });
-            }
-        };
-        for (address, tensor) in self.tensors.range(segment.address..end) {
-            // A tensor that does not fit contradicts the others.
-            if *address < at || tensor.bytes > end - address {
-                continue;
-            }
-            add(at, *address, None);
-            at = address + tensor.bytes;
-            add(*address, at, Some(tensor));
-        }
-        add(at, end, None);
-        pieces
-    }
-}
-
-impl TensorHistory {
-    /// The memory after this many steps.
-    pub(crate) fn state(&self, steps: usize) -> AllocatorState {
-        let mut state = AllocatorState::default();
-        self.steps[..steps.min(self.steps.len())].iter().for_each(|step| state.apply(step));
-        state
-    }
-
-    /// How many steps there were at a time.
-    pub(crate) fn steps_until(&self, time: u64) -> usize {
-        self.steps.partition_point(|step| step.time <= time).max(self.older_count())
-    }
-
-    /// How many steps there were when the allocator refused a request, after the driver had refused it at this time: PyTorch has
-    /// emptied its cache then, and has another clock.
-    pub(crate) fn steps_at_refusal(&self, time: u64) -> usize {
-        const SOON: u64 = 1_000_000_000;
-        let refused = (0..).zip(&self.steps).filter(|(_, step)| step.action == Action::OutOfMemory);
-        let nearest = refused.map(|(at, step)| (step.time.abs_diff(time), at)).min();
-        nearest.filter(|(apart, _)| *apart <= SOON).map_or_else(|| self.steps_until(time), |(_, at): (_, usize)| at + 1)
-    }
-
-    /// The stream of the newest request, after this many steps.
-    pub(crate) fn request_stream(&self, steps: usize, state: &AllocatorState) -> u64 {
-        let mut newest = self.steps[..steps.min(self.steps.len())].iter().rev();
-        let is_request = |step: &&AllocatorStep| matches!(step.action, Action::Alloc | Action::OutOfMemory);
-        let Some(request) = newest.find(is_request) else { return 0 };
-        // The stream of a block that is older than the history is only known of its segment.
-        let before = state.segments.range(..=request.address).next_back();
-        let segment = before.filter(|(address, (bytes, _))| request.address - **address < *bytes);
-        segment.map_or(request.stream, |(_, (_, of))| of.stream)
-    }
-
-    /// How many of the first steps only describe what was live when the history begins.
-    pub(crate) fn older_count(&self) -> usize {
-        usize::try_from(self.about.older).unwrap_or(usize::MAX).min(self.steps.len())
-    }
-
-    /// When the history begins, in nanoseconds since the recording began, if the allocator did something before.
-    pub(crate) fn known_from(&self) -> Option<u64> {
-        let time = u64::try_from(self.about.known_from?.as_nanos()).unwrap_or(u64::MAX);
-        // `align` has moved the steps to the driver's clock. `known_from` in the recording still has PyTorch's.
-        Some(self.steps.get(self.older_count()).map_or(time, |step| step.time))
-    }
-
-    /// The step between two times after which tensors had most, and how many bytes they had.
-    pub(crate) fn most_between(&self, from: u64, to: u64) -> (usize, u64) {
-        let (first, end) = (self.steps_until(from), self.steps_until(to));
-        let mut most = (first, 0);
-        for (steps, bytes) in (1..).zip(self.allocated()) {
-            if steps == first || steps > first && steps <= end && bytes > most.1 {
-                most = (steps, bytes);
-            }
-        }
-        most
-    }
-
-    /// What tensors have after each step.
-    fn allocated(&self) -> impl Iterator<Item = u64> {
-        let (mut live, mut bytes) = (HashMap::new(), 0_u64);
-        self.steps.iter().map(move |step| {
-            match step.action {
-                Action::Alloc => {
-                    let before = live.insert(step.address, step.bytes).unwrap_or(0);
-                    bytes = bytes.saturating_sub(before).saturating_add(step.bytes);
-                }
-                Action::FreeRequested => bytes = bytes.saturating_sub(live.remove(&step.address).unwrap_or(0)),
-                _ => {}
-            }
-            bytes
-        })
-    }
-
-    fn find_peak(&mut self) {
-        let mut peak = None;
-        let older = self.older_count();
-        for (at, bytes) in self.allocated().enumerate() {
-            // The older steps together describe one moment. Only the state after the last of them can be a peak.
-            if at + 1 >= older && bytes > peak.map_or(0, |(most, _)| most) {
-                peak = Some((bytes, at));
-            }
-        }
-        self.peak = peak;
-    }
+    /// The tensors and the segments of all devices.
+    pub(crate) blocks: TensorBlocks,
 }
 
 /// Tensors, while a recording is read.
@@ -391,9 +141,7 @@ impl TensorReading {
             let mut steps = self.devices.remove(&about.device).unwrap_or_default();
             align(about.device, &mut steps, &segments);
             let is_expandable = expandable.contains(&about.device);
-            let mut history = TensorHistory { about: *about, steps, is_expandable, peak: None };
-            history.find_peak();
-            devices.push(history);
+            devices.push(TensorHistory::new(*about, steps, is_expandable));
         }
         devices.sort_by_key(|history| history.about.device.ordinal);
         let group = |id: u32| definitions.tensor_group(id);
@@ -414,11 +162,12 @@ impl TensorReading {
                 stack: *stack,
             }
         };
-        let origins = self.all.iter().map(origin).collect();
+        let origins: Vec<_> = self.all.iter().map(origin).collect();
         let has_groups = self.all.iter().any(|(_, id)| *id != 0);
         let classes = has_groups.then(|| self.all.iter().map(|(_, id)| group(*id)?.class).collect());
         let AllocatorDefinition { name, missing, missing_modules, settings, .. } = defined.clone();
-        Some(Tensors { name, missing, missing_modules, settings, origins, classes, devices })
+        let blocks = TensorBlocks::of(&mut devices, origins.len());
+        Some(Tensors { name, missing, missing_modules, settings, origins, classes, devices, blocks })
     }
 }
 

@@ -86,6 +86,8 @@ struct AboutDevice<'a> {
     peak: u64,
     peak_at: Option<u32>,
     peak_time: Option<u64>,
+    /// What each registered pool kept unused at the peak.
+    pools: Vec<&'a str>,
     /// All memory that the device has, in bytes.
     total: Option<u64>,
 }
@@ -267,9 +269,12 @@ impl Recording {
                     (known.device, known.simulated)
                         == (device.device.ordinal, device.device.family == Family::Simulated)
                 };
+                let of_device = overview.devices.iter().find(is_same);
+                let pools = of_device.map_or(&[][..], |device| &device.pools);
                 AboutDevice {
                     model: model(history, device.device),
-                    most: overview.devices.iter().find(is_same).and_then(DeviceOverview::most),
+                    most: of_device.and_then(DeviceOverview::most),
+                    pools: pools.iter().map(|pool| pool.words.as_str()).collect(),
                     name: device.device.to_string(),
                     peak: device.peak,
                     peak_at: device.peak_at,
@@ -331,11 +336,11 @@ fn tensors<'a>(
     frames: &mut Numbers<String>,
 ) -> Option<(AboutTensors<'a>, Columns)> {
     let tensors = history.tensors.as_ref()?;
-    let lives = tensors.blocks().lives;
+    let lives = &tensors.blocks.lives;
     if lives.change_count() == 0 {
         return None;
     }
-    let columns = Columns::of(&lives, true);
+    let columns = Columns::of(lives, true);
     let kind = |at: usize| match &tensors.classes {
         Some(classes) => classes[at].map_or(NOT_CLASSIFIED, TensorClass::name),
         None => "tensor",
@@ -366,7 +371,7 @@ fn tensors<'a>(
             known_from: of_device.known_from(),
             model: model(history, device),
             name: device.to_string(),
-            peak: of_device.peak.map_or(0, |(bytes, _)| bytes),
+            peak: of_device.live.peak,
             total: total(history, device),
         }
     });

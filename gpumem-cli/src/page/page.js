@@ -533,7 +533,10 @@ function start() {
     ].filter(Boolean).join(' · ');
     $('summary').textContent = recording.devices
       .filter((device) => device.peakAt !== null)
-      .map((device) => `${device.name}: the peak was ${bytesInWords(device.peak)}, after ${timeInWords(device.peakTime)}.${device.most ? ` ${shortened(device.most, 240)}.` : ''}`)
+      .flatMap((device) => [
+        `${device.name}: the peak was ${bytesInWords(device.peak)}, after ${timeInWords(device.peakTime)}.${device.most ? ` ${shortened(device.most, 240)}.` : ''}`,
+        ...device.pools.map((line) => `${shortened(line, 240)}.`),
+      ])
       .concat((recording.tensors?.peaks ?? []).map((line) => `${shortened(line, 240)}.`))
       .join('\n');
     $('missing').textContent = recording.missing.join('\n');

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use gpumem_core::{
-    model::{Device, Family},
+    derive::registered_pool,
+    ledger::KnownPool,
+    model::{Bytes, Device, Family},
     report::{Leaks, PeakHolders, counted},
 };
 use serde::Serialize;
@@ -68,6 +70,8 @@ pub(crate) struct DeviceOverview {
     /// Managed and pinned host memory, which is not in the peak: the most that was live of each, at its own moment. `None` if it is not
     /// in the recording.
     pub(crate) besides: Option<Vec<Sum>>,
+    /// The registered pools at the peak. What they keep unused is not in the peak.
+    pub(crate) pools: Vec<PoolOverview>,
     pub(crate) live_at_end_bytes: u64,
     /// Readings of the whole device, with the context and other processes.
     pub(crate) samples: u64,
@@ -76,6 +80,22 @@ pub(crate) struct DeviceOverview {
     /// The peak as the library prints it. Only a report that shows it has it.
     #[serde(skip)]
     pub(crate) holders: Option<PeakHolders>,
+}
+
+/// A registered pool at the peak of its device.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PoolOverview {
+    pub(crate) name: String,
+    /// What its parts had.
+    pub(crate) used_bytes: u64,
+    pub(crate) reserved_bytes: u64,
+    /// `None` if its parts had more than it had reserved, so that one of the two is wrong.
+    pub(crate) unused_bytes: Option<u64>,
+    /// How many calls of the whole recording cannot be right.
+    pub(crate) wrong_calls: u64,
+    /// The row of reports.
+    #[serde(skip)]
+    pub(crate) words: String,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -354,6 +374,22 @@ fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Su
     sums
 }
 
+impl PoolOverview {
+    fn of(history: &History, mut at_peak: KnownPool) -> Self {
+        let at_end = history.ledger().pools().into_iter().find(|pool| pool.pool == at_peak.pool);
+        at_peak.wrong = at_end.map_or(at_peak.wrong, |at_end| at_end.wrong);
+        let pool = registered_pool(&at_peak, history.definitions());
+        Self {
+            used_bytes: pool.used.get(),
+            reserved_bytes: pool.reserved.get(),
+            unused_bytes: pool.unused().map(Bytes::get),
+            wrong_calls: pool.wrong_calls(),
+            words: pool.to_string(),
+            name: pool.name,
+        }
+    }
+}
+
 impl DeviceOverview {
     /// `held` is what was live at its peak.
     fn of(history: &History, all: &DeviceHistory, held: Vec<OriginSum<'_>>, besides: Vec<Sum>) -> Self {
@@ -367,7 +403,7 @@ impl DeviceOverview {
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             name: defined.and_then(|defined| defined.name.clone()),
-            total_bytes: defined.and_then(|defined| defined.total).map(gpumem_core::model::Bytes::get),
+            total_bytes: defined.and_then(|defined| defined.total).map(Bytes::get),
             peak_bytes: all.peak_at.map(|_| all.peak),
             peak_seconds: all.peak_at.map(|at| seconds(history.time_of(at))),
             peak_by_kind: sums_by(&on_device, |origin| origin.kind.name().to_owned()),
@@ -375,6 +411,7 @@ impl DeviceOverview {
             peak_by_scope: sums_by(&on_device, Origin::scope),
             peak_by_place,
             besides: (!history.has_only_peaks()).then_some(besides),
+            pools: all.pools.iter().map(|pool| PoolOverview::of(history, *pool)).collect(),
             live_at_end_bytes: all.live,
             samples: all.samples,
             highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),

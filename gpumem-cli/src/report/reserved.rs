@@ -435,7 +435,7 @@ mod tests {
         let device = Device { family: Family::Cuda, ordinal: 0 };
         let about = AllocatorDevice { device, older: 0, known_from: None, said: None };
         let steps = steps.iter().map(step).collect();
-        let history = TensorHistory { about, steps, is_expandable, peak: None };
+        let history = TensorHistory::new(about, steps, is_expandable);
         let origin = |line: &str, module: &str| {
             let path = vec![module.to_owned()];
             Origin { line: Some(line.to_owned()), path, ..Origin::unnamed(MemKind::Device) }

@@ -186,6 +186,9 @@ fn write_device(
         }
         Some(_) => {}
     }
+    for pool in &device.pools {
+        writeln!(out, "{}", pool.words)?;
+    }
     if let Some(name) = &device.name {
         let total = device.total_bytes.map(|total| format!(", {}", Bytes::new(total))).unwrap_or_default();
         line(out, "device", &format!("{name}{total}"))?;

@@ -248,8 +248,8 @@ impl DeviceTensors {
             device: about.device.ordinal,
             events: tensors.steps.len() as u64,
             known_from_seconds: about.known_from.map(|time| time.as_secs_f64()),
-            peak: tensors.peak.map(|(_, at)| moment(at + 1)),
-            at_device_peak: window.map(|(from, to)| moment(tensors.most_between(from, to).0)),
+            peak: tensors.peak_steps().map(moment),
+            at_device_peak: window.map(|(from, to)| moment(tensors.most_between(from, to))),
             at_end: (!is_empty).then(|| moment(tensors.steps.len())),
             at_refusal: refusal_on(history, tensors).map(|refusal| moment(tensors.steps_at_refusal(refusal.time))),
             said: about.said.map(|said| Said {
@@ -323,7 +323,7 @@ pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Optio
             Moment::Oom => refusal_on(history, tensors).map(|refusal| tensors.steps_at_refusal(refusal.time)),
             _ => None,
         };
-        let steps = steps.unwrap_or_else(|| tensors.most_between(window.0, window.1).0);
+        let steps = steps.unwrap_or_else(|| tensors.most_between(window.0, window.1));
         let nanos = match moment {
             Moment::Peak => tensors.steps.get(steps.checked_sub(1)?)?.time,
             _ => window.0.min(history.end_nanos()),

@@ -2,7 +2,6 @@
 
 use std::{
     env, fs,
-    hash::{DefaultHasher, Hash, Hasher},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
@@ -11,8 +10,9 @@ use std::{
 
 use crate::files;
 
-/// The library that the build script has built. It is empty on systems where gpumem does not record programs.
-const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
+/// The library that the build script has built. It is empty on systems where gpumem does not record programs. As a
+/// constant, it would be four times in what the compiler keeps of this crate.
+static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
 
 /// The path of the unpacked library, whose content is that of this command.
 pub(super) fn unpacked() -> io::Result<PathBuf> {
@@ -51,16 +51,16 @@ fn folders() -> impl Iterator<Item = PathBuf> {
 }
 
 fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
-    let path = folder.join(format!("libgpumem_inject-{:016x}.so", hash(library)));
+    let path = folder.join(format!("libgpumem_inject-{:08x}.so", hash(library)));
     unpack_as(&path, library)?;
     Ok(path)
 }
 
-/// A number that says which content a library has.
-pub(super) fn hash(library: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    library.hash(&mut hasher);
-    hasher.finish()
+/// A number that says which content a library has. The content is compared before it is used, so a checksum is enough.
+pub(super) fn hash(library: &[u8]) -> u32 {
+    let mut sum = flate2::Crc::new();
+    sum.update(library);
+    sum.sum()
 }
 
 /// Writes a library that programs load, unless it is there. Nobody else may write to its folder.

@@ -7,11 +7,15 @@ mod finish;
 mod library;
 mod nvml;
 mod options;
+mod passing;
 mod program;
+mod runtime;
 
 use std::{
     borrow::Cow,
-    env, io,
+    env,
+    ffi::OsString,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -114,14 +118,30 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         let put = nvml::put_before(program, &library, cards.are_counted());
         _ = put.inspect_err(|error| terminal::error(&Failure::new("NVML shows the real card", error, "")));
     }
-    // The loader takes spaces and colons for the ends of names.
-    if cards.are_dry() && !library.to_string_lossy().contains([' ', ':']) {
-        // Functions of the library stand before those of NCCL.
-        program.first_in("LD_PRELOAD", &library);
+    if cards.are_dry() {
+        let done = preload(program, &library, cards.are_counted());
+        if let (Err(error), true) = (done, cards.are_counted()) {
+            terminal::error(&Failure::new("the CUDA runtime shows the GPU of the machine", error, ""));
+        }
     }
     program.environment(variable::FILE, destination.file());
     program.environment(variable::BACKTRACE, settings.backtrace);
     Ok(destination)
+}
+
+/// Functions of the library stand before those of NCCL, and with several cards before those of the CUDA runtime.
+fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Result<()> {
+    if library.to_string_lossy().contains([' ', ':']) {
+        return Err(io::Error::other(format!("the loader takes `{}` for several files", library.display())));
+    }
+    let mut list = OsString::new();
+    if is_counted {
+        list.push(runtime::unpacked(library)?);
+        list.push(":");
+    }
+    list.push(library);
+    program.first_in("LD_PRELOAD", list);
+    Ok(())
 }
 
 /// Says which recordings are not finished, and why nothing was recorded.
@@ -156,7 +176,7 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
                      profiler: write `nsys profile gpumem run …`), or the driver could not load the library, or the recording was moved or \
                      removed";
         let next = if options.cards.are_counted() {
-            "the CUDA runtime, and so PyTorch, does not start with more cards than the machine has; `--card-per-process` gives each process its own"
+            "the CUDA runtime does not start with more cards than the machine has if it is linked into the program statically"
         } else if options.cards.are_replaced() {
             "if it used a GPU, it was the real card"
         } else {

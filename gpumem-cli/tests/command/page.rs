@@ -2,7 +2,10 @@
 
 use std::{fs, time::Duration};
 
-use gpumem_core::model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, StackId};
+use gpumem_core::{
+    model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, PoolId, StackId},
+    recording::{Item, PoolDefinition},
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -39,6 +42,33 @@ fn a_page_has_the_marks() {
     let (_, text) = page("marks", &[&recorded("marked.capture", made)]);
     assert!(text.contains(r#""marks":[[1000,0],[2000,1],[3000,0]]"#), "{text}");
     assert!(text.contains(r#""frames":["train","forward"]"#), "{text}");
+}
+
+/// The row is in the report, in its JSON and on the page.
+#[test]
+fn what_a_pool_keeps_unused_has_a_row() {
+    let (mut made, pool) = (Made::new("train"), PoolId(1));
+    made.item(&Item::Pool(PoolDefinition { pool, name: "arena".to_owned() }));
+    made.event(EventKind::PoolRegistered { pool, device: DEVICE });
+    let begin = made.alloc(64 * MIB, MemKind::Device, 2).get();
+    made.event(EventKind::PoolReserved { pool, bytes: Bytes::mib(64) });
+    let [first, second, unknown] = [0, 20, 50].map(|mib| Key::of_part(pool, begin + mib * MIB));
+    for (key, mib) in [(first, 20), (second, 16)] {
+        let (kind, stack) = (MemKind::Part, StackId(2));
+        made.alloc_at(key, Block { device: DEVICE, bytes: Bytes::mib(mib), kind, context: pool.0, stack });
+    }
+    made.free(second);
+    made.free(unknown);
+    let file = recorded("pool.capture", made);
+    let row = "cache of arena: 28 MiB of 64 MiB; wrong calls: 1 free of an unknown part";
+    let report = printed(&["report", &file]);
+    assert!(report.contains("the peak was 36 MiB") && report.contains(&format!("\n{row}\n")), "{report}");
+    let overview: Value = serde_json::from_str(&printed(&["report", "--json", &file])).unwrap();
+    let [used, reserved, unused] = [36, 64, 28].map(|mib| mib * MIB);
+    let expected = json!([{"name": "arena", "used_bytes": used, "reserved_bytes": reserved, "unused_bytes": unused, "wrong_calls": 1}]);
+    assert_eq!(overview["devices"][0]["pools"], expected, "{overview}");
+    let (_, text) = page("pool", &[&file]);
+    assert!(text.contains(&format!("\"pools\":[\"{row}\"]")), "{text}");
 }
 
 #[test]

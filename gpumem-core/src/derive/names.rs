@@ -3,7 +3,8 @@
 use std::{borrow::Cow, fmt};
 
 use crate::model::{
-    CallsiteId, Frame, Phase, PoolId, StackId, backward_operation, library, phase, program_frames, user_line,
+    CallsiteId, Frame, Phase, PoolId, StackId, backward_operation, is_gpumem_c, library, phase, program_frames,
+    user_line,
 };
 
 /// What the numbers in a ledger stand for.
@@ -94,7 +95,8 @@ impl Stack {
         let operation = operation.map(|operation| [operation, Phase::BackwardPass.in_brackets()].concat());
         let in_phase = |line: &Frame| seen(line) + phase(frames).map_or("", Phase::in_brackets);
         let library = library(frames);
-        let (library, program) = if library == own_module { (None, own_module) } else { (library, None) };
+        let is_own = library == own_module || library.is_some_and(is_gpumem_c);
+        let (library, program) = if is_own { (None, own_module) } else { (library, None) };
         let has_main = program_frames(frames).iter().any(|frame| frame.function.as_deref() == Some("main"));
         let unnamed = program.map(|name| if has_main { "main".to_owned() } else { format!("{name} (no symbols)") });
         Self {

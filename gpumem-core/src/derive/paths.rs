@@ -4,8 +4,8 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::{LedgerView, Names, pools};
 use crate::{
-    ledger::{GroupAtPeak, NodeId, ScopeNode},
-    model::{Bytes, CallsiteId, Device, Family, ScopeId, ShortNames},
+    ledger::{GroupAtPeak, NodeId, ScopeNode, ScopePeriod},
+    model::{Bytes, CallsiteId, Device, Family, ScopeId, ShortNames, name_in_line},
     report::{Path, ScopeSummary, Summary},
 };
 
@@ -25,6 +25,12 @@ pub fn short_names(view: &dyn LedgerView, names: &dyn Names, scopes: &[CallsiteI
     let full: Vec<_> = known.chain(scopes.iter().copied()).map(|id| names.callsite(id).to_string()).collect();
     let short = ShortNames::of(full.iter().map(String::as_str));
     full[full.len() - scopes.len()..].iter().map(|name| short.get(name).to_owned()).collect()
+}
+
+/// The names of the scopes around the one with this period, as the line of its trace shows them.
+pub fn outer_names(view: &dyn LedgerView, names: &dyn Names, period: &ScopePeriod) -> Vec<String> {
+    let name = |id| name_in_line(&names.callsite(id).to_string()).into_owned();
+    view.scopes_around(period).into_iter().map(name).collect()
 }
 
 /// All paths of scopes. Paths share their names: written out, those of deep scopes are many times as long.

@@ -9,11 +9,12 @@ use crate::{
 
 /// All pools that have something, or that were called wrongly.
 pub fn pools(view: &dyn LedgerView, names: &dyn Names) -> Vec<RegisteredPool> {
-    let pools = view.pools().into_iter().map(|known| registered(&known, names));
+    let pools = view.pools().into_iter().map(|known| registered_pool(&known, names));
     pools.filter(|pool| pool.reserved > Bytes::ZERO || pool.parts > 0 || pool.wrong_calls() > 0).collect()
 }
 
-fn registered(known: &KnownPool, names: &dyn Names) -> RegisteredPool {
+/// A pool as reports have it.
+pub fn registered_pool(known: &KnownPool, names: &dyn Names) -> RegisteredPool {
     let KnownPool { pool, device, parts, part_bytes, reserved, wrong, .. } = *known;
     let WrongCalls { unknown, doubled, outside, late } = wrong;
     RegisteredPool {

@@ -7,8 +7,8 @@ use crate::{
     error::Kind,
     model::{ByteDelta, Bytes, Device, Family, Gauge, GpuMemory, MemKind, Trace},
     report::{
-        Breakdown, Change, Content, Leaks, Lines, LiveBlock, OutOfMemory, Part, PartKind, PeakHolder, PeakHolders,
-        Peaks, Place, RegisteredPool, Report, ScopeSummary, SourceLine, Summary, Tracked,
+        Breakdown, Change, Content, Leaks, Lines, LiveBlock, NameStats, OutOfMemory, Part, PartKind, PeakHolder,
+        PeakHolders, Peaks, Place, RegisteredPool, Report, ScopeSummary, SourceLine, Stats, Summary, Tracked,
     },
 };
 
@@ -98,6 +98,9 @@ fn after(content: Option<&Content>) -> Option<Content> {
             Content::Trace(Report { lines, ..Report::new(trace, Some(NAME), Some(NAME)) })
         }
         Some(Content::Trace(_)) => {
+            Content::Stats(Stats::of(vec![NameStats { sampled: 1, ..NameStats::new(name(), 0, false) }]))
+        }
+        Some(Content::Stats(_)) => {
             let change = |dtype, shape, path| Change {
                 count: 2,
                 each: Bytes::mib(1),

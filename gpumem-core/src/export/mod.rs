@@ -12,6 +12,7 @@ mod memory_stats;
 mod output;
 mod paint;
 mod sink;
+mod stats;
 mod summary;
 mod table;
 mod text;

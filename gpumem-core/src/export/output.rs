@@ -22,6 +22,7 @@ impl Show for Output {
         let pid = self.pid;
         match &self.content {
             Content::Trace(report) => report.show(f, paint),
+            Content::Stats(stats) => stats.show(f, paint),
             Content::Tracked(tracked) => tracked.show(f, paint),
             Content::OutOfMemory(oom) => oom.show(f, paint),
             Content::Leaks(leaks) => {

@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Style};
 
 use crate::{
     model::one_line,
-    report::{Breakdown, Leaks, MemorySummary, OutOfMemory, Output, PeakHolders, Peaks, Summary, Tracked},
+    report::{Breakdown, Leaks, MemorySummary, OutOfMemory, Output, PeakHolders, Peaks, Stats, Summary, Tracked},
 };
 
 /// The columns of reports, unless a terminal has others.
@@ -113,7 +113,7 @@ macro_rules! plain_display {
     )*};
 }
 
-plain_display!(Breakdown, Leaks, MemorySummary, OutOfMemory, Output, PeakHolders, Peaks, Summary, Tracked);
+plain_display!(Breakdown, Leaks, MemorySummary, OutOfMemory, Output, PeakHolders, Peaks, Stats, Summary, Tracked);
 
 /// Writes a value with or without colours.
 pub struct InPaint<'a, T: ?Sized>(pub &'a T, pub Paint);

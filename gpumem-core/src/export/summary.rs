@@ -25,7 +25,8 @@ impl Show for Summary {
                 "no scope was opened and nothing was allocated"
             });
         }
-        for (at, scopes) in self.scopes.chunk_by(|a, b| a.device == b.device).enumerate() {
+        let (rows, has_shared) = self.rows();
+        for (at, scopes) in rows.chunk_by(|a, b| a.device == b.device).enumerate() {
             let ScopeSummary { device, simulated, .. } = &scopes[0];
             let (before, simulated) = (if at > 0 { "\n" } else { "" }, if *simulated { "simulated " } else { "" });
             writeln!(f, "{before}{}", paint.on(Role::Heading, format_args!("{simulated}device {device}, by scope")))?;
@@ -39,7 +40,12 @@ impl Show for Summary {
             write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(self.untracked, self.lost)))?;
         }
         let legend = "used: still in use. at peak: its part of the peak of the whole process.";
-        write!(f, "\n{}", paint.on(Role::Faint, legend))
+        write!(f, "\n{}", paint.on(Role::Faint, legend))?;
+        if has_shared {
+            let legend = "#: names that differ in numbers alone; their peak is that of the highest.";
+            write!(f, "\n{}", paint.on(Role::Faint, legend))?;
+        }
+        Ok(())
     }
 }
 
@@ -141,6 +147,37 @@ device 0, by scope
    eval                         0        0     0      0       0      0
      forward                    0        0     0      0       0      2
 used: still in use. at peak: its part of the peak of the whole process.",
+        );
+    }
+
+    #[test]
+    fn many_names_that_differ_in_numbers_are_one_row() {
+        let mut paths = vec![scope(&[], None, [0, 20, 100, 0, 0, 0])];
+        for number in 0..17 {
+            let name = format!("request {number}");
+            paths.push(scope(&[&name], Some(0), [1, 1, 10 + number, 2, 5, 1]));
+            let at = paths.len() - 1;
+            paths.push(scope(&[&name, "decode"], Some(at), [2, 1, 3, 0, 5, 1]));
+            paths.push(scope(&[&name, if number == 0 { "layer 1" } else { "layer 2" }], Some(at), [1, 0, 4, 0, 5, 1]));
+        }
+        paths.push(scope(&["load 1"], Some(0), [1, 1, 12, 0, 0, 0]));
+        paths.push(scope(&["load 2"], Some(0), [1, 1, 11, 0, 0, 0]));
+        check(
+            paths,
+            "\
+device 0, by scope
+ scope            peak  at peak  used  total  allocs  calls
+                   MiB      MiB   MiB    MiB
+ ────────────────────────────────────────────────────────────────────
+ (whole process)   100       34    20    255      51         ████████
+   request #        26       34    17    255      51     17  ██
+     layer 1         4        0     0      5       1      1  ▎
+     layer 2         4        0     0     80      16     16  ▎
+     decode          3        0    17     85      17     34  ▏
+   load 1           12        0     1      0       0      1  ▉
+   load 2           11        0     1      0       0      1  ▉
+used: still in use. at peak: its part of the peak of the whole process.
+#: names that differ in numbers alone; their peak is that of the highest.",
         );
     }
 

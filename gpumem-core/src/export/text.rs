@@ -55,8 +55,9 @@ fn statements(lines: &[Line]) -> Table {
 }
 
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
-/// ` (ctx: subctx)` or nothing. Figures that were not measured are `?`. A trace that overlapped those of other threads, shares
-/// adopted threads with them, or whose thread allocated on another device only, ends in a note that fastai does not have.
+/// ` (ctx: subctx)` or nothing. A nested trace has two more spaces for each scope around it, then ` (outer > ctx: subctx)`. Figures
+/// that were not measured are `?`. A trace that overlapped those of other threads, shares adopted threads with them, or whose thread
+/// allocated on another device only, ends in a note that fastai does not have.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;
@@ -66,10 +67,14 @@ impl fmt::Display for Report {
             ("?".to_owned(), "?".to_owned())
         };
         write!(f, "\u{25b3}Used Peaked MB: {used:>6} {peaked:>6}")?;
+        let outer = self.outer.last().map(|outer| one_line(outer));
+        let indent = 2 * self.outer.len();
+        let (before, arrow) = outer.as_deref().map_or(("", ""), |outer| (outer, " > "));
         match (self.ctx.as_deref().map(one_line), self.subctx.as_deref().map(one_line)) {
-            (None, None) => {}
-            (Some(name), None) | (None, Some(name)) => write!(f, " ({name})")?,
-            (Some(ctx), Some(subctx)) => write!(f, " ({ctx}: {subctx})")?,
+            (None, None) if outer.is_none() => {}
+            (None, None) => write!(f, "{:indent$} (in {before})", "")?,
+            (Some(name), None) | (None, Some(name)) => write!(f, "{:indent$} ({before}{arrow}{name})", "")?,
+            (Some(ctx), Some(subctx)) => write!(f, "{:indent$} ({before}{arrow}{ctx}: {subctx})", "")?,
         }
         if let Some(device) = trace.allocated_on {
             write!(f, " [of device {}; its thread allocated on device {device}]", trace.device)?;
@@ -138,6 +143,19 @@ mod tests {
         ] {
             assert_eq!(line(used, peaked, ctx, subctx), expected);
         }
+    }
+
+    #[test]
+    fn a_nested_trace_is_indented_and_names_the_scope_around_it() {
+        let line = |outer: &[&str], ctx, subctx| {
+            let report =
+                Report::new(Trace::off(0), ctx, subctx).inside(outer.iter().map(ToString::to_string).collect());
+            report.to_string().replace("△Used Peaked MB:      ?      ?", "")
+        };
+        assert_eq!(line(&["train"], Some("forward"), Some("exit")), "   (train > forward: exit)");
+        assert_eq!(line(&["train", "a\nb"], Some("forward"), None), "     (a\\nb > forward)");
+        assert_eq!(line(&["train"], None, Some("exit")), "   (train > exit)");
+        assert_eq!(line(&["train"], None, None), "   (in train)");
     }
 
     #[test]

@@ -254,12 +254,13 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Applies an event of a recording, with its recorded number, time and thread, and tells the observer what it does to
     /// blocks. Returns the figures if the event is a query of a scope.
-    pub fn replay(&self, event: &Event<'_>, observer: &mut impl Observer) -> Option<Trace> {
+    pub fn replay(&self, event: &Event<'_>, observer: &mut impl Observer) -> Option<Box<Trace>> {
+        // A trace is larger than an event, and nearly all events have none.
         let replay = |state: &mut InboxState<T>, _| {
             (state.number, state.time) = (event.number, event.time);
             state.ledger.set_time(event.time);
             state.ledger.apply_observed(event, observer);
-            state.ledger.last_trace()
+            state.ledger.last_trace().map(Box::new)
         };
         self.enter(1, replay).flatten()
     }

@@ -37,6 +37,8 @@ pub trait LedgerView: Send + Sync {
     fn block(&self, key: Key) -> Option<KnownBlock>;
     /// The registered pools, and closed ones that still have blocks.
     fn pools(&self) -> Vec<KnownPool>;
+    /// The scopes around the one with this period, the outermost first.
+    fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId>;
     /// The live blocks, read in parts: all of them, or those that were allocated in a scope.
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock>;
 }
@@ -114,6 +116,10 @@ where
     fn pools(&self) -> Vec<KnownPool> {
         self.decide();
         self.enter(0, |state, _| state.ledger.pools()).unwrap_or_default()
+    }
+
+    fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId> {
+        self.enter(0, |state, _| state.ledger.scopes_around(period)).unwrap_or_default()
     }
 
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {

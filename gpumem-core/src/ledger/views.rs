@@ -10,7 +10,7 @@ use super::{
     meters::Meter,
     tree::{NodeId, ScopeNode},
 };
-use crate::model::{Bytes, Device, Key, OwnerThread, ScopeId, Time};
+use crate::model::{Bytes, CallsiteId, Device, Key, OwnerThread, ScopeId, Time};
 
 /// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +145,13 @@ impl Ledger {
     pub(super) fn is_inside(&self, key: Key, scope: ScopeId) -> bool {
         let period = self.scope_period(scope, u64::MAX).expect("it is open");
         self.live.get(key).is_some_and(|entry| self.is_allocated_in(entry, &period))
+    }
+
+    /// The scopes around the one with this period, the outermost first.
+    pub fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId> {
+        let mut path = period.nodes.last().map(|node| self.tree.path(*node)).unwrap_or_default();
+        path.pop();
+        path
     }
 
     /// The period of an open scope until the event with the number `now`.

@@ -5,7 +5,10 @@
 //! of one name in two modules are two scopes, and so are the methods of two types; a name that a user gave is one scope wherever it is
 //! opened.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeSet, HashMap},
+};
 
 const CLOSURE: &str = "::{{closure}}";
 
@@ -77,6 +80,27 @@ pub fn short_name(path: &str) -> String {
         Some(owner) => format!("{}::{function}", name_of_type(owner)),
         None => function.to_owned(),
     }
+}
+
+/// The name of a scope in a line: of a function, the short one.
+pub fn name_in_line(full: &str) -> Cow<'_, str> {
+    if full.ends_with(CLOSURE) { short_name(full).into() } else { full.into() }
+}
+
+/// The name with a `#` for each number: names that differ only in numbers have the same one.
+pub fn alike(name: &str) -> Cow<'_, str> {
+    if !name.contains(|c: char| c.is_ascii_digit()) {
+        return name.into();
+    }
+    let mut text = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c {
+            '0'..='9' if text.ends_with('#') => {}
+            '0'..='9' => text.push('#'),
+            _ => text.push(c),
+        }
+    }
+    text.into()
 }
 
 fn without_closures(mut path: &str) -> &str {
@@ -207,6 +231,17 @@ mod tests {
         ] {
             assert_eq!(short_name(path), name, "{path}");
         }
+    }
+
+    #[test]
+    fn names_that_differ_in_numbers_are_alike() {
+        for (name, expected) in
+            [("load", "load"), ("request 17", "request #"), ("7 of 9x10", "# of #x#"), ("é1#2", "é##")]
+        {
+            assert_eq!(alike(name), expected);
+        }
+        assert_eq!(name_in_line("app::Model<f32>::forward::{{closure}}"), "Model::forward");
+        assert_eq!(name_in_line("app::step 1"), "app::step 1");
     }
 
     #[track_caller]

@@ -36,7 +36,9 @@ mod source;
 mod threads;
 mod trace;
 
-pub use attribution::{Call, Phase, calls, is_driver, library, program_frames, readable_frames, user_line};
+pub use attribution::{
+    Call, Phase, calls, is_driver, is_gpumem_c, library, program_frames, readable_frames, user_line,
+};
 pub(crate) use attribution::{backward_operation, phase};
 pub use block::{Block, Key, MemKind, PoolId, Space, Tag};
 pub use bytes::{ByteDelta, Bytes, ParseBytesError};
@@ -45,7 +47,7 @@ pub use custom::{CustomGauge, InUse};
 pub use device::{Device, Family};
 pub use event::{Answer, Counted, Event, EventKind, OwnerThread, ScopeId, ScopeSpec, ThreadId, Time};
 pub use frame::Frame;
-pub use function::{ShortNames, short_name};
+pub use function::{ShortNames, alike, name_in_line, short_name};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use label::{Label, Shape};
 pub use memory::{GpuMemory, PoolUsage};

@@ -5,10 +5,26 @@ use std::io::{self, Read};
 use super::{
     budget::{Budget, Exceeded},
     bytes::Input,
-    event::EventReader,
+    event::{EventReader, RecordedEvent, is_short},
     item::{self, Item},
     record::{End, Records},
 };
+
+/// What comes next in a file. Events come by the million, and the largest item has several times the size of one.
+pub(super) enum Next {
+    Event(RecordedEvent),
+    /// Any other item, and how many bytes it has.
+    Other(Box<Item>, u64),
+}
+
+impl From<Next> for Item {
+    fn from(next: Next) -> Self {
+        match next {
+            Next::Event(event) => Self::Event(event),
+            Next::Other(item, _) => *item,
+        }
+    }
+}
 
 /// Reads the items of a file, one after the other.
 #[derive(Debug)]
@@ -34,8 +50,8 @@ impl<R: Read> Items<R> {
         Self { records, budget, events, plain, at: 0, not_understood: 0, cut_texts: 0 }
     }
 
-    /// The next item, and how many bytes it has. `None` after the last.
-    pub(super) fn next(&mut self) -> io::Result<Option<(Item, u64)>> {
+    /// The next item; `None` after the last.
+    pub(super) fn next(&mut self) -> io::Result<Option<Next>> {
         loop {
             if self.at >= self.plain.len() {
                 if !self.records.next(&mut self.plain)? {
@@ -54,13 +70,22 @@ impl<R: Read> Items<R> {
                 return Ok(None);
             }
             let first = self.plain[self.at];
-            let mut input = Input::new(&self.plain[self.at..]);
-            let item = item::get(&mut self.events, &mut input);
-            let bytes = self.plain.len() - self.at - input.len();
-            self.at += bytes;
+            let begin = self.at + usize::from(is_short(first));
+            let mut input = Input::new(&self.plain[begin..]);
+            let next = if is_short(first) {
+                self.events.get_short(first, &mut input).map(|event| Some(Next::Event(event)))
+            } else {
+                item::get(&mut self.events, &mut input).map(|item| {
+                    Some(match item? {
+                        Item::Event(event) => Next::Event(event),
+                        item => Next::Other(Box::new(item), (self.plain.len() - begin - input.len()) as u64),
+                    })
+                })
+            };
+            self.at = self.plain.len() - input.len();
             self.cut_texts += input.cut_texts;
-            match item {
-                Ok(Some(item)) => return Ok(Some((item, bytes as u64))),
+            match next {
+                Ok(Some(next)) => return Ok(Some(next)),
                 Ok(None) => self.not_understood += u64::from(first != item::OLD_POOL),
                 // Where the next one begins is not known.
                 Err(_) => {
@@ -112,8 +137,8 @@ pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
 /// Of reading, of `each`, and if this is no recording.
 pub fn for_each_item(from: impl Read, mut each: impl FnMut(Item) -> io::Result<()>) -> io::Result<End> {
     let mut items = Items::of(Records::new(from)?, Budget::default());
-    while let Some((item, _)) = items.next()? {
-        each(item)?;
+    while let Some(next) = items.next()? {
+        each(next.into())?;
     }
     Ok(items.end().cloned().unwrap_or(End::Complete))
 }

@@ -4,6 +4,7 @@
 //! is in `docs/RECORDING.md`.
 
 mod allocator;
+mod allocator_sizes;
 mod budget;
 mod bytes;
 mod check;

@@ -239,44 +239,27 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{Bytes, Family, Key, MemKind};
+    use crate::{
+        ledger::BLOCK_PARTS,
+        model::{Bytes, Family, Key, MemKind},
+    };
 
-    /// What a ledger would say: in use of each device, and its highest value.
-    #[derive(Debug, Default, PartialEq, Eq)]
-    struct Figures {
-        live: BTreeMap<u64, (u32, u64)>,
-        peaks: BTreeMap<u32, u64>,
-    }
+    /// The peak of each device, and the live blocks.
+    type Figures = (Vec<(Device, u64)>, Vec<(Key, Bytes)>);
 
-    impl Figures {
-        fn of(events: &[RecordedEvent]) -> Self {
-            let mut figures = Self::default();
-            let mut freed = (0, (0, 0));
-            for event in events {
-                match event.kind {
-                    EventKind::Alloc { key, block } => {
-                        // Memory of the host is in no peak.
-                        let on = if block.kind.is_on_device() { block.device.ordinal } else { 9 };
-                        figures.live.insert(key.get(), (on, block.bytes.get()));
-                    }
-                    EventKind::Free { key, .. } => {
-                        if let Some(block) = figures.live.remove(&key.get()) {
-                            freed = (key.get(), block);
-                        }
-                    }
-                    EventKind::FreeFailed => _ = figures.live.insert(freed.0, freed.1),
-                    EventKind::Shrink { key, bytes } => figures.live.get_mut(&key.get()).unwrap().1 = bytes.get(),
-                    _ => {}
-                }
-                for device in 0..3 {
-                    let in_use: u64 =
-                        figures.live.values().filter(|(on, _)| *on == device).map(|(_, bytes)| bytes).sum();
-                    let peak = figures.peaks.entry(device).or_default();
-                    *peak = in_use.max(*peak);
-                }
-            }
-            figures
+    /// What a ledger has after these events.
+    fn figures(events: &[RecordedEvent]) -> Figures {
+        let mut ledger = Ledger::default();
+        for RecordedEvent { number, time, thread, kind, .. } in events {
+            ledger.apply(&Event { number: *number, time: *time, thread: *thread, kind });
         }
+        let stats = ledger.stats();
+        let mut peaks: Vec<_> = stats.iter().map(|stats| (stats.device, stats.on_device.bytes.peak)).collect();
+        peaks.sort_by_key(|(device, _)| device.ordinal);
+        let blocks = (0..BLOCK_PARTS).flat_map(|part| ledger.blocks(part, None));
+        let mut live: Vec<_> = blocks.map(|block| (block.key, block.bytes)).collect();
+        live.sort_by_key(|(key, _)| key.get());
+        (peaks, live)
     }
 
     /// A program that allocates, frees, frees in vain and shrinks, on three devices.
@@ -337,17 +320,17 @@ mod tests {
     fn the_peaks_and_what_is_live_are_those_of_all_events() {
         for seed in 0..200 {
             let events = program(seed);
-            let expected = Figures::of(&events);
+            let expected = figures(&events);
             let (mut peaks, mut newest) = (Part::peaks(), Part::newest());
             for event in &events {
                 peaks.apply(event);
                 newest.apply(event);
             }
             let kept = peaks.events();
-            assert_eq!(Figures::of(&kept), expected, "seed {seed}");
+            assert_eq!(figures(&kept), expected, "seed {seed}");
             assert!(kept.len() < events.len() && kept.is_sorted_by_key(|event| event.number));
             let live = newest.events();
-            assert_eq!(Figures::of(&live).live, expected.live, "seed {seed}");
+            assert_eq!(figures(&live).1, expected.1, "seed {seed}");
             assert!(live.iter().all(|event| matches!(event.kind, EventKind::Alloc { .. })));
             let definitions = [peaks.definition(), newest.definition()];
             assert_eq!(

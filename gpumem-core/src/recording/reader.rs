@@ -10,7 +10,7 @@ use super::{
     event::RecordedEvent,
     item::BlockLabel,
     item::Item,
-    items::Items,
+    items::{Items, Next},
     output::ReplayedReport,
     record::{End, Records},
     requests::Extent,
@@ -42,7 +42,7 @@ pub struct Reader<R> {
 #[non_exhaustive]
 pub enum Step {
     /// An event was applied. If it is a query of a scope: what the scope came to.
-    Event(RecordedEvent, Option<Trace>),
+    Event(RecordedEvent, Option<Box<Trace>>),
     /// The program named a live block.
     Label(Box<BlockLabel>),
     /// What a caching allocator of the program did. It comes after all events.
@@ -50,7 +50,6 @@ pub enum Step {
 }
 
 /// A step, or a report that the program requested.
-#[expect(clippy::large_enum_variant, reason = "steps come by the million, and a box for each would cost more")]
 enum Read {
     Step(Step),
     Report(Box<ReplayedReport>),
@@ -103,8 +102,10 @@ impl<R: io::Read + Seek> Reader<R> {
         let begin = from.stream_position()?;
         let mut definitions = Definitions::default();
         let mut items = Items::of(Records::new(&mut from)?, Budget::new(length, 0));
-        while let Some((item, bytes)) = items.next()? {
-            definitions.add(item, bytes, &mut items.budget);
+        while let Some(next) = items.next()? {
+            if let Next::Other(item, bytes) = next {
+                definitions.add(*item, bytes, &mut items.budget);
+            }
         }
         let budget = Budget::new(length, items.budget.memory());
         from.seek(SeekFrom::Start(begin))?;
@@ -153,8 +154,15 @@ impl<R: io::Read> Reader<R> {
     }
 
     fn next(&mut self, with_reports: bool, observer: &mut impl Observer) -> io::Result<Option<Read>> {
-        while let Some((item, bytes)) = self.items.next()? {
-            match self.item(item, bytes, with_reports, observer) {
+        while let Some(next) = self.items.next()? {
+            let read = match next {
+                Next::Event(event) => {
+                    let applied = self.state.apply(&event, &mut self.items.budget, observer);
+                    applied.map(|trace| Some(Read::Step(Step::Event(event, trace))))
+                }
+                Next::Other(item, bytes) => self.item(*item, bytes, with_reports, observer),
+            };
+            match read {
                 Ok(None) => {}
                 Ok(read) => return Ok(read),
                 Err(Rejection::Contradiction) => self.skipped.contradictions += 1,
@@ -174,7 +182,6 @@ impl<R: io::Read> Reader<R> {
     ) -> Result<Option<Read>, Rejection> {
         let (state, budget) = (&mut self.state, &mut self.items.budget);
         let step = match item {
-            Item::Event(event) => Step::Event(event, state.apply(&event, budget, observer)?),
             Item::Request(request) if with_reports => {
                 return Ok(state.output(request, budget)?.map(|report| Read::Report(Box::new(report))));
             }

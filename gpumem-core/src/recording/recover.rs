@@ -235,8 +235,8 @@ impl Head {
         // Another reader of the same file may have moved the position.
         let records = file.rewind().and_then(|()| Records::new(io::BufReader::new(file)));
         let Ok(mut items) = records.map(|records| Items::of(records, Budget::default())) else { return head };
-        while let Ok(Some((item, _))) = items.next() {
-            match item {
+        while let Ok(Some(next)) = items.next() {
+            match next.into() {
                 Item::Process(process) => head.pid = Some(process.pid),
                 Item::Ring(ring) => head.ring = Some(ring),
                 Item::Event(_) => break,

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     derive::{self, KeptPeak, LedgerView, Names, Snapshot},
     error::Error,
-    ledger::NodeId,
+    ledger::{NodeId, ScopePeriod},
     model::ScopeId,
     report::{
         Breakdown, Content, DeviceReading, Groups, LiveBlock, OutOfMemory, PeakHolders, Report, SourceLine, Tracked,
@@ -41,7 +41,7 @@ impl State {
     pub(super) fn output(&mut self, request: Request, budget: &mut Budget) -> Result<Option<ReplayedReport>> {
         Ok(match request {
             Request::Report { scope, ctx, subctx, lines } => {
-                Some(ReplayedReport::Report(self.report(scope, ctx.as_deref(), subctx.as_deref(), lines)?))
+                Some(ReplayedReport::Report(self.report(scope, ctx.as_deref(), subctx.as_deref(), lines, budget)?))
             }
             Request::Line { scope, number, source } => {
                 self.line(scope, number, source)?;
@@ -123,14 +123,26 @@ impl State {
         ctx: Option<&str>,
         subctx: Option<&str>,
         lines: Option<u32>,
+        budget: &mut Budget,
     ) -> Result<Report> {
+        let within = self.period(scope)?;
+        let outer =
+            within.map(|within| derive::outer_names(&self.inbox, &self.definitions, &within)).unwrap_or_default();
+        if !budget.report(outer.iter().map(|name| 32 + name.len() as u64).sum()) {
+            return Err(Rejection::Limit);
+        }
         let answer = self.answer(scope)?;
         let trace = answer.trace.ok_or(Rejection::Contradiction)?;
-        let Some(end) = lines else { return Ok(Report::new(trace, ctx, subctx)) };
+        let Some(end) = lines else { return Ok(Report::new(trace, ctx, subctx).inside(outer)) };
         let number_of_lines = std::mem::take(&mut answer.number_of_lines);
         let (trace, lines) = std::mem::take(&mut answer.lines).finish(end, trace);
         self.lines -= number_of_lines;
-        Ok(Report { lines, ..Report::new(trace, ctx, subctx) })
+        Ok(Report { lines, ..Report::new(trace, ctx, subctx) }.inside(outer))
+    }
+
+    /// The period of a scope: until now, or until it was closed. `None` if it was never open.
+    fn period(&mut self, scope: ScopeId) -> Result<Option<ScopePeriod>> {
+        if self.is_open(scope) { Ok(self.inbox.scope_period(scope)) } else { Ok(self.answer(scope)?.within.clone()) }
     }
 
     fn line(&mut self, scope: ScopeId, number: u32, source: String) -> Result<()> {
@@ -157,8 +169,7 @@ impl State {
     fn blocks_of(&mut self, scope: Option<ScopeId>, budget: &mut Budget) -> Result<Vec<LiveBlock>> {
         let within = match scope {
             None => None,
-            Some(scope) if self.is_open(scope) => self.inbox.scope_period(scope),
-            Some(scope) => Some(self.answer(scope)?.within.clone().ok_or(Rejection::Contradiction)?),
+            Some(scope) => Some(self.period(scope)?.ok_or(Rejection::Contradiction)?),
         };
         self.charge(Extent::Blocks, budget)?;
         Ok(derive::live_blocks(&self.inbox, &self.definitions, within.as_ref()))

@@ -101,7 +101,7 @@ impl State {
         event: &RecordedEvent,
         budget: &mut Budget,
         observer: &mut impl Observer,
-    ) -> Result<Option<Trace>, Rejection> {
+    ) -> Result<Option<Box<Trace>>, Rejection> {
         self.checks.spend(event, budget)?;
         let before = self.checks.count();
         let applied = self.apply_paid(event, observer);
@@ -109,7 +109,11 @@ impl State {
         applied
     }
 
-    fn apply_paid(&mut self, event: &RecordedEvent, observer: &mut impl Observer) -> Result<Option<Trace>, Rejection> {
+    fn apply_paid(
+        &mut self,
+        event: &RecordedEvent,
+        observer: &mut impl Observer,
+    ) -> Result<Option<Box<Trace>>, Rejection> {
         let inbox = &self.inbox;
         self.checks.event(event, |key| inbox.block(key).map(|block| block.bytes.get()))?;
         let closing = match event.kind {
@@ -127,7 +131,7 @@ impl State {
             EventKind::Read { scope }
             | EventKind::Reset { scope }
             | EventKind::ResetKeepingPeak { scope }
-            | EventKind::Close { scope } => self.answers.entry(scope).or_default().trace = trace,
+            | EventKind::Close { scope } => self.answers.entry(scope).or_default().trace = trace.as_deref().copied(),
             _ => {}
         }
         if let Some((scope, within)) = closing {

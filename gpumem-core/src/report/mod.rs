@@ -11,6 +11,7 @@ mod other_threads;
 mod output;
 mod peak;
 mod pool;
+mod stats;
 mod summary;
 mod tracked;
 
@@ -26,6 +27,7 @@ pub use self::{
     output::{Content, Level, Output, Peaks},
     peak::{PeakHolder, PeakHolders},
     pool::RegisteredPool,
+    stats::{CallFigures, NameStats, Spread, Stats, WorstCall},
     summary::{ScopeSummary, Summary},
     tracked::{Change, Tracked},
 };
@@ -36,7 +38,7 @@ pub use self::{
     leaks::{by_place, leak_in_words},
     lines::Lines,
     other_threads::{BelongsTo, OtherThread, ThreadFacts},
-    summary::Path,
+    summary::{MOST_ALIKE, Path},
     tracked::{AllocatedAt, Groups, Sort, What, difference, live, place_of},
 };
 use crate::model::Trace;
@@ -52,6 +54,10 @@ use crate::model::Trace;
 pub struct Report {
     /// The numbers.
     pub trace: Trace,
+    /// The names of the scopes around the trace, the outermost first; of a scope without a name, where it was opened. Empty if it is in
+    /// none.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub outer: Vec<String>,
     /// The trace's own context, such as the name of the function. Never empty.
     pub ctx: Option<String>,
     /// The name of this report, such as `exit`. Never empty.
@@ -65,6 +71,13 @@ impl Report {
     #[doc(hidden)]
     pub fn new(trace: Trace, ctx: Option<&str>, subctx: Option<&str>) -> Self {
         let name = |name: Option<&str>| name.filter(|name| !name.is_empty()).map(str::to_owned);
-        Self { trace, ctx: name(ctx), subctx: name(subctx), lines: Vec::new() }
+        Self { trace, outer: Vec::new(), ctx: name(ctx), subctx: name(subctx), lines: Vec::new() }
+    }
+
+    /// Of a trace in these scopes.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn inside(self, outer: Vec<String>) -> Self {
+        Self { outer, ..self }
     }
 }

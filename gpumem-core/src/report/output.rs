@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::SystemTime};
 
-use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Tracked};
+use super::{Leaks, OutOfMemory, PeakHolders, Report, SourceLine, Stats, Tracked};
 
 /// One thing that gpumem prints: its content, level and time, and the process, thread, device and line that it is about. A
 /// closure that is set as the sink gets it.
@@ -92,6 +92,8 @@ impl Level {
 pub enum Content {
     /// A report of a trace.
     Trace(Report),
+    /// Statistics of traces.
+    Stats(Stats),
     /// A point of a tracker.
     Tracked(Tracked),
     /// An allocation that was refused.
@@ -115,6 +117,7 @@ impl Content {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Trace(_) => "trace",
+            Self::Stats(_) => "stats",
             Self::Tracked(_) => "tracked",
             Self::OutOfMemory(_) => "out_of_memory",
             Self::Leaks(_) => "leaks",
@@ -133,16 +136,16 @@ impl Content {
     /// ```
     pub const fn level(&self) -> Level {
         match self {
-            Self::Trace(_) | Self::Tracked(_) | Self::Peaks(_) => Level::Info,
+            Self::Trace(_) | Self::Stats(_) | Self::Tracked(_) | Self::Peaks(_) => Level::Info,
             Self::Leaks(_) | Self::Budget(_) | Self::Notice(_) => Level::Warning,
             Self::OutOfMemory(_) => Level::Error,
         }
     }
 
-    /// Whether it is a report that the program requested by a call. Such reports go to stdout by default, the rest to stderr.
+    /// Whether it is a report that the program requested by a call, or the statistics in its place. Such reports go to stdout by default, the rest to stderr.
     #[doc(hidden)]
     pub const fn is_report(&self) -> bool {
-        matches!(self, Self::Trace(_) | Self::Tracked(_))
+        matches!(self, Self::Trace(_) | Self::Stats(_) | Self::Tracked(_))
     }
 }
 
@@ -154,7 +157,7 @@ impl Output {
             Content::Trace(report) => Some(report.trace.device),
             Content::Tracked(tracked) => Some(tracked.device),
             Content::OutOfMemory(oom) => Some(oom.device),
-            Content::Leaks(_) | Content::Peaks(_) | Content::Budget(_) | Content::Notice(_) => None,
+            Content::Stats(_) | Content::Leaks(_) | Content::Peaks(_) | Content::Budget(_) | Content::Notice(_) => None,
         };
         let at = match &content {
             Content::Tracked(tracked) => Some(tracked.at.clone()),

@@ -1,9 +1,12 @@
 //! Memory by scope. It is derived from the tree of scopes; nothing is measured here.
 
-use std::cmp::Reverse;
+use std::{borrow::Cow, cmp::Reverse, collections::HashMap};
 
 use super::RegisteredPool;
-use crate::model::Bytes;
+use crate::model::{Bytes, alike};
+
+/// So many names that differ in numbers alone have rows of their own. If there are more, they share one.
+pub const MOST_ALIKE: usize = 16;
 
 /// What each path of nested scopes has in use, and its peak. `gpumem::summary` returns it.
 ///
@@ -98,5 +101,51 @@ impl Summary {
         scopes.sort_by(|((a, of_a), _), ((b, of_b), _)| (a.device, of_a).cmp(&(b.device, of_b)));
         let scopes = scopes.into_iter().map(|((scope, _), _)| scope).collect();
         Self { scopes, pools: Vec::new(), untracked, lost, not_intercepted }
+    }
+
+    /// The rows of a table, and whether any of them has several names. Such a row has the sums of its names, and of the peaks the highest:
+    /// the names may have reached theirs at different times.
+    pub(crate) fn rows(&self) -> (Cow<'_, [ScopeSummary]>, bool) {
+        let mut names_in: HashMap<(u32, &[String], Cow<'_, str>), usize> = HashMap::new();
+        for scope in &self.scopes {
+            if let Some((name, outer)) = scope.path.split_last() {
+                *names_in.entry((scope.device, outer, alike(name))).or_default() += 1;
+            }
+        }
+        if names_in.values().all(|names| *names <= MOST_ALIKE) {
+            return (Cow::Borrowed(&self.scopes), false);
+        }
+        let mut rows: Vec<ScopeSummary> = Vec::new();
+        let mut known: HashMap<(u32, Vec<String>), usize> = HashMap::new();
+        for scope in &self.scopes {
+            let shared_name = |(at, name): (usize, &String)| {
+                let like = alike(name);
+                let names = names_in.get(&(scope.device, &scope.path[..at], like.clone()));
+                if names.is_some_and(|names| *names > MOST_ALIKE) { like.into_owned() } else { name.clone() }
+            };
+            let path: Vec<_> = scope.path.iter().enumerate().map(shared_name).collect();
+            let at = *known.entry((scope.device, path.clone())).or_insert(rows.len());
+            let Some(row) = rows.get_mut(at) else {
+                rows.push(ScopeSummary { path, ..scope.clone() });
+                continue;
+            };
+            row.calls += scope.calls;
+            row.used = row.used + scope.used;
+            row.peak = row.peak.max(scope.peak);
+            row.at_peak = row.at_peak + scope.at_peak;
+            row.device_peak = row.device_peak.max(scope.device_peak);
+            row.allocated = row.allocated + scope.allocated;
+            row.allocations += scope.allocations;
+        }
+        let peaks: Vec<_> = rows.iter().map(|row| row.peak).collect();
+        // As in `of`: each below the scope around it.
+        rows.sort_by_cached_key(|row| {
+            let outer = |length| {
+                let at = known.get(&(row.device, row.path[..length].to_vec()));
+                (at.map(|at| Reverse(peaks[*at])), row.path[..length].last().cloned())
+            };
+            (row.device, (1..=row.path.len()).map(outer).collect::<Vec<_>>())
+        });
+        (Cow::Owned(rows), true)
     }
 }

@@ -7,7 +7,7 @@ use gpumem_core::{
     recording::{CallsiteDefinition, End, Item, Reader, RecordedEvent, ReplayedReport, Request},
 };
 
-use crate::round_trip::written;
+use crate::any::written;
 
 fn example() -> Vec<Item> {
     let device = Device { family: Family::Cuda, ordinal: 0 };

@@ -4,13 +4,13 @@ use std::{io::Cursor, time::Duration};
 
 use gpumem_core::{
     model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, GpuMemory, Key, MemKind, ScopeId, ScopeSpec, StackId,
-        ThreadId,
+        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId,
+        ScopeSpec, StackId, ThreadId, ThreadName, Threads,
     },
     recording::{CallsiteDefinition, End, Item, Reader, RecordedEvent, Request, Skipped, Writer, items_of},
 };
 
-use crate::{Random, live::recording};
+use crate::{Random, any::items};
 
 /// Items in records of at most so many.
 fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
@@ -39,7 +39,7 @@ fn read(file: &[u8]) -> Option<Skipped> {
 #[test]
 fn a_file_that_is_cut_is_readable_up_to_the_last_complete_record() {
     const PART: usize = 50;
-    let (items, _) = recording(1, 300);
+    let items = items(&mut Random::new(1), 300);
     let file = written_in_parts(&items, PART);
     let mut random = Random::new(1);
     for _ in 0..1_000 {
@@ -67,7 +67,7 @@ fn a_file_that_is_cut_is_readable_up_to_the_last_complete_record() {
 
 const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
-fn event(number: u64, kind: EventKind) -> Item {
+pub(crate) fn event(number: u64, kind: EventKind) -> Item {
     Item::Event(RecordedEvent { number, ticks: number, time: Duration::ZERO, thread: ThreadId(1), kind })
 }
 
@@ -75,11 +75,11 @@ fn block(bytes: u64) -> Block {
     Block { device: DEVICE, bytes: Bytes::new(bytes), kind: MemKind::Pool, context: 0, stack: StackId::NONE }
 }
 
-fn alloc(number: u64, key: u64, bytes: u64) -> Item {
+pub(crate) fn alloc(number: u64, key: u64, bytes: u64) -> Item {
     event(number, EventKind::Alloc { key: Key::from_raw(key), block: block(bytes) })
 }
 
-fn open(number: u64, scope: u64) -> Item {
+pub(crate) fn open(number: u64, scope: u64) -> Item {
     let spec = ScopeSpec { callsite: CallsiteId(2), at_peak: true, ..ScopeSpec::exact(DEVICE) };
     event(number, EventKind::Open { scope: ScopeId(scope), spec })
 }
@@ -90,6 +90,53 @@ fn check(what: &str, items: &[Item], is_left_out: impl Fn(Skipped) -> bool) {
     let part = if items.len() < 10 { 1 } else { items.len() };
     let skipped = read(&written_in_parts(items, part)).expect("it is a recording");
     assert!(is_left_out(skipped), "{what}: {skipped:?}");
+}
+
+/// Each kind of event, as rare as it may be.
+#[test]
+fn what_a_session_writes_is_never_left_out() {
+    let (scope, key, device, pool) = (ScopeId(9), Key::from_raw(512), DEVICE, PoolId(1));
+    let (older, stack, bytes) = (Key::from_raw(1024), StackId(3), Bytes::new(4));
+    let Item::Event(RecordedEvent { kind: begin, .. }) = open(1, scope.0) else { unreachable!() };
+    let memory = GpuMemory::new(Bytes::mib(3), Bytes::mib(2), Bytes::mib(1), None);
+    let kinds = [
+        begin,
+        EventKind::Adopt { scope, threads: Threads::Unscoped },
+        EventKind::Named { name: ThreadName::new(b"worker") },
+        EventKind::Alloc { key, block: block(8) },
+        EventKind::Shrink { key, bytes },
+        EventKind::Free { key, block: None },
+        EventKind::FreeFailed,
+        // A block whose free was missed.
+        EventKind::Alloc { key, block: block(8) },
+        EventKind::Free { key: older, block: Some(block(8)) },
+        EventKind::Free { key: older, block: None },
+        EventKind::LateLookup { block: block(8) },
+        EventKind::Untracked,
+        EventKind::OnStream { frees: true, stream: 2 },
+        EventKind::Mark { callsite: CallsiteId(2) },
+        EventKind::Sample { device, memory },
+        EventKind::ReadFailed { device, gauge: Gauge::Sampled },
+        EventKind::Refused { device: None, bytes, kind: MemKind::Pool, stack },
+        EventKind::ResetPeaks { device },
+        EventKind::PoolRegistered { pool, device },
+        EventKind::PoolReserved { pool, bytes },
+        EventKind::PoolEmptied { pool },
+        EventKind::PoolsQueried,
+        EventKind::Displaced { now: 1, more: 1 },
+        EventKind::Displaced { now: 0, more: 0 },
+        EventKind::Lost { count: 2 },
+        EventKind::ContextDestroyed { context: 0 },
+        EventKind::Enter { scope },
+        EventKind::Leave { scope },
+        EventKind::Read { scope },
+        EventKind::Reset { scope },
+        EventKind::ResetKeepingPeak { scope },
+        EventKind::Close { scope },
+    ];
+    let mut items: Vec<_> = (1..).zip(kinds).map(|(number, kind)| event(number, kind)).collect();
+    items.extend([Item::PeakReleased(scope), Item::ThreadReused(ThreadId(1)), open(99, 10)]);
+    check("all kinds of events", &items, |skipped| skipped.is_nothing());
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Recordings, by what the crate offers to others: what is written is read back, a recording yields the reports of the program,
 //! and damaged or hostile files do no harm.
 
+mod any;
 mod example;
 mod hostile;
-mod live;
 mod old;
 mod random;
 mod replay;

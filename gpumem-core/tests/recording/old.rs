@@ -28,11 +28,11 @@ fn traces_of_a_high_water_mark_are_read_as_off() {
     assert_eq!(
         lines,
         [
-            "off, off:      ?      ? (pool)",
-            "off, off:      ?      ? (second)",
-            "off, off:      ?      ? (pool)",
-            "off, off:      ?      ? (second: exit)",
-            "off, off:      ?      ? (pool: exit)",
+            "off, off:      ?      ?   (train > pool)",
+            "off, off:      ?      ?     (pool > second)",
+            "off, off:      ?      ?   (train > pool)",
+            "off, off:      ?      ?     (pool > second: exit)",
+            "off, off:      ?      ?   (train > pool: exit)",
             "exact, simulation:      5    120 (train: exit)",
         ]
     );

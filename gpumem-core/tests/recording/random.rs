@@ -37,9 +37,23 @@ impl Random {
         u32::try_from(self.any() & 0xffff_ffff).expect("it has 32 bits")
     }
 
+    /// One of eight numbers mostly, so that several things have the same one.
+    pub(crate) fn few(&mut self) -> u32 {
+        if self.is(10) { self.small() } else { self.small() % 8 }
+    }
+
     pub(crate) fn text(&mut self) -> String {
-        const TEXTS: [&str; 6] =
-            ["", "epoch", "src/train.rs", "△ Used\n\"quoted\"", "/usr/lib/libcublas.so.12", "λ::<T>"];
+        const TEXTS: [&str; 9] = [
+            "",
+            "epoch",
+            "src/train.py",
+            "△ Used\n\"quoted\" \\",
+            "/usr/lib/libcublas.so.12",
+            "λ::<T>",
+            "a;b",
+            "</script>",
+            "\u{1b}[31m\n",
+        ];
         TEXTS[self.index(TEXTS.len())].to_owned()
     }
 

@@ -1,6 +1,7 @@
 //! The environment variables of gpumem: one list, read once for each process.
 
 mod cards;
+mod filter;
 mod parse;
 mod read;
 #[cfg(test)]
@@ -10,6 +11,7 @@ mod variables;
 
 pub use self::{
     cards::{CONTEXT, card, size},
+    filter::{Filter, Rule, What},
     read::{preset, settings},
     values::{Card, Setting, Settings, Stacks},
 };

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use super::parse::with_pid;
+use super::{filter::Filter, parse::with_pid};
 use crate::{
     error::{Error, Result},
     export::Sink,
@@ -45,6 +45,8 @@ pub enum Stacks {
 pub struct Settings {
     /// Where output goes, unless the program chooses (`GPUMEM_REPORT`).
     pub report: Sink,
+    /// What traces print (`GPUMEM`).
+    pub filter: Filter,
     /// Output has no colours (`NO_COLOR`).
     pub no_color: bool,
     /// `None`: the best. See [`gauge`](Self::gauge).
@@ -98,6 +100,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             report: Sink::default(),
+            filter: Filter::default(),
             no_color: false,
             gauge: None,
             source: None,

@@ -4,6 +4,7 @@ use std::{ffi::OsStr, time::Duration};
 
 use super::{
     cards::card,
+    filter::Filter,
     parse::{InvalidValue, flag, invalid, lower, not_one_of, path, unless_auto},
     values::{Card, DRY, GAUGE, LIMIT, SIM, SOURCE, Settings, Stacks},
 };
@@ -41,6 +42,22 @@ pub(super) const VARIABLES: &[Variable] = &[
             };
             settings.report = name.parse::<Sink>().or_else(|error| invalid(error.to_string(), instead))?;
             Ok(settings.report.to_string())
+        },
+    },
+    Variable {
+        name: "GPUMEM",
+        meaning: "what traces print",
+        values: "[directives](output.md#less-output) such as `off,train=lines,forward>=10MiB,every=100`",
+        default: "all their lines",
+        read: |text, settings| {
+            let text = text.to_string_lossy();
+            let (filter, bad) = Filter::parse(&text);
+            settings.filter = filter;
+            if bad.is_empty() {
+                return Ok(text.trim().to_owned());
+            }
+            let bad: Vec<_> = bad.iter().map(ToString::to_string).collect();
+            invalid(bad.join("; "), "wrong directives are left out")
         },
     },
     Variable {

@@ -1,10 +1,13 @@
 //! The program and the libraries that are loaded into it.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use once_cell::sync::OnceCell;
 
-use crate::sys::loader;
+use crate::{
+    model::is_gpumem_c,
+    sys::{loader, process},
+};
 
 pub use crate::sys::loader::LoadedFile;
 
@@ -13,12 +16,15 @@ pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
     loader::files_of(addresses)
 }
 
-/// The file name of the program or library that contains this crate; `None` where that is not known.
+/// The file name of the program or library that contains this crate; that of the program, if it is the library for programs in C. `None`
+/// where that is not known.
 pub fn own_module() -> Option<String> {
     static OWN: OnceCell<Option<String>> = OnceCell::new();
     let find = || {
         let here = own_module as *const ();
-        loader::file_of(here.addr() + 1)?.file_name().map(|name| name.to_string_lossy().into_owned())
+        let name = |path: PathBuf| Some(path.file_name()?.to_string_lossy().into_owned());
+        let own = name(loader::file_of(here.addr() + 1)?)?;
+        if is_gpumem_c(&own) { name(process::executable().ok()?) } else { Some(own) }
     };
     OWN.get_or_init(find).clone()
 }

@@ -53,7 +53,13 @@ pub(crate) fn file_of(address: usize) -> Option<PathBuf> {
 }
 
 #[cfg(target_os = "linux")]
-pub(super) use self::linux::pin;
+pub(super) use self::linux::{loaded_as, pin};
+
+/// See above.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn loaded_as(_: &str) -> Vec<PathBuf> {
+    Vec::new()
+}
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -62,6 +68,7 @@ mod linux {
         mem::MaybeUninit,
         ops::Range,
         os::unix::ffi::OsStrExt,
+        path::{Path, PathBuf},
         ptr, slice,
         sync::Arc,
     };
@@ -105,6 +112,27 @@ mod linux {
         let (info, search) = unsafe { (&*info, &mut *search.cast::<Search<'_>>()) };
         search.add(info);
         0
+    }
+
+    /// The loaded files whose names begin so, in the order in which they were loaded.
+    pub(in super::super) fn loaded_as(beginning: &str) -> Vec<PathBuf> {
+        unsafe extern "C" fn add(info: *mut dl_phdr_info, _: usize, paths: *mut c_void) -> c_int {
+            // SAFETY: the loader passes the pointer that it received, which is to a live list, and a record of its own. It keeps the file
+            // loaded during this call, and the name is copied.
+            unsafe {
+                let name = text((*info).dlpi_name).map(CStr::to_bytes).unwrap_or_default();
+                (*paths.cast::<Vec<PathBuf>>()).push(OsStr::from_bytes(name).into());
+            }
+            0
+        }
+
+        let mut paths: Vec<PathBuf> = Vec::new();
+        // SAFETY: `add` is called only before this returns, with this pointer, and only by this thread.
+        unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut paths).cast()) };
+        let has_name =
+            |path: &Path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(beginning.as_bytes()));
+        paths.retain(|path| has_name(path));
+        paths
     }
 
     impl Search<'_> {

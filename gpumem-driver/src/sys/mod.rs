@@ -32,6 +32,7 @@ pub mod own_file;
 pub mod process;
 #[cfg(feature = "backtrace")]
 pub(crate) mod python;
+pub mod recorded_pools;
 #[cfg(feature = "capture")]
 pub mod recording_file;
 #[cfg(feature = "capture")]

@@ -11,10 +11,7 @@ use std::collections::BTreeSet;
 
 use gpumem_core::recording::AllocatorSettings;
 
-use super::{
-    placement::Placement,
-    rounding::{self, SMALL},
-};
+use super::placement::Placement;
 
 /// `kSmallBuffer`: the segments of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
@@ -120,8 +117,8 @@ impl Caching {
     /// `malloc`. If the driver gives a segment and it has the size of `segment`, it has its address as well: of free blocks with equal
     /// sizes, the one with the lowest address is taken, and only the driver knows where it puts segments.
     pub(super) fn alloc_for(&mut self, bytes: u64, sharing: Sharing, segment: Option<(u64, u64)>) -> Option<Placement> {
-        let size = rounding::size(&self.settings, bytes)?;
-        let wanted = Wanted { size, is_small: size <= SMALL, sharing, segment };
+        let size = self.settings.rounded(bytes)?;
+        let wanted = Wanted { size, is_small: size <= AllocatorSettings::SMALL, sharing, segment };
         let peak = self.reserved_peak;
         let mut block = self.best_fit(wanted).or_else(|| self.add_memory(wanted));
         if block.is_none() && self.return_oversize(wanted) {
@@ -135,7 +132,7 @@ impl Caching {
         let block = block?;
         self.remove(block);
         let rest = self.at(block).bytes - size;
-        if rounding::splits(&self.settings, size, rest, self.settings.is_expandable) {
+        if self.settings.splits(size, rest, self.settings.is_expandable) {
             let rest = self.split(block, size);
             self.insert(rest, State::Free);
         }

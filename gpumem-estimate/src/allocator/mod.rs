@@ -5,7 +5,6 @@ mod counting;
 mod cubecl;
 mod placement;
 pub mod replay;
-pub mod rounding;
 
 use gpumem_core::{model::Bytes, recording::AllocatorSettings};
 use serde::{Deserialize, Serialize};

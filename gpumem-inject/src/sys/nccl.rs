@@ -3,20 +3,26 @@
 //! A kernel of NCCL waits for those of other ranks, and threads of NCCL wait for the kernels: a program in which some are skipped does not end.
 //! So the command preloads the library into dry runs, and the loader finds these functions before NCCL's. Communicators are NCCL's own. The
 //! arguments are those of `nccl.h`.
+//!
+//! NCCL refuses two ranks of one process on one GPU. So the communicators that one process makes for several simulated cards are ours.
 
 #![allow(unsafe_code, non_snake_case, reason = "the functions stand before those of a C library")]
 
 use std::{
+    collections::BTreeMap,
     ffi::{c_int, c_void},
     mem::transmute,
     panic::catch_unwind,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use gpumem_driver::dry::{self, Mode, nccl};
 
-/// `ncclSuccess`, and `ncclInternalError`
+/// `ncclSuccess`, `ncclInternalError`, `ncclInvalidArgument` and `ncclInvalidUsage`
 const SUCCESS: c_int = 0;
 const FAILED: c_int = 3;
+const INVALID_ARGUMENT: c_int = 4;
+const INVALID_USAGE: c_int = 5;
 
 /// The type of each argument: C passes an `int` as the lower half of a word.
 macro_rules! word {
@@ -25,15 +31,18 @@ macro_rules! word {
     };
 }
 
-macro_rules! collectives {
-    ($($name:ident($($argument:ident),*) $copies:block)*) => {
+/// Functions that answer in a dry run. Without an answer, NCCL's own function is called.
+macro_rules! functions {
+    ($($name:ident($($argument:ident),*) $answer:block)*) => {
         $(
             // SAFETY: no other function of a program has this name but NCCL's own, which this one stands for.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: usize),*) -> c_int {
                 if matches!(dry::mode(), Some(Mode::Dry { .. })) {
                     // Nothing unwinds into NCCL's callers.
-                    return catch_unwind(|| $copies).map_or(FAILED, |()| SUCCESS);
+                    if let Some(answer) = catch_unwind(|| -> Option<c_int> { $answer }).unwrap_or(Some(FAILED)) {
+                        return answer;
+                    }
                 }
                 let Some(function) = nccl::function(stringify!($name)) else { return FAILED };
                 // SAFETY: it is NCCL's function of this name, which takes so many words, and the arguments are the caller's.
@@ -43,6 +52,76 @@ macro_rules! collectives {
             }
         )*
     };
+}
+
+macro_rules! collectives {
+    ($($name:ident($($argument:ident),*) $copies:block)*) => {
+        functions! { $($name($($argument),*) { $copies; Some(SUCCESS) })* }
+    };
+}
+
+functions! {
+    ncclCommInitAll(comms, count, devices) {
+        matches!(dry::mode(), Some(Mode::Dry { cards: 1.., .. })).then(|| {
+            let count = int(count);
+            if comms == 0 || count > i32::MAX as usize {
+                return INVALID_ARGUMENT;
+            }
+            for rank in 0..count {
+                // SAFETY: the caller passes so many places, and devices or null.
+                unsafe {
+                    let device = if devices == 0 { rank } else { (devices as *const c_int).add(rank).read().unsigned_abs() as usize };
+                    (comms as *mut usize).add(rank).write(begin(Joint { rank, count, device }));
+                }
+            }
+            SUCCESS
+        })
+    }
+    ncclCommCount(comm, out) { told(comm, out, |joint| joint.count) }
+    ncclCommUserRank(comm, out) { told(comm, out, |joint| joint.rank) }
+    ncclCommCuDevice(comm, out) { told(comm, out, |joint| joint.device) }
+    ncclCommGetAsyncError(comm, out) { told(comm, out, |_| SUCCESS as usize) }
+    ncclCommFinalize(comm) { joint(comm).map(|_| SUCCESS) }
+    ncclCommDestroy(comm) { joints().remove(&comm).map(|_| SUCCESS) }
+    ncclCommAbort(comm) { joints().remove(&comm).map(|_| SUCCESS) }
+    ncclCommSplit(comm, _color, _key, _out, _config) { joint(comm).map(|_| INVALID_USAGE) }
+}
+
+/// A rank of a communicator that this process has made for several cards.
+#[derive(Clone, Copy)]
+struct Joint {
+    rank: usize,
+    count: usize,
+    device: usize,
+}
+
+/// By the handle.
+fn joints() -> MutexGuard<'static, BTreeMap<usize, Joint>> {
+    static JOINTS: Mutex<BTreeMap<usize, Joint>> = Mutex::new(BTreeMap::new());
+
+    JOINTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn joint(comm: usize) -> Option<Joint> {
+    joints().get(&comm).copied()
+}
+
+/// Returns the handle. It is an address that nobody else has, because it is never released.
+fn begin(joint: Joint) -> usize {
+    let handle = Box::leak(Box::new([0_u64; 8])).as_ptr() as usize;
+    joints().insert(handle, joint);
+    handle
+}
+
+/// Answers a question about such a communicator.
+fn told(comm: usize, out: usize, what: impl FnOnce(Joint) -> usize) -> Option<c_int> {
+    let value = what(joint(comm)?);
+    if out == 0 {
+        return Some(INVALID_ARGUMENT);
+    }
+    // SAFETY: the caller passes the place for an int.
+    unsafe { (out as *mut c_int).write(c_int::try_from(value).unwrap_or(0)) };
+    Some(SUCCESS)
 }
 
 collectives! {
@@ -101,6 +180,9 @@ fn bytes(count: usize, kind: usize) -> usize {
 
 /// What NCCL says of a communicator: 0 if it does not say it.
 fn asked(question: &str, comm: usize) -> usize {
+    if let Some(joint) = joint(comm) {
+        return if question == "ncclCommCount" { joint.count } else { joint.rank };
+    }
     let mut answer: c_int = 0;
     if let Some(function) = nccl::function(question) {
         // SAFETY: both questions have this type, and the communicator is the caller's.

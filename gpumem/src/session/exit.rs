@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     SESSION,
-    output::{exit_reports, oom},
+    output::{call_stats, exit_reports, oom},
 };
 use crate::{process, source};
 
@@ -20,6 +20,8 @@ pub(super) extern "C" fn at_exit() {
         session.sampler.stop();
         if !REPORTED.swap(true, Relaxed) {
             // A panic must not unwind into C.
+            let _ = catch_unwind(AssertUnwindSafe(|| session.print_repeats()));
+            let _ = catch_unwind(AssertUnwindSafe(|| call_stats::print_stats(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| oom::print_pending(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_leaks(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_peaks(session)));

@@ -46,12 +46,12 @@ use self::state::{SESSION, of_process};
 use self::testing::TestSession;
 pub use self::{
     budgets::Budget,
-    events::{label, set_gauge, subscribe, unsubscribe},
+    events::{adopt, label, set_gauge, subscribe, unsubscribe},
     guards::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
         ScopeHandle, TraceSpec, Traced,
     },
-    output::{on_oom, retry_after_trim, set_sink},
+    output::{on_oom, retry_after_trim, set_sink, stats, stats_n_reset},
     pools::Pool,
     views::{LiveMemory, Status, breakdown, status, summary},
 };
@@ -67,5 +67,5 @@ pub use self::{
 };
 pub use gpumem_core::report::{Figure, Relation};
 
-#[cfg(all(test, feature = "sim"))]
+#[cfg(all(test, feature = "sim", feature = "macros"))]
 mod tests;

@@ -14,14 +14,14 @@ use once_cell::{race::OnceBox, sync::OnceCell};
 use super::recorder::{EventTap, Recorder};
 use super::{
     events::{CallsiteTable, Sampler},
-    output::{Notices, Refusals, SinkState},
+    output::{Notices, Refusals, SinkState, StatsTable},
     pools::PoolTable,
 };
 use crate::{
     derive::{Labels, Stack},
     error::{Error, Kind, Result},
     inbox::{Readings, Subscription},
-    model::{ScopeId, StackId},
+    model::{ScopeId, StackId, Threads},
     process,
     settings::{self, Settings},
     source::{self, Devices, StackTable},
@@ -54,7 +54,10 @@ pub(crate) struct Session {
     pub(super) stack_texts: Mutex<HashMap<StackId, Stack>>,
     pub(super) labels: Mutex<Labels>,
     pub(super) pools: PoolTable,
+    /// The threads that scopes adopt if neither they nor `GPUMEM_ADOPT` say which.
+    pub(super) adopted: OnceCell<Threads>,
     pub(super) sink: SinkState,
+    pub(super) stats: StatsTable,
     pub(super) notices: Notices,
     pub(super) refusals: Refusals,
     pub(super) sampler: Sampler,
@@ -86,7 +89,9 @@ impl Session {
             stack_texts: Mutex::default(),
             labels: Mutex::default(),
             pools: PoolTable::default(),
+            adopted: OnceCell::new(),
             sink: SinkState::default(),
+            stats: StatsTable::default(),
             notices: Notices::default(),
             refusals: Refusals::default(),
             sampler: Sampler::default(),

@@ -1,116 +1,176 @@
-//! Several sessions in one process.
+//! The names of scopes in reports.
 
-#[cfg(feature = "macros")]
-mod names;
-
-use std::sync::{Arc, Mutex};
-
-use super::{GpuMemTrace, MemTracker, TestSession, current, label, set_sink, status, summary};
-use crate::{
-    export::Sink,
-    model::{Bytes, Gauge},
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex},
+    task::{Context, Waker},
 };
 
-/// A session whose reports are collected.
-fn session(variables: &[(&str, &str)]) -> (TestSession, Arc<Mutex<Vec<String>>>) {
+use gpumem_macros::gpu_mem_trace;
+
+use crate::{
+    export::Sink,
+    model::Bytes,
+    report::Content,
+    session::{GpuMemTrace, MemTracker, TestSession, set_sink, summary},
+    source::sim::SimGpu,
+};
+
+mod a {
+    use super::*;
+
+    #[gpu_mem_trace(crate = crate)]
+    pub(super) fn forward(gpu: &SimGpu) {
+        std::mem::forget(gpu.alloc_async(Bytes::kib(1)));
+    }
+}
+
+mod b {
+    use super::*;
+
+    #[gpu_mem_trace(crate = crate)]
+    pub(super) fn forward(gpu: &SimGpu) {
+        std::mem::forget(gpu.alloc_async(Bytes::kib(2)));
+    }
+
+    #[gpu_mem_trace(crate = crate, ctx = "given")]
+    pub(super) fn named() {}
+
+    #[gpu_mem_trace(crate = crate)]
+    pub(super) async fn later() {}
+}
+
+struct Wrap<T>(T);
+
+#[gpu_mem_trace(crate = crate)]
+impl<T: Copy> Wrap<T> {
+    fn run(&self) -> T {
+        self.0
+    }
+}
+
+/// The line of each report, and the module that made it.
+type Lines = Arc<Mutex<Vec<(String, Option<String>)>>>;
+
+/// A session with one device, and the lines and modules of its traces.
+fn session() -> (TestSession, SimGpu, Lines) {
+    session_with(&[])
+}
+
+/// A session in which these variables are set.
+fn session_with(variables: &[(&str, &str)]) -> (TestSession, SimGpu, Lines) {
     let session = TestSession::new(variables).unwrap();
+    let gpu = session.add(Bytes::gib(1)).unwrap();
     let lines = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&lines);
     let sink = Sink::custom(move |output| {
-        to.lock().unwrap().extend(output.report().map(ToString::to_string));
+        if let Content::Trace(report) = &output.content {
+            let module = output.module.as_ref().map(ToString::to_string);
+            to.lock().unwrap().push((report.to_string(), module));
+            assert!(output.at.as_ref().unwrap().file().ends_with("session/tests.rs"));
+        }
     });
     session.run(|| set_sink(sink));
-    (session, lines)
+    (session, gpu, lines)
+}
+
+/// The names of the scopes that are inside of no other.
+fn outermost(session: &TestSession) -> Vec<String> {
+    let scopes = session.run(summary).scopes;
+    let mut names: Vec<_> =
+        scopes.iter().filter(|scope| scope.path.len() == 1).map(|scope| scope.path.concat()).collect();
+    names.sort();
+    names
 }
 
 #[test]
-fn sessions_are_independent() {
-    let (one, one_lines) = session(&[("GPUMEM_SIM", "1GiB")]);
-    let (other, other_lines) = session(&[("GPUMEM_SIM", "2GiB,4GiB")]);
-    let gpu = one.add(Bytes::gib(8)).unwrap();
-    assert_eq!(gpu.ordinal(), 1);
-    let kept = one.run(|| {
-        let trace = GpuMemTrace::builder().ctx("load").device(1).start().unwrap();
-        let kept = gpu.alloc(Bytes::mib(10)).unwrap();
-        // Inside the first session.
-        other.run(|| {
-            let trace = GpuMemTrace::with_ctx("other");
-            assert_eq!((trace.data().used.mb(), summary().scopes.len()), (0, 2));
-            assert!(std::ptr::eq(current(), other.run(current)));
-        });
-        assert_eq!(trace.data().used.mb(), 10);
-        kept
+fn functions_are_told_apart_by_module_where_one_name_is_not_enough() {
+    let (session, gpu, lines) = session();
+    session.run(|| a::forward(&gpu));
+    assert_eq!(outermost(&session), ["forward"]);
+    session.run(|| b::forward(&gpu));
+    assert_eq!(outermost(&session), ["a::forward", "b::forward"]);
+    session.run(|| (a::forward(&gpu), b::forward(&gpu)));
+    assert_eq!(outermost(&session), ["a::forward", "b::forward"]);
+    // fastai's line has the short name.
+    let lines = lines.lock().unwrap();
+    let line = "△Used Peaked MB:      0      0 (forward: exit)";
+    let expected =
+        ["a", "b", "a", "b"].map(|module| (line.to_owned(), Some(format!("gpumem::session::tests::{module}"))));
+    assert_eq!(*lines, expected);
+}
+
+#[test]
+fn methods_are_told_apart_by_their_type() {
+    let (session, _gpu, lines) = session();
+    session.run(|| Wrap(7_u8).run());
+    assert_eq!(outermost(&session), ["Wrap::run"]);
+    session.run(|| Wrap("text").run());
+    assert_eq!(outermost(&session), ["Wrap<&str>::run", "Wrap<u8>::run"]);
+    assert!(lines.lock().unwrap().iter().all(|(line, _)| line.ends_with("(Wrap::run: exit)")), "{lines:?}");
+}
+
+#[test]
+fn a_name_that_a_user_gave_is_one_scope_wherever_it_is_opened() {
+    let (session, gpu, _lines) = session();
+    session.run(|| {
+        drop(GpuMemTrace::with_ctx("forward"));
+        drop(GpuMemTrace::with_ctx("forward"));
+        a::forward(&gpu);
+        b::named();
+        drop(GpuMemTrace::with_ctx("given"));
+        (0..3).for_each(|step| drop(GpuMemTrace::with_ctx(format!("step {step}"))));
+        assert!(pin!(b::later()).poll(&mut Context::from_waker(Waker::noop())).is_ready());
     });
-    assert_eq!(*one_lines.lock().unwrap(), ["△Used Peaked MB:     10      0 (load: exit)"]);
-    assert_eq!(*other_lines.lock().unwrap(), ["△Used Peaked MB:      0      0 (other: exit)"]);
-    let paths = |session: &TestSession| {
-        session.run(|| summary().scopes.into_iter().map(|scope| scope.path).collect::<Vec<_>>())
+    assert_eq!(outermost(&session), ["a::forward", "forward", "given", "later", "step 0", "step 1", "step 2"]);
+    let scopes = session.run(summary).scopes;
+    let calls = |name: &str| scopes.iter().find(|scope| scope.path == [name]).unwrap().calls;
+    assert_eq!([calls("forward"), calls("a::forward"), calls("given")], [2, 1, 2]);
+}
+
+/// A second function of the name is no change of the first one's blocks.
+#[test]
+fn trackers_see_no_difference_where_a_name_becomes_longer() {
+    let (session, gpu, _lines) = session();
+    let mut tracker = session.run(|| MemTracker::builder().to(std::io::sink()).start().unwrap());
+    let mut paths = |work: &dyn Fn()| -> Vec<String> {
+        session.run(|| {
+            work();
+            tracker.track().changes.unwrap().iter().map(|change| change.path.join(" > ")).collect()
+        })
     };
-    assert_eq!(paths(&one), [vec![], vec!["load".to_owned()]]);
-    assert_eq!(paths(&other), [vec![], vec!["other".to_owned()]]);
-    drop(kept);
+    assert_eq!(paths(&|| a::forward(&gpu)), ["forward"]);
+    assert_eq!(paths(&|| b::forward(&gpu)), ["b::forward"]);
+    assert_eq!(paths(&|| ()), [""; 0]);
 }
 
-/// A guard belongs to the session in which it was created, wherever it is used.
 #[test]
-fn a_guard_stays_in_its_session() {
-    let (session, lines) = session(&[("GPUMEM_SIM", "1GiB")]);
-    let gpu = session.add(Bytes::gib(1)).unwrap();
-    let mut trace = session.run(|| GpuMemTrace::builder().ctx("step").device(gpu.ordinal()).start().unwrap());
-    let handle = trace.handle();
-    let block = std::thread::scope(|threads| {
-        threads.spawn(|| handle.in_scope(|| gpu.alloc(Bytes::mib(3)))).join().unwrap().unwrap()
+fn a_filter_is_for_lines_alone() {
+    let filter = "off,step=lines,step=every=2,load>=10MiB,request #=lines";
+    let (session, gpu, lines) = session_with(&[("GPUMEM", filter)]);
+    session.run(|| {
+        let trace = |ctx: &str| GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).start().unwrap();
+        let outer = trace("train");
+        for _ in 0..3 {
+            let step = trace("step");
+            drop(gpu.alloc(Bytes::mib(3)).unwrap());
+            assert_eq!(step.data().peaked.mb(), 3);
+        }
+        for mib in [9, 10] {
+            let load = trace("load");
+            drop(gpu.alloc(Bytes::mib(mib)).unwrap());
+            drop(load);
+        }
+        drop(trace("request 7"));
+        outer.report();
+        // The scopes are there, whatever is printed.
+        assert_eq!(summary().scopes.iter().map(|scope| scope.calls).sum::<u64>(), 1 + 3 + 2 + 1);
     });
-    assert_eq!(trace.live().len(), 1);
-    trace.report_n_reset();
-    drop(trace);
-    drop(block);
-    let expected = ["△Used Peaked MB:      3      0 (step)", "△Used Peaked MB:      0      0 (step: exit)"];
-    assert_eq!(*lines.lock().unwrap(), expected);
-}
-
-#[test]
-fn settings_are_those_of_the_session() {
-    let (off, lines) = session(&[("GPUMEM_SIM", "1GiB"), ("GPUMEM_GAUGE", "off")]);
-    off.run(|| {
-        let trace = GpuMemTrace::new();
-        assert_eq!((trace.data().gauge, status().gauge), (Gauge::Off, Gauge::Off));
-    });
-    assert!(lines.lock().unwrap().is_empty());
-    let (sampled, _) = session(&[("GPUMEM_SIM", "1GiB"), ("GPUMEM_GAUGE", "sampled"), ("GPUMEM_SAMPLE_MS", "7")]);
-    let data = sampled.run(|| GpuMemTrace::new().data());
-    assert_eq!(data.sampling.unwrap().every.as_millis(), 7);
-    assert!(TestSession::new(&[("GPUMEM_SIM", "lots")]).is_err());
-}
-
-#[test]
-fn labels_and_trackers_are_those_of_the_session() {
-    let (one, _) = session(&[]);
-    let (other, _) = session(&[]);
-    let gpus = [&one, &other].map(|session| session.add(Bytes::gib(1)).unwrap());
-    let mut trackers =
-        [&one, &other].map(|session| session.run(|| MemTracker::builder().to(std::io::sink()).start().unwrap()));
-    let blocks = gpus.map(|gpu| gpu.alloc(Bytes::mib(1)).unwrap());
-    assert_eq!(blocks[0].address(), blocks[1].address());
-    one.run(|| label("w", &[1], "u8", blocks[0].address())).unwrap();
-    let names = trackers.each_mut().map(|tracker| tracker.track().changes.unwrap()[0].names.clone());
-    assert_eq!(names, [vec![("w".to_owned(), 1)], vec![]]);
-}
-
-/// The numbers of stacks in a thread's cache are those of the process's session: another session does not use them.
-#[test]
-#[cfg(feature = "backtrace")]
-fn stacks_are_those_of_the_session() {
-    let alloc = || {
-        let (session, _) = session(&[]);
-        let gpu = session.add(Bytes::gib(1)).unwrap();
-        let trace = session.run(|| GpuMemTrace::builder().silent(true).start().unwrap());
-        let block = gpu.alloc(Bytes::mib(1)).unwrap();
-        let live = trace.live();
-        drop(block);
-        (live[0].backtrace.clone(), session)
-    };
-    let [(first, _), (second, _)] = [(); 2].map(|()| alloc());
-    assert!(!first.is_empty());
-    assert!(first == second, "{first:#?}\n{second:#?}");
+    let expected = [
+        "△Used Peaked MB:      0      3   (train > step: exit)",
+        "△Used Peaked MB:      0      3   (train > step: exit)",
+        "△Used Peaked MB:      0     10   (train > load: exit)",
+        "△Used Peaked MB:      0      0   (train > request 7: exit)",
+    ];
+    assert_eq!(lines.lock().unwrap().iter().map(|(line, _)| line).collect::<Vec<_>>(), expected);
 }

@@ -9,6 +9,8 @@ use std::{
 use gpumem_book_tests::PAGES;
 
 const START: &str = "cargo run ";
+/// The example that is a program of this package, and needs no features.
+const ESTIMATE: &str = "-p gpumem-estimate --example estimate";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -45,6 +47,8 @@ fn shown(page: &str, text: &str) -> Vec<Shown> {
 fn comparable(text: &str) -> String {
     let line = |line: &str| match line.split_once("gpumem: process ").and_then(|(_, rest)| rest.split_once(' ')) {
         Some((_, rest)) => format!("gpumem: process N {rest}\n"),
+        // The time of the worst call, in statistics.
+        None if line.ends_with(" s") => format!("{}\n", line.trim_end_matches(|c: char| " .s0123456789".contains(c))),
         None => format!("{}\n", without_value(&without_value(line, "\"time\":"), "\"pid\":")),
     };
     text.lines().filter(|line| !line.contains("GPUMemory(")).map(line).collect()
@@ -57,10 +61,14 @@ fn without_value(line: &str, key: &str) -> String {
 }
 
 fn check(shown: &Shown) {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let run = Command::new(cargo)
-        .args(["run", "--quiet"])
-        .args(shown.arguments.split_whitespace())
+    let mut command = if shown.arguments == ESTIMATE {
+        Command::new(env!("CARGO_BIN_EXE_estimate"))
+    } else {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["run", "--quiet"]).args(shown.arguments.split_whitespace());
+        cargo
+    };
+    let run = command
         .current_dir(root())
         .env("GPUMEM_SIM", "16GiB")
         .envs(shown.variables.iter().map(|(name, value)| (name, value)))

@@ -45,7 +45,7 @@ fn copied(name: &str) -> PathBuf {
 fn program(variable: &str, otherwise: &str) -> Command {
     let mut command = Command::new(env::var_os(variable).unwrap_or_else(|| OsString::from(otherwise)));
     for (name, _) in env::vars_os() {
-        if name.to_string_lossy().starts_with("GPUMEM_") {
+        if name.to_string_lossy().starts_with("GPUMEM") {
             command.env_remove(name);
         }
     }
@@ -127,8 +127,11 @@ fn a_library_prints_only_if_its_application_enables_the_feature() {
     assert_eq!(cargo(&packages, &run), "");
     let printed = cargo(&packages, &[&run[..], &["--features=gpumem"]].concat());
     let scopes = printed.lines().filter_map(|line| line.split_once('(')?.1.strip_suffix(')'));
-    let step = ["sum", "sum: last", "shared: exit", "sum: exit", "step: exit"];
-    let trained = [&step[..], &["trainer: step 0"], &step, &["trainer: step 1", "Trainer::train: exit"]].concat();
-    let expected = [&trained[..], &step, &["later: exit", "task: exit", "trainer: exit"]].concat();
+    let sum = ["step > sum", "step > sum: last", "sum > shared: exit", "step > sum: exit"];
+    let step = [&sum[..], &["Trainer::train > step: exit"]].concat();
+    let trained =
+        [&step[..], &["trainer: step 0"], &step, &["trainer: step 1", "trainer > Trainer::train: exit"]].concat();
+    let task = ["later > step: exit", "task > later: exit", "trainer > task: exit", "trainer: exit"];
+    let expected = [&trained[..], &sum, &task].concat();
     assert_eq!(scopes.collect::<Vec<_>>(), expected, "{printed}");
 }

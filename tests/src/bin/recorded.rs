@@ -70,7 +70,7 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
     }));
     let context = CudaContext::new(0)?;
     let mut tracker = MemTracker::builder().start()?;
-    let outer = GpuMemTrace::builder().ctx("train").at_peak(true).start()?;
+    let mut outer = GpuMemTrace::builder().ctx("train").at_peak(true).start()?;
     let weights: Vec<CudaSlice<f32>> =
         (1..=8).map(|layer| context.default_stream().alloc_zeros::<f32>(layer << 18)).collect::<Result<_, _>>()?;
     weights[7].label("layer8.weight", &[8 << 18])?;
@@ -79,8 +79,8 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
         let workers: Vec<_> = (0..THREADS)
             .map(|thread| {
                 threads.spawn({
-                    let (context, outer) = (&context, &outer);
-                    move || work(context, outer, thread)
+                    let (context, outer, reports) = (&context, &outer, &reports);
+                    move || work(context, outer, reports, thread)
                 })
             })
             .collect();
@@ -96,7 +96,12 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
     reports.add(&summary().to_string());
     reports.add(&breakdown(0)?.to_string());
     reports.add(&memory_stats(0)?.to_string());
-    reports.add(&outer.peak_holders().ok_or("the peak is kept")?.to_string());
+    // While it is open, and after it.
+    for _ in 0..2 {
+        reports.add(&outer.peak_holders().ok_or("the peak is kept")?.to_string());
+        reports.add(&format!("{:?}", outer.live()));
+        outer.stop();
+    }
     reports.add(&format!("{:?}", memory_snapshot()?));
     // What is left is reported when the process ends (GPUMEM_LEAKS=1, GPUMEM_PEAK=1).
     // The context must outlive it, or the block is destroyed with the context.
@@ -109,7 +114,12 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn work(context: &Arc<CudaContext>, outer: &GpuMemTrace, thread: u64) -> Result<(), cudarc::driver::DriverError> {
+fn work(
+    context: &Arc<CudaContext>,
+    outer: &GpuMemTrace,
+    reports: &Reports,
+    thread: u64,
+) -> Result<(), cudarc::driver::DriverError> {
     let _inside = outer.handle().enter();
     context.bind_to_thread()?;
     let stream = context.new_stream()?;
@@ -128,6 +138,7 @@ fn work(context: &Arc<CudaContext>, outer: &GpuMemTrace, thread: u64) -> Result<
             }
         }
         trace.report_n_reset_with(format_args!("step {step}"));
+        reports.add(&format!("{:?}", trace.live()));
     }
     Ok(())
 }

@@ -156,34 +156,29 @@ exports! {
 
     fn nvmlSystemGetDriverVersion(version: Out<c_char>, length: c_uint) |call| {
         ready(call)?;
-        version.put_text("580.159.01", length as usize)?;
-        Ok(())
+        Ok(version.put_text("580.159.01", length as usize)?)
     }
 
     fn nvmlSystemGetNVMLVersion(version: Out<c_char>, length: c_uint) |call| {
         ready(call)?;
-        version.put_text("13.580.159.01", length as usize)?;
-        Ok(())
+        Ok(version.put_text("13.580.159.01", length as usize)?)
     }
 
     fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) |call| {
         ready(call)?;
-        version.put(13_000)?;
-        Ok(())
+        Ok(version.put(13_000)?)
     }
 
     fn nvmlDeviceGetCount_v2(count: Out<c_uint>) |call| {
         ready(call)?;
-        count.put(c_uint::try_from(call.driver.gpus.len()).unwrap_or(c_uint::MAX))?;
-        Ok(())
+        Ok(count.put(c_uint::try_from(call.driver.gpus.len()).unwrap_or(c_uint::MAX))?)
     }
 
     fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, found: Out<Handle>) |call| {
         ready(call)?;
         let card = Some(index as usize).filter(|card| *card < call.driver.gpus.len()).ok_or(INVALID_ARGUMENT)?;
         call.on(card)?;
-        found.put(handle(card, false))?;
-        Ok(())
+        Ok(found.put(handle(card, false))?)
     }
 
     fn nvmlDeviceGetHandleByUUID(uuid: Text, found: Out<Handle>) |call| {
@@ -193,8 +188,7 @@ exports! {
         let slice = |gpu: &Gpu| gpu.mig.is_some_and(|mig| mig.spelled("MIG-") == wanted);
         let card = call.driver.gpus.iter().position(|gpu| whole(gpu) || slice(gpu)).ok_or(NOT_FOUND)?;
         let gpu = call.on(card)?;
-        found.put(handle(card, slice(gpu)))?;
-        Ok(())
+        Ok(found.put(handle(card, slice(gpu)))?)
     }
 
     // The domain has eight digits in NVML's own texts.
@@ -203,14 +197,12 @@ exports! {
         let wanted = text.get()?;
         let is_of = |card: &usize| [bus_id(*card), format!("0000{}", bus_id(*card))].contains(&wanted);
         let card = (0..call.driver.gpus.len()).find(is_of).ok_or(NOT_FOUND)?;
-        found.put(handle(card, false))?;
-        Ok(())
+        Ok(found.put(handle(card, false))?)
     }
 
     fn nvmlDeviceGetIndex(of: Handle, index: Out<c_uint>) |call| {
         device(call, of)?;
-        index.put(c_uint::try_from(of / 16 - 1).unwrap_or(c_uint::MAX))?;
-        Ok(())
+        Ok(index.put(c_uint::try_from(of / 16 - 1).unwrap_or(c_uint::MAX))?)
     }
 
     fn nvmlDeviceGetPciInfo_v3(of: Handle, info: Out<PciInfo>) |call| {
@@ -231,8 +223,7 @@ exports! {
         if text.len() >= length as usize {
             return Err(INSUFFICIENT_SIZE);
         }
-        uuid.put_text(&text, length as usize)?;
-        Ok(())
+        Ok(uuid.put_text(&text, length as usize)?)
     }
 
     fn nvmlDeviceGetName(of: Handle, name: Out<c_char>, length: c_uint) |call| {
@@ -240,15 +231,13 @@ exports! {
         if gpu.name.len() >= length as usize {
             return Err(INSUFFICIENT_SIZE);
         }
-        name.put_text(&gpu.name, length as usize)?;
-        Ok(())
+        Ok(name.put_text(&gpu.name, length as usize)?)
     }
 
     fn nvmlDeviceGetMemoryInfo(of: Handle, memory: Out<MemoryV1>) |call| {
         let Figures { total, free, used, reserved } = figures(call, of)?;
         // The first version knows nothing of `reserved` and counts it as used.
-        memory.put(MemoryV1 { total, free, used: used.saturating_add(reserved) })?;
-        Ok(())
+        Ok(memory.put(MemoryV1 { total, free, used: used.saturating_add(reserved) })?)
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(of: Handle, memory: Out<MemoryV2>) |call| {
@@ -256,8 +245,7 @@ exports! {
         if memory.get()?.version != MEMORY_V2 {
             return Err(ARGUMENT_VERSION_MISMATCH);
         }
-        memory.put(MemoryV2 { version: MEMORY_V2, total, reserved, free, used })?;
-        Ok(())
+        Ok(memory.put(MemoryV2 { version: MEMORY_V2, total, reserved, free, used })?)
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v3 | nvmlDeviceGetComputeRunningProcesses_v2(of: Handle, count: Out<c_uint>, list: Out<ProcessInfo>) |call| {
@@ -276,8 +264,7 @@ exports! {
         ready(call)?;
         let named = call.driver.config.others.iter().find(|other| other.pid == pid).map(|other| other.name.as_deref());
         let text = named.unwrap_or_else(|| (pid == process::id()).then_some("./probe --of-nvml")).ok_or(NOT_FOUND)?;
-        name.put_text(text, length as usize)?;
-        Ok(())
+        Ok(name.put_text(text, length as usize)?)
     }
 
     fn nvmlDeviceGetMigMode(of: Handle, current: Out<c_uint>, pending: Out<c_uint>) |call| {
@@ -286,14 +273,12 @@ exports! {
             return Err(INVALID_ARGUMENT);
         }
         current.put(c_uint::from(gpu.mig.is_some()))?;
-        pending.put(c_uint::from(gpu.mig.is_some()))?;
-        Ok(())
+        Ok(pending.put(c_uint::from(gpu.mig.is_some()))?)
     }
 
     fn nvmlDeviceGetMaxMigDeviceCount(of: Handle, count: Out<c_uint>) |call| {
         device(call, of)?;
-        count.put(7)?;
-        Ok(())
+        Ok(count.put(7)?)
     }
 
     // The second place has the card's slice; the first has none.
@@ -302,8 +287,7 @@ exports! {
         if index != 1 || gpu.mig.is_none() {
             return Err(NOT_FOUND);
         }
-        found.put(of + 1)?;
-        Ok(())
+        Ok(found.put(of + 1)?)
     }
 
 }

@@ -47,6 +47,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "recording_file",
             "lock_file",
             "nvtx",
+            "recorded_pools",
         ],
     ),
     ("query", &["session", "source", "model", "error"]),
@@ -122,6 +123,29 @@ fn only_sys_is_unsafe() {
         let is_unsafe = words(&code).iter().any(|word| word == "unsafe");
         assert!(floor == "sys" || !is_unsafe, "{} says unsafe", path.display());
     }
+}
+
+/// Cargo builds no program for the tests of a library that has none. A test that is written there later would never run.
+#[test]
+fn a_library_without_tests_has_none() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let manifest = |folder: &str| fs::read_to_string(root.join(folder).join("Cargo.toml")).expect("a manifest is text");
+    let workspace = manifest("");
+    let members = workspace.split("members = [").nth(1).and_then(|rest| rest.split(']').next()).expect("a list");
+    let mut found = 0;
+    for member in members.split('"').skip(1).step_by(2) {
+        let manifest = manifest(member);
+        let library = manifest.split("[lib]\n").nth(1).and_then(|rest| rest.split("\n[").next()).unwrap_or_default();
+        for (setting, test) in [("test = false", "#[test]"), ("doctest = false", "/// ```")] {
+            let files = if library.lines().any(|line| line == setting) { source_files(member) } else { Vec::new() };
+            found += files.len();
+            for (_, path) in files {
+                let code = fs::read_to_string(&path).expect("sources are text").replace("//!", "///");
+                assert!(!code.contains(test), "{}: `{setting}` in the manifest", path.display());
+            }
+        }
+    }
+    assert!(found > 30, "{found}");
 }
 
 #[test]

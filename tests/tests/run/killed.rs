@@ -1,6 +1,6 @@
 //! `kill -9` loses nothing that was recorded.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, thread};
 
 use gpumem_core::{
     model::StackId,
@@ -14,22 +14,30 @@ use super::*;
 /// Calls that have returned when the program is killed are in the recording, at 100 moments.
 #[test]
 fn a_killed_program_loses_no_event() {
+    // Each thread waits for its programs most of the time.
+    let threads: [_; 4] =
+        std::array::from_fn(|thread| thread::spawn(move || killed_programs(Random::new(20 + thread as u64), 25)));
+    let returned: Vec<usize> =
+        threads.into_iter().flat_map(|thread| thread.join().expect("no event was lost")).collect();
+    let (most, all) = (returned.iter().max().copied().unwrap_or(0), returned.iter().sum::<usize>());
+    assert!(most > 1_000 && all > most, "{most} {all}");
+}
+
+/// Kills programs at random moments, and compares what they said with their recordings. Returns how many calls each one has made.
+fn killed_programs(mut random: Random, rounds: u32) -> Vec<usize> {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let mut random = Random::new(20);
-    let (mut most, mut all) = (0, 0);
-    for round in 0..100 {
+    let killed = |round| {
         // A slow machine makes few calls until it is killed, so some rounds wait for many calls first.
         let (micros, after) = if round % 2 == 0 { (3_000, 0) } else { (200_000, random.below(5_000_u64)) };
         let until = format!("until_killed {} {after}", random.below(micros));
         let outcome = run_probe(&machine(), &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());
         assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
         let returned: usize = outcome.stdout.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
-        all += returned;
         if !Path::new(&file).exists() {
             // Nothing is kept of a process that allocated nothing.
             assert_eq!(returned, 0, "{outcome}");
-            continue;
+            return returned;
         }
         let recorded = recorded(&file);
         let events = recorded.bytes.len() + recorded.frees;
@@ -38,9 +46,9 @@ fn a_killed_program_loses_no_event() {
         assert!(recorded.bytes.iter().zip(1..).all(|(bytes, number)| *bytes == 512 * number));
         assert_eq!(folder.names(), ["a.capture"]);
         fs::remove_file(&file).expect("it is there");
-        most = most.max(returned);
-    }
-    assert!(most > 1_000 && all > most, "{most} {all}");
+        returned
+    };
+    (0..rounds).map(killed).collect()
 }
 
 /// The stacks of a recording that events have and that are not defined, and how many events have one.

@@ -23,19 +23,25 @@ fn compiled() -> String {
 fn collectives_are_skipped_in_a_dry_run() {
     let program = compiled();
     let folder = Folder::new();
-    let with = |options: &[&str]| {
+    let with = |options: &[&str], arguments: &[&str]| {
         let file = folder.file("a.capture");
-        let words = [&["run", "--stacks", "none"], options, &["-o", &file, "--", &program]].concat();
+        let words = [&["run", "--stacks", "none"], options, &["-o", &file, "--", &program], arguments].concat();
         machine().run_program(&built("gpumem-command"), &words)
     };
-    let dry = with(&["--dry"]);
+    let dry = with(&["--dry"], &[]);
     assert!(dry.succeeded(), "{dry}");
     // A copy is counted twice: both of its buffers have to be there.
     let expected = "reduce large 0: 0\nsend 0: 0\nreduce 0: 2\nreduce in place 0: 0\ngather 0: 6\nscatter 0: 2\nbroadcast 0: 2\nbroadcast of another 0: 0\n";
     assert_eq!(dry.stdout, expected, "{dry}");
     // Else it is NCCL that is called.
     for options in [&[][..], &["--limit", "1GiB"]] {
-        let real = with(options);
+        let real = with(options, &[]);
         assert_eq!(real.stdout, "NCCL is called\n", "{real}");
     }
+    // One process has several ranks, which NCCL refuses on one GPU. A process is a machine, because NCCL refuses ranks of one machine as well.
+    let cards = with(&["--dry", "--cards", "3"], &["all"]);
+    let expected = "communicators 0: rank 2 of 3, a machine of its own\nall gathers 0: 6\nend: 0 4\n";
+    assert_eq!(cards.stdout, expected, "{cards}");
+    let one = with(&["--dry"], &["all"]);
+    assert_eq!(one.stdout, "communicators 5: rank 0 of 0, this machine\nend: 4 4\n", "{one}");
 }

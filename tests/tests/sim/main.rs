@@ -1,9 +1,12 @@
 //! Tests on the simulated device. Each test has a device of its own, since tests run in parallel in one process.
 
 mod adoption;
+mod api;
 mod custom_gauge;
 mod places;
 mod pools;
 mod statistics;
+mod tch;
 mod traces;
+mod traces_off;
 mod tracker;

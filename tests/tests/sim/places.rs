@@ -232,6 +232,6 @@ fn names_beyond_the_limit_share_one_row() {
     let apart = 1 << 10;
     assert_eq!(scopes, format!("{} scopes, 20000 in all", apart + 2));
     assert_eq!(rest, format!("{0} calls of 1 paths, {0} used", 20_000 - apart));
-    assert!(path.contains("places.rs:"), "{path}");
+    assert_eq!(path, "step #");
     assert_eq!(calls, "20000 calls");
 }

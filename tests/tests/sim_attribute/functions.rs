@@ -61,8 +61,9 @@ fn report_when_they_end() {
     check(|| assert_eq!(early(0), "late"), ["early"]);
     check(|| assert_eq!(question("41"), Ok(42)), ["question"]);
     check(|| assert!(question("x").is_err()), ["question"]);
-    check(|| assert_eq!(factorial(3), 6), ["factorial"; 4]);
-    check(|| assert_eq!(outer(), 7), ["inner", "outer"]);
+    let nested = ["      factorial > factorial", "    factorial > factorial", "  factorial > factorial", "factorial"];
+    check(|| assert_eq!(factorial(3), 6), nested);
+    check(|| assert_eq!(outer(), 7), ["  outer > inner", "outer"]);
 }
 
 #[test]
@@ -192,7 +193,7 @@ fn with_locals() {
 
 #[test]
 fn outlive_their_locals() {
-    check(with_locals, ["body", "Says::drop", "with_locals"]);
+    check(with_locals, ["  with_locals > body", "  with_locals > Says::drop", "with_locals"]);
 }
 
 macro_rules! written_by_a_macro {
@@ -217,7 +218,7 @@ written_by_a_macro!(pub(super) by_macro { plain() } "literal" fn item() {});
 
 #[test]
 fn may_be_written_by_a_macro() {
-    check(by_macro, ["plain", "by_macro"]);
+    check(by_macro, ["  by_macro > plain", "by_macro"]);
     check(item, ["literal"]);
     check(Says::hello, ["Says::hello"]);
 }

@@ -49,8 +49,10 @@ fn lines<T>(run: impl FnOnce() -> T) -> Vec<String> {
     reports(run).iter().map(alone).collect()
 }
 
+/// Nested traces are indented, and so are their contexts here.
 fn exit(ctx: &str) -> String {
-    format!("△Used Peaked MB:      0      0 ({ctx}: exit)")
+    let name = ctx.trim_start();
+    format!("△Used Peaked MB:      0      0{} ({name}: exit)", &ctx[..ctx.len() - name.len()])
 }
 
 /// `run` must print one line for each of `contexts`, in this order.

@@ -124,7 +124,7 @@ mod elsewhere {
 fn of_traits() {
     let model = Model { weight: vec![1] };
     check(|| model.forward(1), ["Model::forward"]);
-    let twice = ["Model::forward", "Model::forward", "Model::twice"];
+    let twice = ["  Model::twice > Model::forward", "  Model::twice > Model::forward", "Model::twice"];
     check(|| model.twice(1), twice);
     check(<Model<Vec<u8>> as Layer<u8>>::create, ["Model::create"]);
     check(|| [1.0].as_slice().forward(1), ["[f32]::forward"]);

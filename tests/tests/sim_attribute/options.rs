@@ -20,6 +20,12 @@ fn no_exit() {}
 #[gpu_mem_trace(on_exit_report)]
 fn on_exit() {}
 
+#[gpu_mem_trace(stats)]
+fn counted() {}
+
+#[gpu_mem_trace(stats = false)]
+fn not_counted() {}
+
 #[gpu_mem_trace(skip)]
 fn skipped() {}
 
@@ -58,6 +64,10 @@ fn do_what_they_say() {
     check(silent_false, ["silent_false"]);
     check(no_exit, []);
     check(on_exit, ["on_exit"]);
+    check(counted, []);
+    check(not_counted, ["not_counted"]);
+    let names: Vec<_> = gpumem::stats().names.into_iter().map(|name| (name.name, name.calls)).collect();
+    assert_eq!(names, [("counted".to_owned(), 1)]);
     check(skipped, []);
     check(empty, ["empty"]);
     check(unmeasured, []);

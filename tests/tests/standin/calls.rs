@@ -385,18 +385,6 @@ fn one_context_of_two_ends() {
     }
 }
 
-#[test]
-fn many_traces_equal_a_replayed_log() {
-    let machine = both_sources().devices(2).set("total=200GiB").set("yields=1");
-    for script in ["together 16 40 1", "together 16 40 2", "alone 16 400 1", "alone 16 400 2"] {
-        for outcome in check(&machine, &format!("call cuInit 0; {script}")) {
-            let answer = outcome.answer(script);
-            let compared = answer.strip_suffix(" traces equal the log").and_then(|count| count.parse::<u32>().ok());
-            ensure(compared.is_some_and(|compared| compared >= 100), "too few traces", &outcome);
-        }
-    }
-}
-
 /// What Rust programs do.
 #[test]
 fn allocations_of_cudarc_are_counted() {

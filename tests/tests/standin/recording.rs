@@ -19,22 +19,23 @@ fn a_recording_yields_the_reports_of_its_program() {
     let folder = env::temp_dir().join(format!("gpumem-recorded-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let [recording, reports] = ["recording", "reports"].map(|name| folder.join(name).to_str().unwrap().to_owned());
-    let machine =
-        Standin::new().dispatch().env("GPUMEM_CAPTURE", &recording).env("GPUMEM_LEAKS", "1").env("GPUMEM_PEAK", "1");
-    let outcome = machine.run_program(Path::new(PROGRAM), &["run", &reports]);
-    assert!(outcome.is_clean(), "{outcome}");
-    let printed = fs::read_to_string(&reports).unwrap();
-    // Without the driver, and without the program's settings.
-    let read = output_of(Command::new(PROGRAM).args(["read", &recording]).env_clear());
-    let derived = String::from_utf8(read.stdout).unwrap();
-    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
-    let (printed_lines, derived_lines) = (lines(&printed), lines(&derived));
-    for (line, count) in &printed_lines {
-        assert_eq!(derived_lines.get(line), Some(count), "\n{line}\nin\n{derived}");
+    for machine in [Standin::new().dispatch(), Standin::new().cupti()] {
+        let machine = machine.env("GPUMEM_CAPTURE", &recording).env("GPUMEM_LEAKS", "1").env("GPUMEM_PEAK", "1");
+        let outcome = machine.run_program(Path::new(PROGRAM), &["run", &reports]);
+        assert!(outcome.is_clean(), "{outcome}");
+        let printed = fs::read_to_string(&reports).unwrap();
+        // Without the driver, and without the program's settings.
+        let read = output_of(Command::new(PROGRAM).args(["read", &recording]).env_clear());
+        let derived = String::from_utf8(read.stdout).unwrap();
+        assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+        let (printed_lines, derived_lines) = (lines(&printed), lines(&derived));
+        for (line, count) in &printed_lines {
+            assert_eq!(derived_lines.get(line), Some(count), "\n{line}\nin\n{derived}");
+        }
+        assert_eq!(derived_lines.len(), printed_lines.len());
+        assert!(printed.contains("1 block (3 MiB) was not freed") && printed.contains("recorded.rs:"), "{printed}");
+        // 16 threads, 20 reports and one at the end of each trace; two traces at the end are those of `train`.
+        assert!(printed.lines().count() > 16 * 40, "{printed}");
     }
-    assert_eq!(derived_lines.len(), printed_lines.len());
-    assert!(printed.contains("1 block (3 MiB) was not freed"), "{printed}");
-    // 16 threads, 20 reports and one at the end of each trace; two traces at the end are those of `train`.
-    assert!(printed.lines().count() > 16 * 40, "{printed}");
     fs::remove_dir_all(&folder).unwrap();
 }

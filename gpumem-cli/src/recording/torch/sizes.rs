@@ -13,7 +13,6 @@ use gpumem_core::{
     model::{Bytes, StackId},
     recording::{AllocatorAction as Action, AllocatorEvent, AllocatorSettings},
 };
-use gpumem_estimate::rounding;
 
 use super::{
     super::ranges::remove_range,
@@ -146,15 +145,11 @@ fn size(
     address: u64,
     requested: u64,
 ) -> u64 {
-    let rounded = rounding::size(settings, requested).unwrap_or(requested);
     let segment = segments.range(..=address).next_back().filter(|(begin, (length, _))| address - **begin < *length);
-    let Some((begin, (length, about))) = segment else { return rounded };
+    let Some((begin, (length, about))) = segment else { return settings.rounded(requested).unwrap_or(requested) };
     let end = begin + length;
     let next = occupied.range(address + 1..).next().map_or(end, |(next, _)| end.min(*next));
-    match (next - address).checked_sub(rounded) {
-        Some(rest) if !rounding::splits(settings, rounded, rest, about.is_expandable) => rounded + rest,
-        _ => rounded,
-    }
+    settings.size_in(next - address, requested, about.is_expandable)
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ impl Object for Content {
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         match self {
             Self::Trace(report) => report.entries(map),
+            Self::Stats(stats) => stats.entries(map),
             Self::Tracked(tracked) => tracked.entries(map),
             Self::OutOfMemory(oom) => oom.entries(map),
             Self::Leaks(leaks) => leaks.entries(map),
@@ -45,6 +46,7 @@ fn measured<T>(trace: &Trace, figure: T) -> Option<T> {
 }
 
 object!(Report as report {
+    "outer": report.outer,
     "ctx": report.ctx,
     "subctx": report.subctx,
     "simulated": report.trace.simulated,

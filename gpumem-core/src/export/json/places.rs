@@ -6,7 +6,9 @@ use super::{
     json_line,
     object::{Json, object},
 };
-use crate::report::{Breakdown, Part, PartKind, RegisteredPool, ScopeSummary, Summary};
+use crate::report::{
+    Breakdown, NameStats, Part, PartKind, RegisteredPool, ScopeSummary, Spread, Stats, Summary, WorstCall,
+};
 
 object!(Summary as summary {
     "scopes": summary.scopes,
@@ -28,6 +30,39 @@ object!(ScopeSummary as scope {
     "device_peak": scope.device_peak,
     "allocated": scope.allocated,
     "allocations": scope.allocations,
+});
+
+object!(Stats as stats {
+    "names": stats.names,
+});
+
+object!(NameStats as name {
+    "name": name.name,
+    "device": name.device,
+    "simulated": name.simulated,
+    "calls": name.calls,
+    "used": name.figures.as_ref().map(|figures| figures.used),
+    "used_sum": name.figures.as_ref().map(|figures| figures.sum),
+    "peaked": name.figures.as_ref().map(|figures| figures.peaked),
+    "worst": name.figures.as_ref().map(|figures| &figures.worst),
+    "unmeasured": name.unmeasured,
+    "sampled": name.sampled,
+    "doubtful": name.doubtful,
+    "overlapped": name.overlapped,
+});
+
+object!(Spread<T> as spread for any T {
+    "min": spread.min,
+    "median": spread.median,
+    "p99": spread.p99,
+    "max": spread.max,
+});
+
+object!(WorstCall as worst {
+    "call": worst.call,
+    "name": worst.name,
+    "time_us": worst.time,
+    "needed": worst.needed,
 });
 
 object!(RegisteredPool as pool {
@@ -83,6 +118,21 @@ impl Summary {
     /// # let trace = gpumem::GpuMemTrace::new();
     /// let json = gpumem::summary().to_json();
     /// assert!(json.starts_with(r#"{"scopes":["#));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        json_line(self)
+    }
+}
+
+impl Stats {
+    /// A JSON object on one line: `{"names":[{"name":"step", …`, in exact bytes.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// drop(gpumem::GpuMemTrace::builder().ctx("step").stats().start()?);
+    /// assert!(gpumem::stats().to_json().starts_with(r#"{"names":[{"name":"step","device":0,"#));
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     #[must_use]

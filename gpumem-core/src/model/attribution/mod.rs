@@ -24,6 +24,11 @@ pub fn is_driver(module: &str) -> bool {
     DRIVER.iter().any(|pattern| fits(module, pattern))
 }
 
+/// Whether a module is the gpumem of a program in C, which counts as the program.
+pub fn is_gpumem_c(module: &str) -> bool {
+    GPUMEM_C.iter().any(|pattern| fits(module, pattern))
+}
+
 /// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the tables; other modules are
 /// named by their package of Python, or else by their file. `None` if no module is known.
 pub fn library(frames: &[Frame]) -> Option<&str> {

@@ -64,7 +64,7 @@ impl PoolLocation {
 pub(super) fn owner_of(caller: &Caller) -> Option<Owner> {
     let context = match caller {
         Caller::Cupti(context) => *context,
-        Caller::Dispatch => Context { handle: cuda::current_context()?, uid: 0 },
+        Caller::Dispatch => Context { handle: cuda::current_owner()?, uid: 0 },
     };
     let generation = GENERATION.load(Relaxed);
     let last = LAST_CONTEXT.get();

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use cudarc::driver::sys;
 
-use super::{capture::relaxed, context::current_device};
+use super::{capture::relaxed, card::own, context::current_device};
 use crate::sys::calls::as_library;
 
 /// One allocation, as the driver describes it.
@@ -28,7 +28,7 @@ fn attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u64
     let mut value = 0_u64;
     // SAFETY: the driver accepts any address. The attributes that this file asks for are at most 64 bits wide; a narrower one is
     // written to the first bytes of a zeroed word.
-    unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }.result().ok()?;
+    own(|| unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) }).result().ok()?;
     Some(value)
 }
 

@@ -2,6 +2,7 @@
 
 use cudarc::driver::{result, sys};
 
+use super::card::{card_of_thread, own};
 use super::failure::call_failed;
 use super::library::ctx_get_id;
 use crate::error::Error;
@@ -12,7 +13,7 @@ pub(super) fn current_device() -> Result<Option<sys::CUdevice>, Error> {
     }
     let mut device = 0;
     // SAFETY: the driver is initialised and the out-parameter is a live `CUdevice`.
-    unsafe { sys::cuCtxGetDevice(&raw mut device) }
+    own(|| unsafe { sys::cuCtxGetDevice(&raw mut device) })
         .result()
         .map_err(|error| call_failed("cuCtxGetDevice", error, None))?;
     Ok(Some(device))
@@ -22,6 +23,12 @@ pub(super) fn current_device() -> Result<Option<sys::CUdevice>, Error> {
 #[doc(alias = "cuCtxGetCurrent")]
 pub(crate) fn current_context() -> Option<usize> {
     result::ctx::get_current().ok().flatten().map(<*mut _>::addr)
+}
+
+/// A number for the current context and the card of the thread. It is the context's address if it has one card. A hook may call this.
+pub(crate) fn current_owner() -> Option<usize> {
+    // No address has these bits.
+    Some(current_context()? | (card_of_thread() as usize) << 57)
 }
 
 /// The device of the current context.

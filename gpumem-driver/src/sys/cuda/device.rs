@@ -11,7 +11,12 @@ use cudarc::driver::{
 };
 use once_cell::sync::OnceCell;
 
-use super::{context::current_device, failure::call_failed, library::load};
+use super::{
+    card::{on_card, own},
+    context::current_device,
+    failure::call_failed,
+    library::load,
+};
 use crate::error::Error;
 
 /// One CUDA device, and the proof that the driver is loaded and initialised.
@@ -40,8 +45,10 @@ pub(crate) fn devices() -> Result<&'static [CudaDevice], Error> {
 
 /// The devices of a driver that the program has initialised; an error before that. The driver must be loaded.
 pub(crate) fn initialised_devices() -> Result<Vec<CudaDevice>, Error> {
-    let count = result::device::get_count().map_err(|error| call_failed("cuDeviceGetCount", error, None))?;
-    (0..count).map(device).collect()
+    own(|| {
+        let count = result::device::get_count().map_err(|error| call_failed("cuDeviceGetCount", error, None))?;
+        (0..count).map(device).collect()
+    })
 }
 
 fn device(number: c_int) -> Result<CudaDevice, Error> {
@@ -145,19 +152,21 @@ impl CudaDevice {
     /// Runs `action` with a context of this device current, without creating one: the calling thread's own context if
     /// it is on this device, else the primary context if it is active. `None` if there is neither.
     fn in_context<T>(self, action: impl FnOnce() -> Result<T, Error>) -> Result<Option<T>, Error> {
-        if current_device()? == Some(self.device) {
-            return action().map(Some);
-        }
-        let (mut flags, mut active) = (0, 0);
-        // SAFETY: the device came from the driver, and both out-parameters are live integers of the bound types.
-        unsafe { sys::cuDevicePrimaryCtxGetState(self.device, &raw mut flags, &raw mut active) }
-            .result()
-            .map_err(self.failed("cuDevicePrimaryCtxGetState"))?;
-        if active == 0 {
-            return Ok(None);
-        }
-        let _pushed = PushedContext::new(self)?;
-        action().map(Some)
+        own(|| {
+            if current_device()? == Some(self.device) {
+                return action().map(Some);
+            }
+            let (mut flags, mut active) = (0, 0);
+            // SAFETY: the device came from the driver, and both out-parameters are live integers of the bound types.
+            unsafe { sys::cuDevicePrimaryCtxGetState(self.device, &raw mut flags, &raw mut active) }
+                .result()
+                .map_err(self.failed("cuDevicePrimaryCtxGetState"))?;
+            if active == 0 {
+                return Ok(None);
+            }
+            let _pushed = PushedContext::new(self)?;
+            on_card(self.ordinal, action).map(Some)
+        })
     }
 
     pub(super) fn failed(self, call: &'static str) -> impl Fn(DriverError) -> Error {

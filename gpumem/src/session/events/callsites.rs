@@ -8,12 +8,20 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{derive::Callsite, model::CallsiteId, report::SourceLine, source::AddressHasher};
+use crate::{
+    derive::Callsite,
+    model::{CallsiteId, alike, name_in_line},
+    report::SourceLine,
+    settings::{Filter, Rule},
+    source::AddressHasher,
+};
 
 /// The most names of one source location. A program may create names without end.
 const MAX_PER_LOCATION: usize = 1 << 10;
 /// The most names of all locations together.
 const MAX_NAMES: usize = 1 << 16;
+/// The most names with `#` in the place of numbers, for the further names of one source location.
+const MAX_ALIKE_PER_LOCATION: usize = 1 << 4;
 
 /// A line of the program, as the compiler names it. Not a `Location`, because that of another library's macro cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +60,8 @@ struct Callsites {
     /// The callsites without names, by the address of their file's name, the line and the column: hashing an address is faster than
     /// hashing the name. Equal names may have several addresses.
     unnamed_by_address: HashMap<(usize, u32, u32), CallsiteId, BuildHasherDefault<AddressHasher>>,
+    /// The names with `#` for numbers, or the locations.
+    alike: HashMap<Box<str>, u32>,
 }
 
 /// What is known of a callsite.
@@ -63,6 +73,20 @@ pub(in crate::session) struct DefinedCallsite {
     /// The path of the module of a function under an attribute.
     #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only recordings have it"))]
     pub(in crate::session) module: Option<&'static str>,
+    /// What `GPUMEM` says about it.
+    rule: Rule,
+    alike: u32,
+    /// How many of its lines were large enough to be printed.
+    lines: u64,
+}
+
+/// A callsite, and what its traces print.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::session) struct Numbered {
+    pub(in crate::session) id: CallsiteId,
+    pub(in crate::session) rule: Rule,
+    /// Of callsites whose names differ in numbers alone, it is the same.
+    pub(in crate::session) alike: u32,
 }
 
 /// The callsites of one source location.
@@ -73,6 +97,8 @@ struct LocationNames {
     unnamed: Option<CallsiteId>,
     /// The callsite of all further names, if there are too many.
     more: Option<CallsiteId>,
+    /// How many callsites stand for further names that are alike.
+    alike: usize,
 }
 
 /// The callsites of a session.
@@ -86,10 +112,22 @@ impl CallsiteTable {
         ctx: Option<&str>,
         location: CodeLine,
         module: Option<&'static str>,
-    ) -> (CallsiteId, bool) {
+        filter: &Filter,
+    ) -> (Numbered, bool) {
         let mut callsites = self.lock();
         let known = callsites.all.len();
-        (callsites.number(ctx, location, module), callsites.all.len() > known)
+        let id = callsites.number(ctx, location, module, filter);
+        let defined = callsites.get_mut(id);
+        let (rule, alike) = defined.map_or_else(Default::default, |callsite| (callsite.rule, callsite.alike));
+        (Numbered { id, rule, alike }, callsites.all.len() > known)
+    }
+
+    /// How many lines this callsite had before. Counts one more.
+    pub(in crate::session) fn next_line(&self, id: CallsiteId) -> u64 {
+        self.lock().get_mut(id).map_or(0, |callsite| {
+            callsite.lines += 1;
+            callsite.lines - 1
+        })
     }
 
     /// The callsite with this number.
@@ -111,7 +149,18 @@ impl CallsiteTable {
 }
 
 impl Callsites {
-    fn number(&mut self, ctx: Option<&str>, location: CodeLine, module: Option<&'static str>) -> CallsiteId {
+    /// `None` for those that every session has.
+    fn get_mut(&mut self, id: CallsiteId) -> Option<&mut DefinedCallsite> {
+        self.all.get_mut((id.0 as usize).checked_sub(2)?)
+    }
+
+    fn number(
+        &mut self,
+        ctx: Option<&str>,
+        location: CodeLine,
+        module: Option<&'static str>,
+        filter: &Filter,
+    ) -> CallsiteId {
         let ctx = ctx.filter(|ctx| !ctx.is_empty());
         if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
             return *known;
@@ -122,12 +171,17 @@ impl Callsites {
         {
             return *known;
         }
-        let Self { all, by_name, by_location, unnamed_by_address } = self;
+        let Self { all, by_name, by_location, unnamed_by_address, alike: known_alike } = self;
         let place = by_location.entry(location).or_default();
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
+            let rule = filter.rule(module, &name_in_line(ctx.as_deref().unwrap_or_default()));
+            let numberless: Box<str> =
+                ctx.as_deref().map_or_else(|| SourceLine::from(location).to_string().into(), |ctx| alike(ctx).into());
+            let next = u32::try_from(known_alike.len() + 1).unwrap_or(0);
+            let alike = *known_alike.entry(numberless).or_insert(next);
             let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
-            all.push(DefinedCallsite { name, location, module });
+            all.push(DefinedCallsite { name, location, module, rule, alike, lines: 0 });
             number
         };
         match ctx {
@@ -136,7 +190,17 @@ impl Callsites {
                 unnamed_by_address.insert(address, number);
                 number
             }
-            Some(_) if place.names == MAX_PER_LOCATION || by_name.len() == MAX_NAMES => {
+            Some(ctx) if place.names == MAX_PER_LOCATION || by_name.len() >= MAX_NAMES => {
+                let numberless = alike(ctx);
+                if let Some(known) = by_name.get(&*numberless) {
+                    return *known;
+                }
+                if numberless != ctx && place.alike < MAX_ALIKE_PER_LOCATION {
+                    place.alike += 1;
+                    let number = add(Some(numberless.clone().into()));
+                    by_name.insert(numberless.into(), number);
+                    return number;
+                }
                 *place.more.get_or_insert_with(|| {
                     let CodeLine { file, line, .. } = location;
                     add(Some(format!("(more names at {file}:{line})").into()))
@@ -159,7 +223,7 @@ mod tests {
     #[test]
     fn a_callsite_has_one_number() {
         let (callsites, here) = (CallsiteTable::default(), CodeLine::of_caller());
-        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None).0;
+        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None, &Filter::default()).0.id;
         let (unnamed, named) = (number(None, here), number(Some("epoch"), here));
         assert_eq!((number(Some(""), here), number(Some("epoch"), here)), (unnamed, named));
         assert_ne!(unnamed, named);
@@ -172,11 +236,17 @@ mod tests {
     #[test]
     fn a_location_with_too_many_names_leaves_room_for_others() {
         let (callsites, here) = (CallsiteTable::default(), CodeLine::of_caller());
-        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None).0;
+        let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None, &Filter::default()).0.id;
         for name in 0..MAX_PER_LOCATION + 100 {
             number(Some(&name.to_string()), here);
         }
         assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + 1);
+        assert_eq!(callsites.get(number(Some("5000"), here)).to_string(), "#");
+        // No location takes all the room.
+        for letter in "abcdefghijklmnopqrstuvwxyz".chars() {
+            number(Some(&format!("{letter} 1")), here);
+        }
+        assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + MAX_ALIKE_PER_LOCATION + 1);
         let late = number(Some("one more"), here);
         assert_eq!(callsites.get(late).to_string(), format!("(more names at {}:{})", here.file, here.line));
         let other = number(Some("validate"), CodeLine::of_caller());

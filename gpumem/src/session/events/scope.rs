@@ -10,11 +10,29 @@ use crate::{
     model::{Counted, Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
     session::{
-        Notice, Session, alive,
-        events::{callsites::CodeLine, sampling},
+        Notice, Session, alive, current,
+        events::{Numbered, callsites::CodeLine, sampling},
     },
     source::{Devices, custom_devices},
 };
+
+impl Session {
+    /// The number of a callsite. A recording gets its definition, if it is new.
+    pub(in crate::session) fn number_callsite(
+        &self,
+        ctx: Option<&str>,
+        location: CodeLine,
+        module: Option<&'static str>,
+    ) -> Numbered {
+        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
+        let (callsite, is_new) = self.callsites.number(ctx, location, module, &self.settings.filter);
+        #[cfg(feature = "capture")]
+        if is_new {
+            self.record_callsite(callsite.id);
+        }
+        callsite
+    }
+}
 
 /// The settings that the program requests for a new scope.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +51,7 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) exact: bool,
     /// Keep which allocations make its peak.
     pub(in crate::session) at_peak: bool,
-    /// The threads that it adopts. `None`: those of `GPUMEM_ADOPT`.
+    /// The threads that it adopts. `None`: those of `GPUMEM_ADOPT`, else those of [`adopt`].
     pub(in crate::session) adopt: Option<Threads>,
     /// The module of the function that it traces, if it is known.
     pub(in crate::session) module: Option<&'static str>,
@@ -48,10 +66,31 @@ impl ScopeRequest {
     }
 }
 
+/// From now on each scope that is opened adopts these threads, as with [`GpuMemTraceBuilder::adopt`](crate::GpuMemTraceBuilder::adopt).
+/// It is for a library that knows the threads of a framework. What a trace itself requests and `GPUMEM_ADOPT` go before, and only the
+/// first call has an effect.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, GpuMemTrace, scope::{Threads, adopt}};
+///
+/// adopt(Threads::named("pt_autograd_")); // the backward pass of PyTorch
+/// let trace = GpuMemTrace::with_ctx("backward");
+/// let thread = std::thread::Builder::new().name("pt_autograd_0".to_owned());
+/// let gradient = thread.spawn(move || gpu.alloc(Bytes::mib(64)))?.join().unwrap()?;
+/// assert_eq!(trace.live()[0].path, ["backward"]);
+/// # drop(gradient);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn adopt(threads: Threads) {
+    _ = current().adopted.set(threads);
+}
+
 /// A scope that is open, on a device that is fixed.
 pub(in crate::session) struct OpenScope {
     pub(in crate::session) session: &'static Session,
     pub(in crate::session) id: ScopeId,
+    pub(in crate::session) callsite: Numbered,
     pub(in crate::session) device: Device,
     pub(in crate::session) gauge: Gauge,
     /// The ledger keeps which allocations made its peak.
@@ -123,13 +162,8 @@ impl OpenScope {
             ScopeRequest { of_thread: true, .. } => Counted::Thread(session.inbox.this_thread()),
             _ => Counted::Process,
         };
-        #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
-        let (callsite, is_new) = session.callsites.number(ctx, location, request.module);
-        #[cfg(feature = "capture")]
-        if is_new {
-            session.record_callsite(callsite);
-        }
-        let spec = ScopeSpec { device, gauge, every, counts, callsite, source, at_peak: request.at_peak };
+        let callsite = session.number_callsite(ctx, location, request.module);
+        let spec = ScopeSpec { device, gauge, every, counts, callsite: callsite.id, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };
         if sampled {
@@ -150,7 +184,7 @@ impl OpenScope {
                 session.inbox.post(&EventKind::Lost { count: 1 });
             }
         }
-        if let Some(threads) = request.adopt.or(session.settings().adopt) {
+        if let Some(threads) = request.adopt.or(session.settings().adopt).or(session.adopted.get().copied()) {
             name_threads_with(process::name_of_thread);
             session.inbox.post(&EventKind::Adopt { scope: id, threads });
         }
@@ -169,7 +203,7 @@ impl OpenScope {
             session.notify(Notice::Custom, &text);
         }
         let at_peak = request.at_peak && gauge == Gauge::Exact;
-        Ok(Some(Self { session, id, device, gauge, at_peak, devices }))
+        Ok(Some(Self { session, id, callsite, device, gauge, at_peak, devices }))
     }
 
     pub(in crate::session) fn read(&self) -> Trace {

@@ -117,7 +117,7 @@ impl Drop for BodyGuard {
             }
         };
         if self.report {
-            trace.print_report(Some(&"exit"), figures, lines);
+            trace.print_report(Some(&"exit"), figures, lines, true);
         }
         if let Some(budget) = self.budget.take() {
             budget.check(figures, &trace);

@@ -28,6 +28,7 @@ pub struct GpuMemTraceBuilder {
     pub(super) on_exit_report: bool,
     /// The thread that starts the trace enters its scope.
     pub(super) entered: bool,
+    pub(super) stats: bool,
 }
 
 impl GpuMemTraceBuilder {
@@ -42,6 +43,7 @@ impl GpuMemTraceBuilder {
             silent: false,
             on_exit_report: true,
             entered: true,
+            stats: false,
         }
     }
 
@@ -146,7 +148,7 @@ impl GpuMemTraceBuilder {
 
     /// Adopts threads: what these threads allocate while they are in no scope of their own counts for the innermost open scope of the
     /// thread that started this trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is
-    /// `GPUMEM_ADOPT`, else the trace adopts no thread.
+    /// `GPUMEM_ADOPT`, else what [`scope::adopt`](crate::scope::adopt) says, else the trace adopts no thread.
     ///
     /// It is for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two threads adopt
     /// the same thread at the same time, what it allocates counts for the scope that was opened last, and the lines of both are marked
@@ -229,6 +231,14 @@ impl GpuMemTraceBuilder {
     /// ```
     pub fn opened_at(mut self, module: Option<&'static str>, file: &'static str, line: u32) -> Self {
         (self.request.module, self.at) = (module, Some(CodeLine { file, line, column: 1 }));
+        self
+    }
+
+    /// The end of the trace is counted in [`stats`](crate::stats()), and the trace prints no lines. `GPUMEM` may choose otherwise for it.
+    ///
+    /// Example: see [`stats`](crate::stats()).
+    pub fn stats(mut self) -> Self {
+        self.stats = true;
         self
     }
 

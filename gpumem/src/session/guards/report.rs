@@ -1,15 +1,19 @@
 //! The reports of a trace.
 
 use std::{
+    borrow::Cow,
     fmt::{self, Display},
     mem,
+    num::NonZeroU64,
 };
 
 use super::trace::{ActiveTrace, GpuMemTrace, TraceState};
+use crate::session::events::Numbered;
 use crate::{
     model::{Gauge, Trace},
     process,
     report::{Content, Line, Report},
+    settings::What,
 };
 
 impl GpuMemTrace {
@@ -72,7 +76,7 @@ impl GpuMemTrace {
     /// ```
     // The comment between the brackets is in the compiler's error for `report_n_reset("x")`, which shows this line.
     pub fn report_n_reset(&mut self /* for a text after the context: report_n_reset_with */) {
-        self.print_report(None, self.read_n_reset(), None);
+        self.print_report(None, self.read_n_reset(), None, false);
     }
 
     /// As [`report_with`](Self::report_with), then resets the trace to the reported reading.
@@ -92,7 +96,7 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn report_n_reset_with(&mut self, subctx: impl Display) {
-        self.print_report(Some(&subctx), self.read_n_reset(), None);
+        self.print_report(Some(&subctx), self.read_n_reset(), None, false);
     }
 
     /// Records the end of a statement, for a recording. Its figures are those of the newest reading.
@@ -108,7 +112,7 @@ impl GpuMemTrace {
         let Some(guard) = &mut self.guard else { return };
         if guard.settings.on_exit_report {
             self.stop();
-            self.report_with("exit");
+            self.print_report(Some(&"exit"), self.data(), None, true);
         } else if let TraceState::Running(scope) = mem::replace(&mut guard.state, TraceState::Off) {
             // Nobody can ask for its figures any more.
             scope.close();
@@ -118,16 +122,18 @@ impl GpuMemTrace {
     /// Does not read the device if the report is not printed.
     fn report_now(&self, subctx: Option<&dyn Display>) {
         if self.guard.as_ref().is_some_and(|guard| !guard.settings.silent) {
-            self.print_report(subctx, self.data(), None);
+            self.print_report(subctx, self.data(), None, false);
         }
     }
 
-    /// Prints a report with these figures. `lines` are the statements of the function and the number of its last line.
+    /// Prints a report with these figures, or counts them if the trace ends. `lines` are the statements of the function and the number of
+    /// its last line.
     pub(in crate::session) fn print_report(
         &self,
         subctx: Option<&dyn Display>,
         trace: Trace,
         lines: Option<(Vec<Line>, u32)>,
+        is_end: bool,
     ) {
         let Some(guard) = &self.guard else { return };
         let ActiveTrace { session, settings, .. } = &**guard;
@@ -139,24 +145,43 @@ impl GpuMemTrace {
         if session.is_inside_sink() {
             return;
         }
-        let subctx = subctx.map(ToString::to_string);
-        let mut report = Report::new(trace, settings.shown_ctx().as_deref(), subctx.as_deref());
         let (lines, end) = lines.unzip();
-        report.lines = lines.unwrap_or_default();
+        // A recording has all reports, whatever is printed.
         #[cfg(feature = "capture")]
         if let Some(scope) = self.scope_id() {
-            let (ctx, subctx) = (report.ctx.clone(), report.subctx.clone());
-            record_request!(session, Report { scope, ctx, subctx, lines: end });
+            let ctx = || settings.shown_ctx().map(Cow::into_owned);
+            record_request!(session, Report { scope, ctx: ctx(), subctx: subctx.map(ToString::to_string), lines: end });
         }
         #[cfg(not(feature = "capture"))]
         let _ = end;
-        if session.is_silent() {
+        if !guard.prints(&trace, is_end) || session.is_silent() {
             return;
         }
+        let subctx = subctx.map(ToString::to_string);
+        let mut report = Report::new(trace, settings.shown_ctx().as_deref(), subctx.as_deref()).inside(guard.outer());
+        report.lines = lines.unwrap_or_default();
         let mut output = session.output(Content::Trace(report));
         output.at = Some(guard.at.into());
         output.module = settings.request.module.map(Into::into);
         session.write(&output);
+    }
+}
+
+impl ActiveTrace {
+    /// Whether a line with these figures is printed. Counts them, if the trace ends and is one for statistics.
+    fn prints(&self, trace: &Trace, is_end: bool) -> bool {
+        let Some(callsite @ Numbered { id, rule, .. }) = self.callsite() else { return true };
+        let is_chosen = |every: NonZeroU64| self.session.callsites.next_line(id).is_multiple_of(every.get());
+        match rule.what.unwrap_or(if self.settings.stats { What::Stats } else { What::Lines }) {
+            What::Lines => rule.is_large_enough(trace) && rule.every.is_none_or(is_chosen),
+            What::Stats => {
+                if is_end {
+                    self.session.count(callsite, trace, || self.settings.shown_ctx().map(Cow::into_owned));
+                }
+                false
+            }
+            What::Off => false,
+        }
     }
 }
 
@@ -173,6 +198,7 @@ impl Drop for GpuMemTrace {
 impl Display for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ctx = self.guard.as_ref().and_then(|guard| guard.settings.shown_ctx());
-        Report::new(self.data(), ctx.as_deref(), None).fmt(f)
+        let outer = self.guard.as_ref().map(|guard| guard.outer()).unwrap_or_default();
+        Report::new(self.data(), ctx.as_deref(), None).inside(outer).fmt(f)
     }
 }

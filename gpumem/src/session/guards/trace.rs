@@ -5,10 +5,10 @@ use std::{fmt, mem};
 use super::builder::GpuMemTraceBuilder;
 use crate::session::{
     ScopeHandle, Session, current,
-    events::{CodeLine, OpenScope},
+    events::{CodeLine, Numbered, OpenScope},
 };
 use crate::{
-    derive::{KeptPeak, live_blocks},
+    derive::{KeptPeak, live_blocks, outer_names},
     error::Result,
     ledger::ScopePeriod,
     model::{ScopeId, Trace},
@@ -62,9 +62,10 @@ pub(super) struct ActiveTrace {
 pub(super) enum TraceState {
     Off,
     Running(OpenScope),
-    /// The scope is closed: its id and its last figures.
+    /// The scope is closed: its id, its callsite and its last figures.
     Stopped(
         #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only a recording names it"))] ScopeId,
+        Numbered,
         Trace,
         Option<ScopePeriod>,
         Option<KeptPeak<'static>>,
@@ -197,9 +198,9 @@ impl GpuMemTrace {
         let Some(guard) = &mut self.guard else { return };
         guard.state = match mem::replace(&mut guard.state, TraceState::Off) {
             TraceState::Running(scope) => {
-                let (id, within) = (scope.id, scope.period());
+                let (id, callsite, within) = (scope.id, scope.callsite, scope.period());
                 let (trace, peak) = scope.close();
-                TraceState::Stopped(id, trace, within, peak)
+                TraceState::Stopped(id, callsite, trace, within, peak)
             }
             ended => ended,
         };
@@ -236,7 +237,7 @@ impl GpuMemTrace {
         match self.guard.as_ref().map(|guard| &guard.state) {
             None | Some(TraceState::Off) => Trace::off(self.device),
             Some(TraceState::Running(scope)) => scope.read(),
-            Some(TraceState::Stopped(_, trace, ..)) => *trace,
+            Some(TraceState::Stopped(_, _, trace, ..)) => *trace,
         }
     }
 
@@ -296,12 +297,8 @@ impl GpuMemTrace {
     fn live_of(&self, blocks: impl FnOnce(ScopePeriod) -> ScopePeriod) -> Vec<LiveBlock> {
         let Some(guard) = &self.guard else { return Vec::new() };
         let session = guard.session;
-        let within = match &guard.state {
-            TraceState::Off => None,
-            TraceState::Running(scope) => session.inbox.scope_period(scope.id),
-            TraceState::Stopped(_, _, within, _) => within.clone(),
-        };
-        within.map(blocks).map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
+        let within = guard.period().map(blocks);
+        within.map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
     }
 
     /// Which allocations made the trace's peak, by scope and line: the memory that was in use at the peak and not at the start, or at
@@ -331,7 +328,7 @@ impl GpuMemTrace {
             TraceState::Running(scope) => {
                 KeptPeak::of_open(&session.inbox, scope.id, session.next_scope())?.holders(session)
             }
-            TraceState::Stopped(_, _, _, peak) => peak.as_ref()?.holders(session),
+            TraceState::Stopped(_, _, _, _, peak) => peak.as_ref()?.holders(session),
         };
         let mut peak = peak?;
         let Trace { untracked, lost, .. } = self.data();
@@ -374,7 +371,7 @@ impl GpuMemTrace {
         let state = self.guard.as_mut().map(|guard| mem::replace(&mut guard.state, TraceState::Off));
         match state {
             Some(TraceState::Running(scope)) => scope.close().0,
-            Some(TraceState::Stopped(_, trace, ..)) => trace,
+            Some(TraceState::Stopped(_, _, trace, ..)) => trace,
             Some(TraceState::Off) | None => self.data(),
         }
     }
@@ -404,6 +401,32 @@ impl GpuMemTrace {
     }
 }
 
+impl ActiveTrace {
+    /// The time during which the scope was open.
+    fn period(&self) -> Option<ScopePeriod> {
+        match &self.state {
+            TraceState::Off => None,
+            TraceState::Running(scope) => self.session.inbox.scope_period(scope.id),
+            TraceState::Stopped(_, _, _, within, _) => within.clone(),
+        }
+    }
+
+    /// The callsite of the scope that was opened last.
+    pub(super) fn callsite(&self) -> Option<Numbered> {
+        match &self.state {
+            TraceState::Off => None,
+            TraceState::Running(scope) => Some(scope.callsite),
+            TraceState::Stopped(_, callsite, ..) => Some(*callsite),
+        }
+    }
+
+    /// The names of the scopes around it.
+    pub(super) fn outer(&self) -> Vec<String> {
+        let names = |within| outer_names(&self.session.inbox, self.session, &within);
+        self.period().map(names).unwrap_or_default()
+    }
+}
+
 impl TraceState {
     fn of(scope: Option<OpenScope>) -> Self {
         scope.map_or(Self::Off, Self::Running)
@@ -427,7 +450,7 @@ impl fmt::Debug for GpuMemTrace {
             TraceState::Running(scope) => {
                 shown.field("state", &"running").field("device", &scope.device.ordinal).field("gauge", &scope.gauge)
             }
-            TraceState::Stopped(_, trace, ..) => shown.field("state", &"stopped").field("trace", trace),
+            TraceState::Stopped(_, _, trace, ..) => shown.field("state", &"stopped").field("trace", trace),
         };
         shown.field("ctx", &guard.settings.ctx).field("silent", &guard.settings.silent).finish_non_exhaustive()
     }

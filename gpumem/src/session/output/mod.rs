@@ -1,15 +1,18 @@
 //! The output of a session: what it prints, and where.
 
+pub(super) mod call_stats;
 pub(super) mod exit_reports;
 mod notice;
 mod notices;
 pub(super) mod oom;
 mod sink;
 mod sink_state;
+mod stats_table;
 
 pub(crate) use self::notices::Notice;
-pub(super) use self::{notices::Notices, oom::Refusals, sink_state::SinkState};
 pub use self::{
+    call_stats::{stats, stats_n_reset},
     oom::{on_oom, retry_after_trim},
     sink::set_sink,
 };
+pub(super) use self::{notices::Notices, oom::Refusals, sink_state::SinkState, stats_table::StatsTable};

@@ -9,14 +9,14 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process as std_process,
-    sync::{Arc, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
     thread,
     time::SystemTime,
 };
 
 use crate::session::{
     Session, current,
-    output::{Notice, notice::Quiet},
+    output::{Notice, notice::Quiet, sink_state::LastLine},
 };
 use crate::{
     export::{Form, Paint, Sink},
@@ -50,6 +50,7 @@ impl Session {
         if process::is_forked() {
             return;
         }
+        self.print_repeats();
         let replaced = self.sink.set.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
         // After the lock: a drop of the program's values may itself print something.
         drop(replaced);
@@ -93,22 +94,65 @@ impl Session {
         }
     }
 
-    /// Writes it to the sink.
+    /// Writes it to the sink. Of equal lines of traces that follow each other, text has one and a count: a program reads JSON, and
+    /// counts its objects itself.
     pub(in crate::session) fn write(&self, output: &Output) {
         let sink = self.sink();
         match &sink {
             Sink::Off => {}
-            Sink::Stdout if output.content.is_report() => self.write_stdout(output, Form::Text),
-            Sink::File(path) | Sink::JsonFile(path) => self.write_file(path, &sink.form().write(output, Paint::PLAIN)),
-            Sink::Json => self.write_stdout(output, Form::Json),
+            Sink::Json | Sink::JsonFile(_) => self.write_text(&sink, &Form::Json.write(output, Paint::PLAIN), true),
             Sink::Custom(to) => self.write_to_function(output, &**to),
-            // A sink that this file does not know yet: its output must not be lost.
-            _ => self.write_stderr(output),
+            _ => {
+                let text = Form::Text.write(output, self.paint(&sink, output.content.is_report()));
+                if matches!(output.content, Content::Trace(_)) && self.is_repeated(&text) {
+                    return;
+                }
+                self.print_repeats();
+                if matches!(output.content, Content::Trace(_)) {
+                    let thread = thread::current().id();
+                    *self.last_line() = Some(LastLine { text: text.clone(), thread, more: 0 });
+                }
+                self.write_text(&sink, &text, output.content.is_report());
+            }
         }
     }
 
-    fn write_stdout(&self, output: &Output, form: Form) {
-        let text = form.write(output, self.paint(io::stdout().is_terminal()));
+    fn last_line(&self) -> MutexGuard<'_, Option<LastLine>> {
+        self.sink.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the line that the thread wrote last. It is counted then.
+    fn is_repeated(&self, text: &str) -> bool {
+        let mut last = self.last_line();
+        let Some(last) = last.as_mut().filter(|last| last.text == text && last.thread == thread::current().id()) else {
+            return false;
+        };
+        last.more += 1;
+        true
+    }
+
+    /// Writes how many lines were equal to the newest one.
+    pub(in crate::session) fn print_repeats(&self) {
+        // The lock is not held while it is written: the program may hold that of stdout.
+        let last = self.last_line().take();
+        if let Some(LastLine { more: more @ 1.., .. }) = last {
+            self.write_text(&self.sink(), &format!("… {more} more like this\n"), true);
+        }
+    }
+
+    /// Writes a text to the sink. A report goes to stdout, if the sink is stdout.
+    fn write_text(&self, sink: &Sink, text: &str, is_report: bool) {
+        match sink {
+            Sink::Stdout if is_report => self.write_stdout(text),
+            Sink::Json => self.write_stdout(text),
+            Sink::File(path) | Sink::JsonFile(path) => self.write_file(path, text),
+            // In one write, so that the output of other processes and libraries does not come in between. A sink that this file does not
+            // know yet is here as well: its output must not be lost.
+            _ => eprint!("{}", Quiet::new(&text)),
+        }
+    }
+
+    fn write_stdout(&self, text: &str) {
         let quiet = Quiet::new(&text);
         print!("{quiet}");
         if quiet.failed() {
@@ -116,13 +160,20 @@ impl Session {
         }
     }
 
-    /// In one write, so that the output of other processes and libraries does not come in between.
     fn write_stderr(&self, output: &Output) {
-        let text = Form::Text.write(output, self.paint(io::stderr().is_terminal()));
-        eprint!("{}", Quiet::new(&text));
+        let text = Form::Text.write(output, self.paint(&Sink::Stderr, false));
+        self.write_text(&Sink::Stderr, &text, false);
     }
 
-    fn paint(&self, is_terminal: bool) -> Paint {
+    fn paint(&self, sink: &Sink, is_report: bool) -> Paint {
+        self.paint_if(match sink {
+            Sink::File(_) => false,
+            Sink::Stdout if is_report => io::stdout().is_terminal(),
+            _ => io::stderr().is_terminal(),
+        })
+    }
+
+    fn paint_if(&self, is_terminal: bool) -> Paint {
         if is_terminal && !self.settings.no_color { Paint::ANSI } else { Paint::PLAIN }
     }
 
@@ -335,6 +386,50 @@ mod tests {
     }
 
     #[test]
+    fn equal_lines_have_one_line_and_a_count() {
+        const LINE: &str = "△Used Peaked MB:      0      0 (step)\n";
+        let lines = |file: &TempFile, form: &str| {
+            let session = session(&[("GPUMEM_REPORT", &format!("{form}:{}", file.0.display()))]);
+            session.run(|| {
+                let trace = GpuMemTrace::builder().ctx("step").on_exit_report(false).start().unwrap();
+                let report = |times: u32| (0..times).for_each(|_| trace.report());
+                report(1);
+                // The first one is there at once.
+                assert!(file.read().ends_with('\n') && file.read().contains("(step") == (form == "file"), "{form}");
+                report(3);
+                trace.report_with("other");
+                report(2);
+                current().print(Content::Budget("skipped".to_owned()));
+                report(2);
+                // What another thread prints is its own, also if it is equal.
+                thread::scope(|threads| threads.spawn(|| session.run(|| report(2))).join().unwrap());
+                current().print_repeats();
+                report(1);
+            });
+            file.read().split_inclusive('\n').filter(|line| !line.contains("simulated GPU")).collect()
+        };
+        let text: String = lines(&TempFile::new("equal"), "file");
+        let more = |count| format!("… {count} more like this\n");
+        let expected = [
+            LINE,
+            &more(3),
+            &LINE.replace(')', ": other)"),
+            LINE,
+            &more(1),
+            "gpumem: skipped\n",
+            LINE,
+            &more(1),
+            LINE,
+            &more(1),
+            LINE,
+        ];
+        assert_eq!(text, expected.concat());
+        // A program counts the objects itself.
+        let json: String = lines(&TempFile::new("equal-json"), "json");
+        assert_eq!((json.lines().count(), json.matches("\"trace\"").count()), (13, 12), "{json}");
+    }
+
+    #[test]
     fn processes_share_a_file() {
         let file = TempFile::new("shared");
         let target = format!("file:{}", file.0.display());
@@ -354,7 +449,8 @@ mod tests {
 
     #[test]
     fn colours_are_for_terminals_alone() {
-        let paint = |variables: &[(&str, &str)], is_terminal| session(variables).run(|| current().paint(is_terminal));
+        let paint =
+            |variables: &[(&str, &str)], is_terminal| session(variables).run(|| current().paint_if(is_terminal));
         assert_eq!(paint(&[], true), Paint::ANSI);
         assert_eq!(paint(&[], false), Paint::PLAIN);
         assert_eq!(paint(&[("NO_COLOR", "1")], true), Paint::PLAIN);

@@ -4,6 +4,7 @@ use std::{
     fs::File,
     path::PathBuf,
     sync::{Arc, Mutex, RwLock},
+    thread::ThreadId,
 };
 
 use crate::export::Sink;
@@ -15,4 +16,15 @@ pub(in crate::session) struct SinkState {
     pub(super) set: RwLock<Option<Sink>>,
     /// The file that was written last.
     pub(super) file: Mutex<Option<(PathBuf, Arc<File>)>>,
+    /// The line of a trace, if nothing was written after it.
+    pub(super) last: Mutex<Option<LastLine>>,
+}
+
+/// The newest line of a trace, and how many equal ones came after it.
+#[derive(Debug)]
+pub(super) struct LastLine {
+    pub(super) text: String,
+    /// Tests run on threads of their own, which have outputs of their own.
+    pub(super) thread: ThreadId,
+    pub(super) more: u64,
 }

@@ -6,13 +6,14 @@ use std::fmt;
 
 use self::table::NamedPool;
 pub(super) use self::table::PoolTable;
-use super::{Session, alive, current};
+use super::{Session, current};
 use crate::{
     error::{Kind, Result},
     inbox::LedgerView,
-    model::{Bytes, Device, EventKind, Gauge, Key, MemKind, PoolId, StackId, Tag},
+    model::{Bytes, Device, EventKind, Family, Gauge, Key, MemKind, PoolId, StackId, Tag},
     process,
-    source::min_bytes_of,
+    recorded_pools::RecordedPool,
+    source::{Devices, min_bytes_of},
 };
 
 /// A pool of the program's own that gives out parts of the driver's blocks; see the [module](crate::pool).
@@ -20,8 +21,11 @@ use crate::{
 /// It may be used by several threads at the same time. When it is dropped, its parts count as freed.
 pub struct Pool {
     session: &'static Session,
-    id: PoolId,
+    /// `None` if the session cannot intercept allocations: only the library of `gpumem run` measures the pool then.
+    id: Option<PoolId>,
     device: Device,
+    /// The same pool in the library of `gpumem run`.
+    recorded: Option<RecordedPool>,
     /// Smaller parts have no stack.
     min_bytes: u64,
 }
@@ -34,24 +38,91 @@ impl Pool {
     /// Example: see the [module](crate::pool).
     ///
     /// # Errors
-    /// If there is no such device, if allocations cannot be intercepted, or if there are 54 pools already.
+    /// If there is no such device; also if allocations cannot be intercepted or there are 54 pools already, unless `gpumem run` records
+    /// the pool.
     pub fn register(name: impl Into<String>, device: impl Into<Option<u32>>) -> Result<Self> {
-        alive()?;
         let session = current();
         let devices = session.devices()?;
         let device = devices.device(device.into())?;
         devices.check(device.ordinal)?;
-        session.begun();
-        // With another gauge traces do not look at allocations.
-        if matches!(session.settings().gauge()?, None | Some(Gauge::Exact)) {
-            session.subscribe(devices, None, false)?;
-        }
-        let mut pools = session.pools.lock();
         let name = Some(name.into()).filter(|name| !name.is_empty()).unwrap_or_else(|| "pool".to_owned());
+        // That library calls this function itself.
+        let is_asked = device.family == Family::Cuda && !session.settings.is_foreign;
+        let recorded = is_asked.then(|| RecordedPool::register(&name, device.ordinal)).flatten();
+        let id = match session.register_pool(devices, device, name) {
+            Err(why) if recorded.is_none() => return Err(why),
+            id => id.ok(),
+        };
+        Ok(Self { session, id, device, min_bytes: min_bytes_of(session.settings), recorded })
+    }
+
+    /// The pool has given out a part. Call it after the part is taken, on the thread that asked for it: it counts for the scopes of
+    /// this thread. Report no part of 0 bytes if the next part can have its address.
+    ///
+    /// Example: see the [module](crate::pool).
+    #[inline]
+    pub fn allocated(&self, address: u64, bytes: Bytes) {
+        if process::is_forked() {
+            return;
+        }
+        if let Some(id) = self.id {
+            let stack = if bytes.get() < self.min_bytes { StackId::NONE } else { self.session.stack_here() };
+            let tag = Tag::new(self.device, MemKind::Part, id.0, stack);
+            self.session.inbox.part(Key::of_part(id, address), bytes, tag);
+        }
+        if let Some(recorded) = &self.recorded {
+            recorded.allocated(address, bytes.get());
+        }
+    }
+
+    /// A part is freed. Call it before the pool can give the address out again.
+    ///
+    /// Example: see the [module](crate::pool).
+    #[inline]
+    pub fn freed(&self, address: u64) {
+        if process::is_forked() {
+            return;
+        }
+        if let Some(id) = self.id {
+            self.session.inbox.free(Key::of_part(id, address));
+        }
+        if let Some(recorded) = &self.recorded {
+            recorded.freed(address);
+        }
+    }
+
+    /// How much the pool has from the driver, in use or not. With 0 it has been emptied: all its parts count as freed.
+    ///
+    /// A block of the driver is known as the pool's from its first part on. If other allocations come before that, call this right
+    /// before or right after the driver gave the block, on the same thread.
+    ///
+    /// Example: see the [module](crate::pool).
+    pub fn set_reserved(&self, bytes: Bytes) {
+        if let Some(pool) = self.id {
+            if bytes == Bytes::ZERO {
+                self.session.inbox.post(&EventKind::PoolEmptied { pool });
+            }
+            self.session.inbox.post(&EventKind::PoolReserved { pool, bytes });
+        }
+        if let Some(recorded) = self.recorded.as_ref().filter(|_| !process::is_forked()) {
+            recorded.set_reserved(bytes.get());
+        }
+    }
+}
+
+impl Session {
+    /// Registers a pool in this session.
+    fn register_pool(&'static self, devices: &dyn Devices, device: Device, name: String) -> Result<PoolId> {
+        self.begun();
+        // With another gauge traces do not look at allocations.
+        if matches!(self.settings().gauge()?, None | Some(Gauge::Exact)) {
+            self.subscribe(devices, None, false)?;
+        }
+        let mut pools = self.pools.lock();
         let named = NamedPool { name, is_closed: false };
         // The number of a closed pool is used again when the driver has its blocks back.
         let live: Vec<_> =
-            session.inbox.pools().iter().filter(|pool| pool.block_bytes > Bytes::ZERO).map(|pool| pool.pool).collect();
+            self.inbox.pools().iter().filter(|pool| pool.block_bytes > Bytes::ZERO).map(|pool| pool.pool).collect();
         let is_unused = |(at, pool): (usize, &NamedPool)| pool.is_closed && !live.contains(&id_of(at));
         let at = pools.iter().enumerate().position(is_unused).unwrap_or(pools.len());
         let id = id_of(at);
@@ -65,45 +136,8 @@ impl Pool {
             pools[at] = named;
         }
         drop(pools);
-        session.inbox.post(&EventKind::PoolRegistered { pool: id, device });
-        Ok(Self { session, id, device, min_bytes: min_bytes_of(session.settings) })
-    }
-
-    /// The pool has given out a part. Call it after the part is taken, on the thread that asked for it: it counts for the scopes of
-    /// this thread. Report no part of 0 bytes if the next part can have its address.
-    ///
-    /// Example: see the [module](crate::pool).
-    #[inline]
-    pub fn allocated(&self, address: u64, bytes: Bytes) {
-        if process::is_forked() {
-            return;
-        }
-        let stack = if bytes.get() < self.min_bytes { StackId::NONE } else { self.session.stack_here() };
-        let tag = Tag::new(self.device, MemKind::Part, self.id.0, stack);
-        self.session.inbox.part(Key::of_part(self.id, address), bytes, tag);
-    }
-
-    /// A part is freed. Call it before the pool can give the address out again.
-    ///
-    /// Example: see the [module](crate::pool).
-    #[inline]
-    pub fn freed(&self, address: u64) {
-        if !process::is_forked() {
-            self.session.inbox.free(Key::of_part(self.id, address));
-        }
-    }
-
-    /// How much the pool has from the driver, in use or not. With 0 it has been emptied: all its parts count as freed.
-    ///
-    /// A block of the driver is known as the pool's from its first part on. If other allocations come before that, call this right
-    /// before or right after the driver gave the block, on the same thread.
-    ///
-    /// Example: see the [module](crate::pool).
-    pub fn set_reserved(&self, bytes: Bytes) {
-        if bytes == Bytes::ZERO {
-            self.session.inbox.post(&EventKind::PoolEmptied { pool: self.id });
-        }
-        self.session.inbox.post(&EventKind::PoolReserved { pool: self.id, bytes });
+        self.inbox.post(&EventKind::PoolRegistered { pool: id, device });
+        Ok(id)
     }
 }
 
@@ -118,8 +152,9 @@ impl Drop for Pool {
         if process::is_forked() {
             return;
         }
-        self.session.inbox.post(&EventKind::PoolEmptied { pool: self.id });
-        if let Some(pool) = self.session.pools.lock().get_mut(usize::from(self.id.0) - 1) {
+        let Some(id) = self.id else { return };
+        self.session.inbox.post(&EventKind::PoolEmptied { pool: id });
+        if let Some(pool) = self.session.pools.lock().get_mut(usize::from(id.0) - 1) {
             pool.is_closed = true;
         }
     }

@@ -12,7 +12,6 @@ use gpumem_core::recording::{
 };
 
 use super::{
-    build_id,
     compiled::CompiledCode,
     modules::{ResolvedAddress, symbols},
 };
@@ -49,7 +48,7 @@ type Write<'a> = &'a mut dyn FnMut(Item) -> io::Result<()>;
 impl DefinedCallsite {
     /// As recordings have it.
     pub(super) fn definition(self, id: CallsiteId) -> CallsiteDefinition {
-        let Self { name, location, module } = self;
+        let Self { name, location, module, .. } = self;
         CallsiteDefinition {
             id,
             name: name.map(Into::into),
@@ -196,16 +195,11 @@ impl Definer {
         if self.addresses.insert(address, resolved.address).is_some() {
             return Ok(());
         }
-        let ResolvedAddress { address: CodeAddress { module, .. }, file, line } = resolved;
+        let ResolvedAddress { address: CodeAddress { module, .. }, line, .. } = resolved;
         // A line is written now and not at the end, because it is known now, and the process may not come to its end.
         if (line.is_some() || *module != 0 && self.modules.insert(*module))
-            && let Some(mut definition) = resolved.definition()
+            && let Some(definition) = resolved.definition()
         {
-            if let (Item::Module(module), Some(file)) = (&mut definition, file)
-                && module.build_id.is_empty()
-            {
-                module.build_id = build_id::of(&file.path);
-            }
             write(definition)?;
         }
         Ok(())

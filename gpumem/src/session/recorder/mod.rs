@@ -199,10 +199,7 @@ impl Session {
     /// Records that the program marks this moment.
     pub(super) fn record_mark(&self, name: &str, location: &'static Location<'static>) {
         if self.is_recorded() {
-            let (callsite, is_new) = self.callsites.number(Some(name), location.into(), None);
-            if is_new {
-                self.record_callsite(callsite);
-            }
+            let callsite = self.number_callsite(Some(name), location.into(), None).id;
             self.inbox.post(&EventKind::Mark { callsite });
         }
     }

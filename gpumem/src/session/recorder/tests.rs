@@ -6,13 +6,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use gpumem_core::recording::{End, Item, Reader, ReplayedReport, Step, items_of};
+use gpumem_core::recording::{End, Item, Reader, ReplayedReport, items_of};
 
 use crate::{
     export::Sink,
     model::{Bytes, EventKind},
     report::Report,
-    session::{GpuMemTrace, TestSession, on_oom, set_sink},
+    session::{GpuMemTrace, TestSession, set_sink},
 };
 
 /// A file in the folder for temporary files, which is removed.
@@ -111,33 +111,6 @@ fn events_have_true_times_and_threads() {
     threads.dedup();
     assert_eq!(threads.len(), 4);
     assert!(threads.iter().all(|thread| reader.definitions().thread(*thread).is_some_and(|thread| thread.os_id > 0)));
-}
-
-#[test]
-fn refusals_are_in_the_recording() {
-    let (session, recording, _) = recorded("refusals", &[("GPUMEM_REPORT", "off")]);
-    let gpu = session.add(Bytes::mib(64)).unwrap();
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let to = Arc::clone(&seen);
-    session.run(|| {
-        on_oom(move |oom| to.lock().unwrap().push(oom.requested));
-        let _trace = GpuMemTrace::builder().ctx("load").device(2).silent(true).start().unwrap();
-        let _kept = gpu.alloc(Bytes::mib(30)).unwrap();
-        gpu.alloc(Bytes::mib(50)).unwrap_err();
-    });
-    session.end_recording();
-    assert_eq!(*seen.lock().unwrap(), [Bytes::mib(50)]);
-    // It was not printed, since reports are off, but what was live is known.
-    let mut reader = Reader::new(fs::File::open(&recording.0).unwrap()).unwrap();
-    let mut live = Bytes::ZERO;
-    while let Some(step) = reader.step().unwrap() {
-        if let Step::Event(event, _) = step
-            && let EventKind::Alloc { block, .. } = event.kind
-        {
-            live = block.bytes;
-        }
-    }
-    assert_eq!(live, Bytes::mib(30));
 }
 
 /// The second recording would destroy both.

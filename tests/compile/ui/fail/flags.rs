@@ -9,7 +9,11 @@ fn number() {}
 #[gpu_mem_trace(skip(self))]
 fn parentheses() {}
 
+#[gpu_mem_trace(stats = 1)]
+fn counted() {}
+
 fn main() {
+    counted();
     string();
     number();
     parentheses();

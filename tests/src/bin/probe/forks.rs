@@ -96,10 +96,11 @@ fn busy(random: &mut Random) {
             }
         }
         3 => drop(builder().start_or_off()),
-        4 => drop(builder().gauge(Gauge::Sampled).start_or_off()),
+        4 => drop(builder().gauge(Gauge::Sampled).stats().start_or_off()),
         5 => _ = gpumem::torch::memory_stats(0),
         6 => {
             _ = gpumem::summary().to_string();
+            _ = gpumem::stats().to_string();
             _ = gpumem::status().to_string();
         }
         7 => _ = gpumem::breakdown(0),
@@ -190,7 +191,7 @@ fn of_child(own: &mut Own, seed: u64, step: &mut impl Write) {
                 [Sink::Stdout, Sink::Stderr, Sink::Off, Sink::custom(|_| {})][random.below(4_usize)].clone(),
             ),
             13 => gpumem::oom::on_oom(|_| {}),
-            14 => _ = gpumem::summary().to_string(),
+            14 => assert!(gpumem::stats_n_reset().names.is_empty() && !gpumem::summary().to_string().is_empty()),
             15 => _ = gpumem::status().to_string(),
             16 => assert!(gpumem::breakdown(None).is_err()),
             17 => assert!(gpumem::intercept::subscribe().is_err()),

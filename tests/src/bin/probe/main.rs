@@ -21,10 +21,11 @@
 //!   process;
 //! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: these reports, in one line;
 //!   `print_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
+//! - `pool name`: registers a pool on the current device; `part address bytes`, `part_freed address`, `reserved bytes`, `pool_dropped`: what it
+//!   reports;
 //! - `call function argument…`: the driver's function, see `raw.rs`; `cancelled function argument…`: on a thread that is cancelled in it; `let name value`: for its arguments;
 //!   `value name`: what a call gave out;
-//! - `together threads phases devices`, `alone threads steps devices`, `toggling threads rounds`, `rush threads`, `go_on threads`: see
-//!   `churn.rs`;
+//! - `toggling threads rounds`, `rush threads`, `go_on threads`: see `churn.rs`;
 //! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
 //!   an allocation; `exec program & argument & …`: another program in this process;
 //! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
@@ -67,7 +68,9 @@ use crate::raw::{Names, Tool};
 use cudarc::driver::result::stream::{self, StreamKind};
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use gpumem::{Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::Source, tracker::MemTracker};
+use gpumem::{
+    Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::Source, pool::Pool, tracker::MemTracker,
+};
 
 /// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
 type Trouble = Box<dyn std::error::Error>;
@@ -115,6 +118,7 @@ struct Probe {
     captured: Option<CUstream>,
     names: Names,
     tool: Tool,
+    pool: Option<Pool>,
 }
 
 impl Probe {
@@ -151,7 +155,7 @@ impl Probe {
         if let Some(answer) = slots::answer(verb, argument)? {
             return Ok(answer);
         }
-        for part in [Self::go, Self::query, Self::trace, Self::track, Self::act, Self::drive] {
+        for part in [Self::go, Self::query, Self::trace, Self::track, Self::act, Self::pool, Self::drive] {
             if let Some(answer) = part(self, verb, argument)? {
                 return Ok(answer);
             }
@@ -341,22 +345,37 @@ impl Probe {
         }))
     }
 
+    /// What a pool reports.
+    fn pool(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
+        let numbers = argument.split(' ').map(|word| self.names.value(word));
+        let pool = self.pool.as_ref().ok_or("there is no pool");
+        match verb {
+            "pool" => {
+                let registered = Pool::register(argument, None).map(|pool| self.pool = Some(pool));
+                return Ok(Some(reported(registered.map(|()| "registered"))));
+            }
+            "part" => match numbers.collect::<Result<Vec<_>, _>>()?[..] {
+                [address, bytes] => pool?.allocated(address, Bytes::new(bytes)),
+                _ => return Err("an address and a size".into()),
+            },
+            "part_freed" => pool?.freed(self.names.value(argument)?),
+            "reserved" => pool?.set_reserved(Bytes::new(self.names.value(argument)?)),
+            "pool_dropped" => self.pool = None,
+            _ => return Ok(None),
+        }
+        Ok(Some("done".to_owned()))
+    }
+
     /// What calls the driver, and what observes the calls.
     fn drive(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
-        let numbers = || argument.split(' ').map(str::parse).collect::<Result<Vec<u32>, _>>();
         Ok(Some(match verb {
             "call" => self.names.call(argument)?.to_string(),
             "let" => self.names.set(argument)?,
             "value" => self.names.get(argument).to_string(),
-            "together" | "alone" => match numbers()?[..] {
-                [threads, steps, devices] if verb == "alone" => churn::alone(threads.into(), steps.into(), devices)?,
-                [threads, phases, devices] => churn::together(threads.into(), phases.into(), devices)?,
-                _ => return Err("three numbers".into()),
-            },
-            "toggling" => match numbers()?[..] {
-                [threads, rounds] => churn::toggling(threads.into(), rounds.into())?,
-                _ => return Err("two numbers".into()),
-            },
+            "toggling" => {
+                let (threads, rounds) = argument.split_once(' ').ok_or("two numbers")?;
+                churn::toggling(threads.parse()?, rounds.parse()?)?
+            }
             "forks" => forks::forks(argument.parse()?)?,
             "rush" => churn::rush(argument.parse()?)?,
             "library" => raw::call_library(argument)?,

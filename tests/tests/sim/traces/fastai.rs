@@ -130,6 +130,7 @@ fn printing_a_trace() {
     let mtrace = quiet().start().unwrap();
     let _kept = mib(&gpu, 1500);
     assert_eq!(mtrace.to_string(), "△Used Peaked MB:  1,500      0");
+    drop(mtrace);
     assert_eq!(quiet().ctx("foobar").start().unwrap().to_string(), "△Used Peaked MB:      0      0 (foobar)");
     check_lines(&[]);
 }

@@ -6,7 +6,7 @@ use super::{super::json_line, *};
 use crate::{
     error::Kind,
     model::{ByteDelta, Bytes, Device, Family, Gauge, MemKind, Source, Trace},
-    report::{Change, Leaks, LiveBlock, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place, Tracked},
+    report::{Change, Leaks, LiveBlock, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place, Stats, Tracked},
 };
 
 fn written(content: Content) -> String {
@@ -31,6 +31,7 @@ fn each_line_has_a_type_a_time_a_process_and_a_thread() {
     let peaks = Peaks::new(Vec::new(), true);
     for (content, name, level) in [
         (Content::Trace(trace), "trace", "info"),
+        (Content::Stats(Stats::default()), "stats", "info"),
         (Content::Tracked(Tracked::at(UNIX_EPOCH, at, None, device)), "tracked", "info"),
         (Content::OutOfMemory(Box::new(oom())), "out_of_memory", "error"),
         (Content::Leaks(Leaks::of(&[])), "leaks", "warning"),
@@ -125,7 +126,7 @@ fn figures_are_exact_and_words_are_escaped() {
     assert_eq!(
         line,
         "{\"type\":\"trace\",\"level\":\"info\",\"time\":\"2018-09-15T13:59:03.000000Z\",\"pid\":7,\"thread\":null,\
-         \"thread_name\":null,\"device\":2,\"module\":null,\"file\":null,\"line\":null,\"ctx\":\"a \\\"b\\\"\\n\",\"subctx\":null,\"simulated\":false,\"gauge\":\"exact\",\
+         \"thread_name\":null,\"device\":2,\"module\":null,\"file\":null,\"line\":null,\"outer\":[],\"ctx\":\"a \\\"b\\\"\\n\",\"subctx\":null,\"simulated\":false,\"gauge\":\"exact\",\
          \"source\":\"cupti\",\"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0,\"overlapped\":false,\"own_scope\":false,\"adoption_is_shared\":false,\"allocated_on\":null}"
     );
     let line = written(Content::Trace(Report::new(Trace { overlapped: true, ..trace }, None, None)));

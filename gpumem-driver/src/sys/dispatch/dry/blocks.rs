@@ -24,10 +24,11 @@ fn code_of(error: ModelError) -> u32 {
 }
 
 /// # Safety
-/// `real` makes the call, and `out` is where it writes the address. A pool of 0 is that of the current device.
-pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, real: Real<'_>) -> u32 {
+/// `real` makes the call, and `out` is where it writes the address. A pool of 0 is that of the stream's device.
+pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64, real: Real<'_>) -> u32 {
     let (context, current) = here();
-    let device = pool.and_then(cards::of_pool).unwrap_or(current);
+    let of_pool = pool.and_then(|pool| cards::of_pool(pool).or_else(|| cards::of_stream(stream)));
+    let device = of_pool.unwrap_or(current);
     // The driver says what is wrong with a call without a context, or of no bytes.
     if context == 0 || bytes == 0 || out == 0 {
         return real();
@@ -49,7 +50,7 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, real: Real<'
     match begun {
         Ok((address, backing)) => {
             memory().insert(address, bytes, backing, context, device, Some(grant));
-            if backing == Backing::Dry || cards::are_simulated() {
+            if backing == Backing::Dry || cards::are_apart() {
                 watch(address, bytes);
             }
             if backing == Backing::Dry {
@@ -169,7 +170,7 @@ pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
     };
     // SAFETY: the first two are where the address and the pitch go.
     unsafe {
-        let result = alloc(words[0], bytes, None, real);
+        let result = alloc(words[0], bytes, None, 0, real);
         if result == SUCCESS && !is_real(bytes) {
             put(words[1], pitch);
         }

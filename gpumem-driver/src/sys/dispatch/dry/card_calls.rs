@@ -13,9 +13,11 @@ use super::{
     blocks,
     cards::{self, CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_DEVICE, Cards, Primary, cards, of_context},
     replaced::DRIVERS,
+    runtime,
     state::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Real, SUCCESS, get, here, inside, put},
     table::{CardCall, FUNCTIONS},
 };
+use crate::sys::cuda;
 
 const CUDA_ERROR_INVALID_CONTEXT: u32 = 201;
 const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
@@ -34,6 +36,7 @@ fn changes() -> MutexGuard<'static, ()> {
 /// # Safety
 /// `words` are the arguments of such a call. `real` makes it with the driver's device.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+#[expect(clippy::too_many_lines, reason = "each kind of call has an arm")]
 pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: &dyn Fn(&[u64]) -> u32) -> u32 {
     use CardCall as C;
     let count = cards::count();
@@ -42,25 +45,37 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
     unsafe {
         let put_int = |out: u64, value: u32| (out as *mut u32).write_unaligned(value);
         let is_card = |ordinal: u64| (ordinal as u32) < count;
+        // A device of the machine is as it is.
+        let shift = |ordinal: u64| if cards::is_of_machine(ordinal) { 0 } else { ordinal as u32 };
         match call {
             C::Plain => real(),
             C::Refuse => CUDA_ERROR_NOT_SUPPORTED,
-            C::Count => after(real(), || put_int(word(0), count)),
+            C::Count => {
+                cards::look_for_runtime();
+                after(real(), || {
+                    if cards::show_machine() {
+                        cards::note_machine((word(0) as *const u32).read_unaligned());
+                    } else {
+                        put_int(word(0), count);
+                    }
+                })
+            }
+            C::Ordinal if cards::is_of_machine(word(1)) => real(),
             // The driver says what is wrong with the call: there is a device 0.
             C::Ordinal if is_card(word(1)) => {
                 let ordinal = word(1) as u32;
                 after(inside(|| driver(&[word(0), 0])), || put_int(word(0), ordinal))
             }
             C::Ordinal => CUDA_ERROR_INVALID_DEVICE,
-            C::Uuid => after(real(), || *((word(0) + 15) as *mut u8) ^= word(1) as u8),
-            C::BusId => after(real(), || move_domain(word(0) as *mut u8, word(2) as u32)),
+            C::Uuid => after(real(), || *((word(0) + 15) as *mut u8) ^= shift(word(1)) as u8),
+            C::BusId => after(real(), || move_domain(word(0) as *mut u8, shift(word(2)))),
             C::ByBusId => by_bus_id(word(0), word(1), count, driver),
             C::Attribute => after(real(), || {
                 const CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: u32 = 50;
                 const CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED: u32 = 132;
                 let value = (word(0) as *const u32).read_unaligned();
                 match word(1) as u32 {
-                    CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID => put_int(word(0), value + word(2) as u32),
+                    CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID => put_int(word(0), value + shift(word(2))),
                     CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED => put_int(word(0), 0),
                     _ => {}
                 }
@@ -91,6 +106,17 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
                 after(real(), || note(|cards| &mut cards.contexts, get(word(0)), word(device)))
             }
             C::CreatePool => after(real(), || note(|cards| &mut cards.pools, get(word(0)), get(word(1) + 8) >> 32)),
+            C::CreateStream => after(real(), || note(|cards| &mut cards.streams, get(word(0)), here().1.into())),
+            C::EndStream => {
+                cards().streams.remove(&word(0));
+                real()
+            }
+            C::ContextDevice { out, context: None } if cards::are_of_runtime() => after(real(), || {
+                if cuda::is_own() {
+                    put_int(word(out), here().1);
+                }
+            }),
+            C::ContextDevice { .. } | C::StreamDevice if cards::are_of_runtime() => real(),
             C::ContextDevice { out, context } => after(real(), || {
                 let context = context.map_or_else(|| here().0, word);
                 if let Some(card) = of_context(context) {
@@ -105,8 +131,12 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
                 }
             }),
             // What follows concerns one card. The first one is the driver's device.
-            C::Retain | C::DefaultPool { .. } if word(1) as u32 == 0 => real(),
+            C::Retain if word(1) as u32 == 0 => real(),
+            C::DefaultPool { .. } if word(1) as u32 == 0 => {
+                after(real(), || note(|cards| &mut cards.pools, get(word(0)), 0))
+            }
             C::Retain | C::DefaultPool { .. } if !is_card(word(1)) => CUDA_ERROR_INVALID_DEVICE,
+            C::Retain if cards::are_of_runtime() => real(),
             C::Retain => retain(word(0), word(1) as u32),
             C::DefaultPool { is_current } => default_pool(word(0), word(1) as u32, is_current),
             _ if word(0) as u32 == 0 => real(),
@@ -115,6 +145,10 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
                 cards().current_pool.insert(word(0) as u32, word(1));
                 SUCCESS
             }
+            C::Release | C::SetFlags if cards::are_of_runtime() => real(),
+            C::State if cards::are_of_runtime() => after(driver(&[0, word(1), word(2)]), || {
+                put_int(word(2), u32::from(cuda::is_card_used(word(0) as u32)));
+            }),
             C::Release => release(word(0) as u32, |primary| primary.references.saturating_sub(1)),
             C::SetFlags => {
                 cards().primary.entry(word(0) as u32).or_default().flags = word(1);
@@ -217,6 +251,9 @@ fn release(card: u32, references: impl FnOnce(Primary) -> u32) -> u32 {
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) fn reset_primary_context(ordinal: u64) -> Option<u32> {
     let card = ordinal as u32;
+    if cards::are_of_runtime() {
+        return Some(runtime::reset(card));
+    }
     if !cards::are_simulated() || card == 0 {
         return None;
     }

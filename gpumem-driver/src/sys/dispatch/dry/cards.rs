@@ -1,15 +1,20 @@
 //! Several cards on one device: what the program calls device 3 is the fourth simulated card. Each card but the first has contexts and a pool
 //! of its own on the driver's device 0, so what is real there (small blocks, streams, kernels) works as always.
 //!
+//! In a program of the CUDA runtime, all cards share the primary context of device 0 instead, and a card is what a thread has selected: see
+//! [`runtime`](super::runtime).
+//!
 //! The ordinals are translated here, at the border: the program and all libraries use those of the cards, the driver gets 0.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
 };
+
+use crate::sys::{cuda, loader};
 
 pub(super) const CUDA_ERROR_INVALID_DEVICE: u32 = 101;
 pub(super) const CU_MEM_LOCATION_TYPE_DEVICE: u64 = 1;
@@ -17,17 +22,24 @@ pub(super) const CU_MEM_LOCATION_TYPE_DEVICE: u64 = 1;
 /// How many cards the program sees; 0 if it sees the devices of the machine.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
+/// The program uses the CUDA runtime.
+static OF_RUNTIME: AtomicBool = AtomicBool::new(false);
+
+/// How many devices the machine has, once a library has asked for it that is to see them.
+static MACHINE: AtomicU32 = AtomicU32::new(0);
+
 /// What belongs to the cards after the first.
 #[derive(Default)]
 pub(super) struct Cards {
-    /// The card of each context and of each pool.
+    /// The card of each context, of each pool, and of each stream.
     pub(super) contexts: BTreeMap<u64, u32>,
     pub(super) pools: BTreeMap<u64, u32>,
+    pub(super) streams: BTreeMap<u64, u32>,
     pub(super) primary: BTreeMap<u32, Primary>,
     /// The default pool of each card, and its current one.
     pub(super) default_pool: BTreeMap<u32, u64>,
     pub(super) current_pool: BTreeMap<u32, u64>,
-    /// The contexts of the first may use memory of the second.
+    /// The first context may use memory of the second. In a program of the CUDA runtime, both are cards.
     pub(super) peers: BTreeSet<(u64, u64)>,
 }
 
@@ -42,6 +54,7 @@ pub(super) struct Primary {
 static CARDS: Mutex<Cards> = Mutex::new(Cards {
     contexts: BTreeMap::new(),
     pools: BTreeMap::new(),
+    streams: BTreeMap::new(),
     primary: BTreeMap::new(),
     default_pool: BTreeMap::new(),
     current_pool: BTreeMap::new(),
@@ -68,14 +81,67 @@ pub(super) fn are_simulated() -> bool {
     count() > 0
 }
 
+/// Whether memory of a card is out of the reach of the others: they have other contexts.
+pub(super) fn are_apart() -> bool {
+    are_simulated() && !are_of_runtime()
+}
+
 /// The card of a context, if it is not of the first card.
 pub(super) fn of_context(context: u64) -> Option<u32> {
     are_simulated().then(|| cards().contexts.get(&context).copied())?
 }
 
-/// The card of a pool, if it is not of the first card.
+/// The card of a pool.
 pub(super) fn of_pool(pool: u64) -> Option<u32> {
     are_simulated().then(|| cards().pools.get(&pool).copied())?
+}
+
+/// The card on which a stream was created.
+pub(super) fn of_stream(stream: u64) -> Option<u32> {
+    are_simulated().then(|| cards().streams.get(&stream).copied())?
+}
+
+/// Whether the program uses the cards through the CUDA runtime.
+pub(super) fn are_of_runtime() -> bool {
+    are_simulated() && OF_RUNTIME.load(Relaxed)
+}
+
+/// From now on, the program uses the cards through the CUDA runtime. Returns whether that is possible: the driver's own functions give each
+/// card a context of its own.
+pub(super) fn begin_runtime() -> bool {
+    let is_possible = OF_RUNTIME.load(Relaxed) || {
+        let cards = cards();
+        cards.contexts.is_empty() && cards.primary.values().all(|primary| primary.references == 0)
+    };
+    OF_RUNTIME.fetch_or(is_possible, Relaxed);
+    is_possible
+}
+
+/// A program that has loaded the CUDA runtime uses it.
+pub(super) fn look_for_runtime() {
+    if !OF_RUNTIME.load(Relaxed) && !loader::loaded_as(RUNTIME).is_empty() {
+        begin_runtime();
+    }
+}
+
+/// How the names of the CUDA runtime's files begin.
+pub(super) const RUNTIME: &str = "libcudart";
+
+/// Whether the caller is to see the devices of the machine. The runtime compares them with a list that the driver gives it, and so do the
+/// libraries that contain a copy of it, such as cuBLAS. Who asks is not known, so this holds for all callers but gpumem.
+pub(super) fn show_machine() -> bool {
+    are_of_runtime() && !cuda::is_own()
+}
+
+/// The machine has so many devices.
+pub(super) fn note_machine(devices: u32) {
+    MACHINE.store(devices, Relaxed);
+}
+
+/// Whether this ordinal is one of the machine. The first device is the first card as well.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+pub(super) fn is_of_machine(ordinal: u64) -> bool {
+    show_machine() && (ordinal as u32) < MACHINE.load(Relaxed)
 }
 
 /// The context has ended.
@@ -121,6 +187,7 @@ pub(super) unsafe fn with_drivers_device(names: &[&str], words: &[u64], call: &d
     let descriptors;
     for (at, name) in names.iter().enumerate() {
         let (length, second) = match *name {
+            "device" if is_of_machine(words[at]) => continue,
             "device" | "location" => {
                 let place = if *name == "device" { on_driver(words[at]) } else { location_on_driver(words[at]) };
                 match place {

@@ -73,9 +73,9 @@ unsafe fn run(shape: Shape, names: &[&str], words: &[u64], driver: &dyn Fn(&[u64
     // SAFETY: the caller passes the arguments of the function, which each of these takes.
     unsafe {
         match shape {
-            Shape::Alloc => blocks::alloc(words[0], words[1], None, real),
+            Shape::Alloc => blocks::alloc(words[0], words[1], None, 0, real),
             Shape::AllocPooled { pool } => {
-                blocks::alloc(words[0], words[1], Some(pool.map_or(0, |at| words[at])), real)
+                blocks::alloc(words[0], words[1], Some(pool.map_or(0, |at| words[at])), words[words.len() - 1], real)
             }
             Shape::AllocPitch => blocks::alloc_pitch(words, real),
             Shape::AllocManaged => blocks::alloc_managed(words, real),

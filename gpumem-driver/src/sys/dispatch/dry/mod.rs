@@ -23,6 +23,7 @@ mod physical;
 mod places;
 mod questions;
 pub(super) mod replaced;
+pub mod runtime;
 #[cfg_attr(
     not(feature = "capture"),
     allow(dead_code, reason = "without the command, a process has the cards for itself")

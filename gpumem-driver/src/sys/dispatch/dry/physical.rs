@@ -208,7 +208,7 @@ pub(super) fn map(address: u64, bytes: u64, handle: u64, real: Real<'_>) -> u32 
     let is_dry = is_dry_handle(handle);
     let result = if is_dry { SUCCESS } else { real() };
     if result == SUCCESS {
-        if is_dry || cards::are_simulated() {
+        if is_dry || cards::are_apart() {
             watch(address, bytes);
         }
         memory().map(address, bytes, handle);

@@ -25,6 +25,7 @@ unsafe fn attribute(data: u64, number: u32, address: u64, (start, block): (u64, 
         7 | 20 => (1 << 62 | block.number, 8),
         // Whether operations wait, whether it is managed, whether it can be shared.
         6 | 8 | 10 | 15 => (0, 4),
+        9 if cards::show_machine() => (0, 4),
         9 => (block.device.into(), 4),
         11 | 19 => (start, 8),
         12 | 18 => (block.bytes, 8),
@@ -63,7 +64,11 @@ pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
 /// If the call has succeeded, this attribute is there.
 unsafe fn name_card(result: u32, data: u64, number: u32, address: u64) {
     const CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: u32 = 9;
-    if result != SUCCESS || number != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL || !cards::are_simulated() {
+    if result != SUCCESS
+        || number != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        || !cards::are_simulated()
+        || cards::show_machine()
+    {
         return;
     }
     let known = memory().device_of(address);

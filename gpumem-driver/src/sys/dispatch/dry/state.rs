@@ -128,7 +128,7 @@ pub(super) fn is_out_of_reach(address: u64) -> bool {
     let owner = {
         let memory = memory();
         match memory.backing(address) {
-            Some(Backing::Real) if cards::are_simulated() => memory.device_of(address),
+            Some(Backing::Real) if cards::are_apart() => memory.device_of(address),
             None | Some(Backing::Real) => return false,
             Some(_) => return true,
         }
@@ -178,6 +178,9 @@ pub(super) unsafe fn put(address: u64, value: u64) {
 pub(super) fn here() -> (u64, u32) {
     inside(|| {
         let context = cuda::current_context().map_or(0, |context| context as u64);
+        if cards::are_of_runtime() {
+            return (context, cuda::card_of_thread());
+        }
         let card = cards::of_context(context).or_else(cuda::current_ordinal);
         (context, card.unwrap_or(0))
     })

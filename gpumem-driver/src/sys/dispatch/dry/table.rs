@@ -104,6 +104,8 @@ pub(super) enum CardCall {
         device: usize,
     },
     CreatePool,
+    CreateStream,
+    EndStream,
     /// The device of a context, or of the current one.
     ContextDevice {
         out: usize,
@@ -390,6 +392,10 @@ macro_rules! with_functions {
             cuCtxCreate_v4(out, parameters, flags, device): Shape::Card(CardCall::CreateContext { device: 3 });
             cuCtxGetDevice(out): Shape::Card(CardCall::ContextDevice { out: 0, context: None });
             cuCtxGetDevice_v2(out, context): Shape::Card(CardCall::ContextDevice { out: 0, context: Some(1) });
+            cuStreamCreate(out, flags): Shape::Card(CardCall::CreateStream);
+            cuStreamCreateWithPriority(out, flags, priority): Shape::Card(CardCall::CreateStream);
+            cuStreamDestroy(stream): Shape::Card(CardCall::EndStream);
+            cuStreamDestroy_v2(stream): Shape::Card(CardCall::EndStream);
             cuStreamGetDevice(stream, out): Shape::Card(CardCall::StreamDevice);
             cuStreamGetDevice_ptsz(stream, out): Shape::Card(CardCall::StreamDevice);
             cuDeviceGetDefaultMemPool(out, device): Shape::Card(CardCall::DefaultPool { is_current: false });

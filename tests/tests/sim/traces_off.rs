@@ -1,4 +1,4 @@
-//! Simulator and no device: what a guard does while traces are off.
+//! What a guard does while traces are off, in processes of their own: with a simulated device and without a device.
 
 use allocation_counter::measure;
 use gpumem::{Bytes, Gauge, GpuMemTrace, gpu_mem_trace, sim::SimGpu};
@@ -24,7 +24,7 @@ fn guards_cost_nothing() {
 #[test]
 fn by_the_environment() {
     if part().is_none() {
-        let outcome = OwnProcess::new("by_the_environment").part("off").env("GPUMEM_GAUGE", "off").passes();
+        let outcome = OwnProcess::new("traces_off::by_the_environment").part("off").env("GPUMEM_GAUGE", "off").passes();
         assert_eq!(outcome.stderr, "");
         return;
     }
@@ -42,7 +42,8 @@ fn by_the_environment() {
 #[test]
 fn without_a_device() {
     if part().is_none() {
-        let outcome = OwnProcess::new("without_a_device").part("none").env("CUDA_VISIBLE_DEVICES", "").passes();
+        let outcome =
+            OwnProcess::new("traces_off::without_a_device").part("none").env("CUDA_VISIBLE_DEVICES", "").passes();
         assert_eq!(outcome.stderr.matches("gpumem: traces are off: ").count(), 1, "{}", outcome.stderr);
         return;
     }

@@ -1,0 +1,27 @@
+//! Memory of [burn](https://burn.dev) by scope.
+//!
+//! burn's runtime, cubecl, takes pages from the driver and divides them among tensors. The driver sees the pages, so this crate asks
+//! cubecl. `scope` says what its code left in use, exactly, and bounds of its peak: cubecl reports what it reserves, through [`layer`],
+//! and no frees.
+//!
+//! ```ignore
+//! tracing_subscriber::registry().with(gpumem_burn::layer()).init();
+//! let output = gpumem_burn::scope(&device, "forward", || model.forward(input));
+//! println!("{}", gpumem_burn::summary(&device).unwrap());
+//! ```
+//!
+//! A peak with `≤` is an upper bound, one with `≥` a lower bound, and one without a sign is exact: nothing was freed before the end.
+
+#[cfg(feature = "burn")]
+mod device;
+#[cfg_attr(not(any(feature = "burn", test)), expect(dead_code, reason = "burn's devices are its users"))]
+mod reservations;
+#[cfg_attr(not(feature = "burn"), expect(dead_code, reason = "burn's devices are its users"))]
+mod scopes;
+mod summary;
+
+#[cfg(feature = "burn")]
+pub use device::{scope, summary};
+pub use reservations::layer;
+pub use scopes::Peak;
+pub use summary::{Calls, Figures, Row, Summary};

@@ -1,0 +1,175 @@
+//! The table by scope.
+
+use std::fmt::{self, Display};
+
+use gpumem::{ByteDelta, Bytes};
+
+use crate::Peak;
+
+/// One call of a scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Figures {
+    /// The change of the bytes in use from its beginning to its end. This is exact.
+    pub used: i64,
+    /// The most that was in use on the device.
+    pub peak: Peak,
+    /// How often cubecl reserved memory.
+    pub reservations: u64,
+    /// How many of these have a size that is not known: cubecl does not say it for parameters and for buffers of its own.
+    pub without_size: u64,
+    /// The sum of the sizes that are known.
+    pub reserved: u64,
+    /// The largest of these sizes.
+    pub largest: u64,
+}
+
+impl Figures {
+    /// `≥` if there may be more, because not all sizes are known.
+    fn known(&self, bytes: u64) -> String {
+        match self.without_size {
+            0 => Bytes::new(bytes).to_string(),
+            without if without == self.reservations => "?".to_owned(),
+            _ => format!("≥ {}", Bytes::new(bytes)),
+        }
+    }
+}
+
+/// All calls of a scope.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    count: u64,
+    last: Option<Figures>,
+    peak: Option<Peak>,
+    used: i64,
+}
+
+impl Calls {
+    pub(crate) fn add(&mut self, call: Figures) {
+        self.count += 1;
+        self.used += call.used;
+        self.peak = Some(self.peak.map_or(call.peak, |peak| peak.max(call.peak)));
+        self.last = Some(call);
+    }
+
+    /// How many calls ended.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The last call.
+    pub fn last(&self) -> Option<&Figures> {
+        self.last.as_ref()
+    }
+
+    /// The highest peak of all calls.
+    pub fn peak(&self) -> Option<Peak> {
+        self.peak
+    }
+
+    /// The sum of [`Figures::used`] of all calls.
+    pub fn used(&self) -> i64 {
+        self.used
+    }
+}
+
+/// A scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Row {
+    /// The scopes that it is inside of, and its own name.
+    pub path: Vec<String>,
+    /// Its calls.
+    pub calls: Calls,
+}
+
+/// The memory of a device by scope. `Display` is a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// The scopes, each before those inside of it.
+    pub rows: Vec<Row>,
+    /// What is in use now, in bytes: `bytes_in_use` of burn's `memory_pool_usage`.
+    pub in_use: u64,
+    /// What cubecl has from the driver or the graphics API, in bytes: `bytes_reserved`.
+    pub pages: u64,
+    /// Calls of scopes that were not measured: another thread had a scope open, the code panicked, or the device failed.
+    pub unmeasured: u64,
+    /// Whether [`layer`](crate::layer()) saw a reservation. Without it, there are no upper bounds.
+    pub is_observed: bool,
+}
+
+impl Summary {
+    /// What cubecl keeps unused, padding included.
+    pub fn cache(&self) -> u64 {
+        self.pages.saturating_sub(self.in_use)
+    }
+
+    /// What is in use and was allocated outside of all scopes, or freed there if it is negative.
+    pub fn outside(&self) -> i64 {
+        let outermost = self.rows.iter().filter(|row| row.path.len() == 1);
+        i64::try_from(self.in_use).unwrap_or(i64::MAX) - outermost.map(|row| row.calls.used()).sum::<i64>()
+    }
+}
+
+/// `≤` before an upper bound, `≥` before a lower bound if no upper one is known.
+impl Display for Peak {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.at_most {
+            Some(most) if most == self.at_least => Bytes::new(most).to_string(),
+            Some(most) => format!("≤ {}", Bytes::new(most)),
+            None => format!("≥ {}", Bytes::new(self.at_least)),
+        };
+        f.pad(&text)
+    }
+}
+
+const HEADING: [&str; 7] = ["scope", "calls", "used", "peak", "peak of all", "reserved", "largest"];
+
+impl Row {
+    fn cells(&self) -> [String; 7] {
+        let name = format!("{:1$}", "", 2 * (self.path.len() - 1)) + self.path.last().map_or("", String::as_str);
+        let [used, peak, reserved, largest] = self.calls.last().map_or_else(Default::default, |call| {
+            let [sum, largest] = [call.reserved, call.largest].map(|bytes| call.known(bytes));
+            let used = ByteDelta::new(call.used).to_string();
+            [used, call.peak.to_string(), format!("{sum} in {}", call.reservations), largest]
+        });
+        let of_all = self.calls.peak().map_or_else(String::new, |peak| peak.to_string());
+        [name, self.calls.count().to_string(), used, peak, of_all, reserved, largest]
+    }
+}
+
+impl Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<_> = [HEADING.map(str::to_owned)].into_iter().chain(self.rows.iter().map(Row::cells)).collect();
+        let widths: [usize; 7] =
+            std::array::from_fn(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0));
+        for line in &lines {
+            write!(f, "{:1$}", line[0], widths[0])?;
+            for (cell, width) in line.iter().zip(widths).skip(1) {
+                write!(f, "  {cell:>width$}")?;
+            }
+            writeln!(f)?;
+        }
+        write!(f, "in use: {} =", Bytes::new(self.in_use))?;
+        for row in self.rows.iter().filter(|row| row.path.len() == 1) {
+            write!(f, " {} {},", row.path[0], ByteDelta::new(row.calls.used()))?;
+        }
+        writeln!(f, " outside of scopes {}", ByteDelta::new(self.outside()))?;
+        writeln!(f, "cache of burn: {} of {}", Bytes::new(self.cache()), Bytes::new(self.pages))?;
+        if !self.is_observed {
+            writeln!(
+                f,
+                "≥: no reservation was seen, so peaks have no upper bound; add gpumem_burn::layer() to the subscriber"
+            )?;
+        }
+        if self.unmeasured > 0 {
+            writeln!(
+                f,
+                "calls that were not measured: {} (another thread had a scope open, a panic, or a device that failed)",
+                self.unmeasured
+            )?;
+        }
+        Ok(())
+    }
+}

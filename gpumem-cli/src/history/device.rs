@@ -1,0 +1,53 @@
+//! What is live on one device, and the most that was.
+
+use gpumem_core::{
+    ledger::KnownPool,
+    model::{Device, GpuMemory},
+};
+
+/// One device.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceHistory {
+    pub(crate) device: Device,
+    /// The bytes that are live in its memory at the end.
+    pub(crate) live: u64,
+    /// The most bytes that were live in its memory.
+    pub(crate) peak: u64,
+    /// The first change after which the peak was live; `None` if nothing was allocated.
+    pub(crate) peak_at: Option<u32>,
+    /// The first change after the peak by which less was live.
+    pub(crate) less_at: Option<u32>,
+    /// The registered pools after the event that made the peak.
+    pub(crate) pools: Vec<KnownPool>,
+    /// The reading of the whole device with the most in use, and when it was.
+    pub(crate) highest_sample: Option<(u64, GpuMemory)>,
+    pub(crate) samples: u64,
+}
+
+impl DeviceHistory {
+    pub(super) fn new(device: Device) -> Self {
+        Self {
+            device,
+            live: 0,
+            peak: 0,
+            peak_at: None,
+            less_at: None,
+            pools: Vec::new(),
+            highest_sample: None,
+            samples: 0,
+        }
+    }
+
+    /// A block had so many bytes before this change, and has so many after it. Returns whether more is live than ever before.
+    pub(super) fn count(&mut self, at: u32, before: u64, after: u64) -> bool {
+        self.live = self.live.saturating_add(after).saturating_sub(before);
+        if self.live > self.peak {
+            (self.peak, self.peak_at, self.less_at) = (self.live, Some(at), None);
+            return true;
+        }
+        if after < before && self.peak_at.is_some() {
+            self.less_at.get_or_insert(at);
+        }
+        false
+    }
+}

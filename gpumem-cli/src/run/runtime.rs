@@ -1,0 +1,27 @@
+//! The library that stands before the CUDA runtime in programs that see several cards. It is preloaded, so the loader finds its functions before
+//! those of the runtime. They only call `gpumem_runtime` of the injected library. No other program gets it.
+
+use std::{
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use gpumem_driver::dry::runtime;
+use gpumem_inject::variable;
+
+use super::{library, passing::Passing};
+
+/// The path of the library.
+pub(super) fn unpacked(injected: &Path) -> io::Result<PathBuf> {
+    let library = Passing {
+        name: variable::RUNTIME,
+        to: "gpumem_runtime",
+        needed: &[injected.as_os_str().as_bytes()],
+        functions: &runtime::names().map(|name| (name, name.into())).collect::<Vec<_>>(),
+    }
+    .image();
+    let path = injected.with_file_name(format!("{}-{:08x}.so", variable::RUNTIME, library::hash(&library)));
+    library::unpack_as(&path, &library)?;
+    Ok(path)
+}

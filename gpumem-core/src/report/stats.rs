@@ -1,0 +1,157 @@
+//! Statistics of traces, with a row for each name.
+
+use std::time::Duration;
+
+use crate::model::{ByteDelta, Bytes};
+
+/// Statistics of the traces that ended, by name. `gpumem::stats` returns it.
+///
+/// `Display` is a table of at most 80 columns, with the largest needs first.
+///
+/// Example: see `gpumem::stats`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Stats {
+    /// One for each device and name, by device, then by the need of the worst call.
+    pub names: Vec<NameStats>,
+}
+
+/// The calls of one name on one device.
+///
+/// Example: see `gpumem::stats`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct NameStats {
+    /// The name. A `#` stands for numbers, if more than 16 names differ in nothing else.
+    pub name: String,
+    /// The CUDA ordinal of the device.
+    pub device: u32,
+    /// The device is a simulated one.
+    pub simulated: bool,
+    /// How many traces ended.
+    pub calls: u64,
+    /// The figures of the calls that were measured. `None`: of none.
+    pub figures: Option<CallFigures>,
+    /// Calls that could not be measured. The figures are without them.
+    pub unmeasured: u64,
+    /// Calls that were sampled: they may have peaked higher.
+    pub sampled: u64,
+    /// Calls during which events were lost, or older blocks of unknown size were freed. Their figures may be wrong.
+    pub doubtful: u64,
+    /// Calls that overlapped traces of other threads: their figures count other threads, for a part of the time at least.
+    pub overlapped: u64,
+}
+
+/// The figures of the calls of one name.
+///
+/// Example: see `gpumem::stats`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct CallFigures {
+    /// [`Trace::used`](crate::model::Trace::used).
+    pub used: Spread<ByteDelta>,
+    /// The sum of `used`.
+    pub sum: ByteDelta,
+    /// [`Trace::peaked`](crate::model::Trace::peaked).
+    pub peaked: Spread<Bytes>,
+    /// The call that needed the most.
+    pub worst: WorstCall,
+}
+
+/// How a figure is spread over the calls. The least and the most are exact; the other two are right to 1 %.
+///
+/// Example: see `gpumem::stats`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Spread<T> {
+    /// The least.
+    pub min: T,
+    /// Half of the calls have no more.
+    pub median: T,
+    /// 99 of 100 calls have no more.
+    pub p99: T,
+    /// The most.
+    pub max: T,
+}
+
+/// The call with the highest [`Trace::peak_over_start`](crate::model::Trace::peak_over_start), the first of several.
+///
+/// Example: see `gpumem::stats`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct WorstCall {
+    /// Its number among the calls of the row, from 1 on.
+    pub call: u64,
+    /// Its name, if the row has several.
+    pub name: Option<String>,
+    /// When it ended, since counting of memory began.
+    pub time: Duration,
+    /// What it needed: the peak over what was in use at its start.
+    pub needed: Bytes,
+}
+
+impl<T> Spread<T> {
+    /// Of these values.
+    #[doc(hidden)]
+    pub fn new(min: T, median: T, p99: T, max: T) -> Self {
+        Self { min, median, p99, max }
+    }
+
+    /// With another type.
+    #[doc(hidden)]
+    pub fn map<U>(self, convert: impl Fn(T) -> U) -> Spread<U> {
+        let Self { min, median, p99, max } = self;
+        Spread::new(convert(min), convert(median), convert(p99), convert(max))
+    }
+}
+
+impl CallFigures {
+    /// Of these values.
+    #[doc(hidden)]
+    pub fn new(used: Spread<ByteDelta>, sum: ByteDelta, peaked: Spread<Bytes>, worst: WorstCall) -> Self {
+        Self { used, sum, peaked, worst }
+    }
+}
+
+impl WorstCall {
+    /// Of these values.
+    #[doc(hidden)]
+    pub fn new(call: u64, name: Option<String>, time: Duration, needed: Bytes) -> Self {
+        Self { call, name, time, needed }
+    }
+}
+
+impl NameStats {
+    /// Of a name without calls.
+    #[doc(hidden)]
+    pub fn new(name: String, device: u32, simulated: bool) -> Self {
+        Self { name, device, simulated, calls: 0, figures: None, unmeasured: 0, sampled: 0, doubtful: 0, overlapped: 0 }
+    }
+
+    /// Why the figures of some calls may be wrong, or are missing.
+    pub(crate) fn doubts(&self) -> Vec<String> {
+        let reasons = [
+            (self.unmeasured, "not measured"),
+            (self.sampled, "sampled: shorter peaks are missed"),
+            (self.doubtful, "with lost or unknown events: may be wrong"),
+            (self.overlapped, "beside traces of other threads"),
+        ];
+        let reason = |(calls, why): &(u64, &str)| format!("{calls} of {} calls {why}", self.calls);
+        reasons.iter().filter(|(calls, _)| *calls > 0).map(reason).collect()
+    }
+}
+
+impl Stats {
+    /// Puts the rows in order.
+    #[doc(hidden)]
+    pub fn of(mut names: Vec<NameStats>) -> Self {
+        let needed = |name: &NameStats| name.figures.as_ref().map(|figures| figures.worst.needed);
+        names.sort_by(|a, b| (a.device, needed(b), &a.name).cmp(&(b.device, needed(a), &b.name)));
+        Self { names }
+    }
+}

@@ -1,0 +1,230 @@
+//! `GPUMEM`: what each trace prints, in the way of `RUST_LOG`.
+
+use std::{fmt, num::NonZeroU64};
+
+use super::cards::size;
+use crate::model::{Bytes, Trace, alike};
+
+/// What a trace does when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// It prints its lines.
+    Lines,
+    /// It is counted in the statistics of its name, and prints nothing.
+    Stats,
+    /// Neither.
+    Off,
+}
+
+/// What holds for the traces of one name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// `None`: what the program chose.
+    pub what: Option<What>,
+    /// A line is printed only if so much was used, freed or peaked.
+    at_least: Bytes,
+    /// One of so many lines is printed. `None`: all.
+    pub every: Option<NonZeroU64>,
+}
+
+impl Rule {
+    /// Whether the amounts are large enough for a line. An amount that is not known may be.
+    pub fn is_large_enough(&self, trace: &Trace) -> bool {
+        let most = trace.used.get().unsigned_abs().max(trace.peaked.get());
+        most >= self.at_least.get() || !trace.is_measured()
+    }
+}
+
+/// The directives of `GPUMEM`: those without a name, then the others. Of two for the same name, the later one holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter(Vec<Directive>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Directive {
+    /// The traces that it is for. `None`: all.
+    name: Option<String>,
+    what: Option<What>,
+    at_least: Option<Bytes>,
+    every: Option<NonZeroU64>,
+}
+
+/// Why a directive cannot be used.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BadDirective {
+    /// The number of its first wrong character in the whole text, from 1 on.
+    at: usize,
+    wrong: String,
+    why: String,
+}
+
+impl fmt::Display for BadDirective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` at character {}: {}", self.wrong, self.at, self.why)
+    }
+}
+
+impl Filter {
+    /// The directives that can be used, and what is wrong with the others.
+    pub(super) fn parse(text: &str) -> (Self, Vec<BadDirective>) {
+        let (mut directives, mut bad) = (Vec::new(), Vec::new());
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            match directive(part) {
+                Ok(directive) => directives.push(directive),
+                Err((wrong, why)) => {
+                    // `wrong` is a part of `text`.
+                    let before = &text[..wrong.as_ptr().addr() - text.as_ptr().addr()];
+                    bad.push(BadDirective { at: before.chars().count() + 1, wrong: wrong.to_owned(), why });
+                }
+            }
+        }
+        directives.sort_by_key(|directive: &Directive| directive.name.is_some());
+        (Self(directives), bad)
+    }
+
+    /// What holds for traces of this name: a function such as `Model::forward`, or a context.
+    pub fn rule(&self, module: Option<&str>, name: &str) -> Rule {
+        let of_all = |directive: &&Directive| directive.name.is_none();
+        let asks = |directive: &Directive| matches!(directive.what, Some(What::Lines | What::Stats));
+        let is_choice = self.0.iter().any(asks) && !self.0.iter().filter(of_all).any(|all| all.what.is_some());
+        let mut rule = Rule { what: is_choice.then_some(What::Off), ..Rule::default() };
+        let segments: Vec<_> = module.iter().flat_map(|module| module.split("::")).chain(name.split("::")).collect();
+        for directive in &self.0 {
+            if directive.name.as_deref().is_none_or(|wanted| is_part(wanted, &segments)) {
+                rule.what = directive.what.or(rule.what);
+                rule.at_least = directive.at_least.unwrap_or(rule.at_least);
+                rule.every = directive.every.or(rule.every);
+            }
+        }
+        rule
+    }
+}
+
+/// Whether these segments stand one after the other in the name. A `#` stands for any number.
+fn is_part(wanted: &str, segments: &[&str]) -> bool {
+    let wanted: Vec<_> = wanted.split("::").collect();
+    let is_same = |(wanted, segment): (&&str, &&str)| wanted == segment || **wanted == *alike(segment);
+    segments.windows(wanted.len()).any(|part| wanted.iter().zip(part).all(is_same))
+}
+
+const FORMS: &str =
+    "write lines, stats, off, every=100 or >=10MiB, after NAME= for some traces: forward=off, forward>=10MiB";
+
+fn directive(text: &str) -> Result<Directive, (&str, String)> {
+    let named = |name: &str| (!name.is_empty()).then(|| name.to_owned());
+    if let Some((name, amount)) = text.split_once(">=") {
+        let (name, amount) = (name.trim(), amount.trim());
+        let wrong = if amount.is_empty() { text } else { amount };
+        let at_least = Some(size(amount).map_err(|why| (wrong, why))?);
+        return Ok(Directive { name: named(name), what: named(name).map(|_| What::Lines), at_least, every: None });
+    }
+    let (name, setting) = match text.split_once('=') {
+        Some((name, setting)) if name.trim() != "every" => (name.trim(), setting.trim()),
+        _ => ("", text),
+    };
+    if name.is_empty() && setting != text {
+        return Err((text, "a name is missing before `=`".to_owned()));
+    }
+    let plain = Directive { name: named(name), ..Directive::default() };
+    match setting.split_once('=').map(|(key, number)| (key.trim(), number.trim())) {
+        Some(("every", number)) => match number.parse() {
+            Ok(every) => Ok(Directive { every: Some(every), ..plain }),
+            Err(_) if number.is_empty() => Err((text, "a number is missing after `=`".to_owned())),
+            Err(_) => Err((number, "it is not a whole number from 1 on".to_owned())),
+        },
+        Some(_) => Err((setting, FORMS.to_owned())),
+        None => match setting {
+            "lines" | "info" => Ok(Directive { what: Some(What::Lines), ..plain }),
+            "stats" => Ok(Directive { what: Some(What::Stats), ..plain }),
+            "off" => Ok(Directive { what: Some(What::Off), ..plain }),
+            "" => Err((text, FORMS.to_owned())),
+            _ => Err((setting, FORMS.to_owned())),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ByteDelta, Gauge};
+
+    fn filter(text: &str) -> Filter {
+        let (filter, bad) = Filter::parse(text);
+        assert_eq!(bad, [], "{text}");
+        filter
+    }
+
+    #[test]
+    fn the_last_directive_for_a_name_holds() {
+        use What::{Lines, Off, Stats};
+        const ALL: &str = "app::train=lines, forward>=10MiB, backward=off, every=100";
+        for (text, module, name, what, mib, every) in [
+            ("", "app", "f", None, 0, 0),
+            ("info", "app", "f", Some(Lines), 0, 0),
+            ("stats", "app", "f", Some(Stats), 0, 0),
+            ("every=3,>=1MiB", "app", "f", None, 1, 3),
+            (ALL, "app::train", "step", Some(Lines), 0, 100),
+            (ALL, "app::train::inner", "Model::forward", Some(Lines), 10, 100),
+            (ALL, "app::train", "backward", Some(Off), 0, 100),
+            (ALL, "app::load", "read", Some(Off), 0, 100),
+            // Only what takes away: the others stay.
+            ("backward=off", "app", "forward", None, 0, 0),
+            ("f>=1MiB,off", "app", "g", Some(Off), 0, 0),
+            ("f=off,lines", "app", "f", Some(Off), 0, 0),
+            ("f=off,f=lines", "app", "f", Some(Lines), 0, 0),
+            ("stats,f=lines,f=every=7,", "app", "f", Some(Lines), 0, 7),
+            // Whole segments.
+            ("train=lines", "app::training", "f", Some(Off), 0, 0),
+            ("Model::forward=lines", "app", "Model::forward", Some(Lines), 0, 0),
+            ("app::forward=lines", "app", "Model::forward", Some(Off), 0, 0),
+            ("request #=stats", "", "request 17", Some(Stats), 0, 0),
+            ("request 1=stats", "", "request 17", Some(Off), 0, 0),
+            ("a b > c=stats", "", "a b > c", Some(Stats), 0, 0),
+        ] {
+            let module = (!module.is_empty()).then_some(module);
+            let expected = Rule { what, at_least: Bytes::mib(mib), every: NonZeroU64::new(every) };
+            assert_eq!(filter(text).rule(module, name), expected, "{text}: {module:?} {name}");
+        }
+    }
+
+    #[test]
+    fn an_error_says_what_is_wrong_and_where() {
+        for (text, error) in [
+            ("forward>=10", "`10` at character 10: it has no unit; write a size such as 10GiB"),
+            (
+                "é=off, f >= tenMB",
+                "`tenMB` at character 13: `tenMB` is not an amount of memory; write a number and a unit, such as 512MiB or 16GiB",
+            ),
+            (
+                "f>=",
+                "`f>=` at character 1: `` is not an amount of memory; write a number and a unit, such as 512MiB or 16GiB",
+            ),
+            ("every=0", "`0` at character 7: it is not a whole number from 1 on"),
+            ("off,f=every=x", "`x` at character 13: it is not a whole number from 1 on"),
+            ("every=", "`every=` at character 1: a number is missing after `=`"),
+            ("=off", "`=off` at character 1: a name is missing before `=`"),
+            ("train", &format!("`train` at character 1: {FORMS}")),
+            ("stats , train = trace", &format!("`trace` at character 17: {FORMS}")),
+            ("train=", &format!("`train=` at character 1: {FORMS}")),
+            ("a=b=c", &format!("`b=c` at character 3: {FORMS}")),
+            ("a>1MiB", &format!("`a>1MiB` at character 1: {FORMS}")),
+        ] {
+            let (_, bad) = Filter::parse(text);
+            assert_eq!(bad.iter().map(ToString::to_string).collect::<Vec<_>>(), [error], "{text}");
+        }
+        let (good, bad) = Filter::parse("f=on,every=0,g=off");
+        assert_eq!((good, bad.len()), (filter("g=off"), 2));
+    }
+
+    #[test]
+    fn a_freed_amount_is_as_large_and_an_unknown_one_may_be() {
+        let rule = filter(">=10MiB").rule(None, "f");
+        let of = |used: i64, peaked, stale| {
+            let mut trace = Trace::off(0);
+            (trace.gauge, trace.stale) = (Gauge::Exact, stale);
+            (trace.used, trace.peaked) = (ByteDelta::new(used << 20), Bytes::mib(peaked));
+            rule.is_large_enough(&trace)
+        };
+        assert!(of(10, 0, false) && of(-10, 0, false) && of(0, 10, false) && !of(9, 9, false));
+        assert!(of(0, 0, true));
+    }
+}

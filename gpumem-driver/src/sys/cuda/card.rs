@@ -1,0 +1,95 @@
+//! The simulated card that a thread uses, where several share one context: in programs of the CUDA runtime.
+
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+thread_local! {
+    /// What the thread has selected. `None` until it selects a card, or asks for its card.
+    static SELECTED: Cell<Option<u32>> = const { Cell::new(None) };
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A bit for each card that a thread has selected. There are at most 64.
+static USED: AtomicU64 = AtomicU64::new(0);
+
+/// The thread uses this card from now on.
+pub(in crate::sys) fn select_card(card: u32) {
+    SELECTED.set(Some(card));
+    USED.fetch_or(1 << card, Relaxed);
+}
+
+/// The card that the program is told: it begins with the first one.
+pub(in crate::sys) fn selected_card() -> u32 {
+    let card = SELECTED.get().unwrap_or(0);
+    SELECTED.set(Some(card));
+    card
+}
+
+/// Whether a thread has selected this card since it was last reset.
+pub(in crate::sys) fn is_card_used(card: u32) -> bool {
+    USED.load(Relaxed) & 1 << card != 0
+}
+
+/// Nobody uses the card any more.
+pub(in crate::sys) fn reset_card(card: u32) {
+    USED.fetch_and(!(1 << card), Relaxed);
+}
+
+/// The card on which the thread allocates. Threads of libraries select none: theirs is the only one that is used, or the first. It is 0 if
+/// there are no such cards.
+#[inline]
+pub(crate) fn card_of_thread() -> u32 {
+    SELECTED.get().unwrap_or_else(|| match USED.load(Relaxed) {
+        used if used.is_power_of_two() => used.trailing_zeros(),
+        _ => 0,
+    })
+}
+
+/// Does this on a card.
+pub(super) fn on_card<T>(card: u32, action: impl FnOnce() -> T) -> T {
+    let before = SELECTED.replace(Some(card));
+    let done = action();
+    SELECTED.set(before);
+    done
+}
+
+/// Asks the driver for gpumem itself, which sees the simulated cards. Libraries of NVIDIA may see the devices of the machine.
+pub(in crate::sys) fn own<T>(question: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_OWN.set(self.0);
+        }
+    }
+
+    let _restore = Restore(IS_OWN.replace(true));
+    question()
+}
+
+/// Whether the thread is in [`own`].
+pub(in crate::sys) fn is_own() -> bool {
+    IS_OWN.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_without_a_card_has_the_only_one() {
+        let of_others = |ask: fn() -> u32| thread::spawn(ask).join().unwrap();
+        assert_eq!([card_of_thread(), selected_card(), of_others(card_of_thread)], [0, 0, 0]);
+        select_card(5);
+        assert_eq!([card_of_thread(), of_others(card_of_thread), of_others(selected_card)], [5, 5, 0]);
+        select_card(0);
+        assert_eq!([card_of_thread(), of_others(card_of_thread)], [0, 0], "two are used");
+        assert_eq!([on_card(3, card_of_thread), card_of_thread()], [3, 0]);
+        reset_card(0);
+        assert_eq!((of_others(card_of_thread), is_card_used(0), is_card_used(5)), (5, false, true));
+    }
+}

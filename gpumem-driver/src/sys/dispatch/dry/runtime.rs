@@ -1,0 +1,302 @@
+//! The CUDA runtime in programs that see several cards. `gpumem run --cards` puts a library before it, whose functions come here.
+//!
+//! The runtime compares the devices that the driver shows with a list that the driver gives it, and does not start if they differ. The libraries
+//! that contain a copy of it, such as cuBLAS and NCCL, do the same. So in a program of the runtime the driver shows the devices of the machine
+//! ([`cards::show_machine`]), and the cards are in the runtime's functions that name devices. All cards share the primary context of device 0:
+//! handles, kernels and small blocks work on each of them, and a library that makes a device current changes nothing. A thread selects its card
+//! here. The account, the hooks and gpumem's questions go by that ([`cuda::card_of_thread`]).
+//!
+//! The runtime refuses the other cards in functions that are not in the table, and so does a copy of the runtime in the program itself.
+
+use std::{
+    ffi::{CStr, CString},
+    mem,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use cudarc::driver::sys;
+use libloading::os::unix::{Library, RTLD_LAZY};
+
+use super::{
+    cards::{self, CUDA_ERROR_INVALID_DEVICE, cards},
+    state::{SUCCESS, memory},
+};
+use crate::{
+    inbox::{Primitives, Std},
+    sys::{cuda, dl, loader},
+};
+
+// Where the driver has such an error, it has the same number.
+const CUDA_ERROR_NOT_INITIALIZED: u32 = 3;
+const CUDA_ERROR_SYMBOL_NOT_FOUND: u32 = 500;
+const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
+const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: u32 = 705;
+
+/// All functions in the table have up to six arguments, which are numbers or addresses, or a struct of one word. A function does not read the
+/// registers of arguments that it does not take.
+type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> u32;
+type Arguments = [usize; 6];
+
+#[derive(Clone, Copy)]
+enum Shape {
+    Count,
+    /// The card of the thread.
+    Current,
+    Select,
+    /// These arguments are devices.
+    Devices(&'static [usize]),
+    /// The first argument is a struct in which the ints at these places are devices.
+    DevicesIn([usize; 2]),
+    Properties,
+    Pointer,
+    Stream,
+    EnablePeer,
+    DisablePeer,
+    Reset,
+    /// This function of the driver does the same, with the same arguments.
+    Driver(&'static str),
+}
+
+/// Names and arguments are those of `cuda_runtime_api.h` (11 to 13).
+const TABLE: [(&str, Shape); 35] = [
+    ("cudaGetDevice", Shape::Current),
+    ("cudaSetDevice", Shape::Select),
+    ("cudaGetDeviceCount", Shape::Count),
+    ("cudaInitDevice", Shape::Devices(&[0])),
+    ("cudaKernelSetAttributeForDevice", Shape::Devices(&[3])),
+    ("cudaGetDeviceProperties", Shape::Properties),
+    ("cudaGetDeviceProperties_v2", Shape::Properties),
+    ("cudaDeviceGetAttribute", Shape::Driver("cuDeviceGetAttribute")),
+    ("cudaDeviceGetPCIBusId", Shape::Driver("cuDeviceGetPCIBusId")),
+    ("cudaDeviceGetByPCIBusId", Shape::Driver("cuDeviceGetByPCIBusId")),
+    ("cudaDeviceCanAccessPeer", Shape::Driver("cuDeviceCanAccessPeer")),
+    ("cudaDeviceGetP2PAttribute", Shape::Driver("cuDeviceGetP2PAttribute")),
+    ("cudaDeviceEnablePeerAccess", Shape::EnablePeer),
+    ("cudaDeviceDisablePeerAccess", Shape::DisablePeer),
+    ("cudaMemcpyPeer", Shape::Devices(&[1, 3])),
+    ("cudaMemcpyPeerAsync", Shape::Devices(&[1, 3])),
+    ("cudaMemcpy3DPeer", Shape::DevicesIn([64, 136])),
+    ("cudaMemcpy3DPeer_ptds", Shape::DevicesIn([64, 136])),
+    ("cudaMemcpy3DPeerAsync", Shape::DevicesIn([64, 136])),
+    ("cudaMemcpy3DPeerAsync_ptsz", Shape::DevicesIn([64, 136])),
+    ("cudaPointerGetAttributes", Shape::Pointer),
+    ("cudaStreamGetDevice", Shape::Stream),
+    ("cudaStreamGetDevice_ptsz", Shape::Stream),
+    ("cudaDeviceGetDefaultMemPool", Shape::Driver("cuDeviceGetDefaultMemPool")),
+    ("cudaDeviceGetMemPool", Shape::Driver("cuDeviceGetMemPool")),
+    ("cudaDeviceSetMemPool", Shape::Driver("cuDeviceSetMemPool")),
+    ("cudaMemPoolCreate", Shape::Driver("cuMemPoolCreate")),
+    ("cudaMemPoolSetAccess", Shape::Driver("cuMemPoolSetAccess")),
+    ("cudaMemPoolGetAccess", Shape::Driver("cuMemPoolGetAccess")),
+    ("cudaDeviceGetGraphMemAttribute", Shape::Driver("cuDeviceGetGraphMemAttribute")),
+    ("cudaDeviceSetGraphMemAttribute", Shape::Driver("cuDeviceSetGraphMemAttribute")),
+    ("cudaDeviceGraphMemTrim", Shape::Driver("cuDeviceGraphMemTrim")),
+    ("cudaDeviceGetTexture1DLinearMaxWidth", Shape::Devices(&[2])),
+    ("cudaDeviceReset", Shape::Reset),
+    ("cudaThreadExit", Shape::Reset),
+];
+
+/// The names of the functions.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().map(|(name, _)| *name)
+}
+
+/// The runtime's own functions, and those of the driver that do the same, by row. 0: not looked up yet.
+static OWN: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TABLE.len()];
+static DRIVERS: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TABLE.len()];
+
+/// Calls a function of the runtime, or answers in its place.
+///
+/// # Safety
+/// The arguments are those of the function with this name.
+pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
+    let row = TABLE.iter().position(|(known, _)| known.as_bytes() == name.to_bytes());
+    let Some((row, own)) = row.and_then(|row| Some((row, own(row)?))) else { return CUDA_ERROR_SYMBOL_NOT_FOUND };
+    // SAFETY: it is the runtime's function of this name, and the caller passes its arguments.
+    let real = |words: Arguments| unsafe { pass(own, words) };
+    if Std::is_forked() {
+        return real(words);
+    }
+    if !cards::begin_runtime() {
+        eprintln!(
+            "gpumem: the CUDA runtime does not start: the program has contexts on several cards of --cards, which it made with the driver's functions"
+        );
+        return CUDA_ERROR_NOT_INITIALIZED;
+    }
+    if !cards::are_simulated() {
+        // The driver begins the dry run when it is initialised, which the runtime does here.
+        let Some(count) = TABLE.iter().position(|(name, _)| *name == "cudaGetDeviceCount").and_then(self::own) else {
+            return CUDA_ERROR_SYMBOL_NOT_FOUND;
+        };
+        let mut devices = 0_u32;
+        // SAFETY: the out-parameter is live.
+        let code = unsafe { pass(count, [&raw mut devices as usize, 0, 0, 0, 0, 0]) };
+        if code != SUCCESS || !cards::are_simulated() {
+            return real(words);
+        }
+    }
+    // SAFETY: the caller says so.
+    unsafe { answer(row, words, &real) }
+}
+
+/// # Safety
+/// The arguments are those of the function in this row, which `real` calls.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u32) -> u32 {
+    let card = |word: usize| Some(word as u32).filter(|card| *card < cards::count());
+    let after = |code: u32, out: usize, value: u32| {
+        if code == SUCCESS {
+            // SAFETY: the runtime has just written an int there.
+            unsafe { (out as *mut u32).write_unaligned(value) };
+        }
+        code
+    };
+    match TABLE[row].1 {
+        Shape::Count => after(real(words), words[0], cards::count()),
+        Shape::Current => after(real(words), words[0], cuda::selected_card()),
+        Shape::Select => {
+            let selected = card(words[0]);
+            let code = real([on_machine(words[0]), 0, 0, 0, 0, 0]);
+            if let (SUCCESS, Some(card)) = (code, selected) {
+                cuda::select_card(card);
+            }
+            code
+        }
+        Shape::Devices(devices) => {
+            for at in devices {
+                words[*at] = on_machine(words[*at]);
+            }
+            real(words)
+        }
+        Shape::DevicesIn(places) if words[0] != 0 => {
+            // A `cudaMemcpy3DPeerParms` has 21 words.
+            // SAFETY: the caller passes its address, and both places are in it.
+            unsafe {
+                let mut copy = (words[0] as *const [u64; 21]).read_unaligned();
+                for place in places {
+                    let device = (&raw mut copy).cast::<u32>().byte_add(place);
+                    device.write_unaligned(on_machine(device.read_unaligned() as usize) as u32);
+                }
+                words[0] = &raw mut copy as usize;
+                real(words)
+            }
+        }
+        Shape::Properties => {
+            let Some(card) = card(words[1]) else { return real([words[0], NO_DEVICE, 0, 0, 0, 0]) };
+            let code = real([words[0], 0, 0, 0, 0, 0]);
+            if code == SUCCESS {
+                // SAFETY: the runtime has just written a `cudaDeviceProp` there, in which the UUID comes after a name of 256 bytes.
+                unsafe {
+                    *((words[0] + 256 + 15) as *mut u8) ^= card as u8;
+                    let domain = (words[0] + offset_of_domain(TABLE[row].0)) as *mut u32;
+                    domain.write_unaligned(domain.read_unaligned() + card);
+                }
+            }
+            code
+        }
+        Shape::Pointer => {
+            let code = real(words);
+            let device = if code == SUCCESS { memory().device_of(words[1] as u64) } else { None };
+            // The second int of a `cudaPointerAttributes`.
+            device.map_or(code, |device| after(code, words[0] + 4, device))
+        }
+        Shape::Stream => {
+            let stream = cards::of_stream(words[0] as u64);
+            after(real(words), words[1], stream.unwrap_or_else(cuda::selected_card))
+        }
+        Shape::EnablePeer | Shape::DisablePeer => {
+            let here = cuda::selected_card();
+            let Some(peer) = card(words[0]).filter(|peer| *peer != here) else { return CUDA_ERROR_INVALID_DEVICE };
+            let (pair, peers) = ((here.into(), peer.into()), &mut cards().peers);
+            match TABLE[row].1 {
+                Shape::EnablePeer if !peers.insert(pair) => CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+                Shape::DisablePeer if !peers.remove(&pair) => CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,
+                _ => SUCCESS,
+            }
+        }
+        Shape::Reset => reset(cuda::selected_card()),
+        Shape::Driver(name) => driver(row, name).map_or(CUDA_ERROR_SYMBOL_NOT_FOUND, |driver| {
+            // SAFETY: the driver's function has the same arguments.
+            cuda::own(|| unsafe { pass(driver, words) })
+        }),
+        Shape::DevicesIn(_) => real(words),
+    }
+}
+
+/// No machine has this device: the runtime refuses it.
+const NO_DEVICE: usize = i32::MAX as usize;
+
+/// The machine's device for a card.
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+fn on_machine(card: usize) -> usize {
+    if (card as u32) < cards::count() { 0 } else { NO_DEVICE }
+}
+
+/// Where `pciDomainID` is in a `cudaDeviceProp`: version 13 has fewer fields before it.
+fn offset_of_domain(name: &str) -> usize {
+    let mut version = 0_u32;
+    if name == "cudaGetDeviceProperties"
+        && let Some(function) = lookup("cudaRuntimeGetVersion")
+    {
+        // SAFETY: the out-parameter is live.
+        unsafe { pass(function, [&raw mut version as usize, 0, 0, 0, 0, 0]) };
+    }
+    if version >= 13_000 { 576 } else { 592 }
+}
+
+/// What the program has on this card ends. The context is that of all cards, so streams and events stay.
+pub(super) fn reset(card: u32) -> u32 {
+    if card >= cards::count() {
+        return CUDA_ERROR_INVALID_DEVICE;
+    }
+    let addresses: Vec<u64> = {
+        let memory = memory();
+        memory.blocks.iter().filter(|(_, block)| block.device == card).map(|(address, _)| *address).collect()
+    };
+    for address in addresses {
+        // SAFETY: the program asks for the end of all blocks of the card.
+        let _ = unsafe { sys::cuMemFree_v2(address) }.result();
+    }
+    cards().peers.retain(|(one, other)| ![*one, *other].contains(&card.into()));
+    cuda::reset_card(card);
+    SUCCESS
+}
+
+/// # Safety
+/// The function takes these arguments.
+unsafe fn pass(function: usize, [first, second, third, fourth, fifth, sixth]: Arguments) -> u32 {
+    // SAFETY: the caller says so.
+    unsafe { mem::transmute::<usize, Function>(function)(first, second, third, fourth, fifth, sixth) }
+}
+
+fn own(row: usize) -> Option<usize> {
+    remembered(&OWN[row], || lookup(TABLE[row].0))
+}
+
+/// A function of the driver, as programs call it.
+fn driver(row: usize, name: &str) -> Option<usize> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: each function is at an address, which is not used here.
+    remembered(&DRIVERS[row], || unsafe { dl::symbol(&["libcuda.so.1", "libcuda.so"], &name) })
+}
+
+fn remembered(place: &AtomicUsize, find: impl FnOnce() -> Option<usize>) -> Option<usize> {
+    match place.load(Relaxed) {
+        0 => find().inspect(|found| place.store(*found, Relaxed)),
+        known => Some(known),
+    }
+}
+
+/// The runtime's own function of this name. The program has loaded the runtime, because it calls it.
+fn lookup(name: &str) -> Option<usize> {
+    loader::loaded_as(cards::RUNTIME).into_iter().find_map(|path| {
+        // SAFETY: the library is loaded and initialised. Each function is at an address, which is not used here.
+        unsafe {
+            let library = Library::open(Some(path), RTLD_LAZY | libc::RTLD_NOLOAD).ok()?;
+            let function = library.get::<usize>(name.as_bytes()).ok().map(|function| *function);
+            // The address stays valid.
+            mem::forget(library);
+            function
+        }
+    })
+}

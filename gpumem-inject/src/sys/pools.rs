@@ -1,0 +1,94 @@
+//! Pools that the program registers in its own gpumem, which passes them on with these functions.
+
+#![expect(unsafe_code, reason = "the gpumem of the program calls the functions, and hands over pointers")]
+
+use std::{
+    ffi::c_void,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr, slice,
+};
+
+use gpumem::{Bytes, pool::Pool};
+use gpumem_driver::recorded_pools::{PoolFunctions, VERSION};
+
+use crate::recordings;
+
+/// A pool of the program.
+struct Recorded {
+    pool: Pool,
+    /// Another recording does not know the pool.
+    recording: u32,
+}
+
+static FUNCTIONS: PoolFunctions = PoolFunctions { register, allocated, freed, set_reserved, close };
+
+/// The functions for pools, or null: the program has another version of gpumem.
+// SAFETY: no other function of a program has this name, which begins with that of this project.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_pools(version: u32) -> *const PoolFunctions {
+    if version == VERSION { &raw const FUNCTIONS } else { ptr::null() }
+}
+
+unsafe extern "C" fn register(name: *const u8, length: usize, device: u32) -> *mut c_void {
+    // Without a recording gpumem must not be asked: its first use makes the settings of the process.
+    let Some(recording) = recordings::current() else { return ptr::null_mut() };
+    // SAFETY: the caller passes a name of this length.
+    let name = String::from_utf8_lossy(unsafe { slice::from_raw_parts(name, length) }).into_owned();
+    match catch_unwind(|| Pool::register(name, device)) {
+        Ok(Ok(pool)) => Box::into_raw(Box::new(Recorded { pool, recording })).cast(),
+        Ok(Err(why)) => {
+            super::say(" is recorded without the parts of a pool", Err(why.to_string()));
+            ptr::null_mut()
+        }
+        // The panic hook has printed the panic.
+        Err(_) => ptr::null_mut(),
+    }
+}
+
+unsafe extern "C" fn allocated(pool: *const c_void, address: u64, bytes: u64) {
+    // SAFETY: the caller passes what `register` returned.
+    unsafe { with(pool, |pool| pool.allocated(address, Bytes::new(bytes))) }
+}
+
+unsafe extern "C" fn freed(pool: *const c_void, address: u64) {
+    // SAFETY: as above.
+    unsafe { with(pool, |pool| pool.freed(address)) }
+}
+
+unsafe extern "C" fn set_reserved(pool: *const c_void, bytes: u64) {
+    // SAFETY: as above.
+    unsafe { with(pool, |pool| pool.set_reserved(Bytes::new(bytes))) }
+}
+
+unsafe extern "C" fn close(pool: *mut c_void) {
+    // SAFETY: `register` has made it, and it is not passed again.
+    let pool = unsafe { Box::from_raw(pool.cast::<Recorded>()) };
+    _ = catch_unwind(AssertUnwindSafe(|| drop(pool)));
+}
+
+/// Calls the pool, while the recording is made that knows it.
+///
+/// # Safety
+/// `register` returned the pointer, and it was not closed.
+#[inline]
+unsafe fn with(pool: *const c_void, call: impl FnOnce(&Pool)) {
+    // SAFETY: the caller says so.
+    let Recorded { pool, recording } = unsafe { &*pool.cast::<Recorded>() };
+    if Some(*recording) == recordings::current() {
+        _ = catch_unwind(AssertUnwindSafe(|| call(pool)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_version_gets_nothing_and_no_pool_is_taken_without_a_recording() {
+        assert!(gpumem_pools(VERSION + 1).is_null());
+        // SAFETY: it is a table of this version.
+        let functions = unsafe { gpumem_pools(VERSION).as_ref() }.expect("it is there");
+        // SAFETY: the name has this length.
+        assert!(unsafe { (functions.register)(b"arena".as_ptr(), 5, 0) }.is_null());
+    }
+}

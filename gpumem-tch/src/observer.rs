@@ -1,0 +1,75 @@
+//! The trackers of all devices.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use gpumem::{pool::Pool, scope::Threads};
+
+use crate::{
+    Error, Result, sys,
+    tracker::{Event, Held, Tracker},
+};
+
+/// The name of the pools.
+const NAME: &str = "PyTorch";
+
+static TRACKERS: OnceLock<Vec<Tracker>> = OnceLock::new();
+/// Whether PyTorch hands over its events.
+static IS_ATTACHED: Mutex<bool> = Mutex::new(false);
+
+pub(crate) fn observe() -> Result<()> {
+    let mut is_attached = IS_ATTACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let trackers = match TRACKERS.get() {
+        Some(trackers) => trackers,
+        None => {
+            let new = new_trackers()?;
+            TRACKERS.get_or_init(|| new)
+        }
+    };
+    if !*is_attached {
+        sys::attach()?;
+        *is_attached = true;
+        gpumem::scope::adopt(Threads::named("pt_autograd_"));
+    }
+    // No tensor is lost or counted twice: what comes after this has an event, and `begin` adds the others.
+    loop {
+        let segment_events: Vec<_> = trackers.iter().map(Tracker::segment_events).collect();
+        if segment_events.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let snapshot = sys::snapshot()?;
+        for ((ordinal, tracker), segment_events) in trackers.iter().enumerate().zip(segment_events) {
+            if let Some(segment_events) = segment_events {
+                tracker.begin(&snapshot.of_device(ordinal), segment_events);
+            }
+        }
+    }
+}
+
+fn new_trackers() -> Result<Vec<Tracker>> {
+    let (devices, is_native) = sys::init()?;
+    if devices == 0 {
+        return Err(Error::NoCuda);
+    }
+    if !is_native {
+        return Err(Error::OtherAllocator);
+    }
+    let snapshot = sys::snapshot()?;
+    let held: Vec<_> = (0..devices as usize).map(|ordinal| snapshot.of_device(ordinal)).collect();
+    // The driver does not say for whom it made the memory of expandable segments.
+    if held.iter().flatten().any(|(held, ..)| *held == Held::Expandable) {
+        return Err(Error::TooLate);
+    }
+    let new = |(ordinal, held): (u32, &Vec<_>)| {
+        Ok::<_, Error>(Tracker::new(Pool::register(NAME, ordinal)?, snapshot.settings.clone(), held))
+    };
+    let trackers: Vec<_> = (0..).zip(&held).map(new).collect::<Result<_>>()?;
+    let is_late = gpumem::summary().pools.iter().any(|pool| pool.name == NAME && pool.outside > 0);
+    if is_late { Err(Error::TooLate) } else { Ok(trackers) }
+}
+
+/// PyTorch calls this while it holds the lock of the device, so it must not call PyTorch.
+pub(crate) fn event(ordinal: usize, event: Event, address: u64, bytes: u64) {
+    if let Some(tracker) = TRACKERS.get().and_then(|trackers| trackers.get(ordinal)) {
+        tracker.event(event, address, bytes);
+    }
+}

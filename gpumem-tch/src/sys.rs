@@ -1,0 +1,106 @@
+//! The functions of `observe.cpp`.
+
+#![expect(unsafe_code, reason = "these are functions of C++")]
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    panic::catch_unwind,
+};
+
+use gpumem_core::recording::AllocatorSettings;
+
+use crate::{
+    Error, Result, observer,
+    tracker::{Event, Held},
+};
+
+unsafe extern "C" {
+    fn gpumem_tch_init(devices: *mut i32, is_native: *mut bool) -> *mut c_char;
+    fn gpumem_tch_attach(event: extern "C" fn(i32, i32, u64, u64)) -> *mut c_char;
+    fn gpumem_tch_snapshot(to: *mut c_void, line: extern "C" fn(*mut c_void, i32, i32, u64, u64)) -> *mut c_char;
+    fn gpumem_tch_empty_cache() -> *mut c_char;
+    fn free(text: *mut c_void);
+}
+
+/// What the allocator has at one time, on all devices.
+pub(crate) struct Snapshot {
+    pub(crate) settings: AllocatorSettings,
+    held: Vec<(usize, (Held, u64, u64))>,
+}
+
+impl Snapshot {
+    pub(crate) fn of_device(&self, ordinal: usize) -> Vec<(Held, u64, u64)> {
+        self.held.iter().filter(|(of, _)| *of == ordinal).map(|(_, held)| *held).collect()
+    }
+}
+
+/// Initialises CUDA. Returns how many devices there are, and whether PyTorch's own allocator is used.
+pub(crate) fn init() -> Result<(u32, bool)> {
+    let (mut devices, mut is_native) = (0, false);
+    // SAFETY: the function writes to these variables, which live longer than the call.
+    check(unsafe { gpumem_tch_init(&raw mut devices, &raw mut is_native) })?;
+    Ok((u32::try_from(devices).unwrap_or(0), is_native))
+}
+
+/// From now on events are handed to [`observer::event`].
+pub(crate) fn attach() -> Result<()> {
+    // SAFETY: the function may be called at any time, on any thread, and does not unwind.
+    check(unsafe { gpumem_tch_attach(event) })
+}
+
+extern "C" fn event(action: i32, device: i32, address: u64, bytes: u64) {
+    let event = match action {
+        1 => Event::Alloc,
+        2 => Event::FreeRequested,
+        3 => Event::FreeCompleted,
+        4 => Event::SegmentAlloc,
+        5 => Event::SegmentFree,
+        6 => Event::SegmentMap,
+        7 => Event::SegmentUnmap,
+        _ => return,
+    };
+    let Ok(device) = usize::try_from(device) else { return };
+    // The panic hook has printed a panic.
+    _ = catch_unwind(|| observer::event(device, event, address, bytes));
+}
+
+pub(crate) fn snapshot() -> Result<Snapshot> {
+    let mut snapshot = Snapshot { settings: AllocatorSettings::default(), held: Vec::new() };
+    // SAFETY: `line` gets the pointer during this call only, and knows that it is one to this variable.
+    check(unsafe { gpumem_tch_snapshot((&raw mut snapshot).cast(), line) })?;
+    Ok(snapshot)
+}
+
+extern "C" fn line(to: *mut c_void, kind: i32, device: i32, address: u64, bytes: u64) {
+    // SAFETY: `to` is the pointer that `snapshot` handed over. That function waits, so nothing else uses the variable.
+    let to = unsafe { &mut *to.cast::<Snapshot>() };
+    let held = match kind {
+        1 => return to.settings.max_split = bytes,
+        2 => return to.settings.divisions.push(bytes),
+        3 => Held::Segment,
+        4 => Held::Expandable,
+        5 => Held::Block,
+        6 => Held::Awaiting,
+        _ => return,
+    };
+    if let Ok(device) = usize::try_from(device) {
+        to.held.push((device, (held, address, bytes)));
+    }
+}
+
+pub(crate) fn empty_cache() -> Result<()> {
+    // SAFETY: the function may be called at any time, on any thread.
+    check(unsafe { gpumem_tch_empty_cache() })
+}
+
+/// The text of an exception as an error.
+fn check(text: *mut c_char) -> Result<()> {
+    if text.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the functions return null, or a text that ends with a zero byte and that nobody else has.
+    let message = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    // SAFETY: `strdup` has made the text, which is not used after this.
+    unsafe { free(text.cast()) };
+    Err(Error::PyTorch(message))
+}

@@ -1,0 +1,204 @@
+//! What PyTorch's allocator does on one device, as calls of a pool.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use gpumem::{Bytes, pool::Pool};
+use gpumem_core::recording::AllocatorSettings;
+
+/// An event of the allocator, with an address and a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A block is taken. The size is what was asked for.
+    Alloc,
+    /// A block is given back. `memory_allocated()` falls now.
+    FreeRequested,
+    /// No other stream uses the block any more, so it can be taken again.
+    FreeCompleted,
+    /// The driver gave a segment.
+    SegmentAlloc,
+    /// The driver gets a segment back after this event.
+    SegmentFree,
+    /// An expandable segment has grown.
+    SegmentMap,
+    /// An expandable segment has shrunk.
+    SegmentUnmap,
+}
+
+/// What the allocator has at one time, with an address and a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    Segment,
+    /// A part of an expandable segment.
+    Expandable,
+    /// A block that a tensor has.
+    Block,
+    /// A block that was given back, but another stream may still use it.
+    Awaiting,
+}
+
+/// The allocator on one device.
+pub(crate) struct Tracker {
+    pool: Pool,
+    settings: AllocatorSettings,
+    state: Mutex<State>,
+}
+
+/// The addresses decide how large a block is: PyTorch rounds up what was asked for, and if less than 1 MiB is left of a segment, a
+/// block of the large pool has it as well.
+#[derive(Default)]
+struct State {
+    /// What the allocator has from the driver, in bytes.
+    reserved: u64,
+    /// The sizes of the segments, without expandable ones.
+    segments: BTreeMap<u64, u64>,
+    /// Where blocks of the large pool begin.
+    large: BTreeSet<u64>,
+    /// `None` once it is known which blocks were there before the first event.
+    beginning: Option<Beginning>,
+}
+
+#[derive(Default)]
+struct Beginning {
+    /// The blocks that were named by events, and whether a tensor has them.
+    named: HashMap<u64, bool>,
+    /// How many events were about segments.
+    segment_events: u64,
+}
+
+impl Tracker {
+    /// `held` is what the allocator has. What changes until the first event is found out by [`begin`](Self::begin).
+    pub(crate) fn new(pool: Pool, settings: AllocatorSettings, held: &[(Held, u64, u64)]) -> Self {
+        let mut state = State { beginning: Some(Beginning::default()), ..State::default() };
+        state.hold(held);
+        // The driver's blocks belong to the pool from now on, also those of which no tensor has a part.
+        for segment in state.segments.keys() {
+            pool.allocated(*segment, Bytes::ZERO);
+            pool.freed(*segment);
+        }
+        Self { pool, settings, state: Mutex::new(state) }
+    }
+
+    /// PyTorch holds the lock of the device, so events of one device come one after the other.
+    pub(crate) fn event(&self, event: Event, address: u64, bytes: u64) {
+        let state = &mut *self.state();
+        let is_large = bytes > AllocatorSettings::SMALL;
+        match event {
+            Event::Alloc => {
+                let size = state.size_of_new(&self.settings, address, bytes);
+                if is_large {
+                    state.large.insert(address);
+                }
+                if let Some(beginning) = &mut state.beginning {
+                    beginning.named.insert(address, true);
+                }
+                self.pool.allocated(address, Bytes::new(size));
+            }
+            Event::FreeRequested => {
+                let is_known = match &mut state.beginning {
+                    Some(beginning) => beginning.named.insert(address, false) == Some(true),
+                    None => true,
+                };
+                if is_large {
+                    state.large.insert(address);
+                }
+                if is_known {
+                    self.pool.freed(address);
+                }
+            }
+            Event::FreeCompleted => {
+                state.large.remove(&address);
+                if let Some(beginning) = &mut state.beginning {
+                    beginning.named.insert(address, false);
+                }
+            }
+            Event::SegmentAlloc | Event::SegmentMap => {
+                if event == Event::SegmentAlloc {
+                    state.segments.insert(address, bytes);
+                }
+                self.reserve(state.reserved.saturating_add(bytes), state);
+            }
+            Event::SegmentFree | Event::SegmentUnmap => {
+                if event == Event::SegmentFree {
+                    state.segments.remove(&address);
+                }
+                self.reserve(state.reserved.saturating_sub(bytes), state);
+            }
+        }
+    }
+
+    fn reserve(&self, bytes: u64, state: &mut State) {
+        state.reserved = bytes;
+        if let Some(beginning) = &mut state.beginning {
+            beginning.segment_events += 1;
+        }
+        self.pool.set_reserved(Bytes::new(bytes));
+    }
+
+    /// How many events were about segments, for [`begin`](Self::begin). `None`: it has begun.
+    pub(crate) fn segment_events(&self) -> Option<u64> {
+        self.state().beginning.as_ref().map(|beginning| beginning.segment_events)
+    }
+
+    /// Counts the blocks that were there before the first event. `held` is what the allocator had at some time after that: what an event
+    /// named, the event decides. Returns `false` if segments came or went since there were `segment_events`: then ask the allocator again.
+    pub(crate) fn begin(&self, held: &[(Held, u64, u64)], segment_events: u64) -> bool {
+        let state = &mut *self.state();
+        let Some(Beginning { named, .. }) =
+            state.beginning.take_if(|beginning| beginning.segment_events == segment_events)
+        else {
+            return state.beginning.is_none();
+        };
+        state.large.retain(|address| named.contains_key(address));
+        (state.reserved, state.segments) = Default::default();
+        let is_older = |(held, address, _): &&(Held, u64, u64)| match held {
+            Held::Segment | Held::Expandable => true,
+            Held::Block | Held::Awaiting => !named.contains_key(address),
+        };
+        let older: Vec<_> = held.iter().filter(is_older).copied().collect();
+        state.hold(&older);
+        for (_, address, bytes) in older.into_iter().filter(|(held, ..)| *held == Held::Block) {
+            self.pool.allocated(address, Bytes::new(bytes));
+        }
+        if state.reserved > 0 {
+            self.pool.set_reserved(Bytes::new(state.reserved));
+        }
+        true
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn hold(&mut self, held: &[(Held, u64, u64)]) {
+        for (held, address, bytes) in held {
+            match held {
+                Held::Segment => {
+                    self.segments.insert(*address, *bytes);
+                    self.reserved += bytes;
+                }
+                Held::Expandable => self.reserved += bytes,
+                Held::Block | Held::Awaiting if *bytes > AllocatorSettings::SMALL => _ = self.large.insert(*address),
+                Held::Block | Held::Awaiting => {}
+            }
+        }
+    }
+
+    fn size_of_new(&self, settings: &AllocatorSettings, address: u64, requested: u64) -> u64 {
+        // Blocks of the small pool, and all in expandable segments, have no more than what was asked for, rounded up.
+        let rounded = || settings.rounded(requested).unwrap_or(requested);
+        if requested <= AllocatorSettings::SMALL {
+            return rounded();
+        }
+        let segment = self.segments.range(..=address).next_back();
+        let Some(end) = segment.map(|(begin, bytes)| begin + bytes).filter(|end| address < *end) else {
+            return rounded();
+        };
+        let end = self.large.range(address + 1..end).next().copied().unwrap_or(end);
+        settings.size_in(end - address, requested, false)
+    }
+}

@@ -1,0 +1,184 @@
+//! Statistics of traces: each end of a trace is counted, and nothing is printed.
+
+use crate::session::{Session, current, events::Numbered, output::stats_table::UnnamedRow};
+use crate::{
+    derive::{Names, short_names},
+    model::{Trace, alike, name_in_line},
+    process,
+    report::{Content, Stats},
+};
+
+/// The statistics of the traces that ended since the start, or since [`stats_n_reset`]: those under `#[gpu_mem_trace(stats)]`, with
+/// [`stats`](crate::GpuMemTraceBuilder::stats), or for which `GPUMEM` asks. They are printed when the process ends.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, GpuMemTrace};
+///
+/// for step in 1..=100 {
+///     let _step = GpuMemTrace::builder().ctx("step").stats().start()?;
+///     drop(gpu.alloc(Bytes::mib(step))?);
+/// }
+/// let stats = gpumem::stats();
+/// let step = &stats.names[0];
+/// let figures = step.figures.as_ref().unwrap();
+/// assert_eq!((step.calls, figures.peaked.max.mb(), figures.worst.call), (100, 100, 100));
+/// println!("{stats}");
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+pub fn stats() -> Stats {
+    if process::is_forked() {
+        return Stats::default();
+    }
+    let session = current();
+    session.named(session.stats.rows())
+}
+
+/// As [`stats`]. Prints them, and counts from 0 on: for the end of an epoch.
+///
+/// ```
+/// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// # use gpumem::GpuMemTrace;
+/// drop(GpuMemTrace::builder().ctx("step").stats().start()?);
+/// gpumem::stats_n_reset();
+/// assert!(gpumem::stats().names.is_empty());
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+pub fn stats_n_reset() -> Stats {
+    if process::is_forked() {
+        return Stats::default();
+    }
+    let session = current();
+    let stats = session.named(session.stats.take());
+    session.print(Content::Stats(stats.clone()));
+    stats
+}
+
+/// Prints the statistics, if there are any.
+pub(in crate::session) fn print_stats(session: &'static Session) {
+    let stats = session.named(session.stats.take());
+    if !stats.names.is_empty() {
+        session.print(Content::Stats(stats));
+    }
+}
+
+impl Session {
+    /// Counts the end of a trace. `name` is its own.
+    pub(in crate::session) fn count(&self, callsite: Numbered, trace: &Trace, name: impl FnOnce() -> Option<String>) {
+        self.stats.count(callsite, trace, || (name(), self.inbox.age()));
+    }
+
+    /// The rows with their names. For a row of several names, the callsite is any of them.
+    fn named(&self, rows: Vec<UnnamedRow>) -> Stats {
+        let callsites: Vec<_> = rows.iter().map(|row| row.callsite).collect();
+        let names = short_names(&self.inbox, self, &callsites);
+        let with_name = |(UnnamedRow { callsite, is_together, mut row }, name): (UnnamedRow, String)| {
+            row.name = name;
+            if is_together {
+                row.name = alike(&name_in_line(&self.callsite(callsite).to_string())).into_owned();
+            }
+            row
+        };
+        Stats::of(rows.into_iter().zip(names).map(with_name).collect())
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{
+        export::Sink,
+        model::{ByteDelta, Bytes},
+        report::MOST_ALIKE,
+        session::{GpuMemTrace, TestSession, set_sink},
+        source::sim::SimGpu,
+    };
+
+    fn session(filter: &str) -> (TestSession, SimGpu) {
+        let session = TestSession::new(&[("GPUMEM_REPORT", "off"), ("GPUMEM", filter)]).unwrap();
+        let gpu = session.add(Bytes::gib(16)).unwrap();
+        (session, gpu)
+    }
+
+    fn call(gpu: &SimGpu, name: &str, mib: u64) {
+        let trace = GpuMemTrace::with_ctx(name);
+        drop(gpu.alloc(Bytes::mib(mib)).unwrap());
+        drop(trace);
+    }
+
+    #[test]
+    fn each_name_has_a_row_until_there_are_too_many() {
+        let (session, gpu) = session("stats");
+        session.run(|| {
+            let names = || stats().names.into_iter().map(|name| (name.name, name.calls)).collect::<Vec<_>>();
+            let numbers = 0..u64::try_from(MOST_ALIKE).unwrap();
+            numbers.clone().for_each(|number| call(&gpu, &format!("request {number}"), 20 - number));
+            call(&gpu, "request 3", 1);
+            call(&gpu, "load", 100);
+            assert_eq!((names().len(), names()[0].clone()), (MOST_ALIKE + 1, ("load".to_owned(), 1)));
+            assert_eq!(names()[1..3], [("request 0".to_owned(), 1), ("request 1".to_owned(), 1)]);
+            assert_eq!(stats().names[1].figures.as_ref().unwrap().worst.name, None);
+            (100..2000).for_each(|number| call(&gpu, &format!("request {number}"), 1));
+            let all = u64::try_from(MOST_ALIKE).unwrap() + 1 + 1900;
+            assert_eq!(names(), [("load".to_owned(), 1), ("request #".to_owned(), all)]);
+            let figures = stats().names[1].figures.clone().unwrap();
+            assert_eq!((figures.worst.call, figures.worst.name.as_deref()), (1, Some("request 0")));
+            call(&gpu, "request 5000", 50);
+            let figures = stats_n_reset().names[1].figures.clone().unwrap();
+            assert_eq!((figures.worst.call, figures.worst.name.as_deref()), (all + 1, Some("request 5000")));
+            assert_eq!((figures.peaked.min, figures.peaked.max), (Bytes::mib(1), Bytes::mib(50)));
+            assert!(figures.peaked.median.get().abs_diff(1 << 20) <= 1 << 14, "{figures:?}");
+            assert_eq!(stats(), Stats::default());
+        });
+    }
+
+    #[test]
+    fn what_may_be_wrong_is_counted() {
+        let (session, gpu) = session("");
+        session.run(|| {
+            let start = || GpuMemTrace::builder().ctx("step").stats();
+            let sampled = start().gauge(crate::model::Gauge::Sampled).start().unwrap();
+            drop(sampled);
+            let outer = start().start().unwrap();
+            let lost = crate::model::EventKind::Lost { count: 1 };
+            current().inbox.post(&lost);
+            drop(outer);
+            // The explicit option, `silent` and the filter.
+            drop(start().silent(true).start().unwrap());
+            let kept = gpu.alloc(Bytes::mib(3)).unwrap();
+            let freed = start().start().unwrap();
+            drop(kept);
+            drop(freed);
+            let step = stats().names.remove(0);
+            assert_eq!((step.calls, step.sampled, step.doubtful, step.unmeasured), (3, 1, 1, 0));
+            let figures = step.figures.unwrap();
+            assert_eq!((figures.used.min, figures.sum), (ByteDelta::new(-3 << 20), ByteDelta::new(-3 << 20)));
+        });
+    }
+
+    #[test]
+    fn nothing_is_printed_before_it_is_asked_for() {
+        let (session, gpu) = session("stats,load=lines");
+        let printed: std::sync::Arc<Mutex<Vec<String>>> = std::sync::Arc::default();
+        let to = std::sync::Arc::clone(&printed);
+        session.run(|| {
+            set_sink(Sink::custom(move |output| to.lock().unwrap().push(output.to_string())));
+            call(&gpu, "step", 64);
+            call(&gpu, "load", 1);
+            let printed = || std::mem::take(&mut *printed.lock().unwrap());
+            let lines = printed();
+            assert!(lines.iter().any(|line| line.contains("(load: exit)")), "{lines:?}");
+            assert!(!lines.iter().any(|line| line.contains("step")), "{lines:?}");
+            let stats = stats_n_reset().to_string();
+            assert!(stats.contains("\n step      1  used"), "{stats}");
+            assert_eq!(printed(), [stats]);
+            print_stats(current());
+            assert!(printed().is_empty(), "there are none");
+            call(&gpu, "step", 1);
+            print_stats(current());
+            assert_eq!(printed().len(), 1);
+        });
+    }
+}

@@ -1,0 +1,233 @@
+//! What the statistics of traces are counted in.
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sketches_ddsketch::DDSketch;
+
+use crate::{
+    model::{ByteDelta, Bytes, CallsiteId, Trace},
+    report::{CallFigures, MOST_ALIKE, NameStats, Spread, WorstCall},
+    session::events::Numbered,
+};
+
+/// The statistics of a session, by names that differ in numbers at most and by device.
+#[derive(Default)]
+pub(in crate::session) struct StatsTable(Mutex<HashMap<(u32, u32), Alike>>);
+
+/// The names that differ in numbers alone. Their memory does not grow with the number of calls.
+#[derive(Default)]
+struct Alike {
+    /// The calls of all of them.
+    calls: u64,
+    rows: Vec<Row>,
+    /// There were too many names, so one row is for all.
+    is_together: bool,
+}
+
+struct Row {
+    callsite: CallsiteId,
+    /// Without its figures.
+    counts: NameStats,
+    figures: Option<Figures>,
+}
+
+struct Figures {
+    used: Distribution,
+    sum: i64,
+    peaked: Distribution,
+    worst: WorstCall,
+    /// The number of the worst call among those of all names that are alike.
+    worst_of_alike: u64,
+}
+
+struct Distribution {
+    min: i64,
+    max: i64,
+    sketch: DDSketch,
+}
+
+/// A row without its name.
+pub(super) struct UnnamedRow {
+    /// Its callsite; of several names, any of theirs.
+    pub(super) callsite: CallsiteId,
+    /// It has several names.
+    pub(super) is_together: bool,
+    pub(super) row: NameStats,
+}
+
+impl StatsTable {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(u32, u32), Alike>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn rows(&self) -> Vec<UnnamedRow> {
+        self.lock().values().flat_map(Alike::rows).collect()
+    }
+
+    /// All rows. There are none afterwards.
+    pub(super) fn take(&self) -> Vec<UnnamedRow> {
+        let table = mem::take(&mut *self.lock());
+        table.values().flat_map(Alike::rows).collect()
+    }
+
+    /// Counts the end of a trace. `now` is its name and the time.
+    pub(super) fn count(&self, callsite: Numbered, trace: &Trace, now: impl FnOnce() -> (Option<String>, Duration)) {
+        let Numbered { id, alike, .. } = callsite;
+        let mut table = self.lock();
+        let Alike { calls, rows, is_together } = table.entry((alike, trace.device)).or_default();
+        *calls += 1;
+        if !*is_together && rows.len() == MOST_ALIKE && !rows.iter().any(|row| row.callsite == id) {
+            let first = rows.drain(..).reduce(Row::merged);
+            rows.extend(first);
+            *is_together = true;
+        }
+        let at = if *is_together { Some(0) } else { rows.iter().position(|row| row.callsite == id) };
+        let at = at.unwrap_or_else(|| {
+            rows.push(Row::new(id, trace));
+            rows.len() - 1
+        });
+        rows[at].count(trace, *calls, now);
+    }
+}
+
+impl Alike {
+    fn rows(&self) -> impl Iterator<Item = UnnamedRow> {
+        self.rows.iter().map(|row| {
+            let mut shown = row.counts.clone();
+            shown.figures = row.figures.as_ref().map(Figures::shown);
+            if let Some(figures) = shown.figures.as_mut().filter(|_| !self.is_together) {
+                figures.worst.name = None;
+            }
+            UnnamedRow { callsite: row.callsite, is_together: self.is_together, row: shown }
+        })
+    }
+}
+
+impl Row {
+    fn new(callsite: CallsiteId, trace: &Trace) -> Self {
+        let counts = NameStats::new(String::new(), trace.device, trace.simulated);
+        Self { callsite, counts, figures: None }
+    }
+
+    /// `now` is the name of the trace and the time.
+    fn count(&mut self, trace: &Trace, of_alike: u64, now: impl FnOnce() -> (Option<String>, Duration)) {
+        let counts = &mut self.counts;
+        counts.calls += 1;
+        counts.sampled += u64::from(trace.sampling.is_some());
+        counts.doubtful += u64::from(trace.lost > 0 || trace.untracked > 0);
+        counts.overlapped += u64::from(trace.overlapped || trace.adoption_is_shared);
+        if !trace.is_measured() {
+            counts.unmeasured += 1;
+            return;
+        }
+        let (used, needed) = (trace.used.get(), trace.peak_over_start());
+        let peaked = i64::try_from(trace.peaked.get()).unwrap_or(i64::MAX);
+        let worst = |call| {
+            let (name, time) = now();
+            WorstCall::new(call, name, time, needed)
+        };
+        match &mut self.figures {
+            None => {
+                let (used_in, peaked) = (Distribution::of(used), Distribution::of(peaked));
+                let worst = worst(counts.calls);
+                self.figures = Some(Figures { used: used_in, sum: used, peaked, worst, worst_of_alike: of_alike });
+            }
+            Some(figures) => {
+                figures.used.add(used);
+                figures.peaked.add(peaked);
+                figures.sum = figures.sum.saturating_add(used);
+                if needed > figures.worst.needed {
+                    (figures.worst, figures.worst_of_alike) = (worst(counts.calls), of_alike);
+                }
+            }
+        }
+    }
+
+    /// One row for both.
+    fn merged(mut self, other: Self) -> Self {
+        let (counts, more) = (&mut self.counts, &other.counts);
+        counts.calls += more.calls;
+        counts.unmeasured += more.unmeasured;
+        counts.sampled += more.sampled;
+        counts.doubtful += more.doubtful;
+        counts.overlapped += more.overlapped;
+        self.figures = match (self.figures, other.figures) {
+            (Some(one), Some(other)) => Some(one.merged(other)),
+            (one, other) => one.or(other),
+        };
+        if let Some(figures) = &mut self.figures {
+            figures.worst.call = figures.worst_of_alike;
+        }
+        self
+    }
+}
+
+impl Figures {
+    fn merged(mut self, other: Self) -> Self {
+        self.used.merge(&other.used);
+        self.peaked.merge(&other.peaked);
+        self.sum = self.sum.saturating_add(other.sum);
+        let order = |figures: &Self| (figures.worst.needed, std::cmp::Reverse(figures.worst_of_alike));
+        if order(&other) > order(&self) {
+            (self.worst, self.worst_of_alike) = (other.worst, other.worst_of_alike);
+        }
+        self
+    }
+
+    fn shown(&self) -> CallFigures {
+        let peaked = self.peaked.spread().map(|bytes| Bytes::new(bytes.max(0).unsigned_abs()));
+        CallFigures::new(self.used.spread().map(ByteDelta::new), ByteDelta::new(self.sum), peaked, self.worst.clone())
+    }
+}
+
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "quantiles are right to 1 %")]
+impl Distribution {
+    fn of(value: i64) -> Self {
+        let mut sketch = DDSketch::default();
+        sketch.add(value as f64);
+        Self { min: value, max: value, sketch }
+    }
+
+    fn add(&mut self, value: i64) {
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+        self.sketch.add(value as f64);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+        // It fails only if the two have different settings.
+        let _ = self.sketch.merge(&other.sketch);
+    }
+
+    fn spread(&self) -> Spread<i64> {
+        let quantile = |part| {
+            let value = self.sketch.quantile(part).ok().flatten();
+            value.map_or(self.max, |value| value.round() as i64).clamp(self.min, self.max)
+        };
+        Spread::new(self.min, quantile(0.5), quantile(0.99), self.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_right_to_one_percent() {
+        let mut all = Distribution::of(-1000);
+        (-999..=1000).for_each(|value| all.add(value * 1001));
+        let Spread { min, median, p99, max, .. } = all.spread();
+        assert_eq!((min, max), (-999_999, 1_001_000));
+        assert!(median.abs() <= 2002, "{median}");
+        assert!((p99 - 980_980).abs() <= 9810, "{p99}");
+        let one = Distribution::of(512 << 20).spread();
+        assert_eq!((one.median, one.p99), (512 << 20, 512 << 20));
+    }
+}

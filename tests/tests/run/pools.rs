@@ -1,0 +1,95 @@
+//! Pools that the program registers in its own gpumem are recorded with their parts.
+
+use std::process::Command;
+
+use gpumem_core::{derive::pools, model::Bytes, report::RegisteredPool};
+use gpumem_tests::{CONTEXT, built};
+
+use super::*;
+
+/// The peak of the program's view, and its pools at the end.
+fn peak_and_pools(file: &str) -> (Bytes, Vec<RegisteredPool>) {
+    let mut reader = Reader::new(File::open(file).expect("it is there")).expect("it can be read");
+    reader.replay(|_| {}).expect("it can be read");
+    let device = reader.ledger().stats()[0].device;
+    let peak = reader.device_peak(device).expect("something was allocated").bytes;
+    (peak, pools(reader.ledger(), reader.definitions()))
+}
+
+/// A program in C with `libgpumem_c.so`. It ends with a part in its block.
+#[test]
+fn parts_of_a_program_in_c_are_recorded() {
+    let folder = Folder::new();
+    let (file, program) = (folder.file("a.capture"), folder.file("program"));
+    let library = built("libgpumem_c.so");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.arg("-g").arg(root.join("tests/run/pools/program.c")).arg("-I").arg(root.join("../gpumem-c/include"));
+    cc.args(["-o", &program]).arg(&library).arg("-ldl");
+    cc.arg(format!("-Wl,-rpath,{}", library.parent().expect("it is in a folder").display()));
+    let output = cc.output().expect("there is a compiler of C");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let outcome = run(&machine(), &file, &[&program]);
+    assert!(outcome.is_clean() && outcome.stdout == "registered\n", "{outcome}");
+    let (peak, pools) = peak_and_pools(&file);
+    let [pool] = &pools[..] else { panic!("{pools:?}") };
+    assert_eq!((peak, pool.used, pool.wrong_calls()), (Bytes::mib(44), Bytes::mib(4), 0), "{outcome}");
+    for part in ["the peak was 44 MiB", "\ncache of arena: 28 MiB of 64 MiB\n", "program.c:26"] {
+        assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
+    }
+    // Its own gpumem records the same.
+    let outcome = machine().env("GPUMEM_CAPTURE", &file).run_program(program.as_ref(), &[]);
+    assert!(outcome.is_clean() && outcome.stdout == "registered\n", "{outcome}");
+    let (own_peak, own_pools) = peak_and_pools(&file);
+    assert_eq!((own_peak, &own_pools), (peak, &pools), "{outcome}");
+    let words = ["report", &file];
+    let report = machine().run_program(&built("gpumem-command"), &words);
+    let lines = [25, 26, 17].map(|line| format!("program.c:{line}:"));
+    assert!(lines.iter().all(|line| report.stdout.contains(line)), "{report}");
+}
+
+/// A program in Rust with the crate `gpumem`, which intercepts allocations itself only through CUPTI: the dispatch table is the library's.
+#[test]
+fn parts_of_a_program_in_rust_are_recorded() {
+    let steps = ["pool arena", "exact", "call cuMemAlloc_v2 &block 67108864", "reserved 67108864"];
+    let steps = [&steps[..], &["part block 33554432", "part_freed block", "part block+4194304 8388608"]].concat();
+    for (machine, figures) in [(machine(), None), (machine().cupti(), Some("8388608 25165824"))] {
+        let folder = Folder::new();
+        let file = folder.file("a.capture");
+        let context: Vec<_> = CONTEXT.split("; ").collect();
+        let ends = if figures.is_some() { &["figures"][..] } else { &[] };
+        let outcome = run_probe(&machine, &file, &[&context[..], &steps, ends].concat());
+        assert!(outcome.succeeded() && outcome.answer("pool arena") == "registered", "{outcome}");
+        assert_eq!(figures.map(|_| outcome.answer("figures")), figures, "{outcome}");
+        let (peak, pools) = peak_and_pools(&file);
+        let [pool] = &pools[..] else { panic!("{pools:?}\n{outcome}") };
+        let known = (peak, &*pool.name, pool.used, pool.reserved, pool.wrong_calls());
+        // At its end the program drops the pool.
+        assert_eq!(known, (Bytes::mib(32), "arena", Bytes::ZERO, Bytes::mib(64), 0), "{outcome}");
+    }
+}
+
+/// Registers pools again and again, as often as would need more numbers than there are.
+#[test]
+fn a_pool_that_ends_leaves_its_place_to_another() {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let context: Vec<_> = CONTEXT.split("; ").collect();
+    let again = ["pool arena", "call cuMemAlloc_v2 &block 4194304", "reserved 4194304", "part block 1048576"];
+    let again = [&again[..], &["pool_dropped", "call cuMemFree_v2 block"]].concat();
+    let outcome = run_probe(&machine(), &file, &[&context[..], &again.repeat(60)].concat());
+    assert!(outcome.is_clean(), "{outcome}");
+    let (peak, pools) = peak_and_pools(&file);
+    assert_eq!((peak, pools.len()), (Bytes::mib(1), 0), "{pools:?}\n{outcome}");
+}
+
+/// While nothing is recorded, the library leaves the dispatch table to the program, which measures the pool itself.
+#[test]
+fn a_dormant_library_does_not_take_pools() {
+    let folder = Folder::new();
+    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let steps = ["pool arena", "exact", "call cuMemAlloc_v2 &block 4194304", "part block 1048576", "figures"];
+    let context: Vec<_> = CONTEXT.split("; ").collect();
+    let outcome = run_with(&machine, &["--dormant"], &folder.file("a.capture"), &[&context[..], &steps].concat());
+    assert_eq!((outcome.answer("pool arena"), outcome.answer("figures")), ("registered", "1048576 0"), "{outcome}");
+}

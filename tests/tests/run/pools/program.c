@@ -1,0 +1,44 @@
+// A pool with a block of 64 MiB, of which 36 MiB are in use at most, and 8 MiB beside it.
+#include <dlfcn.h>
+#include <gpumem.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const size_t MIB = 1 << 20;
+static void *driver;
+
+static void check(const char *name, int code) {
+    if (code) { fprintf(stderr, "%s: %d\n", name, code); exit(3); }
+}
+
+static uint64_t take(size_t mib) {
+    uint64_t address = 0;
+    check("cuMemAlloc", ((int (*)(uint64_t *, size_t))dlsym(driver, "cuMemAlloc_v2"))(&address, mib * MIB));
+    return address;
+}
+
+static gpumem_pool *pool;
+static char *block;
+
+static void train(void) {
+    gpumem_pool_allocated(pool, block, 4 * MIB);
+    gpumem_pool_allocated(pool, block + 4 * MIB, 32 * MIB);
+    gpumem_pool_freed(pool, block + 4 * MIB);
+}
+
+int main(void) {
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) { fprintf(stderr, "%s\n", dlerror()); return 2; }
+    check("cuInit", ((int (*)(unsigned))dlsym(driver, "cuInit"))(0));
+    void *context;
+    check("cuDevicePrimaryCtxRetain", ((int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain"))(&context, 0));
+    check("cuCtxSetCurrent", ((int (*)(void *))dlsym(driver, "cuCtxSetCurrent"))(context));
+    pool = gpumem_pool_register("arena", 0);
+    printf("%s\n", pool ? "registered" : "not registered");
+    block = (char *)take(64);
+    gpumem_pool_set_reserved(pool, 64 * MIB);
+    take(8);
+    train();
+    return 0;
+}

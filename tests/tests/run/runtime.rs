@@ -1,0 +1,68 @@
+//! `gpumem run --dry --cards` with a program of the CUDA runtime. A library in C stands for the runtime.
+
+use std::{path::Path, process::Command};
+
+use super::*;
+
+/// A program that is linked with this library, whose functions have a version as those of the runtime.
+fn compiled() -> String {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("runtime");
+    fs::create_dir_all(&folder).expect("it can be made");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/runtime");
+    let cc = |words: &[&str]| {
+        let status = Command::new("cc").current_dir(&folder).args(words).status().expect("there is a C compiler");
+        assert!(status.success());
+    };
+    let source = |name: &str| sources.join(name).display().to_string();
+    let versions = format!("-Wl,--version-script={}", source("cudart.map"));
+    let library = "libcudart.so.13";
+    cc(&[
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-Wl,-soname,libcudart.so.13",
+        &versions,
+        &source("cudart.c"),
+        "-o",
+        library,
+        "-ldl",
+    ]);
+    let program = source("program.c");
+    cc(&["-w", &program, "-o", "program", "-L.", "-l:libcudart.so.13", "-Wl,-rpath,$ORIGIN", "-ldl", "-lpthread"]);
+    folder.join("program").display().to_string()
+}
+
+fn run_on(machine: &Standin, options: &[&str], program: &str) -> Outcome {
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let words = [&["run", "--stacks", "none"], options, &["-o", &file, "--", program]].concat();
+    let outcome = machine.run_program(&built("gpumem-command"), &words);
+    assert!(outcome.succeeded(), "{outcome}");
+    outcome
+}
+
+#[test]
+fn the_runtime_has_as_many_cards_as_are_asked_for() {
+    let program = compiled();
+    // What the machine has besides its first device does not matter.
+    for devices in [1, 2] {
+        let outcome = run_on(&machine().devices(devices), &["--dry", "--cards", "4", "--card", "24GiB"], &program);
+        let expected = include_str!("runtime/expected.txt").replace("DEVICES", &devices.to_string());
+        assert_eq!(outcome.stdout, expected, "{outcome}");
+        for part in ["dry run, 4 cards of 24 GiB", "device 3 (Stand-in GPU 0): the peak was 19.83 GiB"] {
+            assert!(outcome.stderr.contains(&format!("\n{part}\n")), "{part:?} is not in {outcome}");
+        }
+    }
+}
+
+#[test]
+fn other_programs_see_the_machine() {
+    let program = compiled();
+    for options in [&[][..], &["--dry"], &["--limit", "1GiB"]] {
+        let outcome = run_on(&machine(), options, &program);
+        let total = if options.len() == 2 { 1024 } else { 15_769 };
+        let expected =
+            format!("first: 101 0\ncount: 0 1, none: 101 101\ndevice 0: 0 {total} 0 0 0000:01:00.0 0 uuid 0\n");
+        assert_eq!(outcome.stdout, expected, "{outcome}");
+    }
+}

@@ -1,0 +1,121 @@
+//! What `gpumem-tch` makes of the events of PyTorch's allocator. The crate itself needs libtorch.
+
+#[path = "../../../gpumem-tch/src/tracker.rs"]
+mod tracker;
+
+use gpumem::{Bytes, GpuMemTrace, pool::Pool, report::RegisteredPool, sim::SimGpu, summary};
+use gpumem_core::recording::AllocatorSettings;
+use gpumem_tests::simulated_gpu;
+
+use self::tracker::{
+    Event::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap},
+    Held::{self, Awaiting, Block, Expandable, Segment},
+    Tracker,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn tracker(gpu: &SimGpu, held: &[(Held, u64, u64)]) -> Tracker {
+    Tracker::new(Pool::register("PyTorch", gpu.ordinal()).unwrap(), AllocatorSettings::default(), held)
+}
+
+fn trace(gpu: &SimGpu) -> GpuMemTrace {
+    GpuMemTrace::builder().device(gpu.ordinal()).silent(true).start().unwrap()
+}
+
+/// A pool that has nothing is not listed.
+fn listed(gpu: &SimGpu) -> Option<RegisteredPool> {
+    summary().pools.into_iter().find(|pool| pool.device == gpu.ordinal())
+}
+
+fn pool(gpu: &SimGpu) -> RegisteredPool {
+    listed(gpu).unwrap()
+}
+
+#[test]
+fn a_tensor_counts_as_in_memory_allocated() {
+    let gpu = simulated_gpu();
+    let tracker = tracker(&gpu, &[]);
+    assert!(tracker.begin(&[], 0));
+    let trace = trace(&gpu);
+    let used = || trace.data().used.get().unsigned_abs();
+    let block = gpu.alloc(Bytes::mib(20)).unwrap();
+    let base = block.address();
+    tracker.event(SegmentAlloc, base, 20 * MIB);
+    tracker.event(Alloc, base, 10 * MIB + 1);
+    assert_eq!(used(), 10 * MIB + 512);
+    // Less than 1 MiB is left, so the tensor has it.
+    tracker.event(Alloc, base + 10 * MIB + 512, 9 * MIB - 511);
+    assert_eq!(used(), 20 * MIB);
+    // Another stream still uses the memory.
+    tracker.event(FreeRequested, base, 10 * MIB + 1);
+    assert_eq!(used(), 10 * MIB - 512);
+    tracker.event(FreeCompleted, base, 10 * MIB + 1);
+    tracker.event(Alloc, base, 10 * MIB);
+    assert_eq!(used(), 20 * MIB);
+    assert_eq!((pool(&gpu).reserved, pool(&gpu).unused()), (Bytes::mib(20), Some(Bytes::ZERO)));
+    tracker.event(FreeRequested, base, 10 * MIB);
+    tracker.event(FreeCompleted, base, 10 * MIB);
+    tracker.event(FreeRequested, base + 10 * MIB + 512, 9 * MIB - 511);
+    tracker.event(FreeCompleted, base + 10 * MIB + 512, 9 * MIB - 511);
+    tracker.event(SegmentFree, base, 20 * MIB);
+    drop(block);
+    let data = trace.data();
+    assert_eq!((data.used.get(), data.peaked.mb(), data.lost), (0, 20, 0));
+    assert_eq!(listed(&gpu), None);
+}
+
+#[test]
+fn blocks_of_expandable_segments_have_what_was_asked_for() {
+    let gpu = simulated_gpu();
+    let tracker = tracker(&gpu, &[]);
+    let trace = trace(&gpu);
+    let block = gpu.alloc(Bytes::mib(40)).unwrap();
+    tracker.event(SegmentMap, block.address(), 40 * MIB);
+    assert!(tracker.begin(&[(Expandable, block.address(), 40 * MIB)], 1));
+    tracker.event(Alloc, block.address(), 19 * MIB + 700);
+    assert_eq!(trace.data().used.get().unsigned_abs(), 19 * MIB + 1024);
+    tracker.event(FreeRequested, block.address(), 19 * MIB + 700);
+    tracker.event(FreeCompleted, block.address(), 19 * MIB + 700);
+    tracker.event(SegmentUnmap, block.address(), 20 * MIB);
+    let pool = pool(&gpu);
+    assert_eq!((pool.unused(), pool.wrong_calls()), (Some(Bytes::mib(20)), 0));
+}
+
+#[test]
+fn what_was_there_before_the_first_event_counts_once() {
+    let gpu = simulated_gpu();
+    let before = trace(&gpu);
+    let (block, unused) = (gpu.alloc(Bytes::mib(20)).unwrap(), gpu.alloc(Bytes::mib(2)).unwrap());
+    let at = |mib: u64| block.address() + mib * MIB;
+    let segments = [(Segment, at(0), 20 * MIB), (Segment, unused.address(), 2 * MIB)];
+    let held = [(Block, at(0), 4 * MIB), (Block, at(4), 4 * MIB), (Awaiting, at(8), 4 * MIB), (Block, at(12), 4 * MIB)];
+    let held = [&segments[..], &held].concat();
+    let tracker = tracker(&gpu, &held);
+    // Between the first event and the snapshot one tensor goes, one goes and another one comes in its place, and one comes that goes after it.
+    tracker.event(FreeRequested, at(0), 4 * MIB);
+    tracker.event(FreeRequested, at(4), 4 * MIB);
+    tracker.event(FreeCompleted, at(4), 4 * MIB);
+    tracker.event(Alloc, at(4), 3 * MIB);
+    tracker.event(Alloc, at(16), 2 * MIB);
+    let snapshot = [&held[..], &[(Block, at(16), 2 * MIB)]].concat();
+    tracker.event(FreeRequested, at(16), 2 * MIB);
+    tracker.event(FreeCompleted, at(16), 2 * MIB);
+    assert!(!tracker.begin(&snapshot, 1), "the snapshot is older than an event about a segment");
+    assert_eq!(tracker.segment_events(), Some(0));
+    assert!(tracker.begin(&snapshot, 0) && tracker.begin(&[], 0), "a second time changes nothing");
+    assert_eq!(tracker.segment_events(), None);
+    // The tensor at 4 has the MiB up to that at 8, which is less than is split off.
+    let pool_now = pool(&gpu);
+    assert_eq!((pool_now.parts, pool_now.used, pool_now.reserved), (2, Bytes::mib(8), Bytes::mib(22)), "{pool_now}");
+    assert_eq!(before.data().driver.unwrap().used.mb(), 22);
+    tracker.event(FreeCompleted, at(8), 4 * MIB);
+    // There is room up to 12.
+    tracker.event(Alloc, at(8), 3 * MIB + 1);
+    assert_eq!(pool(&gpu).used, Bytes::mib(12));
+    for mib in [4, 8, 12] {
+        tracker.event(FreeRequested, at(mib), 4 * MIB);
+    }
+    let data = before.data();
+    assert_eq!((data.used.get(), data.lost, pool(&gpu).wrong_calls()), (0, 0, 0));
+}
