@@ -13,8 +13,8 @@ pub(crate) type SpanKey = (u64, u64);
 struct EnteredSpan {
     span: SpanKey,
     scope: ScopeHandle,
-    /// `None` only while the thread is [`outside`].
-    _entered: Option<Entered>,
+    /// Is kept for its drop. `None` only while the thread is [`outside`].
+    guard: Option<Entered>,
 }
 
 thread_local! {
@@ -26,8 +26,8 @@ thread_local! {
 /// While a thread ends, its list may be gone. Then it enters nothing.
 pub(crate) fn enter(span: SpanKey, scope: ScopeHandle) {
     _ = ENTERED.try_with(|entered| {
-        let _entered = Some(scope.enter());
-        entered.borrow_mut().push(EnteredSpan { span, scope, _entered });
+        let guard = Some(scope.enter());
+        entered.borrow_mut().push(EnteredSpan { span, scope, guard });
     });
 }
 
@@ -41,9 +41,13 @@ pub(crate) fn leave(span: SpanKey) {
 /// Calls `code` while the thread is in none of its spans.
 pub(crate) fn outside<R>(code: impl FnOnce() -> R) -> R {
     let mut left = ENTERED.try_with(RefCell::take).unwrap_or_default();
-    left.iter_mut().rev().for_each(|span| span._entered = None);
+    for span in left.iter_mut().rev() {
+        span.guard = None;
+    }
     let result = code();
-    left.iter_mut().for_each(|span| span._entered = Some(span.scope.enter()));
+    for span in &mut left {
+        span.guard = Some(span.scope.enter());
+    }
     _ = ENTERED.try_with(|entered| mem::swap(&mut *entered.borrow_mut(), &mut left));
     result
 }

@@ -3,7 +3,8 @@
 mod common;
 
 use std::{
-    env, fmt,
+    env,
+    fmt::{self, Write},
     process::{Command, Output},
     sync::{Arc, Mutex},
 };
@@ -27,7 +28,7 @@ struct Fields<'a>(&'a mut String);
 
 impl Visit for Fields<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        *self.0 += &format!(" {}={value:?}", field.name());
+        write!(self.0, " {}={value:?}", field.name()).unwrap();
     }
 }
 

@@ -68,6 +68,12 @@ impl Log {
     }
 }
 
+fn change<const SPANS: usize>(logs: [&mut Log; SPANS], by: i64) {
+    for log in logs {
+        log.change(by);
+    }
+}
+
 /// On a thread that is in no span.
 async fn free_elsewhere(block: SimBlock) {
     tokio::task::spawn_blocking(move || drop(block)).await.expect("it does not panic");
@@ -83,23 +89,23 @@ async fn request(number: u64) -> (Vec<Closed>, Vec<SimBlock>) {
     tokio::task::yield_now().await;
     async {
         let (large, small) = (alloc(10 * size), alloc(2));
-        [&mut whole, &mut step].into_iter().for_each(|log| log.change(10 * size + 2));
+        change([&mut whole, &mut step], 10 * size + 2);
         tokio::task::yield_now().await;
         // The span did not allocate this one.
         free_elsewhere(first).await;
         whole.change(-size);
         async {
             let block = alloc(3 * size);
-            [&mut whole, &mut step, &mut last].into_iter().for_each(|log| log.change(3 * size));
+            change([&mut whole, &mut step, &mut last], 3 * size);
             tokio::task::yield_now().await;
             drop(block);
-            [&mut whole, &mut step, &mut last].into_iter().for_each(|log| log.change(-3 * size));
+            change([&mut whole, &mut step, &mut last], -3 * size);
             if number.is_multiple_of(2) {
                 free_elsewhere(large).await;
             } else {
                 drop(large);
             }
-            [&mut whole, &mut step].into_iter().for_each(|log| log.change(-10 * size));
+            change([&mut whole, &mut step], -10 * size);
         }
         .instrument(span!("last", number))
         .await;
@@ -295,7 +301,7 @@ fn a_span_is_a_scope_and_overlaps_no_trace() {
                 threads.spawn(|| with_default(&dispatch, || span!("elsewhere").in_scope(|| drop(alloc(2)))));
             });
             assert!(!inner.data().overlapped);
-        })
+        });
     });
 }
 

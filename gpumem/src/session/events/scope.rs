@@ -36,6 +36,7 @@ impl Session {
 
 /// The settings that the program requests for a new scope.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(in crate::session) struct ScopeRequest {
     /// `None`: the calling thread's current device.
     pub(in crate::session) device: Option<u32>,

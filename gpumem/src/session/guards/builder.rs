@@ -17,6 +17,7 @@ use crate::{
 /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
 #[derive(Clone, Debug)]
 #[must_use = "nothing is measured before `start`"]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct GpuMemTraceBuilder {
     pub(super) ctx: Option<String>,
     /// The compiler's name of the function. It replaces the context.
