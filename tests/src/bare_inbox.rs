@@ -3,8 +3,8 @@
 use gpumem_core::{
     inbox::Inbox,
     model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, PoolId, ScopeId, ScopeSpec, Space, StackId,
-        Tag,
+        Block, Bytes, CallsiteId, Counted, Device, EventKind, Family, Key, MemKind, PoolId, ScopeId, ScopeSpec, Space,
+        StackId, Tag,
     },
 };
 
@@ -67,7 +67,7 @@ impl BareInbox {
     pub fn open_as(&self, scope: u64, callsite: u32, at_peak: bool, of_this_thread: bool) {
         let callsite = CallsiteId(callsite);
         let spec = ScopeSpec {
-            thread: of_this_thread.then(|| self.0.this_thread()),
+            counts: if of_this_thread { Counted::Thread(self.0.this_thread()) } else { Counted::Process },
             callsite,
             at_peak,
             ..ScopeSpec::exact(DEVICE)

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::live::hash::KeyHashBuilder;
 use crate::model::{OwnerThread, ScopeId};
 
 /// With fewer guests than this, no scan is made.
@@ -20,8 +21,8 @@ struct Guest {
 /// The owner threads of all guests. An owner thread that is not in here is that of a thread itself.
 #[derive(Debug, Default)]
 pub(super) struct Guests {
-    known: HashMap<OwnerThread, Guest>,
-    owners: HashMap<Guest, OwnerThread>,
+    known: HashMap<OwnerThread, Guest, KeyHashBuilder>,
+    owners: HashMap<Guest, OwnerThread, KeyHashBuilder>,
     /// How many were in use at the last scan.
     in_use: usize,
     /// The scan in progress, which finds out which are in use.
@@ -37,7 +38,7 @@ pub(super) struct GuestScan {
     pub(super) last_scope: Option<ScopeId>,
     /// The owner threads in use: of the blocks, scopes and threads that were read so far, and those entered since the scan
     /// began.
-    used: HashSet<OwnerThread>,
+    used: HashSet<OwnerThread, KeyHashBuilder>,
 }
 
 impl Guests {
@@ -64,6 +65,16 @@ impl Guests {
         self.owners.insert(guest, owner);
         self.mark_used([owner]);
         owner
+    }
+
+    /// What the task `own` allocates counts for the owner thread `host` as well. `false` if the number is not the task's alone.
+    pub(super) fn add_task(&mut self, own: OwnerThread, host: OwnerThread) -> bool {
+        if own == OwnerThread::LAST {
+            return false;
+        }
+        self.known.insert(own, Guest { own, host });
+        self.mark_used([own]);
+        true
     }
 
     /// The thread that allocates on this owner thread.
@@ -116,7 +127,8 @@ impl Guests {
     /// Ends the scan: forgets the guests that are not in use.
     pub(super) fn end_scan(&mut self) {
         let GuestScan { used, .. } = self.scan.take().unwrap_or_default();
-        let in_use: HashSet<OwnerThread> = used.into_iter().flat_map(|owner| self.hosts(owner)).collect();
+        let in_use: HashSet<OwnerThread, KeyHashBuilder> =
+            used.into_iter().flat_map(|owner| self.hosts(owner)).collect();
         self.known.retain(|owner, _| in_use.contains(owner));
         self.owners.retain(|_, owner| in_use.contains(owner));
         self.in_use = self.known.len();

@@ -1,14 +1,14 @@
 //! What the ledger keeps of each open scope.
 
 use super::{counts::Counts, own_level::OwnLevel, peaks::WatchedScope, tree::NodeId, watermark::Mark};
-use crate::model::{OwnerThread, ScopeSpec, ThreadId};
+use crate::model::{Counted, OwnerThread, ScopeSpec, ThreadId};
 
 /// An open scope.
 #[derive(Debug)]
 pub(super) struct Scope {
     pub(super) spec: ScopeSpec,
     pub(super) meter: u16,
-    /// The only thread that it counts; `None` if it counts the whole process.
+    /// The only thread, or the task, that it counts; `None` if it counts the whole process.
     pub(super) of_thread: Option<OwnerThread>,
     pub(super) node: NodeId,
     /// The paths that it had before a scope around it was closed first.
@@ -36,6 +36,11 @@ pub(super) struct Scope {
 }
 
 impl Scope {
+    /// It counts a task. `false` if there was no owner thread left for the task.
+    pub(super) fn is_task(&self) -> bool {
+        self.spec.counts == Counted::Task && self.of_thread.is_some()
+    }
+
     /// Its path, and the paths that it had before.
     pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.previous_nodes.iter().copied().chain([self.node])

@@ -8,7 +8,9 @@ use super::{
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
 };
-use crate::model::{ByteDelta, Bytes, DriverFigures, Event, Family, Gauge, Sampling, ScopeId, ScopeSpec, Trace};
+use crate::model::{
+    ByteDelta, Bytes, Counted, DriverFigures, Event, Family, Gauge, Sampling, ScopeId, ScopeSpec, Trace,
+};
 
 impl Ledger {
     /// Opens a scope inside the scope that its thread is in.
@@ -19,8 +21,14 @@ impl Ledger {
         let outer = self.tree.same_path_on(exact_meter, outer);
         let node = self.tree.child(outer, spec.callsite);
         self.tree.opened(node);
-        let Thread { owner, own, .. } = *self.thread(event.thread);
-        let of_thread = spec.thread.map(|thread| self.thread(thread).own);
+        let Thread { owner: around, own, .. } = *self.thread(event.thread);
+        let task = if spec.counts == Counted::Task { self.task_in(around) } else { None };
+        let owner = task.unwrap_or(around);
+        let of_thread = match spec.counts {
+            Counted::Process => None,
+            Counted::Thread(thread) => Some(self.thread(thread).own),
+            Counted::Task => task,
+        };
         if let Some(thread) = of_thread {
             self.thread_levels.entry((thread, meter)).or_default().users += 1;
             (self.has_thread_scopes, self.is_special) = (true, true);
@@ -43,13 +51,18 @@ impl Ledger {
             by_itself: None,
             watched: None,
         };
-        self.separate_others(exact_meter, own, event.number);
-        self.meters.0[usize::from(exact_meter)].open_traces.opened(own);
+        // A task counts nothing of others, and takes nothing from them: it overlaps no trace.
+        if task.is_none() {
+            self.separate_others(exact_meter, own, event.number);
+            self.meters.0[usize::from(exact_meter)].open_traces.opened(own);
+        }
         open.start = self.begin(&open, event.number);
         self.begin_alone_or_not(scope, &mut open);
         self.watch_peak(&mut open);
         self.scopes.insert(scope, open);
-        self.thread(opener).enter(Entered { number: event.number, scope, node, owner, by_opening: true });
+        if spec.counts != Counted::Task {
+            self.thread(opener).enter(Entered { number: event.number, scope, node, owner, by_opening: true });
+        }
         self.look_up_again();
     }
 
@@ -95,7 +108,9 @@ impl Ledger {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
         self.end_alone_or_not(scope, &mut open);
-        self.meters.0[usize::from(open.exact_meter)].open_traces.closed(open.own, number);
+        if !open.is_task() {
+            self.meters.0[usize::from(open.exact_meter)].open_traces.closed(open.own, number);
+        }
         if open.watched.is_some() {
             self.keep(scope, &open);
             self.unwatch_peak(&mut open);

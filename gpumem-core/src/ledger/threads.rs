@@ -82,6 +82,15 @@ impl Ledger {
         guests.owner(own, host, || next_owner(owner_threads))
     }
 
+    /// A new owner thread for a task that is started on the owner thread `host`. `None` if there is none left.
+    pub(super) fn task_in(&mut self, host: OwnerThread) -> Option<OwnerThread> {
+        if self.guests.must_scan() {
+            self.scan_for_guests();
+        }
+        let own = next_owner(&mut self.owner_threads);
+        self.guests.add_task(own, host).then_some(own)
+    }
+
     /// Makes one step of the scan that finds out which owner threads of guests are in use; its last step forgets the others.
     /// A block that is allocated during the scan has an owner thread that its thread had at the start, or has entered since.
     #[cold]

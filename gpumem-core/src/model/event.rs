@@ -138,14 +138,25 @@ pub struct ScopeSpec {
     pub gauge: Gauge,
     /// The requested time between samples; zero unless the gauge is sampled.
     pub every: Duration,
-    /// The only thread that it counts. `None`: the whole process.
-    pub thread: Option<ThreadId>,
+    /// Whose allocations it counts.
+    pub counts: Counted,
     /// Where it is opened.
     pub callsite: CallsiteId,
     /// Where the figures come from.
     pub source: Source,
     /// Whether to record which allocations make its peak.
     pub at_peak: bool,
+}
+
+/// Whose allocations a scope counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Those of the whole process.
+    Process,
+    /// Those of one thread.
+    Thread(ThreadId),
+    /// Those of a task: of the threads that are in the scope, while they are in it. The thread that opens the scope does not enter it.
+    Task,
 }
 
 impl ScopeSpec {
@@ -156,7 +167,7 @@ impl ScopeSpec {
             device,
             gauge: Gauge::Exact,
             every: Duration::ZERO,
-            thread: None,
+            counts: Counted::Process,
             callsite: CallsiteId::NONE,
             source: Source::Dispatch,
             at_peak: false,

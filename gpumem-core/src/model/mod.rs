@@ -45,7 +45,7 @@ pub use bytes::{ByteDelta, Bytes, ParseBytesError};
 pub use callsite::{CallsiteId, StackId};
 pub use custom::{CustomGauge, InUse};
 pub use device::{Device, Family};
-pub use event::{Answer, Event, EventKind, OwnerThread, ScopeId, ScopeSpec, ThreadId, Time};
+pub use event::{Answer, Counted, Event, EventKind, OwnerThread, ScopeId, ScopeSpec, ThreadId, Time};
 pub use frame::Frame;
 pub use function::{ShortNames, alike, name_in_line, short_name};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     model::{
-        Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, PoolId, PoolUsage, ScopeId,
-        ScopeSpec, ThreadId,
+        Block, Bytes, Counted, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, PoolId, PoolUsage,
+        ScopeId, ScopeSpec, ThreadId,
     },
     report::DeviceReading,
 };
@@ -348,7 +348,9 @@ impl Checks {
 
     fn open(&mut self, scope: ScopeId, spec: &ScopeSpec, thread: ThreadId) -> Result {
         check_device(spec.device)?;
-        spec.thread.map_or(Ok(()), check_thread)?;
+        if let Counted::Thread(thread) = spec.counts {
+            check_thread(thread)?;
+        }
         limit(scope.0 < FIRST_OWN_SCOPE && self.open.len() + self.kept.len() < MOST_SCOPES)?;
         agree(!self.open.contains_key(&scope) && !self.kept.contains(&scope))?;
         self.enter(scope, thread)?;

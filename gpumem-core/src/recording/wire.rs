@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::bytes::{Input, Malformed, Result, put_number, put_text};
 use crate::model::{
-    Block, Bytes, CallsiteId, Device, Family, Frame, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolId,
-    PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
+    Block, Bytes, CallsiteId, Counted, Device, Family, Frame, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind,
+    PoolId, PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
 };
 
 /// A value that can be written and read back.
@@ -65,7 +65,7 @@ fields!(Block { device, bytes, kind, context, stack });
 fields!(GpuMemory { total, free, used, reserved });
 fields!(PoolUsage { pool, used, used_high, reserved, reserved_high });
 fields!(GpuProcess { pid, name, used, kind });
-fields!(ScopeSpec { device, gauge, every, thread, callsite, source, at_peak });
+fields!(ScopeSpec { device, gauge, every, counts, callsite, source, at_peak });
 fields!(Label { name, shape, dtype });
 fields!(Frame { function, file, line, column, module });
 
@@ -153,6 +153,29 @@ impl<T: Wire> Wire for Option<T> {
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
         if bool::get(from)? { T::get(from).map(Some) } else { Ok(None) }
+    }
+}
+
+/// Early versions had an optional thread here.
+impl Wire for Counted {
+    fn put(&self, to: &mut Vec<u8>) {
+        match self {
+            Self::Process => to.push(0),
+            Self::Thread(thread) => {
+                to.push(1);
+                thread.put(to);
+            }
+            Self::Task => to.push(2),
+        }
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        match from.byte()? {
+            0 => Ok(Self::Process),
+            1 => ThreadId::get(from).map(Self::Thread),
+            2 => Ok(Self::Task),
+            _ => Err(Malformed("a number stands for no Counted")),
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use gpumem_core::{
     model::{
-        Block, Bytes, CallsiteId, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label, MemKind, PoolId,
-        PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
+        Block, Bytes, CallsiteId, Counted, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, Label,
+        MemKind, PoolId, PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
     },
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
@@ -122,6 +122,7 @@ values! {
 
 variants! { Family { Cuda {} Simulated {} Custom {} } }
 variants! { Threads { Unscoped {} Named { 0 } } }
+variants! { Counted { Process {} Thread { 0 } Task {} } }
 variants! { Gauge { Exact {} Sampled {} Off {} } }
 variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Custom {} Off {} } }
 variants! { ProcessKind { Compute {} Graphics {} Both {} } }
@@ -133,7 +134,7 @@ structs! {
     PoolDefinition { pool, name }
     Block { device, bytes, kind, context, stack }
     PoolUsage { pool, used, used_high, reserved, reserved_high }
-    ScopeSpec { device, gauge, every, thread, callsite, source, at_peak }
+    ScopeSpec { device, gauge, every, counts, callsite, source, at_peak }
     Label { name, shape, dtype }
     Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards }
     ClockPair { ticks, time }

@@ -4,7 +4,7 @@ use std::hash::Hasher;
 
 /// Hashes addresses. It need not resist deliberate collisions, because addresses are not user input.
 #[derive(Default)]
-pub(super) struct AddressHasher(u64);
+pub struct AddressHasher(u64);
 
 impl Hasher for AddressHasher {
     fn write(&mut self, bytes: &[u8]) {

@@ -37,6 +37,7 @@ pub use self::{
     custom::{custom_devices, set_gauge},
     devices::{Devices, Interception},
     files::{LoadedFile, files_of, own_module},
+    hasher::AddressHasher,
     off::{ask_for_each_trace, traces_are_off, turn_traces_off},
     recorder::{LabelBlock, RecordEvents, call_before_allocations, label_with},
     refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},

@@ -26,6 +26,7 @@ pages! {
     off "off.md"
     zero_cost "zero-cost.md"
     async_code "async.md"
+    tracing_spans "tracing.md"
     gauges "gauges.md"
     tests "tests.md"
     dry "dry.md"

@@ -18,8 +18,8 @@ use std::{
 use gpumem_core::{
     inbox::LedgerView,
     model::{
-        Answer, Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId, ScopeSpec,
-        Space, ThreadId, Threads, Trace,
+        Answer, Block, Bytes, Counted, Device, EventKind, Family, Gauge, GpuMemory, Key, MemKind, PoolId, ScopeId,
+        ScopeSpec, Space, ThreadId, Threads, Trace,
     },
 };
 use libtest_mimic::{Arguments, Trial};
@@ -122,7 +122,8 @@ fn open(scope: u64) -> EventKind {
 }
 
 fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
-    let spec = ScopeSpec { thread, ..ScopeSpec::exact(DEVICE) };
+    let counts = thread.map_or(Counted::Process, Counted::Thread);
+    let spec = ScopeSpec { counts, ..ScopeSpec::exact(DEVICE) };
     EventKind::Open { scope: ScopeId(scope), spec }
 }
 

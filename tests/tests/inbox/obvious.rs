@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use gpumem_core::model::{EventKind, Key, ScopeId, ThreadId};
+use gpumem_core::model::{Counted, EventKind, Key, ScopeId, ThreadId};
 
 use crate::checker::Applied;
 
@@ -43,10 +43,11 @@ pub(crate) fn traces(events: &[Applied]) -> BTreeMap<u64, (i64, u64)> {
             }
             EventKind::FreeFailed => live.extend(freed.remove(&event.thread).flatten()),
             EventKind::Open { scope, spec } => {
-                let (thread, since) = match spec.thread {
-                    Some(thread) => (Some(thread), 0),
-                    None if spec.at_peak => (None, 0),
-                    None => (Some(event.thread), at),
+                let (thread, since) = match spec.counts {
+                    Counted::Thread(thread) => (Some(thread), 0),
+                    Counted::Process if spec.at_peak => (None, 0),
+                    Counted::Process => (Some(event.thread), at),
+                    Counted::Task => unreachable!("no thread enters a scope here"),
                 };
                 let start = level(&live, thread, since);
                 open.insert(scope, Scope { thread, since, start, peak: start });

@@ -111,7 +111,11 @@ fn the_fast_path_gives_the_figures_of_the_general_path() {
                 }
                 180..184 => {
                     let spec = ScopeSpec {
-                        thread: (has_locals && random(3) == 0).then_some(thread),
+                        counts: match random(6) {
+                            0 | 1 if has_locals => Counted::Thread(thread),
+                            2 if has_locals => Counted::Task,
+                            _ => Counted::Process,
+                        },
                         callsite: CallsiteId(2 + u32::try_from(random(3)).unwrap()),
                         at_peak: random(2) == 0 || !(has_locals || has_own_scopes),
                         ..ScopeSpec::exact(of.device)

@@ -70,3 +70,54 @@ fn a_block_whose_free_fails_repeatedly_keeps_its_hosts() {
         runner.line("read t = 1 0");
     }
 }
+
+/// Tasks are counted as guests are.
+#[test]
+fn tasks_that_have_ended_are_forgotten() {
+    let mut runner = Runner::default();
+    for _ in 0..2000 {
+        "open a of task; enter a; alloc x 1; leave a; close a = 1 0; free x"
+            .split(';')
+            .for_each(|line| runner.line(line));
+    }
+    assert!(runner.ledger.guests.len() < 100, "{}", runner.ledger.guests.len());
+    runner.line("open a of task");
+    "enter a %2; alloc x 1 %2; leave a %2".split(';').for_each(|line| runner.line(line));
+    guests_of_t(&mut runner, 100);
+    runner.line("close a = 1 0");
+}
+
+/// Such a scope counts as one that is entered by its opener, but its opener does not enter it.
+#[test]
+fn a_task_without_a_number_of_its_own_counts_the_process() {
+    let mut runner = Runner::default();
+    runner.line("open o");
+    runner.ledger.owner_threads = OwnerThread::LAST.0;
+    "open a of task; enter a; alloc x 1; leave a; alloc y 2; read a = 3 0; close a = 3 0; free x; close o = 2 1"
+        .split(';')
+        .for_each(|line| runner.line(line));
+}
+
+/// Two threads may open scopes in another order than that of their numbers, so that a scan has gone past the number of a new one.
+#[test]
+fn a_task_that_begins_during_a_scan_keeps_its_hosts() {
+    let mut runner = Runner::default();
+    "open o of task; enter o".split(';').for_each(|line| runner.line(line));
+    let scope = |round: u64| ScopeId(1_000_000 - round);
+    let device = Device { family: Family::Cuda, ordinal: 0 };
+    let block = Block::new(device, Bytes::mib(1), MemKind::Device);
+    let spec = ScopeSpec { counts: Counted::Task, callsite: CallsiteId(9), ..ScopeSpec::exact(device) };
+    for round in 0..3000 {
+        runner.post(&EventKind::Open { scope: scope(round), spec }, ThreadId(1));
+        if let Some(older) = round.checked_sub(5).map(scope) {
+            let key = Key::new(Space::Address, round << 9);
+            runner.post(&EventKind::Enter { scope: older }, ThreadId(2));
+            runner.post(&EventKind::Alloc { key, block }, ThreadId(2));
+            runner.post(&EventKind::Leave { scope: older }, ThreadId(2));
+            runner.line("read o = 1 0");
+            runner.post(&EventKind::Free { key, block: None }, ThreadId(2));
+            runner.post(&EventKind::Close { scope: older }, ThreadId(1));
+            runner.line("reset o = 0 1");
+        }
+    }
+}

@@ -13,11 +13,11 @@ struct PlainBlock {
     block: Block,
 }
 
-/// The threads for which a block counts: the host of the first scope, and all of them as bits.
+/// The threads and the tasks for which a block counts: the host of the first scope, and all of them as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PlainOwner {
     first: u32,
-    all: u32,
+    all: u128,
 }
 
 impl PlainOwner {
@@ -27,6 +27,11 @@ impl PlainOwner {
 
     fn with(self, thread: ThreadId) -> Self {
         Self { all: self.all | 1 << thread.0, ..self }
+    }
+
+    /// In this task, which is started here.
+    fn in_task(self, task: u32) -> Self {
+        self.with(ThreadId(task))
     }
 }
 
@@ -43,6 +48,22 @@ struct PlainScope {
     own: Option<(i64, i64)>,
     /// Before this event it counted the whole process.
     whole_before: u64,
+    task: Option<PlainTask>,
+}
+
+/// A task: its bit, what it has in use, and that and its peak since the scope began.
+struct PlainTask {
+    bit: u32,
+    in_use: i64,
+    start: i64,
+    peak: i64,
+}
+
+impl PlainScope {
+    /// It is a trace of another thread on this device.
+    fn overlaps(&self, device: usize, opener: usize) -> bool {
+        self.task.is_none() && self.device == device && self.opener != opener
+    }
 }
 
 /// The levels of the process and of each thread, on both devices.
@@ -55,7 +76,7 @@ fn overlap(
     (device, opener, number): (usize, usize, u64),
 ) -> bool {
     let mut is_overlapped = false;
-    for other in scopes.values_mut().filter(|other| other.device == device && other.opener != opener) {
+    for other in scopes.values_mut().filter(|other| other.overlaps(device, opener)) {
         is_overlapped = true;
         let levels = history[other.began..].iter().map(|now| now[0][device]);
         if other.own.is_none() {
@@ -68,9 +89,16 @@ fn overlap(
 /// The block with this key is added to the scopes that count it, or subtracted.
 fn change_own(scopes: &mut HashMap<u64, PlainScope>, ledger: &Ledger, key: Key, plain: &PlainBlock, sign: i64) {
     for (id, scope) in scopes.iter_mut() {
+        let is_on_device = plain.block.kind.is_on_device() && scope.device == plain.block.device.ordinal as usize;
+        if let Some(task) = &mut scope.task
+            && is_on_device
+            && plain.owner.all & 1 << task.bit > 0
+        {
+            task.in_use += sign * plain.bytes.cast_signed();
+            task.peak = task.peak.max(task.in_use);
+        }
         if let Some((in_use, peak)) = &mut scope.own
-            && plain.block.kind.is_on_device()
-            && scope.device == plain.block.device.ordinal as usize
+            && is_on_device
             && (ledger.is_inside(key, ScopeId(*id)) || (scope.number..scope.whole_before).contains(&plain.number))
         {
             *in_use += sign * plain.bytes.cast_signed();
@@ -104,7 +132,7 @@ fn all_figures_agree_with_the_simple_way() {
         let mut history = vec![[[0_i64; 2]; THREADS + 1]];
         let mut scopes: HashMap<u64, PlainScope> = HashMap::new();
         let mut entered: [Vec<(u64, PlainOwner, bool)>; THREADS] = Default::default();
-        let (mut events, mut allocated, mut next_scope) = (0, 0, 1000);
+        let (mut events, mut allocated, mut next_scope, mut tasks) = (0, 0, 1000, 0);
         // The scopes that adopt threads: all without a scope, or those of one half.
         let mut adopters: BTreeMap<u64, Option<usize>> = BTreeMap::new();
         for thread in 0..THREADS {
@@ -132,7 +160,9 @@ fn all_figures_agree_with_the_simple_way() {
                     let owner = match adopter.filter(|_| entered[thread].is_empty()) {
                         None => owner,
                         Some((scope, _)) => {
-                            entered[scopes[scope].opener].last().expect("it is in the scope").1.with(id)
+                            let adopter = &scopes[scope];
+                            let opener = entered[adopter.opener].last().filter(|_| adopter.task.is_none());
+                            opener.map_or(adopter.owner, |(_, owner, _)| *owner).with(id)
                         }
                     };
                     let name = random(600) as u64 * 512;
@@ -214,8 +244,13 @@ fn all_figures_agree_with_the_simple_way() {
                 9 => {
                     let device = random(2);
                     let of_thread = (random(2) == 0).then_some(id);
+                    // The bits of an owner are for so many.
+                    let bit = (tasks < 100 && random(3) == 0).then_some(10 + tasks);
                     let spec = ScopeSpec {
-                        thread: of_thread,
+                        counts: match bit {
+                            Some(_) => Counted::Task,
+                            None => of_thread.map_or(Counted::Process, Counted::Thread),
+                        },
                         callsite: CallsiteId(2 + u32::try_from(random(3)).unwrap()),
                         ..ScopeSpec::exact(devices[device])
                     };
@@ -223,11 +258,38 @@ fn all_figures_agree_with_the_simple_way() {
                     runner.post(&EventKind::Open { scope: ScopeId(next_scope), spec }, id);
                     let (began, of_thread) = (history.len() - 1, of_thread.map(|thread| thread.0));
                     let number = runner.number;
+                    if let Some(bit) = bit {
+                        tasks += 1;
+                        let task = Some(PlainTask { bit, in_use: 0, start: 0, peak: 0 });
+                        let (owner, own) = (owner.in_task(bit), None);
+                        let scope = PlainScope {
+                            device,
+                            of_thread: None,
+                            began,
+                            owner,
+                            opener: thread,
+                            number,
+                            own,
+                            whole_before: 0,
+                            task,
+                        };
+                        scopes.insert(next_scope, scope);
+                        continue;
+                    }
                     let is_overlapped = overlap(&mut scopes, &history, (device, thread, number));
                     let level = history[began][0][device];
                     let own = is_overlapped.then_some((level, level));
-                    let scope =
-                        PlainScope { device, of_thread, began, owner, opener: thread, number, own, whole_before: 0 };
+                    let scope = PlainScope {
+                        device,
+                        of_thread,
+                        began,
+                        owner,
+                        opener: thread,
+                        number,
+                        own,
+                        whole_before: 0,
+                        task: None,
+                    };
                     scopes.insert(next_scope, scope);
                     entered[thread].push((next_scope, owner, true));
                 }
@@ -264,6 +326,8 @@ fn all_figures_agree_with_the_simple_way() {
                     let (end, most) =
                         own.unwrap_or_else(|| (of(levels.last().unwrap()), levels.iter().map(of).max().unwrap()));
                     let start = of(&levels[0]);
+                    let of_task = open.task.as_ref().map(|task| (task.start, task.in_use, task.peak));
+                    let (start, end, most) = of_task.unwrap_or((start, end, most));
                     let missed = untracked.iter().filter(|number| **number > open.number).count() as u64;
                     let expected = (end - start, most.abs_diff(start.max(end)), missed);
                     let figures = (trace.used.get(), trace.peaked.get(), trace.untracked);
@@ -271,9 +335,12 @@ fn all_figures_agree_with_the_simple_way() {
                     assert_eq!(trace.own_scope, own.is_some(), "seed {seed}, step {step}, scope {scope}");
                     if how == 1 {
                         (open.began, open.number) = (history.len() - 1, runner.number);
+                        if let Some(task) = &mut open.task {
+                            (task.start, task.peak) = (task.in_use, task.in_use);
+                            continue;
+                        }
                         let (device, opener, level) = (open.device, open.opener, history[open.began][0][open.device]);
-                        let is_overlapped =
-                            scopes.values().any(|other| other.device == device && other.opener != opener);
+                        let is_overlapped = scopes.values().any(|other| other.overlaps(device, opener));
                         let scope = scopes.get_mut(&scope).unwrap();
                         (scope.own, scope.whole_before) = (is_overlapped.then_some((level, level)), 0);
                     } else if how > 1 {

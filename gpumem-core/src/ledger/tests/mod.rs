@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! open a                               opens a scope with exact figures
-//! open a of 2                          one that counts thread 2 only
+//! open a of 2, open a of task           one that counts thread 2 only; one of a task, in which no thread is at first
 //! open a sampled                       one that is sampled
 //! enter a %2, leave a %2               a thread enters and leaves an open scope
 //! adopt a [DSD-]                       an open scope adopts all threads without a scope, or those with such names
@@ -43,8 +43,8 @@ use std::{collections::HashMap, fmt::Write, time::Duration};
 
 use super::{scopes::peak_above, stats::Count, *};
 use crate::model::{
-    Answer, Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind, OwnerThread,
-    PoolId, ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads,
+    Answer, Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Gauge, GpuMemory, Key, MemKind,
+    OwnerThread, PoolId, ScopeSpec, Space, StackId, Tag, ThreadId, ThreadName, Threads,
 };
 
 const MIB: i64 = 1 << 20;
@@ -103,14 +103,18 @@ impl Runner {
 
     fn open(&mut self, scope: &str, device: Device, gauge: Gauge, thread: Option<&str>) -> EventKind {
         let every = Duration::from_millis(u64::from(gauge == Gauge::Sampled));
-        let thread = thread.map(|number| ThreadId(number.parse().expect("a number")));
+        let counts = match thread {
+            None => Counted::Process,
+            Some("task") => Counted::Task,
+            Some(number) => Counted::Thread(ThreadId(number.parse().expect("a number"))),
+        };
         EventKind::Open {
             scope: ScopeId(self.id(scope)),
             spec: ScopeSpec {
                 device,
                 gauge,
                 every,
-                thread,
+                counts,
                 callsite: self.callsite(scope),
                 source: crate::model::Source::Dispatch,
                 at_peak: false,

@@ -280,3 +280,38 @@ fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
     // One thread, and samples.
     check("open a of 1; alloc x 1 @1; close a = 0 0 on=1; sample 1; open b sampled; alloc y 1 @1; close b = 0 0 on=1");
 }
+
+/// Such as the span of a request, whose thread serves others between the polls of the task.
+#[test]
+fn a_scope_of_a_task_counts_what_is_allocated_while_a_thread_is_in_it() {
+    // The opener is not in it. Two tasks of one thread, of the same name, have their own figures.
+    check(
+        "open a of task; open a.2 of task; alloc o 100; enter a; alloc x 1; leave a; enter a.2; alloc y 20; leave a.2
+         enter a; alloc z 4; free z; leave a; close a = 1 4 alone whole; close a.2 = 20 0 alone whole; tree /a = 2 21 25 125 25 3",
+    );
+    // On any thread, and its frees on any thread; the free of another task's block is that task's.
+    check(
+        "open a of task; open b of task; enter a %2; alloc x 10 %2; leave a %2; enter b %2; free x %2; alloc y 5 %2; leave b %2
+         enter a %3; alloc z 2 %3; leave a %3; free y; read b = 0 5; free z; close a = 0 10; close b %3 = 0 5",
+    );
+    // Tasks inside of tasks, of a trace, and of a scope of one thread.
+    check(
+        "open t; open u of 1; open a of task; enter a %2; open b of task %2; enter b %3; alloc x 8 %3; leave b %3; leave a %2
+         alloc y 1 %3; enter a; alloc z 2; close b = 8 0; free x; close a %4 = 2 8; leave a; close u = 2 8; close t = 3 8 alone whole",
+    );
+    // It overlaps no trace, and a trace that is opened in it is an ordinary one.
+    check(
+        "open t; open a of task %2; alloc v 1 %2; enter a %2; open i %2; alloc x 2 %2; close i %2 = 2 0; leave a %2
+         close a = 2 0 alone; close t = 1 0 overlapped own",
+    );
+    check(
+        "open t; open a of task %2; enter a %2; alloc x 2 %2; leave a %2; close a %2 = 2 0; close t = 2 0 alone whole",
+    );
+    // A reset, a failed free, another device, and threads that it adopts.
+    check(
+        "open a of task; enter a; alloc x 3; reset a = 3 0; free x; free_failed; alloc w 1 @1; leave a; adopt a
+         alloc y 4 %2; alloc z 1; read a = 5 0; free x %2; close a = 2 3",
+    );
+    let ledger = check("open a of task; enter a; alloc x 1; leave a; close a = 1 0; free x");
+    assert!(ledger.thread_levels.is_empty() && ledger.scopes.is_empty());
+}

@@ -3,15 +3,17 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
+    hash::BuildHasherDefault,
     panic::Location,
-    ptr,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use crate::{
     derive::Callsite,
     model::{CallsiteId, alike, name_in_line},
+    report::SourceLine,
     settings::{Filter, Rule},
+    source::AddressHasher,
 };
 
 /// The most names of one source location. A program may create names without end.
@@ -21,16 +23,43 @@ const MAX_NAMES: usize = 1 << 16;
 /// The most names with `#` in the place of numbers, for the further names of one source location.
 const MAX_ALIKE_PER_LOCATION: usize = 1 << 4;
 
+/// A line of the program, as the compiler names it. Not a `Location`, because that of another library's macro cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::session) struct CodeLine {
+    pub(in crate::session) file: &'static str,
+    pub(in crate::session) line: u32,
+    pub(in crate::session) column: u32,
+}
+
+impl CodeLine {
+    #[track_caller]
+    pub(in crate::session) fn of_caller() -> Self {
+        Location::caller().into()
+    }
+}
+
+impl From<&'static Location<'static>> for CodeLine {
+    fn from(location: &'static Location<'static>) -> Self {
+        Self { file: location.file(), line: location.line(), column: location.column() }
+    }
+}
+
+impl From<CodeLine> for SourceLine {
+    fn from(CodeLine { file, line, column }: CodeLine) -> Self {
+        Self::new(file, line, column)
+    }
+}
+
 #[derive(Default)]
 struct Callsites {
     /// The index is the number minus 2.
     all: Vec<DefinedCallsite>,
     /// A name is one callsite wherever it is opened, because reports show only the name.
     by_name: HashMap<Box<str>, CallsiteId>,
-    by_location: HashMap<&'static Location<'static>, LocationNames>,
-    /// The callsites without names, by the address of their location: hashing that is faster than hashing the name of a file. Equal
-    /// locations may have several addresses.
-    unnamed_by_address: HashMap<usize, CallsiteId>,
+    by_location: HashMap<CodeLine, LocationNames>,
+    /// The callsites without names, by the address of their file's name, the line and the column: hashing an address is faster than
+    /// hashing the name. Equal names may have several addresses.
+    unnamed_by_address: HashMap<(usize, u32, u32), CallsiteId, BuildHasherDefault<AddressHasher>>,
     /// The names with `#` for numbers, or the locations.
     alike: HashMap<Box<str>, u32>,
 }
@@ -40,7 +69,7 @@ struct Callsites {
 pub(in crate::session) struct DefinedCallsite {
     pub(in crate::session) name: Option<Cow<'static, str>>,
     /// Where it was first opened.
-    pub(in crate::session) location: &'static Location<'static>,
+    pub(in crate::session) location: CodeLine,
     /// The path of the module of a function under an attribute.
     #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only recordings have it"))]
     pub(in crate::session) module: Option<&'static str>,
@@ -81,7 +110,7 @@ impl CallsiteTable {
     pub(in crate::session) fn number(
         &self,
         ctx: Option<&str>,
-        location: &'static Location<'static>,
+        location: CodeLine,
         module: Option<&'static str>,
         filter: &Filter,
     ) -> (Numbered, bool) {
@@ -105,7 +134,7 @@ impl CallsiteTable {
     pub(in crate::session) fn get(&self, number: CallsiteId) -> Callsite {
         Callsite::built_in(number).unwrap_or_else(|| {
             let DefinedCallsite { name, location, .. } = self.defined(number);
-            Callsite { name, file: location.file().into(), line: location.line() }
+            Callsite { name, file: location.file.into(), line: location.line }
         })
     }
 
@@ -128,7 +157,7 @@ impl Callsites {
     fn number(
         &mut self,
         ctx: Option<&str>,
-        location: &'static Location<'static>,
+        location: CodeLine,
         module: Option<&'static str>,
         filter: &Filter,
     ) -> CallsiteId {
@@ -136,7 +165,7 @@ impl Callsites {
         if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
             return *known;
         }
-        let address = ptr::from_ref(location).addr();
+        let address = (location.file.as_ptr().addr(), location.line, location.column);
         if ctx.is_none()
             && let Some(known) = self.unnamed_by_address.get(&address)
         {
@@ -148,7 +177,7 @@ impl Callsites {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
             let rule = filter.rule(module, &name_in_line(ctx.as_deref().unwrap_or_default()));
             let numberless: Box<str> =
-                ctx.as_deref().map_or_else(|| location.to_string().into(), |ctx| alike(ctx).into());
+                ctx.as_deref().map_or_else(|| SourceLine::from(location).to_string().into(), |ctx| alike(ctx).into());
             let next = u32::try_from(known_alike.len() + 1).unwrap_or(0);
             let alike = *known_alike.entry(numberless).or_insert(next);
             let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
@@ -173,7 +202,7 @@ impl Callsites {
                     return number;
                 }
                 *place.more.get_or_insert_with(|| {
-                    let (file, line) = (location.file(), location.line());
+                    let CodeLine { file, line, .. } = location;
                     add(Some(format!("(more names at {file}:{line})").into()))
                 })
             }
@@ -193,20 +222,20 @@ mod tests {
 
     #[test]
     fn a_callsite_has_one_number() {
-        let (callsites, here) = (CallsiteTable::default(), Location::caller());
+        let (callsites, here) = (CallsiteTable::default(), CodeLine::of_caller());
         let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None, &Filter::default()).0.id;
         let (unnamed, named) = (number(None, here), number(Some("epoch"), here));
         assert_eq!((number(Some(""), here), number(Some("epoch"), here)), (unnamed, named));
         assert_ne!(unnamed, named);
         assert_eq!(callsites.get(named).to_string(), "epoch");
-        assert!(callsites.get(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line())));
-        assert_ne!(number(None, Location::caller()), unnamed, "another line");
-        assert_eq!(number(Some("epoch"), Location::caller()), named, "a name is one callsite at any line");
+        assert!(callsites.get(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line)));
+        assert_ne!(number(None, CodeLine::of_caller()), unnamed, "another line");
+        assert_eq!(number(Some("epoch"), CodeLine::of_caller()), named, "a name is one callsite at any line");
     }
 
     #[test]
     fn a_location_with_too_many_names_leaves_room_for_others() {
-        let (callsites, here) = (CallsiteTable::default(), Location::caller());
+        let (callsites, here) = (CallsiteTable::default(), CodeLine::of_caller());
         let number = |ctx: Option<&str>, location| callsites.number(ctx, location, None, &Filter::default()).0.id;
         for name in 0..MAX_PER_LOCATION + 100 {
             number(Some(&name.to_string()), here);
@@ -219,8 +248,8 @@ mod tests {
         }
         assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + MAX_ALIKE_PER_LOCATION + 1);
         let late = number(Some("one more"), here);
-        assert_eq!(callsites.get(late).to_string(), format!("(more names at {}:{})", here.file(), here.line()));
-        let other = number(Some("validate"), Location::caller());
+        assert_eq!(callsites.get(late).to_string(), format!("(more names at {}:{})", here.file, here.line));
+        let other = number(Some("validate"), CodeLine::of_caller());
         assert_eq!(callsites.get(other).to_string(), "validate");
         let known = number(Some("7"), here);
         assert_eq!(callsites.get(known).to_string(), "7");

@@ -14,7 +14,7 @@ pub(super) use self::callsites::DefinedCallsite;
 #[cfg(all(test, feature = "sim"))]
 pub(super) use self::labels::label_block;
 pub(super) use self::{
-    callsites::{CallsiteTable, Numbered},
+    callsites::{CallsiteTable, CodeLine, Numbered},
     process::record as record_process,
     sampler::Sampler,
     scope::{OpenScope, ScopeRequest},

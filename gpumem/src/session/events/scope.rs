@@ -1,17 +1,17 @@
 //! Open scopes: what a guard holds.
 
-use std::{convert::Infallible, panic::Location, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
 use crate::{
     derive::KeptPeak,
     error::{Error, Kind, Result},
     inbox::name_threads_with,
     ledger::ScopePeriod,
-    model::{Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
+    model::{Counted, Device, EventKind, Gauge, ScopeId, ScopeSpec, Source, Threads, Trace},
     process,
     session::{
         Notice, Session, alive, current,
-        events::{Numbered, sampling},
+        events::{Numbered, callsites::CodeLine, sampling},
     },
     source::{Devices, custom_devices},
 };
@@ -21,7 +21,7 @@ impl Session {
     pub(in crate::session) fn number_callsite(
         &self,
         ctx: Option<&str>,
-        location: &'static Location<'static>,
+        location: CodeLine,
         module: Option<&'static str>,
     ) -> Numbered {
         #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "only recordings say what is new"))]
@@ -36,6 +36,7 @@ impl Session {
 
 /// The settings that the program requests for a new scope.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(in crate::session) struct ScopeRequest {
     /// `None`: the calling thread's current device.
     pub(in crate::session) device: Option<u32>,
@@ -45,6 +46,8 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) source: Option<Source>,
     /// Count only what the calling thread allocates.
     pub(in crate::session) of_thread: bool,
+    /// Count only what threads allocate that enter the scope. The calling thread does not.
+    pub(in crate::session) of_task: bool,
     /// Figures that are not exact are of no use.
     pub(in crate::session) exact: bool,
     /// Keep which allocations make its peak.
@@ -103,7 +106,7 @@ impl OpenScope {
         session: &'static Session,
         request: ScopeRequest,
         ctx: Option<&str>,
-        location: &'static Location<'static>,
+        location: CodeLine,
     ) -> Result<Option<Self>> {
         // First, because in the child of a fork another thread may hold the lock of the environment.
         alive()?;
@@ -155,9 +158,13 @@ impl OpenScope {
             return Err(not_exact.unwrap_or_else(|| Kind::BadSetting { setting, detail }.into()));
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
-        let thread = request.of_thread.then(|| session.inbox.this_thread());
+        let counts = match request {
+            ScopeRequest { of_task: true, .. } if gauge == Gauge::Exact => Counted::Task,
+            ScopeRequest { of_thread: true, .. } => Counted::Thread(session.inbox.this_thread()),
+            _ => Counted::Process,
+        };
         let callsite = session.number_callsite(ctx, location, request.module);
-        let spec = ScopeSpec { device, gauge, every, thread, callsite: callsite.id, source, at_peak: request.at_peak };
+        let spec = ScopeSpec { device, gauge, every, counts, callsite: callsite.id, source, at_peak: request.at_peak };
         let id = session.next_scope();
         let open = EventKind::Open { scope: id, spec };
         if sampled {
@@ -232,14 +239,18 @@ impl OpenScope {
         trace.unwrap_or_else(|| Trace::stale(self.device.ordinal, self.gauge))
     }
 
-    /// Closes the scope. Returns its figures, its period (which identifies the blocks that were allocated in it), and what made its peak.
-    pub(in crate::session) fn close(self) -> (Trace, Option<ScopePeriod>, Option<KeptPeak<'static>>) {
-        let within = self.session.inbox.scope_period(self.id);
+    /// The period of the scope, which identifies the blocks that were allocated in it.
+    pub(in crate::session) fn period(&self) -> Option<ScopePeriod> {
+        self.session.inbox.scope_period(self.id)
+    }
+
+    /// Closes the scope. Returns its figures and what made its peak.
+    pub(in crate::session) fn close(self) -> (Trace, Option<KeptPeak<'static>>) {
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
             self.session.sampler.remove_scope(self.device);
         }
-        (trace, within, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
+        (trace, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
     }
 }
 

@@ -2,12 +2,11 @@
 
 use std::{
     mem,
-    panic::Location,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use crate::report;
-use crate::session::{Budget, GpuMemTrace, GpuMemTraceBuilder, ScopeHandle};
+use crate::session::{Budget, GpuMemTrace, GpuMemTraceBuilder, ScopeHandle, events::CodeLine};
 
 /// What an attribute measures, before it starts.
 #[must_use = "nothing is measured before `start`"]
@@ -22,7 +21,7 @@ impl TraceSpec {
     /// A body with this trace. The trace starts later, maybe at another source location; reports name the location of this call.
     #[track_caller]
     pub fn new(mut trace: GpuMemTraceBuilder) -> Self {
-        trace.at = Some(Location::caller());
+        trace.at = Some(CodeLine::of_caller());
         Self { trace, lines: None, budget: None, end: None }
     }
 
@@ -41,6 +40,12 @@ impl TraceSpec {
     /// The measurement ends when `end` is dropped, and not with the future around it.
     pub fn ended_by(mut self, end: &End) -> Self {
         self.end = Some(Arc::clone(&end.0));
+        self
+    }
+
+    /// No thread is in the scope before it enters it through its handle.
+    pub(in crate::session) fn unentered(mut self) -> Self {
+        self.trace.entered = false;
         self
     }
 

@@ -1,10 +1,10 @@
 //! The settings of a trace.
 
-use std::{borrow::Cow, panic::Location};
+use std::borrow::Cow;
 
 use crate::session::{
-    Session,
-    events::{OpenScope, ScopeRequest},
+    ScopeHandle, Session,
+    events::{CodeLine, OpenScope, ScopeRequest},
 };
 use crate::{
     error::Result,
@@ -17,15 +17,18 @@ use crate::{
 /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
 #[derive(Clone, Debug)]
 #[must_use = "nothing is measured before `start`"]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct GpuMemTraceBuilder {
     pub(super) ctx: Option<String>,
     /// The compiler's name of the function. It replaces the context.
     pub(super) function: Option<&'static str>,
     pub(super) request: ScopeRequest,
     /// The source location of the trace. `None`: where it is started.
-    pub(super) at: Option<&'static Location<'static>>,
+    pub(super) at: Option<CodeLine>,
     pub(super) silent: bool,
     pub(super) on_exit_report: bool,
+    /// The thread that starts the trace enters its scope.
+    pub(super) entered: bool,
     pub(super) stats: bool,
 }
 
@@ -40,6 +43,7 @@ impl GpuMemTraceBuilder {
             at: None,
             silent: false,
             on_exit_report: true,
+            entered: true,
             stats: false,
         }
     }
@@ -104,7 +108,7 @@ impl GpuMemTraceBuilder {
     /// and what other threads allocate in the scope through its [handle](crate::GpuMemTrace::handle). If the thread is in a scope of
     /// another thread, the other thread's own allocations do not count.
     ///
-    /// It needs exact figures, so it ignores `GPUMEM_GAUGE=sampled` and `GPUMEM_GAUGE=pool`.
+    /// It needs exact figures, so it ignores `GPUMEM_GAUGE=sampled`.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -193,6 +197,44 @@ impl GpuMemTraceBuilder {
         self
     }
 
+    /// Whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks enter it
+    /// through its [handle](crate::GpuMemTrace::handle), and exact figures count what they allocate in it, wherever that is freed. So each
+    /// of many such traces has its own figures, and marks no other trace.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let trace = GpuMemTrace::builder().ctx("request").entered(false).start()?;
+    /// let other = gpu.alloc(Bytes::mib(1))?;
+    /// let own = trace.handle().in_scope(|| gpu.alloc(Bytes::mib(10)))?;
+    /// assert_eq!(trace.data().used.mb(), 10);
+    /// # drop((other, own));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn entered(mut self, entered: bool) -> Self {
+        (self.entered, self.request.of_task) = (entered, !entered);
+        self
+    }
+
+    /// The module and the source line that reports name. The default is the line that starts the trace. It is for libraries that start
+    /// traces on behalf of a program.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # use gpumem::GpuMemTrace;
+    /// # let (send, outputs) = std::sync::mpsc::channel();
+    /// # gpumem::sink::set_sink(gpumem::sink::Sink::custom(move |output| _ = send.send(output.clone())));
+    /// drop(GpuMemTrace::builder().opened_at(Some("server::api"), "src/api.rs", 12).start()?);
+    /// # let output = outputs.try_iter().find(|output| output.report().is_some()).unwrap();
+    /// # assert_eq!(output.at.unwrap().to_string(), "src/api.rs:12");
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn opened_at(mut self, module: Option<&'static str>, file: &'static str, line: u32) -> Self {
+        (self.request.module, self.at) = (module, Some(CodeLine { file, line, column: 1 }));
+        self
+    }
+
     /// The end of the trace is counted in [`stats`](crate::stats()), and the trace prints no lines. `GPUMEM` may choose otherwise for it.
     ///
     /// Example: see [`stats`](crate::stats()).
@@ -215,17 +257,20 @@ impl GpuMemTraceBuilder {
     }
 
     /// Opens the scope. `None` if the trace is off.
-    pub(super) fn open(&self, session: &'static Session, at: &'static Location<'static>) -> Result<Option<OpenScope>> {
+    pub(super) fn open(&self, session: &'static Session, at: CodeLine) -> Result<Option<OpenScope>> {
         let scope = OpenScope::open(session, self.request, self.function.or(self.ctx.as_deref()), at)?;
         if scope.is_none() && self.request.gauge.is_none() {
             session.notify_gauge_off();
             turn_traces_off();
         }
+        if let Some(scope) = scope.as_ref().filter(|_| !self.entered) {
+            ScopeHandle::of(Some((session, scope.id))).leave();
+        }
         Ok(scope)
     }
 
     /// As [`open`](Self::open). An error is printed once, and the trace is off.
-    pub(super) fn open_or_off(&self, session: &'static Session, at: &'static Location<'static>) -> Option<OpenScope> {
+    pub(super) fn open_or_off(&self, session: &'static Session, at: CodeLine) -> Option<OpenScope> {
         self.open(session, at).unwrap_or_else(|error| {
             session.notify_off(&error);
             if error.is_unavailable() && session.is_without_devices() {

@@ -3,10 +3,11 @@
 use std::{
     borrow::Cow,
     fmt::{self, Display},
+    mem,
     num::NonZeroU64,
 };
 
-use super::trace::{ActiveTrace, GpuMemTrace};
+use super::trace::{ActiveTrace, GpuMemTrace, TraceState};
 use crate::session::events::Numbered;
 use crate::{
     model::{Gauge, Trace},
@@ -108,9 +109,13 @@ impl GpuMemTrace {
 
     /// Stops the trace, and prints its last report.
     fn end(&mut self) {
-        self.stop();
-        if self.guard.as_ref().is_some_and(|guard| guard.settings.on_exit_report) {
+        let Some(guard) = &mut self.guard else { return };
+        if guard.settings.on_exit_report {
+            self.stop();
             self.print_report(Some(&"exit"), self.data(), None, true);
+        } else if let TraceState::Running(scope) = mem::replace(&mut guard.state, TraceState::Off) {
+            // Nobody can ask for its figures any more.
+            scope.close();
         }
     }
 

@@ -67,7 +67,8 @@ impl<F: Future> Traced<F> {
     /// Nothing starts before the first poll.
     #[doc(hidden)]
     pub fn new(body: TraceSpec, future: F) -> Self {
-        Self { future: InScope::without_scope(future), trace: Task::Waiting(body) }
+        // Each poll enters the scope.
+        Self { future: InScope::without_scope(future), trace: Task::Waiting(body.unentered()) }
     }
 }
 
@@ -79,10 +80,7 @@ impl<F: Future> Future for Traced<F> {
         *this.trace = match mem::replace(this.trace, Task::Ended) {
             Task::Waiting(body) => {
                 let (body, end) = body.start_shared();
-                let scope = body.handle();
-                // Opening enters the scope. Leave it here, because each poll enters it.
-                scope.leave();
-                this.future.as_mut().set_scope(scope);
+                this.future.as_mut().set_scope(body.handle());
                 match end {
                     None => Task::Running(body),
                     Some(end) => {

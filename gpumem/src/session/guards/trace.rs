@@ -1,11 +1,11 @@
 //! The guard of a trace.
 
-use std::{fmt, mem, panic::Location};
+use std::{fmt, mem};
 
 use super::builder::GpuMemTraceBuilder;
 use crate::session::{
     ScopeHandle, Session, current,
-    events::{Numbered, OpenScope},
+    events::{CodeLine, Numbered, OpenScope},
 };
 use crate::{
     derive::{KeptPeak, live_blocks, outer_names},
@@ -53,13 +53,13 @@ pub struct GpuMemTrace {
 
 pub(super) struct ActiveTrace {
     pub(super) session: &'static Session,
-    state: TraceState,
+    pub(super) state: TraceState,
     /// Where the trace was started.
-    pub(super) at: &'static Location<'static>,
+    pub(super) at: CodeLine,
     pub(super) settings: GpuMemTraceBuilder,
 }
 
-enum TraceState {
+pub(super) enum TraceState {
     Off,
     Running(OpenScope),
     /// The scope is closed: its id, its callsite and its last figures.
@@ -176,7 +176,7 @@ impl GpuMemTrace {
         match &guard.state {
             TraceState::Running(scope) => _ = scope.reset(),
             TraceState::Stopped(..) | TraceState::Off => {
-                guard.at = guard.settings.at.unwrap_or(Location::caller());
+                guard.at = guard.settings.at.unwrap_or(CodeLine::of_caller());
                 guard.state = TraceState::of(guard.settings.open_or_off(guard.session, guard.at));
             }
         }
@@ -198,8 +198,8 @@ impl GpuMemTrace {
         let Some(guard) = &mut self.guard else { return };
         guard.state = match mem::replace(&mut guard.state, TraceState::Off) {
             TraceState::Running(scope) => {
-                let (id, callsite) = (scope.id, scope.callsite);
-                let (trace, within, peak) = scope.close();
+                let (id, callsite, within) = (scope.id, scope.callsite, scope.period());
+                let (trace, peak) = scope.close();
                 TraceState::Stopped(id, callsite, trace, within, peak)
             }
             ended => ended,
@@ -359,6 +359,23 @@ impl GpuMemTrace {
         ScopeHandle::of(self.running().map(|(guard, scope)| (guard.session, scope.id)))
     }
 
+    /// Nothing is measured, and nothing was.
+    #[doc(hidden)]
+    pub fn is_off(&self) -> bool {
+        self.guard.as_ref().is_none_or(|guard| matches!(guard.state, TraceState::Off))
+    }
+
+    /// Ends the trace without a report. Its last figures.
+    #[doc(hidden)]
+    pub fn end_in_silence(mut self) -> Trace {
+        let state = self.guard.as_mut().map(|guard| mem::replace(&mut guard.state, TraceState::Off));
+        match state {
+            Some(TraceState::Running(scope)) => scope.close().0,
+            Some(TraceState::Stopped(_, _, trace, ..)) => trace,
+            Some(TraceState::Off) | None => self.data(),
+        }
+    }
+
     fn running(&self) -> Option<(&ActiveTrace, &OpenScope)> {
         let guard = self.guard.as_ref()?;
         if let TraceState::Running(scope) = &guard.state { Some((guard, scope)) } else { None }
@@ -454,7 +471,7 @@ impl GpuMemTraceBuilder {
     /// When there is no such device, it cannot be read, or the gauge is not available on it.
     #[track_caller]
     pub fn start(self) -> Result<GpuMemTrace> {
-        let (session, at) = (current(), self.at.unwrap_or(Location::caller()));
+        let (session, at) = (current(), self.at.unwrap_or(CodeLine::of_caller()));
         let state = TraceState::of(self.open(session, at)?);
         Ok(self.guard(session, state, at))
     }
@@ -474,16 +491,16 @@ impl GpuMemTraceBuilder {
         if self.is_off() {
             return GpuMemTrace { guard: None, device: self.request.device.unwrap_or(0) };
         }
-        self.started_or_off(Location::caller())
+        self.started_or_off(CodeLine::of_caller())
     }
 
-    fn started_or_off(self, caller: &'static Location<'static>) -> GpuMemTrace {
+    fn started_or_off(self, caller: CodeLine) -> GpuMemTrace {
         let (session, at) = (current(), self.at.unwrap_or(caller));
         let state = TraceState::of(self.open_or_off(session, at));
         self.guard(session, state, at)
     }
 
-    fn guard(self, session: &'static Session, state: TraceState, at: &'static Location<'static>) -> GpuMemTrace {
+    fn guard(self, session: &'static Session, state: TraceState, at: CodeLine) -> GpuMemTrace {
         let device = self.request.device.unwrap_or(0);
         GpuMemTrace { guard: Some(Box::new(ActiveTrace { session, state, at, settings: self })), device }
     }

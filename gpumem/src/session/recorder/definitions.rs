@@ -52,9 +52,9 @@ impl DefinedCallsite {
         CallsiteDefinition {
             id,
             name: name.map(Into::into),
-            file: location.file().to_owned(),
-            line: location.line(),
-            column: location.column(),
+            file: location.file.to_owned(),
+            line: location.line,
+            column: location.column,
             module_path: module.map(Into::into),
         }
     }

@@ -199,7 +199,7 @@ impl Session {
     /// Records that the program marks this moment.
     pub(super) fn record_mark(&self, name: &str, location: &'static Location<'static>) {
         if self.is_recorded() {
-            let callsite = self.number_callsite(Some(name), location, None).id;
+            let callsite = self.number_callsite(Some(name), location.into(), None).id;
             self.inbox.post(&EventKind::Mark { callsite });
         }
     }

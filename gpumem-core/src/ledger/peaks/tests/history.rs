@@ -7,8 +7,8 @@ use super::{
     simple::{GroupTable, Now, SimpleScope, WatchedBlock},
 };
 use crate::model::{
-    Block, Bytes, CallsiteId, Device, Event, EventKind, Family, Key, MemKind, OwnerThread, ScopeId, ScopeSpec, Space,
-    StackId, ThreadId, Trace,
+    Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Key, MemKind, OwnerThread, ScopeId, ScopeSpec,
+    Space, StackId, ThreadId, Trace,
 };
 
 const THREADS: usize = 3;
@@ -162,7 +162,7 @@ impl History {
     fn open(&mut self, thread: usize, on: usize, of_thread: bool, is_watched: bool, callsite: CallsiteId) {
         let id = self.new_id();
         let spec = ScopeSpec {
-            thread: of_thread.then_some(thread_id(thread)),
+            counts: if of_thread { Counted::Thread(thread_id(thread)) } else { Counted::Process },
             callsite,
             at_peak: is_watched,
             ..ScopeSpec::exact(device(on))

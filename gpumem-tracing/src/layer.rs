@@ -1,0 +1,165 @@
+//! Measures spans.
+
+use std::{
+    fmt,
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use gpumem::{GpuMemTrace, Trace, scope::ScopeHandle};
+use tracing::{
+    Dispatch, Level, Metadata, Subscriber, Value,
+    dispatcher::{self, WeakDispatch},
+    span::{Attributes, Id, Record},
+};
+use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
+
+use crate::{
+    output::{emit, note},
+    stack::{enter, in_layer, leave, outside},
+};
+
+/// The numbers of the layers.
+static LAYERS: AtomicU64 = AtomicU64::new(0);
+
+/// Measures the GPU memory of each span that it gets. See the [crate](crate).
+///
+/// ```
+/// use gpumem_tracing::GpuMemLayer;
+/// use tracing_subscriber::{Layer, filter::LevelFilter, layer::SubscriberExt, registry};
+///
+/// let subscriber = registry().with(GpuMemLayer::new().with_filter(LevelFilter::INFO));
+/// # drop(subscriber);
+/// ```
+pub struct GpuMemLayer {
+    number: u64,
+    dispatch: OnceLock<WeakDispatch>,
+    event_level: Option<Level>,
+}
+
+/// What the registry keeps of a span.
+struct MeasuredSpan {
+    scope: ScopeHandle,
+    /// The registry asks for `Sync`.
+    trace: Mutex<GpuMemTrace>,
+}
+
+impl GpuMemLayer {
+    /// A layer that emits events of the level `DEBUG`.
+    #[expect(clippy::new_without_default, reason = "two layers are not equal: each measures spans of its own")]
+    pub fn new() -> Self {
+        Self { number: LAYERS.fetch_add(1, Relaxed), dispatch: OnceLock::new(), event_level: Some(Level::DEBUG) }
+    }
+
+    /// The level of the event that a span gets at its end if it does not declare the fields. With `None`, there is no such event.
+    ///
+    /// ```
+    /// use gpumem_tracing::GpuMemLayer;
+    /// use tracing::Level;
+    ///
+    /// let (louder, silent) = (GpuMemLayer::new().event_level(Level::INFO), GpuMemLayer::new().event_level(None));
+    /// # drop((louder, silent));
+    /// ```
+    #[must_use]
+    pub fn event_level(mut self, level: impl Into<Option<Level>>) -> Self {
+        self.event_level = level.into();
+        self
+    }
+
+    fn start(span: &'static Metadata<'static>) -> GpuMemTrace {
+        let (file, line) = (span.file().unwrap_or_default(), span.line().unwrap_or_default());
+        GpuMemTrace::builder()
+            .silent(true)
+            .on_exit_report(false)
+            .entered(false)
+            .opened_at(span.module_path(), file, line)
+            .ctx_unless_off(|| span.name())
+            .start_or_off()
+    }
+
+    fn write(&self, span: &Id, metadata: &'static Metadata<'static>, trace: &Trace) {
+        let Some(dispatch) = self.dispatch.get().and_then(WeakDispatch::upgrade) else { return };
+        let note = note(trace);
+        let figures = trace.is_measured().then_some((trace.used.get(), trace.peaked.get()));
+        let (used, peaked) = figures.unzip();
+        let record = |name, value: &dyn Value| record(&dispatch, span, metadata, name, value);
+        let has_used = used.is_some_and(|used| record("gpu_used", &used));
+        let has_peaked = peaked.is_some_and(|peaked| record("gpu_peaked", &peaked));
+        let has_note = note.as_deref().is_some_and(|note| record("gpu_note", &note));
+        if let Some(level) = self.event_level
+            && !(has_used || has_peaked || has_note)
+            && figures.is_some_and(|figures| figures != (0, 0))
+        {
+            let note = note.as_deref();
+            dispatcher::with_default(&dispatch, || {
+                emit!(level, [parent: span.clone(),], gpu_used = used, gpu_peaked = peaked, gpu_note = note, "GPU memory");
+            });
+        }
+    }
+}
+
+/// Records the value if the span declares a field of this name.
+fn record(dispatch: &Dispatch, span: &Id, metadata: &Metadata<'static>, name: &str, value: &dyn Value) -> bool {
+    let fields = metadata.fields();
+    let Some(field) = fields.field(name) else { return false };
+    dispatch.record(span, &Record::new(&fields.value_set(&[(&field, Some(value))])));
+    true
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
+    fn on_register_dispatch(&self, subscriber: &Dispatch) {
+        _ = self.dispatch.set(subscriber.downgrade());
+    }
+
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        in_layer(|| {
+            let Some(span) = context.span(id) else { return };
+            let start = || Self::start(attributes.metadata());
+            let parent = attributes.parent().and_then(|parent| scope_of(&context, parent));
+            let trace = match parent {
+                Some(parent) => parent.in_scope(start),
+                None if attributes.is_contextual() => start(),
+                None => outside(start),
+            };
+            if !trace.is_off() {
+                let scope = trace.handle();
+                span.extensions_mut().replace(MeasuredSpan { scope, trace: Mutex::new(trace) });
+            }
+        });
+    }
+
+    fn on_enter(&self, id: &Id, context: Context<'_, S>) {
+        in_layer(|| {
+            // Without the lock of the span.
+            if let Some(scope) = scope_of(&context, id) {
+                enter((self.number, id.into_u64()), scope);
+            }
+        });
+    }
+
+    fn on_exit(&self, id: &Id, _: Context<'_, S>) {
+        in_layer(|| leave((self.number, id.into_u64())));
+    }
+
+    fn on_close(&self, id: Id, context: Context<'_, S>) {
+        in_layer(|| {
+            let Some(span) = context.span(&id) else { return };
+            let measured = span.extensions_mut().remove::<MeasuredSpan>();
+            let Some(MeasuredSpan { trace, .. }) = measured else { return };
+            let trace = trace.into_inner().unwrap_or_else(PoisonError::into_inner);
+            self.write(&id, span.metadata(), &trace.end_in_silence());
+        });
+    }
+}
+
+fn scope_of<S: Subscriber + for<'a> LookupSpan<'a>>(context: &Context<'_, S>, span: &Id) -> Option<ScopeHandle> {
+    context.span(span)?.extensions().get::<MeasuredSpan>().map(|measured| measured.scope.clone())
+}
+
+impl fmt::Debug for GpuMemLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuMemLayer").field("event_level", &self.event_level).finish_non_exhaustive()
+    }
+}

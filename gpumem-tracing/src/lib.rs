@@ -1,0 +1,36 @@
+//! The GPU memory of each span of `tracing`, measured by [gpumem](https://docs.rs/gpumem).
+//!
+//! With a [`GpuMemLayer`], each span is a scope of gpumem. It counts what is allocated while a thread is in it or in a span inside of it,
+//! and the frees of that memory on any thread. Spans that run at the same time do not disturb each other's figures.
+//!
+//! A span that declares these fields has its figures in them when it closes:
+//!
+//! | field | type | what it is |
+//! |---|---|---|
+//! | `gpu_used` | `i64` | bytes more in use than at the start ([`Trace::used`](gpumem::Trace::used)) |
+//! | `gpu_peaked` | `u64` | bytes that were needed on top of that for a time ([`Trace::peaked`](gpumem::Trace::peaked)) |
+//! | `gpu_note` | text | why the figures may be wrong; not recorded if they are right to the byte |
+//!
+//! What could not be read is not recorded. A span without these fields gets an event with them when it closes, unless both figures are 0.
+//!
+//! ```
+//! # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+//! use tracing::field::Empty;
+//! use tracing_subscriber::{fmt::{self, format::FmtSpan}, layer::SubscriberExt, registry, util::SubscriberInitExt};
+//!
+//! // Layers that are added after `GpuMemLayer` see the figures when a span closes.
+//! registry().with(gpumem_tracing::GpuMemLayer::new()).with(fmt::layer().with_span_events(FmtSpan::CLOSE)).init();
+//!
+//! let weights = tracing::info_span!("load", gpu_used = Empty, gpu_peaked = Empty, gpu_note = Empty)
+//!     .in_scope(|| gpu.alloc(gpumem::Bytes::mib(20)))?; // load{gpu_used=20971520 gpu_peaked=0}: close
+//! # drop(weights);
+//! # Ok::<(), gpumem::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod layer;
+mod output;
+mod stack;
+
+pub use self::{layer::GpuMemLayer, output::sink};

@@ -1,0 +1,91 @@
+//! Events of `tracing`.
+
+use gpumem::{
+    Trace,
+    sink::{Content, Level as OutputLevel, Output, Sink},
+};
+use tracing::Level;
+
+use crate::stack::is_in_layer;
+
+/// An event with a level that is known at run time only. The macros of `tracing` need a constant.
+macro_rules! emit {
+    ($level:expr, [$($parent:tt)*], $($rest:tt)*) => {
+        match $level {
+            ::tracing::Level::ERROR => ::tracing::event!(target: "gpumem", $($parent)* ::tracing::Level::ERROR, $($rest)*),
+            ::tracing::Level::WARN => ::tracing::event!(target: "gpumem", $($parent)* ::tracing::Level::WARN, $($rest)*),
+            ::tracing::Level::INFO => ::tracing::event!(target: "gpumem", $($parent)* ::tracing::Level::INFO, $($rest)*),
+            ::tracing::Level::DEBUG => ::tracing::event!(target: "gpumem", $($parent)* ::tracing::Level::DEBUG, $($rest)*),
+            ::tracing::Level::TRACE => ::tracing::event!(target: "gpumem", $($parent)* ::tracing::Level::TRACE, $($rest)*),
+        }
+    };
+}
+pub(crate) use emit;
+
+/// Why figures may be wrong. `None`: they are right to the byte.
+pub(crate) fn note(trace: &Trace) -> Option<String> {
+    let Trace { stale, lost, untracked, adoption_is_shared, .. } = *trace;
+    if stale {
+        return Some("could not be read".to_owned());
+    }
+    let sampled =
+        trace.sampling.map(|sampling| format!("sampled every {:?}, all processes on the device", sampling.every));
+    let lost = (lost > 0).then(|| format!("{lost} events were lost"));
+    let untracked = (untracked > 0).then(|| format!("{untracked} frees of unknown size"));
+    let shared = adoption_is_shared.then(|| "other scopes adopt the same threads".to_owned());
+    let all: Vec<String> = [sampled, lost, untracked, shared].into_iter().flatten().collect();
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// Sends what gpumem prints to `tracing`, as events with the target `gpumem`: reports as `INFO`, notices as `WARN`, out of memory as
+/// `ERROR`. The message is the text. The fields are `kind` (as `type` in JSON), and where there is one, `device`, `ctx`, `gpu_used`,
+/// `gpu_peaked`, `gpu_note`, and `at`, the line of the program.
+///
+/// If a program uses no subscriber, and some crate enables `tracing`'s feature `log`, the events go to the crate `log`.
+///
+/// What is printed while a [`GpuMemLayer`](crate::GpuMemLayer) opens or closes a span goes to stderr, because no event can be made there.
+///
+/// ```
+/// gpumem::sink::set_sink(gpumem_tracing::sink());
+/// ```
+pub fn sink() -> Sink {
+    Sink::custom(|output| if is_in_layer() { eprintln!("gpumem: {}", text(&output.content)) } else { send(output) })
+}
+
+fn send(output: &Output) {
+    let level = match output.level {
+        OutputLevel::Error => Level::ERROR,
+        OutputLevel::Warning => Level::WARN,
+        _ => Level::INFO,
+    };
+    let report = output.report();
+    let trace = report.map(|report| report.trace);
+    let measured = trace.filter(Trace::is_measured);
+    let note = trace.and_then(|trace| note(&trace));
+    let at = output.at.as_ref().map(tracing::field::display);
+    emit!(
+        level,
+        [],
+        kind = output.content.name(),
+        device = output.device,
+        ctx = report.and_then(|report| report.ctx.as_deref()),
+        gpu_used = measured.map(|trace| trace.used.get()),
+        gpu_peaked = measured.map(|trace| trace.peaked.get()),
+        gpu_note = note.as_deref(),
+        at,
+        "{}",
+        text(&output.content)
+    );
+}
+
+fn text(content: &Content) -> String {
+    match content {
+        Content::Trace(report) => report.to_string(),
+        Content::Tracked(tracked) => tracked.to_string(),
+        Content::OutOfMemory(oom) => oom.to_string(),
+        Content::Leaks(leaks) => leaks.to_string(),
+        Content::Peaks(peaks) => peaks.to_string(),
+        Content::Budget(text) | Content::Notice(text) => text.clone(),
+        other => other.name().to_owned(),
+    }
+}

@@ -1,0 +1,67 @@
+//! The spans that the calling thread is in.
+
+use std::{
+    cell::{Cell, RefCell},
+    mem,
+};
+
+use gpumem::scope::{Entered, ScopeHandle};
+
+/// A span: the number of the layer, since spans of two subscribers may have the same id, and the id.
+pub(crate) type SpanKey = (u64, u64);
+
+struct EnteredSpan {
+    span: SpanKey,
+    scope: ScopeHandle,
+    /// Is kept for its drop. `None` only while the thread is [`outside`].
+    guard: Option<Entered>,
+}
+
+thread_local! {
+    static ENTERED: RefCell<Vec<EnteredSpan>> = const { RefCell::new(Vec::new()) };
+    /// The thread runs a function of the layer.
+    static IS_IN_LAYER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While a thread ends, its list may be gone. Then it enters nothing.
+pub(crate) fn enter(span: SpanKey, scope: ScopeHandle) {
+    _ = ENTERED.try_with(|entered| {
+        let guard = Some(scope.enter());
+        entered.borrow_mut().push(EnteredSpan { span, scope, guard });
+    });
+}
+
+pub(crate) fn leave(span: SpanKey) {
+    _ = ENTERED.try_with(|entered| {
+        let mut entered = entered.borrow_mut();
+        entered.iter().rposition(|one| one.span == span).map(|at| entered.remove(at))
+    });
+}
+
+/// Calls `code` while the thread is in none of its spans.
+pub(crate) fn outside<R>(code: impl FnOnce() -> R) -> R {
+    let mut left = ENTERED.try_with(RefCell::take).unwrap_or_default();
+    for span in left.iter_mut().rev() {
+        span.guard = None;
+    }
+    let result = code();
+    for span in &mut left {
+        span.guard = Some(span.scope.enter());
+    }
+    _ = ENTERED.try_with(|entered| mem::swap(&mut *entered.borrow_mut(), &mut left));
+    result
+}
+
+/// Calls a function of the layer. What gpumem prints meanwhile is not sent to `tracing`, which may be about to ask its layers of a span.
+pub(crate) fn in_layer<R>(code: impl FnOnce() -> R) -> R {
+    let outer = IS_IN_LAYER.try_with(|is_in| is_in.replace(true));
+    let result = code();
+    if let Ok(outer) = outer {
+        _ = IS_IN_LAYER.try_with(|is_in| is_in.set(outer));
+    }
+    result
+}
+
+pub(crate) fn is_in_layer() -> bool {
+    IS_IN_LAYER.try_with(Cell::get).unwrap_or(true)
+}
