@@ -94,7 +94,8 @@ impl Ledger {
             && self.alloc_in_front(key, bytes, tag, number, thread)
     }
 
-    /// Applies the allocation of a part.
+    /// Applies the allocation of a part. Without effect if its pool is not registered: a recording that began later has the driver's
+    /// blocks only, and would count this memory twice.
     pub fn part(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) {
         self.part_observed(key, bytes, tag, number, thread, &mut ());
     }
@@ -108,12 +109,16 @@ impl Ledger {
         thread: ThreadId,
         observer: &mut O,
     ) {
-        if bytes.get() > LARGEST_PART {
-            return self.wrong_call(PoolId(tag.context()), |wrong| &mut wrong.outside);
+        let pool = PoolId(tag.context());
+        if self.pools.get_mut(pool).is_none() {
+            return;
         }
-        self.find_block_of(key, bytes, PoolId(tag.context()), number, observer);
+        if bytes.get() > LARGEST_PART {
+            return self.wrong_call(pool, |wrong| &mut wrong.outside);
+        }
+        self.find_block_of(key, bytes, pool, number, observer);
         if let Some(before) = self.live.remove(key) {
-            self.wrong_call(PoolId(tag.context()), |wrong| &mut wrong.doubled);
+            self.wrong_call(pool, |wrong| &mut wrong.doubled);
             self.remove_without_free(&before);
             self.tell(BlockChangeKind::FreeMissed, key, &before, observer);
         }
@@ -127,9 +132,9 @@ impl Ledger {
     }
 
     fn wrong_call(&mut self, pool: PoolId, which: impl Fn(&mut WrongCalls) -> &mut u64) {
-        self.counts.lost += 1;
         if let Some(pool) = self.pools.get_mut(pool) {
             *which(&mut pool.wrong) += 1;
+            self.counts.lost += 1;
         }
     }
 

@@ -4,8 +4,7 @@
 /// A smaller file may cost as much as one of this size.
 const LEAST: u64 = 2 << 20;
 
-/// The most items in three bytes of a file. A program that only allocates and frees one block takes five to eight bytes for three events,
-/// because the times between them differ.
+/// The most items in three bytes of a file. A record with more is written without compression, and no item has less than two bytes then.
 const ITEMS_OF_THREE_BYTES: u64 = 2;
 /// The most decompressed bytes for each byte of a file. A single record may have more.
 const PLAIN: u64 = 16;
@@ -37,6 +36,11 @@ impl Exceeded {
             Self::Work => "the events of a file of this size touch fewer blocks and scopes",
         }
     }
+}
+
+/// Whether a file with so many bytes may have so many items.
+pub(super) const fn may_have(stored: u64, items: u64) -> bool {
+    items <= stored * ITEMS_OF_THREE_BYTES / 3
 }
 
 /// What was spent so far.
@@ -76,7 +80,7 @@ impl Budget {
     /// Pays for an item.
     pub(super) fn item(&mut self) -> Result<(), Exceeded> {
         self.items += 1;
-        Self::within(self.items, self.counted_size() * ITEMS_OF_THREE_BYTES / 3, Exceeded::Items)
+        if may_have(self.counted_size(), self.items) { Ok(()) } else { Err(Exceeded::Items) }
     }
 
     /// The number of items that were read.

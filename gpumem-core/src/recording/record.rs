@@ -7,7 +7,7 @@ use std::{
 
 use miniz_oxide::inflate;
 
-use super::bytes::Malformed;
+use super::{budget, bytes::Malformed};
 
 /// The first bytes of a file. The first one is not ASCII and the last one is a line feed, so that a transfer as text is noticed.
 pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
@@ -68,10 +68,12 @@ pub(super) fn length_of(bytes: &[u8]) -> Option<usize> {
     (bytes.len() >= length).then_some(length)
 }
 
-/// Makes a record of items: header and stored bytes, to be written by one call.
-pub(super) fn pack(plain: &[u8], to: &mut Vec<u8>) {
+/// Makes a record of so many items: header and stored bytes, to be written by one call. It is not compressed if a reader would not accept
+/// it then.
+pub(super) fn pack(plain: &[u8], items: u64, to: &mut Vec<u8>) {
     let compressed = miniz_oxide::deflate::compress_to_vec(plain, 1);
-    let is_used = compressed.len() < plain.len() && !is_bomb(compressed.len(), plain.len());
+    let is_accepted = !is_bomb(compressed.len(), plain.len()) && budget::may_have(compressed.len() as u64, items);
+    let is_used = compressed.len() < plain.len() && is_accepted;
     let (method, stored) = if is_used { (Method::Deflate, &*compressed) } else { (Method::Plain, plain) };
     to.clear();
     put_record(ITEMS, method, stored, plain.len(), to);
@@ -291,7 +293,7 @@ mod tests {
         write_header(&mut file).unwrap();
         let mut packed = Vec::new();
         for plain in records {
-            pack(plain, &mut packed);
+            pack(plain, 1, &mut packed);
             file.extend_from_slice(&packed);
         }
         file

@@ -1,6 +1,9 @@
 //! Writes a recording.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    mem,
+};
 
 use super::{
     event::{EventWriter, RecordedEvent},
@@ -22,8 +25,9 @@ const LONGEST_ITEM: usize = record::LARGEST - RECORD - 64;
 pub struct Writer<W> {
     to: W,
     events: EventWriter,
-    /// The items of the next record.
+    /// The items of the next record, and how many these are.
     plain: Vec<u8>,
+    waiting: u64,
     packed: Vec<u8>,
     scratch: Vec<u8>,
     written: Written,
@@ -59,6 +63,7 @@ impl<W: Write> Writer<W> {
             to,
             events: EventWriter::default(),
             plain: Vec::with_capacity(2 * RECORD),
+            waiting: 0,
             packed: Vec::new(),
             scratch: Vec::new(),
             written: Written { bytes, ..Written::default() },
@@ -96,6 +101,7 @@ impl<W: Write> Writer<W> {
     #[inline]
     fn wrote_one(&mut self) -> io::Result<()> {
         self.written.items += 1;
+        self.waiting += 1;
         if self.plain.len() < RECORD { Ok(()) } else { self.flush() }
     }
 
@@ -107,7 +113,7 @@ impl<W: Write> Writer<W> {
         if self.plain.is_empty() {
             return self.to.flush();
         }
-        record::pack(&self.plain, &mut self.packed);
+        record::pack(&self.plain, mem::take(&mut self.waiting), &mut self.packed);
         self.plain.clear();
         self.events.begin_record();
         // One call: what another process reads meanwhile is mostly a whole number of records.

@@ -84,6 +84,25 @@ pub(crate) fn open(number: u64, scope: u64) -> Item {
     event(number, EventKind::Open { scope: ScopeId(scope), spec })
 }
 
+/// Such as a loop with the part of a pool, whose events differ only a little in their times: they take next to no room.
+#[test]
+fn a_program_that_does_the_same_all_the_time_has_a_recording() {
+    let (mut random, mut ticks) = (Random::new(4), 0);
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    for number in 1..=1_600_000 {
+        let is_alloc = number % 2 == 1;
+        let key = Key::from_raw(512);
+        let kind =
+            if is_alloc { EventKind::Alloc { key, block: block(3) } } else { EventKind::Free { key, block: None } };
+        ticks += 20 + random.index(8) as u64;
+        writer.write_event(&RecordedEvent { number, ticks, time: Duration::ZERO, thread: ThreadId(1), kind }).unwrap();
+    }
+    let file = writer.finish().unwrap();
+    let mut reader = Reader::new(Cursor::new(&file)).unwrap();
+    reader.replay(|_| ()).unwrap();
+    assert_eq!((reader.end(), reader.skipped().is_nothing()), (Some(&End::Complete), true), "{} bytes", file.len());
+}
+
 #[track_caller]
 fn check(what: &str, items: &[Item], is_left_out: impl Fn(Skipped) -> bool) {
     // Each by itself: within a record numbers cannot fall.

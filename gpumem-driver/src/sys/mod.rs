@@ -17,10 +17,7 @@ pub(crate) mod dispatch;
 mod dl;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 pub mod injection;
-#[cfg_attr(
-    not(any(feature = "backtrace", feature = "cuda")),
-    allow(dead_code, unused_imports, reason = "nothing has to stay loaded")
-)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports, reason = "stacks need only a part of it"))]
 pub(crate) mod loader;
 pub mod lock_file;
 #[cfg(feature = "cuda")]

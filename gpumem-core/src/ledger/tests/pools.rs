@@ -85,6 +85,15 @@ fn wrong_calls_are_counted_and_lost() {
     );
 }
 
+/// A recording that began after a pool was registered has its parts, and not its registration.
+#[test]
+fn parts_of_an_unknown_pool_do_not_count() {
+    check(
+        "alloc x 100 at 1000; open a; part 1 1000 10; part 1 1000 20; unpart 1 1000; unpart 1 1500
+         pool 2; alloc y 50 at 2000; part 2 2000 5; part 1 2010 5; close a = 5 0 driver=50/0 lost=0",
+    );
+}
+
 #[test]
 fn a_part_larger_than_any_device_is_a_wrong_call_and_does_not_count() {
     for mib in [(1 << 26) + 1, (1 << 43) - 1, 1 << 43, u64::MAX >> 20] {
