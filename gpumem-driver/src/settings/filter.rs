@@ -112,7 +112,8 @@ const FORMS: &str =
 fn directive(text: &str) -> Result<Directive, (&str, String)> {
     let named = |name: &str| (!name.is_empty()).then(|| name.to_owned());
     if let Some((name, amount)) = text.split_once(">=") {
-        let (name, amount) = (name.trim(), amount.trim());
+        // `NAME=>=SIZE` is meant as `NAME>=SIZE`.
+        let (name, amount) = (name.trim_end_matches('=').trim(), amount.trim());
         let wrong = if amount.is_empty() { text } else { amount };
         let at_least = Some(size(amount).map_err(|why| (wrong, why))?);
         return Ok(Directive { name: named(name), what: named(name).map(|_| What::Lines), at_least, every: None });
@@ -162,6 +163,7 @@ mod tests {
             ("info", "app", "f", Some(Lines), 0, 0),
             ("stats", "app", "f", Some(Stats), 0, 0),
             ("every=3,>=1MiB", "app", "f", None, 1, 3),
+            ("f=>=10MiB", "app", "f", Some(Lines), 10, 0),
             (ALL, "app::train", "step", Some(Lines), 0, 100),
             (ALL, "app::train::inner", "Model::forward", Some(Lines), 10, 100),
             (ALL, "app::train", "backward", Some(Off), 0, 100),
