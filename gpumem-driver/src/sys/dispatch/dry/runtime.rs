@@ -2,9 +2,9 @@
 //!
 //! The runtime compares the devices that the driver shows with a list that the driver gives it, and does not start if they differ. The libraries
 //! that contain a copy of it, such as cuBLAS and NCCL, do the same. So in a program of the runtime the driver shows the devices of the machine
-//! ([`cards::show_machine`]), and the cards are in the runtime's functions that name devices. All cards share the primary context of device 0:
+//! (`cards::show_machine`), and the cards are in the runtime's functions that name devices. All cards share the primary context of device 0:
 //! handles, kernels and small blocks work on each of them, and a library that makes a device current changes nothing. A thread selects its card
-//! here. The account, the hooks and gpumem's questions go by that ([`cuda::card_of_thread`]).
+//! here. The account, the hooks and gpumem's questions go by that (`cuda::card_of_thread`).
 //!
 //! The runtime refuses the other cards in functions that are not in the table, and so does a copy of the runtime in the program itself.
 
