@@ -38,8 +38,7 @@ fn put(pickle: &mut Pickle<'_>, value: &Value) -> io::Result<bool> {
         Value::String(text) => pickle.text(text)?,
         Value::Number(number) if number.is_u64() => pickle.number(number.as_u64().unwrap_or_default())?,
         Value::Array(values) => {
-            pickle.list()?;
-            pickle.mark()?;
+            pickle.begin_list()?;
             for (number, value) in values.iter().enumerate() {
                 pickle.append_part(number)?;
                 is_known &= put(pickle, value)?;
@@ -49,8 +48,7 @@ fn put(pickle: &mut Pickle<'_>, value: &Value) -> io::Result<bool> {
         Value::Object(fields) => {
             // A dictionary is written at once, and the web viewer cannot read more.
             is_known &= fields.len() <= 500;
-            pickle.dictionary()?;
-            pickle.mark()?;
+            pickle.begin_dictionary()?;
             for (key, value) in fields {
                 match WORDS.iter().find(|word| *word == key) {
                     Some(word) => pickle.word(word)?,
