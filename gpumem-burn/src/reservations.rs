@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    /// As cubecl's own macro makes them.
+    /// Makes a span as cubecl's own macro does.
     macro_rules! cubecl {
         ($module:literal, $name:literal $($field:tt)*) => {
             span!(target: concat!("cubecl_", $module), Level::TRACE, $name $($field)*)

@@ -17,9 +17,9 @@ use crate::{
 pub(crate) struct Reading {
     /// In use in pages that several tensors share. Each reservation in them has a size that is known.
     pub(crate) shared: u64,
-    /// In use in pools whose reservations have no size.
+    /// The bytes in use in pools that do not say the size of a reservation.
     pub(crate) other: u64,
-    /// What these pools have from the driver.
+    /// The bytes that these pools have from the driver.
     pub(crate) other_pages: u64,
     /// The largest allocation that one of them ever had.
     pub(crate) other_largest: u64,
