@@ -26,8 +26,8 @@ pub mod variable;
 
 #[cfg(feature = "library")]
 pub use self::sys::{
-    InitializeInjection, InitializeInjectionNvtx2, InitializeInjectionNvtxExtension, gpumem_attach, gpumem_nvml,
-    gpumem_runtime, pools::gpumem_pools,
+    InitializeInjection, InitializeInjectionNvtx2, InitializeInjectionNvtxExtension, gpumem_attach, gpumem_pass,
+    pools::gpumem_pools,
 };
 
 /// The folder with the manifest of this crate, for the build script of the command.

@@ -127,15 +127,15 @@ pub unsafe extern "C" fn InitializeInjectionNvtxExtension(module: *const Extensi
     }
 }
 
-/// The functions of NVML come here where cards are not the real ones: `gpumem run` makes a library that passes six arguments, and says which
-/// function it is.
+/// The functions of NVML come here where cards are not the real ones, and those of the CUDA runtime where there are several: `gpumem run` makes
+/// libraries that pass six arguments, and say which function it is.
 ///
 /// # Safety
-/// The last argument is the text that [`nvml::call`] takes; the others are those of the function.
+/// The last argument is the text that [`nvml::call`] takes, or the name of a function of the runtime; the others are those of the function.
 #[expect(unsafe_code, reason = "the loader finds the function by this name")]
 // SAFETY: no other function of a program has this name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn gpumem_nvml(
+pub unsafe extern "C-unwind" fn gpumem_pass(
     first: usize,
     second: usize,
     third: usize,
@@ -144,28 +144,17 @@ pub unsafe extern "C-unwind" fn gpumem_nvml(
     sixth: usize,
     what: *const c_char,
 ) -> usize {
+    let arguments = [first, second, third, fourth, fifth, sixth];
     // SAFETY: the caller says so.
-    unsafe { nvml::call(cards::of_nvml(), [first, second, third, fourth, fifth, sixth], CStr::from_ptr(what)) }
-}
-
-/// The functions of the CUDA runtime come here where the program sees several cards, as those of NVML do.
-///
-/// # Safety
-/// The last argument is the name of the function; the others are those of the function.
-#[expect(unsafe_code, reason = "the loader finds the function by this name")]
-// SAFETY: no other function of a program has this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn gpumem_runtime(
-    first: usize,
-    second: usize,
-    third: usize,
-    fourth: usize,
-    fifth: usize,
-    sixth: usize,
-    name: *const c_char,
-) -> u32 {
-    // SAFETY: the caller says so.
-    unsafe { runtime::call([first, second, third, fourth, fifth, sixth], CStr::from_ptr(name)) }
+    unsafe {
+        let what = CStr::from_ptr(what);
+        // The path of the real library is behind a space.
+        if what.to_bytes().contains(&b' ') {
+            nvml::call(cards::of_nvml(), arguments, what)
+        } else {
+            runtime::call(arguments, what) as usize
+        }
+    }
 }
 
 /// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.

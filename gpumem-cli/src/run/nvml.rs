@@ -2,7 +2,7 @@
 //!
 //! Programs reach NVML by `dlopen("libnvidia-ml.so.1")` and `dlsym`, often before they initialise CUDA. So a folder with a library of this
 //! name is the first on their `LD_LIBRARY_PATH`. It depends on the injected library and on the real one, where `dlsym` finds what it does not
-//! have itself. Its functions only call `gpumem_nvml` of the injected library.
+//! have itself. Its functions only call `gpumem_pass` of the injected library.
 
 use std::{
     fs, io,
@@ -41,7 +41,6 @@ fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
     let real = real.as_os_str().as_bytes();
     let library = Passing {
         name: NAME,
-        to: "gpumem_nvml",
         needed: &[injected.as_os_str().as_bytes(), real],
         functions: &names.iter().map(|name| (*name, [name.as_bytes(), b" ", real].concat())).collect::<Vec<_>>(),
     }

@@ -1,4 +1,4 @@
-//! Writes small libraries that stand before others: each of their functions passes six arguments to one function of the injected library, and a
+//! Writes small libraries that stand before others: each of their functions passes six arguments to `gpumem_pass` of the injected library, and a
 //! text as the seventh, which says which function it is.
 
 use object::elf;
@@ -11,12 +11,10 @@ const FUNCTION: usize = 16;
 /// The part that the loader writes to is mapped so many bytes behind its place in the file. No machine has larger pages.
 const PAGE: usize = 1 << 16;
 
-/// A library whose functions pass their arguments to one function of another library.
+/// A library whose functions pass their arguments to that function.
 pub(super) struct Passing<'a> {
     /// Its name.
     pub(super) name: &'a str,
-    /// The name of that function.
-    pub(super) to: &'a str,
     /// The libraries on which this one depends. The function is in the first.
     pub(super) needed: &'a [&'a [u8]],
     /// The names of its functions, and the text that is passed on for each.
@@ -35,7 +33,7 @@ impl Passing<'_> {
             texts.push(0);
             start
         };
-        let imported = text(self.to.as_bytes());
+        let imported = text(b"gpumem_pass");
         let names: Vec<_> = self.functions.iter().map(|(name, _)| text(name.as_bytes())).collect();
         let told: Vec<_> = self.functions.iter().map(|(_, told)| text(told)).collect();
         let (own, needed): (_, Vec<_>) =

@@ -1,5 +1,5 @@
 //! The library that stands before the CUDA runtime in programs that see several cards. It is preloaded, so the loader finds its functions before
-//! those of the runtime. They only call `gpumem_runtime` of the injected library. No other program gets it.
+//! those of the runtime. They only call `gpumem_pass` of the injected library. No other program gets it.
 
 use std::{
     io,
@@ -16,7 +16,6 @@ use super::{library, passing::Passing};
 pub(super) fn unpacked(injected: &Path) -> io::Result<PathBuf> {
     let library = Passing {
         name: variable::RUNTIME,
-        to: "gpumem_runtime",
         needed: &[injected.as_os_str().as_bytes()],
         functions: &runtime::names().map(|name| (name, name.into())).collect::<Vec<_>>(),
     }

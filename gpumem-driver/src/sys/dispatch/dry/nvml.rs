@@ -13,7 +13,9 @@ use std::{
 use libloading::os::unix::{Library, RTLD_LAZY};
 use once_cell::sync::OnceCell;
 
-use super::{Mode, SHARED_WORDS, card_calls::move_domain, is_running, shared::Shared, state};
+use super::{
+    Arguments, Function, Mode, SHARED_WORDS, card_calls::move_domain, is_running, pass, shared::Shared, state,
+};
 use crate::sys::ring_memory::words_of;
 
 const SUCCESS: u32 = 0;
@@ -25,11 +27,6 @@ const NVML_ERROR_UNKNOWN: u32 = 999;
 
 /// `NVML_STRUCT_VERSION(Memory, 2)`
 const MEMORY_V2: u64 = 0x0200_0028;
-
-/// All functions of NVML (12 and 13) have up to six arguments, which are numbers or addresses, and return an int or an address. A function does
-/// not read the registers of arguments that it does not take.
-type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> usize;
-type Arguments = [usize; 6];
 
 /// What is asked for.
 #[derive(Debug)]
@@ -98,9 +95,7 @@ impl Nvml<'_> {
         // SAFETY: `Function` says why each function can be called as one of this type.
         match unsafe { self.real.get::<Function>(name) } {
             // SAFETY: the caller says so.
-            Ok(function) => unsafe {
-                function(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5])
-            },
+            Ok(function) => unsafe { pass(*function, arguments) },
             Err(_) => NVML_ERROR_FUNCTION_NOT_FOUND as usize,
         }
     }

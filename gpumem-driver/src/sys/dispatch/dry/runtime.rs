@@ -18,6 +18,7 @@ use cudarc::driver::sys;
 use libloading::os::unix::{Library, RTLD_LAZY};
 
 use super::{
+    Arguments, Function,
     cards::{self, CUDA_ERROR_INVALID_DEVICE, cards},
     state::{SUCCESS, memory},
 };
@@ -31,11 +32,6 @@ const CUDA_ERROR_NOT_INITIALIZED: u32 = 3;
 const CUDA_ERROR_SYMBOL_NOT_FOUND: u32 = 500;
 const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: u32 = 705;
-
-/// All functions in the table have up to six arguments, which are numbers or addresses, or a struct of one word. A function does not read the
-/// registers of arguments that it does not take.
-type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> u32;
-type Arguments = [usize; 6];
 
 #[derive(Clone, Copy)]
 enum Shape {
@@ -264,9 +260,10 @@ pub(super) fn reset(card: u32) -> u32 {
 
 /// # Safety
 /// The function takes these arguments.
-unsafe fn pass(function: usize, [first, second, third, fourth, fifth, sixth]: Arguments) -> u32 {
+#[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
+unsafe fn pass(function: usize, arguments: Arguments) -> u32 {
     // SAFETY: the caller says so.
-    unsafe { mem::transmute::<usize, Function>(function)(first, second, third, fourth, fifth, sixth) }
+    unsafe { super::pass(mem::transmute::<usize, Function>(function), arguments) as u32 }
 }
 
 fn own(row: usize) -> Option<usize> {
