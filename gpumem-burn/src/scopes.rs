@@ -7,7 +7,7 @@
 
 use std::thread::{self, ThreadId};
 
-use crate::{
+use super::{
     reservations::Reserved,
     summary::{Calls, Figures, Row, Summary},
 };

@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use gpumem::{ByteDelta, Bytes};
 
-use crate::Peak;
+use super::Peak;
 
 /// One call of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

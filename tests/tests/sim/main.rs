@@ -2,6 +2,7 @@
 
 mod adoption;
 mod api;
+mod burn;
 mod custom_gauge;
 mod places;
 mod pools;

@@ -1,0 +1,12 @@
+//! What of `gpumem-burn` needs no burn, with its unit tests. The crate itself is outside of the workspace.
+
+#![allow(dead_code, unreachable_pub, reason = "burn's devices are the users")]
+
+#[path = "../../../gpumem-burn/src/reservations.rs"]
+mod reservations;
+#[path = "../../../gpumem-burn/src/scopes.rs"]
+mod scopes;
+#[path = "../../../gpumem-burn/src/summary.rs"]
+mod summary;
+
+use self::scopes::Peak;
