@@ -77,74 +77,45 @@ use proc_macro::TokenStream;
 ///
 /// Options can be combined. Each may be given once. On an `impl` block they apply to all methods.
 ///
+/// ```
+/// # use gpumem::gpu_mem_trace;
+/// #[gpu_mem_trace(ctx = "epoch", device = 1, gauge = "sampled", on_exit_report = false)]
+/// fn train() {}
+///
+/// #[gpu_mem_trace(stats, thread_local)]
+/// fn handle() {}
+///
+/// #[gpu_mem_trace(silent, max_peak = "512 MB", threads = "all")]
+/// fn frugal() {}
+/// # train(); handle(); frugal();
+/// ```
+///
 /// ## `ctx`
 ///
 /// The name in the report. By default, it is the name of the function, or for a method the type and the name: `Model::forward`.
 /// In the default body of a trait, the type is the one for which the method runs. Not allowed on an `impl` block.
 ///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(ctx = "epoch")]
-/// fn train() {}                       // (epoch: exit)
-/// # train();
-/// ```
-///
 /// ## `device`
 ///
 /// The CUDA ordinal of the device to measure. By default, the current device of the calling thread, or device 0 if there is none.
-///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(device = 1)]
-/// fn on_the_second_card() {}
-/// # on_the_second_card();
-/// ```
 ///
 /// ## `gauge`
 ///
 /// How the memory is measured: `"exact"`, `"sampled"`, or `"off"` to measure nothing. By default, the best gauge that is
 /// available.
 ///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(gauge = "sampled")]
-/// fn beside_a_profiler() {}
-/// # beside_a_profiler();
-/// ```
-///
 /// ## `silent`
 ///
 /// Prints nothing. The same as `silent = true`.
-///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(silent)]
-/// fn quiet() {}
-/// # quiet();
-/// ```
 ///
 /// ## `on_exit_report`
 ///
 /// Whether a line is printed when the function ends. `true` by default.
 ///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(on_exit_report = false)]
-/// fn no_line_at_the_end() {}
-/// # no_line_at_the_end();
-/// ```
-///
 /// ## `stats`
 ///
 /// Prints no line at the end of each call, but at the end of the process, or where the program calls `gpumem::stats_n_reset()`, one row
 /// for all calls: how many there were, the least, the median, 99 % and the most of `used` and `peaked`, and the worst call.
-///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(stats)]
-/// fn request() {}
-/// # request();
-/// ```
 ///
 /// ## `thread_local`
 ///
@@ -155,13 +126,6 @@ use proc_macro::TokenStream;
 /// This option needs exact figures. If they are not available, the trace is off, and one line on stderr says why. For an
 /// `async fn`, the trace counts the thread of the first poll, including other tasks on that thread. It counts every other thread
 /// only while that thread polls the future.
-///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(thread_local)]
-/// fn handle() {}
-/// # handle();
-/// ```
 ///
 /// ## `lines`
 ///
@@ -207,39 +171,14 @@ use proc_macro::TokenStream;
 /// a scope of the function's thread ([`GpuMemTrace::handle`](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTrace.html)), or use
 /// `threads = "all"`, or say with `thread_local` that they do not concern the function.
 ///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(max_peak = "512 MB")]
-/// fn frugal() {}
-/// # frugal();
-/// ```
-///
 /// ## `threads`
 ///
 /// `threads = "all"`: the budget of `max_peak` counts every thread of the process. In tests, it waits until no other test with a budget
 /// runs, and these wait for it. If another test allocates nevertheless, because it has no budget, the result is not known.
 ///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// #[gpu_mem_trace(max_peak = "512 MB", threads = "all")]
-/// fn in_parallel() {}
-/// # in_parallel();
-/// ```
-///
 /// ## `skip`
 ///
 /// Leaves the function unchanged. Use it for a method of a traced `impl` block that needs no report.
-///
-/// ```
-/// # use gpumem::gpu_mem_trace;
-/// # struct Model;
-/// #[gpu_mem_trace]
-/// impl Model {
-///     #[gpu_mem_trace(skip)]
-///     fn name(&self) {}
-/// }
-/// # Model.name();
-/// ```
 ///
 /// ## `crate`
 ///
@@ -353,32 +292,14 @@ pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
 ///
 /// The most memory that may be in use at any moment, in addition to what is in use when the test starts.
 ///
-/// ```
-/// # use gpumem::gpu_mem_test;
-/// #[gpu_mem_test(max_peak = "512 MB")]
-/// fn forward() {}
-/// ```
-///
 /// ## `max_used`
 ///
 /// The most memory that may still be in use after the test has ended and dropped its variables, in addition to what is in use when it
 /// starts.
 ///
-/// ```
-/// # use gpumem::gpu_mem_test;
-/// #[gpu_mem_test(max_used = "20 MB")]
-/// fn fills_a_cache() {}
-/// ```
-///
 /// ## `leaks`
 ///
 /// How many blocks that the test allocated may still exist at its end.
-///
-/// ```
-/// # use gpumem::gpu_mem_test;
-/// #[gpu_mem_test(leaks = 0)]
-/// fn frees_everything() {}
-/// ```
 ///
 /// ## `baseline`
 ///
@@ -386,12 +307,6 @@ pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
 /// By default, the file that `GPUMEM_BASELINE` names, if it is set. A relative path starts at the folder in which the test runs,
 /// which under Cargo is the folder of the package. `GPUMEM_BASELINE_UPDATE=1` writes the file instead; tests and processes may do that
 /// at the same time. Needs the feature `baseline`.
-///
-/// ```
-/// # use gpumem::gpu_mem_test;
-/// #[gpu_mem_test(baseline = "gpumem-baseline.json")]
-/// fn forward() {}
-/// ```
 ///
 /// ## `fail_on_increase`
 ///
