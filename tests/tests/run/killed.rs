@@ -11,12 +11,12 @@ use gpumem_tests::{Random, built};
 
 use super::*;
 
-/// Calls that have returned when the program is killed are in the recording, at 100 moments.
+/// Calls that have returned when the program is killed are in the recording, at 40 moments.
 #[test]
 fn a_killed_program_loses_no_event() {
     // Each thread waits for its programs most of the time.
     let threads: [_; 4] =
-        std::array::from_fn(|thread| thread::spawn(move || killed_programs(Random::new(20 + thread as u64), 25)));
+        std::array::from_fn(|thread| thread::spawn(move || killed_programs(Random::new(20 + thread as u64), 10)));
     let returned: Vec<usize> =
         threads.into_iter().flat_map(|thread| thread.join().expect("no event was lost")).collect();
     let (most, all) = (returned.iter().max().copied().unwrap_or(0), returned.iter().sum::<usize>());
@@ -89,7 +89,7 @@ fn a_killed_program_loses_no_stack() {
     let file = folder.file("a.capture");
     let mut random = Random::new(21);
     let mut all = 0;
-    for _ in 0..30 {
+    for _ in 0..10 {
         let until = format!("killed_on_new_stacks {}", random.below(12_000_u64));
         let outcome = run_probe(&machine(), &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());
         assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
@@ -123,7 +123,7 @@ fn a_killed_program_loses_no_line_of_python() {
     let (file, script) = (folder.file("a.capture"), folder.file("train.py"));
     fs::write(&script, KILLED_TRAIN).unwrap();
     let mut random = Random::new(22);
-    for _ in 0..10 {
+    for _ in 0..5 {
         let calls = 1 + random.below(60_u64);
         let outcome = run(&machine(), &file, &[&python, &script, &calls.to_string()]);
         assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");

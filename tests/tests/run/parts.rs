@@ -30,7 +30,7 @@ fn the_newest_part_is_kept_and_what_is_live_is_known() {
     let file = folder.file("a.capture");
     let mut random = Random::new(3);
     let mut most = 0;
-    for _ in 0..12 {
+    for _ in 0..6 {
         let until = format!("until_killed {} 30000", random.below(300_000_u64));
         let outcome =
             run_with(&machine(), &["--max-size", "64KiB"], &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());

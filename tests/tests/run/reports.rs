@@ -26,7 +26,7 @@ fn reports_beside(folder: &Folder, last: &[&str]) -> Outcome {
 /// What the process recorded last is there, whenever a report is made.
 #[test]
 fn a_report_loses_nothing_of_a_process_that_ends() {
-    for round in 0..12 {
+    for round in 0..6 {
         let folder = Folder::new();
         let outcome = reports_beside(&folder, if round % 2 == 0 { &[] } else { &["until_killed 0 0"] });
         assert!(outcome.succeeded(), "{outcome}");

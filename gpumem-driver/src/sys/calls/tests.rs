@@ -1,9 +1,9 @@
-//! Decoding, by calls that the tests make up.
+//! Decoding, by calls that the tests make up. `tests/standin/calls.rs` and `refusals.rs` make the others.
 
 use std::{cell::Cell, ptr};
 
 use super::{
-    arguments::{Array3DDescriptor, ArrayDescriptor, MemoryProperties},
+    arguments::{Array3DDescriptor, ArrayDescriptor},
     *,
 };
 
@@ -42,70 +42,6 @@ fn address<T>(of: &T) -> u64 {
 }
 
 #[test]
-fn an_allocation_is_decoded_after_it_succeeded() {
-    let out = 0x7000_u64;
-    let params = [address(&out), 512];
-    assert_eq!(call("cuMemAlloc_v2", Enter, &params), None, "nothing is read before the call");
-    assert_eq!(call("cuMemAlloc_v2", Exit(1), &params), None, "nothing is read of a call that failed");
-    let expected = Call::Allocated { id_kind: IdKind::Address, id: out, bytes: 512, memory: Memory::Device };
-    assert_eq!(call("cuMemAlloc_v2", Exit(0), &params), Some(expected));
-    // A call that failed may leave its out-parameter pointing nowhere.
-    assert_eq!(call("cuMemAlloc_v2", Exit(1), &[8, 512]), None);
-}
-
-#[test]
-fn refused_calls_are_decoded_without_out_parameters() {
-    let of_context = |bytes, memory| Call::Refused { bytes, memory: Some(memory), pool: None, stream: 0 };
-    assert_eq!(call("cuMemAlloc_v2", Exit(2), &[8, 512]), Some(of_context(512, Memory::Device)));
-    assert_eq!(call("cuMemAllocManaged", Exit(2), &[8, 512]), Some(of_context(512, Memory::Managed)));
-    assert_eq!(call("cuMemAllocPitch_v2", Exit(2), &[8, 8, 1000, 10, 4]), Some(of_context(10_000, Memory::Device)));
-    let pooled = |pool, stream| Call::Refused { bytes: 64, memory: None, pool, stream };
-    assert_eq!(call("cuMemAllocAsync", Exit(2), &[8, 64, 9]), Some(pooled(None, 9)));
-    assert_eq!(call("cuMemAllocFromPoolAsync", Exit(2), &[8, 64, 5, 9]), Some(pooled(Some(5), 9)));
-    let on_device = MemoryProperties { kind: 1, handle_types: 0, location: 1, id: 3 };
-    let created = Call::NotCreated { bytes: 64, device: 3 };
-    assert_eq!(call("cuMemCreate", Exit(2), &[8, 64, address(&on_device), 0]), Some(created));
-    assert_eq!(call("cuMemFree_v2", Exit(2), &[7]), Some(Call::Freed { succeeded: false }), "a free asks for nothing");
-}
-
-#[test]
-fn a_free_is_decoded_before_the_call_and_its_result_after() {
-    for name in ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz", "cuMemFreeHost"] {
-        let freeing = Call::Freeing { id_kind: IdKind::Address, id: 7 };
-        assert_eq!(call(name, Enter, &[7, 0]), Some(freeing));
-        assert_eq!(call(name, Exit(0), &[7, 0]), None, "it was recorded before the call");
-        assert_eq!(call(name, Exit(1), &[7, 0]), Some(Call::Freed { succeeded: false }));
-    }
-    assert_eq!(call("cuMemHostUnregister", Enter, &[7]), Some(Call::Freeing { id_kind: IdKind::Registered, id: 7 }));
-    assert_eq!(call("cuMemRelease", Enter, &[7]), Some(Call::Releasing { handle: 7 }));
-    assert_eq!(call("cuMemUnmap", Enter, &[7, 8]), Some(Call::Unmapping { at: 7, bytes: 8 }));
-}
-
-#[test]
-fn each_argument_is_read_at_its_index() {
-    let (out, pitch) = (0x7000_u64, 1024_u64);
-    let pitched = Call::Allocated { id_kind: IdKind::Address, id: out, bytes: 10_240, memory: Memory::Device };
-    assert_eq!(call("cuMemAllocPitch_v2", Exit(0), &[address(&out), address(&pitch), 1000, 10, 4]), Some(pitched));
-    let pooled = Call::Pooled { address: out, bytes: 64, stream: 9, pool: None };
-    assert_eq!(call("cuMemAllocAsync", Exit(0), &[address(&out), 64, 9]), Some(pooled));
-    let pooled = Call::Pooled { address: out, bytes: 64, stream: 9, pool: Some(5) };
-    assert_eq!(call("cuMemAllocFromPoolAsync", Exit(0), &[address(&out), 64, 5, 9]), Some(pooled));
-    assert_eq!(call("cuMemMap", Exit(0), &[1, 2, 3, 4, 5]), Some(Call::Mapped { at: 1, handle: 4 }));
-    assert_eq!(
-        call("cuDeviceGetDefaultMemPool", Exit(0), &[address(&out), 0xffff_ffff_0000_0001]),
-        Some(Call::Pool { pool: out, device: Some(1) })
-    );
-    let on_device = MemoryProperties { kind: 1, handle_types: 0, location: 1, id: 3 };
-    let created = Call::Created { handle: out, bytes: 64, device: Some(3) };
-    assert_eq!(call("cuMemCreate", Exit(0), &[address(&out), 64, address(&on_device), 0]), Some(created));
-    let on_host = MemoryProperties { kind: 1, handle_types: 0, location: 2, id: 0 };
-    assert_eq!(
-        call("cuMemPoolCreate", Exit(0), &[address(&out), address(&on_host)]),
-        Some(Call::Pool { pool: out, device: None })
-    );
-}
-
-#[test]
 fn the_size_of_an_array_is_that_of_its_elements() {
     let out = 0x7000_u64;
     let flat = ArrayDescriptor { width: 10, height: 0, format: 0x20, channels: 2 };
@@ -117,15 +53,6 @@ fn the_size_of_an_array_is_that_of_its_elements() {
     assert_eq!(call("cuMipmappedArrayCreate", Exit(0), &[address(&out), address(&cube), 4]), Some(expected(300)));
     let strange = ArrayDescriptor { width: 10, height: 1, format: 0xb0, channels: 1 };
     assert_eq!(call("cuArrayCreate_v2", Exit(0), &[address(&out), address(&strange)]), Some(Call::Uncounted));
-}
-
-#[test]
-fn the_end_of_a_context_is_recorded_before_the_call() {
-    for name in ["cuCtxDestroy", "cuCtxDestroy_v2"] {
-        assert_eq!(call(name, Enter, &[7]), Some(Call::ContextGone { handle: 7 }));
-        assert_eq!([call(name, Exit(0), &[7]), call(name, Exit(700), &[7])], [None, None]);
-    }
-    assert_eq!(call("cuCtxDetach", Exit(0), &[7]), Some(Call::Uncounted), "references are not known");
 }
 
 #[test]

@@ -17,35 +17,36 @@ use crate::{
 };
 
 macro_rules! functions {
-    ($($name:ident($($argument:ident),*): $shape:expr;)*) => {
+    ($([$($name:ident),+]$arguments:tt: $shape:expr;)*) => {
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy)]
-        enum Row { $($name),* }
+        enum Row { $($($name),+),* }
 
         /// Each integer and each pointer is a whole word, as in the hooks.
         #[allow(non_snake_case)]
         mod replacement {
             use super::*;
 
-            $(
-                pub(super) unsafe extern "C-unwind" fn $name($($argument: u64),*) -> u32 {
-                    type Implementation = unsafe extern "C-unwind" fn($(functions!(@word $argument)),*) -> u32;
-                    let driver = |words: &[u64]| {
-                        let [$($argument),*] = *words else { return CUDA_ERROR_INVALID_VALUE };
-                        let driver = DRIVERS[Row::$name as usize].load(Relaxed);
-                        // SAFETY: it is the address of the driver's implementation, which has these arguments and returns a
-                        // `CUresult`. It was stored before this function was put into the slot.
-                        unsafe { mem::transmute::<usize, Implementation>(driver)($($argument),*) }
-                    };
-                    // SAFETY: the words are the arguments of this call, which has this shape and these names of arguments.
-                    unsafe { run($shape, &[$(stringify!($argument)),*], &[$($argument),*], &driver) }
-                }
-            )*
+            $($(functions!(@function $name $arguments $shape);)+)*
         }
 
         /// The functions, by row.
         pub(super) fn replacements() -> [usize; FUNCTIONS.len()] {
-            [$(replacement::$name as *const () as usize),*]
+            [$($(replacement::$name as *const () as usize),+),*]
+        }
+    };
+    (@function $name:ident($($argument:ident),*) $shape:expr) => {
+        pub(super) unsafe extern "C-unwind" fn $name($($argument: u64),*) -> u32 {
+            type Implementation = unsafe extern "C-unwind" fn($(functions!(@word $argument)),*) -> u32;
+            let driver = |words: &[u64]| {
+                let [$($argument),*] = *words else { return CUDA_ERROR_INVALID_VALUE };
+                let driver = DRIVERS[Row::$name as usize].load(Relaxed);
+                // SAFETY: it is the address of the driver's implementation, which has these arguments and returns a `CUresult`. It was
+                // stored before this function was put into the slot.
+                unsafe { mem::transmute::<usize, Implementation>(driver)($($argument),*) }
+            };
+            // SAFETY: the words are the arguments of this call, which has this shape and these names of arguments.
+            unsafe { run($shape, &[$(stringify!($argument)),*], &[$($argument),*], &driver) }
         }
     };
     (@word $argument:ident) => { u64 };

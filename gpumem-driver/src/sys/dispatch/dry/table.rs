@@ -174,248 +174,170 @@ impl Shape {
     }
 }
 
-/// Names and arguments are those of `cuda.h`; `cards` says which names of arguments mean a card. A function that a driver does not have is left out. Functions of before CUDA 4 (without
-/// `_v2`) are not in the table: no program of today is linked with them.
+/// Functions with the same arguments and shape are in one row. Names and arguments are those of `cuda.h`; `cards` says which names of arguments
+/// mean a card. A function that a driver does not have is left out. Functions of before CUDA 4 (without `_v2`) are not in the table: no program of
+/// today is linked with them.
 macro_rules! with_functions {
     ($use:ident) => {
         $use! {
-            cuMemAlloc_v2(out, bytes): Shape::Alloc;
-            cuMemAllocPitch_v2(out, pitch, width, height, element): Shape::AllocPitch;
-            cuMemAllocManaged(out, bytes, flags): Shape::AllocManaged;
-            cuMemAllocAsync(out, bytes, stream): Shape::AllocPooled { pool: None };
-            cuMemAllocAsync_ptsz(out, bytes, stream): Shape::AllocPooled { pool: None };
-            cuMemAllocFromPoolAsync(out, bytes, pool, stream): Shape::AllocPooled { pool: Some(2) };
-            cuMemAllocFromPoolAsync_ptsz(out, bytes, pool, stream): Shape::AllocPooled { pool: Some(2) };
-            cuMemFree_v2(address): Shape::Free;
-            cuMemFreeAsync(address, stream): Shape::Free;
-            cuMemFreeAsync_ptsz(address, stream): Shape::Free;
-            cuMemAddressReserve(out, bytes, alignment, address, flags): Shape::Reserve;
-            cuMemCreate(out, bytes, properties, flags): Shape::Create;
-            cuMemRelease(handle): Shape::Release;
-            cuMemRetainAllocationHandle(out, address): Shape::Retain;
-            cuMemMap(address, bytes, offset, handle, flags): Shape::Map;
-            cuMemUnmap(address, bytes): Shape::Unmap;
-            cuMemSetAccess(address, bytes, descriptors, count): Shape::SetAccess;
-            cuMemGetAccess(flags, place, address): Shape::GetAccess;
-            cuMemGetAllocationPropertiesFromHandle(out, handle): Shape::Properties;
-            cuMemExportToShareableHandle(out, handle, kind, flags): Shape::Export;
-            cuMemImportFromShareableHandle(out, shared, kind): Shape::Import;
-            cuMulticastBindMem(multicast, offset, handle, at, bytes, flags): Shape::RefuseHandle(2);
-            cuMulticastBindAddr(multicast, offset, address, bytes, flags): Shape::RefuseAddress(2);
-            cuMemGetHandleForAddressRange(out, address, bytes, kind, flags): Shape::RefuseAddress(1);
-            cuIpcGetMemHandle(out, address): Shape::RefuseAddress(1);
-            cuMemPoolExportPointer(out, address): Shape::RefuseAddress(1);
-            cuMemGetInfo_v2(free, total): Shape::Info;
-            cuDeviceTotalMem_v2(out, device): Shape::Total;
-            cuMemGetAddressRange_v2(start, bytes, address): Shape::Range;
-            cuPointerGetAttribute(data, attribute, address): Shape::Attribute;
-            cuPointerGetAttributes(count, attributes, data, address): Shape::Attributes;
-            cuPointerSetAttribute(value, attribute, address): Shape::Skip(&[2]);
-            cuMemPoolGetAttribute(pool, attribute, value): Shape::PoolAttribute;
-            cuMemPoolSetAttribute(pool, attribute, value): Shape::SetPoolAttribute;
-            cuMemPoolTrimTo(pool, keep): Shape::Trim;
-            cuCtxSynchronize(): Shape::Synchronize;
-            cuCtxSynchronize_v2(context): Shape::Synchronize;
-            cuStreamSynchronize(stream): Shape::Synchronize;
-            cuStreamSynchronize_ptsz(stream): Shape::Synchronize;
-            cuEventSynchronize(event): Shape::Synchronize;
-            cuCtxDestroy_v2(context): Shape::ContextDestroy;
-            cuDevicePrimaryCtxReset_v2(device): Shape::PrimaryReset;
-            cuDevicePrimaryCtxReset(device): Shape::PrimaryReset;
-            cuMemAdvise(address, bytes, advice, device): Shape::Skip(&[0]);
-            cuMemAdvise_v2(address, bytes, advice, location): Shape::Skip(&[0]);
-            cuMemPrefetchAsync(address, bytes, device, stream): Shape::Skip(&[0]);
-            cuMemPrefetchAsync_ptsz(address, bytes, device, stream): Shape::Skip(&[0]);
-            cuMemPrefetchAsync_v2(address, bytes, location, flags, stream): Shape::Skip(&[0]);
-            cuMemPrefetchAsync_v2_ptsz(address, bytes, location, flags, stream): Shape::Skip(&[0]);
-            cuStreamAttachMemAsync(stream, address, bytes, flags): Shape::Skip(&[1]);
-            cuStreamAttachMemAsync_ptsz(stream, address, bytes, flags): Shape::Skip(&[1]);
-            cuMemcpy(to, from, bytes): Shape::Copy;
-            cuMemcpy_ptds(to, from, bytes): Shape::Copy;
-            cuMemcpyAsync(to, from, bytes, stream): Shape::Copy;
-            cuMemcpyAsync_ptsz(to, from, bytes, stream): Shape::Copy;
-            cuMemcpyPeer(to, context, from, other, bytes): Shape::Skip(&[0, 2]);
-            cuMemcpyPeer_ptds(to, context, from, other, bytes): Shape::Skip(&[0, 2]);
-            cuMemcpyPeerAsync(to, context, from, other, bytes, stream): Shape::Skip(&[0, 2]);
-            cuMemcpyPeerAsync_ptsz(to, context, from, other, bytes, stream): Shape::Skip(&[0, 2]);
-            cuMemcpyHtoD_v2(to, from, bytes): Shape::CopyFromHost;
-            cuMemcpyHtoD_v2_ptds(to, from, bytes): Shape::CopyFromHost;
-            cuMemcpyHtoDAsync_v2(to, from, bytes, stream): Shape::CopyFromHost;
-            cuMemcpyHtoDAsync_v2_ptsz(to, from, bytes, stream): Shape::CopyFromHost;
-            cuMemcpyDtoH_v2(to, from, bytes): Shape::CopyToHost;
-            cuMemcpyDtoH_v2_ptds(to, from, bytes): Shape::CopyToHost;
-            cuMemcpyDtoHAsync_v2(to, from, bytes, stream): Shape::CopyToHost;
-            cuMemcpyDtoHAsync_v2_ptsz(to, from, bytes, stream): Shape::CopyToHost;
-            cuMemcpyDtoD_v2(to, from, bytes): Shape::Skip(&[0, 1]);
-            cuMemcpyDtoD_v2_ptds(to, from, bytes): Shape::Skip(&[0, 1]);
-            cuMemcpyDtoDAsync_v2(to, from, bytes, stream): Shape::Skip(&[0, 1]);
-            cuMemcpyDtoDAsync_v2_ptsz(to, from, bytes, stream): Shape::Skip(&[0, 1]);
-            cuMemcpyDtoA_v2(array, offset, from, bytes): Shape::Skip(&[2]);
-            cuMemcpyDtoA_v2_ptds(array, offset, from, bytes): Shape::Skip(&[2]);
-            cuMemcpyAtoD_v2(to, array, offset, bytes): Shape::Skip(&[0]);
-            cuMemcpyAtoD_v2_ptds(to, array, offset, bytes): Shape::Skip(&[0]);
-            cuMemcpy2D_v2(copy): Shape::Copy2D;
-            cuMemcpy2D_v2_ptds(copy): Shape::Copy2D;
-            cuMemcpy2DUnaligned_v2(copy): Shape::Copy2D;
-            cuMemcpy2DUnaligned_v2_ptds(copy): Shape::Copy2D;
-            cuMemcpy2DAsync_v2(copy, stream): Shape::Copy2D;
-            cuMemcpy2DAsync_v2_ptsz(copy, stream): Shape::Copy2D;
-            cuMemcpy3D_v2(copy): Shape::Copy3D;
-            cuMemcpy3D_v2_ptds(copy): Shape::Copy3D;
-            cuMemcpy3DAsync_v2(copy, stream): Shape::Copy3D;
-            cuMemcpy3DAsync_v2_ptsz(copy, stream): Shape::Copy3D;
-            cuMemcpy3DPeer(copy): Shape::Copy3D;
-            cuMemcpy3DPeer_ptds(copy): Shape::Copy3D;
-            cuMemcpy3DPeerAsync(copy, stream): Shape::Copy3D;
-            cuMemcpy3DPeerAsync_ptsz(copy, stream): Shape::Copy3D;
-            cuMemcpyBatchAsync(to, from, bytes, count, attributes, indexes, kinds, failed, stream): Shape::CopyBatch;
-            cuMemcpyBatchAsync_ptsz(to, from, bytes, count, attributes, indexes, kinds, failed, stream): Shape::CopyBatch;
-            cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, indexes, kinds, stream): Shape::CopyBatch;
-            cuMemcpyBatchAsync_v2_ptsz(to, from, bytes, count, attributes, indexes, kinds, stream): Shape::CopyBatch;
-            cuMemcpy3DBatchAsync(count, operations, failed, flags, stream): Shape::Refuse;
-            cuMemcpy3DBatchAsync_ptsz(count, operations, failed, flags, stream): Shape::Refuse;
-            cuMemcpy3DBatchAsync_v2(count, operations, flags, stream): Shape::Refuse;
-            cuMemcpy3DBatchAsync_v2_ptsz(count, operations, flags, stream): Shape::Refuse;
-            cuMemsetD8_v2(to, value, count): Shape::Skip(&[0]);
-            cuMemsetD8_v2_ptds(to, value, count): Shape::Skip(&[0]);
-            cuMemsetD16_v2(to, value, count): Shape::Skip(&[0]);
-            cuMemsetD16_v2_ptds(to, value, count): Shape::Skip(&[0]);
-            cuMemsetD32_v2(to, value, count): Shape::Skip(&[0]);
-            cuMemsetD32_v2_ptds(to, value, count): Shape::Skip(&[0]);
-            cuMemsetD2D8_v2(to, pitch, value, width, height): Shape::Skip(&[0]);
-            cuMemsetD2D8_v2_ptds(to, pitch, value, width, height): Shape::Skip(&[0]);
-            cuMemsetD2D16_v2(to, pitch, value, width, height): Shape::Skip(&[0]);
-            cuMemsetD2D16_v2_ptds(to, pitch, value, width, height): Shape::Skip(&[0]);
-            cuMemsetD2D32_v2(to, pitch, value, width, height): Shape::Skip(&[0]);
-            cuMemsetD2D32_v2_ptds(to, pitch, value, width, height): Shape::Skip(&[0]);
-            cuMemsetD8Async(to, value, count, stream): Shape::Skip(&[0]);
-            cuMemsetD8Async_ptsz(to, value, count, stream): Shape::Skip(&[0]);
-            cuMemsetD16Async(to, value, count, stream): Shape::Skip(&[0]);
-            cuMemsetD16Async_ptsz(to, value, count, stream): Shape::Skip(&[0]);
-            cuMemsetD32Async(to, value, count, stream): Shape::Skip(&[0]);
-            cuMemsetD32Async_ptsz(to, value, count, stream): Shape::Skip(&[0]);
-            cuMemsetD2D8Async(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
-            cuMemsetD2D8Async_ptsz(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
-            cuMemsetD2D16Async(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
-            cuMemsetD2D16Async_ptsz(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
-            cuMemsetD2D32Async(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
-            cuMemsetD2D32Async_ptsz(to, pitch, value, width, height, stream): Shape::Skip(&[0]);
-            cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
-                Shape::Launch { function: 0, parameters: 9, extra: Some(10) };
-            cuLaunchKernel_ptsz(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
-                Shape::Launch { function: 0, parameters: 9, extra: Some(10) };
-            cuLaunchKernelEx(config, function, parameters, extra):
-                Shape::Launch { function: 1, parameters: 2, extra: Some(3) };
-            cuLaunchKernelEx_ptsz(config, function, parameters, extra):
-                Shape::Launch { function: 1, parameters: 2, extra: Some(3) };
-            cuLaunchCooperativeKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters):
-                Shape::Launch { function: 0, parameters: 9, extra: None };
-            cuLaunchCooperativeKernel_ptsz(function, gx, gy, gz, bx, by, bz, shared, stream, parameters):
-                Shape::Launch { function: 0, parameters: 9, extra: None };
-            cuLaunchCooperativeKernelMultiDevice(launches, count, flags): Shape::Refuse;
-            cuLaunch(function): Shape::Refuse;
-            cuLaunchGrid(function, width, height): Shape::Refuse;
-            cuLaunchGridAsync(function, width, height, stream): Shape::Refuse;
-            cuGraphAddKernelNode(out, graph, nodes, count, parameters): Shape::KernelNode;
-            cuGraphAddKernelNode_v2(out, graph, nodes, count, parameters): Shape::KernelNode;
-            cuGraphAddMemcpyNode(out, graph, nodes, count, copy, context): Shape::CopyNode;
-            cuGraphAddMemsetNode(out, graph, nodes, count, parameters, context): Shape::SetNode;
-            cuGraphAddNode(out, graph, nodes, count, parameters): Shape::Node { parameters: 4 };
-            cuGraphAddNode_v2(out, graph, nodes, edges, count, parameters): Shape::Node { parameters: 5 };
-            cuGraphAddMemAllocNode(out, graph, nodes, count, parameters): Shape::Refuse;
-            cuGraphKernelNodeSetParams(node, parameters): Shape::ChangeKernelNode(1);
-            cuGraphKernelNodeSetParams_v2(node, parameters): Shape::ChangeKernelNode(1);
-            cuGraphExecKernelNodeSetParams(executable, node, parameters): Shape::ChangeKernelNode(2);
-            cuGraphExecKernelNodeSetParams_v2(executable, node, parameters): Shape::ChangeKernelNode(2);
-            cuGraphMemcpyNodeSetParams(node, parameters): Shape::ChangeCopyNode(1);
-            cuGraphExecMemcpyNodeSetParams(executable, node, parameters, context): Shape::ChangeCopyNode(2);
-            cuGraphMemsetNodeSetParams(node, parameters): Shape::ChangeSetNode(1);
-            cuGraphExecMemsetNodeSetParams(executable, node, parameters, context): Shape::ChangeSetNode(2);
-            cuGraphNodeSetParams(node, parameters): Shape::ChangeNode(1);
-            cuGraphExecNodeSetParams(executable, node, parameters): Shape::ChangeNode(2);
-            cuStreamWriteValue32(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWriteValue32_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWriteValue32_v2(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWriteValue32_v2_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWriteValue64(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWriteValue64_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWriteValue64_v2(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWriteValue64_v2_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWaitValue32(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWaitValue32_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWaitValue32_v2(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWaitValue32_v2_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWaitValue64(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWaitValue64_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWaitValue64_v2(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamWaitValue64_v2_ptsz(stream, address, value, flags): Shape::Skip(&[1]);
-            cuStreamBatchMemOp(stream, count, operations, flags): Shape::StreamOperations;
-            cuStreamBatchMemOp_ptsz(stream, count, operations, flags): Shape::StreamOperations;
-            cuStreamBatchMemOp_v2(stream, count, operations, flags): Shape::StreamOperations;
-            cuStreamBatchMemOp_v2_ptsz(stream, count, operations, flags): Shape::StreamOperations;
-            cuDeviceGetCount(out): Shape::Card(CardCall::Count);
-            cuDeviceGet(out, ordinal): Shape::Card(CardCall::Ordinal);
-            cuDeviceGetUuid(out, device): Shape::Card(CardCall::Uuid);
-            cuDeviceGetUuid_v2(out, device): Shape::Card(CardCall::Uuid);
-            cuDeviceGetPCIBusId(text, length, device): Shape::Card(CardCall::BusId);
-            cuDeviceGetByPCIBusId(out, text): Shape::Card(CardCall::ByBusId);
-            cuDeviceGetAttribute(out, attribute, device): Shape::Card(CardCall::Attribute);
-            cuDeviceGetName(text, length, device): Shape::Card(CardCall::Plain);
-            cuDeviceGetLuid(out, mask, device): Shape::Card(CardCall::Plain);
-            cuDeviceGetProperties(out, device): Shape::Card(CardCall::Plain);
-            cuDeviceComputeCapability(major, minor, device): Shape::Card(CardCall::Plain);
-            cuDeviceGetTexture1DLinearMaxWidth(out, format, channels, device): Shape::Card(CardCall::Plain);
-            cuDeviceGetExecAffinitySupport(out, kind, device): Shape::Card(CardCall::Plain);
-            cuDeviceGetNvSciSyncAttributes(out, device, flags): Shape::Card(CardCall::Plain);
-            cuDeviceGetGraphMemAttribute(device, attribute, value): Shape::Card(CardCall::Plain);
-            cuDeviceSetGraphMemAttribute(device, attribute, value): Shape::Card(CardCall::Plain);
-            cuDeviceGraphMemTrim(device): Shape::Card(CardCall::Plain);
-            cuDeviceRegisterAsyncNotification(device, callback, data, out): Shape::Card(CardCall::Plain);
-            cuDeviceUnregisterAsyncNotification(device, callback): Shape::Card(CardCall::Plain);
-            cuDeviceGetDevResource(device, out, kind): Shape::Card(CardCall::Refuse);
-            cuGreenCtxCreate(out, description, device, flags): Shape::Card(CardCall::Refuse);
-            cuMulticastCreate(out, properties): Shape::Card(CardCall::Refuse);
-            cuMulticastAddDevice(multicast, device): Shape::Card(CardCall::Refuse);
-            cuDeviceCanAccessPeer(out, device, peer): Shape::Card(CardCall::CanAccess { device: 1 });
-            cuDeviceGetP2PAttribute(out, attribute, device, peer): Shape::Card(CardCall::CanAccess { device: 2 });
-            cuCtxEnablePeerAccess(context, flags): Shape::Card(CardCall::EnablePeer);
-            cuCtxDisablePeerAccess(context): Shape::Card(CardCall::DisablePeer);
-            cuDevicePrimaryCtxRetain(out, device): Shape::Card(CardCall::Retain);
-            cuDevicePrimaryCtxRelease(device): Shape::Card(CardCall::Release);
-            cuDevicePrimaryCtxRelease_v2(device): Shape::Card(CardCall::Release);
-            cuDevicePrimaryCtxSetFlags(device, flags): Shape::Card(CardCall::SetFlags);
-            cuDevicePrimaryCtxSetFlags_v2(device, flags): Shape::Card(CardCall::SetFlags);
-            cuDevicePrimaryCtxGetState(device, flags, active): Shape::Card(CardCall::State);
-            cuCtxCreate(out, flags, device): Shape::Card(CardCall::CreateContext { device: 2 });
-            cuCtxCreate_v2(out, flags, device): Shape::Card(CardCall::CreateContext { device: 2 });
-            cuCtxCreate_v3(out, affinity, count, flags, device): Shape::Card(CardCall::CreateContext { device: 4 });
-            cuCtxCreate_v4(out, parameters, flags, device): Shape::Card(CardCall::CreateContext { device: 3 });
-            cuCtxGetDevice(out): Shape::Card(CardCall::ContextDevice { out: 0, context: None });
-            cuCtxGetDevice_v2(out, context): Shape::Card(CardCall::ContextDevice { out: 0, context: Some(1) });
-            cuStreamCreate(out, flags): Shape::Card(CardCall::CreateStream);
-            cuStreamCreateWithPriority(out, flags, priority): Shape::Card(CardCall::CreateStream);
-            cuStreamDestroy(stream): Shape::Card(CardCall::EndStream);
-            cuStreamDestroy_v2(stream): Shape::Card(CardCall::EndStream);
-            cuStreamGetDevice(stream, out): Shape::Card(CardCall::StreamDevice);
-            cuStreamGetDevice_ptsz(stream, out): Shape::Card(CardCall::StreamDevice);
-            cuDeviceGetDefaultMemPool(out, device): Shape::Card(CardCall::DefaultPool { is_current: false });
-            cuDeviceGetMemPool(out, device): Shape::Card(CardCall::DefaultPool { is_current: true });
-            cuDeviceSetMemPool(device, pool): Shape::Card(CardCall::SetPool);
-            cuMemPoolCreate(out, pool_properties): Shape::Card(CardCall::CreatePool);
-            cuMemPoolSetAccess(pool, descriptors, count): Shape::Card(CardCall::Plain);
-            cuMemPoolGetAccess(flags, pool, place): Shape::Card(CardCall::Plain);
-            cuMemGetAllocationGranularity(out, properties, option): Shape::Card(CardCall::Plain);
-            cuKernelGetAttribute(out, attribute, kernel, device): Shape::Card(CardCall::Plain);
-            cuKernelSetAttribute(attribute, value, kernel, device): Shape::Card(CardCall::Plain);
-            cuKernelSetCacheConfig(kernel, config, device): Shape::Card(CardCall::Plain);
+            [cuMemAlloc_v2](out, bytes): Shape::Alloc;
+            [cuMemAllocPitch_v2](out, pitch, width, height, element): Shape::AllocPitch;
+            [cuMemAllocManaged](out, bytes, flags): Shape::AllocManaged;
+            [cuMemAllocAsync, cuMemAllocAsync_ptsz](out, bytes, stream): Shape::AllocPooled { pool: None };
+            [cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz](out, bytes, pool, stream): Shape::AllocPooled { pool: Some(2) };
+            [cuMemFree_v2](address): Shape::Free;
+            [cuMemFreeAsync, cuMemFreeAsync_ptsz](address, stream): Shape::Free;
+            [cuMemAddressReserve](out, bytes, alignment, address, flags): Shape::Reserve;
+            [cuMemCreate](out, bytes, properties, flags): Shape::Create;
+            [cuMemRelease](handle): Shape::Release;
+            [cuMemRetainAllocationHandle](out, address): Shape::Retain;
+            [cuMemMap](address, bytes, offset, handle, flags): Shape::Map;
+            [cuMemUnmap](address, bytes): Shape::Unmap;
+            [cuMemSetAccess](address, bytes, descriptors, count): Shape::SetAccess;
+            [cuMemGetAccess](flags, place, address): Shape::GetAccess;
+            [cuMemGetAllocationPropertiesFromHandle](out, handle): Shape::Properties;
+            [cuMemExportToShareableHandle](out, handle, kind, flags): Shape::Export;
+            [cuMemImportFromShareableHandle](out, shared, kind): Shape::Import;
+            [cuMulticastBindMem](multicast, offset, handle, at, bytes, flags): Shape::RefuseHandle(2);
+            [cuMulticastBindAddr](multicast, offset, address, bytes, flags): Shape::RefuseAddress(2);
+            [cuMemGetHandleForAddressRange](out, address, bytes, kind, flags): Shape::RefuseAddress(1);
+            [cuIpcGetMemHandle, cuMemPoolExportPointer](out, address): Shape::RefuseAddress(1);
+            [cuMemGetInfo_v2](free, total): Shape::Info;
+            [cuDeviceTotalMem_v2](out, device): Shape::Total;
+            [cuMemGetAddressRange_v2](start, bytes, address): Shape::Range;
+            [cuPointerGetAttribute](data, attribute, address): Shape::Attribute;
+            [cuPointerGetAttributes](count, attributes, data, address): Shape::Attributes;
+            [cuPointerSetAttribute](value, attribute, address): Shape::Skip(&[2]);
+            [cuMemPoolGetAttribute](pool, attribute, value): Shape::PoolAttribute;
+            [cuMemPoolSetAttribute](pool, attribute, value): Shape::SetPoolAttribute;
+            [cuMemPoolTrimTo](pool, keep): Shape::Trim;
+            [cuCtxSynchronize](): Shape::Synchronize;
+            [cuCtxSynchronize_v2](context): Shape::Synchronize;
+            [cuStreamSynchronize, cuStreamSynchronize_ptsz](stream): Shape::Synchronize;
+            [cuEventSynchronize](event): Shape::Synchronize;
+            [cuCtxDestroy_v2](context): Shape::ContextDestroy;
+            [cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset](device): Shape::PrimaryReset;
+            [cuMemAdvise](address, bytes, advice, device): Shape::Skip(&[0]);
+            [cuMemAdvise_v2](address, bytes, advice, location): Shape::Skip(&[0]);
+            [cuMemPrefetchAsync, cuMemPrefetchAsync_ptsz](address, bytes, device, stream): Shape::Skip(&[0]);
+            [cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz](address, bytes, location, flags, stream): Shape::Skip(&[0]);
+            [cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz](stream, address, bytes, flags): Shape::Skip(&[1]);
+            [cuMemcpy, cuMemcpy_ptds](to, from, bytes): Shape::Copy;
+            [cuMemcpyAsync, cuMemcpyAsync_ptsz](to, from, bytes, stream): Shape::Copy;
+            [cuMemcpyPeer, cuMemcpyPeer_ptds](to, context, from, other, bytes): Shape::Skip(&[0, 2]);
+            [cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz](to, context, from, other, bytes, stream): Shape::Skip(&[0, 2]);
+            [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to, from, bytes): Shape::CopyFromHost;
+            [cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz](to, from, bytes, stream): Shape::CopyFromHost;
+            [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to, from, bytes): Shape::CopyToHost;
+            [cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz](to, from, bytes, stream): Shape::CopyToHost;
+            [cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds](to, from, bytes): Shape::Skip(&[0, 1]);
+            [cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz](to, from, bytes, stream): Shape::Skip(&[0, 1]);
+            [cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds](array, offset, from, bytes): Shape::Skip(&[2]);
+            [cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds](to, array, offset, bytes): Shape::Skip(&[0]);
+            [cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds](copy): Shape::Copy2D;
+            [cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz](copy, stream): Shape::Copy2D;
+            [cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, cuMemcpy3DPeer, cuMemcpy3DPeer_ptds](copy): Shape::Copy3D;
+            [cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz, cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz](copy, stream): Shape::Copy3D;
+            [cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz]
+                (to, from, bytes, count, attributes, indexes, kinds, failed, stream): Shape::CopyBatch;
+            [cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz]
+                (to, from, bytes, count, attributes, indexes, kinds, stream): Shape::CopyBatch;
+            [cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz](count, operations, failed, flags, stream): Shape::Refuse;
+            [cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz](count, operations, flags, stream): Shape::Refuse;
+            [cuMemsetD8_v2, cuMemsetD8_v2_ptds, cuMemsetD16_v2, cuMemsetD16_v2_ptds, cuMemsetD32_v2, cuMemsetD32_v2_ptds]
+                (to, value, count): Shape::Skip(&[0]);
+            [cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds, cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds, cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds]
+                (to, pitch, value, width, height): Shape::Skip(&[0]);
+            [cuMemsetD8Async, cuMemsetD8Async_ptsz, cuMemsetD16Async, cuMemsetD16Async_ptsz, cuMemsetD32Async, cuMemsetD32Async_ptsz]
+                (to, value, count, stream): Shape::Skip(&[0]);
+            [cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz, cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz, cuMemsetD2D32Async,
+             cuMemsetD2D32Async_ptsz](to, pitch, value, width, height, stream): Shape::Skip(&[0]);
+            [cuLaunchKernel, cuLaunchKernel_ptsz]
+                (function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra): Shape::Launch { function: 0, parameters: 9, extra: Some(10) };
+            [cuLaunchKernelEx, cuLaunchKernelEx_ptsz]
+                (config, function, parameters, extra): Shape::Launch { function: 1, parameters: 2, extra: Some(3) };
+            [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz]
+                (function, gx, gy, gz, bx, by, bz, shared, stream, parameters): Shape::Launch { function: 0, parameters: 9, extra: None };
+            [cuLaunchCooperativeKernelMultiDevice](launches, count, flags): Shape::Refuse;
+            [cuLaunch](function): Shape::Refuse;
+            [cuLaunchGrid](function, width, height): Shape::Refuse;
+            [cuLaunchGridAsync](function, width, height, stream): Shape::Refuse;
+            [cuGraphAddKernelNode, cuGraphAddKernelNode_v2](out, graph, nodes, count, parameters): Shape::KernelNode;
+            [cuGraphAddMemcpyNode](out, graph, nodes, count, copy, context): Shape::CopyNode;
+            [cuGraphAddMemsetNode](out, graph, nodes, count, parameters, context): Shape::SetNode;
+            [cuGraphAddNode](out, graph, nodes, count, parameters): Shape::Node { parameters: 4 };
+            [cuGraphAddNode_v2](out, graph, nodes, edges, count, parameters): Shape::Node { parameters: 5 };
+            [cuGraphAddMemAllocNode](out, graph, nodes, count, parameters): Shape::Refuse;
+            [cuGraphKernelNodeSetParams, cuGraphKernelNodeSetParams_v2](node, parameters): Shape::ChangeKernelNode(1);
+            [cuGraphExecKernelNodeSetParams, cuGraphExecKernelNodeSetParams_v2](executable, node, parameters): Shape::ChangeKernelNode(2);
+            [cuGraphMemcpyNodeSetParams](node, parameters): Shape::ChangeCopyNode(1);
+            [cuGraphExecMemcpyNodeSetParams](executable, node, parameters, context): Shape::ChangeCopyNode(2);
+            [cuGraphMemsetNodeSetParams](node, parameters): Shape::ChangeSetNode(1);
+            [cuGraphExecMemsetNodeSetParams](executable, node, parameters, context): Shape::ChangeSetNode(2);
+            [cuGraphNodeSetParams](node, parameters): Shape::ChangeNode(1);
+            [cuGraphExecNodeSetParams](executable, node, parameters): Shape::ChangeNode(2);
+            [cuStreamWriteValue32, cuStreamWriteValue32_ptsz, cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz, cuStreamWriteValue64,
+             cuStreamWriteValue64_ptsz, cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz, cuStreamWaitValue32,
+             cuStreamWaitValue32_ptsz, cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz, cuStreamWaitValue64, cuStreamWaitValue64_ptsz,
+             cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz](stream, address, value, flags): Shape::Skip(&[1]);
+            [cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz, cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz]
+                (stream, count, operations, flags): Shape::StreamOperations;
+            [cuDeviceGetCount](out): Shape::Card(CardCall::Count);
+            [cuDeviceGet](out, ordinal): Shape::Card(CardCall::Ordinal);
+            [cuDeviceGetUuid, cuDeviceGetUuid_v2](out, device): Shape::Card(CardCall::Uuid);
+            [cuDeviceGetPCIBusId](text, length, device): Shape::Card(CardCall::BusId);
+            [cuDeviceGetByPCIBusId](out, text): Shape::Card(CardCall::ByBusId);
+            [cuDeviceGetAttribute](out, attribute, device): Shape::Card(CardCall::Attribute);
+            [cuDeviceGetName](text, length, device): Shape::Card(CardCall::Plain);
+            [cuDeviceGetLuid](out, mask, device): Shape::Card(CardCall::Plain);
+            [cuDeviceGetProperties](out, device): Shape::Card(CardCall::Plain);
+            [cuDeviceComputeCapability](major, minor, device): Shape::Card(CardCall::Plain);
+            [cuDeviceGetTexture1DLinearMaxWidth](out, format, channels, device): Shape::Card(CardCall::Plain);
+            [cuDeviceGetExecAffinitySupport](out, kind, device): Shape::Card(CardCall::Plain);
+            [cuDeviceGetNvSciSyncAttributes](out, device, flags): Shape::Card(CardCall::Plain);
+            [cuDeviceGetGraphMemAttribute, cuDeviceSetGraphMemAttribute](device, attribute, value): Shape::Card(CardCall::Plain);
+            [cuDeviceGraphMemTrim](device): Shape::Card(CardCall::Plain);
+            [cuDeviceRegisterAsyncNotification](device, callback, data, out): Shape::Card(CardCall::Plain);
+            [cuDeviceUnregisterAsyncNotification](device, callback): Shape::Card(CardCall::Plain);
+            [cuDeviceGetDevResource](device, out, kind): Shape::Card(CardCall::Refuse);
+            [cuGreenCtxCreate](out, description, device, flags): Shape::Card(CardCall::Refuse);
+            [cuMulticastCreate](out, properties): Shape::Card(CardCall::Refuse);
+            [cuMulticastAddDevice](multicast, device): Shape::Card(CardCall::Refuse);
+            [cuDeviceCanAccessPeer](out, device, peer): Shape::Card(CardCall::CanAccess { device: 1 });
+            [cuDeviceGetP2PAttribute](out, attribute, device, peer): Shape::Card(CardCall::CanAccess { device: 2 });
+            [cuCtxEnablePeerAccess](context, flags): Shape::Card(CardCall::EnablePeer);
+            [cuCtxDisablePeerAccess](context): Shape::Card(CardCall::DisablePeer);
+            [cuDevicePrimaryCtxRetain](out, device): Shape::Card(CardCall::Retain);
+            [cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2](device): Shape::Card(CardCall::Release);
+            [cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2](device, flags): Shape::Card(CardCall::SetFlags);
+            [cuDevicePrimaryCtxGetState](device, flags, active): Shape::Card(CardCall::State);
+            [cuCtxCreate, cuCtxCreate_v2](out, flags, device): Shape::Card(CardCall::CreateContext { device: 2 });
+            [cuCtxCreate_v3](out, affinity, count, flags, device): Shape::Card(CardCall::CreateContext { device: 4 });
+            [cuCtxCreate_v4](out, parameters, flags, device): Shape::Card(CardCall::CreateContext { device: 3 });
+            [cuCtxGetDevice](out): Shape::Card(CardCall::ContextDevice { out: 0, context: None });
+            [cuCtxGetDevice_v2](out, context): Shape::Card(CardCall::ContextDevice { out: 0, context: Some(1) });
+            [cuStreamCreate](out, flags): Shape::Card(CardCall::CreateStream);
+            [cuStreamCreateWithPriority](out, flags, priority): Shape::Card(CardCall::CreateStream);
+            [cuStreamDestroy, cuStreamDestroy_v2](stream): Shape::Card(CardCall::EndStream);
+            [cuStreamGetDevice, cuStreamGetDevice_ptsz](stream, out): Shape::Card(CardCall::StreamDevice);
+            [cuDeviceGetDefaultMemPool](out, device): Shape::Card(CardCall::DefaultPool { is_current: false });
+            [cuDeviceGetMemPool](out, device): Shape::Card(CardCall::DefaultPool { is_current: true });
+            [cuDeviceSetMemPool](device, pool): Shape::Card(CardCall::SetPool);
+            [cuMemPoolCreate](out, pool_properties): Shape::Card(CardCall::CreatePool);
+            [cuMemPoolSetAccess](pool, descriptors, count): Shape::Card(CardCall::Plain);
+            [cuMemPoolGetAccess](flags, pool, place): Shape::Card(CardCall::Plain);
+            [cuMemGetAllocationGranularity](out, properties, option): Shape::Card(CardCall::Plain);
+            [cuKernelGetAttribute](out, attribute, kernel, device): Shape::Card(CardCall::Plain);
+            [cuKernelSetAttribute](attribute, value, kernel, device): Shape::Card(CardCall::Plain);
+            [cuKernelSetCacheConfig](kernel, config, device): Shape::Card(CardCall::Plain);
         }
     };
 }
 pub(super) use with_functions;
 
 macro_rules! table {
-    ($($name:ident($($argument:ident),*): $shape:expr;)*) => {
-        &[$((stringify!($name), $shape)),*]
+    ($([$($name:ident),+]$arguments:tt: $shape:expr;)*) => {
+        &[$($((stringify!($name), $shape)),+),*]
     };
 }
 
