@@ -129,7 +129,7 @@ fn changed_recordings_cost_little() {
     fs::write(&other, Made::new("train").training(2, 3, MIB).file()).expect("the file can be written");
     let (mut runs, mut refused, mut failed, mut most) = (0_u64, 0, 0, Spent::default());
     let mut said = Instant::now();
-    while until.map_or(runs < 40, |until| Instant::now() < until) {
+    while until.map_or(runs < 20, |until| Instant::now() < until) {
         let seed = first + runs;
         let mut random = Random(seed);
         // Without optimisation, small ones take long enough.
