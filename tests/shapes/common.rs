@@ -257,7 +257,6 @@ async fn async_unnamed_arguments(_a: SimBlock, _: SimBlock) -> SimBlock {
 /// Writes a function for each way to declare `$a` among the arguments.
 macro_rules! with_arguments {
     ($kind:ident $shapes:ident $name:ident $a:ident $body:tt) => {
-        $kind!($shapes, concat!(stringify!($kind), " one ", stringify!($name)), ($a: D), (D::new("a")), $body);
         $kind!($shapes, concat!(stringify!($kind), " two ", stringify!($name)),
             (_b: D, $a: D, c: D), (D::new("b"), D::new("a"), D::new("c")), $body);
         $kind!($shapes, concat!(stringify!($kind), " unnamed ", stringify!($name)),
@@ -267,9 +266,6 @@ macro_rules! with_arguments {
             (D::new("b"), (D::new("a"), D::new("unnamed"), D::new("c")), D::new("d")), $body);
         $kind!($shapes, concat!(stringify!($kind), " fields ", stringify!($name)),
             (Fields { second: $a, third: ref _c, .. }: Fields, ref d: D), (Fields::new(), D::new("d")), $body);
-        $kind!($shapes, concat!(stringify!($kind), " array ", stringify!($name)),
-            ([_, $a, ..]: [D; 4], _b: Box<D>),
-            ([D::new("0"), D::new("a"), D::new("2"), D::new("3")], Box::new(D::new("b"))), $body);
     };
 }
 
