@@ -161,7 +161,7 @@ pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::{hint::black_box, path::Path, thread};
+    use std::{hint::black_box, path::Path};
 
     use super::*;
 
@@ -240,64 +240,6 @@ mod tests {
             deeper(40, &mut || assert_eq!(unwind(&mut addresses, 0), 32));
         });
         assert_eq!(allocations.count_total, 0);
-    }
-
-    /// Called by the C library, which calls Rust back.
-    #[test]
-    fn through_c() {
-        static ADDRESSES: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
-
-        extern "C" fn compare(a: *const c_void, b: *const c_void) -> c_int {
-            *ADDRESSES.lock().unwrap() = unwound_from(0);
-            (a > b).into()
-        }
-
-        unsafe extern "C" {
-            fn qsort(
-                base: *mut c_void,
-                count: usize,
-                size: usize,
-                compare: extern "C" fn(*const c_void, *const c_void) -> c_int,
-            );
-        }
-        use std::ffi::{c_int, c_void};
-
-        let mut numbers = [2_u64, 1];
-        // SAFETY: the numbers are as many and as large as it says, and `compare` reads none of them.
-        unsafe { qsort(numbers.as_mut_ptr().cast(), 2, 8, compare) };
-        let addresses = ADDRESSES.lock().unwrap().clone();
-        let at = |function: &str| {
-            addresses.iter().position(|address| functions(*address).iter().any(|name| name.ends_with(function)))
-        };
-        let libc = addresses.iter().position(|address| {
-            let module = module_of(*address).unwrap();
-            module.file_name().unwrap().to_string_lossy().starts_with("libc.so")
-        });
-        let (callback, caller) = (at("compare"), at("through_c"));
-        assert!(callback.is_some() && callback < libc && libc < caller, "{callback:?} {libc:?} {caller:?}");
-    }
-
-    #[test]
-    fn unwinding_works_on_another_thread_and_while_its_locals_are_destroyed() {
-        struct UnwindOnDrop(Option<crossbeam_channel::Sender<usize>>);
-
-        impl Drop for UnwindOnDrop {
-            fn drop(&mut self) {
-                let sender = self.0.take().expect("sent once");
-                sender.send(unwind(&mut [0; 32], 0)).expect("somebody waits");
-            }
-        }
-
-        thread_local! {
-            static LATE: std::cell::RefCell<Option<UnwindOnDrop>> = const { std::cell::RefCell::new(None) };
-        }
-        let (sender, receiver) = crossbeam_channel::unbounded();
-        thread::spawn(move || {
-            sender.send(unwind(&mut [0; 32], 0)).expect("somebody waits");
-            LATE.set(Some(UnwindOnDrop(Some(sender))));
-        });
-        let counts: Vec<usize> = receiver.iter().collect();
-        assert!(counts.len() == 2 && counts.iter().all(|count| *count > 0), "{counts:?}");
     }
 
     #[test]
