@@ -5,7 +5,7 @@
 //! of them, the spans of new pages are counted.
 
 use std::{
-    cell::RefCell,
+    cell::{OnceCell, RefCell},
     collections::HashMap,
     fmt::Debug,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -101,7 +101,7 @@ pub(crate) fn peek(device: DeviceThread) -> Reserved {
 #[derive(Default)]
 struct ThisThread {
     /// Looked up once. `None` inside if this is not a device thread.
-    device: Option<Option<Shared>>,
+    device: OnceCell<Option<Shared>>,
     /// The span of `reserve` that is open.
     open: Option<Reservation>,
 }
@@ -118,8 +118,7 @@ thread_local! {
 
 impl ThisThread {
     fn count(&mut self, more: &Reserved) {
-        let device =
-            self.device.get_or_insert_with(|| Some(of_device(DeviceThread::of_name(thread::current().name()?)?)));
+        let device = self.device.get_or_init(|| Some(of_device(DeviceThread::of_name(thread::current().name()?)?)));
         if let Some(device) = device {
             lock(device).add(more);
         }
