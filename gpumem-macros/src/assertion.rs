@@ -142,17 +142,3 @@ fn parse_relation(input: ParseStream<'_>) -> Result<&'static str> {
         Err(ahead.error())
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use syn::parse::Parser as _;
-
-    #[test]
-    fn every_relation_is_parsed() {
-        for (text, relation) in
-            [("<", "Less"), ("<=", "AtMost"), ("==", "Equal"), ("!=", "Unequal"), (">=", "AtLeast"), (">", "More")]
-        {
-            assert_eq!(super::parse_relation.parse_str(text).unwrap(), relation);
-        }
-    }
-}

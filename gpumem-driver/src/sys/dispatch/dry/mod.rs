@@ -50,18 +50,6 @@ use crate::{
     sys::{cuda, loader, process},
 };
 
-/// All functions of NVML (12 and 13), and those of the CUDA runtime that are replaced, have up to six arguments, which are numbers, addresses, or
-/// a struct of one word, and return an int or an address. A function does not read the registers of arguments that it does not take.
-type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> usize;
-type Arguments = [usize; 6];
-
-/// # Safety
-/// The function takes these arguments.
-unsafe fn pass(function: Function, [first, second, third, fourth, fifth, sixth]: Arguments) -> usize {
-    // SAFETY: the caller says so.
-    unsafe { function(first, second, third, fourth, fifth, sixth) }
-}
-
 /// What is allocated on the cards is shared with other processes, by the segment of shared memory with this number, which has
 /// [`SHARED_WORDS`]. `devices` are UUIDs, without `GPU-` or `MIG-`, in an order that all these processes have: they may number the devices
 /// differently. To be called before [`begin`].

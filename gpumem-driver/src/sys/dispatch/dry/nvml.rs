@@ -14,7 +14,12 @@ use libloading::os::unix::{Library, RTLD_LAZY};
 use once_cell::sync::OnceCell;
 
 use super::{
-    Arguments, Function, Mode, SHARED_WORDS, card_calls::move_domain, is_running, pass, shared::Shared, state,
+    Mode, SHARED_WORDS,
+    card_calls::move_domain,
+    is_running,
+    runtime::{Arguments, Function, pass_to},
+    shared::Shared,
+    state,
 };
 use crate::sys::ring_memory::words_of;
 
@@ -95,7 +100,7 @@ impl Nvml<'_> {
         // SAFETY: `Function` says why each function can be called as one of this type.
         match unsafe { self.real.get::<Function>(name) } {
             // SAFETY: the caller says so.
-            Ok(function) => unsafe { pass(*function, arguments) },
+            Ok(function) => unsafe { pass_to(*function, arguments) },
             Err(_) => NVML_ERROR_FUNCTION_NOT_FOUND as usize,
         }
     }

@@ -18,7 +18,6 @@ use cudarc::driver::sys;
 use libloading::os::unix::{Library, RTLD_LAZY};
 
 use super::{
-    Arguments, Function,
     cards::{self, CUDA_ERROR_INVALID_DEVICE, cards},
     state::{SUCCESS, memory},
 };
@@ -32,6 +31,18 @@ const CUDA_ERROR_NOT_INITIALIZED: u32 = 3;
 const CUDA_ERROR_SYMBOL_NOT_FOUND: u32 = 500;
 const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: u32 = 705;
+
+/// All functions of NVML (12 and 13), and those of the CUDA runtime that are replaced, have up to six arguments, which are numbers, addresses, or
+/// a struct of one word, and return an int or an address. A function does not read the registers of arguments that it does not take.
+pub(super) type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize, usize) -> usize;
+pub(super) type Arguments = [usize; 6];
+
+/// # Safety
+/// The function takes these arguments.
+pub(super) unsafe fn pass_to(function: Function, [first, second, third, fourth, fifth, sixth]: Arguments) -> usize {
+    // SAFETY: the caller says so.
+    unsafe { function(first, second, third, fourth, fifth, sixth) }
+}
 
 #[derive(Clone, Copy)]
 enum Shape {
@@ -263,7 +274,7 @@ pub(super) fn reset(card: u32) -> u32 {
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 unsafe fn pass(function: usize, arguments: Arguments) -> u32 {
     // SAFETY: the caller says so.
-    unsafe { super::pass(mem::transmute::<usize, Function>(function), arguments) as u32 }
+    unsafe { pass_to(mem::transmute::<usize, Function>(function), arguments) as u32 }
 }
 
 fn own(row: usize) -> Option<usize> {
