@@ -62,7 +62,11 @@ fn bit(ordinal: u32) -> u64 {
 
 /// A subscription begins. While there was none, the figures may have changed.
 pub(super) fn forget() {
-    with_graphs(|graphs| graphs.values_mut().for_each(|memory| memory.unread = true));
+    with_graphs(|graphs| {
+        for memory in graphs.values_mut() {
+            memory.unread = true;
+        }
+    });
 }
 
 /// A graph has a node that allocates, so each launch must be recorded from now on.
