@@ -103,7 +103,9 @@ pub(super) fn poll(ordinal: u32) {
     }
     with_graphs(|graphs| {
         if calls::take_unrecorded_launches() {
-            graphs.values_mut().for_each(|memory| memory.may_have_risen = true);
+            for memory in graphs.values_mut() {
+                memory.may_have_risen = true;
+            }
         }
         let memory = graphs.entry(ordinal).or_insert(GraphMemory::UNREAD);
         if memory.must_be_read() {
