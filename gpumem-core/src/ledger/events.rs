@@ -133,6 +133,7 @@ impl Ledger {
     fn lost<O: Observer>(&mut self, count: u64, number: u64, observer: &mut O) {
         self.counts.lost += count;
         let until = if self.displaced > 0 { u64::MAX } else { number };
+        self.pools.complete_from = until.saturating_add(1);
         for (key, missed) in self.live.frees_missed_until(until) {
             self.block_is_gone(key);
             self.remove_without_free(&missed);

@@ -163,10 +163,22 @@ impl State {
         budget.work(LOST)?;
         self.checks.lost(count)?;
         self.missed += count;
-        let kind = &EventKind::Lost { count };
-        let event = Event { number: self.checks.number(), time: self.time, thread: ThreadId(0), kind };
-        self.inbox.replay(&event, observer);
+        self.add(&EventKind::Lost { count }, observer);
         Ok(())
+    }
+
+    /// Blocks of which it is not known yet to whom they belong are the program's.
+    pub(super) fn end(&mut self, observer: &mut impl Observer) {
+        if self.inbox.has_undecided() {
+            self.add(&EventKind::PoolsQueried, observer);
+        }
+    }
+
+    /// Applies an event that is not in the recording. The shortened part of a recording says first what it has missed.
+    fn add(&mut self, kind: &EventKind, observer: &mut impl Observer) {
+        let shortened = self.definitions.part().map_or(0, |part| part.after);
+        let number = self.checks.number().max(shortened);
+        self.inbox.replay(&Event { number, time: self.time, thread: ThreadId(0), kind }, observer);
     }
 
     /// `is_kept`: whether requested reports may need the label.
