@@ -234,7 +234,9 @@ impl Checks {
         let thread = event.thread;
         match event.kind {
             // The ledger counts it as a wrong call, and does not add it up.
-            EventKind::Alloc { block: Block { device, bytes, kind: MemKind::Part, .. }, .. } if bytes.get() >= MOST_BYTES => {
+            EventKind::Alloc { block: Block { device, bytes, kind: MemKind::Part, .. }, .. }
+                if bytes.get() >= MOST_BYTES =>
+            {
                 check_device(device)?;
             }
             EventKind::Alloc { key, block } => {

@@ -43,6 +43,13 @@ impl RegisteredPool {
         self.reserved.checked_sub(self.used)
     }
 
+    /// It has nothing, and was not called wrongly.
+    ///
+    /// Example: see `gpumem::pool`.
+    pub fn is_empty(&self) -> bool {
+        self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() == 0
+    }
+
     /// Calls that cannot be right. If this is not 0, figures may be wrong.
     ///
     /// Example: see `gpumem::pool`.
@@ -98,7 +105,8 @@ mod tests {
         );
         (pool.unknown_frees, pool.doubled, pool.outside, pool.late) = (1, 2, 3, 0);
         let row = pool.to_string();
-        let wrong = "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
+        let wrong =
+            "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
     }
 }

@@ -111,7 +111,9 @@ fn a_call_that_lost_events_may_explain_is_not_wrong() {
          pool 1 = 2 21 87 unknown=1 doubled=1 late=1",
     );
     // While functions of the driver are displaced, more is lost.
-    check("pool 1; displaced 1 1; unpart 1 10; displaced 0 0; unpart 1 10; pool 2; unpart 2 10; pool 1 = 0 0 0; pool 2 = 0 0 0 unknown=1");
+    check(
+        "pool 1; displaced 1 1; unpart 1 10; displaced 0 0; unpart 1 10; pool 2; unpart 2 10; pool 1 = 0 0 0; pool 2 = 0 0 0 unknown=1",
+    );
 }
 
 /// A pool that makes no mistake, of whose events some in a row are lost.
@@ -143,7 +145,11 @@ fn lost_events_make_no_call_wrong() {
         lines.splice(from..to, [format!("lost {}", to - from)]);
         let script = lines.join("; ");
         let mut ledger = check(&format!("pool 1; {script}"));
-        assert_eq!((ledger.pools()[0].wrong, ledger.counts().lost), (WrongCalls::default(), (to - from) as u64), "{script}");
+        assert_eq!(
+            (ledger.pools()[0].wrong, ledger.counts().lost),
+            (WrongCalls::default(), (to - from) as u64),
+            "{script}"
+        );
     }
 }
 
