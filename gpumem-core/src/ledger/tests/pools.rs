@@ -42,6 +42,15 @@ fn of_several_new_blocks_the_pool_has_those_that_it_reports() {
 }
 
 #[test]
+fn other_threads_do_not_decide_unless_they_ask() {
+    check(
+        "pool 1; open a
+         alloc x 100 at 1000; pool 2 %2; sample 5 %2; named b %2; pool 3; empty 3; reserved 1 100; part 1 1000 10; read a = 10 0 lost=0
+         alloc y 50 at 2000; open b %2; part 1 2000 5; close a = 15 45 lost=1",
+    );
+}
+
+#[test]
 fn what_is_announced_is_the_pools_whoever_else_allocates() {
     check(
         "pool 1; open a
@@ -475,7 +484,7 @@ fn both_views_agree_with_the_simple_way() {
                     EventKind::PoolReserved { pool: PoolId(pool), bytes: Bytes::new(bytes.unsigned_abs()) }
                 }
                 rare => {
-                    plain.program_gets(|_, _| true);
+                    plain.program_gets(|by, _| by == thread && rare == 14 || rare == 15);
                     match rare {
                         13 if !is_registered => {
                             let device = pool_device;
@@ -506,7 +515,10 @@ fn both_views_agree_with_the_simple_way() {
                             scopes.insert(number, (device, plain.history.len() - 1, plain.lost));
                             EventKind::Open { scope: ScopeId(number), spec: ScopeSpec::exact(devices[device]) }
                         }
-                        _ => EventKind::PoolsQueried,
+                        _ => {
+                            plain.program_gets(|_, _| true);
+                            EventKind::PoolsQueried
+                        }
                     }
                 }
             };
