@@ -265,6 +265,11 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(1, replay).flatten()
     }
 
+    /// A recording lacks events before the one with this number.
+    pub fn replay_from(&self, number: u64) {
+        self.enter(0, |state, _| state.ledger.lacks_events_before(number));
+    }
+
     /// Applies the start of a thread in a recording. The thread has the number of a thread that has ended.
     pub fn replay_thread(&self, thread: ThreadId) {
         self.enter(0, |state, _| state.ledger.begin_thread(thread));

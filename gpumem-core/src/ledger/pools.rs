@@ -135,6 +135,11 @@ impl Ledger {
         self.wrong_call(key.pool(), since, |wrong| &mut wrong.unknown);
     }
 
+    /// Events before the one with this number are missing, other than frees of live blocks.
+    pub(crate) fn lacks_events_before(&mut self, number: u64) {
+        self.pools.complete_from = number;
+    }
+
     /// A call contradicts the events since the one with the number `since`. If some of these were lost, the call may be right.
     pub(super) fn wrong_call(&mut self, pool: PoolId, since: u64, which: impl Fn(&mut WrongCalls) -> &mut u64) {
         if since < self.pools.complete_from {

@@ -74,7 +74,7 @@ pub(super) struct Refused {
 
 impl State {
     pub(super) fn new(definitions: Definitions) -> Self {
-        Self {
+        let state = Self {
             definitions,
             inbox: Inbox::new(),
             checks: Checks::default(),
@@ -87,6 +87,15 @@ impl State {
             next_own: FIRST_OWN_SCOPE,
             time: Time::ZERO,
             missed: 0,
+        };
+        state.note_shortened();
+        state
+    }
+
+    /// The events up to some number are not all there, if the recording is shortened.
+    fn note_shortened(&self) {
+        if let Some(part) = self.definitions.part().filter(|part| part.after > self.checks.number()) {
+            self.inbox.replay_from(part.after.saturating_add(1));
         }
     }
 
@@ -164,6 +173,7 @@ impl State {
         self.checks.lost(count)?;
         self.missed += count;
         self.add(&EventKind::Lost { count }, observer);
+        self.note_shortened();
         Ok(())
     }
 
@@ -174,11 +184,10 @@ impl State {
         }
     }
 
-    /// Applies an event that is not in the recording. The shortened part of a recording says first what it has missed.
+    /// Applies an event that is not in the recording.
     fn add(&mut self, kind: &EventKind, observer: &mut impl Observer) {
-        let shortened = self.definitions.part().map_or(0, |part| part.after);
-        let number = self.checks.number().max(shortened);
-        self.inbox.replay(&Event { number, time: self.time, thread: ThreadId(0), kind }, observer);
+        self.inbox
+            .replay(&Event { number: self.checks.number(), time: self.time, thread: ThreadId(0), kind }, observer);
     }
 
     /// `is_kept`: whether requested reports may need the label.

@@ -46,8 +46,11 @@ fn a_free_after_missed_items_is_not_wrong() {
     assert_eq!(pool.wrong.unknown, 0);
     // A shortened recording does not say when the items were missed, only that it was before its newest events.
     let shortened = Item::Part(PartDefinition { is_peaks: false, after: 100 });
-    let (pool, _) = read(&[shortened, Item::Missed(3), registered(7), free]);
+    let (pool, _) = read(&[shortened.clone(), Item::Missed(3), registered(7), free]);
     assert_eq!(pool.wrong.unknown, 0);
+    // Nor does it have the events that say whose a block is.
+    let (pool, _) = read(&[shortened, registered(7), alloc(8, 512), event(9, EventKind::PoolsQueried), part(10, 128)]);
+    assert_eq!((pool.wrong.late, pool.block_bytes), (0, Bytes::new(512)));
 }
 
 #[test]
