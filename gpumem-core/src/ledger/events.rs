@@ -46,8 +46,8 @@ impl Ledger {
             }
             EventKind::Free { key, block } => self.free_observed(*key, block.as_ref(), event.thread, observer),
             _ => {
-                if self.has_open_questions && !is_of_pool(event.kind) {
-                    let concerns_all = concerns_all_blocks(event.kind);
+                if self.has_open_questions && !event.kind.is_of_pool() {
+                    let concerns_all = event.kind.concerns_all_blocks();
                     self.decide_for_program(|by, _| by == event.thread || concerns_all, observer);
                 }
                 self.flush_pending();
@@ -158,26 +158,4 @@ impl Ledger {
         self.flush_pending();
         self.meters.stats()
     }
-}
-
-/// The event decides of no block that it is the program's.
-fn is_of_pool(event: &EventKind) -> bool {
-    matches!(event, EventKind::PoolRegistered { .. } | EventKind::PoolReserved { .. } | EventKind::PoolEmptied { .. })
-}
-
-/// The event reads what is in use, or may free blocks of other threads. So it has to be known to whom each block belongs.
-fn concerns_all_blocks(event: &EventKind) -> bool {
-    matches!(
-        event,
-        EventKind::Open { .. }
-            | EventKind::Read { .. }
-            | EventKind::Reset { .. }
-            | EventKind::ResetKeepingPeak { .. }
-            | EventKind::Close { .. }
-            | EventKind::ResetPeaks { .. }
-            | EventKind::PoolsQueried
-            | EventKind::Lost { .. }
-            | EventKind::Displaced { .. }
-            | EventKind::ContextDestroyed { .. }
-    )
 }

@@ -14,7 +14,7 @@ use super::{
     pool_table::{Pool, Pools, UNDECIDED},
     pools::{LARGEST, SURE},
 };
-use crate::model::{Bytes, Device, Key, MemKind, PoolId, Tag, ThreadId};
+use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId};
 
 impl Ledger {
     /// Some block is undecided.
@@ -140,6 +140,31 @@ impl Ledger {
         let kind = if pool == PoolId::NONE { BlockChangeKind::GivenToProgram } else { BlockChangeKind::TakenByPool };
         self.tell(kind, key, &now, observer);
         self.update_has_open_questions();
+    }
+
+    /// An event of a shortened recording was applied, which may lack the next event of the thread. If it allocates a block of the driver, the
+    /// block belongs to this pool, or to none.
+    pub(crate) fn decide_shortened<O: Observer>(&mut self, event: &EventKind, pool: PoolId, observer: &mut O) {
+        match event {
+            EventKind::Alloc { key, block } if block.kind != MemKind::Part => {
+                let Some(now) = self.live.get(*key).map(|entry| self.groups.get(entry.group()).pool) else { return };
+                let of = self.pools.get_mut(pool).filter(|of| of.device == Some(block.device));
+                if now == pool || of.is_none() && pool != PoolId::NONE {
+                    return;
+                }
+                if let Some(of) = of {
+                    of.has_handles |= !key.is_address();
+                }
+                self.decide(*key, pool, observer);
+            }
+            EventKind::PoolReserved { pool, .. } => {
+                if let Some(of) = self.pools.get_mut(*pool) {
+                    of.announced_by = None;
+                }
+                self.update_has_open_questions();
+            }
+            _ => {}
+        }
     }
 
     /// Whether a pool has this as a whole: then only the driver's view counts it. `meter` is that of the device.

@@ -132,6 +132,9 @@ impl State {
         self.time = event.time;
         let RecordedEvent { number, time, thread, ref kind, .. } = *event;
         let trace = self.inbox.replay(&Event { number, time, thread, kind }, observer);
+        if self.definitions.part().is_some_and(|part| number <= part.after) {
+            self.inbox.replay_owner(kind, self.definitions.pool_of(number), observer);
+        }
         match *kind {
             EventKind::ContextDestroyed { .. } => {
                 let blocks = self.inbox.blocks(None);

@@ -5,7 +5,7 @@ use std::io::Cursor;
 use gpumem_core::{
     ledger::KnownPool,
     model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, PoolId},
-    recording::{Item, PartDefinition, Reader},
+    recording::{Item, PartDefinition, PoolBlock, Reader},
 };
 
 use crate::{any::written, hostile::event};
@@ -51,6 +51,18 @@ fn a_free_after_missed_items_is_not_wrong() {
     // Nor does it have the events that say whose a block is.
     let (pool, _) = read(&[shortened, registered(7), alloc(8, 512), event(9, EventKind::PoolsQueried), part(10, 128)]);
     assert_eq!((pool.wrong.late, pool.block_bytes), (0, Bytes::new(512)));
+}
+
+#[test]
+fn a_block_of_a_shortened_recording_is_whose_the_recording_says() {
+    let shortened = Item::Part(PartDefinition { is_peaks: false, after: 100 });
+    for (of, block_bytes, of_program) in [(POOL, 512, 0), (PoolId(2), 0, 512), (PoolId(255), 0, 512)] {
+        let owner = Item::PoolBlock(PoolBlock { number: 8, pool: of });
+        let (pool, told) = read(&[shortened.clone(), registered(7), owner, alloc(8, 512)]);
+        assert_eq!((pool.block_bytes.get(), told), (block_bytes, of_program), "{of:?}");
+    }
+    let (pool, told) = read(&[shortened, alloc(6, 512), registered(7)]);
+    assert_eq!((pool.block_bytes.get(), told), (0, 512));
 }
 
 #[test]

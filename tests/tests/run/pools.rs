@@ -84,6 +84,18 @@ fn what_goes_wrong_in_a_pool_is_reported() {
     }
 }
 
+/// The part of a recording that `--only-peak` keeps has not the event that says whose the block is.
+#[test]
+fn a_shortened_recording_knows_whose_a_block_is() {
+    let folder = Folder::new();
+    let (file, program) = (folder.file("a.capture"), program(&folder));
+    let words = ["run", "--only-peak", "-o", &file, "--", &program, "unused"];
+    let outcome = machine().run_program(&built("gpumem-command"), &words);
+    for part in ["the peak was 8 MiB", "\ncache of arena: 64 MiB of 64 MiB\n", "\n1 block (8 MiB) not freed"] {
+        assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
+    }
+}
+
 /// The library intercepts the program already. A second copy of gpumem would do that through CUPTI, which costs more.
 #[test]
 fn a_recorded_pool_needs_no_second_source() {
