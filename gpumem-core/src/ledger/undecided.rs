@@ -1,8 +1,8 @@
 //! To whom a block of the driver belongs, on a device with a pool.
 //!
 //! The driver does not say for whom it allocates. So a new block is *undecided* until the next event of its thread: a part inside of
-//! it, or a pool that reserved as much, makes it the pool's; any other event, or a query of any thread, makes it the program's. So the growth of a
-//! pool never is a peak of the program, and no peak has to be lowered later.
+//! it, or a pool that reserved as much, makes it the pool's; any other event, or a query of any thread, makes it the program's. So the
+//! growth of a pool never is a peak of the program, and no peak has to be lowered later.
 
 use std::{mem, ops::Range};
 
