@@ -17,8 +17,8 @@ extern "C" {
 typedef struct gpumem_pool gpumem_pool;
 
 /* Registers a pool on a CUDA device, before it takes its first block; a negative number is the current device of the thread. The name
- * is copied. It initialises CUDA, so a program that forks calls it after that. Returns null, and says why on stderr, if the device
- * cannot be measured. A pool lives as long as the process. */
+ * is copied. It initialises CUDA, so a program that forks calls it after that. A pool lives as long as the process, which has at most 54;
+ * one pool can stand for several allocators. Returns null, and says why on stderr, if there are 54 or the device cannot be measured. */
 gpumem_pool *gpumem_pool_register(const char *name, int device);
 
 /* The pool has given out a part. Call it on the thread that asked for the part. */

@@ -70,7 +70,7 @@ pub(crate) struct ReportArguments {
     /// As JSON: bytes are exact, and what was not measured is null.
     #[arg(long)]
     json: bool,
-    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been.
+    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool keeps unused counts.
     #[arg(long, value_name = "SIZE", value_parser = size,
         conflicts_with_all = ["html", "format", "tree", "calls", "table", "leaks", "at", "between"])]
     max_peak: Option<Bytes>,

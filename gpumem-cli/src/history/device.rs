@@ -19,6 +19,8 @@ pub(crate) struct DeviceHistory {
     pub(crate) less_at: Option<u32>,
     /// The registered pools after the event that made the peak.
     pub(crate) pools: Vec<KnownPool>,
+    /// The bytes of the driver's blocks: those that are live, and the most that were.
+    driver: (u64, u64),
     /// The reading of the whole device with the most in use, and when it was.
     pub(crate) highest_sample: Option<(u64, GpuMemory)>,
     pub(crate) samples: u64,
@@ -33,9 +35,22 @@ impl DeviceHistory {
             peak_at: None,
             less_at: None,
             pools: Vec::new(),
+            driver: (0, 0),
             highest_sample: None,
             samples: 0,
         }
+    }
+
+    /// A block of the driver had so many bytes before this change, and has so many after it.
+    pub(super) fn count_driver(&mut self, before: u64, after: u64) {
+        let (live, most) = &mut self.driver;
+        *live = live.saturating_add(after).saturating_sub(before);
+        *most = (*most).max(*live);
+    }
+
+    /// The most that the driver's blocks had, whether pools divided them or not.
+    pub(crate) fn driver_peak(&self) -> u64 {
+        self.driver.1
     }
 
     /// A block had so many bytes before this change, and has so many after it. Returns whether more is live than ever before.

@@ -246,7 +246,11 @@ impl HistoryReading {
                     was_obtained: false,
                 });
             }
-            EventKind::PoolRegistered { .. } => self.has_pools = true,
+            EventKind::PoolRegistered { device, .. } => {
+                // It is reported, even if the pool gives out no part.
+                self.device(device);
+                self.has_pools = true;
+            }
             EventKind::Mark { callsite } => {
                 self.history.marks.push(Mark { callsite, thread: thread(event), time: self.newest.time });
             }
@@ -269,6 +273,11 @@ impl HistoryReading {
     /// Notes what the newest event has done to a block.
     fn change(&mut self, change: &BlockChange) {
         let BlockChange { mut kind, key, number, before, after, device, group } = *change;
+        let is_of_driver = group.kind.is_on_device() && group.kind != MemKind::Part;
+        if is_of_driver && !matches!(kind, BlockChangeKind::GivenToProgram | BlockChangeKind::TakenByPool) {
+            let device = self.device(device);
+            self.history.devices[usize::from(device)].count_driver(before.get(), after.get());
+        }
         match kind {
             // From now on the program's view has it, and nothing had it before.
             BlockChangeKind::GivenToProgram => kind = BlockChangeKind::Allocated,

@@ -6,7 +6,7 @@ use gpumem_core::{
     derive::registered_pool,
     ledger::KnownPool,
     model::{Bytes, Device, Family},
-    report::{Leaks, PeakHolders, counted},
+    report::{Leaks, PeakHolders, RegisteredPool, counted},
 };
 use serde::Serialize;
 
@@ -70,7 +70,9 @@ pub(crate) struct DeviceOverview {
     /// Managed and pinned host memory, which is not in the peak: the most that was live of each, at its own moment. `None` if it is not
     /// in the recording.
     pub(crate) besides: Option<Vec<Sum>>,
-    /// The registered pools at the peak. What they keep unused is not in the peak.
+    /// The most that the driver's blocks had. `None` without a registered pool: it is the peak then.
+    pub(crate) driver_peak_bytes: Option<u64>,
+    /// The registered pools at the peak, or at the end. What they keep unused is not in the peak.
     pub(crate) pools: Vec<PoolOverview>,
     pub(crate) live_at_end_bytes: u64,
     /// Readings of the whole device, with the context and other processes.
@@ -86,6 +88,8 @@ pub(crate) struct DeviceOverview {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PoolOverview {
     pub(crate) name: String,
+    /// It had nothing at the peak, so the figures are those at the end.
+    pub(crate) is_at_end: bool,
     /// What its parts had.
     pub(crate) used_bytes: u64,
     pub(crate) reserved_bytes: u64,
@@ -171,7 +175,8 @@ impl Missing {
             not_intercepted: history.incomplete().is_none()
                 && !history.is_snapshot
                 && history.sources().is_empty()
-                && history.lives.block_count() == 0,
+                && history.lives.block_count() == 0
+                && history.devices.iter().all(|device| device.driver_peak() == 0),
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
             missed_frees: history.lives.count_of(ChangeKind::FreeMissed),
@@ -375,17 +380,31 @@ fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Su
 }
 
 impl PoolOverview {
-    fn of(history: &History, mut at_peak: KnownPool) -> Self {
-        let at_end = history.ledger().pools().into_iter().find(|pool| pool.pool == at_peak.pool);
-        at_peak.wrong = at_end.map_or(at_peak.wrong, |at_end| at_end.wrong);
-        let pool = registered_pool(&at_peak, history.definitions());
+    /// The pools of a device at its peak. Those that had nothing then follow as they are at the end.
+    fn all(history: &History, of: &DeviceHistory) -> Vec<Self> {
+        let at_end: Vec<_> = history.ledger().pools().into_iter().filter(|pool| pool.device == of.device).collect();
+        let wrong = |pool| at_end.iter().find(|end| end.pool == pool).map(|end| end.wrong).unwrap_or_default();
+        let at_peak = of.pools.iter().map(|pool| KnownPool { wrong: wrong(pool.pool), ..*pool });
+        let (mut pools, names) = (Vec::new(), history.definitions());
+        for (known, is_at_end) in at_peak.map(|pool| (pool, false)).chain(at_end.iter().map(|pool| (*pool, true))) {
+            let pool = registered_pool(&known, names);
+            if !pool.is_empty() && !pools.iter().any(|(id, _)| *id == known.pool) {
+                pools.push((known.pool, Self::of(pool, is_at_end)));
+            }
+        }
+        pools.into_iter().map(|(_, pool)| pool).collect()
+    }
+
+    fn of(pool: RegisteredPool, is_at_end: bool) -> Self {
+        let words = pool.to_string();
         Self {
             used_bytes: pool.used.get(),
             reserved_bytes: pool.reserved.get(),
             unused_bytes: pool.unused().map(Bytes::get),
             wrong_calls: pool.wrong_calls(),
-            words: pool.to_string(),
+            words: if is_at_end { format!("at the end, {words}") } else { words },
             name: pool.name,
+            is_at_end,
         }
     }
 }
@@ -411,7 +430,13 @@ impl DeviceOverview {
             peak_by_scope: sums_by(&on_device, Origin::scope),
             peak_by_place,
             besides: (!history.has_only_peaks()).then_some(besides),
-            pools: all.pools.iter().map(|pool| PoolOverview::of(history, *pool)).collect(),
+            driver_peak_bytes: history
+                .ledger()
+                .pools()
+                .iter()
+                .any(|pool| pool.device == device)
+                .then(|| all.driver_peak()),
+            pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,
             samples: all.samples,
             highest_sample_bytes: all.highest_sample.map(|(_, memory)| memory.used.get()),

@@ -137,7 +137,9 @@ fn write_device(
     paint: Paint,
 ) -> io::Result<()> {
     let Some((peak, at)) = device.peak_bytes.zip(device.peak_seconds) else {
-        writeln!(out, "{}: nothing was allocated", one_line(&device.words()))?;
+        let except = if device.pools.is_empty() { "" } else { " except blocks of pools" };
+        writeln!(out, "{}: nothing was allocated{except}", one_line(&device.words()))?;
+        write_pools(device, out)?;
         return write_samples(device, out);
     };
     match device.holders.as_ref().filter(|_| !is_brief) {
@@ -186,14 +188,16 @@ fn write_device(
         }
         Some(_) => {}
     }
-    for pool in &device.pools {
-        writeln!(out, "{}", pool.words)?;
-    }
+    write_pools(device, out)?;
     if let Some(name) = &device.name {
         let total = device.total_bytes.map(|total| format!(", {}", Bytes::new(total))).unwrap_or_default();
         line(out, "device", &format!("{name}{total}"))?;
     }
     write_samples(device, out)
+}
+
+fn write_pools(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {
+    device.pools.iter().try_for_each(|pool| writeln!(out, "{}", pool.words))
 }
 
 /// What the whole device had in use: more than what was seen.

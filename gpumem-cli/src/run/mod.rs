@@ -179,6 +179,8 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
             "the CUDA runtime does not start with more cards than the machine has if it is linked into the program statically"
         } else if options.cards.are_replaced() {
             "if it used a GPU, it was the real card"
+        } else if options.recorded.keeps_only_peak() {
+            "--only-peak writes the recording each second: nothing is left of a process that is killed or aborts before"
         } else {
             ""
         };

@@ -26,7 +26,8 @@ pub(crate) struct RunOptions {
     pub(super) dormant: bool,
     #[command(flatten)]
     pub(super) cards: Cards,
-    /// End with 1 if the program ends well, and the peak of a device was above SIZE, such as 20GiB, or may have been.
+    /// End with 1 if the program ends well, and the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool
+    /// keeps unused counts.
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "dormant")]
     pub(super) max_peak: Option<Bytes>,
     /// The program and its arguments. `--` before it is needed if its name begins with a dash.
@@ -137,6 +138,11 @@ impl Recorded {
     /// Whether the tensors of PyTorch are recorded.
     pub(super) fn has_torch(&self) -> bool {
         self.torch || self.modules
+    }
+
+    /// Whether only the peak is recorded.
+    pub(super) fn keeps_only_peak(&self) -> bool {
+        self.only_peak
     }
 
     /// The settings that tell the library in the program what to record.

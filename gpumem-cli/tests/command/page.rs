@@ -65,7 +65,7 @@ fn what_a_pool_keeps_unused_has_a_row() {
     assert!(report.contains("the peak was 36 MiB") && report.contains(&format!("\n{row}\n")), "{report}");
     let overview: Value = serde_json::from_str(&printed(&["report", "--json", &file])).unwrap();
     let [used, reserved, unused] = [36, 64, 28].map(|mib| mib * MIB);
-    let expected = json!([{"name": "arena", "used_bytes": used, "reserved_bytes": reserved, "unused_bytes": unused, "wrong_calls": 1}]);
+    let expected = json!([{"name": "arena", "is_at_end": false, "used_bytes": used, "reserved_bytes": reserved, "unused_bytes": unused, "wrong_calls": 1}]);
     assert_eq!(overview["devices"][0]["pools"], expected, "{overview}");
     let (_, text) = page("pool", &[&file]);
     assert!(text.contains(&format!("\"pools\":[\"{row}\"]")), "{text}");

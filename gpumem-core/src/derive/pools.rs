@@ -3,14 +3,13 @@
 use super::{LedgerView, Names};
 use crate::{
     ledger::{KnownPool, WrongCalls},
-    model::Bytes,
     report::RegisteredPool,
 };
 
 /// All pools that have something, or that were called wrongly.
 pub fn pools(view: &dyn LedgerView, names: &dyn Names) -> Vec<RegisteredPool> {
     let pools = view.pools().into_iter().map(|known| registered_pool(&known, names));
-    pools.filter(|pool| pool.reserved > Bytes::ZERO || pool.parts > 0 || pool.wrong_calls() > 0).collect()
+    pools.filter(|pool| !pool.is_empty()).collect()
 }
 
 /// A pool as reports have it.

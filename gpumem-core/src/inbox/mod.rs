@@ -29,7 +29,7 @@ pub use self::{
 };
 use crate::{
     ledger::{BLOCK_PARTS, Ledger, Observer},
-    model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time, Trace},
+    model::{Answer, Block, Bytes, Event, EventKind, Key, PoolId, Tag, ThreadId, Time, Trace},
 };
 
 /// Records events: gives each a number and a time and applies it to the ledger, under one lock that is held for a short
@@ -263,6 +263,16 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
             state.ledger.last_trace().map(Box::new)
         };
         self.enter(1, replay).flatten()
+    }
+
+    /// A recording lacks events before the one with this number.
+    pub fn replay_from(&self, number: u64) {
+        self.enter(0, |state, _| state.ledger.lacks_events_before(number));
+    }
+
+    /// The event of a shortened recording was applied. If it allocates a block of the driver, the block belongs to this pool, or to none.
+    pub fn replay_owner(&self, event: &EventKind, pool: PoolId, observer: &mut impl Observer) {
+        self.enter(0, |state, _| state.ledger.decide_shortened(event, pool, observer));
     }
 
     /// Applies the start of a thread in a recording. The thread has the number of a thread that has ended.

@@ -140,9 +140,14 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// A query decides to whom the driver's blocks belong; see `ledger/undecided.rs`. This is an event, so that a replay decides the
     /// same.
     fn decide(&self) {
-        if self.enter(0, |state, _| state.ledger.has_undecided()).unwrap_or(false) {
+        if self.has_undecided() {
             self.post(&EventKind::PoolsQueried);
         }
+    }
+
+    /// Of some block it is not known yet to whom it belongs.
+    pub(crate) fn has_undecided(&self) -> bool {
+        self.enter(0, |state, _| state.ledger.has_undecided()).unwrap_or(false)
     }
 
     /// How many threads the ledger keeps a record of: as many as ran at the same time.

@@ -46,8 +46,9 @@ impl Ledger {
             }
             EventKind::Free { key, block } => self.free_observed(*key, block.as_ref(), event.thread, observer),
             _ => {
-                if self.has_open_questions && !matches!(event.kind, EventKind::PoolReserved { .. }) {
-                    self.decide_for_program(|_, _| true, observer);
+                if self.has_open_questions && !event.kind.is_of_pool() {
+                    let concerns_all = event.kind.concerns_all_blocks();
+                    self.decide_for_program(|by, _| by == event.thread || concerns_all, observer);
                 }
                 self.flush_pending();
                 self.last_trace = self.apply_rare(event, observer);
@@ -133,6 +134,7 @@ impl Ledger {
     fn lost<O: Observer>(&mut self, count: u64, number: u64, observer: &mut O) {
         self.counts.lost += count;
         let until = if self.displaced > 0 { u64::MAX } else { number };
+        self.pools.complete_from = until.saturating_add(1);
         for (key, missed) in self.live.frees_missed_until(until) {
             self.block_is_gone(key);
             self.remove_without_free(&missed);

@@ -19,6 +19,8 @@ pub(super) struct Pools {
     pub(super) ranges: BTreeMap<u64, Range>,
     /// The undecided blocks, each with the thread that allocated it.
     pub(super) undecided: Vec<(ThreadId, Key)>,
+    /// No event from this number on was lost.
+    pub(super) complete_from: u64,
 }
 
 /// Where a block of the driver lies.
@@ -46,14 +48,15 @@ pub(super) struct Pool {
     pub(super) wrong: WrongCalls,
 }
 
-/// How often calls of a pool were wrong. Each of them also counts as lost.
+/// How often calls of a pool were wrong. Each of them also counts as lost. A call that lost events may explain is not among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrongCalls {
     /// A part was freed that is not live.
     pub unknown: u64,
     /// A part was allocated at the address of a live part, which is then taken as freed.
     pub doubled: u64,
-    /// A part does not lie inside of a block of the driver, or lies in a block of another pool. It is counted.
+    /// A part does not lie inside of a block of the driver, or lies in a block of another pool. It is counted. Also a part, or what the pool
+    /// has from the driver, that is larger than any device: that is not counted.
     pub outside: u64,
     /// A block of the driver was counted for the program before its first part showed that it is the pool's. Peaks of that
     /// time have it.

@@ -18,8 +18,11 @@ use super::{
 };
 use crate::model::{Bytes, Device, Gauge, Key, MemKind, PoolId, Tag, ThreadId};
 
-/// 64 TiB, more than any device has. A larger part is not counted, because sums with it may not fit into 63 bits.
-const LARGEST_PART: u64 = 1 << 46;
+/// 64 TiB, more than any device has. A pool that reports such a size is not believed, because sums with it may not fit into 63 bits.
+pub(super) const LARGEST: u64 = 1 << 46;
+
+/// No lost event makes such a call right.
+pub(super) const SURE: u64 = u64::MAX;
 
 impl Ledger {
     /// A pool begins on a device. [`learn_blocks`](Self::learn_blocks) follows for each part of the blocks.
@@ -113,12 +116,12 @@ impl Ledger {
         if self.pools.get_mut(pool).is_none() {
             return;
         }
-        if bytes.get() > LARGEST_PART {
-            return self.wrong_call(pool, |wrong| &mut wrong.outside);
+        if bytes.get() >= LARGEST {
+            return self.wrong_call(pool, SURE, |wrong| &mut wrong.outside);
         }
         self.find_block_of(key, bytes, pool, number, observer);
         if let Some(before) = self.live.remove(key) {
-            self.wrong_call(pool, |wrong| &mut wrong.doubled);
+            self.wrong_call(pool, before.number(), |wrong| &mut wrong.doubled);
             self.remove_without_free(&before);
             self.tell(BlockChangeKind::FreeMissed, key, &before, observer);
         }
@@ -128,10 +131,20 @@ impl Ledger {
     /// A part was freed that is not live.
     #[cold]
     pub(super) fn unknown_part(&mut self, key: Key) {
-        self.wrong_call(key.pool(), |wrong| &mut wrong.unknown);
+        let since = self.pools.get_mut(key.pool()).map_or(0, |pool| pool.since);
+        self.wrong_call(key.pool(), since, |wrong| &mut wrong.unknown);
     }
 
-    fn wrong_call(&mut self, pool: PoolId, which: impl Fn(&mut WrongCalls) -> &mut u64) {
+    /// Events before the one with this number are missing, other than frees of live blocks.
+    pub(crate) fn lacks_events_before(&mut self, number: u64) {
+        self.pools.complete_from = number;
+    }
+
+    /// A call contradicts the events since the one with the number `since`. If some of these were lost, the call may be right.
+    pub(super) fn wrong_call(&mut self, pool: PoolId, since: u64, which: impl Fn(&mut WrongCalls) -> &mut u64) {
+        if since < self.pools.complete_from {
+            return;
+        }
         if let Some(pool) = self.pools.get_mut(pool) {
             *which(&mut pool.wrong) += 1;
             self.counts.lost += 1;
@@ -160,13 +173,14 @@ impl Ledger {
                 let is_late = range.pool == PoolId::NONE
                     && self.live.get(block).is_some_and(|entry| entry.number() > since && entry.number() < number);
                 if is_late {
-                    self.wrong_call(pool, |wrong| &mut wrong.late);
+                    self.wrong_call(pool, since, |wrong| &mut wrong.late);
                 }
                 self.decide(block, pool, observer);
                 self.pools.newest = Range { pool, ..range };
             }
             _ if of.has_handles => {}
-            _ => self.wrong_call(pool, |wrong| &mut wrong.outside),
+            // The block may be older than the pool.
+            _ => self.wrong_call(pool, 0, |wrong| &mut wrong.outside),
         }
     }
 

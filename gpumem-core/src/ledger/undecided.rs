@@ -1,10 +1,10 @@
 //! To whom a block of the driver belongs, on a device with a pool.
 //!
 //! The driver does not say for whom it allocates. So a new block is *undecided* until the next event of its thread: a part inside of
-//! it, or a pool that reserved as much, makes it the pool's; any other event, or a query, makes it the program's. So the growth of a
-//! pool never is a peak of the program, and no peak has to be lowered later.
+//! it, or a pool that reserved as much, makes it the pool's; any other event, or a query of any thread, makes it the program's. So the
+//! growth of a pool never is a peak of the program, and no peak has to be lowered later.
 
-use std::mem;
+use std::{mem, ops::Range};
 
 use super::{
     Ledger,
@@ -12,8 +12,9 @@ use super::{
     live::Entry,
     observer::{BlockChangeKind, Observer},
     pool_table::{Pool, Pools, UNDECIDED},
+    pools::{LARGEST, SURE},
 };
-use crate::model::{Bytes, Key, MemKind, PoolId, Tag, ThreadId};
+use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId};
 
 impl Ledger {
     /// Some block is undecided.
@@ -21,8 +22,8 @@ impl Ledger {
         !self.pools.undecided.is_empty()
     }
 
-    /// A pool reports how much it has from the driver. Blocks that this thread has just allocated are the pool's, as far as they
-    /// are among that; if more is missing, so are those that it allocates next.
+    /// A pool reports how much it has from the driver. Blocks that this thread has just allocated are the pool's: those in a row that are
+    /// exactly what was missing, else the newest ones as far as they fit. If more is missing, so are those that it allocates next.
     pub(super) fn pool_reserved<O: Observer>(
         &mut self,
         pool: PoolId,
@@ -30,12 +31,16 @@ impl Ledger {
         thread: ThreadId,
         observer: &mut O,
     ) {
+        if bytes.get() >= LARGEST {
+            return self.wrong_call(pool, SURE, |wrong| &mut wrong.outside);
+        }
+        self.flush_pending();
         let Some(of) = self.pools.get_mut(pool) else { return };
-        of.reserved = Some(bytes);
-        of.announced_by = Some(thread);
-        let mine = self.pools.undecided.iter().rev().filter(|(by, _)| *by == thread).map(|(_, key)| *key);
-        for key in mine.collect::<Vec<_>>() {
-            self.take_announced(key, thread, observer);
+        (of.reserved, of.announced_by) = (Some(bytes), Some(thread));
+        let (device, missing) = (of.device, bytes.get().saturating_sub(of.block_bytes));
+        let mine = self.undecided_of(thread, device);
+        for (key, _) in &mine[exactly(&mine, missing)] {
+            self.take_announced(*key, thread, observer);
         }
         self.flush_pending();
         if let Some(of) = self.pools.get_mut(pool)
@@ -46,12 +51,25 @@ impl Ledger {
         self.decide_for_program(|by, _| by == thread, observer);
     }
 
+    /// The undecided blocks of a thread on a device and their sizes, the newest first.
+    fn undecided_of(&self, thread: ThreadId, device: Option<Device>) -> Vec<(Key, u64)> {
+        let mine = self.pools.undecided.iter().rev().filter(|(by, _)| *by == thread);
+        let on_device = |(_, key): &(ThreadId, Key)| {
+            let entry = self.live.get(*key)?;
+            (Some(self.device_of(entry)) == device).then_some((*key, entry.bytes.get()))
+        };
+        mine.filter_map(on_device).collect()
+    }
+
+    fn device_of(&self, entry: &Entry) -> Device {
+        self.meters.0[usize::from(self.groups.get(entry.group()).meter)].device
+    }
+
     /// An undecided block of this thread is a pool's, if the thread has announced as much.
     fn take_announced<O: Observer>(&mut self, key: Key, thread: ThreadId, observer: &mut O) {
         self.flush_pending();
         let Some(entry) = self.live.get(key).copied() else { return };
-        let meter = self.groups.get(entry.group()).meter;
-        let device = self.meters.0[usize::from(meter)].device;
+        let device = self.device_of(&entry);
         let takes = |pool: &Pool| {
             pool.device == Some(device)
                 && pool.announced_by == Some(thread)
@@ -124,6 +142,31 @@ impl Ledger {
         self.update_has_open_questions();
     }
 
+    /// An event of a shortened recording was applied, which may lack the next event of the thread. If it allocates a block of the driver, the
+    /// block belongs to this pool, or to none.
+    pub(crate) fn decide_shortened<O: Observer>(&mut self, event: &EventKind, pool: PoolId, observer: &mut O) {
+        match event {
+            EventKind::Alloc { key, block } if block.kind != MemKind::Part => {
+                let Some(now) = self.live.get(*key).map(|entry| self.groups.get(entry.group()).pool) else { return };
+                let of = self.pools.get_mut(pool).filter(|of| of.device == Some(block.device));
+                if now == pool || of.is_none() && pool != PoolId::NONE {
+                    return;
+                }
+                if let Some(of) = of {
+                    of.has_handles |= !key.is_address();
+                }
+                self.decide(*key, pool, observer);
+            }
+            EventKind::PoolReserved { pool, .. } => {
+                if let Some(of) = self.pools.get_mut(*pool) {
+                    of.announced_by = None;
+                }
+                self.update_has_open_questions();
+            }
+            _ => {}
+        }
+    }
+
     /// Whether a pool has this as a whole: then only the driver's view counts it. `meter` is that of the device.
     pub(super) fn pool_of_new(&self, tag: Tag, meter: u16) -> PoolId {
         if tag.kind() == MemKind::Part {
@@ -137,4 +180,17 @@ impl Ledger {
         let Pools { all, undecided, .. } = &self.pools;
         self.has_open_questions = !undecided.is_empty() || all.iter().any(|pool| pool.announced_by.is_some());
     }
+}
+
+/// The newest blocks in a row that have exactly these bytes, of a list that begins with the newest one. All, if there are none.
+fn exactly(blocks: &[(Key, u64)], bytes: u64) -> Range<usize> {
+    let row_from = |from: usize| {
+        let mut sum = 0_u64;
+        let row = blocks[from..].iter().position(|(_, size)| {
+            sum = sum.saturating_add(*size);
+            sum >= bytes
+        })?;
+        (sum == bytes).then_some(from..from + row + 1)
+    };
+    (0..blocks.len()).find_map(row_from).unwrap_or(0..blocks.len())
 }

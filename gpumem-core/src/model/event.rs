@@ -98,6 +98,28 @@ pub enum EventKind {
 }
 
 impl EventKind {
+    /// A pool begins, or says how much it has. That decides of no block that it is the program's.
+    pub(crate) fn is_of_pool(&self) -> bool {
+        matches!(self, Self::PoolRegistered { .. } | Self::PoolReserved { .. } | Self::PoolEmptied { .. })
+    }
+
+    /// The event reads what is in use, or may free blocks of other threads. So it has to be known to whom each block belongs.
+    pub(crate) fn concerns_all_blocks(&self) -> bool {
+        matches!(
+            self,
+            Self::Open { .. }
+                | Self::Read { .. }
+                | Self::Reset { .. }
+                | Self::ResetKeepingPeak { .. }
+                | Self::Close { .. }
+                | Self::ResetPeaks { .. }
+                | Self::PoolsQueried
+                | Self::Lost { .. }
+                | Self::Displaced { .. }
+                | Self::ContextDestroyed { .. }
+        )
+    }
+
     /// The stack of what was allocated, of the block that the source knows, or of what was refused.
     pub const fn stack(&self) -> Option<StackId> {
         match self {

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     model::{
-        Block, Bytes, Counted, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, PoolId, PoolUsage,
-        ScopeId, ScopeSpec, ThreadId,
+        Block, Bytes, Counted, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, MemKind, PoolId,
+        PoolUsage, ScopeId, ScopeSpec, ThreadId,
     },
     report::DeviceReading,
 };
@@ -233,6 +233,12 @@ impl Checks {
     fn kind(&mut self, event: &RecordedEvent, known: impl Fn(Key) -> Option<u64>) -> Result {
         let thread = event.thread;
         match event.kind {
+            // The ledger counts it as a wrong call, and does not add it up.
+            EventKind::Alloc { block: Block { device, bytes, kind: MemKind::Part, .. }, .. }
+                if bytes.get() >= MOST_BYTES =>
+            {
+                check_device(device)?;
+            }
             EventKind::Alloc { key, block } => {
                 check_key(key)?;
                 check_block(&block)?;
@@ -302,8 +308,8 @@ impl Checks {
                 check_device(device)?;
                 limit(pool <= PoolId::LAST)?;
             }
-            EventKind::PoolReserved { bytes, .. } => limit(bytes.get() < MOST_LIVE)?,
-            EventKind::PoolEmptied { .. }
+            EventKind::PoolReserved { .. }
+            | EventKind::PoolEmptied { .. }
             | EventKind::PoolsQueried
             | EventKind::Untracked
             | EventKind::ContextDestroyed { .. }

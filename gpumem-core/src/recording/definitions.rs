@@ -77,6 +77,8 @@ pub struct Definitions {
     devices: HashMap<Device, DeviceDefinition>,
     contexts: HashMap<u8, ContextDefinition>,
     pools: HashMap<PoolId, String>,
+    /// By the number of the block.
+    pool_blocks: HashMap<u64, PoolId>,
     interceptions: Vec<Interception>,
     part: Option<PartDefinition>,
     allocator: Option<AllocatorDefinition>,
@@ -123,6 +125,7 @@ impl Definitions {
                 self.pools.insert(pool.pool, pool.name);
                 true
             }
+            Item::PoolBlock(block) => add_first(&mut self.pool_blocks, block.number, block.pool),
             Item::Interception(interception) => {
                 self.interceptions.push(interception);
                 true
@@ -202,6 +205,11 @@ impl Definitions {
     /// Which part of what happened is in the recording; `None` if all of it is.
     pub fn part(&self) -> Option<PartDefinition> {
         self.part
+    }
+
+    /// The pool that a block of a shortened recording belongs to, by the number of the block.
+    pub(super) fn pool_of(&self, number: u64) -> PoolId {
+        self.pool_blocks.get(&number).copied().unwrap_or(PoolId::NONE)
     }
 
     /// The caching allocator of the program, if its history was asked for.

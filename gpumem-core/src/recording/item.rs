@@ -65,6 +65,8 @@ pub enum Item {
     Ring(RingDefinition),
     /// A pool that the program registered.
     Pool(PoolDefinition),
+    /// Whose a block is. Only a shortened recording has it, which may lack the event that says so.
+    PoolBlock(PoolBlock),
     /// All that the process recorded is in the file.
     Finished(Finished),
 }
@@ -235,6 +237,15 @@ pub struct PoolDefinition {
     pub pool: PoolId,
     /// Its name.
     pub name: String,
+}
+
+/// See [`Item::PoolBlock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolBlock {
+    /// The number of the event that allocated the block of the driver.
+    pub number: u64,
+    /// The pool that it belongs to.
+    pub pool: PoolId,
 }
 
 /// Through what allocations are intercepted.
@@ -425,6 +436,7 @@ fields!(SymbolsDefinition { address, symbols });
 fields!(DeviceDefinition { device, name, total, uuid });
 fields!(ContextDefinition { context, device });
 fields!(PoolDefinition { pool, name });
+fields!(PoolBlock { number, pool });
 fields!(Interception { source, library });
 fields!(BlockLabel { key, number, label });
 fields!(DeviceReading { device, name, memory, processes, pool });
@@ -528,6 +540,7 @@ items! {
     TensorGroup = 23,
     TensorHolder = 24,
     Pool = 25,
+    PoolBlock = 26,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

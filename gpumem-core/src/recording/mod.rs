@@ -34,8 +34,8 @@ pub use self::{
     follow::{Follower, Growing},
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Finished,
-        Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request, RingDefinition,
-        StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
+        Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process, Request,
+        RingDefinition, StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
     items::{for_each_item, items_of},
     output::ReplayedReport,

@@ -170,6 +170,10 @@ impl<R: io::Read> Reader<R> {
                 Err(Rejection::Exceeded(limit)) => self.items.stop(limit),
             }
         }
+        // A file that grows has more events of the thread that allocated an undecided block.
+        if !self.defines {
+            self.state.end(observer);
+        }
         Ok(None)
     }
 

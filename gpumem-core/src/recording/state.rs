@@ -74,7 +74,7 @@ pub(super) struct Refused {
 
 impl State {
     pub(super) fn new(definitions: Definitions) -> Self {
-        Self {
+        let state = Self {
             definitions,
             inbox: Inbox::new(),
             checks: Checks::default(),
@@ -87,6 +87,15 @@ impl State {
             next_own: FIRST_OWN_SCOPE,
             time: Time::ZERO,
             missed: 0,
+        };
+        state.note_shortened();
+        state
+    }
+
+    /// The events up to some number are not all there, if the recording is shortened.
+    fn note_shortened(&self) {
+        if let Some(part) = self.definitions.part().filter(|part| part.after > self.checks.number()) {
+            self.inbox.replay_from(part.after.saturating_add(1));
         }
     }
 
@@ -123,6 +132,9 @@ impl State {
         self.time = event.time;
         let RecordedEvent { number, time, thread, ref kind, .. } = *event;
         let trace = self.inbox.replay(&Event { number, time, thread, kind }, observer);
+        if self.definitions.part().is_some_and(|part| number <= part.after) {
+            self.inbox.replay_owner(kind, self.definitions.pool_of(number), observer);
+        }
         match *kind {
             EventKind::ContextDestroyed { .. } => {
                 let blocks = self.inbox.blocks(None);
@@ -163,10 +175,22 @@ impl State {
         budget.work(LOST)?;
         self.checks.lost(count)?;
         self.missed += count;
-        let kind = &EventKind::Lost { count };
-        let event = Event { number: self.checks.number(), time: self.time, thread: ThreadId(0), kind };
-        self.inbox.replay(&event, observer);
+        self.add(&EventKind::Lost { count }, observer);
+        self.note_shortened();
         Ok(())
+    }
+
+    /// Blocks of which it is not known yet to whom they belong are the program's.
+    pub(super) fn end(&mut self, observer: &mut impl Observer) {
+        if self.inbox.has_undecided() {
+            self.add(&EventKind::PoolsQueried, observer);
+        }
+    }
+
+    /// Applies an event that is not in the recording.
+    fn add(&mut self, kind: &EventKind, observer: &mut impl Observer) {
+        self.inbox
+            .replay(&Event { number: self.checks.number(), time: self.time, thread: ThreadId(0), kind }, observer);
     }
 
     /// `is_kept`: whether requested reports may need the label.

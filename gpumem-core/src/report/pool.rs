@@ -28,8 +28,8 @@ pub struct RegisteredPool {
     pub unknown_frees: u64,
     /// Parts that were allocated at the address of a live part.
     pub doubled: u64,
-    /// Parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool, or are
-    /// larger than any device. The last do not count.
+    /// Parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool. Also sizes larger than any
+    /// device; these do not count.
     pub outside: u64,
     /// Blocks that were counted for the program before the pool reported its first part in them. Peaks of that time are too high.
     pub late: u64,
@@ -41,6 +41,13 @@ impl RegisteredPool {
     /// Example: see `gpumem::pool`.
     pub fn unused(&self) -> Option<Bytes> {
         self.reserved.checked_sub(self.used)
+    }
+
+    /// It has nothing, and was not called wrongly.
+    ///
+    /// Example: see `gpumem::pool`.
+    pub fn is_empty(&self) -> bool {
+        self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() == 0
     }
 
     /// Calls that cannot be right. If this is not 0, figures may be wrong.
@@ -60,7 +67,7 @@ impl fmt::Display for RegisteredPool {
         for (count, one, many) in [
             (unknown_frees, "free of an unknown part", "frees of unknown parts"),
             (doubled, "part at the address of a live part", "parts at the address of a live part"),
-            (outside, "part outside of its blocks", "parts outside of its blocks"),
+            (outside, "part or size outside of its blocks", "parts or sizes outside of its blocks"),
             (late, "block known as its own too late", "blocks known as its own too late"),
         ] {
             if *count > 0 {
@@ -93,12 +100,13 @@ mod tests {
         (pool.outside, pool.late) = (1, 1);
         let row = pool.to_string();
         assert!(
-            row.ends_with("; wrong calls: 1 part outside of its blocks, 1 block known as its own too late"),
+            row.ends_with("; wrong calls: 1 part or size outside of its blocks, 1 block known as its own too late"),
             "{row}"
         );
         (pool.unknown_frees, pool.doubled, pool.outside, pool.late) = (1, 2, 3, 0);
         let row = pool.to_string();
-        let wrong = "1 free of an unknown part, 2 parts at the address of a live part, 3 parts outside of its blocks";
+        let wrong =
+            "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
     }
 }

@@ -11,9 +11,9 @@ use gpumem_core::{
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition,
-        Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, RecordedEvent,
-        Request, RingDefinition, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, TensorHolder,
-        ThreadDefinition, Writer,
+        Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process,
+        RecordedEvent, Request, RingDefinition, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup,
+        TensorHolder, ThreadDefinition, Writer,
     },
     report::DeviceReading,
 };
@@ -132,6 +132,7 @@ variants! { AllocatorAction { SegmentAlloc {} SegmentFree {} Alloc {} FreeReques
 structs! {
     PoolId { 0 }
     PoolDefinition { pool, name }
+    PoolBlock { number, pool }
     Block { device, bytes, kind, context, stack }
     PoolUsage { pool, used, used_high, reserved, reserved_high }
     ScopeSpec { device, gauge, every, counts, callsite, source, at_peak }

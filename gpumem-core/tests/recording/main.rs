@@ -5,6 +5,7 @@ mod any;
 mod example;
 mod hostile;
 mod old;
+mod pools;
 mod random;
 mod replay;
 mod round_trip;

@@ -23,7 +23,8 @@ pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
 pub(super) fn replace(card: Card) -> Result<()> {
     let has_context = cuda::devices()?.iter().any(|device| cuda::has_primary_context(device.ordinal.cast_signed()));
     let replaced = if has_context || cuda::current_context().is_some() {
-        Err("the program has a CUDA context already; call gpumem::intercept::subscribe() before it has one".to_owned())
+        let next = "call gpumem::intercept::subscribe(), in C gpumem_pool_register, before it has one";
+        Err(format!("the program has a CUDA context already; {next}; or use `gpumem run` with --dry or --limit"))
     } else {
         dispatch::replace_cards(card).map_err(|why| why.to_string())
     };

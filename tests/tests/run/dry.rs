@@ -142,7 +142,7 @@ fn the_environment_asks_a_program_for_a_card() {
     let refused = "gpumem: cannot use GPUMEM_DRY: it has no unit; write a size such as 2GiB; gpumem measures nothing";
     has("GPUMEM_DRY", "2", [&early, &[]], [refused, "new: done", "&second 104857600: 0\n"]);
     let late =
-        "cannot use GPUMEM_LIMIT: the program has a CUDA context already; call gpumem::intercept::subscribe() before";
+        "cannot use GPUMEM_LIMIT: the program has a CUDA context already; call gpumem::intercept::subscribe(), in C";
     has("GPUMEM_LIMIT", "2GiB", [&context, &["new"]], [late, "a trace is off", "new: done"]);
 }
 

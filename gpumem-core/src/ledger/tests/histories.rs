@@ -28,11 +28,6 @@ impl PlainOwner {
     fn with(self, thread: ThreadId) -> Self {
         Self { all: self.all | 1 << thread.0, ..self }
     }
-
-    /// In this task, which is started here.
-    fn in_task(self, task: u32) -> Self {
-        self.with(ThreadId(task))
-    }
 }
 
 /// A scope: what it counts, its start in the history, and its owner.
@@ -256,42 +251,25 @@ fn all_figures_agree_with_the_simple_way() {
                     };
                     next_scope += 1;
                     runner.post(&EventKind::Open { scope: ScopeId(next_scope), spec }, id);
-                    let (began, of_thread) = (history.len() - 1, of_thread.map(|thread| thread.0));
-                    let number = runner.number;
-                    if let Some(bit) = bit {
-                        tasks += 1;
-                        let task = Some(PlainTask { bit, in_use: 0, start: 0, peak: 0 });
-                        let (owner, own) = (owner.in_task(bit), None);
-                        let scope = PlainScope {
-                            device,
-                            of_thread: None,
-                            began,
-                            owner,
-                            opener: thread,
-                            number,
-                            own,
-                            whole_before: 0,
-                            task,
-                        };
-                        scopes.insert(next_scope, scope);
-                        continue;
-                    }
-                    let is_overlapped = overlap(&mut scopes, &history, (device, thread, number));
+                    let (began, number) = (history.len() - 1, runner.number);
+                    tasks += u32::from(bit.is_some());
+                    let is_overlapped = bit.is_none() && overlap(&mut scopes, &history, (device, thread, number));
                     let level = history[began][0][device];
-                    let own = is_overlapped.then_some((level, level));
                     let scope = PlainScope {
                         device,
-                        of_thread,
+                        of_thread: of_thread.filter(|_| bit.is_none()).map(|thread| thread.0),
                         began,
-                        owner,
+                        owner: bit.map_or(owner, |bit| owner.with(ThreadId(bit))),
                         opener: thread,
                         number,
-                        own,
+                        own: is_overlapped.then_some((level, level)),
                         whole_before: 0,
-                        task: None,
+                        task: bit.map(|bit| PlainTask { bit, in_use: 0, start: 0, peak: 0 }),
                     };
                     scopes.insert(next_scope, scope);
-                    entered[thread].push((next_scope, owner, true));
+                    if bit.is_none() {
+                        entered[thread].push((next_scope, owner, true));
+                    }
                 }
                 10 => {
                     let Some((scope, open)) = scopes.iter().min_by_key(|(scope, _)| *scope ^ step) else { continue };

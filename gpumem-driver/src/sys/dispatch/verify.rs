@@ -83,8 +83,11 @@ fn check(library: &impl Library, processor: Processor, name: &str, address: usiz
         return Err(format!("the stub of {name} does not check whether the driver was shut down"));
     }
     if !library.is_code(implementation) {
-        let by = library.owner(implementation).map(|file| format!(", into {}", file.display())).unwrap_or_default();
-        return Err(format!("the pointer of {name} leads out of the driver{by}: another tool uses it"));
+        let owner = library.owner(implementation);
+        let is_own = owner.as_ref().is_some_and(|file| file.to_string_lossy().contains("libgpumem_inject"));
+        let user = if is_own { "`gpumem run`" } else { "another tool" };
+        let by = owner.map(|file| format!(", into {}", file.display())).unwrap_or_default();
+        return Err(format!("the pointer of {name} leads out of the driver{by}: {user} uses it"));
     }
     Ok(VerifiedStub { stub, implementation })
 }

@@ -21,8 +21,7 @@ use crate::{
 /// It may be used by several threads at the same time. When it is dropped, its parts count as freed.
 pub struct Pool {
     session: &'static Session,
-    /// `None` if the session cannot intercept allocations: only the library of `gpumem run` measures the pool then.
-    id: Option<PoolId>,
+    id: PoolId,
     device: Device,
     /// The same pool in the library of `gpumem run`.
     recorded: Option<RecordedPool>,
@@ -38,21 +37,27 @@ impl Pool {
     /// Example: see the [module](crate::pool).
     ///
     /// # Errors
-    /// If there is no such device; also if allocations cannot be intercepted or there are 54 pools already, unless `gpumem run` records
-    /// the pool.
+    /// If there is no such device, or there are 54 pools already; also if allocations cannot be intercepted, unless `gpumem run` records the
+    /// pool.
     pub fn register(name: impl Into<String>, device: impl Into<Option<u32>>) -> Result<Self> {
         let session = current();
         let devices = session.devices()?;
         let device = devices.device(device.into())?;
         devices.check(device.ordinal)?;
         let name = Some(name.into()).filter(|name| !name.is_empty()).unwrap_or_else(|| "pool".to_owned());
+        let id = session.number_pool(&name)?;
         // That library calls this function itself.
         let is_asked = device.family == Family::Cuda && !session.settings.is_foreign;
         let recorded = is_asked.then(|| RecordedPool::register(&name, device.ordinal)).flatten();
-        let id = match session.register_pool(devices, device, name) {
-            Err(why) if recorded.is_none() => return Err(why),
-            id => id.ok(),
-        };
+        if recorded.is_none() {
+            session.subscribe_for_pool(devices).inspect_err(|_| session.pools.close(id))?;
+        } else if devices.subscribed().is_none() {
+            // Only a trace of the program intercepts the driver a second time, and later. Blocks that come before it are not known.
+            session.inbox.post(&EventKind::Lost { count: 0 });
+        }
+        #[cfg(feature = "capture")]
+        session.record_pool(id);
+        session.inbox.post(&EventKind::PoolRegistered { pool: id, device });
         Ok(Self { session, id, device, min_bytes: min_bytes_of(session.settings), recorded })
     }
 
@@ -65,11 +70,9 @@ impl Pool {
         if process::is_forked() {
             return;
         }
-        if let Some(id) = self.id {
-            let stack = if bytes.get() < self.min_bytes { StackId::NONE } else { self.session.stack_here() };
-            let tag = Tag::new(self.device, MemKind::Part, id.0, stack);
-            self.session.inbox.part(Key::of_part(id, address), bytes, tag);
-        }
+        let stack = if bytes.get() < self.min_bytes { StackId::NONE } else { self.session.stack_here() };
+        let tag = Tag::new(self.device, MemKind::Part, self.id.0, stack);
+        self.session.inbox.part(Key::of_part(self.id, address), bytes, tag);
         if let Some(recorded) = &self.recorded {
             recorded.allocated(address, bytes.get());
         }
@@ -83,9 +86,7 @@ impl Pool {
         if process::is_forked() {
             return;
         }
-        if let Some(id) = self.id {
-            self.session.inbox.free(Key::of_part(id, address));
-        }
+        self.session.inbox.free(Key::of_part(self.id, address));
         if let Some(recorded) = &self.recorded {
             recorded.freed(address);
         }
@@ -98,12 +99,11 @@ impl Pool {
     ///
     /// Example: see the [module](crate::pool).
     pub fn set_reserved(&self, bytes: Bytes) {
-        if let Some(pool) = self.id {
-            if bytes == Bytes::ZERO {
-                self.session.inbox.post(&EventKind::PoolEmptied { pool });
-            }
-            self.session.inbox.post(&EventKind::PoolReserved { pool, bytes });
+        let pool = self.id;
+        if bytes == Bytes::ZERO {
+            self.session.inbox.post(&EventKind::PoolEmptied { pool });
         }
+        self.session.inbox.post(&EventKind::PoolReserved { pool, bytes });
         if let Some(recorded) = self.recorded.as_ref().filter(|_| !process::is_forked()) {
             recorded.set_reserved(bytes.get());
         }
@@ -111,15 +111,11 @@ impl Pool {
 }
 
 impl Session {
-    /// Registers a pool in this session.
-    fn register_pool(&'static self, devices: &dyn Devices, device: Device, name: String) -> Result<PoolId> {
+    /// A number for a new pool.
+    fn number_pool(&'static self, name: &str) -> Result<PoolId> {
         self.begun();
-        // With another gauge traces do not look at allocations.
-        if matches!(self.settings().gauge()?, None | Some(Gauge::Exact)) {
-            self.subscribe(devices, None, false)?;
-        }
         let mut pools = self.pools.lock();
-        let named = NamedPool { name, is_closed: false };
+        let named = NamedPool { name: name.to_owned(), is_closed: false };
         // The number of a closed pool is used again when the driver has its blocks back.
         let live: Vec<_> =
             self.inbox.pools().iter().filter(|pool| pool.block_bytes > Bytes::ZERO).map(|pool| pool.pool).collect();
@@ -127,17 +123,26 @@ impl Session {
         let at = pools.iter().enumerate().position(is_unused).unwrap_or(pools.len());
         let id = id_of(at);
         if id > PoolId::LAST {
-            let detail = format!("there are {} pools already; drop one of them first", pools.len());
-            return Err(Kind::BadSetting { setting: "pool", detail }.into());
+            let detail = format!(
+                "there are {} pools already, the most that a process can have; register one for several of your allocators",
+                pools.len()
+            );
+            return Err(Kind::BadSetting { setting: "another pool", detail }.into());
         }
         if at == pools.len() {
             pools.push(named);
         } else {
             pools[at] = named;
         }
-        drop(pools);
-        self.inbox.post(&EventKind::PoolRegistered { pool: id, device });
         Ok(id)
+    }
+
+    /// Begins to intercept allocations. With another gauge traces do not look at them.
+    fn subscribe_for_pool(&'static self, devices: &dyn Devices) -> Result<()> {
+        if matches!(self.settings().gauge()?, None | Some(Gauge::Exact)) {
+            self.subscribe(devices, None, false)?;
+        }
+        Ok(())
     }
 }
 
@@ -152,11 +157,8 @@ impl Drop for Pool {
         if process::is_forked() {
             return;
         }
-        let Some(id) = self.id else { return };
-        self.session.inbox.post(&EventKind::PoolEmptied { pool: id });
-        if let Some(pool) = self.session.pools.lock().get_mut(usize::from(id.0) - 1) {
-            pool.is_closed = true;
-        }
+        self.session.inbox.post(&EventKind::PoolEmptied { pool: self.id });
+        self.session.pools.close(self.id);
     }
 }
 

@@ -18,6 +18,13 @@ impl PoolTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Another pool can have the number.
+    pub(super) fn close(&self, id: PoolId) {
+        if let Some(pool) = self.lock().get_mut(usize::from(id.0).wrapping_sub(1)) {
+            pool.is_closed = true;
+        }
+    }
+
     /// The program has registered no pool.
     pub(in crate::session) fn is_empty(&self) -> bool {
         self.lock().is_empty()

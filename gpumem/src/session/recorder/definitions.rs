@@ -7,8 +7,8 @@ use std::{
 };
 
 use gpumem_core::recording::{
-    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, PoolDefinition, Process,
-    Request, StackDefinition,
+    CallsiteDefinition, CodeAddress, ContextDefinition, DeviceDefinition, Interception, Item, Process, Request,
+    StackDefinition,
 };
 
 use super::{
@@ -117,7 +117,7 @@ impl Definer {
                 EventKind::Sample { device, .. } => self.device(device, write),
                 EventKind::PoolRegistered { pool, device } => {
                     self.device(device, write)?;
-                    write(Item::Pool(PoolDefinition { pool, name: self.session.pools.name(pool) }))
+                    write(self.session.pool_definition(pool))
                 }
                 _ => Ok(()),
             },

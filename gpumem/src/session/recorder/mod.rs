@@ -28,7 +28,9 @@ use std::{
     time::Duration,
 };
 
-use gpumem_core::recording::{CallsiteDefinition, Item, Request, RingDefinition, RingOwner, Writer, lines_for, ring};
+use gpumem_core::recording::{
+    CallsiteDefinition, Item, PoolDefinition, Request, RingDefinition, RingOwner, Writer, lines_for, ring,
+};
 
 pub(super) use self::state::{EventTap, Recorder};
 pub use self::thread::Keep;
@@ -38,7 +40,7 @@ use super::ranges;
 use super::{Notice, Session};
 use crate::{
     cgroup,
-    model::{Bytes, CallsiteId, Device, EventKind, MemKind, StackId},
+    model::{Bytes, CallsiteId, Device, EventKind, MemKind, PoolId, StackId},
     process,
     recording_file::RecordingFile,
     ring_memory::RingPages,
@@ -208,6 +210,15 @@ impl Session {
     /// program may be killed before.
     pub(super) fn record_callsite(&self, id: CallsiteId) {
         self.record_item(|| Item::Callsite(self.callsite_definition(id)));
+    }
+
+    /// Records the name of a new pool, as [`record_callsite`](Self::record_callsite) does.
+    pub(super) fn record_pool(&self, id: PoolId) {
+        self.record_item(|| self.pool_definition(id));
+    }
+
+    fn pool_definition(&self, pool: PoolId) -> Item {
+        Item::Pool(PoolDefinition { pool, name: self.pools.name(pool) })
     }
 
     fn callsite_definition(&self, id: CallsiteId) -> CallsiteDefinition {

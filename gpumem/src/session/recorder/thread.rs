@@ -10,8 +10,10 @@ use std::{
 };
 
 use gpumem_core::{
-    model::ThreadId,
-    recording::{ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE_FILE, Writer, new_path, old_path},
+    model::{PoolId, ThreadId},
+    recording::{
+        ClockPair, Finished, Item, Part, PoolBlock, RingDefinition, RingReader, WHOLE_FILE, Writer, new_path, old_path,
+    },
 };
 
 use super::definitions::Definer;
@@ -269,8 +271,11 @@ impl Recorder {
             self.define(&mut thread)?;
             self.writer.write(&thread)?;
         }
-        for event in events {
+        for (event, pool) in events {
             self.define(&mut Item::Event(event))?;
+            if pool != PoolId::NONE {
+                self.writer.write(&Item::PoolBlock(PoolBlock { number: event.number, pool }))?;
+            }
             self.writer.write_event(&event)?;
         }
         self.has_defined = false;

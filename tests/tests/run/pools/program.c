@@ -1,9 +1,11 @@
-// A pool with a block of 64 MiB, of which 36 MiB are in use at most, and 8 MiB beside it.
+// A pool with a block of 64 MiB, of which 36 MiB are in use at most, and 8 MiB beside it. The argument says what goes wrong.
 #include <dlfcn.h>
 #include <gpumem.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 static const size_t MIB = 1 << 20;
 static void *driver;
@@ -27,18 +29,25 @@ static void train(void) {
     gpumem_pool_freed(pool, block + 4 * MIB);
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+    const char *wrong = count > 1 ? arguments[1] : "nothing";
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) { fprintf(stderr, "%s\n", dlerror()); return 2; }
     check("cuInit", ((int (*)(unsigned))dlsym(driver, "cuInit"))(0));
     void *context;
     check("cuDevicePrimaryCtxRetain", ((int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain"))(&context, 0));
     check("cuCtxSetCurrent", ((int (*)(void *))dlsym(driver, "cuCtxSetCurrent"))(context));
+    if (!strcmp(wrong, "late")) block = (char *)take(64);
     pool = gpumem_pool_register("arena", 0);
     printf("%s\n", pool ? "registered" : "not registered");
-    block = (char *)take(64);
-    gpumem_pool_set_reserved(pool, 64 * MIB);
+    if (!block) block = (char *)take(64);
+    if (!strcmp(wrong, "undecided")) abort();
+    gpumem_pool_set_reserved(pool, (!strcmp(wrong, "too much") ? 1ull << 40 : 64) * MIB);
+    if (!strcmp(wrong, "no part")) abort();
     take(8);
+    if (!strcmp(wrong, "unused")) return 0;
     train();
+    if (!strcmp(wrong, "exit")) _exit(0);
+    for (int more = 1; !strcmp(wrong, "many") && more < 55; more++) gpumem_pool_register("more", 0);
     return 0;
 }
