@@ -45,7 +45,7 @@ pub(crate) fn execute(command: Command, all: clap::Command) -> Result<Exit, Fail
         Command::Attach(arguments) => attach::execute(arguments),
         Command::Start(arguments) => start::execute(&arguments),
         Command::Stop(arguments) => stop::execute(&arguments),
-        Command::Report(arguments) => report::execute(&arguments),
+        Command::Report(arguments) => report::execute(arguments),
         Command::Diff(arguments) => diff::execute(&arguments),
         Command::WhatIf(arguments) => what_if::execute(arguments),
         Command::Estimate(arguments) => estimate::execute(&arguments),

@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::{
     exit::Exit,
     failure::Failure,
+    files,
     formats::Format,
     history::{History, Moment},
     page::Page,
@@ -37,7 +38,7 @@ Examples:
   gpumem report --at 12.5s train.capture           what was live then
   gpumem report --at oom train.capture             what was live when memory ran out
   gpumem report --between start peak train.capture
-  gpumem report rank-*.capture                     several ranks, side by side
+  gpumem report runs/                              several ranks, side by side: all recordings of a folder
   gpumem report snapshot.pickle                    a snapshot of PyTorch
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
@@ -48,7 +49,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReportArguments {
-    /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them, or snapshots of PyTorch (`torch.cuda.memory._dump_snapshot`).
+    /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them, folders of them, patterns such as 'runs/*.capture', or snapshots of
+    /// PyTorch (`torch.cuda.memory._dump_snapshot`).
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -129,7 +131,9 @@ impl View {
     }
 }
 
-pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
+pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
+    arguments.files = files::expand(&arguments.files)?;
+    let arguments = &arguments;
     // `--html a.capture b.capture` names a recording as the page.
     if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| is_recording(out)) {
         let what = format!("`{}` cannot be written", out.display());
