@@ -8,9 +8,8 @@ use std::{
 use clap::Args;
 use gpumem_core::{
     export::{InPaint, Paint, Role},
-    model::{Bytes, one_line},
+    model::one_line,
 };
-use gpumem_driver::settings::size;
 use serde::Serialize;
 
 use crate::{
@@ -23,7 +22,9 @@ use crate::{
     progress::working,
     recording::{complete_for_report, is_recording},
     report::{
-        calls, json, limit, moment,
+        calls, json,
+        limit::{Judge, Limits},
+        moment,
         overview::{Missing, NotFreed, Overview},
         places, summary, tensors,
     },
@@ -43,7 +44,7 @@ Examples:
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'
-  gpumem report --max-peak 20GiB train.capture     ends with 1 if the peak was higher";
+  gpumem report --max-peak 20GiB --max-peak train.py:31=2GiB train.capture     ends with 1 if a peak was higher";
 
 /// Shows what a recording has: the peak, what it consisted of, what was not freed.
 #[derive(Debug, Args)]
@@ -58,10 +59,10 @@ pub(crate) struct ReportArguments {
     #[command(flatten)]
     part: calls::Part,
     /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment. - is stdout.
-    #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format"])]
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format", "limits"])]
     html: Option<PathBuf>,
     /// Write the recording in the format of another tool.
-    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between"])]
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between", "limits"])]
     format: Option<Format>,
     /// With formats that have stacks: leave out functions that only pass a call on, as --calls does.
     #[arg(long, requires = "format")]
@@ -72,15 +73,13 @@ pub(crate) struct ReportArguments {
     /// As JSON: bytes are exact, and what was not measured is null.
     #[arg(long)]
     json: bool,
-    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been.
-    #[arg(long, value_name = "SIZE", value_parser = size,
-        conflicts_with_all = ["html", "format", "tree", "calls", "table", "leaks", "at", "between"])]
-    max_peak: Option<Bytes>,
+    #[command(flatten)]
+    limits: Limits,
 }
 
 /// What is shown instead of the summary.
 #[derive(Debug, Default, Args)]
-#[group(multiple = false)]
+#[group(multiple = false, conflicts_with = "limits")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line; clap allows one of them")]
 struct View {
     /// Each scope: its peak, its part of the peak of the process, what is still in use, all that was allocated.
@@ -145,7 +144,7 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
     if let Some(out) = &arguments.html {
         return write_page(&arguments.files, out);
     }
-    let mut is_exceeded = false;
+    let mut judge = Judge::new(&arguments.limits);
     let missing = if let Some(choice) = arguments.view.choice(&arguments.part) {
         let mut missing = Vec::new();
         let mut objects = Vec::new();
@@ -175,20 +174,25 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
         }
         missing
     } else {
-        let overviews = match arguments.files.as_slice() {
-            [only] if !arguments.json => vec![Overview::in_detail(&mut read(only)?)],
-            files => files.iter().map(|file| Ok(Overview::of(&read(file)?))).collect::<Result<Vec<_>, Failure>>()?,
+        let is_in_detail = arguments.files.len() == 1 && !arguments.json;
+        let mut overview = |file: &PathBuf| {
+            let mut history = read(file)?;
+            let overview = if is_in_detail { Overview::in_detail(&mut history) } else { Overview::of(&history) };
+            judge.add(&history, &overview);
+            Ok(overview)
         };
+        let overviews = arguments.files.iter().map(&mut overview).collect::<Result<Vec<_>, Failure>>()?;
         if arguments.json {
             print_objects(&overviews)?;
         } else {
             terminal::print_text(|out, paint| summary::write_all(&overviews, out, paint))?;
         }
-        is_exceeded = arguments.max_peak.is_some_and(|limit| limit::is_exceeded(&overviews, limit));
         overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect()
     };
+    let asks_for_losses = judge.asks_for_losses();
+    let is_exceeded = judge.finish()?;
     Ok(match exit_of(&missing) {
-        Exit::Done if is_exceeded => Exit::LimitExceeded,
+        exit if is_exceeded && (exit == Exit::Done || asks_for_losses) => Exit::LimitExceeded,
         exit => exit,
     })
 }

@@ -1,5 +1,6 @@
 //! The reports of recordings, as data and as text.
 
+pub(crate) mod annotations;
 pub(crate) mod calls;
 pub(crate) mod difference;
 pub(crate) mod json;
