@@ -1,6 +1,7 @@
 //! The commands, one in each file: its arguments, and `execute`.
 
 mod attach;
+mod baseline;
 mod completions;
 mod diff;
 mod doctor;
@@ -28,6 +29,7 @@ pub(crate) enum Command {
     Stop(stop::StopArguments),
     Report(report::ReportArguments),
     Diff(diff::DiffArguments),
+    Baseline(baseline::BaselineArguments),
     WhatIf(what_if::WhatIfArguments),
     Estimate(estimate::EstimateArguments),
     Info(info::InfoArguments),
@@ -47,6 +49,7 @@ pub(crate) fn execute(command: Command, all: clap::Command) -> Result<Exit, Fail
         Command::Stop(arguments) => stop::execute(&arguments),
         Command::Report(arguments) => report::execute(arguments),
         Command::Diff(arguments) => diff::execute(&arguments),
+        Command::Baseline(arguments) => baseline::execute(&arguments),
         Command::WhatIf(arguments) => what_if::execute(arguments),
         Command::Estimate(arguments) => estimate::execute(&arguments),
         Command::Info(arguments) => info::execute(&arguments),
