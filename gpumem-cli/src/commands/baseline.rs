@@ -123,5 +123,9 @@ fn lines(of: &Of) -> Result<Lines, Failure> {
         let history = History::read(&file)?;
         lines.add(&history, &Overview::of(&history))?;
     }
+    if lines.is_empty() {
+        let next = "record a program that uses a GPU";
+        return Err(Failure::new("the peaks cannot be kept", "nothing was measured", next));
+    }
     Ok(lines)
 }

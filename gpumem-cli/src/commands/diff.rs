@@ -108,7 +108,7 @@ fn exit(
         Annotations::tell(arguments.annotations.as_ref(), checks)?;
     }
     if let Some(why) = why_not.first() {
-        terminal::error(&Failure::new("the peaks cannot be compared", why, "record the program again"));
+        terminal::error(&Failure::new("the peaks cannot be compared", why, "record what is missing again"));
         return Ok(Exit::Failed);
     }
     Ok(if is_exceeded == Some(true) { Exit::LimitExceeded } else { Exit::Done })

@@ -54,7 +54,7 @@ impl Finding {
 
     /// A command of GitHub's workflows, which stands on a line of its own.
     fn as_github(&self) -> String {
-        let escaped = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
+        let escaped = |text: &str| one_line(text).replace('%', "%25");
         let line = |place: &str| {
             let (file, line) = place.rsplit_once(':')?;
             line.parse::<u32>().ok().map(|line| (escaped(file).replace(':', "%3A").replace(',', "%2C"), line))
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_line_is_marked_in_the_pull_request() {
         let finding = |place: &str| Finding { text: "5 % more\nthan 1 GiB".to_owned(), place: Some(place.to_owned()) };
-        let text = "title=GPU memory::5 %25 more%0Athan 1 GiB";
+        let text = "title=GPU memory::5 %25 more\\nthan 1 GiB";
         assert_eq!(finding("src/a,b.py:31").as_github(), format!("::error file=src/a%2Cb.py,line=31,{text}"));
         assert_eq!(finding("cuBLAS").as_github(), format!("::error {text}"));
     }

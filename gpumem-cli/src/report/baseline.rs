@@ -70,6 +70,10 @@ impl Lines {
         Ok(())
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn higher(&mut self, name: String, line: Line) {
         let known = self.0.entry(name).or_insert(line);
         if known.bytes < line.bytes {
@@ -213,32 +217,32 @@ impl Comparison {
         self.moved.iter().map(moved).chain(self.gone.iter().map(gone)).collect()
     }
 
-    fn verdict(&self) -> String {
-        let Self { file, limit, compared, changed, higher, gone, moved } = self;
+    fn verdict(&self, file: &str) -> String {
+        let Self { limit, compared, changed, higher, gone, moved, .. } = self;
         let peaks = counted(*compared as u64, "peak", "peaks");
-        let next = format!("If that is wanted: gpumem baseline write {file} RECORDINGS");
+        let next = "If that is wanted, `gpumem baseline write` takes it over.";
         match (higher.len(), gone.len()) {
             (0, 0) if changed.is_empty() && moved.is_empty() => {
                 format!("The {peaks} of {file} changed by {limit} at most.")
             }
-            (0, 0) => format!("No peak of {file} has more than {limit} more. {next}"),
+            (0, 0) => format!("No peak of {file} grew by more than {limit}. {next}"),
             (0, _) => format!("Devices of {file} have no recording. {next}"),
             (count, _) => {
-                let what = counted(count as u64, "peak has", "peaks have");
-                format!("{what} more than {limit} more than in {file}. {next}")
+                let grew = counted(count as u64, "peak grew", "peaks grew");
+                format!("{grew} by more than {limit} since {file} was written. {next}")
             }
         }
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         let role = if self.is_exceeded() { Role::Alarm } else { Role::Heading };
-        writeln!(out, "{}", paint.on(role, self.verdict()))?;
+        writeln!(out, "{}", paint.on(role, self.verdict(&self.file)))?;
         write_rows("peak of", &self.changed, out, paint)?;
         let lines = self.lines();
         if !lines.is_empty() {
             writeln!(out)?;
         }
-        lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+        lines.iter().try_for_each(|line| writeln!(out, "{}", one_line(line)))
     }
 
     /// Writes a table in Markdown, for a comment on a pull request.
@@ -248,7 +252,7 @@ impl Comparison {
         for line in self.lines() {
             writeln!(out, "> {}\n", escaped(&line))?;
         }
-        writeln!(out, "{}", self.verdict())
+        writeln!(out, "{}", self.verdict(&escaped(&self.file)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, path::Path, str::FromStr};
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use gpumem_core::model::Bytes;
 use gpumem_driver::settings::size;
 
@@ -17,7 +17,8 @@ use crate::{
 
 /// The limits that a command is given.
 #[derive(Debug, Default, Args)]
-#[group(id = "limits", multiple = true)]
+#[command(group(ArgGroup::new("limits").args(["max_peak", "fail_if"]).multiple(true)))]
+#[group(skip)]
 pub(crate) struct Limits {
     /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been. A limit such as 'train.py:31=2GiB' is that of a
     /// place, which has its name in reports: the most that it had on a device at one time. May be given several times.
