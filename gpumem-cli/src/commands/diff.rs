@@ -74,14 +74,14 @@ fn overview(file: &Path) -> Result<Overview, Failure> {
 fn of_runs(arguments: &DiffArguments, sides: &[Vec<PathBuf>; 2]) -> Result<Exit, Failure> {
     let run = |files: &[PathBuf]| {
         files.iter().try_fold(Run::default(), |mut run, file| {
-            run.add(&overview(file)?);
+            run.add(file, &overview(file)?);
             Ok::<_, Failure>(run)
         })
     };
     let names = [&arguments.before, &arguments.after].map(|side| side.display().to_string());
     let mut difference = RunDifference::of(names, [run(&sides[0])?, run(&sides[1])?], arguments.fail_on_increase);
     if let Some(worst) = difference.peaks.first().filter(|_| difference.not_measured.is_empty()) {
-        let [before, after] = [&worst.before_file, &worst.after_file].map(|file| overview(Path::new(file)));
+        let [before, after] = [&worst.before_file, &worst.after_file].map(|file| overview(file));
         difference.worst = Some(Difference::of(before?, after?, None));
     }
     if arguments.markdown {

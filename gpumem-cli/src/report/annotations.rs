@@ -55,14 +55,27 @@ impl Finding {
     /// A command of GitHub's workflows, which stands on a line of its own.
     fn as_github(&self) -> String {
         let escaped = |text: &str| one_line(text).replace('%', "%25");
-        let line = |place: &str| {
-            let (file, line) = place.rsplit_once(':')?;
-            line.parse::<u32>().ok().map(|line| (escaped(file).replace(':', "%3A").replace(',', "%2C"), line))
-        };
-        let place = self.place.as_deref().and_then(line);
-        let place = place.map(|(file, line)| format!("file={file},line={line},")).unwrap_or_default();
+        let place = self.place.as_deref().and_then(position).map(|(file, line, column)| {
+            let file = escaped(file).replace(':', "%3A").replace(',', "%2C");
+            let column = column.map(|column| format!("col={column},")).unwrap_or_default();
+            format!("file={file},line={line},{column}")
+        });
+        let place = place.unwrap_or_default();
         format!("::error {place}title=GPU memory::{}", escaped(&self.text))
     }
+}
+
+/// The file, the line and the column of a place: `train.py:31` has no column.
+pub(super) fn position(place: &str) -> Option<(&str, u32, Option<u32>)> {
+    let number = |text: &'_ str| -> Option<(usize, u32)> {
+        let (before, number) = text.rsplit_once(':')?;
+        Some((before.len(), number.parse().ok()?))
+    };
+    let (end, last) = number(place)?;
+    Some(match number(&place[..end]) {
+        Some((end, line)) => (&place[..end], line, Some(last)),
+        None => (&place[..end], last, None),
+    })
 }
 
 impl Annotations {
@@ -112,6 +125,7 @@ mod tests {
         let finding = |place: &str| Finding { text: "5 % more\nthan 1 GiB".to_owned(), place: Some(place.to_owned()) };
         let text = "title=GPU memory::5 %25 more\\nthan 1 GiB";
         assert_eq!(finding("src/a,b.py:31").as_github(), format!("::error file=src/a%2Cb.py,line=31,{text}"));
+        assert_eq!(finding("src/main.rs:31:9").as_github(), format!("::error file=src/main.rs,line=31,col=9,{text}"));
         assert_eq!(finding("cuBLAS").as_github(), format!("::error {text}"));
     }
 }

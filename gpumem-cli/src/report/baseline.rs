@@ -15,7 +15,7 @@ use gpumem_driver::baseline_file::Peak;
 use serde::Serialize;
 
 use super::{
-    annotations::{Check, Finding},
+    annotations::{Check, Finding, position},
     difference::{Change, Limit, MARKDOWN_TITLE, Named, escaped, signed, write_markdown_rows, write_rows},
     overview::Overview,
 };
@@ -111,12 +111,6 @@ fn is_of_device(name: &str) -> bool {
     name.rsplit_once("device ").is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }
 
-/// The name of a line without the number of the line in the program.
-fn without_line(name: &str) -> Option<&str> {
-    let (before, line) = name.rsplit_once(':')?;
-    line.parse::<u32>().ok().map(|_| before)
-}
-
 /// What changed since a baseline was written. The names of the fields are those in JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
@@ -130,7 +124,7 @@ pub(crate) struct Comparison {
     higher: BTreeSet<String>,
     /// Devices that no recording has.
     gone: Vec<String>,
-    /// Places that have another number of a line in the same file, before and now.
+    /// Places that are in another line of the same file, before and now.
     moved: Vec<[String; 2]>,
 }
 
@@ -149,7 +143,8 @@ impl Comparison {
         for name in names.iter().copied().filter(|name| is_new(name)) {
             let had = |old: &&&String| {
                 let change = Change::new(signed(bytes(old).unwrap_or(0)), change(name).after);
-                without_line(old).is_some() && without_line(old) == without_line(name) && !change.exceeds(limit)
+                let file = |name| position(name).map(|(file, ..)| file);
+                file(old).is_some() && file(old) == file(name) && !change.exceeds(limit)
             };
             if let Some(old) = left.iter().find(had).copied() {
                 left.remove(old);

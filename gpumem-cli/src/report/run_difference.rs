@@ -3,12 +3,12 @@
 use std::{
     cmp::Reverse,
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use gpumem_core::{
     export::{Paint, Role, shortened_command},
-    model::{Bytes, one_line},
+    model::Bytes,
 };
 use serde::Serialize;
 
@@ -18,6 +18,7 @@ use super::{
         Change, Difference, Limit, MARKDOWN_TITLE, Named, check, escaped, signed, verdict, write_markdown_rows,
         write_rows, write_verdict,
     },
+    json,
     overview::Overview,
 };
 use crate::recording::rank_of;
@@ -44,8 +45,10 @@ pub(crate) struct RunDifference {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct RankDifference {
-    pub(crate) before_file: String,
-    pub(crate) after_file: String,
+    #[serde(serialize_with = "json::path")]
+    pub(crate) before_file: PathBuf,
+    #[serde(serialize_with = "json::path")]
+    pub(crate) after_file: PathBuf,
     rank: Option<u32>,
     device: u32,
     #[serde(flatten)]
@@ -55,7 +58,8 @@ pub(crate) struct RankDifference {
 /// The peak of a device in one recording.
 #[derive(Debug, Serialize)]
 pub(crate) struct RankPeak {
-    pub(crate) file: String,
+    #[serde(serialize_with = "json::path")]
+    file: PathBuf,
     rank: Option<u32>,
     device: u32,
     simulated: bool,
@@ -71,15 +75,16 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn add(&mut self, overview: &Overview) {
-        let Overview { file, command, devices, missing, .. } = overview;
+    pub(crate) fn add(&mut self, file: &Path, overview: &Overview) {
+        let Overview { command, devices, missing, .. } = overview;
         if missing.leaves_peak_unknown() {
-            self.not_measured.extend(missing.in_words().into_iter().map(|line| format!("{file}: {line}")));
+            let lines = missing.in_words().into_iter();
+            self.not_measured.extend(lines.map(|line| format!("{}: {line}", file.display())));
         }
-        let rank = rank_of(Path::new(file));
+        let rank = rank_of(file);
         for device in devices {
             let Some(peak_bytes) = device.peak_bytes else { continue };
-            let (file, command) = (file.clone(), command.clone());
+            let (file, command) = (file.to_owned(), command.clone());
             let (device, simulated) = (device.device, device.simulated);
             self.peaks.push(RankPeak { file, rank, device, simulated, command, peak_bytes });
         }
@@ -113,7 +118,8 @@ impl RankPeak {
     }
 
     fn alone_in(&self, side: &str) -> String {
-        format!("Only in {side}: {} ({}), with a peak of {}.", self.words(), self.file, Bytes::new(self.peak_bytes))
+        let (file, peak) = (self.file.display(), Bytes::new(self.peak_bytes));
+        format!("Only in {side}: {} ({file}), with a peak of {peak}.", self.words())
     }
 }
 
@@ -158,7 +164,7 @@ impl RunDifference {
     /// Each peak as a limit that was checked.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let of = |RankDifference { after_file, named, .. }: &RankDifference| {
-            check(after_file, &named.name, named.change, self.limit, None)
+            check(&after_file.display().to_string(), &named.name, named.change, self.limit, None)
         };
         self.peaks.iter().map(of).collect()
     }
@@ -191,7 +197,7 @@ impl RunDifference {
             writeln!(out)?;
         }
         for line in alone.iter().chain(&self.not_measured) {
-            writeln!(out, "{}", paint.on(Role::Alarm, one_line(line)))?;
+            writeln!(out, "{}", paint.on(Role::Alarm, line))?;
         }
         if let Some(worst) = &self.worst {
             writeln!(out, "\n{}", paint.on(Role::Heading, format!("{}:", self.about_worst())))?;

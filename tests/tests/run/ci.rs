@@ -80,15 +80,15 @@ fn the_recipe_for_github() {
     runner.grow();
     runner.run(run, 0);
     let grown = runner.run(check, 1);
-    assert!(grown.stderr.contains("title=GPU memory::train, device 0: the peak was 100 MiB and is 236 MiB"), "{grown}");
+    assert!(grown.stderr.contains("title=GPU memory::train, device 0: the peak was 68 MiB and is 204 MiB"), "{grown}");
     let posted = runner.run(comment, 0).stdout;
     assert!(
         posted.starts_with("pr comment 7 --body-file comment.md\n### GPU memory\n\n| peak of | before |"),
         "{posted}"
     );
-    assert!(posted.contains("\n| `train, device 0` | 100 MiB | 236 MiB | +136 MiB (+136.0 %) |\n"), "{posted}");
+    assert!(posted.contains("\n| `train, device 0` | 68 MiB | 204 MiB | +136 MiB (+200.0 %) |\n"), "{posted}");
     let above = runner.run(&run.replace("20GiB", "200MiB"), 1);
-    let error = "title=GPU memory::train.capture: the peak of device 0 was 236 MiB, 36 MiB above the limit of 200 MiB";
+    let error = "title=GPU memory::train.capture: the peak of device 0 was 204 MiB, 4 MiB above the limit of 200 MiB";
     assert!(above.stderr.lines().any(|line| line.starts_with("::error ") && line.ends_with(error)), "{above}");
 }
 
@@ -103,7 +103,7 @@ fn the_recipe_for_gitlab() {
     runner.run("gpumem baseline write peaks.json runs/", 0);
     let peaks = runner.text("peaks.json");
     assert!(
-        peaks.contains("\"train.rank0, device 0\": \"100 MiB\"") && peaks.contains("\"train.rank1, device 0\""),
+        peaks.contains("\"train.rank0, device 0\": \"68 MiB\"") && peaks.contains("\"train.rank1, device 0\""),
         "{peaks}"
     );
     runner.run(check, 0);
