@@ -44,7 +44,8 @@ Examples:
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'
-  gpumem report --max-peak 20GiB --max-peak train.py:31=2GiB train.capture     ends with 1 if a peak was higher";
+  gpumem report --max-peak 20GiB train.capture     ends with 1 if the peak was higher
+  gpumem report --max-peak train.py:31=2GiB train.capture";
 
 /// Shows what a recording has: the peak, what it consisted of, what was not freed.
 #[derive(Debug, Args)]

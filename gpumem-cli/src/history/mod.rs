@@ -11,7 +11,6 @@ mod held;
 mod hostile;
 mod lives;
 mod names;
-mod place_peaks;
 mod read;
 mod recorded;
 mod sums;
@@ -28,7 +27,6 @@ pub(crate) use self::{
     held::{OriginSum, Sum, sums_by},
     lives::{BlockLife, Change, LIVE, Lives},
     names::{Origin, library_or_program},
-    place_peaks::PlacePeak,
     recorded::{History, Mark, Refusal, ScopeLife},
     time::{Moment, in_words},
 };

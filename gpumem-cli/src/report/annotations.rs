@@ -1,6 +1,10 @@
 //! `--annotations`: how limits that were not kept are told to CI.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    str::FromStr,
+};
 
 use gpumem_core::model::one_line;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
@@ -12,7 +16,7 @@ use crate::{failure::Failure, terminal};
 pub(crate) enum Annotations {
     /// Commands of GitHub's workflows.
     Github,
-    /// A file of JUnit, which GitLab, Jenkins and others show.
+    /// A file with a report of tests, as `JUnit` writes it.
     Junit(PathBuf),
 }
 
@@ -84,13 +88,14 @@ impl Annotations {
         let found = || checks.iter().flat_map(|check| &check.found);
         for finding in found() {
             match asked {
-                Some(Self::Github) => eprintln!("{}", finding.as_github()),
+                // There is no other place to report that stderr is closed.
+                Some(Self::Github) => _ = writeln!(io::stderr(), "{}", finding.as_github()),
                 _ => terminal::error(&finding.text),
             }
         }
         if let Some(Self::Junit(file)) = asked {
             let report = junit(checks);
-            let written = report.to_string().map_err(std::io::Error::other);
+            let written = report.to_string().map_err(io::Error::other);
             terminal::write_file(file, |out| out.write_all(written?.as_bytes()))?;
         }
         Ok(found().next().is_some())

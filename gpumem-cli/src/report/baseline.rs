@@ -18,11 +18,9 @@ use super::{
     annotations::{Check, Finding, position},
     difference::{Change, Limit, MARKDOWN_TITLE, Named, escaped, signed, write_markdown_rows, write_rows},
     overview::Overview,
+    place_peaks::{PlacePeak, place_peaks},
 };
-use crate::{
-    failure::Failure,
-    history::{History, PlacePeak},
-};
+use crate::{failure::Failure, history::History};
 
 /// Places with less than this share of the peak of their device have no line, in percent.
 const LEAST_SHARE: u64 = 1;
@@ -47,13 +45,16 @@ impl Lines {
             Failure::new(what, why, next)
         };
         if overview.missing.leaves_peak_unknown() {
-            return Err(failed(&overview.missing.in_words().join(" "), "record the program again"));
+            return Err(failed(
+                overview.missing.in_words().join(" ").trim_end_matches('.'),
+                "record the program again",
+            ));
         }
         if overview.missing.has_only_peaks {
             return Err(failed("it has only the peaks of devices", "record the program without --only-peak"));
         }
         let name = name_of(Path::new(&overview.file));
-        let places = history.place_peaks();
+        let places = place_peaks(history);
         for device in &overview.devices {
             let Some(peak) = device.peak_bytes else { continue };
             let simulated = if device.simulated { "simulated " } else { "" };
@@ -111,6 +112,11 @@ fn is_of_device(name: &str) -> bool {
     name.rsplit_once("device ").is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }
 
+/// The device and the file of a place. `None` if the place has no line.
+fn source(name: &str) -> Option<&str> {
+    position(name).map(|(source, ..)| source)
+}
+
 /// What changed since a baseline was written. The names of the fields are those in JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
@@ -137,16 +143,20 @@ impl Comparison {
             // A place without a line may have had nearly as much as the least that is written.
             Change::new(signed(bytes(name).unwrap_or(line.least)), signed(line.bytes))
         };
+        let rounded_after = |change: Change| signed(rounded(change.after.unsigned_abs()).get());
         let is_new = |name: &String| !before.contains_key(name) && change(name).exceeds(limit);
         let mut left: BTreeSet<_> = before.keys().filter(|name| !now.0.contains_key(*name)).collect();
         let mut moved = Vec::new();
         for name in names.iter().copied().filter(|name| is_new(name)) {
-            let had = |old: &&&String| {
-                let change = Change::new(signed(bytes(old).unwrap_or(0)), change(name).after);
-                let file = |name| position(name).map(|(file, ..)| file);
-                file(old).is_some() && file(old) == file(name) && !change.exceeds(limit)
+            let had = |old: &String| Change::new(signed(bytes(old).unwrap_or(0)), rounded_after(change(name)));
+            let is_same = |old: &&String| {
+                let Change { before, after, .. } = had(old);
+                let is_near =
+                    [Change::new(before, after), Change::new(after, before)].map(|change| !change.exceeds(limit));
+                source(old).is_some() && source(old) == source(name) && is_near == [true; 2]
             };
-            if let Some(old) = left.iter().find(had).copied() {
+            let same = left.iter().copied().filter(is_same).min_by_key(|old| had(old).bytes.unsigned_abs());
+            if let Some(old) = same {
                 left.remove(old);
                 moved.push([old.clone(), name.clone()]);
             }
@@ -156,8 +166,7 @@ impl Comparison {
         let (mut changed, mut higher) = (Vec::new(), BTreeSet::new());
         for name in names.iter().copied().filter(|name| !is_moved(name) && !gone.contains(name)) {
             let exact = change(name);
-            let shown =
-                Change::new(signed(bytes(name).unwrap_or(0)), signed(rounded(exact.after.unsigned_abs()).get()));
+            let shown = Change::new(signed(bytes(name).unwrap_or(0)), rounded_after(exact));
             let is_lower = Change::new(exact.after, shown.before).exceeds(limit) && shown.bytes < 0;
             let is_higher = exact.exceeds(limit);
             if is_higher {
@@ -272,7 +281,7 @@ mod tests {
     fn less_than_a_hundredth_is_added() {
         for bytes in [1, MIB, MIB + 1, 437 * MIB, 38_120 * MIB, 5 << 40] {
             let rounded = rounded(bytes).get();
-            assert!(rounded >= bytes && rounded % MIB == 0, "{bytes} {rounded}");
+            assert!(rounded >= bytes && rounded.is_multiple_of(MIB), "{bytes} {rounded}");
             assert!(rounded - bytes < MIB || rounded - bytes < bytes / 100, "{bytes} {rounded}");
         }
         assert_eq!([rounded(0), rounded(437 * MIB)], [Bytes::ZERO, Bytes::mib(438)]);

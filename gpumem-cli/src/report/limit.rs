@@ -9,14 +9,12 @@ use gpumem_driver::settings::size;
 use super::{
     annotations::{Annotations, Check, Finding},
     overview::{Missing, Overview},
+    place_peaks::{PlacePeak, place_peaks},
 };
-use crate::{
-    failure::Failure,
-    history::{History, PlacePeak},
-};
+use crate::{failure::Failure, history::History};
 
 /// The limits that a command is given.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Args)]
 #[command(group(ArgGroup::new("limits").args(["max_peak", "fail_if"]).multiple(true)))]
 #[group(skip)]
 pub(crate) struct Limits {
@@ -92,7 +90,7 @@ impl<'a> Judge<'a> {
     pub(crate) fn add(&mut self, history: &History, overview: &Overview) {
         self.is_measured |= overview.devices.iter().any(|device| device.peak_bytes.is_some());
         let has_places = self.limits.max_peak.iter().any(|limit| limit.place.is_some());
-        let peaks = if has_places { history.place_peaks() } else { Vec::new() };
+        let peaks = if has_places { place_peaks(history) } else { Vec::new() };
         for limit in &self.limits.max_peak {
             let found = match &limit.place {
                 None => of_devices(overview, limit.most),
@@ -127,22 +125,22 @@ impl<'a> Judge<'a> {
         if !self.has_limits() {
             return Ok(false);
         }
-        if self.is_measured {
-            let named = self.limits.max_peak.iter().filter_map(|limit| limit.place.as_deref());
-            for place in named {
-                // A limit that is misspelt would be kept for ever.
-                if !self.places.contains(place) {
-                    let what = format!("--max-peak cannot be checked for `{place}`");
-                    return Err(Failure::new(what, "no recording has such a place", nearest(&self.places, place)));
-                }
-            }
-        } else {
+        if !self.is_measured {
             let limits: Vec<_> = self.limits.max_peak.iter().map(|limit| limit.most.to_string()).collect();
             let of = if limits.is_empty() { String::new() } else { format!(" of the limit of {}", limits.join(", ")) };
             let found = Finding::new(format!("nothing was measured, so nothing is known{of}"));
             self.push("", "something was measured".to_owned(), vec![found]);
         }
-        Annotations::tell(self.limits.annotations.as_ref(), &self.checks)
+        let is_exceeded = Annotations::tell(self.limits.annotations.as_ref(), &self.checks)?;
+        let named = self.limits.max_peak.iter().filter_map(|limit| limit.place.as_deref());
+        match named.filter(|_| self.is_measured).find(|place| !self.places.contains(*place)) {
+            None => Ok(is_exceeded),
+            // A limit that is misspelt would be kept for ever.
+            Some(place) => {
+                let what = format!("--max-peak cannot be checked for `{place}`");
+                Err(Failure::new(what, "no recording has such a place", nearest(&self.places, place)))
+            }
+        }
     }
 }
 

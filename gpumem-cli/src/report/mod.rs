@@ -9,6 +9,7 @@ pub(crate) mod limit;
 pub(crate) mod modules;
 pub(crate) mod moment;
 pub(crate) mod overview;
+mod place_peaks;
 pub(crate) mod places;
 pub(crate) mod ranks;
 pub(crate) mod refused;

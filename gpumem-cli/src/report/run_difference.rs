@@ -9,6 +9,7 @@ use std::{
 use gpumem_core::{
     export::{Paint, Role, shortened_command},
     model::Bytes,
+    report::counted,
 };
 use serde::Serialize;
 
@@ -183,9 +184,9 @@ impl RunDifference {
     }
 
     fn heading(&self) -> String {
-        let (count, change) = (self.peaks.len(), self.sum.in_words());
+        let compared = counted(self.peaks.len() as u64, "peak", "peaks");
         let grown = self.peaks.iter().filter(|peak| peak.named.change.bytes > 0).count();
-        format!("{count} peaks compared, {grown} of them grew; together: {change}")
+        format!("{compared} compared, of which {grown} grew; together: {}", self.sum.in_words())
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {

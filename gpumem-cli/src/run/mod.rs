@@ -78,8 +78,12 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
         }
         summarize(&finished.recordings, options, ended.signal, &mut judge);
     }
-    let is_exceeded = judge.finish()?;
-    Ok(if ended.code() == 0 && is_exceeded { Exit::LimitExceeded } else { Exit::Program(ended.code()) })
+    let exit = judge.finish().map(|is_exceeded| if is_exceeded { Exit::LimitExceeded } else { Exit::Done });
+    let exit = exit.unwrap_or_else(|failure| {
+        terminal::error(&failure);
+        Exit::Failed
+    });
+    Ok(if ended.code() == 0 { exit } else { Exit::Program(ended.code()) })
 }
 
 /// Tells the program's processes how to record themselves. Returns where the recordings will be.

@@ -56,6 +56,8 @@ fn a_place_has_a_limit_of_its_own() {
     let why = "gpumem: --max-peak cannot be checked for `model.rs:42`: no recording has such a place; \
                `gpumem report --table` lists the places, such as `src/model.rs:42`, ";
     assert!(stderr.starts_with(why), "{stderr}");
+    let (code, stderr) = of(&["1MiB", "nowhere=1TiB"]);
+    assert!(code == Some(2) && stderr.starts_with("gpumem: FILE: the peak of device 0 was "), "{stderr}");
     // One of several recordings has the place.
     let other = recorded("ci-place-other.capture", {
         let mut made = Made::new("other");
@@ -146,7 +148,7 @@ fn runs_are_compared_rank_by_rank() {
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
-        "before → after 4 peaks compared, 2 of them grew; together: +81 MiB (+4.6 %) ",
+        "before → after 4 peaks compared, of which 2 grew; together: +81 MiB (+4.6 %) ",
         " sum of 4 1748 1829 +81 rank 1, device 0 437 518 +81 rank 2, device 0 437 478 +40 rank 10, device 0 437 396 -40 ",
         " what grew most: rank 1, device 0: before/train.rank1.gpu0.pid101.capture → after/train.rank1.gpu0.pid908.capture ",
         " src/adam.rs:30 200 240 +40 ",

@@ -2,34 +2,32 @@
 
 use std::collections::HashMap;
 
-use super::{device::DeviceHistory, lives::Lives, names::Origin, recorded::History, tensors::Tensors};
-use crate::report::sums::NO_LINE;
+use super::sums::NO_LINE;
+use crate::history::{DeviceHistory, History, Lives, Origin, tensors::Tensors};
 
 /// The most that a place had at one time on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PlacePeak {
-    pub(crate) device: u32,
+#[derive(Debug)]
+pub(super) struct PlacePeak {
+    pub(super) device: u32,
     /// It allocated tensors of PyTorch, which are in blocks of the driver.
-    pub(crate) is_of_tensors: bool,
-    pub(crate) place: String,
-    pub(crate) bytes: u64,
+    pub(super) is_of_tensors: bool,
+    pub(super) place: String,
+    pub(super) bytes: u64,
 }
 
-impl History {
-    /// The most that each place had, whenever that was. If PyTorch's tensors are known, they stand for its blocks of the driver.
-    pub(crate) fn place_peaks(&self) -> Vec<PlacePeak> {
-        let tensors = self.tensors.as_ref().filter(|tensors| tensors.missing.is_none());
-        let place = |origin: &Origin| {
-            let is_cache = tensors.is_some() && origin.library.as_deref() == Some("PyTorch");
-            (origin.kind.is_on_device() && !is_cache).then(|| origin.place())
-        };
-        let mut all = peaks(&self.lives, &self.origins, place, &self.devices, false);
-        if let Some(Tensors { blocks, origins, devices, .. }) = tensors {
-            let line = |origin: &Origin| Some(origin.line.clone().unwrap_or_else(|| NO_LINE.to_owned()));
-            all.extend(peaks(&blocks.lives, origins, line, devices.iter().map(|device| &device.live), true));
-        }
-        all
+/// The most that each place had, whenever that was. If PyTorch's tensors are known, they stand for its blocks of the driver.
+pub(super) fn place_peaks(history: &History) -> Vec<PlacePeak> {
+    let tensors = history.tensors.as_ref().filter(|tensors| tensors.missing.is_none());
+    let place = |origin: &Origin| {
+        let is_cache = tensors.is_some() && origin.library.as_deref() == Some("PyTorch");
+        (origin.kind.is_on_device() && !is_cache).then(|| origin.place())
+    };
+    let mut all = peaks(&history.lives, &history.origins, place, &history.devices, false);
+    if let Some(Tensors { blocks, origins, devices, .. }) = tensors {
+        let line = |origin: &Origin| Some(origin.line.clone().unwrap_or_else(|| NO_LINE.to_owned()));
+        all.extend(peaks(&blocks.lives, origins, line, devices.iter().map(|device| &device.live), true));
     }
+    all
 }
 
 /// `place` names the origins that count.
