@@ -20,7 +20,7 @@ use crate::{
     history::{History, Moment},
     page::Page,
     progress::working,
-    recording::{complete_for_report, is_recording},
+    recording::complete_for_report,
     report::{
         calls, json,
         limit::{Judge, Limits},
@@ -135,7 +135,7 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
     arguments.files = files::expand(&arguments.files)?;
     let arguments = &arguments;
     // `--html a.capture b.capture` names a recording as the page.
-    if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| is_recording(out)) {
+    if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| files::is_recording(out)) {
         let what = format!("`{}` cannot be written", out.display());
         return Err(Failure::new(what, "it is a recording, which would be lost", "give the name of another file"));
     }
