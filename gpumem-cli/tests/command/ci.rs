@@ -173,9 +173,9 @@ fn runs_are_compared_rank_by_rank() {
     assert_eq!((&json["sum"]["change_bytes"], &json["peaks"][0]["rank"]), (&(81 * MIB).into(), &1.into()));
 
     // A rank without a partner is named. A limit is not known to be kept then.
-    fs::remove_file(folder.join("after/train.rank2.gpu0.pid909.capture")).unwrap();
+    fs::remove_file(folder.join("after/train.rank0.gpu0.pid907.capture")).unwrap();
     let alone = within(&folder, &["diff", "before", "after"]);
-    let line = "\nOnly in before: rank 2, device 0 (before/train.rank2.gpu0.pid102.capture), with a peak of 437 MiB.\n";
+    let line = "\nOnly in before: rank 0, device 0 (before/train.rank0.gpu0.pid100.capture), with a peak of 437 MiB.\n";
     assert!(alone.code == Some(0) && alone.stdout.contains(line), "{alone:?}");
     assert_eq!([limited("18%").code, limited("19%").code], [Some(1), Some(2)]);
     // A loss in one of them leaves all unknown.
