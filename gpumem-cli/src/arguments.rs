@@ -15,6 +15,7 @@ Examples:
   gpumem report train.capture              what made the peak, and what was not freed
   gpumem report --html train.html train.capture
   gpumem diff before.capture after.capture --fail-on-increase 5%
+  gpumem baseline check peaks.json train.capture
   gpumem what-if -- python train.py        settings of PyTorch's allocator, and the smallest card with each
   gpumem estimate config.json --train adam --fit 80GiB
   gpumem info                              the GPUs, and what memory they have

@@ -1,11 +1,16 @@
-//! Files that other processes may replace at any time.
+//! Files that other processes may replace at any time, and the folders and patterns that stand for several.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io,
     os::unix::fs::OpenOptionsExt,
-    path::Path,
+    path::{Path, PathBuf},
 };
+
+use glob::MatchOptions;
+use gpumem_core::recording::{new_path, old_path};
+
+use crate::failure::Failure;
 
 /// Opens a regular file. A pipe that somebody has put in its place is not waited for.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
@@ -18,11 +23,79 @@ pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
     open(path, File::options().read(true))
 }
 
+/// Whether a file begins as recordings do.
+pub(crate) fn is_recording(file: &Path) -> bool {
+    open_to_read(file).and_then(gpumem_core::recording::is_recording).unwrap_or(false)
+}
+
+/// The files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for what matches it, both
+/// in the order of their names. Any other argument stands for itself.
+///
+/// # Errors
+/// If a folder has no recordings or cannot be read, or if nothing matches a pattern.
+pub(crate) fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let mut files = Vec::new();
+    for argument in arguments {
+        let pattern = argument.to_str().filter(|text| text.contains(['*', '?', '[']) && !argument.exists());
+        let matches = match pattern {
+            Some(pattern) => matches(pattern)?,
+            None => vec![argument.clone()],
+        };
+        for path in matches {
+            if path.is_dir() {
+                files.extend(recordings_in(&path)?);
+            } else {
+                files.push(path);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// What matches a pattern.
+fn matches(pattern: &str) -> Result<Vec<PathBuf>, Failure> {
+    let failed = |cause: String| {
+        let next = "give recordings, a folder, or a pattern such as 'runs/*.capture'";
+        Failure::new(format!("`{pattern}` cannot be read"), cause, next)
+    };
+    // Locks and other files that begin with a dot are for no report.
+    let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
+    let paths = glob::glob_with(pattern, options).map_err(|error| failed(error.to_string()))?;
+    let paths: Vec<_> = paths.collect::<Result<_, _>>().map_err(|error| failed(error.to_string()))?;
+    if paths.is_empty() { Err(failed("no file has such a name".to_owned())) } else { Ok(paths) }
+}
+
+/// The recordings of a folder, without those of its folders. What ends in `.capture` has to be a recording: whoever reads it says so.
+fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let failed = |cause: String| {
+        let next =
+            format!("give a folder with recordings, or a pattern such as '{}'", folder.join("**/*.capture").display());
+        Failure::new(format!("`{}` cannot be read", folder.display()), cause, next)
+    };
+    let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let entries = entries.map_err(|error| failed(error.to_string()))?;
+    // The parts of a recording of the newest events, while its program runs.
+    let is_part = |path: &Path| {
+        let recording = path.with_extension("");
+        recording.exists() && [old_path(&recording), new_path(&recording)].iter().any(|part| part == path)
+    };
+    let is_meant = |path: &PathBuf| {
+        let is_named = path.extension().is_some_and(|extension| extension == "capture");
+        path.is_file() && (is_named || is_recording(path) && !is_part(path))
+    };
+    let is_hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+    let files = entries.into_iter().filter(|entry| !is_hidden(entry)).map(|entry| entry.path());
+    let mut files: Vec<_> = files.filter(is_meant).collect();
+    files.sort();
+    if files.is_empty() { Err(failed("no recording is in it".to_owned())) } else { Ok(files) }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, process};
+    use std::{env, process};
 
     use super::*;
+    use crate::made::Made;
 
     #[test]
     fn a_pipe_is_not_waited_for() {
@@ -31,5 +104,42 @@ mod tests {
         assert_eq!(open_to_read(&path).unwrap_err().to_string(), "it is no regular file");
         assert!(open(&path, File::options().append(true)).is_err());
         fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn folders_and_patterns_stand_for_recordings() {
+        let folder = env::temp_dir().join(format!("gpumem-folder-{}", process::id()));
+        let inner = folder.join("host-1");
+        fs::create_dir_all(&inner).unwrap();
+        let recording = Made::new("train").training(1, 1, 1).file();
+        let put = |name: &str, bytes: &[u8]| fs::write(folder.join(name), bytes).unwrap();
+        let in_folder = |names: &[&str]| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
+        let expanded = |names: &[&str]| expand(&in_folder(names)).map_err(|error| error.to_string());
+        let cause = |cause: &str, path: &Path| format!("`{}` cannot be read: {cause}; give ", path.display());
+
+        let none = expanded(&[""]).unwrap_err();
+        assert!(none.starts_with(&cause("no recording is in it", &folder.join(""))), "{none}");
+        assert!(none.ends_with("/**/*.capture'"), "{none}");
+
+        for name in ["b.capture", "c.recording", "host-1/d.capture", "b.capture.old", ".hidden.capture"] {
+            put(name, &recording);
+        }
+        put("a.capture", b"no recording");
+        put("notes.txt", b"no recording");
+        assert_eq!(expanded(&[""]), Ok(in_folder(&["a.capture", "b.capture", "c.recording"])));
+        assert_eq!(expanded(&["*.capture"]), Ok(in_folder(&["a.capture", "b.capture"])));
+        assert_eq!(
+            expanded(&["**/*.capture", "notes.txt"]),
+            Ok(in_folder(&["a.capture", "b.capture", "host-1/d.capture", "notes.txt"]))
+        );
+        // What matches may be a folder, and an argument that is no pattern need not exist.
+        assert_eq!(expanded(&["host-?", "none.capture"]), Ok(in_folder(&["host-1/d.capture", "none.capture"])));
+        put("[1].capture", &recording);
+        assert_eq!(expanded(&["[1].capture"]), Ok(in_folder(&["[1].capture"])));
+        let unmatched = expanded(&["*.no"]).unwrap_err();
+        assert!(unmatched.starts_with(&cause("no file has such a name", &folder.join("*.no"))), "{unmatched}");
+        let wrong = expanded(&["[x"]).unwrap_err();
+        assert!(wrong.contains("cannot be read: Pattern syntax error"), "{wrong}");
+        fs::remove_dir_all(folder).unwrap();
     }
 }

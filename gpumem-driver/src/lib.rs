@@ -9,6 +9,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
+#[cfg(feature = "baseline")]
+pub mod baseline_file;
 pub mod settings;
 pub mod source;
 #[allow(unsafe_code, reason = "the one folder that talks to C")]

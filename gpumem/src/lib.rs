@@ -16,7 +16,7 @@ pub mod __private;
 
 pub(crate) use gpumem_core::{derive, export, inbox, ledger, model};
 #[cfg(feature = "baseline")]
-pub(crate) use gpumem_driver::lock_file;
+pub(crate) use gpumem_driver::baseline_file;
 #[cfg(all(feature = "capture", feature = "cuda", target_os = "linux"))]
 pub(crate) use gpumem_driver::nvtx;
 #[cfg(feature = "capture")]

@@ -382,7 +382,7 @@ mod in_a_child {
         );
         passes(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1")]);
         let written = fs::read_to_string(&file).expect("it was written");
-        assert_eq!(written, "{\n  \"peaks\": {\n    \"sim_budgets::tests::grows\": 104857600\n  }\n}\n");
+        assert_eq!(written, "{\n  \"peaks\": {\n    \"sim_budgets::tests::grows\": \"100 MiB\"\n  }\n}\n");
         passes(GROWS, &of("105"));
         passes(GROWS, &of("1"));
         fails(GROWS, &of("106"), "and 5 % of growth): it was 106 MiB, 1 MiB over");

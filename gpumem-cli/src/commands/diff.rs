@@ -1,17 +1,23 @@
-//! Compares two recordings.
+//! Compares two recordings, or two runs of several processes.
 
-use std::path::PathBuf;
+use std::{
+    path::{Path, PathBuf},
+    slice::from_ref,
+};
 
 use clap::Args;
 
 use crate::{
     exit::Exit,
     failure::Failure,
+    files,
     history::History,
     recording::complete_for_report,
     report::{
+        annotations::{Annotations, Check},
         difference::{Difference, Limit},
         overview::Overview,
+        run_difference::{Run, RunDifference},
     },
     terminal,
 };
@@ -20,19 +26,25 @@ const EXAMPLES: &str = "\
 Examples:
   gpumem diff before.capture after.capture
   gpumem diff before.capture after.capture --fail-on-increase 5%
+  gpumem diff before/ after/                                       all ranks of two runs
   gpumem diff before.capture after.capture --markdown > comment.md";
 
 /// Compares the peaks of two recordings, by scope, place, library and kind of memory, and those of PyTorch's tensors if both have them.
+/// Of two folders, it compares the peaks of all ranks.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DiffArguments {
-    /// The recording to compare with.
+    /// The recording to compare with, or a folder or pattern: the recordings of one run.
     before: PathBuf,
-    /// The recording that is compared. It may be one that an estimate wrote.
+    /// The recording that is compared. It may be one that an estimate wrote. Of a folder, each recording is compared with that of the same
+    /// rank, device and command.
     after: PathBuf,
     /// Exit with 1 if the peak of a device increased by more than this, such as 5% or 100MiB (100MB means the same); with 2 if that is not known.
     #[arg(long, value_name = "LIMIT")]
     fail_on_increase: Option<Limit>,
+    /// How an increase is told to CI: `github` marks the line in a pull request, and `junit=FILE` writes a report of tests.
+    #[arg(long, value_name = "FORM", requires = "fail_on_increase")]
+    annotations: Option<Annotations>,
     /// As tables in Markdown, for a comment on a pull request.
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
@@ -42,19 +54,62 @@ pub(crate) struct DiffArguments {
 }
 
 pub(super) fn execute(arguments: &DiffArguments) -> Result<Exit, Failure> {
-    let [before, after] = [&arguments.before, &arguments.after].map(|file| {
-        complete_for_report(file);
-        History::read(file).map(|history| Overview::of(&history))
-    });
-    let difference = Difference::of(before?, after?, arguments.fail_on_increase);
+    let sides = [files::expand(from_ref(&arguments.before))?, files::expand(from_ref(&arguments.after))?];
+    let [[before], [after]] = sides.each_ref().map(Vec::as_slice) else { return of_runs(arguments, &sides) };
+    let difference = Difference::of(overview(before)?, overview(after)?, arguments.fail_on_increase);
     if arguments.markdown {
         terminal::print(|out| difference.write_markdown(out))?;
     } else {
         terminal::answer(arguments.json, &difference, |out, paint| difference.write(out, paint))?;
     }
-    if let Some(why) = difference.not_measured.first() {
-        terminal::error(&Failure::new("the peaks cannot be compared", why, "record the program again"));
+    exit(arguments, &difference.not_measured, difference.is_exceeded, &difference.checks())
+}
+
+fn overview(file: &Path) -> Result<Overview, Failure> {
+    complete_for_report(file);
+    History::read(file).map(|history| Overview::of(&history))
+}
+
+/// Compares the recordings of two runs. Each is read by itself, and only its peaks are kept.
+fn of_runs(arguments: &DiffArguments, sides: &[Vec<PathBuf>; 2]) -> Result<Exit, Failure> {
+    let run = |files: &[PathBuf]| {
+        files.iter().try_fold(Run::default(), |mut run, file| {
+            run.add(file, &overview(file)?);
+            Ok::<_, Failure>(run)
+        })
+    };
+    let names = [&arguments.before, &arguments.after].map(|side| side.display().to_string());
+    let mut difference = RunDifference::of(names, [run(&sides[0])?, run(&sides[1])?], arguments.fail_on_increase);
+    if let Some(worst) = difference.peaks.first().filter(|_| difference.not_measured.is_empty()) {
+        let [before, after] = [&worst.before_file, &worst.after_file].map(|file| overview(file));
+        difference.worst = Some(Difference::of(before?, after?, None));
+    }
+    if arguments.markdown {
+        terminal::print(|out| difference.write_markdown(out))?;
+    } else {
+        terminal::answer(arguments.json, &difference, |out, paint| difference.write(out, paint))?;
+    }
+    let mut why_not = difference.not_measured.clone();
+    // A limit is kept by all peaks, or is not known to be kept.
+    if arguments.fail_on_increase.is_some() && difference.is_exceeded.is_none() {
+        why_not.extend(difference.alone());
+    }
+    exit(arguments, &why_not, difference.is_exceeded, &difference.checks())
+}
+
+/// `why_not` says why peaks cannot be compared.
+fn exit(
+    arguments: &DiffArguments,
+    why_not: &[String],
+    is_exceeded: Option<bool>,
+    checks: &[Check],
+) -> Result<Exit, Failure> {
+    if arguments.annotations.is_some() {
+        Annotations::tell(arguments.annotations.as_ref(), checks)?;
+    }
+    if let Some(why) = why_not.first() {
+        terminal::error(&Failure::new("the peaks cannot be compared", why, "record what is missing again"));
         return Ok(Exit::Failed);
     }
-    Ok(if difference.is_exceeded == Some(true) { Exit::LimitExceeded } else { Exit::Done })
+    Ok(if is_exceeded == Some(true) { Exit::LimitExceeded } else { Exit::Done })
 }

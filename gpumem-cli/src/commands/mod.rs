@@ -1,6 +1,7 @@
 //! The commands, one in each file: its arguments, and `execute`.
 
 mod attach;
+mod baseline;
 mod completions;
 mod diff;
 mod doctor;
@@ -28,6 +29,7 @@ pub(crate) enum Command {
     Stop(stop::StopArguments),
     Report(report::ReportArguments),
     Diff(diff::DiffArguments),
+    Baseline(baseline::BaselineArguments),
     WhatIf(what_if::WhatIfArguments),
     Estimate(estimate::EstimateArguments),
     Info(info::InfoArguments),
@@ -45,8 +47,9 @@ pub(crate) fn execute(command: Command, all: clap::Command) -> Result<Exit, Fail
         Command::Attach(arguments) => attach::execute(arguments),
         Command::Start(arguments) => start::execute(&arguments),
         Command::Stop(arguments) => stop::execute(&arguments),
-        Command::Report(arguments) => report::execute(&arguments),
+        Command::Report(arguments) => report::execute(arguments),
         Command::Diff(arguments) => diff::execute(&arguments),
+        Command::Baseline(arguments) => baseline::execute(&arguments),
         Command::WhatIf(arguments) => what_if::execute(arguments),
         Command::Estimate(arguments) => estimate::execute(&arguments),
         Command::Info(arguments) => info::execute(&arguments),

@@ -8,21 +8,23 @@ use std::{
 use clap::Args;
 use gpumem_core::{
     export::{InPaint, Paint, Role},
-    model::{Bytes, one_line},
+    model::one_line,
 };
-use gpumem_driver::settings::size;
 use serde::Serialize;
 
 use crate::{
     exit::Exit,
     failure::Failure,
+    files,
     formats::Format,
     history::{History, Moment},
     page::Page,
     progress::working,
-    recording::{complete_for_report, is_recording},
+    recording::complete_for_report,
     report::{
-        calls, json, limit, moment,
+        calls, json,
+        limit::{Judge, Limits},
+        moment,
         overview::{Missing, NotFreed, Overview},
         places, summary, tensors,
     },
@@ -37,18 +39,20 @@ Examples:
   gpumem report --at 12.5s train.capture           what was live then
   gpumem report --at oom train.capture             what was live when memory ran out
   gpumem report --between start peak train.capture
-  gpumem report rank-*.capture                     several ranks, side by side
+  gpumem report runs/                              several ranks, side by side: all recordings of a folder
   gpumem report snapshot.pickle                    a snapshot of PyTorch
   gpumem report --html train.html train.capture
   gpumem report --format perfetto -o train.pftrace train.capture
   gpumem report --json train.capture | jq '.devices[0].peak_bytes'
-  gpumem report --max-peak 20GiB train.capture     ends with 1 if the peak was higher";
+  gpumem report --max-peak 20GiB train.capture     ends with 1 if the peak was higher
+  gpumem report --max-peak train.py:31=2GiB train.capture";
 
 /// Shows what a recording has: the peak, what it consisted of, what was not freed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReportArguments {
-    /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them, or snapshots of PyTorch (`torch.cuda.memory._dump_snapshot`).
+    /// Recordings, as `gpumem run` and `GPUMEM_CAPTURE` write them, folders of them, patterns such as 'runs/*.capture', or snapshots of
+    /// PyTorch (`torch.cuda.memory._dump_snapshot`).
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -56,10 +60,10 @@ pub(crate) struct ReportArguments {
     #[command(flatten)]
     part: calls::Part,
     /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment. - is stdout.
-    #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format"])]
+    #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format", "limits"])]
     html: Option<PathBuf>,
     /// Write the recording in the format of another tool.
-    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between"])]
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between", "limits"])]
     format: Option<Format>,
     /// With formats that have stacks: leave out functions that only pass a call on, as --calls does.
     #[arg(long, requires = "format")]
@@ -70,15 +74,13 @@ pub(crate) struct ReportArguments {
     /// As JSON: bytes are exact, and what was not measured is null.
     #[arg(long)]
     json: bool,
-    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool keeps unused counts.
-    #[arg(long, value_name = "SIZE", value_parser = size,
-        conflicts_with_all = ["html", "format", "tree", "calls", "table", "leaks", "at", "between"])]
-    max_peak: Option<Bytes>,
+    #[command(flatten)]
+    limits: Limits,
 }
 
 /// What is shown instead of the summary.
 #[derive(Debug, Default, Args)]
-#[group(multiple = false)]
+#[group(multiple = false, conflicts_with = "limits")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line; clap allows one of them")]
 struct View {
     /// Each scope: its peak, its part of the peak of the process, what is still in use, all that was allocated.
@@ -129,9 +131,11 @@ impl View {
     }
 }
 
-pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
+pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
+    arguments.files = files::expand(&arguments.files)?;
+    let arguments = &arguments;
     // `--html a.capture b.capture` names a recording as the page.
-    if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| is_recording(out)) {
+    if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| files::is_recording(out)) {
         let what = format!("`{}` cannot be written", out.display());
         return Err(Failure::new(what, "it is a recording, which would be lost", "give the name of another file"));
     }
@@ -141,7 +145,7 @@ pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
     if let Some(out) = &arguments.html {
         return write_page(&arguments.files, out);
     }
-    let mut is_exceeded = false;
+    let mut judge = Judge::new(&arguments.limits);
     let missing = if let Some(choice) = arguments.view.choice(&arguments.part) {
         let mut missing = Vec::new();
         let mut objects = Vec::new();
@@ -171,20 +175,25 @@ pub(super) fn execute(arguments: &ReportArguments) -> Result<Exit, Failure> {
         }
         missing
     } else {
-        let overviews = match arguments.files.as_slice() {
-            [only] if !arguments.json => vec![Overview::in_detail(&mut read(only)?)],
-            files => files.iter().map(|file| Ok(Overview::of(&read(file)?))).collect::<Result<Vec<_>, Failure>>()?,
+        let is_in_detail = arguments.files.len() == 1 && !arguments.json;
+        let mut overview = |file: &PathBuf| {
+            let mut history = read(file)?;
+            let overview = if is_in_detail { Overview::in_detail(&mut history) } else { Overview::of(&history) };
+            judge.add(&history, &overview);
+            Ok(overview)
         };
+        let overviews = arguments.files.iter().map(&mut overview).collect::<Result<Vec<_>, Failure>>()?;
         if arguments.json {
             print_objects(&overviews)?;
         } else {
             terminal::print_text(|out, paint| summary::write_all(&overviews, out, paint))?;
         }
-        is_exceeded = arguments.max_peak.is_some_and(|limit| limit::is_exceeded(&overviews, limit));
         overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect()
     };
+    let asks_for_losses = judge.asks_for_losses();
+    let is_exceeded = judge.finish()?;
     Ok(match exit_of(&missing) {
-        Exit::Done if is_exceeded => Exit::LimitExceeded,
+        exit if is_exceeded && (exit == Exit::Done || asks_for_losses) => Exit::LimitExceeded,
         exit => exit,
     })
 }

@@ -19,7 +19,8 @@ Each process that uses CUDA has a recording of its own. One process: FILE. Sever
 of the process before the extension, such as train.rank0.gpu0.pid4711.capture.
 
 The program sees its own stdin, stdout and signals. `gpumem run` ends with the program's exit code, with 128 and the number of the \
-signal that ended it, with 127 if there is no such program, and with 126 if it cannot be started. If recording fails, one line on stderr \
+signal that ended it, with 127 if there is no such program, and with 126 if it cannot be started. \
+If the program ended with 0 and a limit was not kept, it ends with 1. If recording fails, one line on stderr \
 says why, and the program runs on.";
 
 /// Runs a program and records its GPU memory.

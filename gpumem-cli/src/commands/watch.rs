@@ -12,7 +12,7 @@ use clap::Args;
 use crate::{
     exit::Exit,
     failure::Failure,
-    machine,
+    files, machine,
     report::json,
     terminal,
     watch::{self, Sample, Sampler},
@@ -29,7 +29,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WatchArguments {
-    /// Recordings to show besides those of this user's processes, which are found by themselves.
+    /// Recordings, folders or patterns to show besides the recordings of this user's processes, which are found by themselves.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The time between two readings, such as 2s or 200ms.
@@ -58,7 +58,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 pub(super) fn execute(arguments: &WatchArguments) -> Result<Exit, Failure> {
     let WatchArguments { files, interval, count, json } = arguments;
-    let mut sampler = Sampler::new(files.clone());
+    let mut sampler = Sampler::new(files::expand(files)?);
     if *json {
         return print(&mut sampler, *interval, *count);
     }

@@ -9,6 +9,7 @@ use gpumem_driver::settings::card;
 use crate::{
     exit::Exit,
     failure::Failure,
+    files,
     history::History,
     progress::working,
     recording::complete_for_report,
@@ -68,9 +69,14 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
     let question = Question { command, tries, card, jobs: jobs.into() };
     let Some(name) = largest else {
         let answer = match recording {
-            Some(file) => {
-                complete_for_report(&file);
-                let history = History::read(&file)?;
+            Some(argument) => {
+                let files = files::expand(std::slice::from_ref(&argument))?;
+                let [file] = files.as_slice() else {
+                    let what = format!("`{}` cannot be asked", argument.display());
+                    return Err(Failure::new(what, "it is several recordings", "give one of them"));
+                };
+                complete_for_report(file);
+                let history = History::read(file)?;
                 working("replaying the requests", || what_if::ask_recording(&history, card, question.jobs))?
             }
             None => working("running the program dry", || what_if::ask(&question))?,

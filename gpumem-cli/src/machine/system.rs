@@ -8,7 +8,7 @@ use std::{
 
 use gpumem_inject::variable;
 
-use crate::recording::is_recording;
+use crate::files::is_recording;
 
 fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))

@@ -21,12 +21,7 @@ pub(crate) use self::{
     symbols::of_module,
     torch::{is_snapshot, recording_of},
 };
-use crate::files;
-
-/// Whether a file begins as recordings do.
-pub(crate) fn is_recording(file: &Path) -> bool {
-    files::open_to_read(file).and_then(gpumem_core::recording::is_recording).unwrap_or(false)
-}
+use crate::files::is_recording;
 
 /// Why this existing file must not be replaced: only recordings and empty files are. `None` if it may be, or if there is no file.
 pub(crate) fn why_not_replaceable(file: &Path) -> Option<&'static str> {
@@ -39,4 +34,10 @@ pub(crate) fn why_not_replaceable(file: &Path) -> Option<&'static str> {
     }
     let may_go = known.len() == 0 || is_recording(file);
     (!may_go).then_some("it exists and is no recording")
+}
+
+/// The rank in the name of a recording: 3 of `train.rank3.gpu0.pid17.capture`.
+pub(crate) fn rank_of(recording: &Path) -> Option<u32> {
+    let name = recording.file_name()?.to_string_lossy();
+    name.split('.').find_map(|part| part.strip_prefix("rank")?.parse().ok())
 }

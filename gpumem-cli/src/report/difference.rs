@@ -12,9 +12,10 @@ use gpumem_core::{
     model::{ByteDelta, Bytes, one_line},
     recording::TensorClass,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{
+    annotations::{Check, Finding},
     modules::{ClassSum, ModuleSum},
     overview::{DeviceOverview, Missing, Overview},
     sums::{NO_LINE, PlaceSum},
@@ -55,6 +56,12 @@ impl fmt::Display for Limit {
     }
 }
 
+impl Serialize for Limit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl Limit {
     #[expect(
         clippy::cast_possible_truncation,
@@ -78,7 +85,7 @@ pub(crate) struct Difference {
     pub(crate) devices: Vec<DeviceDifference>,
     /// Why the tensors of PyTorch are not compared, or what is missing of them. Empty if neither recording has tensors.
     pub(crate) tensors_missing: Vec<String>,
-    pub(crate) limit: Option<String>,
+    pub(crate) limit: Option<Limit>,
     /// `None` without a limit, and if the peaks are not known.
     pub(crate) is_exceeded: Option<bool>,
     /// Why a comparison says nothing.
@@ -120,7 +127,7 @@ pub(crate) struct TensorsDifference {
 }
 
 /// What something had at the peak before, and at the peak after.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Change {
     #[serde(rename = "before_bytes")]
     pub(crate) before: i64,
@@ -138,13 +145,19 @@ pub(crate) struct Named {
 }
 
 impl Change {
-    fn new(before: i64, after: i64) -> Self {
+    pub(super) fn new(before: i64, after: i64) -> Self {
         Self { before, after, bytes: after.saturating_sub(before) }
+    }
+
+    /// Whether more was added than the limit allows.
+    pub(super) fn exceeds(self, limit: Limit) -> bool {
+        let [before, after] = [self.before, self.after].map(i64::unsigned_abs);
+        after.saturating_sub(before) > limit.of(before)
     }
 
     /// `+66 MiB (+5.3 %)`
     #[expect(clippy::cast_precision_loss, reason = "a share is no exact figure")]
-    fn in_words(self) -> String {
+    pub(super) fn in_words(self) -> String {
         let Self { before, bytes, .. } = self;
         let sign = if bytes > 0 { "+" } else { "" };
         let amount = ByteDelta::new(bytes);
@@ -274,8 +287,28 @@ fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
     sums.iter().flat_map(class).map(|(name, bytes)| (name.to_owned(), signed(bytes))).collect()
 }
 
-fn signed(bytes: u64) -> i64 {
+pub(super) fn signed(bytes: u64) -> i64 {
     bytes.try_into().unwrap_or(i64::MAX)
+}
+
+/// What is said of a limit at the end.
+pub(super) fn verdict(limit: Option<Limit>, is_exceeded: Option<bool>) -> Option<String> {
+    let limit = limit?;
+    Some(match is_exceeded {
+        Some(true) => format!("The peak increased by more than {limit}."),
+        Some(false) => format!("The peak did not increase by more than {limit}."),
+        None => format!("Whether the peak increased by more than {limit} is not known."),
+    })
+}
+
+/// A peak that was compared with that of `of`. `place` is where it grew.
+pub(super) fn check(of: &str, words: &str, peak: Change, limit: Option<Limit>, place: Option<String>) -> Check {
+    let limit = limit.unwrap_or(Limit::Percent(0.0));
+    let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
+    let text = format!("{of}: the peak of {words} was {before} and is {after}: {}, more than {limit}", peak.in_words());
+    let found = peak.exceeds(limit).then_some(Finding { text, place });
+    let name = format!("the peak of {words} increases by at most {limit}");
+    Check { of: of.to_owned(), name, found: found.into_iter().collect() }
 }
 
 impl Difference {
@@ -324,15 +357,10 @@ impl Difference {
                 DeviceDifference { device, simulated, peak, by_scope, by_place, by_library, by_kind, tensors }
             })
             .collect();
-        let is_exceeded = |limit: Limit| {
-            devices.iter().any(|device| {
-                let [before, after] = [device.peak.before, device.peak.after].map(i64::unsigned_abs);
-                after.saturating_sub(before) > limit.of(before)
-            })
-        };
+        let is_exceeded = |limit| devices.iter().any(|device| device.peak.exceeds(limit));
         Self {
             is_exceeded: limit.filter(|_| not_measured.is_empty()).map(is_exceeded),
-            limit: limit.map(|limit| limit.to_string()),
+            limit,
             tensors_missing: TensorsDifference::missing([&before, &after]),
             before: Side { file: before.file, missing: before.missing },
             after: Side { file: after.file, missing: after.missing },
@@ -350,13 +378,13 @@ impl Difference {
         notes.iter().flat_map(|(file, lines)| lines.iter().map(move |line| format!("{file}: {line}"))).collect()
     }
 
-    fn verdict(&self) -> Option<String> {
-        let limit = self.limit.as_ref()?;
-        Some(match self.is_exceeded {
-            Some(true) => format!("The peak increased by more than {limit}."),
-            Some(false) => format!("The peak did not increase by more than {limit}."),
-            None => format!("Whether the peak increased by more than {limit} is not known."),
-        })
+    /// Each device as a limit that was checked.
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        let check = |device: &DeviceDifference| {
+            let place = device.by_place.first().filter(|place| place.change.bytes > 0).map(|place| place.name.clone());
+            check(&self.after.file, &device.words(), device.peak, self.limit, place)
+        };
+        self.devices.iter().map(check).collect()
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -386,16 +414,20 @@ impl Difference {
         for line in &self.not_measured {
             writeln!(out, "{}", paint.on(Role::Alarm, line))?;
         }
-        if let Some(verdict) = self.verdict() {
-            let role = if self.is_exceeded == Some(false) { Role::Text } else { Role::Alarm };
-            writeln!(out, "\n{}", paint.on(role, verdict))?;
-        }
-        Ok(())
+        write_verdict(self.limit, self.is_exceeded, out, paint)
     }
 
     /// Writes tables in Markdown, for a comment on a pull request.
     pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "### GPU memory\n")?;
+        writeln!(out, "{MARKDOWN_TITLE}\n")?;
+        self.write_markdown_tables(out)?;
+        match verdict(self.limit, self.is_exceeded) {
+            Some(verdict) => writeln!(out, "{verdict}"),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn write_markdown_tables(&self, out: &mut dyn Write) -> io::Result<()> {
         for device in &self.devices {
             let [before, after] = [device.peak.before, device.peak.after].map(ByteDelta::new);
             writeln!(out, "Peak of {}: {before} → **{after}**, {}\n", device.words(), device.peak.in_words())?;
@@ -417,11 +449,22 @@ impl Difference {
         for line in &self.not_measured {
             writeln!(out, "> {}\n", escaped(line))?;
         }
-        if let Some(verdict) = self.verdict() {
-            writeln!(out, "{verdict}")?;
-        }
         Ok(())
     }
+}
+
+/// The heading of what is pasted into a pull request.
+pub(super) const MARKDOWN_TITLE: &str = "### GPU memory";
+
+pub(super) fn write_verdict(
+    limit: Option<Limit>,
+    is_exceeded: Option<bool>,
+    out: &mut dyn Write,
+    paint: Paint,
+) -> io::Result<()> {
+    let Some(verdict) = verdict(limit, is_exceeded) else { return Ok(()) };
+    let role = if is_exceeded == Some(false) { Role::Text } else { Role::Alarm };
+    writeln!(out, "\n{}", paint.on(role, verdict))
 }
 
 fn changed(all: &[Named]) -> Vec<&Named> {
@@ -429,7 +472,7 @@ fn changed(all: &[Named]) -> Vec<&Named> {
 }
 
 /// A table of what changed, if anything did.
-fn write_rows(by: &str, all: &[Named], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+pub(super) fn write_rows(by: &str, all: &[Named], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let changed = changed(all);
     if changed.is_empty() {
         return Ok(());
@@ -441,7 +484,7 @@ fn write_rows(by: &str, all: &[Named], out: &mut dyn Write, paint: Paint) -> io:
     Ok(())
 }
 
-fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) -> io::Result<()> {
     let changed = changed(all);
     if changed.is_empty() {
         return Ok(());
@@ -458,7 +501,7 @@ fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) -> io::Resu
 }
 
 /// A text in a cell of a table in Markdown: it is code, so that no sign has a meaning.
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let text = one_line(text);
     if !text.is_empty() && !text.contains(['|', '`']) {
         return format!("`{text}`");
@@ -538,7 +581,8 @@ mod tests {
             ("1KiB", 0, 1025, true),
         ] {
             let limit: Limit = limit.parse().unwrap();
-            assert_eq!(after.saturating_sub(before) > limit.of(before), is_exceeded, "{limit} {before} {after}");
+            let change = Change::new(before, signed(after));
+            assert_eq!(change.exceeds(limit), is_exceeded, "{limit} {before} {after}");
         }
     }
 }

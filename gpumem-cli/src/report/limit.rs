@@ -1,27 +1,158 @@
-//! `--max-peak`: recordings are compared with a limit.
+//! `--max-peak` and `--fail-if`: recordings are compared with limits.
 
+use std::{collections::BTreeSet, fmt, path::Path, str::FromStr};
+
+use clap::{ArgGroup, Args, ValueEnum};
 use gpumem_core::model::Bytes;
+use gpumem_driver::settings::size;
 
-use super::overview::{DeviceOverview, Missing, Overview};
-use crate::terminal;
+use super::{
+    annotations::{Annotations, Check, Finding},
+    overview::{DeviceOverview, Missing, Overview},
+    place_peaks::{PlacePeak, place_peaks},
+};
+use crate::{failure::Failure, history::History};
 
-/// Whether a recording does not keep the limit. A line on stderr says why. What was not measured keeps no limit.
-pub(crate) fn is_exceeded(overviews: &[Overview], limit: Bytes) -> bool {
-    let mut lines: Vec<_> = overviews.iter().flat_map(|overview| of_one(overview, limit)).collect();
-    if !overviews.iter().flat_map(|overview| &overview.devices).any(|device| highest(device).is_some()) {
-        lines.push(format!("nothing was measured, so nothing is known of the limit of {limit}"));
-    }
-    lines.iter().for_each(terminal::error);
-    !lines.is_empty()
+/// The limits that a command is given.
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("limits").args(["max_peak", "fail_if"]).multiple(true)))]
+#[group(skip)]
+pub(crate) struct Limits {
+    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool keeps unused counts. A limit
+    /// such as 'train.py:31=2GiB' is that of a place, which has its name in reports: the most that it had on a device at one time. May be
+    /// given several times.
+    #[arg(long, value_name = "[PLACE=]SIZE")]
+    max_peak: Vec<PeakLimit>,
+    /// End with 1 if something was lost, so that figures may be wrong: events, the end of a recording, or what came before it.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    fail_if: Option<FailIf>,
+    /// How limits that were not kept are told to CI: `github` marks the lines in a pull request, and `junit=FILE` writes a report of tests.
+    #[arg(long, value_name = "FORM", requires = "limits")]
+    annotations: Option<Annotations>,
 }
 
-fn of_one(overview: &Overview, limit: Bytes) -> Vec<String> {
+/// Such as `20GiB`, or `train.py:31=2GiB`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PeakLimit {
+    place: Option<String>,
+    most: Bytes,
+}
+
+impl FromStr for PeakLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (place, most) = text.rsplit_once('=').map_or((None, text), |(place, most)| (Some(place.trim()), most));
+        if place == Some("") {
+            return Err("write the name of a place before `=`, as reports have it".to_owned());
+        }
+        Ok(Self { place: place.map(str::to_owned), most: size(most)? })
+    }
+}
+
+impl fmt::Display for PeakLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Some(place) => write!(f, "the peak of `{place}` is at most {}", self.most),
+            None => write!(f, "the peak is at most {}", self.most),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FailIf {
+    Lost,
+}
+
+/// Compares recordings with limits, one after another.
+#[derive(Debug)]
+pub(crate) struct Judge<'a> {
+    limits: &'a Limits,
+    checks: Vec<Check>,
+    /// The places of all recordings, if a limit names one.
+    places: BTreeSet<String>,
+    is_measured: bool,
+}
+
+impl<'a> Judge<'a> {
+    pub(crate) fn new(limits: &'a Limits) -> Self {
+        Self { limits, checks: Vec::new(), places: BTreeSet::new(), is_measured: false }
+    }
+
+    /// Whether a loss is an answer of the command, and no reason to doubt its answer.
+    pub(crate) fn asks_for_losses(&self) -> bool {
+        self.limits.fail_if == Some(FailIf::Lost)
+    }
+
+    fn has_limits(&self) -> bool {
+        !self.limits.max_peak.is_empty() || self.asks_for_losses()
+    }
+
+    pub(crate) fn add(&mut self, history: &History, overview: &Overview) {
+        self.is_measured |= overview.devices.iter().any(|device| highest(device).is_some());
+        let has_places = self.limits.max_peak.iter().any(|limit| limit.place.is_some());
+        let peaks = if has_places { place_peaks(history) } else { Vec::new() };
+        for limit in &self.limits.max_peak {
+            let found = match &limit.place {
+                None => of_devices(overview, limit.most),
+                Some(place) => of_place(overview, &peaks, place, limit.most),
+            };
+            self.push(&overview.file, limit.to_string(), found);
+        }
+        self.places.extend(peaks.into_iter().map(|peak| peak.place));
+        if self.asks_for_losses() {
+            let mut lines = overview.missing.lost_in_words();
+            lines.extend(overview.tensors_missing_in_words());
+            let found = lines.into_iter().map(|line| Finding::new(format!("{}: {line}", overview.file))).collect();
+            self.push(&overview.file, "nothing was lost".to_owned(), found);
+        }
+    }
+
+    /// A recording is not known. What is not measured keeps no limit.
+    pub(crate) fn unknown(&mut self, file: &Path, why: &dyn fmt::Display) {
+        if self.has_limits() {
+            let file = file.display().to_string();
+            let found = Finding::new(format!("{file}: nothing is known of its limits: {why}"));
+            self.push(&file, "it is known".to_owned(), vec![found]);
+        }
+    }
+
+    fn push(&mut self, of: &str, name: String, found: Vec<Finding>) {
+        self.checks.push(Check { of: of.to_owned(), name, found });
+    }
+
+    /// Says which limits were not kept. Returns whether there is one.
+    pub(crate) fn finish(mut self) -> Result<bool, Failure> {
+        if !self.has_limits() {
+            return Ok(false);
+        }
+        if !self.is_measured {
+            let limits: Vec<_> = self.limits.max_peak.iter().map(|limit| limit.most.to_string()).collect();
+            let of = if limits.is_empty() { String::new() } else { format!(" of the limit of {}", limits.join(", ")) };
+            let found = Finding::new(format!("nothing was measured, so nothing is known{of}"));
+            self.push("", "something was measured".to_owned(), vec![found]);
+        }
+        let is_exceeded = Annotations::tell(self.limits.annotations.as_ref(), &self.checks)?;
+        let named = self.limits.max_peak.iter().filter_map(|limit| limit.place.as_deref());
+        match named.filter(|_| self.is_measured).find(|place| !self.places.contains(*place)) {
+            None => Ok(is_exceeded),
+            // A limit that is misspelt would be kept for ever.
+            Some(place) => {
+                let what = format!("--max-peak cannot be checked for `{place}`");
+                Err(Failure::new(what, "no recording has such a place", nearest(&self.places, place)))
+            }
+        }
+    }
+}
+
+fn of_devices(overview: &Overview, limit: Bytes) -> Vec<Finding> {
     let Overview { file, devices, missing, .. } = overview;
     let above = devices.iter().filter_map(|device| {
         let peak = Bytes::new(highest(device).filter(|peak| *peak > limit.get())?);
         let more = Bytes::new(peak.get() - limit.get());
         let of = if device.driver_peak_bytes.is_some() { "the driver's blocks on device" } else { "device" };
-        Some(format!("{file}: the peak of {of} {} was {peak}, {more} above the limit of {limit}", device.device))
+        let text = format!("{file}: the peak of {of} {} was {peak}, {more} above the limit of {limit}", device.device);
+        Some(Finding { text, place: device.most_at() })
     });
     let above: Vec<_> = above.collect();
     // A recording of the peaks has the driver's blocks as they were at the peak of the program's view.
@@ -30,7 +161,28 @@ fn of_one(overview: &Overview, limit: Bytes) -> Vec<String> {
         return above;
     }
     let reasons = missing.in_words().join(" ");
-    vec![format!("{file}: the peak may have been above the limit of {limit}. {reasons}")]
+    vec![Finding::new(format!("{file}: the peak may have been above the limit of {limit}. {reasons}"))]
+}
+
+fn of_place(overview: &Overview, peaks: &[PlacePeak], place: &str, limit: Bytes) -> Vec<Finding> {
+    let Overview { file, missing, .. } = overview;
+    let here = |text: String| Finding { text, place: Some(place.to_owned()) };
+    let above = peaks.iter().filter(|peak| peak.place == place && peak.bytes > limit.get()).map(|peak| {
+        let (most, more) = (Bytes::new(peak.bytes), Bytes::new(peak.bytes - limit.get()));
+        let what = if peak.is_of_tensors { "tensors of " } else { "" };
+        let device = peak.device;
+        here(format!(
+            "{file}: {what}`{place}` had {most} at most on device {device}, {more} above the limit of {limit}"
+        ))
+    });
+    let above: Vec<_> = above.collect();
+    let is_unknown =
+        may_be_higher(missing) || missing.has_only_peaks || !overview.tensors_missing_in_words().is_empty();
+    if !above.is_empty() || !is_unknown {
+        return above;
+    }
+    let reasons = overview.missing_in_words().join(" ");
+    vec![here(format!("{file}: the peak of `{place}` may have been above the limit of {limit}. {reasons}"))]
 }
 
 /// The peak that has to fit on the card: what a pool keeps unused is in it.
@@ -47,4 +199,37 @@ fn may_be_higher(missing: &Missing) -> bool {
         || missing.unreadable_items > 0
         || missing.begins_after_event.is_some()
         || missing.begins_after_seconds.is_some()
+}
+
+/// The next step for a place that no recording has: the names that are most like it.
+fn nearest(places: &BTreeSet<String>, place: &str) -> String {
+    const MOST: usize = 3;
+    let mut near: Vec<_> = places.iter().collect();
+    near.sort_by(|a, b| {
+        let [a, b] = [a, b].map(|name| strsim::normalized_damerau_levenshtein(name, place));
+        b.total_cmp(&a)
+    });
+    let near: Vec<_> = near.into_iter().take(MOST).map(|name| format!("`{name}`")).collect();
+    match near.as_slice() {
+        [] => "`gpumem report --table` lists the places".to_owned(),
+        _ => format!("`gpumem report --table` lists the places, such as {}", near.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_of_a_device_or_of_a_place() {
+        let limit = |place: Option<&str>| PeakLimit { place: place.map(str::to_owned), most: Bytes::gib(2) };
+        for (text, place) in
+            [("2GiB", None), ("train.py:31=2GiB", Some("train.py:31")), ("f<T=u8> = 2 GiB", Some("f<T=u8>"))]
+        {
+            assert_eq!(text.parse(), Ok(limit(place)), "{text}");
+        }
+        for text in ["", "=2GiB", "train.py:31", "train.py:31=", "train.py:31=2"] {
+            assert!(text.parse::<PeakLimit>().is_err(), "{text}");
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! The reports of recordings, as data and as text.
 
+pub(crate) mod annotations;
+pub(crate) mod baseline;
 pub(crate) mod calls;
 pub(crate) mod difference;
 pub(crate) mod json;
@@ -7,10 +9,12 @@ pub(crate) mod limit;
 pub(crate) mod modules;
 pub(crate) mod moment;
 pub(crate) mod overview;
+mod place_peaks;
 pub(crate) mod places;
 pub(crate) mod ranks;
 pub(crate) mod refused;
 mod reserved;
+pub(crate) mod run_difference;
 pub(crate) mod summary;
 pub(crate) mod sums;
 pub(crate) mod tensors;

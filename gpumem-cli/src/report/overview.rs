@@ -201,6 +201,23 @@ impl Missing {
 
     /// One line for each thing that is missing.
     pub(crate) fn in_words(&self) -> Vec<String> {
+        let mut lines = self.lost_in_words();
+        if self.has_only_peaks {
+            lines.push(
+                "Only what was live at the peak of each device and at the end is in the recording (--only-peak)."
+                    .to_owned(),
+            );
+        }
+        if self.has_only_pytorch {
+            let text =
+                "A snapshot of PyTorch has only the memory of its allocator: no other libraries, scopes or threads.";
+            lines.push(text.to_owned());
+        }
+        lines
+    }
+
+    /// The same without what such a recording never has.
+    pub(super) fn lost_in_words(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(why) = &self.incomplete {
             lines.push(format!("The file has no end: {why}. The report covers what comes before."));
@@ -229,19 +246,8 @@ impl Missing {
                 "The recording began when the process had run for {after}: what was allocated before is not in it."
             ));
         }
-        if self.has_only_peaks {
-            lines.push(
-                "Only what was live at the peak of each device and at the end is in the recording (--only-peak)."
-                    .to_owned(),
-            );
-        }
         if self.not_intercepted {
             lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());
-        }
-        if self.has_only_pytorch {
-            let text =
-                "A snapshot of PyTorch has only the memory of its allocator: no other libraries, scopes or threads.";
-            lines.push(text.to_owned());
         }
         if self.contradictory {
             lines.push("The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.".to_owned());
@@ -318,8 +324,12 @@ impl Overview {
 
     /// One line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
-        let tensors = self.torch.iter().flat_map(TensorsOverview::missing_in_words);
-        self.missing.in_words().into_iter().chain(tensors).collect()
+        [self.missing.in_words(), self.tensors_missing_in_words()].concat()
+    }
+
+    /// What is missing of the tensors of PyTorch.
+    pub(super) fn tensors_missing_in_words(&self) -> Vec<String> {
+        self.torch.iter().flat_map(TensorsOverview::missing_in_words).collect()
     }
 
     /// The most that tensors had on a device.
@@ -443,6 +453,11 @@ impl DeviceOverview {
             highest_sample_seconds: all.highest_sample.map(|(time, _)| seconds(time)),
             holders: None,
         }
+    }
+
+    /// The line that holds most of the peak.
+    pub(super) fn most_at(&self) -> Option<String> {
+        most(&self.peak_by_place)?.line.clone()
     }
 
     /// The place that holds most of the peak: `src/adam.rs:30 in train > step, called from src/main.rs:9, holds 60 % of the peak`.

@@ -34,7 +34,7 @@ use crate::{
     failure::Failure,
     history::History,
     progress::working,
-    report::{limit, overview::Overview, summary},
+    report::{limit::Judge, overview::Overview, summary},
     terminal,
 };
 
@@ -69,14 +69,21 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
             terminal::error(&format_args!("process {pid} is not recorded until `gpumem start {pid}`"));
         }
     })?;
-    let mut overviews = Vec::new();
+    let mut judge = Judge::new(&options.limits);
     if let Some(destination) = destination.filter(|_| ended.has_started) {
         let finished = working("completing the recordings", || finish(&destination, is_dormant));
         explain(&finished, &destination, options);
-        overviews = summarize(&finished.recordings, options, ended.signal);
+        for path in &finished.unfinished {
+            judge.unknown(path, &"its process runs on");
+        }
+        summarize(&finished.recordings, options, ended.signal, &mut judge);
     }
-    let is_exceeded = options.max_peak.is_some_and(|limit| limit::is_exceeded(&overviews, limit));
-    Ok(if ended.code() == 0 && is_exceeded { Exit::LimitExceeded } else { Exit::Program(ended.code()) })
+    let exit = judge.finish().map(|is_exceeded| if is_exceeded { Exit::LimitExceeded } else { Exit::Done });
+    let exit = exit.unwrap_or_else(|failure| {
+        terminal::error(&failure);
+        Exit::Failed
+    });
+    Ok(if ended.code() == 0 { exit } else { Exit::Program(ended.code()) })
 }
 
 /// Tells the program's processes how to record themselves. Returns where the recordings will be.
@@ -189,13 +196,21 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
     terminal::error(&failure);
 }
 
-/// Prints the summary on stderr, because stdout belongs to the program.
-fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>) -> Vec<Overview> {
+/// Prints the summary on stderr, because stdout belongs to the program, and compares the recordings with the limits.
+fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>, judge: &mut Judge<'_>) {
     let mut overviews = Vec::new();
     for recording in recordings {
-        match History::read(below_folder(recording)).map(|history| Overview::of(&history)) {
-            Ok(overview) => overviews.push(overview),
-            Err(failure) => terminal::error(&failure),
+        let recording = below_folder(recording);
+        match History::read(recording) {
+            Ok(history) => {
+                let overview = Overview::of(&history);
+                judge.add(&history, &overview);
+                overviews.push(overview);
+            }
+            Err(failure) => {
+                terminal::error(&failure);
+                judge.unknown(recording, &"it cannot be read");
+            }
         }
     }
     if options.recorded.has_torch()
@@ -222,7 +237,6 @@ fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>) 
         // If nobody reads stderr any more, there is no other place for the summary.
         drop(printed);
     }
-    overviews
 }
 
 /// The path as a user in this folder would name it.

@@ -11,7 +11,7 @@ use gpumem_driver::{
 };
 use gpumem_inject::variable;
 
-use crate::{terminal, values::recording};
+use crate::{report::limit::Limits, terminal, values::recording};
 
 /// How a program is run.
 #[derive(Debug, Args)]
@@ -22,14 +22,13 @@ pub(crate) struct RunOptions {
     #[command(flatten)]
     pub(super) recorded: Recorded,
     /// Record nothing until `gpumem start PID`.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "limits")]
     pub(super) dormant: bool,
     #[command(flatten)]
     pub(super) cards: Cards,
-    /// End with 1 if the program ends well, and the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool
-    /// keeps unused counts.
-    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "dormant")]
-    pub(super) max_peak: Option<Bytes>,
+    // They count if the program ends well.
+    #[command(flatten)]
+    pub(super) limits: Limits,
     /// The program and its arguments. `--` before it is needed if its name begins with a dash.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub(super) command: Vec<OsString>,

@@ -1,4 +1,4 @@
-//! The page of the book about the command: each command in it is run, and what it prints is compared with the page.
+//! The pages of the book about the command: each command in them is run, and what it prints is compared with the page.
 
 use std::{fs, path::Path};
 
@@ -29,12 +29,16 @@ fn the_outputs_in_the_book_are_what_the_command_prints() {
     for (name, mib) in recordings {
         fs::write(folder.join(format!("{name}.capture")), training(mib)).unwrap();
     }
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src/command.md");
-    let page = fs::read_to_string(page).expect("the page is there");
-    let commands = commands(&page);
-    assert!(commands.len() > 5, "{commands:?}");
+    fs::create_dir_all(folder.join("new")).unwrap();
+    fs::write(folder.join("new/train.capture"), training(12)).unwrap();
+    let pages = ["command.md", "ci.md"].map(|name| {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src").join(name);
+        let commands = commands(&fs::read_to_string(page).expect("the page is there"));
+        assert!(commands.len() > 2, "{name}: {commands:?}");
+        commands
+    });
     let mut last = None;
-    for (line, expected) in commands {
+    for (line, expected) in pages.concat() {
         if line == "echo $?" {
             assert_eq!(last.map(|code| format!("{code}\n")).as_deref(), Some(expected.as_str()));
             continue;

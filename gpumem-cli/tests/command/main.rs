@@ -1,6 +1,7 @@
 //! Runs the command as a user does.
 
 mod book;
+mod ci;
 mod conventions;
 mod costs;
 mod damaged;

@@ -113,6 +113,24 @@ fn prints_json(arguments: &[&OsStr], has_name: bool) -> Value {
     assert_json(&stdout, has_name)
 }
 
+/// Stacks 50 and 51, of a function with a line that another one called, and of one of a library without a line.
+fn define_stacks(made: &mut Made) {
+    let name = || NAME.to_owned();
+    made.item(&Item::Module(ModuleDefinition {
+        id: 9,
+        path: format!("/usr/lib/lib{NAME}.so"),
+        build_id: vec![1],
+        base: 0,
+    }));
+    let address = |offset| CodeAddress { module: 9, offset };
+    for (offset, file) in [(1, Some(name())), (2, Some(name())), (3, None)] {
+        let symbol = Symbol { function: Some(name()), line: file.as_ref().map(|_| 7), file, column: None };
+        made.item(&Item::Symbols(SymbolsDefinition { address: address(offset), symbols: vec![symbol] }));
+    }
+    made.item(&Item::Stack(StackDefinition { id: StackId(50), addresses: vec![address(1), address(2)] }));
+    made.item(&Item::Stack(StackDefinition { id: StackId(51), addresses: vec![address(3)] }));
+}
+
 /// All that a recording names.
 fn made() -> Made {
     let name = || NAME.to_owned();
@@ -134,20 +152,7 @@ fn made() -> Made {
         uuid: Some(name()),
     }));
     made.item(&Item::Thread(ThreadDefinition { thread: ThreadId(1), os_id: 4711, name: Some(name()) }));
-    made.item(&Item::Module(ModuleDefinition {
-        id: 9,
-        path: format!("/usr/lib/lib{NAME}.so"),
-        build_id: vec![1],
-        base: 0,
-    }));
-    // A function with a line that another one called, and one of a library without a line.
-    let address = |offset| CodeAddress { module: 9, offset };
-    for (offset, file) in [(1, Some(name())), (2, Some(name())), (3, None)] {
-        let symbol = Symbol { function: Some(name()), line: file.as_ref().map(|_| 7), file, column: None };
-        made.item(&Item::Symbols(SymbolsDefinition { address: address(offset), symbols: vec![symbol] }));
-    }
-    made.item(&Item::Stack(StackDefinition { id: StackId(50), addresses: vec![address(1), address(2)] }));
-    made.item(&Item::Stack(StackDefinition { id: StackId(51), addresses: vec![address(3)] }));
+    define_stacks(&mut made);
     made.item(&Item::Callsite(CallsiteDefinition {
         id: CallsiteId(50),
         name: Some(name()),
@@ -218,16 +223,17 @@ fn written_recordings() -> [PathBuf; 3] {
 }
 
 /// Each command, and its options, with or without a value: a test in this file runs each that has an output of its own.
-const COMMANDS: [&str; 14] = [
-    "run --card --card-per-process --cards --dormant --dry --dry-fill --limit --max-peak --max-size --modules --only-peak \
-     --output --stacks --torch --torch-events",
+const COMMANDS: [&str; 15] = [
+    "run --annotations --card --card-per-process --cards --dormant --dry --dry-fill --fail-if --limit --max-peak --max-size \
+     --modules --only-peak --output --stacks --torch --torch-events",
     "attach --json --max-size --modules --only-peak --output --stacks --torch --torch-events",
     "start --json",
     "stop --json",
     "what-if --card --jobs --json --largest --try",
-    "report --at --between --calls --depth --fold --format --html --inside --json --leaks --max-peak --min --output \
+    "report --annotations --at --between --calls --depth --fail-if --fold --format --html --inside --json --leaks --max-peak --min --output \
      --table --tree",
-    "diff --fail-on-increase --json --markdown",
+    "diff --annotations --fail-on-increase --json --markdown",
+    "baseline",
     "estimate --allocator --autocast --batch --checkpointing --context --dtype --fit --json --length --record \
      --savings --step --train",
     "info --json",
@@ -312,6 +318,46 @@ fn differences() {
     }
     let tables = ran(&words("diff --markdown", &[&tensors, other]), None).stdout;
     assert!(tables.contains("| tensors at |") || tables.contains("<code>x&#92;u&#123;1b&#125;"), "{tables}");
+}
+
+/// Two folders of recordings, their baselines, and what CI reads.
+#[test]
+fn what_ci_reads() {
+    let [tensors, _, plain] = recordings();
+    let [before, after] = ["before", "after"].map(path);
+    for (folder, bytes) in [(&before, MIB), (&after, 2 * MIB)] {
+        fs::create_dir_all(folder).expect("it can be made");
+        // Nothing is missing in these recordings.
+        for file in ["0.capture", "1.capture"] {
+            let mut made = Made::new("train");
+            define_stacks(&mut made);
+            made.alloc(bytes, MemKind::Pool, 49);
+            fs::write(folder.join(file), made.file()).expect("it can be written");
+        }
+    }
+    for view in ["", "--markdown", "--fail-on-increase 1% --annotations github"] {
+        prints_text(&words(&format!("diff {view}"), &[&before, &after]));
+    }
+    prints_json(&words("diff --json", &[&before, &after]), true);
+    let peaks = path("peaks.json");
+    let written = ran(&words("baseline write", &[&peaks, &before]), None);
+    assert_eq!(written.code, Some(0), "{written:?}");
+    assert_printable(&fs::read_to_string(&peaks).expect("it was written"));
+    for recordings in [&before, &after, &plain] {
+        for view in ["", "--markdown", "--annotations github"] {
+            prints_text(&words(&format!("baseline check {view}"), &[&peaks, recordings]));
+        }
+    }
+    prints_json(&words("baseline check --json", &[&peaks, &after]), true);
+    let limit = format!("--max-peak={NAME}=1MiB");
+    prints_text(&[&[OsStr::new("report"), limit.as_ref()], &words("", &[&plain])[..]].concat());
+    let junit = file("names-junit.xml");
+    let annotations = format!("--annotations=junit={}", junit.display());
+    for annotations in ["--annotations=github", &annotations] {
+        let limits = ["report", "--max-peak=1MiB", "--fail-if=lost", annotations].map(OsStr::new);
+        prints_text(&[&limits[..], &words("", &[&tensors])].concat());
+    }
+    assert_printable(&fs::read_to_string(junit).expect("it was written"));
 }
 
 #[test]

@@ -29,6 +29,7 @@ pages! {
     tracing_spans "tracing.md"
     gauges "gauges.md"
     tests "tests.md"
+    ci "ci.md"
     dry "dry.md"
     estimates "estimates.md"
     troubleshooting "troubleshooting.md"

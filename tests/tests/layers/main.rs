@@ -26,6 +26,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("export", &["report", "model", "error"]),
     ("settings", &["export", "model", "error"]),
     ("sys", &["settings", "inbox", "device_model", "model", "error"]),
+    ("baseline_file", &["sys", "settings", "model", "error"]),
     ("source", &["sys", "device_model", "settings", "model", "error"]),
     // From `process` on: what `gpumem-driver` re-exports of `sys`.
     (
@@ -45,7 +46,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "ring_memory",
             "cgroup",
             "recording_file",
-            "lock_file",
+            "baseline_file",
             "nvtx",
             "recorded_pools",
         ],

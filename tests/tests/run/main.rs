@@ -3,6 +3,7 @@
 mod attach;
 mod callers;
 mod children;
+mod ci;
 mod dormant;
 mod dry;
 mod failures;

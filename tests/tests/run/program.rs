@@ -87,6 +87,14 @@ fn a_program_above_the_limit_of_its_peak_ends_with_1() {
         let above = "a.capture: the peak of device 0 was 2 MiB, 1 MiB above the limit of 1 MiB";
         assert_eq!(outcome.stderr.contains(above), exit == 1, "{outcome}");
     }
+    // A limit of a place that there is not is an error of the command, which is not that of the program.
+    for (end, exit) in [("exit 0", 2), ("exit 7", 7)] {
+        let script = format!("{}{}; {end}", probe(), in_shell(&steps));
+        let command = ["run", "--max-peak", "nowhere.py:1=1TiB", "-o", &file, "--", "sh", "-c", &script];
+        let outcome = machine().run_program(&built("gpumem-command"), &command);
+        assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
+        assert!(outcome.stderr.contains("--max-peak cannot be checked for `nowhere.py:1`: "), "{outcome}");
+    }
     // A program that fails ends as it does, and one that is not recorded keeps no limit.
     for (script, exit) in [("exit 7", 7), ("exit 0", 1)] {
         let command = ["run", "--max-peak", "1MiB", "-o", &file, "--", "sh", "-c", script];

@@ -1,0 +1,327 @@
+//! `gpumem baseline`: the peaks of recordings as lines of a file, and what changed since it was written.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, Write},
+    path::Path,
+};
+
+use gpumem_core::{
+    export::{Paint, Role},
+    model::{ByteDelta, Bytes, one_line},
+    report::counted,
+};
+use gpumem_driver::baseline_file::Peak;
+use serde::Serialize;
+
+use super::{
+    annotations::{Check, Finding, position},
+    difference::{Change, Limit, MARKDOWN_TITLE, Named, escaped, signed, write_markdown_rows, write_rows},
+    overview::Overview,
+    place_peaks::{PlacePeak, place_peaks},
+};
+use crate::{failure::Failure, history::History};
+
+/// Places with less than this share of the peak of their device have no line, in percent.
+const LEAST_SHARE: u64 = 1;
+const MIB: u64 = 1 << 20;
+
+/// The peaks of some recordings, by the names of their lines.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(BTreeMap<String, Line>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    bytes: u64,
+    /// With less than this, it is not written.
+    least: u64,
+}
+
+impl Lines {
+    /// Adds the peaks of a recording. Of processes that have the same name without their number, each line has the highest peak.
+    pub(crate) fn add(&mut self, history: &History, overview: &Overview) -> Result<(), Failure> {
+        let failed = |why: &str, next| {
+            let what = format!("the peaks of `{}` cannot be compared with a baseline", overview.file);
+            Failure::new(what, why, next)
+        };
+        if overview.missing.leaves_peak_unknown() {
+            return Err(failed(
+                overview.missing.in_words().join(" ").trim_end_matches('.'),
+                "record the program again",
+            ));
+        }
+        if overview.missing.has_only_peaks {
+            return Err(failed("it has only the peaks of devices", "record the program without --only-peak"));
+        }
+        let name = name_of(Path::new(&overview.file));
+        let places = place_peaks(history);
+        for device in &overview.devices {
+            let Some(peak) = device.peak_bytes else { continue };
+            let simulated = if device.simulated { "simulated " } else { "" };
+            let device_name = format!("{name}, {simulated}device {}", device.device);
+            let least = MIB.max(peak / 100 * LEAST_SHARE);
+            for PlacePeak { is_of_tensors, place, bytes, .. } in
+                places.iter().filter(|place| place.device == device.device)
+            {
+                let tensors = if *is_of_tensors { ", tensors" } else { "" };
+                self.higher(format!("{device_name}{tensors}: {}", one_line(place)), Line { bytes: *bytes, least });
+            }
+            self.higher(device_name, Line { bytes: peak, least: 0 });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn higher(&mut self, name: String, line: Line) {
+        let known = self.0.entry(name).or_insert(line);
+        if known.bytes < line.bytes {
+            *known = line;
+        }
+    }
+
+    /// What is written to the file.
+    pub(crate) fn written(&self) -> BTreeMap<String, Peak> {
+        let lines = self.0.iter().filter(|(_, line)| line.bytes >= line.least);
+        lines.map(|(name, line)| (name.clone(), Peak(rounded(line.bytes)))).collect()
+    }
+}
+
+/// Rounded up by less than 1 %, so that most changes that do not matter change no line.
+fn rounded(bytes: u64) -> Bytes {
+    let step = (bytes.checked_ilog2().map_or(0, |bits| 1 << bits) / 128).max(MIB);
+    Bytes::new(bytes.div_ceil(step).saturating_mul(step))
+}
+
+/// The name of a recording without the numbers of its devices and its process: `train.rank3` of `train.rank3.gpu0.pid17.capture`.
+fn name_of(recording: &Path) -> String {
+    let stem = recording.file_stem().unwrap_or_default().to_string_lossy();
+    let is_number = |part: &str, of: &str| {
+        let number = part.strip_prefix(of);
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| b"0123456789+".contains(&byte)))
+    };
+    let parts = stem.split('.').take_while(|part| !is_number(part, "gpu") && !is_number(part, "pid"));
+    let name = parts.collect::<Vec<_>>().join(".");
+    one_line(if name.is_empty() { &stem } else { &name }).into_owned()
+}
+
+/// Whether a line is that of a device, and not of a place.
+fn is_of_device(name: &str) -> bool {
+    name.rsplit_once("device ").is_some_and(|(_, number)| number.parse::<u32>().is_ok())
+}
+
+/// The device and the file of a place. `None` if the place has no line.
+fn source(name: &str) -> Option<&str> {
+    position(name).map(|(source, ..)| source)
+}
+
+/// What changed since a baseline was written. The names of the fields are those in JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct Comparison {
+    file: String,
+    limit: Limit,
+    /// How many lines were compared.
+    compared: usize,
+    /// The lines that changed by more than the limit. Rounded, as they would be written.
+    changed: Vec<Named>,
+    /// The names of those that have more.
+    higher: BTreeSet<String>,
+    /// Devices that no recording has.
+    gone: Vec<String>,
+    /// Places that are in another line of the same file, before and now.
+    moved: Vec<[String; 2]>,
+}
+
+impl Comparison {
+    pub(crate) fn of(file: &Path, before: &BTreeMap<String, Peak>, now: &Lines, limit: Limit) -> Self {
+        let names: BTreeSet<_> = before.keys().chain(now.0.keys()).collect();
+        let bytes = |name: &String| before.get(name).map(|peak| peak.0.get());
+        let change = |name: &String| {
+            let line = now.0.get(name).copied().unwrap_or_default();
+            // A place without a line may have had nearly as much as the least that is written.
+            Change::new(signed(bytes(name).unwrap_or(line.least)), signed(line.bytes))
+        };
+        let rounded_after = |change: Change| signed(rounded(change.after.unsigned_abs()).get());
+        let is_new = |name: &String| !before.contains_key(name) && change(name).exceeds(limit);
+        let mut left: BTreeSet<_> = before.keys().filter(|name| !now.0.contains_key(*name)).collect();
+        let mut moved = Vec::new();
+        for name in names.iter().copied().filter(|name| is_new(name)) {
+            let had = |old: &String| Change::new(signed(bytes(old).unwrap_or(0)), rounded_after(change(name)));
+            let is_same = |old: &&String| {
+                let Change { before, after, .. } = had(old);
+                let is_near =
+                    [Change::new(before, after), Change::new(after, before)].map(|change| !change.exceeds(limit));
+                source(old).is_some() && source(old) == source(name) && is_near == [true; 2]
+            };
+            let same = left.iter().copied().filter(is_same).min_by_key(|old| had(old).bytes.unsigned_abs());
+            if let Some(old) = same {
+                left.remove(old);
+                moved.push([old.clone(), name.clone()]);
+            }
+        }
+        let is_moved = |name: &String| moved.iter().flatten().any(|moved| moved == name);
+        let gone: Vec<_> = left.into_iter().filter(|name| is_of_device(name)).cloned().collect();
+        let (mut changed, mut higher) = (Vec::new(), BTreeSet::new());
+        for name in names.iter().copied().filter(|name| !is_moved(name) && !gone.contains(name)) {
+            let exact = change(name);
+            let shown = Change::new(signed(bytes(name).unwrap_or(0)), rounded_after(exact));
+            let is_lower = Change::new(exact.after, shown.before).exceeds(limit) && shown.bytes < 0;
+            let is_higher = exact.exceeds(limit);
+            if is_higher {
+                higher.insert(name.clone());
+            }
+            if is_higher || is_lower {
+                changed.push(Named { name: name.clone(), change: shown });
+            }
+        }
+        changed.sort_by_key(|named| std::cmp::Reverse(named.change.bytes));
+        Self { file: file.display().to_string(), limit, compared: before.len(), changed, higher, gone, moved }
+    }
+
+    pub(crate) fn is_exceeded(&self) -> bool {
+        !self.higher.is_empty() || !self.gone.is_empty()
+    }
+
+    /// Each line that has more, or whose device is gone, as a limit that was checked.
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        let Self { file, limit, .. } = self;
+        let of = |name: &str, text: String, place: Option<&str>| {
+            let place = place.map(str::to_owned);
+            Check {
+                of: file.clone(),
+                name: format!("{name} has at most {limit} more"),
+                found: vec![Finding { text, place }],
+            }
+        };
+        let higher =
+            self.changed.iter().filter(|named| self.higher.contains(&named.name)).map(|Named { name, change }| {
+                let [before, after] = [change.before, change.after].map(ByteDelta::new);
+                let (words, place) = (change.in_words(), name.split_once(": ").map(|(_, place)| place));
+                let text = format!("{name}: the peak was {before} and is {after}: {words}, more than {limit} ({file})");
+                of(name, text, place)
+            });
+        let gone =
+            self.gone.iter().map(|name| of(name, format!("{name}: no recording has this device of {file}"), None));
+        let mut checks: Vec<_> = higher.chain(gone).collect();
+        if checks.is_empty() {
+            let name = format!("the peaks have at most {limit} more");
+            checks.push(Check { of: file.clone(), name, found: Vec::new() });
+        }
+        checks
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let moved = |[old, new]: &[String; 2]| {
+            let place = new.split_once(": ").map_or(new.as_str(), |(_, place)| place);
+            format!("Moved: {old} is at {place} now.")
+        };
+        let gone = |name: &String| format!("No recording has {name}.");
+        self.moved.iter().map(moved).chain(self.gone.iter().map(gone)).collect()
+    }
+
+    fn verdict(&self, file: &str) -> String {
+        let Self { limit, compared, changed, higher, gone, moved, .. } = self;
+        let peaks = counted(*compared as u64, "peak", "peaks");
+        let next = "If that is wanted, `gpumem baseline write` takes it over.";
+        match (higher.len(), gone.len()) {
+            (0, 0) if changed.is_empty() && moved.is_empty() => {
+                format!("The {peaks} of {file} changed by {limit} at most.")
+            }
+            (0, 0) => format!("No peak of {file} grew by more than {limit}. {next}"),
+            (0, _) => format!("Devices of {file} have no recording. {next}"),
+            (count, _) => {
+                let grew = counted(count as u64, "peak grew", "peaks grew");
+                format!("{grew} by more than {limit} since {file} was written. {next}")
+            }
+        }
+    }
+
+    pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        let role = if self.is_exceeded() { Role::Alarm } else { Role::Heading };
+        writeln!(out, "{}", paint.on(role, self.verdict(&self.file)))?;
+        write_rows("peak of", &self.changed, out, paint)?;
+        let lines = self.lines();
+        if !lines.is_empty() {
+            writeln!(out)?;
+        }
+        lines.iter().try_for_each(|line| writeln!(out, "{}", one_line(line)))
+    }
+
+    /// Writes a table in Markdown, for a comment on a pull request.
+    pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{MARKDOWN_TITLE}\n")?;
+        write_markdown_rows("peak of", &self.changed, out)?;
+        for line in self.lines() {
+            writeln!(out, "> {}\n", escaped(&line))?;
+        }
+        writeln!(out, "{}", self.verdict(&escaped(&self.file)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_no_number_of_a_process() {
+        for (file, name) in [
+            ("a/train.capture", "train"),
+            ("train.rank3.gpu0+1.pid17.capture", "train.rank3"),
+            ("train.pid17.2.capture", "train"),
+            ("gpu0.capture", "gpu0"),
+            ("v1.2.gpus.capture", "v1.2.gpus"),
+        ] {
+            assert_eq!(name_of(Path::new(file)), name, "{file}");
+        }
+    }
+
+    #[test]
+    fn less_than_a_hundredth_is_added() {
+        for bytes in [1, MIB, MIB + 1, 437 * MIB, 38_120 * MIB, 5 << 40] {
+            let rounded = rounded(bytes).get();
+            assert!(rounded >= bytes && rounded.is_multiple_of(MIB), "{bytes} {rounded}");
+            assert!(rounded - bytes < MIB || rounded - bytes < bytes / 100, "{bytes} {rounded}");
+        }
+        assert_eq!([rounded(0), rounded(437 * MIB)], [Bytes::ZERO, Bytes::mib(438)]);
+    }
+
+    fn compared(before: &[(&str, u64)], now: &[(&str, u64, u64)]) -> Comparison {
+        let before = before.iter().map(|(name, mib)| ((*name).to_owned(), Peak(Bytes::mib(*mib)))).collect();
+        let line =
+            |(name, mib, least): &(&str, u64, u64)| ((*name).to_owned(), Line { bytes: mib * MIB, least: least * MIB });
+        let now = Lines(now.iter().map(line).collect());
+        Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0))
+    }
+
+    #[test]
+    fn what_grew_fails_and_what_moved_does_not() {
+        let before = [("a, device 0", 400), ("a, device 0: x.py:1", 100), ("a, device 0: x.py:9", 50)];
+        let same = compared(
+            &before,
+            &[("a, device 0", 408, 0), ("a, device 0: x.py:1", 99, 4), ("a, device 0: x.py:9", 50, 4)],
+        );
+        assert!(!same.is_exceeded() && same.changed.is_empty(), "{same:?}");
+        let moved = compared(
+            &before,
+            &[("a, device 0", 400, 0), ("a, device 0: x.py:3", 101, 4), ("a, device 0: x.py:11", 50, 4)],
+        );
+        assert!(!moved.is_exceeded() && moved.changed.is_empty(), "{moved:?}");
+        assert_eq!(moved.moved.len(), 2, "{moved:?}");
+        // Another file, and more than before.
+        let new = compared(
+            &before,
+            &[("a, device 0", 400, 0), ("a, device 0: y.py:1", 100, 4), ("a, device 0: x.py:11", 60, 4)],
+        );
+        assert_eq!(new.higher.len(), 2, "{new:?}");
+        assert_eq!(new.changed.len(), 4, "{new:?}");
+        // What has hardly enough for a line is not new.
+        let small =
+            compared(&before[..1], &[("a, device 0", 200, 0), ("a, device 0: y.py:1", 4, 4), ("b, device 0", 1, 0)]);
+        assert_eq!(small.higher.iter().collect::<Vec<_>>(), ["b, device 0"], "{small:?}");
+        assert_eq!(small.changed.len(), 2, "the device has less: {small:?}");
+        let gone = compared(&before, &[("b, device 0", 0, 0)]);
+        assert!(gone.is_exceeded() && gone.gone == ["a, device 0"], "{gone:?}");
+    }
+}

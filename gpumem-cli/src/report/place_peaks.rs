@@ -1,0 +1,70 @@
+//! The most that each place had at one time.
+
+use std::collections::HashMap;
+
+use super::sums::NO_LINE;
+use crate::history::{DeviceHistory, History, Lives, Origin, tensors::Tensors};
+
+/// The most that a place had at one time on a device.
+#[derive(Debug)]
+pub(super) struct PlacePeak {
+    pub(super) device: u32,
+    /// It allocated tensors of PyTorch, which are in blocks of the driver.
+    pub(super) is_of_tensors: bool,
+    pub(super) place: String,
+    pub(super) bytes: u64,
+}
+
+/// The most that each place had, whenever that was. If PyTorch's tensors are known, they stand for its blocks of the driver.
+pub(super) fn place_peaks(history: &History) -> Vec<PlacePeak> {
+    let tensors = history.tensors.as_ref().filter(|tensors| tensors.missing.is_none());
+    let place = |origin: &Origin| {
+        let is_cache = tensors.is_some() && origin.library.as_deref() == Some("PyTorch");
+        (origin.kind.is_on_device() && !is_cache).then(|| origin.place())
+    };
+    let mut all = peaks(&history.lives, &history.origins, place, &history.devices, false);
+    if let Some(Tensors { blocks, origins, devices, .. }) = tensors {
+        let line = |origin: &Origin| Some(origin.line.clone().unwrap_or_else(|| NO_LINE.to_owned()));
+        all.extend(peaks(&blocks.lives, origins, line, devices.iter().map(|device| &device.live), true));
+    }
+    all
+}
+
+/// `place` names the origins that count.
+fn peaks<'a>(
+    lives: &Lives,
+    origins: &[Origin],
+    place: impl Fn(&Origin) -> Option<String>,
+    devices: impl IntoIterator<Item = &'a DeviceHistory>,
+    is_of_tensors: bool,
+) -> Vec<PlacePeak> {
+    let mut numbers = HashMap::new();
+    let mut names = Vec::new();
+    let mut number = |name: String| {
+        *numbers.entry(name).or_insert_with_key(|name| {
+            names.push(name.clone());
+            names.len() - 1
+        })
+    };
+    let of_origin: Vec<_> = origins.iter().map(|origin| place(origin).map(&mut number)).collect();
+    let devices: Vec<_> = devices.into_iter().map(|history| history.device.ordinal).collect();
+    // What each place has on each device now, and the most of that.
+    let mut sums = vec![[0_i64; 2]; names.len() * devices.len()];
+    for change in lives.changes() {
+        let block = lives.block(change.block);
+        // Segments of PyTorch have a number above those of all origins.
+        let Some(place) = of_origin.get(block.origin as usize).copied().flatten() else { continue };
+        let [now, most] = &mut sums[usize::from(block.device) * names.len() + place];
+        *now += change.delta;
+        *most = (*most).max(*now);
+    }
+    let places = devices.iter().flat_map(|device| names.iter().map(move |place| (*device, place)));
+    let used = places.zip(sums).filter(|(_, [_, most])| *most > 0);
+    used.map(|((device, place), [_, most])| PlacePeak {
+        device,
+        is_of_tensors,
+        place: place.clone(),
+        bytes: most.unsigned_abs(),
+    })
+    .collect()
+}

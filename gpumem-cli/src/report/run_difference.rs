@@ -1,0 +1,231 @@
+//! `gpumem diff before/ after/`: the peaks of two runs of several processes.
+
+use std::{
+    cmp::Reverse,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use gpumem_core::{
+    export::{Paint, Role, shortened_command},
+    model::Bytes,
+    report::counted,
+};
+use serde::Serialize;
+
+use super::{
+    annotations::Check,
+    difference::{
+        Change, Difference, Limit, MARKDOWN_TITLE, Named, check, escaped, signed, verdict, write_markdown_rows,
+        write_rows, write_verdict,
+    },
+    json,
+    overview::Overview,
+};
+use crate::recording::rank_of;
+
+/// The difference of two runs. The names of the fields are those in JSON.
+#[derive(Debug, Serialize)]
+pub(crate) struct RunDifference {
+    pub(crate) before: String,
+    pub(crate) after: String,
+    /// All that have a partner, together.
+    pub(crate) sum: Change,
+    /// The peaks that have a partner, the one that grew most first.
+    pub(crate) peaks: Vec<RankDifference>,
+    pub(crate) only_before: Vec<RankPeak>,
+    pub(crate) only_after: Vec<RankPeak>,
+    pub(crate) limit: Option<Limit>,
+    /// `None` without a limit, and if a peak is not known or has no partner.
+    pub(crate) is_exceeded: Option<bool>,
+    /// Why a comparison says nothing.
+    pub(crate) not_measured: Vec<String>,
+    /// The two recordings of the peak that grew most.
+    pub(crate) worst: Option<Difference>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct RankDifference {
+    #[serde(serialize_with = "json::path")]
+    pub(crate) before_file: PathBuf,
+    #[serde(serialize_with = "json::path")]
+    pub(crate) after_file: PathBuf,
+    rank: Option<u32>,
+    device: u32,
+    #[serde(flatten)]
+    named: Named,
+}
+
+/// The peak of a device in one recording.
+#[derive(Debug, Serialize)]
+pub(crate) struct RankPeak {
+    #[serde(serialize_with = "json::path")]
+    file: PathBuf,
+    rank: Option<u32>,
+    device: u32,
+    simulated: bool,
+    command: Vec<String>,
+    peak_bytes: u64,
+}
+
+/// The peaks of one run, and why some of them are not known.
+#[derive(Debug, Default)]
+pub(crate) struct Run {
+    peaks: Vec<RankPeak>,
+    not_measured: Vec<String>,
+}
+
+impl Run {
+    pub(crate) fn add(&mut self, file: &Path, overview: &Overview) {
+        let Overview { command, devices, missing, .. } = overview;
+        if missing.leaves_peak_unknown() {
+            let lines = missing.in_words().into_iter();
+            self.not_measured.extend(lines.map(|line| format!("{}: {line}", file.display())));
+        }
+        let rank = rank_of(file);
+        for device in devices {
+            let Some(peak_bytes) = device.peak_bytes else { continue };
+            let (file, command) = (file.to_owned(), command.clone());
+            let (device, simulated) = (device.device, device.simulated);
+            self.peaks.push(RankPeak { file, rank, device, simulated, command, peak_bytes });
+        }
+    }
+}
+
+impl RankPeak {
+    /// Such as `rank 3, device 0`.
+    fn words(&self) -> String {
+        const MOST: usize = 40;
+        let simulated = if self.simulated { "simulated " } else { "" };
+        let whose = match self.rank {
+            Some(rank) => format!("rank {rank}"),
+            None => shortened_command(&self.command.join(" "), MOST),
+        };
+        format!("{whose}, {simulated}device {}", self.device)
+    }
+
+    /// Whether this is the same peak in another run, where the process has another number.
+    fn is_partner_of(&self, other: &Self, has_other_command: bool) -> bool {
+        let of_device = |peak: &Self| (peak.rank, peak.simulated, peak.device);
+        let has_its_command = if has_other_command { self.rank.is_some() } else { self.command == other.command };
+        of_device(self) == of_device(other) && has_its_command
+    }
+
+    fn compared_with(self, after: Self) -> RankDifference {
+        let change = Change::new(signed(self.peak_bytes), signed(after.peak_bytes));
+        let named = Named { name: after.words(), change };
+        let (rank, device) = (after.rank, after.device);
+        RankDifference { before_file: self.file, after_file: after.file, rank, device, named }
+    }
+
+    fn alone_in(&self, side: &str) -> String {
+        let (file, peak) = (self.file.display(), Bytes::new(self.peak_bytes));
+        format!("Only in {side}: {} ({file}), with a peak of {peak}.", self.words())
+    }
+}
+
+impl RunDifference {
+    /// `names` are those of the two runs.
+    pub(crate) fn of(names: [String; 2], [before, after]: [Run; 2], limit: Option<Limit>) -> Self {
+        let (mut only_before, mut only_after, mut peaks) = (before.peaks, after.peaks, Vec::new());
+        // A rank may have another command in the other run, such as another learning rate.
+        for has_other_command in [false, true] {
+            for after in std::mem::take(&mut only_after) {
+                match only_before.iter().position(|before| before.is_partner_of(&after, has_other_command)) {
+                    Some(at) => peaks.push(only_before.remove(at).compared_with(after)),
+                    None => only_after.push(after),
+                }
+            }
+        }
+        peaks.sort_by_key(|peak| Reverse(peak.named.change.bytes));
+        let mut not_measured = [before.not_measured, after.not_measured].concat();
+        let [before, after] = names;
+        if peaks.is_empty() {
+            not_measured.push(format!("{before} and {after} have no peak of the same rank, device and command."));
+        }
+        let is_exceeded = |limit| match peaks.iter().any(|peak| peak.named.change.exceeds(limit)) {
+            false if !only_before.is_empty() || !only_after.is_empty() => None,
+            is_exceeded => Some(is_exceeded),
+        };
+        let sum = |of: fn(&Change) -> i64| peaks.iter().map(|peak| of(&peak.named.change)).sum();
+        Self {
+            sum: Change::new(sum(|change| change.before), sum(|change| change.after)),
+            is_exceeded: limit.filter(|_| not_measured.is_empty()).and_then(is_exceeded),
+            before,
+            after,
+            peaks,
+            only_before,
+            only_after,
+            limit,
+            not_measured,
+            worst: None,
+        }
+    }
+
+    /// Each peak as a limit that was checked.
+    pub(crate) fn checks(&self) -> Vec<Check> {
+        let of = |RankDifference { after_file, named, .. }: &RankDifference| {
+            check(&after_file.display().to_string(), &named.name, named.change, self.limit, None)
+        };
+        self.peaks.iter().map(of).collect()
+    }
+
+    /// Why not all peaks can be compared.
+    pub(crate) fn alone(&self) -> Vec<String> {
+        let before = self.only_before.iter().map(|peak| peak.alone_in(&self.before));
+        before.chain(self.only_after.iter().map(|peak| peak.alone_in(&self.after))).collect()
+    }
+
+    /// The sum, and the peaks.
+    fn rows(&self) -> Vec<Named> {
+        let sum = Named { name: format!("sum of {}", self.peaks.len()), change: self.sum };
+        let sum = (self.peaks.len() > 1).then_some(sum);
+        sum.into_iter().chain(self.peaks.iter().map(|peak| peak.named.clone())).collect()
+    }
+
+    fn heading(&self) -> String {
+        let compared = counted(self.peaks.len() as u64, "peak", "peaks");
+        let grown = self.peaks.iter().filter(|peak| peak.named.change.bytes > 0).count();
+        format!("{compared} compared, of which {grown} grew; together: {}", self.sum.in_words())
+    }
+
+    pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
+        writeln!(out, "{}", paint.on(Role::Heading, format!("{} → {}", self.before, self.after)))?;
+        writeln!(out, "{}", self.heading())?;
+        write_rows("peak of", &self.rows(), out, paint)?;
+        let alone = self.alone();
+        if !alone.is_empty() {
+            writeln!(out)?;
+        }
+        for line in alone.iter().chain(&self.not_measured) {
+            writeln!(out, "{}", paint.on(Role::Alarm, line))?;
+        }
+        if let Some(worst) = &self.worst {
+            writeln!(out, "\n{}", paint.on(Role::Heading, format!("{}:", self.about_worst())))?;
+            worst.write(out, paint)?;
+        }
+        write_verdict(self.limit, self.is_exceeded, out, paint)
+    }
+
+    fn about_worst(&self) -> String {
+        let name = self.peaks.first().map(|peak| peak.named.name.as_str()).unwrap_or_default();
+        format!("what grew most: {name}")
+    }
+
+    /// Writes tables in Markdown, for a comment on a pull request.
+    pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{MARKDOWN_TITLE}\n\n{}\n", self.heading())?;
+        write_markdown_rows("peak of", &self.rows(), out)?;
+        for line in self.alone().iter().chain(&self.not_measured) {
+            writeln!(out, "> {}\n", escaped(line))?;
+        }
+        if let Some(worst) = &self.worst {
+            writeln!(out, "#### {}\n", escaped(&self.about_worst()))?;
+            worst.write_markdown_tables(out)?;
+        }
+        match verdict(self.limit, self.is_exceeded) {
+            Some(verdict) => writeln!(out, "{verdict}"),
+            None => Ok(()),
+        }
+    }
+}

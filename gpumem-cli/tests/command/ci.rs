@@ -1,0 +1,293 @@
+//! What CI asks of recordings: limits, baselines, and the difference of two runs.
+
+use std::{fs, path::PathBuf};
+
+use gpumem_core::{
+    model::{EventKind, MemKind},
+    recording::{Item, PartDefinition, TensorClass},
+};
+use serde_json::Value;
+
+use crate::{
+    Ran, file, gpumem,
+    made::{MIB, Made},
+    ran,
+    report::{printed, recorded, training, written},
+};
+
+/// An empty folder for one test.
+fn folder(name: &str) -> PathBuf {
+    let folder = file(name);
+    _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("it can be made");
+    folder
+}
+
+/// The recordings of a run with such ranks: each with the sizes of its layers, in MiB.
+fn run(folder: &std::path::Path, name: &str, pid: u32, ranks: &[(u32, u64)]) {
+    let run = folder.join(name);
+    fs::create_dir_all(&run).expect("it can be made");
+    for (rank, mib) in ranks {
+        let file = run.join(format!("train.rank{rank}.gpu0.pid{}.capture", pid + rank));
+        fs::write(file, Made::new("train").training(3, 10, mib * MIB).file()).expect("it can be written");
+    }
+}
+
+fn within(folder: &std::path::Path, arguments: &[&str]) -> Ran {
+    Ran::of(&gpumem(arguments).current_dir(folder).output().expect("the command starts"))
+}
+
+/// `forward` has 5 MiB at the peak of the device, and had 50 before.
+#[test]
+fn a_place_has_a_limit_of_its_own() {
+    let file = training("ci-place.capture");
+    let of = |limits: &[&str]| {
+        let limits = limits.iter().flat_map(|limit| ["--max-peak", limit]);
+        let Ran { code, stderr, .. } = ran(&["report"].into_iter().chain(limits).chain([&*file]).collect::<Vec<_>>());
+        (code, stderr.replace(&file, "FILE"))
+    };
+    assert_eq!(of(&["437MiB", "src/model.rs:42=50MiB", "cuBLAS=32MiB"]), (Some(0), String::new()));
+    let above = "gpumem: FILE: `src/model.rs:42` had 50 MiB at most on device 0, 1 MiB above the limit of 49 MiB\n";
+    assert_eq!(of(&["437MiB", "src/model.rs:42=49MiB", "cuBLAS=32MiB"]), (Some(1), above.to_owned()));
+    assert_eq!(of(&["436MiB", "src/model.rs:42=49MiB"]).1.lines().count(), 2);
+    // A misspelt limit is no limit.
+    let (code, stderr) = of(&["1TiB", "model.rs:42=49MiB"]);
+    assert_eq!(code, Some(2));
+    let why = "gpumem: --max-peak cannot be checked for `model.rs:42`: no recording has such a place; \
+               `gpumem report --table` lists the places, such as `src/model.rs:42`, ";
+    assert!(stderr.starts_with(why), "{stderr}");
+    let (code, stderr) = of(&["1MiB", "nowhere=1TiB"]);
+    assert!(code == Some(2) && stderr.starts_with("gpumem: FILE: the peak of device 0 was "), "{stderr}");
+    // One of several recordings has the place.
+    let other = recorded("ci-place-other.capture", {
+        let mut made = Made::new("other");
+        made.alloc(MIB, MemKind::Device, 4);
+        made
+    });
+    let both = ran(&["report", "--max-peak", "src/model.rs:42=1MiB", &other, &file]);
+    assert!(both.code == Some(1) && both.stderr.lines().count() == 1, "{both:?}");
+}
+
+/// What was live between the peaks is not in such a recording, and tensors stand for PyTorch's blocks.
+#[test]
+fn a_limit_of_a_place_knows_what_is_in_a_recording() {
+    let mut peaks = Made::new("train");
+    peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
+    let peaks = recorded("ci-peaks.capture", peaks.training(1, 1, 10 * MIB));
+    let ran_of = |limit: &str, file: &str| ran(&["report", "--max-peak", limit, file]);
+    let doubtful = ran_of("src/model.rs:42=1GiB", &peaks);
+    assert_eq!(doubtful.code, Some(1), "{doubtful:?}");
+    assert!(
+        doubtful.stderr.contains("may have been above the limit of 1 GiB. ") && doubtful.stderr.contains("--only-peak")
+    );
+
+    let mut made = Made::new("train").tensors(0, 1, 4 * MIB, None);
+    made.tensor(1, "Net.fc: Linear", TensorClass::Weights, [10 * MIB, 10 * MIB]);
+    let tensors = recorded("ci-tensors.capture", made);
+    let table: Value = serde_json::from_str(&printed(&["report", "--json", &tensors])).expect("it is JSON");
+    let places = table["torch"]["devices"][0]["peak"]["by_place"].as_array().expect("it is a list");
+    let line = places.iter().find_map(|place| place["line"].as_str()).expect("a tensor has a line");
+    let above = ran_of(&format!("{line}=1MiB"), &tensors);
+    assert!(above.code == Some(1) && above.stderr.contains(&format!(": tensors of `{line}` had ")), "{above:?}");
+}
+
+#[test]
+fn what_was_lost_fails_if_that_is_asked() {
+    let whole = training("ci-whole.capture");
+    assert_eq!(ran(&["report", "--fail-if", "lost", &whole]).code, Some(0));
+    let mut lost = Made::new("train");
+    lost.alloc(MIB, MemKind::Pool, 0);
+    lost.event(EventKind::Lost { count: 3 });
+    let lost = recorded("ci-lost.capture", lost);
+    assert_eq!(ran(&["report", &lost]).code, Some(0));
+    let bytes = fs::read(&whole).expect("it is there");
+    let cut = written("ci-cut.capture", &bytes[..bytes.len() - 10]);
+    for (file, why) in [(&lost, "3 events were lost: some figures may be wrong."), (&cut, "The file has no end: ")] {
+        let ran = ran(&["report", "--fail-if", "lost", file]);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.stderr.contains(&format!("gpumem: {file}: {why}")), "{ran:?}");
+    }
+    // A recording of the peaks has what it was asked for.
+    let mut peaks = Made::new("train");
+    peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
+    let peaks = recorded("ci-lost-peaks.capture", peaks.training(1, 1, MIB));
+    assert_eq!(ran(&["report", "--fail-if", "lost", &peaks]).code, Some(0));
+    let empty = recorded("ci-lost-nothing.capture", Made::new("idle"));
+    assert_eq!(ran(&["report", "--fail-if", "lost", &empty]).code, Some(1), "nothing was measured");
+}
+
+#[test]
+fn ci_reads_what_was_not_kept() {
+    let file = training("ci-annotated.capture");
+    let limits = ["--max-peak", "436MiB", "--max-peak", "src/adam.rs:30=1MiB", "--fail-if", "lost"];
+    let github = ran(&[&["report", "--annotations", "github"], &limits[..], &[&file]].concat());
+    let place = "::error file=src/adam.rs,line=30,title=GPU memory::";
+    let lines: Vec<_> = github.stderr.lines().collect();
+    assert!(github.code == Some(1) && lines.len() == 2, "{github:?}");
+    assert!(lines.iter().all(|line| line.starts_with(place)), "most of the peak is there: {github:?}");
+    let report = folder("ci-junit").join("junit.xml");
+    let junit = format!("junit={}", report.display());
+    let ran_with = ran(&[&["report", "--annotations", &junit], &limits[..], &[&file]].concat());
+    assert!(ran_with.code == Some(1) && ran_with.stderr.lines().count() == 2, "{ran_with:?}");
+    let text = fs::read_to_string(&report).expect("it was written");
+    assert!(text.contains("tests=\"3\"") && text.contains("failures=\"2\""), "{text}");
+    assert!(
+        text.contains("<testcase name=\"the peak is at most 436 MiB\"") && text.contains("<failure message="),
+        "{text}"
+    );
+    assert_eq!(ran(&["report", "--annotations", "github", &file]).code, Some(2), "there is no limit");
+    assert_eq!(ran(&["report", "--tree", "--max-peak", "1GiB", &file]).code, Some(2), "--tree has no limits");
+}
+
+#[test]
+fn runs_are_compared_rank_by_rank() {
+    let folder = folder("ci-runs");
+    run(&folder, "before", 100, &[(0, 10), (1, 10), (2, 10), (10, 10)]);
+    run(&folder, "after", 907, &[(0, 10), (1, 12), (2, 11), (10, 9)]);
+    let Ran { code, stdout, stderr } = within(&folder, &["diff", "before", "after"]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let words = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "before → after 4 peaks compared, of which 2 grew; together: +81 MiB (+4.6 %) ",
+        " sum of 4 1748 1829 +81 rank 1, device 0 437 518 +81 rank 2, device 0 437 478 +40 rank 10, device 0 437 396 -40 ",
+        " what grew most: rank 1, device 0: before/train.rank1.gpu0.pid101.capture → after/train.rank1.gpu0.pid908.capture ",
+        " src/adam.rs:30 200 240 +40 ",
+    ] {
+        assert!(words.contains(part), "{part:?} is not in\n{stdout}");
+    }
+    let limited = |limit: &str| within(&folder, &["diff", "before", "after", "--fail-on-increase", limit]);
+    assert_eq!([limited("18%").code, limited("19%").code], [Some(1), Some(0)]);
+    assert!(limited("18%").stdout.ends_with("\nThe peak increased by more than 18 %.\n"));
+    let github = within(&folder, &["diff", "before", "after", "--fail-on-increase", "18%", "--annotations", "github"]);
+    let error = "::error title=GPU memory::after/train.rank1.gpu0.pid908.capture: the peak of rank 1, device 0 was 437 MiB and is 518 MiB";
+    assert!(github.code == Some(1) && github.stderr.starts_with(error), "{github:?}");
+    let markdown = within(&folder, &["diff", "before", "after", "--markdown"]).stdout;
+    for row in [
+        "\n| `sum of 4` | 1.71 GiB |",
+        "\n| `rank 1, device 0` | 437 MiB | 518 MiB | +81 MiB (+18.5 %) |\n",
+        "\n| `src/adam.rs:30` | 200 MiB |",
+    ] {
+        assert!(markdown.contains(row), "{row:?} is not in\n{markdown}");
+    }
+    let json: Value = serde_json::from_str(&within(&folder, &["diff", "before", "after", "--json"]).stdout).unwrap();
+    assert_eq!((&json["sum"]["change_bytes"], &json["peaks"][0]["rank"]), (&(81 * MIB).into(), &1.into()));
+
+    // A rank without a partner is named. A limit is not known to be kept then.
+    fs::remove_file(folder.join("after/train.rank0.gpu0.pid907.capture")).unwrap();
+    let alone = within(&folder, &["diff", "before", "after"]);
+    let line = "\nOnly in before: rank 0, device 0 (before/train.rank0.gpu0.pid100.capture), with a peak of 437 MiB.\n";
+    assert!(alone.code == Some(0) && alone.stdout.contains(line), "{alone:?}");
+    assert_eq!([limited("18%").code, limited("19%").code], [Some(1), Some(2)]);
+    // A loss in one of them leaves all unknown.
+    let mut lost = Made::new("train");
+    lost.alloc(MIB, MemKind::Pool, 0);
+    lost.event(EventKind::Lost { count: 3 });
+    fs::write(folder.join("after/train.rank10.gpu0.pid917.capture"), lost.file()).unwrap();
+    let doubtful = limited("1000%");
+    assert!(
+        doubtful.code == Some(2) && doubtful.stderr.contains("rank10.gpu0.pid917.capture: 3 events were lost"),
+        "{doubtful:?}"
+    );
+}
+
+/// The number of a process is another one in each run, and so may be the arguments of a rank.
+#[test]
+fn processes_without_a_rank_are_matched_by_their_command() {
+    let folder = folder("ci-commands");
+    for (name, pid, mib) in [("before", 10, 10), ("after", 20, 12)] {
+        let run = folder.join(name);
+        fs::create_dir_all(&run).unwrap();
+        for (number, program) in [(0, "eval"), (1, "train")] {
+            let file = run.join(format!("x.gpu0.pid{}.capture", pid + (number + u32::from(mib == 12)) % 2));
+            fs::write(file, Made::new(program).training(1, 1, mib * MIB).file()).unwrap();
+        }
+    }
+    let json: Value = serde_json::from_str(&within(&folder, &["diff", "before", "after", "--json"]).stdout).unwrap();
+    let names: Vec<_> = json["peaks"].as_array().unwrap().iter().map(|peak| peak["name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 2, "{json}");
+    for peak in json["peaks"].as_array().unwrap() {
+        let [before, after] = ["before_file", "after_file"].map(|side| peak[side].as_str().unwrap().to_owned());
+        assert_ne!(before[before.len() - 9..], after[after.len() - 9..], "other numbers: {before} {after}");
+    }
+}
+
+#[test]
+fn a_baseline_is_a_file_for_reviews() {
+    let folder = folder("ci-baseline");
+    let training =
+        |mib: u64| fs::write(folder.join("train.capture"), Made::new("train").training(3, 10, mib * MIB).file());
+    training(10).unwrap();
+    let peaks =
+        |arguments: &[&str]| within(&folder, &[&["baseline"], arguments, &["peaks.json", "train.capture"]].concat());
+    let missing = peaks(&["check"]);
+    assert!(missing.code == Some(2) && missing.stderr.contains("write it with `gpumem baseline write`"), "{missing:?}");
+    let written = peaks(&["write"]);
+    assert_eq!((written.code, written.stdout.as_str(), written.stderr.as_str()), (Some(0), "", ""));
+    let text = fs::read_to_string(folder.join("peaks.json")).unwrap();
+    let expected = r#"{
+  "peaks": {
+    "train, device 0": "438 MiB",
+    "train, device 0: cuBLAS": "32 MiB",
+    "train, device 0: src/adam.rs:30": "200 MiB",
+    "train, device 0: src/model.rs:12": "100 MiB",
+    "train, device 0: src/model.rs:42": "50 MiB",
+    "train, device 0: src/model.rs:77": "100 MiB"
+  }
+}
+"#;
+    assert_eq!(text, expected);
+    let same = peaks(&["check"]);
+    assert_eq!((same.code, same.stdout.as_str()), (Some(0), "The 6 peaks of peaks.json changed by 2 % at most.\n"));
+
+    training(12).unwrap();
+    let grown = peaks(&["check"]);
+    assert_eq!(grown.code, Some(1), "{grown:?}");
+    let words = grown.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "5 peaks grew by more than 2 % since peaks.json was written. If that is wanted, `gpumem baseline write` takes it over. ",
+        " train, device 0 438 520 +82 train, device 0: src/adam.rs:30 200 240 +40 ",
+    ] {
+        assert!(words.contains(part), "{part:?} is not in\n{}", grown.stdout);
+    }
+    assert_eq!(peaks(&["check", "--fail-on-increase", "20%"]).code, Some(0));
+    let markdown = peaks(&["check", "--markdown"]).stdout;
+    assert!(
+        markdown.contains("\n| `train, device 0: src/adam.rs:30` | 200 MiB | 240 MiB | +40 MiB (+20.0 %) |\n"),
+        "{markdown}"
+    );
+    let github = peaks(&["check", "--annotations", "github"]).stderr;
+    assert!(github.contains("::error file=src/adam.rs,line=30,title=GPU memory::train, device 0: src/adam.rs:30: the peak was 200 MiB and is 240 MiB"), "{github}");
+    // What is wanted is one changed line for each, and nothing fails after it.
+    assert_eq!([peaks(&["write"]).code, peaks(&["check"]).code], [Some(0), Some(0)]);
+    training(10).unwrap();
+    let less = peaks(&["check"]);
+    assert!(
+        less.code == Some(0) && less.stdout.starts_with("No peak of peaks.json grew by more than 2 %. "),
+        "{less:?}"
+    );
+    // A device that is not recorded any more is not compared, which is no success.
+    fs::rename(folder.join("train.capture"), folder.join("other.capture")).unwrap();
+    let gone = within(&folder, &["baseline", "check", "peaks.json", "other.capture"]);
+    assert!(gone.code == Some(1) && gone.stdout.contains("\nNo recording has train, device 0.\n"), "{gone:?}");
+}
+
+/// A recording that says too little makes no baseline.
+#[test]
+fn a_baseline_has_only_what_is_known() {
+    let folder = folder("ci-baseline-unknown");
+    let mut peaks = Made::new("train");
+    peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
+    let mut lost = Made::new("train");
+    lost.alloc(MIB, MemKind::Pool, 0);
+    lost.event(EventKind::Lost { count: 3 });
+    for (name, made, why) in [
+        ("peaks.capture", peaks.training(1, 1, MIB), "record the program without --only-peak"),
+        ("lost.capture", lost, "3 events were lost"),
+        ("idle.capture", Made::new("idle"), "nothing was measured"),
+    ] {
+        fs::write(folder.join(name), made.file()).unwrap();
+        let ran = within(&folder, &["baseline", "write", "peaks.json", name]);
+        assert!(ran.code == Some(2) && ran.stderr.contains(why), "{ran:?}");
+        assert!(!folder.join("peaks.json").exists());
+    }
+}

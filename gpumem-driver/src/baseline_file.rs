@@ -1,0 +1,273 @@
+//! Files with the peaks of earlier runs, for a repository: those of tests (`GPUMEM_BASELINE`), and those of recordings (`gpumem baseline`).
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::{
+    error::{Error, Kind, Result},
+    model::Bytes,
+    settings::size,
+    sys::lock_file::LockFile,
+};
+
+/// Writing takes milliseconds. Only a process that hangs has the lock for so long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The contents of the file. Sorted, so that a changed peak is one changed line.
+#[derive(Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Baseline {
+    /// The peaks by name, such as that of a test.
+    pub peaks: BTreeMap<String, Peak>,
+}
+
+/// A peak. The file has its bytes, or a text such as `650 MiB`, which is written if the peak is a whole number of MiB.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "Written")]
+pub struct Peak(pub Bytes);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Bytes(u64),
+    Text(String),
+}
+
+impl TryFrom<Written> for Peak {
+    type Error = String;
+
+    fn try_from(written: Written) -> std::result::Result<Self, String> {
+        match written {
+            Written::Bytes(bytes) => Ok(Self(Bytes::new(bytes))),
+            Written::Text(text) => size(&text).map(Self).map_err(|error| format!("`{text}` is no size: {error}")),
+        }
+    }
+}
+
+impl Serialize for Peak {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        const MIB: u64 = 1 << 20;
+        match self.0.get() {
+            bytes if bytes > 0 && bytes % MIB == 0 => serializer.collect_str(&format_args!("{} MiB", bytes / MIB)),
+            bytes => serializer.serialize_u64(bytes),
+        }
+    }
+}
+
+impl Baseline {
+    /// The baseline in a file. `None` if there is no such file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is no baseline.
+    pub fn read(path: &Path) -> Result<Option<Self>> {
+        // A device file may have no end.
+        if path.exists() && !path.is_file() {
+            return Err(baseline_error(path, "it is not a file; name one".to_owned()));
+        }
+        match fs::read(path) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
+                let detail = format!("it is not a baseline file ({error}); repair or remove it, and write it again");
+                baseline_error(path, detail).because(error)
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(baseline_error(path, format!("cannot read it: {error}")).because(error)),
+        }
+    }
+
+    /// Changes the baseline in a file. Other threads and processes may do the same with the same file: a lock file lets only one of
+    /// them read and write at a time. A reader without the lock finds the old file or the new one, never a part of it.
+    ///
+    /// # Errors
+    /// If the file cannot be locked, read or written, or is no baseline. It stays as it was.
+    pub fn update(path: &Path, change: impl FnOnce(&mut Self)) -> Result<()> {
+        let failed =
+            |doing: &str, error: io::Error| baseline_error(path, format!("cannot {doing}: {error}")).because(error);
+        let path = &resolve_links(path).map_err(|error| failed("follow its symbolic links", error))?;
+        // A lock on the file itself would end when the file is replaced.
+        let _lock =
+            LockFile::wait(&with_ending(path, ".lock"), PATIENCE, || {}).map_err(|error| failed("lock it", error))?;
+        let old = Self::read(path)?;
+        let is_new = old.is_none();
+        let mut baseline = old.unwrap_or_default();
+        let before = baseline.peaks.clone();
+        change(&mut baseline);
+        if !is_new && baseline.peaks == before {
+            return Ok(());
+        }
+        let mut text = serde_json::to_string_pretty(&baseline)
+            .map_err(|error| baseline_error(path, error.to_string()).because(error))?;
+        text.push('\n');
+        let new = with_ending(path, ".new");
+        let replace = || {
+            fs::write(&new, text)?;
+            match fs::metadata(path) {
+                Ok(old) => fs::set_permissions(&new, old.permissions())?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            fs::rename(&new, path)
+        };
+        replace().map_err(|error| {
+            let _ = fs::remove_file(&new);
+            failed("write it", error)
+        })
+    }
+}
+
+/// The file at the end of a chain of symbolic links. It need not exist. It is replaced, and the links stay.
+fn resolve_links(path: &Path) -> io::Result<PathBuf> {
+    // Linux follows as many.
+    const MAX_LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match fs::read_link(&path) {
+            Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
+            // It is not a link, or there is no file.
+            Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
+                return Ok(path);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other("there are too many"))
+}
+
+fn with_ending(path: &Path, ending: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(ending);
+    name.into()
+}
+
+fn baseline_error(path: &Path, detail: String) -> Error {
+    Kind::BadBaseline { file: path.display().to_string(), detail }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, process, thread};
+
+    use super::*;
+
+    fn write(path: &Path, name: &str, peak: u64) -> Result<()> {
+        Baseline::update(path, |baseline| _ = baseline.peaks.insert(name.to_owned(), Peak(Bytes::new(peak))))
+    }
+
+    fn read(path: &Path, name: &str) -> Result<Option<u64>> {
+        Ok(Baseline::read(path)?.and_then(|baseline| baseline.peaks.get(name).map(|peak| peak.0.get())))
+    }
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let folder = env::temp_dir().join(format!("gpumem-baseline-{}-{name}", process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            Self(folder)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn concurrent_tests_write_one_file() {
+        let folder = Folder::new("concurrent");
+        let path = folder.0.join("baseline.json");
+        thread::scope(|threads| {
+            for number in 0..8_u64 {
+                let path = &path;
+                threads.spawn(move || {
+                    for round in 0..20 {
+                        write(path, &format!("test {number}"), round).unwrap();
+                        assert_eq!(read(path, &format!("test {number}")), Ok(Some(round)));
+                    }
+                });
+            }
+        });
+        assert_eq!(Baseline::read(&path).unwrap().unwrap().peaks.len(), 8);
+        let names: Vec<_> = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["baseline.json"], "no lock stays behind");
+    }
+
+    #[test]
+    fn whole_mebibytes_are_written_in_words() {
+        let folder = Folder::new("words");
+        let path = folder.0.join("baseline.json");
+        write(&path, "exact", 1).unwrap();
+        write(&path, "none", 0).unwrap();
+        write(&path, "whole", 650 << 20).unwrap();
+        let text = "{\n  \"peaks\": {\n    \"exact\": 1,\n    \"none\": 0,\n    \"whole\": \"650 MiB\"\n  }\n}\n";
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        assert_eq!(read(&path, "whole"), Ok(Some(650 << 20)));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_link_stays_one_and_the_file_keeps_its_mode() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+
+        let folder = Folder::new("links");
+        let [file, link, outer] = ["file.json", "link.json", "outer.json"].map(|name| folder.0.join(name));
+        symlink("file.json", &link).unwrap();
+        symlink(&link, &outer).unwrap();
+        write(&outer, "a", 1).unwrap();
+        assert!(fs::symlink_metadata(&file).unwrap().is_file(), "made where the links lead");
+        for mode in [0o600, 0o664, 0o640] {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            write(&outer, "a", mode.into()).unwrap();
+            assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, mode);
+            assert_eq!((read(&outer, "a"), read(&file, "a")), (Ok(Some(mode.into())), Ok(Some(mode.into()))));
+        }
+        for link in [&link, &outer] {
+            assert!(fs::symlink_metadata(link).unwrap().is_symlink());
+        }
+        symlink("round.json", folder.0.join("round.json")).unwrap();
+        let round = write(&folder.0.join("round.json"), "a", 1).unwrap_err().to_string();
+        assert!(round.contains("too many"), "{round}");
+    }
+
+    #[test]
+    fn an_error_names_what_is_wrong_with_the_file() {
+        let folder = Folder::new("wrong");
+        let path = folder.0.join("baseline.json");
+        assert_eq!(read(&path, "a"), Ok(None));
+        for text in [
+            "",
+            "[]",
+            "{\"peaks\": {\"a\": \"much\"}}",
+            "{\"peaks\": {\"a\": \"5\"}}",
+            "{\"peaks\": {\"a\": -1}}",
+            "{\"peaks\": {}, \"other\": 1}",
+            "{\"peaks\": {\"a\": 1",
+        ] {
+            fs::write(&path, text).unwrap();
+            for error in [read(&path, "a").unwrap_err(), write(&path, "a", 1).unwrap_err()] {
+                let error = error.to_string();
+                assert!(error.contains("it is not a baseline file") && error.contains("baseline.json"), "{error}");
+            }
+            assert_eq!(fs::read_to_string(&path).unwrap(), text, "left as it was");
+        }
+        // On a full disk the file stays as it was, and nothing is left beside it.
+        #[cfg(target_os = "linux")]
+        {
+            fs::write(&path, "{\"peaks\": {}}").unwrap();
+            std::os::unix::fs::symlink("/dev/full", with_ending(&path, ".new")).unwrap();
+            let full = write(&path, "a", 1).unwrap_err().to_string();
+            assert!(full.contains("cannot write it: No space left on device"), "{full}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), "{\"peaks\": {}}");
+            assert!(fs::symlink_metadata(with_ending(&path, ".new")).is_err(), "it is removed");
+        }
+        let nowhere = write(&folder.0.join("no/such/folder.json"), "a", 1).unwrap_err().to_string();
+        assert!(nowhere.contains("lock file"), "{nowhere}");
+    }
+}

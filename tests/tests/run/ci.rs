@@ -1,0 +1,118 @@
+//! The recipes of the book's page about CI: a shell runs each of their lines, as a runner does.
+
+use std::os::unix::fs::PermissionsExt;
+
+use gpumem_tests::built;
+
+use super::*;
+
+/// The lines that a runner gives to a shell.
+fn lines(recipe: &str) -> Vec<String> {
+    let mut is_script = false;
+    let shell = |line: &str| {
+        let (line, step) = (line.trim(), line.trim().strip_prefix("- "));
+        if let Some(run) = step.unwrap_or(line).strip_prefix("run: ") {
+            return Some(run.replace("${{ github.event.number }}", "7"));
+        }
+        let is_step = is_script && step.is_some();
+        is_script = line == "script:" || is_step;
+        step.filter(|_| is_step).map(str::to_owned)
+    };
+    recipe.lines().filter_map(shell).collect()
+}
+
+fn recipes() -> [Vec<String>; 2] {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src/ci.md");
+    let page = fs::read_to_string(page).expect("the page is there");
+    let recipes = page.split("```yaml\n").skip(1).map(|rest| lines(rest.split("```").next().unwrap_or_default()));
+    recipes.collect::<Vec<_>>().try_into().expect("there is one for GitHub, and one for GitLab")
+}
+
+/// A checkout, and a runner that has `gpumem`, `python`, `torchrun` and `gh`.
+struct Runner(Folder);
+
+impl Runner {
+    fn new() -> Self {
+        let folder = Folder::new();
+        let bin = folder.0.join("bin");
+        fs::create_dir_all(&bin).expect("it can be made");
+        // The program needs more if there is a file `grown`.
+        let train = |mib: u32| {
+            let more = format!("call cuMemAlloc_v2 &more {}", mib << 20);
+            format!("exec {}{}", probe(), in_shell(&[&ALLOCATES[..], &[&more]].concat()))
+        };
+        let python = format!("if [ -e grown ]; then {}; else {}; fi", train(200), train(64));
+        let torchrun = "RANK=0 python train.py & RANK=1 python train.py; wait";
+        for (name, script) in [("python", &*python), ("torchrun", torchrun), ("gh", "echo \"$@\"; cat comment.md")] {
+            let file = bin.join(name);
+            fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("it can be written");
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        }
+        std::os::unix::fs::symlink(built("gpumem-command"), bin.join("gpumem")).expect("it can be made");
+        Self(folder)
+    }
+
+    fn run(&self, line: &str, exit: i32) -> Outcome {
+        let script = format!("cd {}; PATH=$PWD/bin:$PATH\n{line}", self.0.0.display());
+        let outcome = machine().run_program("/bin/bash".as_ref(), &["-e", "-c", &script]);
+        assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{line}: {outcome}");
+        outcome
+    }
+
+    fn text(&self, file: &str) -> String {
+        fs::read_to_string(self.0.file(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+    }
+
+    /// The next runs of the program need more.
+    fn grow(&self) {
+        fs::write(self.0.file("grown"), "").expect("it can be written");
+    }
+}
+
+#[test]
+fn the_recipe_for_github() {
+    let [lines, _] = recipes();
+    let [run, check, comment] = lines.as_slice() else { panic!("{lines:?}") };
+    let runner = Runner::new();
+    runner.run(run, 0);
+    runner.run("gpumem baseline write peaks.json train.capture", 0);
+    runner.run(check, 0);
+    runner.grow();
+    runner.run(run, 0);
+    let grown = runner.run(check, 1);
+    assert!(grown.stderr.contains("title=GPU memory::train, device 0: the peak was 68 MiB and is 204 MiB"), "{grown}");
+    let posted = runner.run(comment, 0).stdout;
+    assert!(
+        posted.starts_with("pr comment 7 --body-file comment.md\n### GPU memory\n\n| peak of | before |"),
+        "{posted}"
+    );
+    assert!(posted.contains("\n| `train, device 0` | 68 MiB | 204 MiB | +136 MiB (+200.0 %) |\n"), "{posted}");
+    let above = runner.run(&run.replace("20GiB", "200MiB"), 1);
+    let error = "title=GPU memory::train.capture: the peak of device 0 was 204 MiB, 4 MiB above the limit of 200 MiB";
+    assert!(above.stderr.lines().any(|line| line.starts_with("::error ") && line.ends_with(error)), "{above}");
+}
+
+#[test]
+fn the_recipe_for_gitlab() {
+    let [_, lines] = recipes();
+    let [folder, run, report, check] = lines.as_slice() else { panic!("{lines:?}") };
+    let runner = Runner::new();
+    for line in [folder, run, report] {
+        runner.run(line, 0);
+    }
+    runner.run("gpumem baseline write peaks.json runs/", 0);
+    let peaks = runner.text("peaks.json");
+    assert!(
+        peaks.contains("\"train.rank0, device 0\": \"68 MiB\"") && peaks.contains("\"train.rank1, device 0\""),
+        "{peaks}"
+    );
+    runner.run(check, 0);
+    runner.grow();
+    runner.run(&format!("rm -r runs; {folder}; {run}"), 0);
+    runner.run(check, 1);
+    runner.run(&report.replace("20GiB", "200MiB"), 1);
+    for (file, failures) in [("limits.xml", 2), ("peaks.xml", 4)] {
+        let text = runner.text(file);
+        assert!(text.contains(&format!("failures=\"{failures}\"")), "{file}: {text}");
+    }
+}
