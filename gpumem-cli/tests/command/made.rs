@@ -80,6 +80,8 @@ impl Made {
             version: "0.1.0".to_owned(),
             ran_before: None,
             cards: None,
+            host: Some("node-1".to_owned()),
+            rank: None,
         }));
         made.item(&Item::Interception(Interception {
             source: Source::Dispatch,

@@ -114,6 +114,10 @@ pub struct Process {
     pub ran_before: Option<Duration>,
     /// How the cards that the process saw differ from the real ones, such as `dry run, card of 24 GiB`.
     pub cards: Option<String>,
+    /// The name of the machine or the container.
+    pub host: Option<String>,
+    /// Its number among the processes of a job.
+    pub rank: Option<u64>,
 }
 
 /// One moment by two clocks. Between two pairs, times are interpolated.
@@ -377,7 +381,7 @@ pub enum Request {
 /// Recordings of early versions end after the version.
 impl Wire for Process {
     fn put(&self, to: &mut Vec<u8>) {
-        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before, cards } = self;
+        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank } = self;
         pid.put(to);
         executable.put(to);
         arguments.put(to);
@@ -387,6 +391,8 @@ impl Wire for Process {
         version.put(to);
         ran_before.put(to);
         cards.put(to);
+        host.put(to);
+        rank.put(to);
     }
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
@@ -400,6 +406,8 @@ impl Wire for Process {
             version: Wire::get(from)?,
             ran_before: if from.len() == 0 { None } else { Wire::get(from)? },
             cards: if from.len() == 0 { None } else { Wire::get(from)? },
+            host: if from.len() == 0 { None } else { Wire::get(from)? },
+            rank: if from.len() == 0 { None } else { Wire::get(from)? },
         })
     }
 }
