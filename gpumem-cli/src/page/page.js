@@ -458,6 +458,27 @@ function timeInWords(nanos, step = nanos) {
   return `${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${unit}`;
 }
 
+// What the curve of a recording has at a time; null if that is not known, or after its end.
+function bytesAt({ curve, end }, time) {
+  return time < end ? curve[Math.floor((time / end) * curve.length)] : null;
+}
+
+// The least, the median and the most of all recordings in each of some equal parts of the time.
+function overTime(recordings, lastEnd, parts = 300) {
+  return Array.from({ length: parts }, (_, part) => {
+    const values = recordings.map((recording) => bytesAt(recording, ((part + 0.5) * lastEnd) / parts));
+    const known = values.filter((bytes) => bytes !== null).sort((a, b) => a - b);
+    return [known[0] ?? 0, known[Math.floor(known.length / 2)] ?? 0, known.at(-1) ?? 0];
+  });
+}
+
+// From blue to red. The less there is, the paler it is.
+function heat(part) {
+  const high = Math.max(0, (part - 0.6) / 0.4);
+  const mixed = [[78, 179], [121, 38], [167, 30]].map(([low, top]) => low + (top - low) * high);
+  return [...mixed, 40 + 215 * Math.min(1, part / 0.6)];
+}
+
 // From here on: the page.
 function start() {
   const $ = (id) => document.getElementById(id);
@@ -492,6 +513,14 @@ function start() {
     const wanted = ++request;
     const recording = about.recordings[next];
     const { tensors } = recording;
+    $('events').hidden = !recording.columns;
+    if (!recording.columns) {
+      sources = [];
+      data = curves = segments = undefined;
+      describe(next);
+      document.body.setAttribute('aria-busy', 'false');
+      return Promise.resolve();
+    }
     document.body.setAttribute('aria-busy', 'true');
     const reading = [load(`data-${next}`, recording)];
     if (tensors) reading.unshift(load(`tensors-${next}`, { ...recording, ...tensors }));
@@ -544,7 +573,8 @@ function start() {
     $('oom').hidden = !recording.refused || recording.refused.after === null;
     $('source-choice').hidden = !recording.tensors;
     if (recording.tensors) $('source').options[0].text = `tensors of ${shortened(recording.tensors.allocator, 40)}`;
-    view = [0, wholeTime()];
+    if (data) view = [0, wholeTime()];
+    drawFleet();
     for (const button of document.querySelectorAll('.rank')) {
       button.setAttribute('aria-pressed', String(Number(button.dataset.number) === number));
     }
@@ -1288,14 +1318,24 @@ function start() {
   $('in').addEventListener('click', () => data && zoom(0.5, (view[0] + view[1]) / 2));
   $('out').addEventListener('click', () => data && zoom(2, (view[0] + view[1]) / 2));
   new ResizeObserver(() => data && draw()).observe($('chart'));
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => data && draw());
+  new ResizeObserver(drawFleet).observe($('fleet-map'));
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+    if (data) draw();
+    drawFleet();
+  });
 
   function drawRanks() {
     if (about.recordings.length < 2) return;
     $('ranks').hidden = false;
     const most = Math.max(1, ...about.recordings.flatMap((recording) => recording.curve));
     const names = different(about.recordings.map((recording) => recording.file.split('/').at(-1)));
+    if (about.fleet) startFleet(names);
+    const reasons = new Map();
+    for (const [number, why] of about.fleet?.inDetail ?? []) {
+      reasons.set(number, [...(reasons.get(number) ?? []), why]);
+    }
     about.recordings.forEach((recording, number) => {
+      if (about.fleet && !reasons.has(number)) return;
       const button = document.createElement('button');
       button.type = 'button';
       button.className = 'rank';
@@ -1307,6 +1347,11 @@ function start() {
       const peak = document.createElement('span');
       peak.textContent = recording.devices.map((device) => `${device.name}: ${bytesInWords(device.peak)}`).join(', ');
       button.append(small, name, peak);
+      if (about.fleet) {
+        const why = document.createElement('span');
+        why.textContent = reasons.get(number).join(', ');
+        button.append(why);
+      }
       button.addEventListener('click', () => show(number));
       $('ranks-list').append(button);
       const { context, width: wide, height } = canvas(small);
@@ -1319,8 +1364,152 @@ function start() {
     });
   }
 
+  // Many recordings: the numbers of those in the rows, their names, and what all have over time.
+  let rows = [];
+  let rankNames = [];
+  let allOverTime = [];
+  const BARS = 90;
+  const lastEnd = Math.max(1, ...about.recordings.map((recording) => recording.end));
+  const peakOf = (recording) => Math.max(0, ...recording.devices.map((device) => device.peak));
+
+  function startFleet(names) {
+    const rankOf = (recording) => recording.file.match(/\.rank(\d+)\./)?.[1];
+    const ranks = new Set(about.recordings.map(rankOf));
+    const haveRanks = ranks.size === about.recordings.length && !ranks.has(undefined);
+    rankNames = about.recordings.map((recording, at) => (haveRanks ? `rank ${rankOf(recording)}` : shortened(names[at], 40)));
+    $('fleet').hidden = false;
+    $('ranks-title').textContent = countInWords(about.recordings.length, 'recording');
+    $('fleet-words').textContent = about.fleet.words.join('\n');
+    const inDetail = new Set(about.fleet.inDetail.map(([number]) => number)).size;
+    $('fleet-events').textContent =
+      `The page has the events of ${countInWords(inDetail, 'recording')}: click one below. \`gpumem report --html --rank NUMBER\` adds another rank.`;
+    allOverTime = overTime(about.recordings, lastEnd);
+    orderRows();
+  }
+
+  function orderRows() {
+    const collator = new Intl.Collator('en', { numeric: true });
+    const byName = (a, b) => collator.compare(rankNames[a], rankNames[b]);
+    const byPeak = (a, b) => peakOf(about.recordings[b]) - peakOf(about.recordings[a]) || byName(a, b);
+    rows = [...about.recordings.keys()].sort($('fleet-order').value === 'peak' ? byPeak : byName);
+    drawFleet();
+  }
+
+  // The recordings of a line of pixels, of so many.
+  const rowsIn = (line, height) =>
+    rows.slice(Math.floor((line * rows.length) / height), Math.max(Math.floor(((line + 1) * rows.length) / height), Math.floor((line * rows.length) / height) + 1));
+  const highestOf = (numbers) => numbers.reduce((a, b) => (peakOf(about.recordings[b]) > peakOf(about.recordings[a]) ? b : a));
+
+  function drawFleet() {
+    if (!about.fleet || number < 0) return;
+    const { context, width, height } = canvas($('fleet-map'));
+    const [wide, high] = [$('fleet-map').width, $('fleet-map').height];
+    const bars = Math.round((BARS * wide) / width);
+    const most = Math.max(1, ...about.recordings.flatMap((recording) => recording.curve));
+    const mostPeak = Math.max(1, ...about.recordings.map(peakOf));
+    const image = context.createImageData(wide, high);
+    for (let line = 0; line < high; line++) {
+      const here = rowsIn(line, high).map((at) => about.recordings[at]);
+      for (let column = 0; column < wide - bars; column++) {
+        const time = ((column + 0.5) * lastEnd) / (wide - bars);
+        const values = here.map((recording) => bytesAt(recording, time)).filter((bytes) => bytes !== null);
+        if (values.length) image.data.set(heat(Math.max(...values) / most), (line * wide + column) * 4);
+      }
+      const bar = (Math.max(...here.map(peakOf)) / mostPeak) * (bars - 8);
+      for (let column = 0; column < bar; column++) {
+        image.data.set(heat(bar / (bars - 8)), (line * wide + wide - bars + 8 + column) * 4);
+      }
+    }
+    context.putImageData(image, 0, 0);
+    const at = ((rows.indexOf(number) + 0.5) * height) / rows.length;
+    context.strokeStyle = context.fillStyle = style('--text');
+    context.strokeRect(0.5, Math.max(0, at - Math.max(2, height / rows.length / 2)) + 0.5, width - 1, Math.max(4, height / rows.length));
+    drawOverTime();
+    differences();
+  }
+
+  function drawOverTime() {
+    const { context, width, height } = canvas($('fleet-curve'));
+    const right = width - BARS;
+    const most = Math.max(1, ...allOverTime.map(([, , greatest]) => greatest));
+    const y = (bytes) => height - 16 - (bytes / most) * (height - 20);
+    const stepped = (values) => {
+      context.beginPath();
+      values.forEach((bytes, at) => {
+        if (bytes === null) return;
+        context.lineTo((at * right) / values.length, y(bytes));
+        context.lineTo(((at + 1) * right) / values.length, y(bytes));
+      });
+      context.stroke();
+    };
+    context.fillStyle = style('--line');
+    allOverTime.forEach(([least, , greatest], at) => {
+      context.fillRect((at * right) / allOverTime.length, y(greatest), right / allOverTime.length + 0.5, y(least) - y(greatest));
+    });
+    context.lineWidth = 1;
+    context.strokeStyle = style('--text');
+    stepped(allOverTime.map(([, median]) => median));
+    context.lineWidth = 1.5;
+    context.strokeStyle = '#2a7de1';
+    stepped(allOverTime.map((_, at) => bytesAt(about.recordings[number], ((at + 0.5) * lastEnd) / allOverTime.length)));
+    context.fillStyle = style('--faint');
+    context.font = '11px system-ui, sans-serif';
+    context.textBaseline = 'bottom';
+    context.fillText('0 s', 2, height);
+    context.textAlign = 'right';
+    context.fillText(timeInWords(lastEnd), right, height);
+    context.textAlign = 'left';
+    context.textBaseline = 'top';
+    context.fillText(`${bytesInWords(most)} at most`, right + 6, 4);
+  }
+
+  // In which places the selected recording has more or less at its peak than the median of all.
+  function differences() {
+    const places = about.fleet.places.map(({ name, bytes, median }) => ({ name, here: bytes[number], median, more: bytes[number] - median }));
+    const shown = places.filter(({ more }) => more !== 0).sort((a, b) => Math.abs(b.more) - Math.abs(a.more)).slice(0, 10);
+    $('fleet-selected').textContent = `${rankNames[number]} at its peak, compared with the median of all`;
+    $('fleet-places').tBodies[0].replaceChildren(...shown.map(({ name, here, median, more }) => {
+      const row = document.createElement('tr');
+      for (const text of [name, bytesInWords(here), bytesInWords(median), `${more > 0 ? '+' : ''}${bytesInWords(more)}`]) {
+        const cell = document.createElement('td');
+        cell.textContent = shortened(text);
+        row.append(cell);
+      }
+      return row;
+    }));
+    $('fleet-places').hidden = shown.length === 0;
+    $('fleet-note').textContent = shown.length ? 'Each recording has a peak of its own, at a time of its own.' : 'No place differs from the median.';
+  }
+
+  const rowAt = (event) => {
+    const { top, height } = $('fleet-map').getBoundingClientRect();
+    const lines = $('fleet-map').height;
+    const line = Math.floor(((event.clientY - top) * lines) / height);
+    return highestOf(rowsIn(Math.min(Math.max(0, line), lines - 1), lines));
+  };
+  $('fleet-map').addEventListener('pointermove', (event) => {
+    if (!rows.length) return;
+    const at = rowAt(event);
+    const { left, width } = $('fleet-map').getBoundingClientRect();
+    const time = ((event.clientX - left) * lastEnd) / (width - BARS);
+    const bytes = time < lastEnd ? bytesAt(about.recordings[at], time) : null;
+    tip(event, [
+      `${rankNames[at]}: ${bytesInWords(peakOf(about.recordings[at]))} at most`,
+      bytes === null ? '' : `after ${timeInWords(time)}: ${bytesInWords(bytes)}`,
+    ].filter(Boolean).join('\n'));
+  });
+  $('fleet-map').addEventListener('pointerleave', (event) => tip(event, ''));
+  $('fleet-map').addEventListener('click', (event) => show(rowAt(event)));
+  $('fleet-map').addEventListener('keydown', (event) => {
+    const next = rows[rows.indexOf(number) + ({ ArrowUp: -1, ArrowDown: 1 }[event.key] ?? NaN)];
+    if (next === undefined) return;
+    event.preventDefault();
+    show(next);
+  });
+  $('fleet-order').addEventListener('change', orderRows);
+
   drawRanks();
-  if (about.recordings.length) show(0);
+  if (about.recordings.length) show(about.fleet?.inDetail[0]?.[0] ?? 0);
 }
 
 if (typeof document !== 'undefined') start();

@@ -1,6 +1,7 @@
 //! The reports of recordings, as data and as text.
 
 pub(crate) mod calls;
+pub(crate) mod compared;
 pub(crate) mod difference;
 pub(crate) mod json;
 pub(crate) mod limit;

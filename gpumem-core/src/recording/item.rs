@@ -381,7 +381,8 @@ pub enum Request {
 /// Recordings of early versions end after the version.
 impl Wire for Process {
     fn put(&self, to: &mut Vec<u8>) {
-        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank } = self;
+        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank } =
+            self;
         pid.put(to);
         executable.put(to);
         arguments.put(to);
