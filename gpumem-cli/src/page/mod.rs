@@ -129,7 +129,7 @@ impl Page {
         if self.recordings.len() > MOST_IN_DETAIL {
             write!(out, ",\"fleet\":")?;
             let fleet = AboutFleet {
-                words: self.comparison.in_words(),
+                words: self.comparison.in_words().into_iter().chain(self.comparison.out_of_memory_in_words()).collect(),
                 in_detail: &self.in_detail,
                 places: self.comparison.places(MOST_PLACES, difference),
             };

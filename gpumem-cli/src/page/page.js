@@ -458,15 +458,20 @@ function timeInWords(nanos, step = nanos) {
   return `${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${unit}`;
 }
 
-// What the curve of a recording has at a time; null if that is not known, or after its end.
-function bytesAt({ curve, end }, time) {
-  return time < end ? curve[Math.floor((time / end) * curve.length)] : null;
+// The most that the curve of a recording has between two times; null if that is not known, or after its end.
+function mostBetween({ curve, end }, from, to) {
+  if (from >= end) return null;
+  const first = Math.floor((from / end) * curve.length);
+  const last = Math.max(first + 1, Math.min(curve.length, Math.ceil((to / end) * curve.length)));
+  let most = null;
+  for (let at = first; at < last; at++) if (curve[at] !== null && (most === null || curve[at] > most)) most = curve[at];
+  return most;
 }
 
 // The least, the median and the most of all recordings in each of some equal parts of the time.
 function overTime(recordings, lastEnd, parts = 300) {
   return Array.from({ length: parts }, (_, part) => {
-    const values = recordings.map((recording) => bytesAt(recording, ((part + 0.5) * lastEnd) / parts));
+    const values = recordings.map((recording) => mostBetween(recording, (part * lastEnd) / parts, ((part + 1) * lastEnd) / parts));
     const known = values.filter((bytes) => bytes !== null).sort((a, b) => a - b);
     return [known[0] ?? 0, known[Math.floor(known.length / 2)] ?? 0, known.at(-1) ?? 0];
   });
@@ -1324,10 +1329,13 @@ function start() {
     drawFleet();
   });
 
+  // All values of a thousand curves are more than a function takes arguments.
+  const mostOfAll = () => about.recordings.reduce((most, { curve }) => Math.max(most, ...curve), 1);
+
   function drawRanks() {
     if (about.recordings.length < 2) return;
     $('ranks').hidden = false;
-    const most = Math.max(1, ...about.recordings.flatMap((recording) => recording.curve));
+    const most = mostOfAll();
     const names = different(about.recordings.map((recording) => recording.file.split('/').at(-1)));
     if (about.fleet) startFleet(names);
     const reasons = new Map();
@@ -1368,7 +1376,7 @@ function start() {
   let rows = [];
   let rankNames = [];
   let allOverTime = [];
-  const BARS = 90;
+  const [NAMES_WIDE, BARS] = [66, 90];
   const lastEnd = Math.max(1, ...about.recordings.map((recording) => recording.end));
   const peakOf = (recording) => Math.max(0, ...recording.devices.map((device) => device.peak));
 
@@ -1404,16 +1412,17 @@ function start() {
     if (!about.fleet || number < 0) return;
     const { context, width, height } = canvas($('fleet-map'));
     const [wide, high] = [$('fleet-map').width, $('fleet-map').height];
-    const bars = Math.round((BARS * wide) / width);
-    const most = Math.max(1, ...about.recordings.flatMap((recording) => recording.curve));
+    const [left, bars] = [NAMES_WIDE, BARS].map((columns) => Math.round((columns * wide) / width));
+    const columns = wide - left - bars;
+    const timeOf = (column) => (column * lastEnd) / columns;
+    const most = mostOfAll();
     const mostPeak = Math.max(1, ...about.recordings.map(peakOf));
     const image = context.createImageData(wide, high);
     for (let line = 0; line < high; line++) {
       const here = rowsIn(line, high).map((at) => about.recordings[at]);
-      for (let column = 0; column < wide - bars; column++) {
-        const time = ((column + 0.5) * lastEnd) / (wide - bars);
-        const values = here.map((recording) => bytesAt(recording, time)).filter((bytes) => bytes !== null);
-        if (values.length) image.data.set(heat(Math.max(...values) / most), (line * wide + column) * 4);
+      for (let column = 0; column < columns; column++) {
+        const values = here.map((recording) => mostBetween(recording, timeOf(column), timeOf(column + 1))).filter((bytes) => bytes !== null);
+        if (values.length) image.data.set(heat(Math.max(...values) / most), (line * wide + left + column) * 4);
       }
       const bar = (Math.max(...here.map(peakOf)) / mostPeak) * (bars - 8);
       for (let column = 0; column < bar; column++) {
@@ -1421,52 +1430,70 @@ function start() {
       }
     }
     context.putImageData(image, 0, 0);
-    const at = ((rows.indexOf(number) + 0.5) * height) / rows.length;
-    context.strokeStyle = context.fillStyle = style('--text');
-    context.strokeRect(0.5, Math.max(0, at - Math.max(2, height / rows.length / 2)) + 0.5, width - 1, Math.max(4, height / rows.length));
+    // The name of the selected row, and those of some others where there is room.
+    const middle = (row) => ((row + 0.5) * height) / rows.length;
+    const selectedRow = rows.indexOf(number);
+    context.font = '11px system-ui, sans-serif';
+    context.textAlign = 'right';
+    context.textBaseline = 'middle';
+    const name = (row) => {
+      const text = `${shortened(rankNames[rows[row]], 10)}${row === selectedRow ? ' ▸' : ''}`;
+      context.fillText(text, NAMES_WIDE - 4, Math.min(Math.max(6, middle(row)), height - 6));
+    };
+    context.fillStyle = style('--faint');
+    for (let part = 0; part <= 8; part++) {
+      const row = Math.round((part * (rows.length - 1)) / 8);
+      if (Math.abs(middle(row) - middle(selectedRow)) > 14) name(row);
+    }
+    context.fillStyle = style('--text');
+    name(selectedRow);
     drawOverTime();
     differences();
   }
 
   function drawOverTime() {
     const { context, width, height } = canvas($('fleet-curve'));
-    const right = width - BARS;
+    const wide = width - NAMES_WIDE - BARS;
+    const x = (part) => NAMES_WIDE + (part * wide) / allOverTime.length;
     const most = Math.max(1, ...allOverTime.map(([, , greatest]) => greatest));
     const y = (bytes) => height - 16 - (bytes / most) * (height - 20);
     const stepped = (values) => {
       context.beginPath();
       values.forEach((bytes, at) => {
         if (bytes === null) return;
-        context.lineTo((at * right) / values.length, y(bytes));
-        context.lineTo(((at + 1) * right) / values.length, y(bytes));
+        context.lineTo(x(at), y(bytes));
+        context.lineTo(x(at + 1), y(bytes));
       });
       context.stroke();
     };
     context.fillStyle = style('--line');
     allOverTime.forEach(([least, , greatest], at) => {
-      context.fillRect((at * right) / allOverTime.length, y(greatest), right / allOverTime.length + 0.5, y(least) - y(greatest));
+      context.fillRect(x(at), y(greatest), x(1) - x(0) + 0.5, y(least) - y(greatest));
     });
     context.lineWidth = 1;
     context.strokeStyle = style('--text');
     stepped(allOverTime.map(([, median]) => median));
     context.lineWidth = 1.5;
     context.strokeStyle = '#2a7de1';
-    stepped(allOverTime.map((_, at) => bytesAt(about.recordings[number], ((at + 0.5) * lastEnd) / allOverTime.length)));
+    const timeOf = (part) => (part * lastEnd) / allOverTime.length;
+    stepped(allOverTime.map((_, at) => mostBetween(about.recordings[number], timeOf(at), timeOf(at + 1))));
     context.fillStyle = style('--faint');
     context.font = '11px system-ui, sans-serif';
     context.textBaseline = 'bottom';
-    context.fillText('0 s', 2, height);
+    context.fillText('0 s', NAMES_WIDE, height);
     context.textAlign = 'right';
-    context.fillText(timeInWords(lastEnd), right, height);
-    context.textAlign = 'left';
-    context.textBaseline = 'top';
-    context.fillText(`${bytesInWords(most)} at most`, right + 6, 4);
+    context.fillText(timeInWords(lastEnd), NAMES_WIDE + wide, height);
+    context.textBaseline = 'middle';
+    context.fillText(bytesInWords(most), NAMES_WIDE - 4, y(most) + 5);
+    context.fillText('0 B', NAMES_WIDE - 4, y(0));
   }
 
   // In which places the selected recording has more or less at its peak than the median of all.
   function differences() {
     const places = about.fleet.places.map(({ name, bytes, median }) => ({ name, here: bytes[number], median, more: bytes[number] - median }));
-    const shown = places.filter(({ more }) => more !== 0).sort((a, b) => Math.abs(b.more) - Math.abs(a.more)).slice(0, 10);
+    // What is less than a fiftieth of the largest difference is noise beside it.
+    const largest = places.reduce((most, { more }) => Math.max(most, Math.abs(more)), 0);
+    const shown = places.filter(({ more }) => more !== 0 && Math.abs(more) * 50 >= largest).sort((a, b) => Math.abs(b.more) - Math.abs(a.more)).slice(0, 10);
     $('fleet-selected').textContent = `${rankNames[number]} at its peak, compared with the median of all`;
     $('fleet-places').tBodies[0].replaceChildren(...shown.map(({ name, here, median, more }) => {
       const row = document.createElement('tr');
@@ -1478,7 +1505,7 @@ function start() {
       return row;
     }));
     $('fleet-places').hidden = shown.length === 0;
-    $('fleet-note').textContent = shown.length ? 'Each recording has a peak of its own, at a time of its own.' : 'No place differs from the median.';
+    $('fleet-note').textContent = shown.length ? 'Each recording is compared at its own peak.' : 'No place differs from the median.';
   }
 
   const rowAt = (event) => {
@@ -1491,8 +1518,9 @@ function start() {
     if (!rows.length) return;
     const at = rowAt(event);
     const { left, width } = $('fleet-map').getBoundingClientRect();
-    const time = ((event.clientX - left) * lastEnd) / (width - BARS);
-    const bytes = time < lastEnd ? bytesAt(about.recordings[at], time) : null;
+    const perColumn = lastEnd / (width - NAMES_WIDE - BARS);
+    const time = (event.clientX - left - NAMES_WIDE) * perColumn;
+    const bytes = time < 0 ? null : mostBetween(about.recordings[at], time, time + perColumn);
     tip(event, [
       `${rankNames[at]}: ${bytesInWords(peakOf(about.recordings[at]))} at most`,
       bytes === null ? '' : `after ${timeInWords(time)}: ${bytesInWords(bytes)}`,

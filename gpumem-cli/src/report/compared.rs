@@ -159,6 +159,15 @@ impl Comparison {
         all.into_iter().map(|(_, at)| at).collect()
     }
 
+    /// Which programs ran out of memory. `None` if none did.
+    pub(crate) fn out_of_memory_in_words(&self) -> Option<String> {
+        const MOST: usize = 8;
+        let (all, names) = (self.out_of_memory(), headings(&self.names(), 20));
+        let named: Vec<_> = all.iter().take(MOST).map(|at| one_line(&names[*at])).collect();
+        let more = if all.len() > MOST { format!(" and {} more", all.len() - MOST) } else { String::new() };
+        (!all.is_empty()).then(|| format!("Out of memory: {}{more}.", named.join(", ")))
+    }
+
     /// The recordings of a rank.
     pub(crate) fn of_rank(&self, rank: u64) -> impl Iterator<Item = usize> {
         (0..).zip(&self.recordings).filter(move |(_, recording)| recording.rank == Some(rank)).map(|(at, _)| at)
@@ -172,10 +181,10 @@ impl Comparison {
         let peak = |at: usize| self.recordings[at].peak.unwrap_or(0);
         let [high, middle, low] = [highest, median, lowest].map(peak);
         if high == low {
-            return vec![format!("each peak is {}", Bytes::new(high))];
+            return vec![format!("Each peak is {}.", Bytes::new(high))];
         }
         let peaks = format!(
-            "the peaks are from {} ({}) to {} ({}), the median is {}",
+            "The peaks are from {} ({}) to {} ({}); the median is {}.",
             Bytes::new(low),
             name(lowest),
             Bytes::new(high),
@@ -187,7 +196,8 @@ impl Comparison {
         let most = most.map(|place| {
             let [bytes, median] = [place.bytes[highest], place.median].map(|bytes| Bytes::new(bytes.unsigned_abs()));
             let name_of_place = one_line(&place.name);
-            format!("{} differs most from the median in {name_of_place}: {bytes}, median {median}", name(highest))
+            let name = name(highest);
+            format!("{name} differs most in {name_of_place}: it has {bytes} there, and the median is {median}.")
         });
         [peaks].into_iter().chain(most).collect()
     }
