@@ -179,7 +179,7 @@ fn many_ranks() {
     let (folder, page) = (file("ranks"), file("ranks.html"));
     fs::create_dir_all(&folder).expect("the folder can be created");
     for rank in 0..100 {
-        let recording = folder.join(format!("train.rank{rank}.pid{rank}.capture"));
+        let recording = folder.join(format!("train.rank{rank}.gpu0.pid{rank}.capture"));
         fs::write(recording, Made::of_rank(rank).file()).expect("the recording can be written");
     }
     let [out, folder] = [&page, &folder].map(|path| path.to_str().expect("the name is text"));
