@@ -220,7 +220,7 @@ const COMMANDS: [&str; 14] = [
     "start --json",
     "stop --json",
     "what-if --card --jobs --json --largest --try",
-    "report --at --between --calls --depth --fold --format --html --inside --json --leaks --max-peak --min --output \
+    "report --at --between --calls --depth --fold --format --html --inside --json --leaks --max-peak --min --output --rank \
      --table --tree",
     "diff --fail-on-increase --json --markdown",
     "estimate --allocator --autocast --batch --checkpointing --context --dtype --fit --json --length --record \
