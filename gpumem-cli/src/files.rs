@@ -8,9 +8,9 @@ use std::{
 };
 
 use glob::MatchOptions;
-use gpumem_core::recording::{new_path, old_path};
+use gpumem_core::recording::{self, new_path, old_path};
 
-use crate::{failure::Failure, recording::is_recording};
+use crate::failure::Failure;
 
 /// Opens a regular file. A pipe that somebody has put in its place is not waited for.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
@@ -21,6 +21,11 @@ pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 /// Opens a regular file for reading, like [`open`].
 pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
     open(path, File::options().read(true))
+}
+
+/// Whether a file begins as recordings do.
+pub(crate) fn is_recording(file: &Path) -> bool {
+    open_to_read(file).and_then(recording::is_recording).unwrap_or(false)
 }
 
 /// The files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for what matches it, both

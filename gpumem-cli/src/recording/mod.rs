@@ -21,12 +21,7 @@ pub(crate) use self::{
     symbols::of_module,
     torch::{is_snapshot, recording_of},
 };
-use crate::files;
-
-/// Whether a file begins as recordings do.
-pub(crate) fn is_recording(file: &Path) -> bool {
-    files::open_to_read(file).and_then(gpumem_core::recording::is_recording).unwrap_or(false)
-}
+pub(crate) use crate::files::is_recording;
 
 /// Why this existing file must not be replaced: only recordings and empty files are. `None` if it may be, or if there is no file.
 pub(crate) fn why_not_replaceable(file: &Path) -> Option<&'static str> {
