@@ -163,9 +163,9 @@ impl Comparison {
     pub(crate) fn out_of_memory_in_words(&self) -> Option<String> {
         const MOST: usize = 8;
         let (all, names) = (self.out_of_memory(), headings(&self.names(), 20));
-        let named: Vec<_> = all.iter().take(MOST).map(|at| one_line(&names[*at])).collect();
+        let first: Vec<_> = all.iter().take(MOST).map(|at| one_line(&names[*at])).collect();
         let more = if all.len() > MOST { format!(" and {} more", all.len() - MOST) } else { String::new() };
-        (!all.is_empty()).then(|| format!("Out of memory: {}{more}.", named.join(", ")))
+        (!all.is_empty()).then(|| format!("Out of memory: {}{more}.", first.join(", ")))
     }
 
     /// The recordings of a rank.
