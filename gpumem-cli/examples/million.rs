@@ -1,14 +1,30 @@
-//! Writes a recording of a million events, to measure how long reports take: `cargo run --example million -- FILE [EVENTS]`.
+//! Writes a recording of a million events, to measure how long reports take: `cargo run --example million -- FILE [EVENTS]`. With
+//! `--ranks NUMBER`, it writes those of so many ranks into a folder: `cargo run --example million -- FOLDER --ranks 1000`.
 
 #[path = "../tests/command/made.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod made;
 
+use std::{fs, path::Path};
+
 use made::Made;
 
 fn main() {
-    let mut arguments = std::env::args().skip(1);
-    let file = arguments.next().expect("the argument is the file");
-    let events = arguments.next().map_or(1_000_000, |events| events.parse().expect("the second argument is a number"));
-    std::fs::write(file, Made::new("train").varied(events).file()).expect("the file can be written");
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let number = |text: &String| text.parse().expect("this argument is a number");
+    let write = |path: &Path, made: Made| fs::write(path, made.file()).expect("the file can be written");
+    match arguments.as_slice() {
+        [folder, option, ranks] if option == "--ranks" => {
+            fs::create_dir_all(folder).expect("the folder can be created");
+            for rank in 0..number(ranks) {
+                let name = format!("train.rank{rank}.gpu{}.pid{}.capture", rank % 8, 4_711 + rank);
+                write(&Path::new(folder).join(name), Made::of_rank(rank));
+            }
+        }
+        [file, events @ ..] => {
+            let events = events.first().map_or(1_000_000, number);
+            write(Path::new(file), Made::new("train").varied(events));
+        }
+        [] => panic!("the first argument is the file"),
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use glob::MatchOptions;
-use gpumem_core::recording::{new_path, old_path};
+use gpumem_core::recording::{self, new_path, old_path};
 
 use crate::failure::Failure;
 
@@ -25,7 +25,7 @@ pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
 
 /// Whether a file begins as recordings do.
 pub(crate) fn is_recording(file: &Path) -> bool {
-    open_to_read(file).and_then(gpumem_core::recording::is_recording).unwrap_or(false)
+    open_to_read(file).and_then(recording::is_recording).unwrap_or(false)
 }
 
 /// The files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for what matches it, both

@@ -11,9 +11,6 @@ use gpumem::recording::{self, Keep};
 
 use crate::{recordings, torch, variable};
 
-/// The variables in which launchers put the number of a process among those of a job.
-const RANKS: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
-
 /// What is recorded, and where.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -49,8 +46,7 @@ impl Request {
     /// Begins the recording. Returns its file.
     pub(crate) fn record(&self) -> Result<PathBuf, String> {
         let Self { file: base, backtrace, keep, torch, is_late } = self;
-        let rank = RANKS.iter().find_map(|name| env::var(name).ok()?.trim().parse().ok());
-        let file = free_name(base, rank, process::id());
+        let file = free_name(base, gpumem_driver::process::rank(), process::id());
         recording::serve_foreign_program(backtrace);
         let begin = if *is_late { recording::begin } else { recording::begin_at_start };
         begin(&file, parsed(keep)?).map_err(|why| format!("cannot record to {}: {why}", file.display()))?;

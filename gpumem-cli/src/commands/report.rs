@@ -18,7 +18,7 @@ use crate::{
     files,
     formats::Format,
     history::{History, Moment},
-    page::Page,
+    page::{self, Page},
     progress::working,
     recording::complete_for_report,
     report::{
@@ -62,6 +62,9 @@ pub(crate) struct ReportArguments {
     /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment. - is stdout.
     #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format", "limits"])]
     html: Option<PathBuf>,
+    /// With --html and more than 64 recordings, whose page has all events of a few: those of this rank, too. May be given several times.
+    #[arg(long = "rank", value_name = "NUMBER", requires = "html")]
+    ranks: Vec<u64>,
     /// Write the recording in the format of another tool.
     #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "between", "limits"])]
     format: Option<Format>,
@@ -143,7 +146,7 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
         return export(arguments, format);
     }
     if let Some(out) = &arguments.html {
-        return write_page(&arguments.files, out);
+        return write_page(&arguments.files, &arguments.ranks, out);
     }
     let mut judge = Judge::new(&arguments.limits);
     let missing = if let Some(choice) = arguments.view.choice(&arguments.part) {
@@ -212,15 +215,23 @@ fn print_objects(objects: &[impl Serialize]) -> Result<(), Failure> {
     })
 }
 
-/// Writes one page for all recordings.
-fn write_page(files: &[PathBuf], out: &Path) -> Result<Exit, Failure> {
+/// Writes one page for all recordings. Many are read one after the other without events, and those that are chosen then once more.
+fn write_page(files: &[PathBuf], ranks: &[u64], out: &Path) -> Result<Exit, Failure> {
     let mut page = Page::default();
     let mut missing = Vec::new();
+    let failed =
+        |file: &Path, error| Failure::new(format!("`{}` cannot be put into a page", file.display()), error, "");
+    let are_few = files.len() <= page::MOST_IN_DETAIL;
     for file in files {
         let history = read(file)?;
-        let failed = |error| Failure::new(format!("`{}` cannot be put into a page", file.display()), error, "");
-        working("making the page", || page.add(&history)).map_err(failed)?;
+        working("making the page", || page.add(&history, are_few)).map_err(|error| failed(file, error))?;
         missing.push((file.display().to_string(), Missing::of(&history)));
+    }
+    let chosen = page.choose(ranks)?;
+    for number in chosen.into_iter().filter(|_| !are_few) {
+        let history = read(&files[number])?;
+        working("making the page", || page.add_events(number, &history))
+            .map_err(|error| failed(&files[number], error))?;
     }
     terminal::write_file(out, |out| page.write(out))?;
     Ok(exit_of(&missing))

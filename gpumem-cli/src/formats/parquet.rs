@@ -1,5 +1,5 @@
-//! Two tables: one row for each event, and one for each block; a third one of PyTorch's tensors. Their columns name the recording and
-//! the process, so that the files of a fleet can be queried together.
+//! Two tables: one row for each event, and one for each block; a third one of PyTorch's tensors. Their columns name the recording, the
+//! process and its rank, so that the files of a fleet can be queried together.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use gpumem_core::recording::TensorClass;
+use gpumem_core::{export::shortened_command, recording::TensorClass};
 use parquet::{
     basic::{Compression, ConvertedType, Encoding, Repetition, Type as Physical},
     data_type::{BoolType, ByteArray, ByteArrayType, DataType, Int32Type, Int64Type},
@@ -27,6 +27,8 @@ use crate::{
 
 /// A row group has this many rows.
 const ROWS: usize = 1 << 17;
+/// A command line is cut here: a longer one would be in each row, and not in a dictionary.
+const MOST_COLUMNS: usize = 1_000;
 /// This many values are given to the writer at once: so many fit into a processor's cache.
 const VALUES: usize = 1 << 12;
 /// The columns whose values differ from row to row.
@@ -120,6 +122,9 @@ impl<'a, R> Column<'a, R> {
 struct Words {
     recording: ByteArray,
     pid: i64,
+    host: Option<ByteArray>,
+    rank: Option<i64>,
+    command: ByteArray,
     /// By [`ChangeKind`].
     actions: Vec<ByteArray>,
     origins: Vec<OriginWords>,
@@ -172,9 +177,13 @@ impl Words {
             library: optional(&origin.library),
         };
         let name = history.path.file_stem().unwrap_or_default().to_string_lossy();
+        let process = history.definitions().process();
         Self {
             recording: text(&name),
-            pid: history.definitions().process().pid.into(),
+            pid: process.pid.into(),
+            host: optional(&process.host),
+            rank: history.rank().map(signed),
+            command: text(&shortened_command(&process.arguments.join(" "), MOST_COLUMNS)),
             actions: ChangeKind::ALL.map(|kind| text(kind.name())).to_vec(),
             origins: history.origins.iter().map(origin).collect(),
         }
@@ -284,12 +293,22 @@ fn events(history: &History) -> impl Iterator<Item = EventRow> {
     })
 }
 
+/// What identifies the process, in each table.
+fn process_columns<R>(words: &Words) -> Vec<Column<'_, R>> {
+    vec![
+        Column::text("recording", |_| &words.recording),
+        Column::number("pid", |_| words.pid),
+        Column::optional_text("host", |_| words.host.as_ref()),
+        Column::optional_number("rank", |_| words.rank),
+        Column::text("command", |_| &words.command),
+    ]
+}
+
 fn event_columns<'a>(history: &'a History, words: &'a Words) -> Vec<EventColumn<'a>> {
     let origin = |row: &EventRow| &words.origins[row.block.origin as usize];
     let action = |row: &EventRow| &words.actions[row.change.kind as usize];
-    vec![
-        EventColumn::text("recording", |_| &words.recording),
-        EventColumn::number("pid", |_| words.pid),
+    let mut columns = process_columns(words);
+    columns.extend([
         EventColumn::number("number", |row| signed(row.change.number)),
         EventColumn::number("time_ns", |row| signed(row.change.time)),
         EventColumn::text("action", action),
@@ -303,15 +322,15 @@ fn event_columns<'a>(history: &'a History, words: &'a Words) -> Vec<EventColumn<
         EventColumn::text("scope", move |row| &origin(row).scope),
         EventColumn::text("place", move |row| &origin(row).place),
         EventColumn::optional_text("library", move |row| origin(row).library.as_ref()),
-    ]
+    ]);
+    columns
 }
 
 fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<'a>> {
     let origin = |block: &BlockLife| &words.origins[block.origin as usize];
     let peak = |block: &BlockLife| history.devices[usize::from(block.device)].peak_at;
-    vec![
-        BlockColumn::text("recording", |_| &words.recording),
-        BlockColumn::number("pid", |_| words.pid),
+    let mut columns = process_columns(words);
+    columns.extend([
         BlockColumn::small_number("device", |(_, block)| device(history, block)),
         BlockColumn::number("address", |(_, block)| signed(block.key)),
         BlockColumn::number("bytes", |(_, block)| signed(block.bytes)),
@@ -334,7 +353,8 @@ fn block_columns<'a>(history: &'a History, words: &'a Words) -> Vec<BlockColumn<
             is_optional: true,
             values: Values::Texts(Box::new(|(number, _)| history.labels.get(number).map(|label| text(label)))),
         },
-    ]
+    ]);
+    columns
 }
 
 /// The blocks are tensors.
@@ -344,9 +364,8 @@ fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [Tenso
     let place = |block: &BlockLife| &places[block.origin as usize];
     let time = |change: u32| signed(tensors.blocks.lives.change(change).time);
     let peak = move |block: &BlockLife| device(block).live.peak_at;
-    vec![
-        BlockColumn::text("recording", |_| &words.recording),
-        BlockColumn::number("pid", |_| words.pid),
+    let mut columns = process_columns(words);
+    columns.extend([
         BlockColumn::small_number("device", move |(_, block)| device(block).about.device.ordinal.cast_signed()),
         BlockColumn::number("address", |(_, block)| signed(block.key)),
         BlockColumn::number("bytes", |(_, block)| signed(block.bytes)),
@@ -366,5 +385,6 @@ fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [Tenso
         BlockColumn::optional_text("caller", move |(_, block)| place(block).caller.as_ref()),
         BlockColumn::optional_text("module", move |(_, block)| place(block).module.as_ref()),
         BlockColumn::optional_text("class", move |(_, block)| place(block).class.as_ref()),
-    ]
+    ]);
+    columns
 }

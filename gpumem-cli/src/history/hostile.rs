@@ -78,7 +78,7 @@ fn everything(history: &mut History, folder: &Path) {
         format.write(history, Moment::Peak, false, &mut out).unwrap();
     }
     let mut page = Page::default();
-    page.add(history).unwrap();
+    page.add(history, true).unwrap();
     page.write(&mut out).unwrap();
     #[cfg(feature = "parquet")]
     crate::formats::parquet::write(history, &folder.join("hostile")).unwrap();

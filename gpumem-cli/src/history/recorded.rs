@@ -123,6 +123,15 @@ impl History {
         Some(self.definitions().process().pid).filter(|pid| *pid != 0)
     }
 
+    /// The number of the process in its job. Early recordings have it in the name of the file only.
+    pub(crate) fn rank(&self) -> Option<u64> {
+        let of_name = || {
+            let name = self.path.file_name()?.to_str()?;
+            name.split('.').find_map(|part| part.strip_prefix("rank")?.parse().ok())
+        };
+        self.definitions().process().rank.or_else(of_name)
+    }
+
     pub(crate) fn definitions(&self) -> &Definitions {
         self.reader.definitions()
     }

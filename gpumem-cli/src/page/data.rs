@@ -18,7 +18,7 @@ use serde_json::Serializer;
 use super::script::InScript;
 use crate::{
     formats::{Numbers, stack},
-    history::{History, Lives},
+    history::{History, Lives, Origin},
     report::{
         modules::NOT_CLASSIFIED,
         overview::{DeviceOverview, Overview},
@@ -49,17 +49,21 @@ struct PageOrigin<'a> {
     calls: Vec<usize>,
 }
 
-/// What is not in the columns, as `page.js` reads it. There may be many origins and frames.
+/// What is not in the columns, as `page.js` reads it. There may be many origins and frames. A recording that is not in detail lacks what is
+/// `None`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct About<'a> {
-    origins: Vec<PageOrigin<'a>>,
-    frames: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    origins: Option<Vec<PageOrigin<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frames: Option<Vec<String>>,
     tensors: Option<AboutTensors<'a>>,
     blocks: usize,
     changes: usize,
     /// The lengths of the columns.
-    columns: [usize; 6],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    columns: Option<[usize; 6]>,
     command: &'a [String],
     curve: Vec<Option<u64>>,
     devices: Vec<AboutDevice<'a>>,
@@ -141,8 +145,8 @@ struct AboutTensorDevice<'a> {
 pub(super) struct Recording {
     /// What is not in the columns, in JSON.
     pub(super) about: String,
-    /// The columns, compressed, in base 64.
-    pub(super) data: String,
+    /// The columns, compressed, in base 64. `None` if it is not in detail.
+    pub(super) data: Option<String>,
     /// Those of the tensors, if the recording has any.
     pub(super) tensors: Option<String>,
 }
@@ -235,32 +239,13 @@ fn refused(history: &History, overview: &Overview) -> Option<AboutRefused> {
 }
 
 impl Recording {
-    pub(super) fn of(history: &History) -> io::Result<Self> {
-        let overview = Overview::of(history);
-        let columns = Columns::of(&history.lives, false);
-        let data = columns.compressed()?;
-        let folder = history.definitions().process().folder.clone();
+    /// Without detail, it has no events.
+    pub(super) fn of(history: &History, overview: &Overview, is_in_detail: bool) -> io::Result<Self> {
+        let columns = is_in_detail.then(|| Columns::of(&history.lives, false));
+        let data = columns.as_ref().map(Columns::compressed).transpose()?;
+        let folder = &history.definitions().process().folder;
         let mut frames = Numbers::<String>::default();
-        let origins: Vec<_> = history
-            .origins
-            .iter()
-            .map(|origin| {
-                let [all, calls] = [false, true].map(|is_folded| {
-                    let stack = stack(history, origin, is_folded);
-                    stack.iter().map(|frame| frames.of(&frame.in_words(&folder))).collect()
-                });
-                PageOrigin {
-                    scope: &origin.path,
-                    place: origin.place(),
-                    caller: origin.caller.as_deref(),
-                    library: origin.library_or_program(),
-                    kind: origin.kind.name(),
-                    is_on_device: origin.kind.is_on_device(),
-                    frames: all,
-                    calls,
-                }
-            })
-            .collect();
+        let origins = is_in_detail.then(|| origins(history, folder, &mut frames));
         let devices: Vec<_> = history
             .devices
             .iter()
@@ -283,23 +268,25 @@ impl Recording {
                 }
             })
             .collect();
+        let [most_labels, most_marks] = if is_in_detail { [MOST_LABELS, MOST_MARKS] } else { [0, 0] };
         let labels: BTreeMap<u32, &str> =
-            history.labels.iter().take(MOST_LABELS).map(|(block, label)| (*block, &**label)).collect();
-        let shown = &history.marks[..history.marks.len().min(MOST_MARKS)];
+            history.labels.iter().take(most_labels).map(|(block, label)| (*block, &**label)).collect();
+        let shown = &history.marks[..history.marks.len().min(most_marks)];
         let callsites: Vec<_> = shown.iter().map(|mark| mark.callsite).collect();
         let names = derive::short_names(history.ledger(), history.definitions(), &callsites);
         let marks = shown.iter().zip(&names).map(|(mark, name)| (mark.time, frames.of(name))).collect();
-        let (about_tensors, tensors) = match tensors(history, &overview, &folder, &mut frames) {
+        let tensors = is_in_detail.then(|| tensors(history, overview, folder, &mut frames)).flatten();
+        let (about_tensors, tensors) = match tensors {
             Some((about, columns)) => (Some(about), Some(columns.compressed()?)),
             None => (None, None),
         };
         let about = About {
             origins,
-            frames: frames.all,
+            frames: is_in_detail.then_some(frames.all),
             tensors: about_tensors,
             blocks: history.lives.block_count(),
             changes: history.lives.change_count(),
-            columns: columns.all().map(<[u8]>::len),
+            columns: columns.map(|columns| columns.all().map(<[u8]>::len)),
             command: &overview.command,
             curve: curve(history),
             devices,
@@ -312,12 +299,32 @@ impl Recording {
             missing: overview.missing_in_words(),
             not_freed: AboutNotFreed { blocks: overview.not_freed.blocks, bytes: overview.not_freed.bytes },
             pid: overview.pid,
-            refused: refused(history, &overview),
+            refused: refused(history, overview),
         };
         let mut json = Vec::new();
         about.serialize(&mut Serializer::with_formatter(&mut json, InScript))?;
         Ok(Self { about: String::from_utf8(json).map_err(io::Error::other)?, data, tensors })
     }
+}
+
+fn origins<'a>(history: &'a History, folder: &str, frames: &mut Numbers<String>) -> Vec<PageOrigin<'a>> {
+    let mut origin = |origin: &'a Origin| {
+        let [all, calls] = [false, true].map(|is_folded| {
+            let stack = stack(history, origin, is_folded);
+            stack.iter().map(|frame| frames.of(&frame.in_words(folder))).collect()
+        });
+        PageOrigin {
+            scope: &origin.path,
+            place: origin.place(),
+            caller: origin.caller.as_deref(),
+            library: origin.library_or_program(),
+            kind: origin.kind.name(),
+            is_on_device: origin.kind.is_on_device(),
+            frames: all,
+            calls,
+        }
+    };
+    history.origins.iter().map(&mut origin).collect()
 }
 
 fn model(history: &History, device: Device) -> Option<&str> {

@@ -1,14 +1,32 @@
 //! `gpumem report --html`: one page with all that it needs. It loads nothing from a network, and its policy forbids it to.
 //!
-//! `page.js` says how the data are laid out and drawn. They have every event: what is drawn at a zoom is chosen in the page.
+//! `page.js` says how the data are laid out and drawn. They have every event: what is drawn at a zoom is chosen in the page. Of many
+//! recordings, only some have their events in the page: those at the extremes, and those that a user asks for.
 
 mod data;
 mod script;
 
 use std::io::{self, Write};
 
-use self::data::Recording;
-use crate::history::History;
+use serde::Serialize;
+use serde_json::Serializer;
+
+use self::{data::Recording, script::InScript};
+use crate::{
+    failure::Failure,
+    history::History,
+    report::{
+        compared::{ComparedPlace, Comparison, Extremes, difference},
+        overview::Overview,
+    },
+};
+
+/// Up to so many recordings, all are in the page with their events.
+pub(crate) const MOST_IN_DETAIL: usize = 64;
+/// Of more recordings, so many of those that ran out of memory are in the page with their events, the first ones.
+const MOST_OUT_OF_MEMORY: usize = 4;
+/// So many places are compared, those that differ most.
+const MOST_PLACES: usize = 40;
 
 const HTML: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -18,11 +36,63 @@ const SCRIPT: &str = include_str!("page.js");
 #[derive(Default)]
 pub(crate) struct Page {
     recordings: Vec<Recording>,
+    comparison: Comparison,
+    /// Of many recordings: those that are there with their events, and why.
+    in_detail: Vec<(usize, &'static str)>,
+}
+
+/// How many recordings differ, as `page.js` reads it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct AboutFleet<'a> {
+    words: Vec<String>,
+    in_detail: &'a [(usize, &'static str)],
+    places: Vec<ComparedPlace>,
 }
 
 impl Page {
-    pub(crate) fn add(&mut self, history: &History) -> io::Result<()> {
-        self.recordings.push(Recording::of(history)?);
+    /// Adds a recording, with its events or without.
+    pub(crate) fn add(&mut self, history: &History, is_in_detail: bool) -> io::Result<()> {
+        let overview = Overview::of(history);
+        self.recordings.push(Recording::of(history, &overview, is_in_detail)?);
+        self.comparison.add(&overview);
+        Ok(())
+    }
+
+    /// The numbers of the recordings that [`add_events`](Self::add_events) is to be called with, if all were added without events.
+    ///
+    /// # Errors
+    /// If there is no recording of one of these ranks.
+    pub(crate) fn choose(&mut self, ranks: &[u64]) -> Result<Vec<usize>, Failure> {
+        let extremes = self.comparison.extremes().into_iter();
+        let extremes = extremes.flat_map(|Extremes { highest, median, lowest }| {
+            [(highest, "the highest peak"), (median, "the median peak"), (lowest, "the lowest peak")]
+        });
+        let mut chosen: Vec<_> = extremes.collect();
+        let out_of_memory = self.comparison.out_of_memory().into_iter().take(MOST_OUT_OF_MEMORY);
+        chosen.extend(out_of_memory.map(|number| (number, "out of memory")));
+        for rank in ranks {
+            let before = chosen.len();
+            chosen.extend(self.comparison.of_rank(*rank).map(|number| (number, "asked for")));
+            if chosen.len() == before {
+                let next = "give a rank whose recording is among the files";
+                return Err(Failure::new(
+                    format!("--rank {rank} cannot be shown"),
+                    "no recording is of this rank",
+                    next,
+                ));
+            }
+        }
+        self.in_detail = chosen;
+        let mut numbers: Vec<_> = self.in_detail.iter().map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        Ok(numbers)
+    }
+
+    /// Adds the events of a recording that is there without them.
+    pub(crate) fn add_events(&mut self, number: usize, history: &History) -> io::Result<()> {
+        self.recordings[number] = Recording::of(history, &Overview::of(history), true)?;
         Ok(())
     }
 
@@ -36,7 +106,9 @@ impl Page {
                 "script" => out.write_all(SCRIPT.as_bytes())?,
                 "data" => {
                     for (number, recording) in self.recordings.iter().enumerate() {
-                        write_data(&format!("data-{number}"), &recording.data, out)?;
+                        if let Some(data) = &recording.data {
+                            write_data(&format!("data-{number}"), data, out)?;
+                        }
                         if let Some(tensors) = &recording.tensors {
                             write_data(&format!("tensors-{number}"), tensors, out)?;
                         }
@@ -53,7 +125,17 @@ impl Page {
         for (number, Recording { about, .. }) in self.recordings.iter().enumerate() {
             write!(out, "{}{about}", if number > 0 { "," } else { "" })?;
         }
-        write!(out, "]}}")
+        write!(out, "]")?;
+        if self.recordings.len() > MOST_IN_DETAIL {
+            write!(out, ",\"fleet\":")?;
+            let fleet = AboutFleet {
+                words: self.comparison.in_words().into_iter().chain(self.comparison.out_of_memory_in_words()).collect(),
+                in_detail: &self.in_detail,
+                places: self.comparison.places(MOST_PLACES, difference),
+            };
+            fleet.serialize(&mut Serializer::with_formatter(&mut *out, InScript))?;
+        }
+        write!(out, "}}")
     }
 }
 

@@ -458,6 +458,32 @@ function timeInWords(nanos, step = nanos) {
   return `${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${unit}`;
 }
 
+// The most that the curve of a recording has between two times; null if that is not known, or after its end.
+function mostBetween({ curve, end }, from, to) {
+  if (from >= end) return null;
+  const first = Math.floor((from / end) * curve.length);
+  const last = Math.max(first + 1, Math.min(curve.length, Math.ceil((to / end) * curve.length)));
+  let most = null;
+  for (let at = first; at < last; at++) if (curve[at] !== null && (most === null || curve[at] > most)) most = curve[at];
+  return most;
+}
+
+// The least, the median and the most of all recordings in each of some equal parts of the time.
+function overTime(recordings, lastEnd, parts = 300) {
+  return Array.from({ length: parts }, (_, part) => {
+    const values = recordings.map((recording) => mostBetween(recording, (part * lastEnd) / parts, ((part + 1) * lastEnd) / parts));
+    const known = values.filter((bytes) => bytes !== null).sort((a, b) => a - b);
+    return [known[0] ?? 0, known[Math.floor(known.length / 2)] ?? 0, known.at(-1) ?? 0];
+  });
+}
+
+// From blue to red. The less there is, the paler it is.
+function heat(part) {
+  const high = Math.max(0, (part - 0.6) / 0.4);
+  const mixed = [[78, 179], [121, 38], [167, 30]].map(([low, top]) => low + (top - low) * high);
+  return [...mixed, 40 + 215 * Math.min(1, part / 0.6)];
+}
+
 // From here on: the page.
 function start() {
   const $ = (id) => document.getElementById(id);
@@ -492,6 +518,14 @@ function start() {
     const wanted = ++request;
     const recording = about.recordings[next];
     const { tensors } = recording;
+    $('events').hidden = !recording.columns;
+    if (!recording.columns) {
+      sources = [];
+      data = curves = segments = undefined;
+      describe(next);
+      document.body.setAttribute('aria-busy', 'false');
+      return Promise.resolve();
+    }
     document.body.setAttribute('aria-busy', 'true');
     const reading = [load(`data-${next}`, recording)];
     if (tensors) reading.unshift(load(`tensors-${next}`, { ...recording, ...tensors }));
@@ -544,7 +578,8 @@ function start() {
     $('oom').hidden = !recording.refused || recording.refused.after === null;
     $('source-choice').hidden = !recording.tensors;
     if (recording.tensors) $('source').options[0].text = `tensors of ${shortened(recording.tensors.allocator, 40)}`;
-    view = [0, wholeTime()];
+    if (data) view = [0, wholeTime()];
+    drawFleet();
     for (const button of document.querySelectorAll('.rank')) {
       button.setAttribute('aria-pressed', String(Number(button.dataset.number) === number));
     }
@@ -1288,14 +1323,27 @@ function start() {
   $('in').addEventListener('click', () => data && zoom(0.5, (view[0] + view[1]) / 2));
   $('out').addEventListener('click', () => data && zoom(2, (view[0] + view[1]) / 2));
   new ResizeObserver(() => data && draw()).observe($('chart'));
-  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => data && draw());
+  new ResizeObserver(drawFleet).observe($('fleet-map'));
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+    if (data) draw();
+    drawFleet();
+  });
+
+  // All values of a thousand curves are more than a function takes arguments.
+  const mostOfAll = () => about.recordings.reduce((most, { curve }) => Math.max(most, ...curve), 1);
 
   function drawRanks() {
     if (about.recordings.length < 2) return;
     $('ranks').hidden = false;
-    const most = Math.max(1, ...about.recordings.flatMap((recording) => recording.curve));
+    const most = mostOfAll();
     const names = different(about.recordings.map((recording) => recording.file.split('/').at(-1)));
+    if (about.fleet) startFleet(names);
+    const reasons = new Map();
+    for (const [number, why] of about.fleet?.inDetail ?? []) {
+      reasons.set(number, [...(reasons.get(number) ?? []), why]);
+    }
     about.recordings.forEach((recording, number) => {
+      if (about.fleet && !reasons.has(number)) return;
       const button = document.createElement('button');
       button.type = 'button';
       button.className = 'rank';
@@ -1307,6 +1355,11 @@ function start() {
       const peak = document.createElement('span');
       peak.textContent = recording.devices.map((device) => `${device.name}: ${bytesInWords(device.peak)}`).join(', ');
       button.append(small, name, peak);
+      if (about.fleet) {
+        const why = document.createElement('span');
+        why.textContent = reasons.get(number).join(', ');
+        button.append(why);
+      }
       button.addEventListener('click', () => show(number));
       $('ranks-list').append(button);
       const { context, width: wide, height } = canvas(small);
@@ -1319,8 +1372,172 @@ function start() {
     });
   }
 
+  // Many recordings: the numbers of those in the rows, their names, and what all have over time.
+  let rows = [];
+  let rankNames = [];
+  let allOverTime = [];
+  const [NAMES_WIDE, BARS] = [66, 90];
+  const lastEnd = Math.max(1, ...about.recordings.map((recording) => recording.end));
+  const peakOf = (recording) => Math.max(0, ...recording.devices.map((device) => device.peak));
+
+  function startFleet(names) {
+    const rankOf = (recording) => recording.file.match(/\.rank(\d+)\./)?.[1];
+    const ranks = new Set(about.recordings.map(rankOf));
+    const haveRanks = ranks.size === about.recordings.length && !ranks.has(undefined);
+    rankNames = about.recordings.map((recording, at) => (haveRanks ? `rank ${rankOf(recording)}` : shortened(names[at], 40)));
+    $('fleet').hidden = false;
+    $('ranks-title').textContent = countInWords(about.recordings.length, 'recording');
+    $('fleet-words').textContent = about.fleet.words.join('\n');
+    const inDetail = new Set(about.fleet.inDetail.map(([number]) => number)).size;
+    $('fleet-events').textContent =
+      `The page has the events of ${countInWords(inDetail, 'recording')}: click one below. \`gpumem report --html --rank NUMBER\` adds another rank.`;
+    allOverTime = overTime(about.recordings, lastEnd);
+    orderRows();
+  }
+
+  function orderRows() {
+    const collator = new Intl.Collator('en', { numeric: true });
+    const byName = (a, b) => collator.compare(rankNames[a], rankNames[b]);
+    const byPeak = (a, b) => peakOf(about.recordings[b]) - peakOf(about.recordings[a]) || byName(a, b);
+    rows = [...about.recordings.keys()].sort($('fleet-order').value === 'peak' ? byPeak : byName);
+    drawFleet();
+  }
+
+  // The recordings of a line of pixels, of so many.
+  const rowsIn = (line, height) =>
+    rows.slice(Math.floor((line * rows.length) / height), Math.max(Math.floor(((line + 1) * rows.length) / height), Math.floor((line * rows.length) / height) + 1));
+  const highestOf = (numbers) => numbers.reduce((a, b) => (peakOf(about.recordings[b]) > peakOf(about.recordings[a]) ? b : a));
+
+  function drawFleet() {
+    if (!about.fleet || number < 0) return;
+    const { context, width, height } = canvas($('fleet-map'));
+    const [wide, high] = [$('fleet-map').width, $('fleet-map').height];
+    const [left, bars] = [NAMES_WIDE, BARS].map((columns) => Math.round((columns * wide) / width));
+    const columns = wide - left - bars;
+    const timeOf = (column) => (column * lastEnd) / columns;
+    const most = mostOfAll();
+    const mostPeak = Math.max(1, ...about.recordings.map(peakOf));
+    const image = context.createImageData(wide, high);
+    for (let line = 0; line < high; line++) {
+      const here = rowsIn(line, high).map((at) => about.recordings[at]);
+      for (let column = 0; column < columns; column++) {
+        const values = here.map((recording) => mostBetween(recording, timeOf(column), timeOf(column + 1))).filter((bytes) => bytes !== null);
+        if (values.length) image.data.set(heat(Math.max(...values) / most), (line * wide + left + column) * 4);
+      }
+      const bar = (Math.max(...here.map(peakOf)) / mostPeak) * (bars - 8);
+      for (let column = 0; column < bar; column++) {
+        image.data.set(heat(bar / (bars - 8)), (line * wide + wide - bars + 8 + column) * 4);
+      }
+    }
+    context.putImageData(image, 0, 0);
+    // The name of the selected row, and those of some others where there is room.
+    const middle = (row) => ((row + 0.5) * height) / rows.length;
+    const selectedRow = rows.indexOf(number);
+    context.font = '11px system-ui, sans-serif';
+    context.textAlign = 'right';
+    context.textBaseline = 'middle';
+    const name = (row) => {
+      const text = `${shortened(rankNames[rows[row]], 10)}${row === selectedRow ? ' ▸' : ''}`;
+      context.fillText(text, NAMES_WIDE - 4, Math.min(Math.max(6, middle(row)), height - 6));
+    };
+    context.fillStyle = style('--faint');
+    for (let part = 0; part <= 8; part++) {
+      const row = Math.round((part * (rows.length - 1)) / 8);
+      if (Math.abs(middle(row) - middle(selectedRow)) > 14) name(row);
+    }
+    context.fillStyle = style('--text');
+    name(selectedRow);
+    drawOverTime();
+    differences();
+  }
+
+  function drawOverTime() {
+    const { context, width, height } = canvas($('fleet-curve'));
+    const wide = width - NAMES_WIDE - BARS;
+    const x = (part) => NAMES_WIDE + (part * wide) / allOverTime.length;
+    const most = Math.max(1, ...allOverTime.map(([, , greatest]) => greatest));
+    const y = (bytes) => height - 16 - (bytes / most) * (height - 20);
+    const stepped = (values) => {
+      context.beginPath();
+      values.forEach((bytes, at) => {
+        if (bytes === null) return;
+        context.lineTo(x(at), y(bytes));
+        context.lineTo(x(at + 1), y(bytes));
+      });
+      context.stroke();
+    };
+    context.fillStyle = style('--line');
+    allOverTime.forEach(([least, , greatest], at) => {
+      context.fillRect(x(at), y(greatest), x(1) - x(0) + 0.5, y(least) - y(greatest));
+    });
+    context.lineWidth = 1;
+    context.strokeStyle = style('--text');
+    stepped(allOverTime.map(([, median]) => median));
+    context.lineWidth = 1.5;
+    context.strokeStyle = '#2a7de1';
+    const timeOf = (part) => (part * lastEnd) / allOverTime.length;
+    stepped(allOverTime.map((_, at) => mostBetween(about.recordings[number], timeOf(at), timeOf(at + 1))));
+    context.fillStyle = style('--faint');
+    context.font = '11px system-ui, sans-serif';
+    context.textBaseline = 'bottom';
+    context.fillText('0 s', NAMES_WIDE, height);
+    context.textAlign = 'right';
+    context.fillText(timeInWords(lastEnd), NAMES_WIDE + wide, height);
+    context.textBaseline = 'middle';
+    context.fillText(bytesInWords(most), NAMES_WIDE - 4, y(most) + 5);
+    context.fillText('0 B', NAMES_WIDE - 4, y(0));
+  }
+
+  // In which places the selected recording has more or less at its peak than the median of all.
+  function differences() {
+    const places = about.fleet.places.map(({ name, bytes, median }) => ({ name, here: bytes[number], median, more: bytes[number] - median }));
+    // What is less than a fiftieth of the largest difference is noise beside it.
+    const largest = places.reduce((most, { more }) => Math.max(most, Math.abs(more)), 0);
+    const shown = places.filter(({ more }) => more !== 0 && Math.abs(more) * 50 >= largest).sort((a, b) => Math.abs(b.more) - Math.abs(a.more)).slice(0, 10);
+    $('fleet-selected').textContent = `${rankNames[number]} at its peak, compared with the median of all`;
+    $('fleet-places').tBodies[0].replaceChildren(...shown.map(({ name, here, median, more }) => {
+      const row = document.createElement('tr');
+      for (const text of [name, bytesInWords(here), bytesInWords(median), `${more > 0 ? '+' : ''}${bytesInWords(more)}`]) {
+        const cell = document.createElement('td');
+        cell.textContent = shortened(text);
+        row.append(cell);
+      }
+      return row;
+    }));
+    $('fleet-places').hidden = shown.length === 0;
+    $('fleet-note').textContent = shown.length ? 'Each recording is compared at its own peak.' : 'No place differs from the median.';
+  }
+
+  const rowAt = (event) => {
+    const { top, height } = $('fleet-map').getBoundingClientRect();
+    const lines = $('fleet-map').height;
+    const line = Math.floor(((event.clientY - top) * lines) / height);
+    return highestOf(rowsIn(Math.min(Math.max(0, line), lines - 1), lines));
+  };
+  $('fleet-map').addEventListener('pointermove', (event) => {
+    if (!rows.length) return;
+    const at = rowAt(event);
+    const { left, width } = $('fleet-map').getBoundingClientRect();
+    const perColumn = lastEnd / (width - NAMES_WIDE - BARS);
+    const time = (event.clientX - left - NAMES_WIDE) * perColumn;
+    const bytes = time < 0 ? null : mostBetween(about.recordings[at], time, time + perColumn);
+    tip(event, [
+      `${rankNames[at]}: ${bytesInWords(peakOf(about.recordings[at]))} at most`,
+      bytes === null ? '' : `after ${timeInWords(time)}: ${bytesInWords(bytes)}`,
+    ].filter(Boolean).join('\n'));
+  });
+  $('fleet-map').addEventListener('pointerleave', (event) => tip(event, ''));
+  $('fleet-map').addEventListener('click', (event) => show(rowAt(event)));
+  $('fleet-map').addEventListener('keydown', (event) => {
+    const next = rows[rows.indexOf(number) + ({ ArrowUp: -1, ArrowDown: 1 }[event.key] ?? NaN)];
+    if (next === undefined) return;
+    event.preventDefault();
+    show(next);
+  });
+  $('fleet-order').addEventListener('change', orderRows);
+
   drawRanks();
-  if (about.recordings.length) show(0);
+  if (about.recordings.length) show(about.fleet?.inDetail[0]?.[0] ?? 0);
 }
 
 if (typeof document !== 'undefined') start();

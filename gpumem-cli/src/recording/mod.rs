@@ -35,9 +35,3 @@ pub(crate) fn why_not_replaceable(file: &Path) -> Option<&'static str> {
     let may_go = known.len() == 0 || is_recording(file);
     (!may_go).then_some("it exists and is no recording")
 }
-
-/// The rank in the name of a recording: 3 of `train.rank3.gpu0.pid17.capture`.
-pub(crate) fn rank_of(recording: &Path) -> Option<u32> {
-    let name = recording.file_name()?.to_string_lossy();
-    name.split('.').find_map(|part| part.strip_prefix("rank")?.parse().ok())
-}

@@ -3,6 +3,7 @@
 pub(crate) mod annotations;
 pub(crate) mod baseline;
 pub(crate) mod calls;
+pub(crate) mod compared;
 pub(crate) mod difference;
 pub(crate) mod json;
 pub(crate) mod limit;

@@ -28,6 +28,10 @@ pub(crate) struct Overview {
     pub(crate) command: Vec<String>,
     /// `None` if it is not known, as of an estimate and of a snapshot of PyTorch.
     pub(crate) pid: Option<u32>,
+    /// The name of the machine or the container. `None` if it is not known.
+    pub(crate) host: Option<String>,
+    /// The number of the process in its job. `None` if it has none, or if it is not known.
+    pub(crate) rank: Option<u64>,
     pub(crate) seconds: f64,
     /// How the cards that the process saw differ from the real ones. `None`: they are the real ones.
     pub(crate) cards: Option<String>,
@@ -294,6 +298,8 @@ impl Overview {
             file: history.path.display().to_string(),
             command: process.arguments.clone(),
             pid: history.pid(),
+            host: process.host.clone(),
+            rank: history.rank(),
             seconds: history.end.as_secs_f64(),
             cards: process.cards.clone(),
             allocations: changes(ChangeKind::Allocated),

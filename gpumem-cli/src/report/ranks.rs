@@ -1,21 +1,18 @@
 //! Several recordings side by side, such as those of the ranks of one run.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     fmt,
     io::{self, Write},
-    path::Path,
     time::Duration,
 };
 
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table, shortened},
+    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
     model::one_line,
 };
 
-use unicode_width::UnicodeWidthStr;
-
 use super::{
+    compared::{ComparedPlace, Comparison, headings, most},
     overview::{DeviceOverview, Overview},
     refused::Refused,
 };
@@ -23,9 +20,13 @@ use crate::history::in_words;
 
 /// At most this many places are compared.
 const MOST_PLACES: usize = 15;
+/// At most this many recordings have a column each in the table of places.
+const MOST_COLUMNS: usize = 4;
 
 pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    for (overview, name) in overviews.iter().zip(names(overviews)) {
+    let comparison = Comparison::of(overviews);
+    let names = comparison.names();
+    for (overview, name) in overviews.iter().zip(&names) {
         for line in overview.refused.iter().flat_map(Refused::in_words) {
             writeln!(out, "{}", paint.on(Role::Alarm, format!("{name}: {line}")))?;
         }
@@ -37,15 +38,19 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
     if let Some(cards) = overviews.iter().find_map(|overview| overview.cards.as_ref()) {
         writeln!(out, "{}", one_line(cards))?;
     }
-    writeln!(out, "{}", InPaint(&Peaks(overviews), paint))?;
-    let places = places(overviews);
+    writeln!(out, "{}", InPaint(&Peaks { overviews, names: &names }, paint))?;
+    if overviews.len() > MOST_COLUMNS {
+        writeln!(out)?;
+        comparison.in_words().iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Heading, line)))?;
+    }
+    let places = comparison.places(MOST_PLACES, most);
     if !places.is_empty() {
         writeln!(out, "\n{}", paint.on(Role::Heading, "at the peaks, by scope and place"))?;
-        writeln!(out, "{}", InPaint(&RankPlaces { places: &places, names: &names(overviews) }, paint))?;
+        writeln!(out, "{}", InPaint(&RankPlaces { places: &places, names: &names }, paint))?;
     }
     let missing: Vec<_> = overviews
         .iter()
-        .zip(names(overviews))
+        .zip(&names)
         .flat_map(|(overview, name)| overview.missing_in_words().into_iter().map(move |line| format!("{name}: {line}")))
         .collect();
     if !missing.is_empty() {
@@ -54,47 +59,25 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
     missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
 }
 
-/// The names of the files, as short as they can be told apart.
-fn names(overviews: &[Overview]) -> Vec<String> {
-    let files: Vec<_> = overviews.iter().map(|overview| Path::new(&overview.file)).collect();
-    let short = |file: &Path| file.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let all: std::collections::BTreeSet<_> = files.iter().map(|file| short(file)).collect();
-    let is_clear = all.len() == files.len();
-    files.iter().map(|file| if is_clear { short(file) } else { file.display().to_string() }).collect()
-}
-
-/// Names for headings, in so many columns. If one of them is longer, they have what tells them apart: `rank0`, `rank1` of
-/// `train.rank0.gpu0.pid4711` and `train.rank1.gpu1.pid4712`.
-fn headings(names: &[String], room: usize) -> Vec<String> {
-    let cut = |name: &String| shortened(name, room);
-    if names.iter().all(|name| name.width() <= room) {
-        return names.iter().map(cut).collect();
-    }
-    let parts: Vec<Vec<&str>> = names.iter().map(|name| name.split('.').collect()).collect();
-    // The first part that tells all of them apart: the rank comes first.
-    let part = |at: usize| parts.iter().map(move |parts| parts.get(at).or(parts.last()).copied().unwrap_or_default());
-    let is_clear = |at: &usize| part(*at).collect::<BTreeSet<_>>().len() == names.len();
-    match (0..parts.iter().map(Vec::len).max().unwrap_or(0)).find(is_clear) {
-        Some(at) => part(at).map(|part| cut(&part.to_owned())).collect(),
-        None => names.iter().map(cut).collect(),
-    }
-}
-
 fn signed(bytes: u64) -> i64 {
     bytes.try_into().unwrap_or(i64::MAX)
 }
 
-struct Peaks<'a>(&'a [Overview]);
+struct Peaks<'a> {
+    overviews: &'a [Overview],
+    names: &'a [String],
+}
 
 impl Show for Peaks<'_> {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let rows: Vec<(String, &Overview, Option<&DeviceOverview>)> = names(self.0)
-            .into_iter()
-            .zip(self.0)
+        let rows: Vec<(&String, &Overview, Option<&DeviceOverview>)> = self
+            .names
+            .iter()
+            .zip(self.overviews)
             .flat_map(|(name, overview)| {
                 let used: Vec<_> = overview.devices.iter().filter(|device| device.peak_bytes.is_some()).collect();
                 let used = if used.is_empty() { vec![None] } else { used.into_iter().map(Some).collect() };
-                used.into_iter().map(move |device| (name.clone(), overview, device))
+                used.into_iter().map(move |device| (name, overview, device))
             })
             .collect();
         let figures =
@@ -116,14 +99,14 @@ impl Show for Peaks<'_> {
         table = table.column("", Fit::Left);
         for (name, overview, device) in &rows {
             let Some(device) = device else {
-                table.row([Cell::from(name)]);
+                table.row([Cell::from(*name)]);
                 table.note(1, "nothing was allocated");
                 continue;
             };
             let [peak, end] = figures(device);
             let at = in_words(Duration::from_secs_f64(device.peak_seconds.unwrap_or(0.0)));
             let ordinal = device.device.to_string();
-            let cells = [name.clone(), ordinal, amounts.show(peak), at, amounts.show(end)].map(Cell::from);
+            let cells = [(*name).clone(), ordinal, amounts.show(peak), at, amounts.show(end)].map(Cell::from);
             let most = tensors(overview, device).map_or_else(String::new, |bytes| amounts.show(signed(bytes)));
             let most = has_tensors.then(|| Cell::from(most));
             table.row(cells.into_iter().chain(most).chain([Cell::bar(peak, highest.unwrap_or(0))]));
@@ -132,36 +115,14 @@ impl Show for Peaks<'_> {
     }
 }
 
-/// What one place has at the peak of each recording.
-struct RankPlace {
-    name: String,
-    bytes: Vec<i64>,
-}
-
-fn places(overviews: &[Overview]) -> Vec<RankPlace> {
-    let mut places: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-    for (at, overview) in overviews.iter().enumerate() {
-        for sum in overview.busiest().into_iter().flat_map(|device| &device.peak_by_place) {
-            let scope = if sum.scope.is_empty() { String::new() } else { format!("{}: ", sum.scope.join(" > ")) };
-            let bytes = places.entry(format!("{scope}{}", sum.place)).or_insert_with(|| vec![0; overviews.len()]);
-            bytes[at] += sum.bytes;
-        }
-    }
-    let mut places: Vec<_> = places.into_iter().map(|(name, bytes)| RankPlace { name, bytes }).collect();
-    places.sort_by_key(|place| std::cmp::Reverse(place.bytes.iter().copied().max()));
-    places.truncate(MOST_PLACES);
-    places
-}
-
 struct RankPlaces<'a> {
-    places: &'a [RankPlace],
+    places: &'a [ComparedPlace],
     names: &'a [String],
 }
 
 impl Show for RankPlaces<'_> {
     /// A few recordings have a column each. More recordings have columns for the least and the most.
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        const MOST_COLUMNS: usize = 4;
         let amounts = Amounts::of(self.places.iter().flat_map(|place| place.bytes.iter().copied()));
         let mut table = Table::new().column("scope: place", Fit::LeftCutFront);
         if self.names.len() <= MOST_COLUMNS {
@@ -185,28 +146,5 @@ impl Show for RankPlaces<'_> {
             }
         }
         table.show(f, paint)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_heading_keeps_the_rank() {
-        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
-        let ranks = names(&["train.rank0.gpu0.pid4711", "train.rank10.gpu0.pid4712"]);
-        assert_eq!(headings(&ranks, 30), ranks);
-        assert_eq!(headings(&ranks, 12), ["rank0", "rank10"]);
-        // The first two recordings have no ranks, and the last two are of two runs.
-        assert_eq!(headings(&names(&["train.gpu0.pid1", "train.gpu1.pid2"]), 8), ["gpu0", "gpu1"]);
-        assert_eq!(headings(&names(&["a.rank0.pid1", "b.rank0.pid2"]), 8), ["a", "b"]);
-        // The first process has the file that was asked for.
-        assert_eq!(headings(&names(&["train", "train.pid1"]), 8), ["train", "pid1"]);
-        // Nothing tells them apart in so few columns.
-        assert_eq!(
-            headings(&names(&["/runs/a/train", "/runs/b/train"]), 8),
-            ["/train", "/train"].map(|name| format!("…{name}"))
-        );
     }
 }

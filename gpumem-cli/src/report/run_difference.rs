@@ -22,7 +22,6 @@ use super::{
     json,
     overview::Overview,
 };
-use crate::recording::rank_of;
 
 /// The difference of two runs. The names of the fields are those in JSON.
 #[derive(Debug, Serialize)]
@@ -50,7 +49,7 @@ pub(crate) struct RankDifference {
     pub(crate) before_file: PathBuf,
     #[serde(serialize_with = "json::path")]
     pub(crate) after_file: PathBuf,
-    rank: Option<u32>,
+    rank: Option<u64>,
     device: u32,
     #[serde(flatten)]
     named: Named,
@@ -61,7 +60,7 @@ pub(crate) struct RankDifference {
 pub(crate) struct RankPeak {
     #[serde(serialize_with = "json::path")]
     file: PathBuf,
-    rank: Option<u32>,
+    rank: Option<u64>,
     device: u32,
     simulated: bool,
     command: Vec<String>,
@@ -77,15 +76,14 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn add(&mut self, file: &Path, overview: &Overview) {
-        let Overview { command, devices, missing, .. } = overview;
+        let Overview { command, rank, devices, missing, .. } = overview;
         if missing.leaves_peak_unknown() {
             let lines = missing.in_words().into_iter();
             self.not_measured.extend(lines.map(|line| format!("{}: {line}", file.display())));
         }
-        let rank = rank_of(file);
         for device in devices {
             let Some(peak_bytes) = device.peak_bytes else { continue };
-            let (file, command) = (file.to_owned(), command.clone());
+            let (file, rank, command) = (file.to_owned(), *rank, command.clone());
             let (device, simulated) = (device.device, device.simulated);
             self.peaks.push(RankPeak { file, rank, device, simulated, command, peak_bytes });
         }

@@ -173,6 +173,49 @@ fn capacity(browser: &mut Browser) -> Value {
     )
 }
 
+/// The first screen says which rank differs, and in which place.
+#[test]
+fn many_ranks() {
+    let (folder, page) = (file("ranks"), file("ranks.html"));
+    fs::create_dir_all(&folder).expect("the folder can be created");
+    for rank in 0..100 {
+        let recording = folder.join(format!("train.rank{rank}.gpu0.pid{rank}.capture"));
+        fs::write(recording, Made::of_rank(rank).file()).expect("the recording can be written");
+    }
+    let [out, folder] = [&page, &folder].map(|path| path.to_str().expect("the name is text"));
+    gpumem(&["report", "--html", out, folder]);
+    let mut browser = Browser::start("ranks");
+    browser.open(&page);
+    assert_eq!(browser.text("#title"), "train, rank 17: 17.2 GiB at most");
+    let words = browser.text("#fleet-words");
+    assert!(words.contains("rank17 differs most in train: block_3.py:30: it has 6.0"), "{words}");
+    assert_eq!(browser.text("#fleet-places tbody td"), "train: block_3.py:30");
+    let [_, top, _, height] = browser.place("#fleet-map");
+    assert!(top + height < 720.0, "the rows end at {}", top + height);
+    browser.picture("ranks-1280");
+    is_quiet(&mut browser);
+    fits(&mut browser);
+
+    // The highest peak has the first row, if rows are ordered by peaks. The last row is the rank that ran out of memory.
+    browser.evaluate(
+        "const order = document.getElementById('fleet-order');
+        order.value = 'peak';
+        order.dispatchEvent(new Event('change'));",
+    );
+    let [left, top, width, height] = browser.place("#fleet-map");
+    browser.mouse("mouseMoved", [left + width / 4.0, top + 1.0], &json!({}));
+    assert!(browser.text("#tip").starts_with("rank 17: 17.2 GiB at most\nafter "), "{}", browser.text("#tip"));
+    // A recording without events has its curve and its places only.
+    browser.click([left + width / 4.0, top + height / 3.0]);
+    assert!(browser.text("#fleet-selected").ends_with(" at its peak, compared with the median of all"));
+    assert_eq!(browser.evaluate("document.getElementById('events').hidden"), json!(true));
+    assert_eq!(browser.evaluate("document.body.getAttribute('aria-busy')"), json!("false"));
+    browser.evaluate("document.querySelector('.rank').click()");
+    browser.drawn();
+    assert!(tops(&mut browser).iter().any(|top| *top > 0));
+    is_quiet(&mut browser);
+}
+
 #[test]
 fn a_million_events() {
     let (page, reports) = page("million", vec![("million.capture", Made::new("train").varied(1_000_000))]);

@@ -5,7 +5,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Read,
-    process::Stdio,
+    path::Path,
+    process::{Command, Output, Stdio},
     time::Duration,
 };
 
@@ -17,7 +18,7 @@ use parquet::{
     file::reader::{FileReader, SerializedFileReader},
     record::{Field, Row},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     file, gpumem,
@@ -26,6 +27,7 @@ use crate::{
     pickled::unpickled,
     ran,
     report::{printed, recorded, training, written},
+    skipped::skipped,
 };
 
 /// As in the tests of reports.
@@ -482,6 +484,58 @@ fn the_tables_have_events_and_blocks() {
     let copy = copy.join("fleet-0.capture");
     let ran = ran(&["report", "--format", "parquet", "--output", out, &first, copy.to_str().unwrap()]);
     assert!(ran.code == Some(2) && ran.stderr.contains("another recording has the same name"), "{ran:?}");
+}
+
+/// `python3` with `DuckDB`, which is installed beside the tests once. `None`, and a line that says so, where that cannot be had.
+fn duckdb(script: &str) -> Option<Output> {
+    const PACKAGE: &str = "duckdb==2.0.0";
+    let packages = file(PACKAGE);
+    let path = packages.to_str().unwrap();
+    if !packages.exists() {
+        let installed = output_of("python3", &["-m", "pip", "install", "--quiet", "--target", path, PACKAGE])?;
+        if !installed.status.success() {
+            _ = fs::remove_dir_all(&packages);
+            skipped(format_args!("no DuckDB: {}", String::from_utf8_lossy(&installed.stderr).trim_end()));
+            return None;
+        }
+    }
+    let python = Command::new("python3").args(["-c", script]).env("PYTHONPATH", path).current_dir(file("")).output();
+    Some(python.expect("it was there before"))
+}
+
+/// The query in the book names the rank with the highest peak, and the place that makes the difference.
+#[test]
+fn the_query_of_the_book_finds_the_rank_that_differs() {
+    let runs = file("runs-of-a-fleet");
+    let folder = file("fleet");
+    for folder in [&runs, &folder] {
+        _ = fs::remove_dir_all(folder);
+    }
+    fs::create_dir_all(&runs).unwrap();
+    for rank in 0..20 {
+        fs::write(runs.join(format!("rank-{rank}.capture")), Made::of_rank(rank).file()).unwrap();
+    }
+    let [runs, folder] = [&runs, &folder].map(|path| path.to_str().unwrap());
+    assert_eq!(printed(&["report", "--format", "parquet", "--output", folder, runs]), "");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/book/src/command.md");
+    let page = fs::read_to_string(page).expect("the page is there");
+    let query = page.split("```sql\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has a query");
+    let script = format!("import duckdb, json; print(json.dumps(duckdb.sql({query:?}).fetchall()))");
+    let Some(output) = duckdb(&script) else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: Vec<Vec<Value>> = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    assert_eq!(rows.len(), 10);
+    let report = |rank: &str| {
+        let file = format!("{runs}/rank-{rank}.capture");
+        serde_json::from_str::<Value>(&printed(&["report", "--json", &file])).unwrap()
+    };
+    let [highest, second] = [&rows[0], &rows[1]];
+    assert_eq!(highest[..3], [json!(17), json!("node-1"), json!(0)]);
+    assert_eq!(highest[3], report("17")["devices"][0]["peak_bytes"]);
+    assert_eq!(highest[4], json!("block_3.py:30"));
+    let [bytes, median] = [&highest[5], &highest[6]].map(|bytes| bytes.as_f64().unwrap());
+    assert!((5.9..6.1).contains(&((bytes - median) / f64::from(1 << 30))), "{highest:?}");
+    assert_eq!(second[3], report(&second[0].to_string())["devices"][0]["peak_bytes"]);
 }
 
 #[test]

@@ -230,7 +230,7 @@ const COMMANDS: [&str; 15] = [
     "start --json",
     "stop --json",
     "what-if --card --jobs --json --largest --try",
-    "report --annotations --at --between --calls --depth --fail-if --fold --format --html --inside --json --leaks --max-peak --min --output \
+    "report --annotations --at --between --calls --depth --fail-if --fold --format --html --inside --json --leaks --max-peak --min --output --rank \
      --table --tree",
     "diff --annotations --fail-on-increase --json --markdown",
     "baseline",

@@ -123,7 +123,7 @@ const about = JSON.parse(html.match(/id=.about-data.>([^]*?)<\/script>/)[1]);
 vm.runInThisContext(script);
 (async () => {
   const all = [];
-  const sources = about.recordings.flatMap((recording, number) => [
+  const sources = about.recordings.flatMap((recording, number) => !recording.columns ? [] : [
     [`data-${number}`, recording],
     ...(recording.tensors ? [[`tensors-${number}`, { ...recording, ...recording.tensors }]] : []),
   ]);
@@ -244,6 +244,61 @@ fn the_script_computes_what_the_report_says_of_tensors() {
         assert_eq!((&tensors["wrong"], &tensors["overlap"]), (&json!(0), &json!(false)), "{tensors}");
         assert_eq!(tensors["places"][0]["bytes"], 100 * MIB, "{tensors}");
     }
+}
+
+/// Of many recordings, the page has all curves, and the events of those at the extremes and of those that are asked for.
+#[test]
+fn a_page_of_many_ranks_has_the_events_of_a_few() {
+    let folder = file("page-ranks");
+    _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    for rank in 0..65 {
+        fs::write(folder.join(format!("train.rank{rank}.gpu0.pid{rank}.capture")), Made::of_rank(rank).file()).unwrap();
+    }
+    let runs = folder.to_str().unwrap();
+    let (path, text) = page("ranks", &[runs, "--rank", "40"]);
+    let about = text.split("id=\"about-data\">").nth(1).and_then(|rest| rest.split("</script>").next()).unwrap();
+    let about: Value = serde_json::from_str(about).unwrap();
+    let (recordings, fleet) = (about["recordings"].as_array().unwrap(), &about["fleet"]);
+    let report: Vec<Value> = serde_json::from_str(&printed(&["report", "--json", runs])).unwrap();
+    let peak = |at: usize| report[at]["devices"][0]["peak_bytes"].as_u64().unwrap();
+    let mut peaks: Vec<_> = (0..65).map(peak).collect();
+    peaks.sort_unstable();
+
+    let words = fleet["words"][0].as_str().unwrap();
+    assert!(words.starts_with("The peaks are from ") && words.contains(" (rank17); the median is "), "{words}");
+    let place = fleet["words"][1].as_str().unwrap();
+    assert!(place.starts_with("rank17 differs most in train: block_3.py:30: it has 6.0"), "{place}");
+    assert_eq!(fleet["words"][2], "Out of memory: rank29.");
+    assert_eq!(fleet["places"][0]["name"], "train: block_3.py:30");
+    let rank = |at: usize| report[at]["rank"].as_u64().unwrap();
+    let in_detail: Vec<(usize, String)> = serde_json::from_value(fleet["inDetail"].clone()).unwrap();
+    let why: Vec<_> = in_detail.iter().map(|(at, why)| (rank(*at), peak(*at), why.as_str())).collect();
+    assert_eq!((why[0].0, why[0].1, why[0].2), (17, peaks[64], "the highest peak"));
+    assert_eq!((why[1].1, why[1].2), (peaks[32], "the median peak"));
+    assert_eq!((why[2].1, why[2].2), (peaks[0], "the lowest peak"));
+    assert_eq!((why[3].0, why[3].2, why[4].0, why[4].2), (29, "out of memory", 40, "asked for"));
+    for (at, recording) in recordings.iter().enumerate() {
+        let is_in_detail = in_detail.iter().any(|(number, _)| *number == at);
+        let has_data = text.contains(&format!("id=\"data-{at}\""));
+        assert_eq!((has_data, recording["origins"].is_array()), (is_in_detail, is_in_detail), "{recording}");
+        // The curve keeps the peak exactly.
+        let most = recording["curve"].as_array().unwrap().iter().filter_map(Value::as_u64).max();
+        assert_eq!(most, Some(peak(at)));
+    }
+    // Each has some kilobytes.
+    assert!(text.len() < 1_000_000, "{}", text.len());
+    let small = page("ranks-small", &[&training("page-rank.capture")]).1;
+    assert!(!small.contains("\"fleet\":"), "{small}");
+
+    let out = file("ranks-none.html");
+    let ran = ran(&["report", "--html", out.to_str().unwrap(), runs, "--rank", "65"]);
+    assert!(
+        ran.code == Some(2) && ran.stderr.contains("--rank 65 cannot be shown: no recording is of this rank; "),
+        "{ran:?}"
+    );
+    let Some(all) = computed(&path) else { return };
+    assert_eq!(all.as_array().unwrap().len(), recordings.iter().filter(|of| of["origins"].is_array()).count());
 }
 
 #[test]

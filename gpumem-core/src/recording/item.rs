@@ -116,6 +116,10 @@ pub struct Process {
     pub ran_before: Option<Duration>,
     /// How the cards that the process saw differ from the real ones, such as `dry run, card of 24 GiB`.
     pub cards: Option<String>,
+    /// The name of the machine or the container.
+    pub host: Option<String>,
+    /// Its number among the processes of a job.
+    pub rank: Option<u64>,
 }
 
 /// One moment by two clocks. Between two pairs, times are interpolated.
@@ -388,7 +392,8 @@ pub enum Request {
 /// Recordings of early versions end after the version.
 impl Wire for Process {
     fn put(&self, to: &mut Vec<u8>) {
-        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before, cards } = self;
+        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank } =
+            self;
         pid.put(to);
         executable.put(to);
         arguments.put(to);
@@ -398,6 +403,8 @@ impl Wire for Process {
         version.put(to);
         ran_before.put(to);
         cards.put(to);
+        host.put(to);
+        rank.put(to);
     }
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
@@ -411,6 +418,8 @@ impl Wire for Process {
             version: Wire::get(from)?,
             ran_before: if from.len() == 0 { None } else { Wire::get(from)? },
             cards: if from.len() == 0 { None } else { Wire::get(from)? },
+            host: if from.len() == 0 { None } else { Wire::get(from)? },
+            rank: if from.len() == 0 { None } else { Wire::get(from)? },
         })
     }
 }

@@ -137,7 +137,7 @@ structs! {
     PoolUsage { pool, used, used_high, reserved, reserved_high }
     ScopeSpec { device, gauge, every, counts, callsite, source, at_peak }
     Label { name, shape, dtype }
-    Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards }
+    Process { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank }
     ClockPair { ticks, time }
     ThreadDefinition { thread, os_id, name }
     CallsiteDefinition { id, name, file, line, column, module_path }

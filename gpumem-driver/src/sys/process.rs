@@ -76,6 +76,18 @@ pub fn executable() -> std::io::Result<std::path::PathBuf> {
     std::env::current_exe()
 }
 
+/// The name of the machine, or that of the container. `None` where the system does not say it.
+pub fn host() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim_end().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// The number of this process among those of a job, as its launcher says it.
+pub fn rank() -> Option<u64> {
+    const VARIABLES: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
+    VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.trim().parse().ok())
+}
+
 /// The number that the operating system gives the calling thread; 0 where that is not known.
 pub fn thread_id() -> u64 {
     #[cfg(target_os = "linux")]

@@ -94,6 +94,8 @@ impl Definer {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ran_before: self.session.recorder.ran_before(),
             cards: source::replaced_cards().map(|(words, _)| words),
+            host: process::host(),
+            rank: process::rank(),
         })
     }
 
