@@ -348,7 +348,8 @@ mod tests {
                 let Item::Event(event) = item else { unreachable!("they are events") };
                 part.apply(event);
             }
-            let begin = if number == 0 { Vec::new() } else { [vec![Item::Part(part.definition())], part.items()].concat() };
+            let begin =
+                if number == 0 { Vec::new() } else { [vec![Item::Part(part.definition())], part.items()].concat() };
             let mut writer = Writer::new(Vec::new()).unwrap();
             let ring = Item::Ring(RingDefinition { segment: None, recording: 7 });
             let items = [ring].into_iter().chain(begin).chain(all[10 * number..][..10].iter().cloned());
@@ -385,7 +386,10 @@ mod tests {
             let mut late = Live::new(path.clone());
             late.read();
             let seen = late.view();
-            assert_eq!((seen.allocations, seen.unread_events, seen.devices[0].peak_bytes), (view.allocations, 0, 1_000));
+            assert_eq!(
+                (seen.allocations, seen.unread_events, seen.devices[0].peak_bytes),
+                (view.allocations, 0, 1_000)
+            );
         }
         let _ = fs::remove_dir_all(&folder);
     }
