@@ -14,11 +14,14 @@ use std::{
 use gpumem_core::{
     derive::Paths,
     model::{Device, Family},
-    recording::{CodeAddress, Follower, ModuleDefinition, SymbolsDefinition},
+    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, old_path},
 };
 use serde::Serialize;
 
 use crate::{files, history::Origin, recording::of_module, report::json};
+
+/// At most so many files are read on after another at once.
+const MOST_FILES: usize = 8;
 
 /// At most this many places of a device are shown.
 const MOST_PLACES: usize = 32;
@@ -37,14 +40,23 @@ pub(crate) struct RecordingView {
     /// When the recording began, in seconds since 1970.
     #[serde(skip)]
     pub(crate) began: Option<f64>,
+    /// Since the recording began: allocations and frees.
+    pub(crate) allocations: u64,
+    pub(crate) frees: u64,
+    /// Allocations that the driver refused, and how many of them the same thread obtained within a second.
+    pub(crate) refused: u64,
+    pub(crate) obtained_soon: u64,
     /// How many events were lost. If it is not 0, the figures may be wrong.
     pub(crate) lost_events: u64,
+    /// How many events this reader has not seen, because the file was begun again several times between two readings. Peaks since the last
+    /// reading may be higher then; all other figures are right.
+    pub(crate) unread_events: u64,
     pub(crate) devices: Vec<DeviceView>,
     /// Why it cannot be read. What is here was read before.
     pub(crate) error: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct DeviceView {
     /// CUDA's ordinal in the program.
     pub(crate) device: u32,
@@ -52,7 +64,12 @@ pub(crate) struct DeviceView {
     pub(crate) uuid: Option<String>,
     /// What the program has allocated.
     pub(crate) used_bytes: u64,
+    /// The most that it had, since the recording began.
     pub(crate) peak_bytes: u64,
+    /// When that was reached first, since the recording began.
+    pub(crate) peak_seconds: f64,
+    /// The most that it had since the last reading of this reader. `None` if a recording of the peaks does not say it.
+    pub(crate) recent_peak_bytes: Option<u64>,
     /// What is in use now, the largest first.
     pub(crate) now: Vec<PlaceView>,
     /// What the peak consisted of.
@@ -69,19 +86,40 @@ pub(crate) struct PlaceView {
 #[derive(Debug)]
 pub(super) struct Live {
     path: PathBuf,
-    /// The file that is read, and which one it is.
-    open: Option<(File, (u64, u64))>,
+    /// The file that is read.
+    open: Option<Opened>,
     follower: Follower,
     lines: Lines,
-    /// The peaks of files that this one has replaced (`--max-size`, `--only-peak`).
-    earlier_peaks: HashMap<Device, u64>,
+    unread: u64,
     error: Option<String>,
+}
+
+/// A file of a recording.
+#[derive(Debug)]
+struct Opened {
+    file: File,
+    identity: (u64, u64),
+    beginning: Beginning,
+}
+
+impl Opened {
+    fn at(path: &Path) -> io::Result<Self> {
+        let mut file = files::open_to_read(path)?;
+        let known = file.metadata()?;
+        let beginning = Beginning::read(&file)?;
+        file.rewind()?;
+        Ok(Self { file, identity: (known.dev(), known.ino()), beginning })
+    }
+
+    /// False if somebody has made it shorter.
+    fn is_as_long_as_read(&self) -> io::Result<bool> {
+        Ok((&self.file).stream_position()? <= self.file.metadata()?.len())
+    }
 }
 
 impl Live {
     pub(super) fn new(path: PathBuf) -> Self {
-        let follower = Follower::default();
-        Self { path, open: None, follower, lines: Lines::default(), earlier_peaks: HashMap::new(), error: None }
+        Self { path, open: None, follower: Follower::default(), lines: Lines::default(), unread: 0, error: None }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -94,48 +132,63 @@ impl Live {
     }
 
     fn read_on(&mut self) -> io::Result<()> {
-        let known = self.path.metadata()?;
-        // A pipe would be waited for.
-        if !known.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
-        }
-        let identity = (known.dev(), known.ino());
-        let is_same = match &mut self.open {
-            Some((file, opened)) => *opened == identity && file.stream_position()? <= known.len(),
-            None => false,
-        };
-        if !is_same {
-            for stats in self.follower.ledger().stats() {
-                let peak = self.earlier_peaks.entry(stats.device).or_default();
-                *peak = stats.on_device.bytes.peak.max(*peak);
+        // A program that begins its file again faster than it is read is read on next time.
+        for _ in 0..MOST_FILES {
+            // Opened first: if it has taken the place of the one that is read, that one does not become longer any more.
+            let newest = Opened::at(&self.path)?;
+            if let Some(open) = &self.open
+                && open.is_as_long_as_read()?
+            {
+                self.follower.read(&open.file)?;
+                if open.identity == newest.identity {
+                    return Ok(());
+                }
+                // The file before it, if this one begins after events that were not read.
+                let after = self.follower.beginning().after;
+                let older = Opened::at(&old_path(&self.path)).ok();
+                let older = older.filter(|older| older.identity != open.identity && older.beginning.after > after);
+                if self.follower.go_on_in(&newest.beginning) {
+                    self.open = Some(newest);
+                    continue;
+                }
+                if let Some(older) = older.filter(|older| self.follower.go_on_in(&older.beginning)) {
+                    self.open = Some(older);
+                    continue;
+                }
             }
-            self.follower = Follower::default();
-            self.lines = Lines::default();
-            self.open = Some((files::open_to_read(&self.path)?, identity));
+            self.begin_anew(newest);
         }
-        match &self.open {
-            Some((file, _)) => self.follower.read(file),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
+    /// Reads a file from its start.
+    fn begin_anew(&mut self, file: Opened) {
+        let is_same = file.beginning.is_same(&self.follower.beginning()) && !file.beginning.is_peaks;
+        self.unread = if is_same { self.unread + self.follower.events_before(&file.beginning) } else { 0 };
+        self.follower = Follower::default();
+        self.lines = Lines::default();
+        self.open = Some(file);
+    }
     pub(super) fn view(&mut self) -> RecordingView {
         self.lines.look_up(&mut self.follower);
         let mut devices: Vec<_> = self.follower.ledger().stats();
         devices.sort_by_key(|stats| stats.device.ordinal);
+        let totals = self.follower.totals();
+        let is_peaks = self.follower.beginning().is_peaks;
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
-            let earlier = self.earlier_peaks.get(&device).copied().unwrap_or_default();
-            let bytes = stats.on_device.bytes;
-            let at_peak = if bytes.peak >= earlier { self.at_peak(device) } else { Vec::new() };
+            let peak = totals.peaks.iter().find(|peak| peak.device == device);
+            let (peak_bytes, peak_time) = peak.map_or_else(Default::default, |peak| (peak.bytes, peak.time));
             DeviceView {
                 device: device.ordinal,
                 simulated: device.family == Family::Simulated,
                 uuid: self.follower.definitions().device(device).and_then(|known| known.uuid.clone()),
-                used_bytes: bytes.current,
-                peak_bytes: bytes.peak.max(earlier),
+                used_bytes: stats.on_device.bytes.current,
+                peak_bytes,
+                peak_seconds: peak_time.as_secs_f64(),
+                recent_peak_bytes: (!is_peaks).then(|| self.follower.take_recent_peak(device)),
                 now: self.now(device),
-                at_peak,
+                at_peak: self.at_peak(device, peak_bytes),
             }
         });
         let devices = devices.collect();
@@ -148,7 +201,12 @@ impl Live {
             is_running: false,
             seconds: self.follower.time().as_secs_f64(),
             began: (!process.began.is_zero()).then_some(process.began.as_secs_f64()),
-            lost_events: self.follower.ledger().counts().lost,
+            allocations: totals.allocations,
+            frees: totals.frees,
+            refused: totals.refused,
+            obtained_soon: totals.obtained,
+            lost_events: totals.lost,
+            unread_events: self.unread,
             devices,
             error: self.error.clone(),
         }
@@ -166,8 +224,10 @@ impl Live {
         largest(places)
     }
 
-    fn at_peak(&mut self, device: Device) -> Vec<PlaceView> {
-        let holders = self.follower.device_peak(device).map(|peak| peak.holders).unwrap_or_default();
+    /// Nothing if the peak is in a file that this reader has not read.
+    fn at_peak(&mut self, device: Device, bytes: u64) -> Vec<PlaceView> {
+        let peak = self.follower.device_peak(device).filter(|peak| peak.bytes.get() == bytes);
+        let holders = peak.map(|peak| peak.holders).unwrap_or_default();
         largest(holders.into_iter().map(|holder| PlaceView {
             place: holder.who(),
             bytes: holder.bytes.get(),
@@ -245,7 +305,12 @@ fn largest(all: impl Iterator<Item = PlaceView>) -> Vec<PlaceView> {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, process};
+    use std::{env, fs, process, time::Duration};
+
+    use gpumem_core::{
+        model::{Block, Bytes, EventKind, Key, MemKind, ThreadId},
+        recording::{Item, Part, RecordedEvent, RingDefinition, Writer},
+    };
 
     use super::*;
     use crate::{
@@ -253,6 +318,81 @@ mod tests {
         made::{MIB, Made},
         report::overview::Overview,
     };
+
+    /// A program that allocates and frees: the bytes of the blocks, one after the other.
+    fn events(bytes: impl IntoIterator<Item = u64>) -> Vec<Item> {
+        let device = Device { family: Family::Cuda, ordinal: 0 };
+        let kinds = bytes.into_iter().zip(1..).flat_map(|(bytes, number)| {
+            let key = Key::from_raw(512 * number);
+            let block = Block::new(device, Bytes::new(bytes), MemKind::Device);
+            [EventKind::Alloc { key, block }, EventKind::Free { key, block: None }]
+        });
+        let event = |(kind, number)| {
+            let time = Duration::from_millis(number);
+            Item::Event(RecordedEvent { number, ticks: number, time, thread: ThreadId(1), kind })
+        };
+        kinds.zip(1..).map(event).collect()
+    }
+
+    /// `--max-size`: a reader that is not too slow sees each peak, and one that is says how many events it has not seen.
+    #[test]
+    fn a_recording_that_is_begun_again_is_read_on() {
+        let folder = env::temp_dir().join(format!("gpumem-begun-again-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("a.capture");
+        // The highest one is in the middle of the first file.
+        let all = events((0..50).map(|number| if number == 4 { 1_000 } else { number }));
+        let file = |number: usize| {
+            let mut part = Part::newest();
+            for item in &all[..10 * number] {
+                let Item::Event(event) = item else { unreachable!("they are events") };
+                part.apply(event);
+            }
+            let begin =
+                if number == 0 { Vec::new() } else { [vec![Item::Part(part.definition())], part.items()].concat() };
+            let mut writer = Writer::new(Vec::new()).unwrap();
+            let ring = Item::Ring(RingDefinition { segment: None, recording: 7 });
+            let items = [ring].into_iter().chain(begin).chain(all[10 * number..][..10].iter().cloned());
+            items.for_each(|item| writer.write(&item).unwrap());
+            writer.finish().unwrap()
+        };
+        // A file is replaced, and not written to.
+        let write = |path: &Path, bytes: &[u8]| {
+            fs::write(folder.join("new"), bytes).unwrap();
+            fs::rename(folder.join("new"), path).unwrap();
+        };
+        let mut live = Live::new(path.clone());
+        // The end of the first file is written after it was read, and before the second one takes its place.
+        let first = file(0);
+        fs::write(&path, &first[..first.len() - 1]).unwrap();
+        live.read();
+        assert!(live.view().devices.is_empty());
+        fs::write(&path, first).unwrap();
+        fs::hard_link(&path, old_path(&path)).unwrap();
+        // The newest file and the one before, what is seen of the peaks since the last reading, and events that are not seen.
+        for (number, recent, unread) in [(1, 1_000, 0), (2, 14, 0), (4, 24, 0), (7, 39, 20), (8, 44, 20)] {
+            if number > 1 {
+                write(&old_path(&path), &file(number - 1));
+            }
+            write(&path, &file(number));
+            live.read();
+            let view = live.view();
+            assert_eq!((view.error, view.unread_events), (None, unread), "{number}");
+            assert_eq!((view.allocations, view.frees), (5 * (number as u64 + 1), 5 * (number as u64 + 1)), "{number}");
+            let device = &view.devices[0];
+            assert_eq!((device.peak_bytes, device.peak_seconds), (1_000, 0.009), "{number}");
+            assert_eq!(device.recent_peak_bytes, Some(recent), "{number}");
+            // A reader that begins now knows the same.
+            let mut late = Live::new(path.clone());
+            late.read();
+            let seen = late.view();
+            assert_eq!(
+                (seen.allocations, seen.unread_events, seen.devices[0].peak_bytes),
+                (view.allocations, 0, 1_000)
+            );
+        }
+        let _ = fs::remove_dir_all(&folder);
+    }
 
     #[test]
     fn a_recording_that_grows_is_read_on_and_one_that_is_replaced_from_the_start() {
@@ -285,8 +425,9 @@ mod tests {
         fs::rename(folder.join("new"), &path).unwrap();
         live.read();
         let replaced = live.view();
-        assert_eq!((replaced.error, replaced.devices[0].peak_bytes), (None, device.peak_bytes));
-        assert!(replaced.devices[0].used_bytes <= 32 * MIB && replaced.devices[0].at_peak.is_empty());
+        // It is another program's.
+        assert!(replaced.error.is_none() && replaced.devices[0].peak_bytes < device.peak_bytes);
+        assert!(replaced.devices[0].used_bytes <= 32 * MIB && !replaced.devices[0].at_peak.is_empty());
         fs::write(&path, "something else, and no recording").unwrap();
         live.read();
         assert!(live.view().error.is_some());

@@ -56,6 +56,8 @@ fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
         | Item::ThreadReused(_)
         | Item::PeakReleased(_)
         | Item::Missed(_)
+        | Item::Totals(_)
+        | Item::Inside(_)
         | Item::Request(_)
         | Item::AllocatorEvents(_) => return None,
         _ => 0,
@@ -167,6 +169,13 @@ impl Definitions {
         self.contradictions += u64::from(!agrees);
     }
 
+    /// The same recording goes on in a new file, which says this again.
+    pub(super) fn begin_file(&mut self) {
+        self.clocks.clear();
+        self.interceptions.clear();
+        self.part = None;
+    }
+
     /// The recorded process.
     pub fn process(&self) -> &Process {
         &self.process
@@ -210,6 +219,11 @@ impl Definitions {
     /// The pool that a block of a shortened recording belongs to, by the number of the block.
     pub(super) fn pool_of(&self, number: u64) -> PoolId {
         self.pool_blocks.get(&number).copied().unwrap_or(PoolId::NONE)
+    }
+
+    /// Where the process keeps what is not in its recording yet.
+    pub(super) fn ring(&self) -> Option<RingDefinition> {
+        self.ring
     }
 
     /// The caching allocator of the program, if its history was asked for.

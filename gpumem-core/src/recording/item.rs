@@ -6,6 +6,7 @@ use super::{
     allocator::{AllocatorDefinition, AllocatorEvents, TensorGroup, TensorHolder},
     bytes::{Input, Malformed, Result, put_number},
     event::{EventReader, EventWriter, RecordedEvent, is_short},
+    totals::Totals,
     wire::{Wire, fields},
 };
 use crate::{
@@ -67,6 +68,11 @@ pub enum Item {
     Pool(PoolDefinition),
     /// Whose a block is. Only a shortened recording has it, which may lack the event that says so.
     PoolBlock(PoolBlock),
+    /// The end of what a recording of the newest events begins with, and the figures up to there.
+    Totals(Totals),
+    /// The scopes that the thread of the next event was in, the outermost first: an allocation or the opening of a scope. If it enters one,
+    /// these are the scopes that it is in then.
+    Inside(Vec<CallsiteId>),
     /// All that the process recorded is in the file.
     Finished(Finished),
 }
@@ -550,6 +556,8 @@ items! {
     TensorHolder = 24,
     Pool = 25,
     PoolBlock = 26,
+    Totals = 27,
+    Inside = 28,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

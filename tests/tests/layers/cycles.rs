@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The crates without cycles.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "gpumem-core",
     "gpumem-driver",
     "gpumem",
@@ -31,6 +31,7 @@ const CRATES: [&str; 9] = [
     "gpumem-inject",
     "gpumem-cli",
     "gpumem-estimate",
+    "gpumem-metrics",
     "gpumem-tracing",
 ];
 

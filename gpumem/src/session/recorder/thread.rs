@@ -10,10 +10,8 @@ use std::{
 };
 
 use gpumem_core::{
-    model::{PoolId, ThreadId},
-    recording::{
-        ClockPair, Finished, Item, Part, PoolBlock, RingDefinition, RingReader, WHOLE_FILE, Writer, new_path, old_path,
-    },
+    model::ThreadId,
+    recording::{ClockPair, Finished, Item, Part, RingDefinition, RingReader, WHOLE_FILE, Writer, new_path, old_path},
 };
 
 use super::definitions::Definer;
@@ -177,23 +175,21 @@ impl Recorder {
                 match &item {
                     Item::Event(event) => part.apply(event),
                     Item::Thread(thread) => _ = self.threads.insert(thread.thread, item.clone()),
+                    Item::ThreadReused(thread) => part.begin_thread(*thread),
+                    Item::Missed(count) => part.miss(*count),
                     _ => {}
                 }
             }
+            if let Item::Missed(count) = item {
+                self.missed += count;
+            }
             if self.keep == Keep::Peaks {
-                if let Item::Missed(count) = item {
-                    self.missed += count;
-                }
                 self.ring.release(0);
                 continue;
             }
             self.define(&mut item)?;
             match &item {
                 Item::Event(event) => self.writer.write_event(event)?,
-                Item::Missed(count) => {
-                    self.missed += count;
-                    self.writer.write(&item)?;
-                }
                 item => self.writer.write(item)?,
             }
             let (held, slots) = self.ring.held();
@@ -254,7 +250,7 @@ impl Recorder {
     /// Begins a new file with what is kept. It is complete so far.
     fn write_part(&mut self) -> io::Result<()> {
         let Some(part) = &self.part else { return Ok(()) };
-        let (definition, events) = (part.definition(), part.events());
+        let (definition, items) = (part.definition(), part.items());
         self.writer = Writer::new(RecordingFile::create(&new_path(&self.path), &self.path)?)?;
         self.definer = Definer::new(self.session);
         self.writer.write(&self.definer.process())?;
@@ -271,12 +267,12 @@ impl Recorder {
             self.define(&mut thread)?;
             self.writer.write(&thread)?;
         }
-        for (event, pool) in events {
-            self.define(&mut Item::Event(event))?;
-            if pool != PoolId::NONE {
-                self.writer.write(&Item::PoolBlock(PoolBlock { number: event.number, pool }))?;
+        for mut item in items {
+            self.define(&mut item)?;
+            match &item {
+                Item::Event(event) => self.writer.write_event(event)?,
+                item => self.writer.write(item)?,
             }
-            self.writer.write_event(&event)?;
         }
         self.has_defined = false;
         self.writer.flush()?;
