@@ -7,7 +7,14 @@ mod processes;
 mod system;
 
 #[cfg(test)]
-pub(crate) use self::processes::{Dormant, Process};
+pub(crate) use self::processes::Dormant;
+#[cfg(any(test, feature = "export"))]
+pub(crate) use self::processes::Process;
+#[cfg(feature = "export")]
+pub(crate) use self::{
+    processes::recorded,
+    system::{began, cgroups, command, uid, user},
+};
 pub(crate) use self::{
     doctor::{Check, Diagnosis, Verdict},
     gpus::{Gpu, Machine, Memory, NotRead},

@@ -4,7 +4,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap, HashSet},
     fs::File,
-    io::{self, Seek},
+    io::{self, Read, Seek},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::mpsc,
@@ -13,11 +13,13 @@ use std::{
 
 use gpumem_core::{
     derive::Paths,
-    model::{Device, Family},
+    ledger::BlockChange,
+    model::{Bytes, Device, Family},
     recording::{CodeAddress, Follower, ModuleDefinition, SymbolsDefinition},
 };
 use serde::Serialize;
 
+use super::tally::Tally;
 use crate::{files, history::Origin, recording::of_module, report::json};
 
 /// At most this many places of a device are shown.
@@ -67,34 +69,72 @@ pub(crate) struct PlaceView {
 }
 
 #[derive(Debug)]
-pub(super) struct Live {
+pub(crate) struct Live {
     path: PathBuf,
     /// The file that is read, and which one it is.
     open: Option<(File, (u64, u64))>,
     follower: Follower,
     lines: Lines,
-    /// The peaks of files that this one has replaced (`--max-size`, `--only-peak`).
-    earlier_peaks: HashMap<Device, u64>,
+    tally: Tally,
+    /// What events have done to blocks, until it is counted.
+    changes: Vec<BlockChange>,
+    /// Whether all was read that was there.
+    is_caught_up: bool,
     error: Option<String>,
 }
 
+/// A recording whose definitions, blocks and scopes take more memory than this is not followed.
+const MOST_MEMORY: u64 = 512 << 20;
+
 impl Live {
-    pub(super) fn new(path: PathBuf) -> Self {
-        let follower = Follower::default();
-        Self { path, open: None, follower, lines: Lines::default(), earlier_peaks: HashMap::new(), error: None }
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            open: None,
+            follower: Follower::default(),
+            lines: Lines::default(),
+            tally: Tally::default(),
+            changes: Vec::new(),
+            is_caught_up: false,
+            error: None,
+        }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads what was written since.
-    pub(super) fn read(&mut self) {
-        self.error = self.read_on().err().map(|error| error.to_string());
+    pub(crate) fn follower(&mut self) -> &mut Follower {
+        &mut self.follower
     }
 
-    fn read_on(&mut self) -> io::Result<()> {
-        let known = self.path.metadata()?;
+    pub(crate) fn tally(&mut self) -> &mut Tally {
+        &mut self.tally
+    }
+
+    pub(crate) fn lost(&self) -> u64 {
+        self.tally.lost(&self.follower)
+    }
+
+    /// Whether all was read that was there, without an error.
+    pub(crate) fn is_read(&self) -> bool {
+        self.is_caught_up && self.error.is_none()
+    }
+
+    /// Reads what was written since, but at most so many bytes.
+    pub(crate) fn read(&mut self, most: u64) {
+        self.error = self.read_on(most).err().map(|error| error.to_string());
+    }
+
+    fn read_on(&mut self, most: u64) -> io::Result<()> {
+        let known = match self.path.metadata() {
+            // The file or the container has gone, and what was opened can still be read.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => {
+                self.is_caught_up = self.read_open(most)?;
+                return Ok(());
+            }
+            known => known?,
+        };
         // A pipe would be waited for.
         if !known.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
@@ -105,35 +145,55 @@ impl Live {
             None => false,
         };
         if !is_same {
-            for stats in self.follower.ledger().stats() {
-                let peak = self.earlier_peaks.entry(stats.device).or_default();
-                *peak = stats.on_device.bytes.peak.max(*peak);
+            if self.open.is_some() {
+                // The end of the file that was replaced (`--max-size`).
+                if self.error.is_none() && !self.read_open(most)? {
+                    self.is_caught_up = false;
+                    return Ok(());
+                }
+                self.tally.begin_again(&self.follower);
             }
+            self.open = Some((files::open_to_read(&self.path)?, identity));
             self.follower = Follower::default();
             self.lines = Lines::default();
-            self.open = Some((files::open_to_read(&self.path)?, identity));
         }
-        match &self.open {
-            Some((file, _)) => self.follower.read(file),
-            None => Ok(()),
+        self.is_caught_up = self.read_open(most)?;
+        Ok(())
+    }
+
+    /// Whether all was read.
+    fn read_open(&mut self, most: u64) -> io::Result<bool> {
+        let Some((file, _)) = &self.open else { return Ok(true) };
+        let tally = &mut self.tally;
+        if self.follower.memory() > MOST_MEMORY {
+            return Err(io::Error::other(format!("it takes more than {} of memory", Bytes::new(MOST_MEMORY))));
         }
+        let mut part = file.take(most);
+        self.follower.read_observed(&mut part, &mut self.changes, |follower, event, changes| {
+            tally.event(follower, event, changes);
+        })?;
+        Ok(part.limit() > 0)
+    }
+
+    /// Finds the lines at the addresses of stacks.
+    pub(crate) fn look_up_lines(&mut self) {
+        self.lines.look_up(&mut self.follower);
     }
 
     pub(super) fn view(&mut self) -> RecordingView {
-        self.lines.look_up(&mut self.follower);
+        self.look_up_lines();
         let mut devices: Vec<_> = self.follower.ledger().stats();
         devices.sort_by_key(|stats| stats.device.ordinal);
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
-            let earlier = self.earlier_peaks.get(&device).copied().unwrap_or_default();
-            let bytes = stats.on_device.bytes;
-            let at_peak = if bytes.peak >= earlier { self.at_peak(device) } else { Vec::new() };
+            let (bytes, peak) = (stats.on_device.bytes, self.tally.peak(device));
+            let at_peak = if bytes.peak >= peak { self.at_peak(device) } else { Vec::new() };
             DeviceView {
                 device: device.ordinal,
                 simulated: device.family == Family::Simulated,
                 uuid: self.follower.definitions().device(device).and_then(|known| known.uuid.clone()),
                 used_bytes: bytes.current,
-                peak_bytes: bytes.peak.max(earlier),
+                peak_bytes: peak,
                 now: self.now(device),
                 at_peak,
             }
@@ -148,7 +208,7 @@ impl Live {
             is_running: false,
             seconds: self.follower.time().as_secs_f64(),
             began: (!process.began.is_zero()).then_some(process.began.as_secs_f64()),
-            lost_events: self.follower.ledger().counts().lost,
+            lost_events: self.lost(),
             devices,
             error: self.error.clone(),
         }
@@ -173,6 +233,28 @@ impl Live {
             bytes: holder.bytes.get(),
             scope: holder.path,
         }))
+    }
+}
+
+/// The recordings that are followed.
+#[derive(Debug, Default)]
+pub(crate) struct Lives(Vec<Live>);
+
+impl Lives {
+    /// Follows these files from now on. Returns the others that were followed.
+    pub(crate) fn follow<'a>(&mut self, files: impl IntoIterator<Item = &'a PathBuf>) -> Vec<Live> {
+        let before = std::mem::take(&mut self.0).into_iter().map(|live| (live.path.clone(), live));
+        let mut before: HashMap<_, _> = before.collect();
+        for file in files {
+            if !self.0.iter().any(|live| live.path == *file) {
+                self.0.push(before.remove(file).unwrap_or_else(|| Live::new(file.clone())));
+            }
+        }
+        before.into_values().collect()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Live> {
+        self.0.iter_mut()
     }
 }
 
@@ -248,6 +330,7 @@ mod tests {
     use std::{env, fs, process};
 
     use super::*;
+    const ALL: u64 = u64::MAX;
     use crate::{
         history::History,
         made::{MIB, Made},
@@ -260,12 +343,12 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let (path, whole) = (folder.join("a.capture"), Made::new("train").training(3, 10, 10 * MIB).file());
         let mut live = Live::new(path.clone());
-        live.read();
+        live.read(ALL);
         assert!(live.view().error.is_some());
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        live.read();
+        live.read(ALL);
         fs::write(&path, &whole).unwrap();
-        live.read();
+        live.read(ALL);
         let view = live.view();
         let expected = Overview::of(&History::read(&path).unwrap());
         let device = &view.devices[0];
@@ -283,12 +366,12 @@ mod tests {
         let smaller = Made::new("train").training(1, 1, MIB).file();
         fs::write(folder.join("new"), smaller).unwrap();
         fs::rename(folder.join("new"), &path).unwrap();
-        live.read();
+        live.read(ALL);
         let replaced = live.view();
         assert_eq!((replaced.error, replaced.devices[0].peak_bytes), (None, device.peak_bytes));
         assert!(replaced.devices[0].used_bytes <= 32 * MIB && replaced.devices[0].at_peak.is_empty());
         fs::write(&path, "something else, and no recording").unwrap();
-        live.read();
+        live.read(ALL);
         assert!(live.view().error.is_some());
         let _ = fs::remove_dir_all(&folder);
     }

@@ -8,6 +8,7 @@ mod live;
 mod sample;
 mod screen;
 mod state;
+mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,8 @@ use std::{
 
 use ratatui::crossterm::event;
 
+#[cfg(feature = "export")]
+pub(crate) use self::live::{Live, Lives};
 pub(crate) use self::sample::{Sample, Sampler};
 use self::{draw::Looks, screen::Screen, state::State};
 

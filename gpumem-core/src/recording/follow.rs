@@ -8,11 +8,13 @@ use std::{
 use super::{
     budget::Budget,
     definitions::Definitions,
+    event::RecordedEvent,
     item::{Item, SymbolsDefinition},
     items::Items,
-    reader::Reader,
+    reader::{Reader, Step},
     record::{End, FILE_HEADER, Records, check_header, length_of},
 };
+use crate::ledger::Observer;
 
 /// What a symbol takes, about.
 const SYMBOL_BYTES: u64 = 256;
@@ -71,12 +73,25 @@ impl Follower {
     /// # Errors
     /// Of reading, and of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or one of a version that is
     /// too new, or a damaged one.
-    pub fn read(&mut self, mut from: impl Read) -> io::Result<()> {
+    pub fn read(&mut self, from: impl Read) -> io::Result<()> {
+        self.read_observed(from, &mut (), |_, _, ()| {})
+    }
+
+    /// Like [`read`](Self::read). Calls `each` after each event was applied; the observer was told before what the event does to blocks.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub fn read_observed<O: Observer>(
+        &mut self,
+        mut from: impl Read,
+        observer: &mut O,
+        mut each: impl FnMut(&Self, &RecordedEvent, &mut O),
+    ) -> io::Result<()> {
         let mut buffer = vec![0; 1 << 16];
         loop {
             match from.read(&mut buffer) {
                 Ok(0) => return Ok(()),
-                Ok(read) => self.add(&buffer[..read])?,
+                Ok(read) => self.add(&buffer[..read], observer, &mut each)?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -84,9 +99,18 @@ impl Follower {
     }
 
     /// Adds bytes that follow those before.
-    fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn add<O: Observer>(
+        &mut self,
+        bytes: &[u8],
+        observer: &mut O,
+        each: &mut impl FnMut(&Self, &RecordedEvent, &mut O),
+    ) -> io::Result<()> {
         self.items.underlying().add(bytes)?;
-        while self.step()?.is_some() {}
+        while let Some(step) = self.step_observed(observer)? {
+            if let Step::Event(event, _) = step {
+                each(self, &event, observer);
+            }
+        }
         let text = match self.end() {
             Some(End::Damaged { at, why }) => format!("it is damaged at byte {at}: {why}"),
             Some(End::AboveLimit { at, limit }) => format!("what follows byte {at} is not read: {limit}"),
@@ -109,7 +133,7 @@ mod tests {
     use super::*;
     use crate::{
         model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, ThreadId},
-        recording::{Process, RecordedEvent, Skipped, Writer, item::ThreadDefinition},
+        recording::{Process, Skipped, Writer, item::ThreadDefinition},
     };
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };

@@ -35,6 +35,8 @@ pub struct Reader<R> {
     skipped: Skipped,
     /// Whether definitions are added as they are read.
     defines: bool,
+    /// About how many bytes those have that were added.
+    defined: u64,
 }
 
 /// What was read.
@@ -121,12 +123,19 @@ impl<R: io::Read> Reader<R> {
             above_limits: definitions.left_out,
             ..Skipped::default()
         };
-        Self { items, state: State::new(definitions), allocator: AllocatorChecks::default(), skipped, defines }
+        Self { items, state: State::new(definitions), allocator: AllocatorChecks::default(), skipped, defines, defined: 0 }
     }
 
     /// Takes a definition, which has `bytes` bytes in the file.
     pub(super) fn define(&mut self, item: Item, bytes: u64) {
+        let before = self.items.budget.memory();
         self.state.definitions.add(item, bytes, &mut self.items.budget);
+        self.defined += self.items.budget.memory() - before;
+    }
+
+    /// About how many bytes of memory a reader takes that adds definitions as they are read: for these, and for live blocks and open scopes.
+    pub fn memory(&self) -> u64 {
+        self.defined + self.state.memory()
     }
 
     /// Reads up to the next event or label. `None` after the last: [`end`](Self::end) says how the file ends. Reports that the program
