@@ -12,7 +12,7 @@ pub(crate) use self::processes::Dormant;
 pub(crate) use self::processes::Process;
 #[cfg(feature = "export")]
 pub(crate) use self::{
-    processes::recorded,
+    processes::{Recorded, recorded},
     system::{began, cgroups, command, uid, user},
 };
 pub(crate) use self::{

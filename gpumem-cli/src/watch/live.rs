@@ -236,28 +236,6 @@ impl Live {
     }
 }
 
-/// The recordings that are followed.
-#[derive(Debug, Default)]
-pub(crate) struct Lives(Vec<Live>);
-
-impl Lives {
-    /// Follows these files from now on. Returns the others that were followed.
-    pub(crate) fn follow<'a>(&mut self, files: impl IntoIterator<Item = &'a PathBuf>) -> Vec<Live> {
-        let before = std::mem::take(&mut self.0).into_iter().map(|live| (live.path.clone(), live));
-        let mut before: HashMap<_, _> = before.collect();
-        for file in files {
-            if !self.0.iter().any(|live| live.path == *file) {
-                self.0.push(before.remove(file).unwrap_or_else(|| Live::new(file.clone())));
-            }
-        }
-        before.into_values().collect()
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Live> {
-        self.0.iter_mut()
-    }
-}
-
 /// The lines at the addresses of stacks. To read the debug information of large libraries takes seconds, so a thread does it: until then,
 /// lines are not known.
 #[derive(Debug, Default)]

@@ -1,13 +1,14 @@
 //! What is shown: one reading of everything.
 
 use std::{
+    collections::HashSet,
     path::PathBuf,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use serde::Serialize;
 
-use super::live::{Live, Lives, RecordingView};
+use super::live::{Live, RecordingView};
 use crate::machine::{Known, Machine, NotRead, Usage};
 
 /// One reading. The names of the fields are those in JSON.
@@ -25,7 +26,7 @@ pub(crate) struct Sample {
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     known: Known,
-    lives: Lives,
+    lives: Vec<Live>,
     /// The recordings that the user named, which are shown whether or not a process writes them.
     named: Vec<PathBuf>,
 }
@@ -48,7 +49,15 @@ impl Sampler {
 
     fn recordings(&mut self, usage: &Usage, now: f64) -> Vec<RecordingView> {
         let running = || usage.recorded.iter().flat_map(|of| of.files.iter().map(move |file| (file, of)));
-        self.lives.follow(running().map(|(file, _)| file).chain(&self.named));
+        let wanted: Vec<&PathBuf> = running().map(|(file, _)| file).chain(&self.named).collect();
+        let mut kept: HashSet<PathBuf> = HashSet::new();
+        self.lives.retain(|live| wanted.contains(&&live.path().to_owned()));
+        kept.extend(self.lives.iter().map(|live| live.path().to_owned()));
+        for file in wanted {
+            if kept.insert(file.clone()) {
+                self.lives.push(Live::new(file.clone()));
+            }
+        }
         let view = |live: &mut Live| {
             live.read(u64::MAX);
             let mut view = live.view();

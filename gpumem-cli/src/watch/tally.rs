@@ -1,10 +1,7 @@
 //! What is counted of the events of a recording and stays when its file is begun again: peaks, also between two collections, and
 //! how often memory was refused.
 
-use std::{
-    collections::HashMap,
-    time::Duration,
-};
+use std::time::Duration;
 
 use gpumem_core::{
     ledger::{BlockChange, BlockChangeKind},
@@ -55,16 +52,6 @@ struct Level {
     highest: u64,
     /// The most since the start.
     peak: u64,
-    /// What each collector has not got yet.
-    waiting: HashMap<u32, Waiting>,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    /// The most since its last collection.
-    since: u64,
-    /// The most that was handed over, and that may not have arrived.
-    unconfirmed: u64,
 }
 
 impl Tally {
@@ -163,31 +150,9 @@ impl Tally {
         self.levels.iter().find(|(known, _)| *known == device).map_or(0, |(_, level)| level.peak)
     }
 
-    /// The most that was live on a device since this collector has collected, or since the start if it has not.
-    pub(crate) fn collect(&mut self, device: Device, collector: u32) -> u64 {
+    /// The most that was live on a device since the last call.
+    pub(crate) fn take_recent_peak(&mut self, device: Device) -> u64 {
         let level = self.level(device);
-        for waiting in level.waiting.values_mut() {
-            waiting.since = waiting.since.max(level.highest);
-        }
-        level.highest = level.live;
-        let peak = level.peak;
-        let waiting = level.waiting.entry(collector).or_insert(Waiting { since: peak, unconfirmed: 0 });
-        waiting.unconfirmed = waiting.unconfirmed.max(waiting.since);
-        waiting.since = level.live;
-        waiting.unconfirmed
-    }
-
-    /// What this collector has got has arrived.
-    pub(crate) fn confirm(&mut self, collector: u32) {
-        for waiting in self.levels.iter_mut().filter_map(|(_, level)| level.waiting.get_mut(&collector)) {
-            waiting.unconfirmed = 0;
-        }
-    }
-
-    /// This collector does not collect any more.
-    pub(crate) fn forget(&mut self, collector: u32) {
-        for (_, level) in &mut self.levels {
-            level.waiting.remove(&collector);
-        }
+        std::mem::replace(&mut level.highest, level.live)
     }
 }
