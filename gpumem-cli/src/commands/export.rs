@@ -44,7 +44,11 @@ pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
     let token = token_file.map(token).transpose()?;
     if token.is_none() && unix.is_none() && !listen.ip().is_loopback() {
         let next = "give --token-file FILE, or --unix SOCKET";
-        return Err(Failure::new(format!("cannot listen on {listen}"), "other machines can reach it, and there is no token", next));
+        return Err(Failure::new(
+            format!("cannot listen on {listen}"),
+            "other machines can reach it, and there is no token",
+            next,
+        ));
     }
     let otlp = otlp.or_else(|| env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok().filter(|url| !url.is_empty()));
     match export::serve(Options { listen, unix, token, places: usize::from(places), otlp })? {}

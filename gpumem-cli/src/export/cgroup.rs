@@ -35,7 +35,8 @@ fn pod_uid(part: &str) -> Option<String> {
     let (part, _) = part.split_once(':').unwrap_or((part, ""));
     let part = part.strip_suffix(".slice").unwrap_or(part);
     let (before, uid) = part.rsplit_once("pod")?;
-    let is_uid = matches!(uid.len(), 32 | 36) && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
+    let is_uid =
+        matches!(uid.len(), 32 | 36) && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
     let is_begin = before.is_empty() || before.starts_with("kubepods") && before.ends_with('-');
     (is_uid && is_begin).then(|| uid.replace('_', "-"))
 }
@@ -68,9 +69,13 @@ mod tests {
         both("0::/kubepods/burstable/podPOD/ID\n");
         both("0::/kubepods/besteffort/podPOD/crio-ID\n");
         // CRI-O, systemd; the process may be in a group below that of its container.
-        both("0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podSLICE.slice/crio-ID.scope/container\n");
+        both(
+            "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podSLICE.slice/crio-ID.scope/container\n",
+        );
         // Version 1: a line for each controller.
-        both("12:memory:/kubepods/burstable/podPOD/ID\n11:cpu,cpuacct:/kubepods/burstable/podPOD/ID\n1:name=systemd:/kubepods/burstable/podPOD/ID\n0::/\n");
+        both(
+            "12:memory:/kubepods/burstable/podPOD/ID\n11:cpu,cpuacct:/kubepods/burstable/podPOD/ID\n1:name=systemd:/kubepods/burstable/podPOD/ID\n0::/\n",
+        );
         both("5:devices:/kubepods.slice/kubepods-podSLICE.slice/docker-ID.scope\n");
         // containerd 1 under systemd without the option SystemdCgroup.
         both("0::/system.slice/containerd.service/kubepods-burstable-podSLICE.slice:cri-containerd:ID\n");

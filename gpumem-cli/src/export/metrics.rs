@@ -211,7 +211,8 @@ impl Points {
 }
 
 fn gpu_attributes(GpuId { id, uuid, ordinal }: &GpuId) -> Attributes {
-    let all = [("hw.id", id.clone()), ("gpu.uuid", uuid.clone()), ("cuda.ordinal", ordinal.map(|number| number.to_string()))];
+    let all =
+        [("hw.id", id.clone()), ("gpu.uuid", uuid.clone()), ("cuda.ordinal", ordinal.map(|number| number.to_string()))];
     known(all)
 }
 

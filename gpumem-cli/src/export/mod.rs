@@ -56,7 +56,8 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
         exporter.forget(collector);
         sample.hidden
     };
-    let lines: Vec<_> = std::iter::once(format!("serving {}", listener.address(&address))).chain(in_words(hidden)).collect();
+    let lines: Vec<_> =
+        std::iter::once(format!("serving {}", listener.address(&address))).chain(in_words(hidden)).collect();
     terminal::print(|out| lines.iter().try_for_each(|line| writeln!(out, "gpumem export: {line}")))?;
     if let Some(url) = otlp {
         otlp::push(&url, Arc::clone(&exporter))?;

@@ -65,7 +65,8 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
         .with_endpoint(format!("{}/v1/metrics", url.trim_end_matches('/').trim_end_matches("/v1/metrics")));
     let to = to.build().map_err(|error| failed(&error, ""))?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let of_machine = Resource::builder().with_service_name("gpumem-export").with_attribute(KeyValue::new("host.name", host));
+    let of_machine =
+        Resource::builder().with_service_name("gpumem-export").with_attribute(KeyValue::new("host.name", host));
     let provider = SdkMeterProvider::builder()
         .with_reader(PeriodicReader::builder(to).with_interval(NEVER).build())
         .with_resource(of_machine.build())
@@ -107,20 +108,39 @@ fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
         }
     };
     let (unit, help) = (metric.unit.name(), metric.help);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "they are whole numbers, and not negative")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "they are whole numbers, and not negative"
+    )]
     let whole = |value: f64| value as u64;
     match (metric.kind, metric.unit) {
         (_, Unit::Ratio) => {
             let observe = move |to: &dyn AsyncInstrument<f64>| each(Box::new(|value, of| to.observe(value, of)));
-            meter.f64_observable_gauge(metric.name).with_unit(unit).with_description(help).with_callback(observe).build();
+            meter
+                .f64_observable_gauge(metric.name)
+                .with_unit(unit)
+                .with_description(help)
+                .with_callback(observe)
+                .build();
         }
         (Kind::Gauge, _) => {
             let observe = move |to: &dyn AsyncInstrument<u64>| each(Box::new(|value, of| to.observe(whole(value), of)));
-            meter.u64_observable_gauge(metric.name).with_unit(unit).with_description(help).with_callback(observe).build();
+            meter
+                .u64_observable_gauge(metric.name)
+                .with_unit(unit)
+                .with_description(help)
+                .with_callback(observe)
+                .build();
         }
         (Kind::Counter, _) => {
             let observe = move |to: &dyn AsyncInstrument<u64>| each(Box::new(|value, of| to.observe(whole(value), of)));
-            meter.u64_observable_counter(metric.name).with_unit(unit).with_description(help).with_callback(observe).build();
+            meter
+                .u64_observable_counter(metric.name)
+                .with_unit(unit)
+                .with_description(help)
+                .with_callback(observe)
+                .build();
         }
         (Kind::UpDown, _) => {
             let observe = move |to: &dyn AsyncInstrument<i64>| {

@@ -10,16 +10,16 @@ mod system;
 pub(crate) use self::processes::Dormant;
 #[cfg(any(test, feature = "export"))]
 pub(crate) use self::processes::Process;
-#[cfg(feature = "export")]
-pub(crate) use self::{
-    processes::{Recorded, recorded},
-    system::{began, cgroups, command, uid, user},
-};
 pub(crate) use self::{
     doctor::{Check, Diagnosis, Verdict},
     gpus::{Gpu, Machine, Memory, NotRead},
     injection::leave_out_injection,
     processes::{Known, Recording, Usage},
+};
+#[cfg(feature = "export")]
+pub(crate) use self::{
+    processes::{Recorded, recorded},
+    system::{began, cgroups, command, uid, user},
 };
 use crate::{exit::Exit, failure::Failure, terminal};
 

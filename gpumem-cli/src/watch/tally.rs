@@ -76,8 +76,8 @@ impl Tally {
         }
         for change in changes.drain(..) {
             let BlockChange { kind, before, after, device, group, .. } = change;
-            let is_of_program = matches!(kind, BlockChangeKind::GivenToProgram | BlockChangeKind::TakenByPool)
-                || group.is_in_program();
+            let is_of_program =
+                matches!(kind, BlockChangeKind::GivenToProgram | BlockChangeKind::TakenByPool) || group.is_in_program();
             if is_of_program && group.kind.is_on_device() {
                 let level = self.level(device);
                 level.live = level.live.saturating_add(after.get()).saturating_sub(before.get());

@@ -123,7 +123,14 @@ impl<R: io::Read> Reader<R> {
             above_limits: definitions.left_out,
             ..Skipped::default()
         };
-        Self { items, state: State::new(definitions), allocator: AllocatorChecks::default(), skipped, defines, defined: 0 }
+        Self {
+            items,
+            state: State::new(definitions),
+            allocator: AllocatorChecks::default(),
+            skipped,
+            defines,
+            defined: 0,
+        }
     }
 
     /// Takes a definition, which has `bytes` bytes in the file.
