@@ -352,7 +352,7 @@ impl State {
         self.number += 1;
         // The number is the time: the n-th event comes after n nanoseconds.
         let time = Duration::from_nanos(self.number);
-        self.inbox.replay(&Event { number: self.number, time, thread: THREAD, kind }, &mut ()).map(|trace| *trace)
+        self.inbox.replay(&Event { number: self.number, time, thread: THREAD, kind }, None, &mut ()).map(|trace| *trace)
     }
 
     fn name(&mut self, name: &str) -> CallsiteId {

@@ -1,6 +1,7 @@
 //! Follows the recordings of all processes, and makes samples for collectors: those who scrape, and the push.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     path::PathBuf,
     time::{Duration, Instant},
@@ -11,6 +12,7 @@ use gpumem_core::{
     export::{shortened, shortened_command},
     ledger::GroupUsage,
     model::{Device, MemKind},
+    recording::Follower,
 };
 use gpumem_driver::source::machine::accounted_peaks;
 
@@ -269,7 +271,7 @@ impl Followed {
         self.live.read(most);
         let devices = self.live.follower().ledger().stats();
         for device in devices.iter().map(|stats| stats.device) {
-            let recent = self.live.tally().take_recent_peak(device);
+            let recent = self.live.take_recent_peak(device);
             self.windows_of(device).note(recent);
         }
     }
@@ -290,17 +292,19 @@ impl Followed {
             self.live.look_up_lines();
         }
         let mut devices = self.live.follower().ledger().stats();
-        devices.sort_by_key(|stats| std::cmp::Reverse(self.live.tally().peak(stats.device)));
+        let totals = self.live.follower().totals();
+        let peak_of = |device| totals.peaks.iter().find(|peak| peak.device == device).map(|peak| peak.bytes);
+        devices.sort_by_key(|stats| Reverse(peak_of(stats.device)));
         devices.truncate(MOST_DEVICES);
         let mut lives = if is_running { lives(self.live.follower(), places) } else { HashMap::new() };
-        let has_only_peaks = self.live.follower().definitions().part().is_some_and(|part| part.is_peaks);
+        let has_only_peaks = self.live.follower().beginning().is_peaks;
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
             let interval_peak = self.windows_of(device).collect(collector, stats.on_device.bytes.current);
             let uuid = self.live.follower().definitions().device(device).and_then(|known| known.uuid.clone());
             DeviceSample {
                 gpu: gpu_of(uuid, device, gpus),
-                peak: self.live.tally().peak(device),
+                peak: peak_of(device),
                 interval_peak: Some(interval_peak).filter(|_| !has_only_peaks),
                 live: is_running.then(|| lives.remove(&device).unwrap_or_default()),
             }
@@ -308,16 +312,16 @@ impl Followed {
         let devices = devices.collect();
         RecordingSample {
             process: self.process.clone(),
-            refused: self.live.tally().refused,
-            retried: self.live.tally().retried,
-            lost: self.live.lost(),
+            refused: totals.refused,
+            retried: totals.obtained,
+            lost: totals.lost + self.live.unread(),
             devices,
         }
     }
 }
 
 /// What is live on each device. Names cost time, so only the largest groups have some.
-fn lives(follower: &gpumem_core::recording::Follower, places: usize) -> HashMap<Device, LiveSample> {
+fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
     #[derive(Default)]
     struct Sums {
         kinds: [u64; MemKind::ALL.len()],
@@ -327,7 +331,7 @@ fn lives(follower: &gpumem_core::recording::Follower, places: usize) -> HashMap<
     }
     let (ledger, definitions) = (follower.ledger(), follower.definitions());
     let mut groups = ledger.groups();
-    groups.sort_by_key(|of| std::cmp::Reverse(of.bytes));
+    groups.sort_by_key(|of| Reverse(of.bytes));
     let paths = Paths::now(ledger, definitions);
     let mut sums: HashMap<Device, Sums> = HashMap::new();
     for (at, GroupUsage { device, group, bytes, .. }) in groups.into_iter().enumerate() {

@@ -178,7 +178,7 @@ impl Points {
         }
         for DeviceSample { gpu, peak, interval_peak, live } in &of.devices {
             let attributes = [process.clone(), gpu_attributes(gpu)].concat();
-            self.add(PEAK, attributes.clone(), Some(*peak));
+            self.add(PEAK, attributes.clone(), *peak);
             self.add(INTERVAL_PEAK, attributes.clone(), *interval_peak);
             if let Some(live) = live {
                 self.live(&attributes, live);

@@ -64,7 +64,7 @@ pub(super) struct RecordingSample {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct DeviceSample {
     pub(super) gpu: GpuId,
-    pub(super) peak: u64,
+    pub(super) peak: Option<u64>,
     /// `None` if the recording has only the peaks.
     pub(super) interval_peak: Option<u64>,
     /// `None` after the end of the process.

@@ -22,8 +22,10 @@ pub(super) fn join(recording: &Path) -> io::Result<()> {
         let read = |path: &Path| Ok::<_, io::Error>(BufReader::new(files::open_to_read(path)?));
         let mut join = Join::default();
         for_each_item(read(recording)?, |item| {
-            if let Item::Part(part) = item {
-                join.after.get_or_insert(part.after);
+            match item {
+                Item::Part(part) => _ = join.after.get_or_insert(part.after),
+                Item::Totals(_) => join.has_totals = true,
+                _ => {}
             }
             Ok(())
         })?;
@@ -57,6 +59,8 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 struct Join {
     /// The newer part has only what was live of the events up to this number.
     after: Option<u64>,
+    /// The newer part says where what was live ends, and that was not reached yet. Early recordings do not say it.
+    has_totals: bool,
     /// The newest clock of the older part.
     ticks: Option<u64>,
     /// The counts and the sources of the older part.
@@ -75,9 +79,14 @@ impl Join {
     }
 
     /// Whether an item of the newer part is not in the older one. The newer part begins with what was live.
-    fn follows(&self, item: &Item) -> bool {
+    fn follows(&mut self, item: &Item) -> bool {
         match item {
-            Item::Process(_) | Item::Part(_) => false,
+            Item::Process(_) | Item::Part(_) | Item::Inside(_) => false,
+            Item::Totals(_) => {
+                self.has_totals = false;
+                false
+            }
+            Item::ThreadReused(_) => !self.has_totals,
             Item::Event(event) => Some(event.number) > self.after,
             Item::Clock(pair) => self.ticks < Some(pair.ticks),
             // Counts and sources of both parts would be there twice.

@@ -107,6 +107,9 @@ impl Cards {
     }
 }
 
+/// The size of a recording with `--live`: half of it is a minute of a program with 27,000 events a second.
+const LIVE: Bytes = Bytes::mib(16);
+
 /// What is recorded of a program.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("tensors").args(["torch", "modules"]).multiple(true)))]
@@ -117,8 +120,12 @@ pub(crate) struct Recorded {
     /// Keep the newest events only: about SIZE, such as 100MiB, and besides the blocks that were live before them.
     #[arg(long, value_name = "SIZE", value_parser = recording_size)]
     max_size: Option<Bytes>,
+    /// For programs that run for months: like --max-size, with 16 MiB if no size is given. `gpumem watch` and `gpumem export` show all figures
+    /// since the start.
+    #[arg(long)]
+    live: bool,
     /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
-    #[arg(long, conflicts_with = "max_size")]
+    #[arg(long, conflicts_with_all = ["max_size", "live"])]
     only_peak: bool,
     /// Record the tensors of PyTorch (2.1 or newer) as well: what is in the memory that its allocator gets from the driver.
     #[arg(long)]
@@ -141,7 +148,7 @@ impl Recorded {
 
     /// The settings that tell the library in the program what to record.
     pub(super) fn settings(&self) -> Settings {
-        let keep = match self.max_size {
+        let keep = match self.max_size.or_else(|| self.live.then_some(LIVE)) {
             _ if self.only_peak => variable::PEAKS.to_owned(),
             Some(size) => size.get().to_string(),
             None => String::new(),

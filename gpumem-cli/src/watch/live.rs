@@ -13,14 +13,15 @@ use std::{
 
 use gpumem_core::{
     derive::Paths,
-    ledger::BlockChange,
     model::{Bytes, Device, Family},
-    recording::{CodeAddress, Follower, ModuleDefinition, SymbolsDefinition},
+    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, old_path},
 };
 use serde::Serialize;
 
-use super::tally::Tally;
 use crate::{files, history::Origin, recording::of_module, report::json};
+
+/// At most so many files are read on after another at once.
+const MOST_FILES: usize = 8;
 
 /// At most this many places of a device are shown.
 const MOST_PLACES: usize = 32;
@@ -39,14 +40,23 @@ pub(crate) struct RecordingView {
     /// When the recording began, in seconds since 1970.
     #[serde(skip)]
     pub(crate) began: Option<f64>,
+    /// Since the recording began: allocations and frees.
+    pub(crate) allocations: u64,
+    pub(crate) frees: u64,
+    /// Allocations that the driver refused, and how many of them the same thread obtained within a second.
+    pub(crate) refused: u64,
+    pub(crate) obtained_soon: u64,
     /// How many events were lost. If it is not 0, the figures may be wrong.
     pub(crate) lost_events: u64,
+    /// How many events this reader has not seen, because the file was begun again several times between two readings. Peaks since the last
+    /// reading may be higher then; all other figures are right.
+    pub(crate) unread_events: u64,
     pub(crate) devices: Vec<DeviceView>,
     /// Why it cannot be read. What is here was read before.
     pub(crate) error: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct DeviceView {
     /// CUDA's ordinal in the program.
     pub(crate) device: u32,
@@ -54,7 +64,12 @@ pub(crate) struct DeviceView {
     pub(crate) uuid: Option<String>,
     /// What the program has allocated.
     pub(crate) used_bytes: u64,
+    /// The most that it had, since the recording began.
     pub(crate) peak_bytes: u64,
+    /// When that was reached first, since the recording began.
+    pub(crate) peak_seconds: f64,
+    /// The most that it had since the last reading of this reader. `None` if a recording of the peaks does not say it.
+    pub(crate) recent_peak_bytes: Option<u64>,
     /// What is in use now, the largest first.
     pub(crate) now: Vec<PlaceView>,
     /// What the peak consisted of.
@@ -71,20 +86,41 @@ pub(crate) struct PlaceView {
 #[derive(Debug)]
 pub(crate) struct Live {
     path: PathBuf,
-    /// The file that is read, and which one it is.
-    open: Option<(File, (u64, u64))>,
+    /// The file that is read.
+    open: Option<Opened>,
     follower: Follower,
     lines: Lines,
-    tally: Tally,
-    /// What events have done to blocks, until it is counted.
-    changes: Vec<BlockChange>,
+    unread: u64,
     /// Whether all was read that was there.
     is_caught_up: bool,
     error: Option<String>,
 }
 
-/// A recording whose definitions, blocks and scopes take more memory than this is not followed.
+/// A recording whose definitions, blocks and scopes take more memory than this is not read on.
 const MOST_MEMORY: u64 = 512 << 20;
+
+/// A file of a recording.
+#[derive(Debug)]
+struct Opened {
+    file: File,
+    identity: (u64, u64),
+    beginning: Beginning,
+}
+
+impl Opened {
+    fn at(path: &Path) -> io::Result<Self> {
+        let mut file = files::open_to_read(path)?;
+        let known = file.metadata()?;
+        let beginning = Beginning::read(&file)?;
+        file.rewind()?;
+        Ok(Self { file, identity: (known.dev(), known.ino()), beginning })
+    }
+
+    /// False if somebody has made it shorter.
+    fn is_as_long_as_read(&self) -> io::Result<bool> {
+        Ok((&self.file).stream_position()? <= self.file.metadata()?.len())
+    }
+}
 
 impl Live {
     pub(crate) fn new(path: PathBuf) -> Self {
@@ -93,8 +129,7 @@ impl Live {
             open: None,
             follower: Follower::default(),
             lines: Lines::default(),
-            tally: Tally::default(),
-            changes: Vec::new(),
+            unread: 0,
             is_caught_up: false,
             error: None,
         }
@@ -104,75 +139,84 @@ impl Live {
         &self.path
     }
 
-    pub(crate) fn follower(&mut self) -> &mut Follower {
-        &mut self.follower
+    pub(crate) fn follower(&self) -> &Follower {
+        &self.follower
     }
 
-    pub(crate) fn tally(&mut self) -> &mut Tally {
-        &mut self.tally
+    /// See [`Follower::take_recent_peak`].
+    pub(crate) fn take_recent_peak(&mut self, device: Device) -> u64 {
+        self.follower.take_recent_peak(device)
     }
 
-    pub(crate) fn lost(&self) -> u64 {
-        self.tally.lost(&self.follower)
+    /// See [`RecordingView::unread_events`].
+    pub(crate) fn unread(&self) -> u64 {
+        self.unread
     }
 
-    /// Whether all was read that was there, without an error.
+    /// Whether all was read that was there, and is right.
     pub(crate) fn is_read(&self) -> bool {
         self.is_caught_up && self.error.is_none()
     }
 
-    /// Reads what was written since, but at most so many bytes.
+    /// Reads what was written since, but only so many bytes.
     pub(crate) fn read(&mut self, most: u64) {
+        self.is_caught_up = false;
         self.error = self.read_on(most).err().map(|error| error.to_string());
     }
 
-    fn read_on(&mut self, most: u64) -> io::Result<()> {
-        let known = match self.path.metadata() {
-            // The file or the container has gone, and what was opened can still be read.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => {
-                self.is_caught_up = self.read_open(most)?;
-                return Ok(());
-            }
-            known => known?,
-        };
-        // A pipe would be waited for.
-        if !known.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
-        }
-        let identity = (known.dev(), known.ino());
-        let is_same = match &mut self.open {
-            Some((file, opened)) => *opened == identity && file.stream_position()? <= known.len(),
-            None => false,
-        };
-        if !is_same {
-            if self.open.is_some() {
-                // The end of the file that was replaced (`--max-size`).
-                if self.error.is_none() && !self.read_open(most)? {
-                    self.is_caught_up = false;
+    fn read_on(&mut self, mut most: u64) -> io::Result<()> {
+        // A program that begins its file again faster than it is read is read on next time.
+        for _ in 0..MOST_FILES {
+            // Opened first: if it has taken the place of the one that is read, that one does not become longer any more.
+            let mut newest = match Opened::at(&self.path) {
+                // The file or its container is gone, and what is open can still be read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => None,
+                newest => Some(newest?),
+            };
+            if let Some(open) = &self.open
+                && open.is_as_long_as_read()?
+            {
+                if self.follower.memory() > MOST_MEMORY {
+                    return Err(io::Error::other(format!("it takes more than {} of memory", Bytes::new(MOST_MEMORY))));
+                }
+                let mut part = (&open.file).take(most);
+                self.follower.read(&mut part)?;
+                most = part.limit();
+                if most == 0 {
                     return Ok(());
                 }
-                self.tally.begin_again(&self.follower);
+                if newest.as_ref().is_none_or(|newest| newest.identity == open.identity) {
+                    self.is_caught_up = true;
+                    return Ok(());
+                }
+                // The file before it, if this one begins after events that were not read.
+                let after = self.follower.beginning().after;
+                let older = Opened::at(&old_path(&self.path)).ok();
+                let older = older.filter(|older| older.identity != open.identity && older.beginning.after > after);
+                if let Some(next) = newest.take_if(|newest| self.follower.go_on_in(&newest.beginning)) {
+                    self.open = Some(next);
+                    continue;
+                }
+                if let Some(older) = older.filter(|older| self.follower.go_on_in(&older.beginning)) {
+                    self.open = Some(older);
+                    continue;
+                }
             }
-            self.open = Some((files::open_to_read(&self.path)?, identity));
-            self.follower = Follower::default();
-            self.lines = Lines::default();
+            match newest {
+                Some(newest) => self.begin_anew(newest),
+                None => break,
+            }
         }
-        self.is_caught_up = self.read_open(most)?;
         Ok(())
     }
 
-    /// Whether all was read.
-    fn read_open(&mut self, most: u64) -> io::Result<bool> {
-        let Some((file, _)) = &self.open else { return Ok(true) };
-        let tally = &mut self.tally;
-        if self.follower.memory() > MOST_MEMORY {
-            return Err(io::Error::other(format!("it takes more than {} of memory", Bytes::new(MOST_MEMORY))));
-        }
-        let mut part = file.take(most);
-        self.follower.read_observed(&mut part, &mut self.changes, |follower, event, changes| {
-            tally.event(follower, event, changes);
-        })?;
-        Ok(part.limit() > 0)
+    /// Reads a file from its start.
+    fn begin_anew(&mut self, file: Opened) {
+        let is_same = file.beginning.is_same(&self.follower.beginning()) && !file.beginning.is_peaks;
+        self.unread = if is_same { self.unread + self.follower.events_before(&file.beginning) } else { 0 };
+        self.follower = Follower::default();
+        self.lines = Lines::default();
+        self.open = Some(file);
     }
 
     /// Finds the lines at the addresses of stacks.
@@ -184,18 +228,22 @@ impl Live {
         self.look_up_lines();
         let mut devices: Vec<_> = self.follower.ledger().stats();
         devices.sort_by_key(|stats| stats.device.ordinal);
+        let totals = self.follower.totals();
+        let is_peaks = self.follower.beginning().is_peaks;
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
-            let (bytes, peak) = (stats.on_device.bytes, self.tally.peak(device));
-            let at_peak = if bytes.peak >= peak { self.at_peak(device) } else { Vec::new() };
+            let peak = totals.peaks.iter().find(|peak| peak.device == device);
+            let (peak_bytes, peak_time) = peak.map_or_else(Default::default, |peak| (peak.bytes, peak.time));
             DeviceView {
                 device: device.ordinal,
                 simulated: device.family == Family::Simulated,
                 uuid: self.follower.definitions().device(device).and_then(|known| known.uuid.clone()),
-                used_bytes: bytes.current,
-                peak_bytes: peak,
+                used_bytes: stats.on_device.bytes.current,
+                peak_bytes,
+                peak_seconds: peak_time.as_secs_f64(),
+                recent_peak_bytes: (!is_peaks).then(|| self.follower.take_recent_peak(device)),
                 now: self.now(device),
-                at_peak,
+                at_peak: self.at_peak(device, peak_bytes),
             }
         });
         let devices = devices.collect();
@@ -208,7 +256,12 @@ impl Live {
             is_running: false,
             seconds: self.follower.time().as_secs_f64(),
             began: (!process.began.is_zero()).then_some(process.began.as_secs_f64()),
-            lost_events: self.lost(),
+            allocations: totals.allocations,
+            frees: totals.frees,
+            refused: totals.refused,
+            obtained_soon: totals.obtained,
+            lost_events: totals.lost,
+            unread_events: self.unread,
             devices,
             error: self.error.clone(),
         }
@@ -226,8 +279,10 @@ impl Live {
         largest(places)
     }
 
-    fn at_peak(&mut self, device: Device) -> Vec<PlaceView> {
-        let holders = self.follower.device_peak(device).map(|peak| peak.holders).unwrap_or_default();
+    /// Nothing if the peak is in a file that this reader has not read.
+    fn at_peak(&mut self, device: Device, bytes: u64) -> Vec<PlaceView> {
+        let peak = self.follower.device_peak(device).filter(|peak| peak.bytes.get() == bytes);
+        let holders = peak.map(|peak| peak.holders).unwrap_or_default();
         largest(holders.into_iter().map(|holder| PlaceView {
             place: holder.who(),
             bytes: holder.bytes.get(),
@@ -308,7 +363,6 @@ mod tests {
     use std::{env, fs, process};
 
     use super::*;
-    const ALL: u64 = u64::MAX;
     use crate::{
         history::History,
         made::{MIB, Made},
@@ -321,12 +375,12 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let (path, whole) = (folder.join("a.capture"), Made::new("train").training(3, 10, 10 * MIB).file());
         let mut live = Live::new(path.clone());
-        live.read(ALL);
+        live.read(u64::MAX);
         assert!(live.view().error.is_some());
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        live.read(ALL);
+        live.read(u64::MAX);
         fs::write(&path, &whole).unwrap();
-        live.read(ALL);
+        live.read(u64::MAX);
         let view = live.view();
         let expected = Overview::of(&History::read(&path).unwrap());
         let device = &view.devices[0];
@@ -344,12 +398,12 @@ mod tests {
         let smaller = Made::new("train").training(1, 1, MIB).file();
         fs::write(folder.join("new"), smaller).unwrap();
         fs::rename(folder.join("new"), &path).unwrap();
-        live.read(ALL);
+        live.read(u64::MAX);
         let replaced = live.view();
         assert_eq!((replaced.error, replaced.devices[0].peak_bytes), (None, device.peak_bytes));
         assert!(replaced.devices[0].used_bytes <= 32 * MIB && replaced.devices[0].at_peak.is_empty());
         fs::write(&path, "something else, and no recording").unwrap();
-        live.read(ALL);
+        live.read(u64::MAX);
         assert!(live.view().error.is_some());
         let _ = fs::remove_dir_all(&folder);
     }

@@ -8,7 +8,6 @@ mod live;
 mod sample;
 mod screen;
 mod state;
-mod tally;
 #[cfg(test)]
 mod tests;
 

@@ -50,7 +50,7 @@ fn part_of(made: Made, mut part: Part, after: usize) -> Vec<u8> {
         part.apply(event);
     }
     let mut writer = Writer::new(Vec::new()).expect("memory takes all");
-    let kept = part.events().into_iter().map(Item::Event);
+    let kept = part.items();
     let all =
         others.into_iter().chain([Item::Part(part.definition())]).chain(kept).chain(events.into_iter().skip(after));
     all.for_each(|item| writer.write(&item).expect("memory takes all"));

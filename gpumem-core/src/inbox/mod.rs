@@ -29,7 +29,7 @@ pub use self::{
 };
 use crate::{
     ledger::{BLOCK_PARTS, Ledger, Observer},
-    model::{Answer, Block, Bytes, Event, EventKind, Key, Tag, ThreadId, Time, Trace},
+    model::{Answer, Block, Bytes, CallsiteId, Event, EventKind, Key, Tag, ThreadId, Time, Trace},
 };
 
 /// Records events: gives each a number and a time and applies it to the ledger, under one lock that is held for a short
@@ -254,12 +254,22 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Applies an event of a recording, with its recorded number, time and thread, and tells the observer what it does to
     /// blocks. Returns the figures if the event is a query of a scope.
-    pub fn replay(&self, event: &Event<'_>, observer: &mut impl Observer) -> Option<Box<Trace>> {
+    ///
+    /// `inside`: the scope path that its thread was in, if the recording does not have how it came there.
+    pub fn replay(
+        &self,
+        event: &Event<'_>,
+        inside: Option<&[CallsiteId]>,
+        observer: &mut impl Observer,
+    ) -> Option<Box<Trace>> {
         // A trace is larger than an event, and nearly all events have none.
         let replay = |state: &mut InboxState<T>, _| {
             (state.number, state.time) = (event.number, event.time);
             state.ledger.set_time(event.time);
-            state.ledger.apply_observed(event, observer);
+            match inside {
+                Some(path) => state.ledger.apply_inside(path, event, observer),
+                None => _ = state.ledger.apply_observed(event, observer),
+            }
             state.ledger.last_trace().map(Box::new)
         };
         self.enter(1, replay).flatten()

@@ -5,14 +5,46 @@ use std::time::Duration;
 use super::{
     Ledger,
     meters::{Meter, UsageLevel},
+    observer::Observer,
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
 };
 use crate::model::{
-    ByteDelta, Bytes, Counted, DriverFigures, Event, Family, Gauge, Sampling, ScopeId, ScopeSpec, Trace,
+    ByteDelta, Bytes, CallsiteId, Counted, DriverFigures, Event, EventKind, Family, Gauge, Sampling, ScopeId,
+    ScopeSpec, Trace,
 };
 
 impl Ledger {
+    /// Like [`apply_observed`](Self::apply_observed), of an allocation or the opening of a scope whose thread was in this scope path, or of a
+    /// thread that enters a scope that has this path. How they came there is not known.
+    pub fn apply_inside(&mut self, path: &[CallsiteId], event: &Event<'_>, observer: &mut impl Observer) {
+        let meter = match event.kind {
+            EventKind::Alloc { block, .. } => Some(self.meters.index(block.device, Gauge::Exact)),
+            EventKind::Open { spec, .. } => Some(self.meters.index(spec.device, Gauge::Exact)),
+            // Allocations find the path on their device. A scope that is closed already is on none.
+            EventKind::Enter { scope } => Some(self.scopes.get(scope).map_or(0, |open| open.exact_meter)),
+            _ => None,
+        };
+        let Some(meter) = meter else {
+            self.apply_observed(event, observer);
+            return;
+        };
+        let root = self.tree.root(meter);
+        let node = path.iter().fold(root, |outer, callsite| self.tree.child(outer, *callsite));
+        if let EventKind::Enter { .. } = event.kind {
+            self.apply_observed(event, observer);
+            let thread = self.thread(event.thread);
+            thread.entered.back_mut().into_iter().for_each(|entered| entered.node = node);
+            return thread.update_scope();
+        }
+        // No scope has this number.
+        let scope = ScopeId(u64::MAX);
+        let owner = self.thread(event.thread).own;
+        self.thread(event.thread).enter(Entered { number: event.number, scope, node, owner, by_opening: false });
+        self.apply_observed(event, observer);
+        self.thread(event.thread).leave(scope);
+    }
+
     /// Opens a scope inside the scope that its thread is in.
     pub(super) fn open(&mut self, scope: ScopeId, spec: ScopeSpec, event: &Event<'_>) {
         let meter = self.meters.index(spec.device, spec.gauge);

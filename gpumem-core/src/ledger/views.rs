@@ -8,9 +8,10 @@ use super::{
     groups::{AllocGroup, GroupState},
     live::Entry,
     meters::Meter,
+    thread::Thread,
     tree::{NodeId, ScopeNode},
 };
-use crate::model::{Bytes, CallsiteId, Device, Key, OwnerThread, ScopeId, Time};
+use crate::model::{Bytes, CallsiteId, Device, Key, OwnerThread, ScopeId, ThreadId, Time};
 
 /// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +146,18 @@ impl Ledger {
     pub(super) fn is_inside(&self, key: Key, scope: ScopeId) -> bool {
         let period = self.scope_period(scope, u64::MAX).expect("it is open");
         self.live.get(key).is_some_and(|entry| self.is_allocated_in(entry, &period))
+    }
+
+    /// The scopes of a path, the outermost first.
+    pub fn path(&self, node: NodeId) -> Vec<CallsiteId> {
+        self.tree.path(node)
+    }
+
+    /// The path of a scope that a thread has entered by the event with this number, and is in.
+    pub fn path_entered(&self, thread: ThreadId, number: u64) -> Option<Vec<CallsiteId>> {
+        let Thread { entered, .. } = self.threads.get(thread.0 as usize)?;
+        let at = entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
+        Some(self.tree.path(entered[at].node))
     }
 
     /// The scopes around the one with this period, the outermost first.

@@ -56,6 +56,8 @@ fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
         | Item::ThreadReused(_)
         | Item::PeakReleased(_)
         | Item::Missed(_)
+        | Item::Totals(_)
+        | Item::Inside(_)
         | Item::Request(_)
         | Item::AllocatorEvents(_) => return None,
         _ => 0,
@@ -164,6 +166,13 @@ impl Definitions {
         self.contradictions += u64::from(!agrees);
     }
 
+    /// The same recording goes on in a new file, which says this again.
+    pub(super) fn begin_file(&mut self) {
+        self.clocks.clear();
+        self.interceptions.clear();
+        self.part = None;
+    }
+
     /// The recorded process.
     pub fn process(&self) -> &Process {
         &self.process
@@ -202,6 +211,11 @@ impl Definitions {
     /// Which part of what happened is in the recording; `None` if all of it is.
     pub fn part(&self) -> Option<PartDefinition> {
         self.part
+    }
+
+    /// Where the process keeps what is not in its recording yet.
+    pub(super) fn ring(&self) -> Option<RingDefinition> {
+        self.ring
     }
 
     /// The caching allocator of the program, if its history was asked for.

@@ -8,13 +8,18 @@ use std::{
 use super::{
     budget::Budget,
     definitions::Definitions,
-    event::RecordedEvent,
-    item::{Item, SymbolsDefinition},
-    items::Items,
-    reader::{Reader, Step},
+    item::{Item, PartDefinition, RingDefinition, SymbolsDefinition},
+    items::{Items, Next},
+    reader::{Reader, Skipped, Step},
     record::{End, FILE_HEADER, Records, check_header, length_of},
+    totals::{Tally, Totals},
 };
-use crate::ledger::Observer;
+use crate::{
+    derive::LedgerView,
+    ledger::BlockChange,
+    model::{Device, Time},
+    report::PeakHolders,
+};
 
 /// What a symbol takes, about.
 const SYMBOL_BYTES: u64 = 256;
@@ -58,12 +63,22 @@ impl Growing {
 ///
 /// What an event means is in the file before it, so nothing is read twice. The functions at the addresses of stacks are an exception: they are
 /// added when the program has ended.
-pub type Follower = Reader<Growing>;
+///
+/// A recording of the newest events goes on in a new file when it is long: see [`go_on_in`](Self::go_on_in).
+#[derive(Debug)]
+pub struct Follower {
+    reader: Reader<Growing>,
+    tally: Tally,
+    /// Losses that are in no event of the file.
+    lost_before: u64,
+    changes: Vec<BlockChange>,
+}
 
 impl Default for Follower {
     fn default() -> Self {
         let records = Records::after_header(Growing::default());
-        Self::of(Items::of(records, Budget::default()), Definitions::default(), true)
+        let reader = Reader::of(Items::of(records, Budget::default()), Definitions::default(), true);
+        Self { reader, tally: Tally::default(), lost_before: 0, changes: Vec::new() }
     }
 }
 
@@ -73,25 +88,12 @@ impl Follower {
     /// # Errors
     /// Of reading, and of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or one of a version that is
     /// too new, or a damaged one.
-    pub fn read(&mut self, from: impl Read) -> io::Result<()> {
-        self.read_observed(from, &mut (), |_, _, ()| {})
-    }
-
-    /// Like [`read`](Self::read). Calls `each` after each event was applied; the observer was told before what the event does to blocks.
-    ///
-    /// # Errors
-    /// Those of [`read`](Self::read).
-    pub fn read_observed<O: Observer>(
-        &mut self,
-        mut from: impl Read,
-        observer: &mut O,
-        mut each: impl FnMut(&Self, &RecordedEvent, &mut O),
-    ) -> io::Result<()> {
+    pub fn read(&mut self, mut from: impl Read) -> io::Result<()> {
         let mut buffer = vec![0; 1 << 16];
         loop {
             match from.read(&mut buffer) {
                 Ok(0) => return Ok(()),
-                Ok(read) => self.add(&buffer[..read], observer, &mut each)?,
+                Ok(read) => self.add(&buffer[..read])?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -99,19 +101,20 @@ impl Follower {
     }
 
     /// Adds bytes that follow those before.
-    fn add<O: Observer>(
-        &mut self,
-        bytes: &[u8],
-        observer: &mut O,
-        each: &mut impl FnMut(&Self, &RecordedEvent, &mut O),
-    ) -> io::Result<()> {
-        self.items.underlying().add(bytes)?;
-        while let Some(step) = self.step_observed(observer)? {
-            if let Step::Event(event, _) = step {
-                each(self, &event, observer);
+    fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.reader.items.underlying().add(bytes)?;
+        while let Some(step) = self.reader.step_observed(&mut self.changes)? {
+            match step {
+                Step::Event(event, _) => self.tally.add(&event, &self.changes),
+                Step::Totals(totals) => {
+                    self.lost_before = totals.lost.saturating_sub(self.reader.ledger().counts().lost);
+                    self.tally.go_on_from(*totals);
+                }
+                Step::Label(_) | Step::Allocator(_) => continue,
             }
+            self.changes.clear();
         }
-        let text = match self.end() {
+        let text = match self.reader.end() {
             Some(End::Damaged { at, why }) => format!("it is damaged at byte {at}: {why}"),
             Some(End::AboveLimit { at, limit }) => format!("what follows byte {at} is not read: {limit}"),
             _ => return Ok(()),
@@ -119,10 +122,113 @@ impl Follower {
         Err(io::Error::new(io::ErrorKind::InvalidData, text))
     }
 
+    /// The file before has ended, and the recording goes on in the one that is read from now on. True if that one begins after events that were
+    /// read; otherwise nothing changes, and only a new follower can read it.
+    pub fn go_on_in(&mut self, next: &Beginning) -> bool {
+        let is_next = next.is_same(&self.beginning()) && !next.is_peaks && next.after <= self.reader.newest();
+        if is_next {
+            *self.reader.items.underlying() = Growing::default();
+            self.reader.begin_file();
+        }
+        is_next
+    }
+
+    /// What the file that is read begins with.
+    pub fn beginning(&self) -> Beginning {
+        let definitions = self.reader.definitions();
+        Beginning::of(definitions.part(), definitions.ring())
+    }
+
+    /// How many events there are between the newest one that was read and the first one after what a file begins with.
+    pub fn events_before(&self, next: &Beginning) -> u64 {
+        next.after.saturating_sub(self.reader.newest())
+    }
+
     /// Adds what an address stands for, which a recording has only after its program has ended.
     pub fn add_symbols(&mut self, symbols: SymbolsDefinition) {
         let bytes = symbols.symbols.len() as u64 * SYMBOL_BYTES;
-        self.define(Item::Symbols(symbols), bytes);
+        self.reader.define(Item::Symbols(symbols), bytes);
+    }
+
+    /// About how many bytes of memory it takes.
+    pub fn memory(&self) -> u64 {
+        self.reader.memory()
+    }
+
+    /// What numbers stand for.
+    pub fn definitions(&self) -> &Definitions {
+        self.reader.definitions()
+    }
+
+    /// The ledger as of the newest event that was read.
+    pub fn ledger(&self) -> &dyn LedgerView {
+        self.reader.ledger()
+    }
+
+    /// The time of the newest event of the ledger.
+    pub fn time(&self) -> Time {
+        self.reader.time()
+    }
+
+    /// The figures since the recording began.
+    pub fn totals(&self) -> Totals {
+        let lost = self.lost_before.saturating_add(self.reader.ledger().counts().lost);
+        Totals { lost, ..self.tally.totals().clone() }
+    }
+
+    /// The most that was in use on a device since the last call, including the level then.
+    pub fn take_recent_peak(&mut self, device: Device) -> u64 {
+        self.tally.take_recent(device)
+    }
+
+    /// Which allocations made the peak of a device, as far as they were read; `None` also if there were none.
+    pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
+        self.reader.device_peak(device)
+    }
+
+    /// What was left out so far.
+    pub fn skipped(&self) -> Skipped {
+        self.reader.skipped()
+    }
+}
+
+/// What a file of a recording begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beginning {
+    /// The number that no other recording has. Early recordings have none.
+    recording: Option<u64>,
+    /// It has what was live after the events up to this number, and all later ones.
+    pub after: u64,
+    /// It has the peaks only.
+    pub is_peaks: bool,
+}
+
+impl Beginning {
+    fn of(part: Option<PartDefinition>, ring: Option<RingDefinition>) -> Self {
+        let (after, is_peaks) = part.map_or((0, false), |part| (part.after, part.is_peaks));
+        Self { recording: ring.map(|ring| ring.recording), after, is_peaks }
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Of reading, and if this is no recording.
+    pub fn read(from: impl Read) -> io::Result<Self> {
+        let mut items = Items::of(Records::new(from)?, Budget::default());
+        let mut ring = None;
+        while let Some(Next::Other(item, _)) = items.next()? {
+            match *item {
+                Item::Ring(definition) => ring = Some(definition),
+                Item::Part(part) => return Ok(Self::of(Some(part), ring)),
+                _ => {}
+            }
+        }
+        Ok(Self::of(None, ring))
+    }
+
+    /// Whether both are files of one recording.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.recording.is_some() && self.recording == other.recording
     }
 }
 
@@ -132,8 +238,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, ThreadId},
-        recording::{Process, Skipped, Writer, item::ThreadDefinition},
+        ledger::NodeId,
+        model::{
+            Block, Bytes, CallsiteId, Counted, Device, EventKind, Family, Gauge, Key, MemKind, ScopeId, ScopeSpec,
+            Source, StackId, ThreadId,
+        },
+        recording::{Part, Process, RecordedEvent, Skipped, Writer, item::ThreadDefinition},
     };
 
     const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
@@ -199,5 +309,144 @@ mod tests {
         file.extend([1, 0, 0, 0, 255, 255, 255, 255]);
         file.resize(1 << 21, 0);
         assert!(Follower::default().read(&file[..]).is_err());
+    }
+
+    /// What a program did: events, and threads whose numbers are given again.
+    fn program(seed: u64) -> Vec<Item> {
+        let mut state = seed;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let (mut items, mut live) = (Vec::new(), Vec::<u64>::new());
+        // The open scopes: their threads, and the threads that have entered them.
+        let (mut open, mut inside) = (Vec::<(ScopeId, u32)>::new(), Vec::<(ScopeId, u32)>::new());
+        let mut number = 0;
+        while number < 600 {
+            let thread = u32::try_from(random(3)).unwrap() + 1;
+            let kind = match random(20) {
+                0 | 1 => {
+                    let spec = ScopeSpec {
+                        device: DEVICE,
+                        callsite: CallsiteId(10 + u32::try_from(random(4)).unwrap()),
+                        gauge: Gauge::Exact,
+                        source: Source::Dispatch,
+                        counts: if random(3) == 0 { Counted::Task } else { Counted::Process },
+                        at_peak: random(2) == 0,
+                        every: Duration::ZERO,
+                    };
+                    let scope = ScopeId(number + 1);
+                    open.push((scope, thread));
+                    EventKind::Open { scope, spec }
+                }
+                2 if !open.is_empty() => {
+                    let (scope, thread) = open.swap_remove(usize::try_from(random(open.len() as u64)).unwrap());
+                    inside.retain(|(of, _)| *of != scope);
+                    number += 1;
+                    items.push(event(number, thread, EventKind::Close { scope }));
+                    continue;
+                }
+                3 if !open.is_empty() => {
+                    let (scope, _) = open[usize::try_from(random(open.len() as u64)).unwrap()];
+                    inside.push((scope, thread));
+                    EventKind::Enter { scope }
+                }
+                4 if !inside.is_empty() => {
+                    let (scope, thread) = inside.swap_remove(usize::try_from(random(inside.len() as u64)).unwrap());
+                    number += 1;
+                    items.push(event(number, thread, EventKind::Leave { scope }));
+                    continue;
+                }
+                5 if random(8) == 0 => EventKind::Lost { count: 2 },
+                6 if random(4) == 0 => EventKind::Refused {
+                    device: Some(DEVICE),
+                    bytes: Bytes::new(1 + random(1_000)),
+                    kind: MemKind::Device,
+                    stack: StackId::NONE,
+                },
+                7 if random(8) == 0 => {
+                    inside.retain(|(_, of)| *of != thread);
+                    items.push(Item::ThreadReused(ThreadId(thread)));
+                    continue;
+                }
+                8..14 => {
+                    live.push(number + 1);
+                    let kind =
+                        [MemKind::Device, MemKind::Pool, MemKind::PinnedHost][usize::try_from(random(3)).unwrap()];
+                    let block = Block::new(DEVICE, Bytes::new(1 + random(1_000)), kind);
+                    EventKind::Alloc { key: Key::from_raw(512 * (number + 1)), block }
+                }
+                _ if !live.is_empty() => {
+                    let key = live.swap_remove(usize::try_from(random(live.len() as u64)).unwrap());
+                    EventKind::Free { key: Key::from_raw(512 * key), block: None }
+                }
+                _ => continue,
+            };
+            number += 1;
+            items.push(event(number, thread, kind));
+        }
+        items
+    }
+
+    fn event(number: u64, thread: u32, kind: EventKind) -> Item {
+        let time = Duration::from_millis(number);
+        Item::Event(RecordedEvent { number, ticks: number, time, thread: ThreadId(thread), kind })
+    }
+
+    fn file(items: impl IntoIterator<Item = Item>) -> Vec<u8> {
+        let mut writer = Writer::new(Vec::new()).unwrap();
+        let ring = RingDefinition { segment: None, recording: 7 };
+        [Item::Ring(ring)].into_iter().chain(items).for_each(|item| writer.write(&item).unwrap());
+        writer.finish().unwrap()
+    }
+
+    /// The totals, and the live blocks with their scopes.
+    fn figures(follower: &Follower) -> (Totals, Vec<(u64, Bytes, Vec<CallsiteId>)>) {
+        let (nodes, blocks) = (follower.ledger().nodes(), follower.ledger().blocks(None));
+        let path = |node: NodeId| {
+            let above = |node: &NodeId| Some(nodes[node.0 as usize].1.parent).filter(|parent| *parent != NodeId::NONE);
+            let path = std::iter::successors(Some(node), above).map(|node| nodes[node.0 as usize].1.callsite);
+            path.collect()
+        };
+        let mut live: Vec<_> = blocks.iter().map(|block| (block.number, block.bytes, path(block.group.node))).collect();
+        live.sort_by_key(|(number, ..)| *number);
+        assert_eq!(follower.skipped(), Skipped::default());
+        (follower.totals(), live)
+    }
+
+    /// A recording of the newest events is three files. One reader follows it, one begins with each file, and one reads all events.
+    #[test]
+    fn a_reader_that_starts_late_knows_what_the_others_know() {
+        for seed in 0..30 {
+            let items = program(seed);
+            let cuts = [0, 150 + usize::try_from(seed).unwrap(), 400, items.len()];
+            let (mut part, mut whole, mut follower) = (Part::newest(), Follower::default(), Follower::default());
+            whole.read(&file([])[..]).unwrap();
+            for (at, cut) in cuts.windows(2).enumerate() {
+                let begin =
+                    if at == 0 { Vec::new() } else { [vec![Item::Part(part.definition())], part.items()].concat() };
+                let this = file(begin.into_iter().chain(items[cut[0]..cut[1]].iter().cloned()));
+                if at > 0 {
+                    assert!(follower.go_on_in(&Beginning::read(&this[..]).unwrap()));
+                }
+                let mut late = Follower::default();
+                late.read(&this[..]).unwrap();
+                follower.read(&this[..]).unwrap();
+                let more = file(items[cut[0]..cut[1]].iter().cloned());
+                whole.read(&more[FILE_HEADER..]).unwrap();
+                let expected = figures(&whole);
+                assert_eq!(figures(&follower), expected, "seed {seed}, file {at}");
+                assert_eq!(figures(&late), expected, "seed {seed}, file {at}, begun late");
+                for item in &items[cut[0]..cut[1]] {
+                    match item {
+                        Item::Event(event) => part.apply(event),
+                        Item::ThreadReused(thread) => part.begin_thread(*thread),
+                        _ => {}
+                    }
+                }
+            }
+            assert!(!follower.go_on_in(&Beginning { after: 1_000, ..follower.beginning() }), "events are missing");
+            assert_eq!(follower.events_before(&Beginning { after: 1_000, ..follower.beginning() }), 400);
+        }
     }
 }

@@ -6,6 +6,7 @@ use super::{
     allocator::{AllocatorDefinition, AllocatorEvents, TensorGroup, TensorHolder},
     bytes::{Input, Malformed, Result, put_number},
     event::{EventReader, EventWriter, RecordedEvent, is_short},
+    totals::Totals,
     wire::{Wire, fields},
 };
 use crate::{
@@ -65,6 +66,11 @@ pub enum Item {
     Ring(RingDefinition),
     /// A pool that the program registered.
     Pool(PoolDefinition),
+    /// The end of what a recording of the newest events begins with, and the figures up to there.
+    Totals(Totals),
+    /// The scopes that the thread of the next event was in, the outermost first: an allocation or the opening of a scope. If it enters one,
+    /// these are the scopes that it is in then.
+    Inside(Vec<CallsiteId>),
     /// All that the process recorded is in the file.
     Finished(Finished),
 }
@@ -528,6 +534,8 @@ items! {
     TensorGroup = 23,
     TensorHolder = 24,
     Pool = 25,
+    Totals = 26,
+    Inside = 27,
 }
 
 /// Appends an item. `scratch` is for what comes after its length.

@@ -21,6 +21,7 @@ mod recover;
 mod requests;
 mod ring;
 mod state;
+mod totals;
 mod wire;
 mod writer;
 
@@ -31,7 +32,7 @@ pub use self::{
     },
     definitions::Definitions,
     event::RecordedEvent,
-    follow::{Follower, Growing},
+    follow::{Beginning, Follower, Growing},
     item::{
         BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition, Finished,
         Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, Request, RingDefinition,
@@ -47,5 +48,6 @@ pub use self::{
         Line, RingContent, RingDefinitions, RingMemory, RingOwner, RingReader, RingWriter, WHOLE_FILE, lines_for,
         on_the_heap, ring,
     },
+    totals::{DevicePeak, Totals, Waiting},
     writer::{Writer, Written},
 };

@@ -1,12 +1,16 @@
-//! Chooses the events of a shortened recording (`--max-size`, `--only-peak`): the allocations of live blocks, and of the blocks at the
-//! peaks.
+//! Chooses the events of a shortened recording (`--max-size`, `--only-peak`): the allocations of live blocks with the scopes that they were
+//! made in, the open scopes, and the blocks at the peaks.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{event::RecordedEvent, item::PartDefinition};
+use super::{
+    event::RecordedEvent,
+    item::{Item, PartDefinition},
+    totals::{Tally, Totals},
+};
 use crate::{
-    ledger::{BlockChange, BlockChangeKind, Ledger},
-    model::{Block, Device, Event, EventKind, PoolId, ThreadId},
+    ledger::{BlockChange, BlockChangeKind, Ledger, NodeId},
+    model::{Block, CallsiteId, Device, Event, EventKind, PoolId, ScopeId, ThreadId},
 };
 
 /// The most events that are kept because they say that figures may be wrong.
@@ -18,12 +22,16 @@ const MOST_REFUSALS: usize = 1 << 14;
 /// What is kept of the events of a program.
 #[derive(Debug)]
 pub struct Part {
-    /// Knows what an event does to blocks.
+    /// Knows what an event does to blocks, and in which scopes they are allocated.
     ledger: Ledger,
+    tally: Tally,
     /// What the newest event has done to blocks.
     changes: Vec<BlockChange>,
     /// The events that allocated the live blocks, by their numbers.
     live: HashMap<u64, RecordedEvent>,
+    /// The scope paths of these blocks.
+    paths: HashMap<u64, NodeId>,
+    scopes: OpenScopes,
     /// What each thread freed last.
     freed_last: HashMap<ThreadId, RecordedEvent>,
     /// Only if the peaks are kept.
@@ -37,6 +45,23 @@ pub struct Part {
     /// The registered pools.
     pools: HashMap<PoolId, RecordedEvent>,
     newest: u64,
+}
+
+/// The scopes that are open, or threads that may be in one.
+#[derive(Debug, Default)]
+struct OpenScopes {
+    /// The events that opened them.
+    opened: HashMap<ScopeId, RecordedEvent>,
+    /// The events by which threads have entered scopes that they did not open, and are in them.
+    entered: HashMap<ThreadId, Vec<(ScopeId, RecordedEvent)>>,
+    /// Which of them adopt threads.
+    adopting: HashMap<ScopeId, RecordedEvent>,
+    /// The names of threads.
+    named: HashMap<ThreadId, RecordedEvent>,
+    /// Another thread has these numbers since the event with this number.
+    reused: HashMap<ThreadId, u64>,
+    /// A scope was opened.
+    is_used: bool,
 }
 
 /// The peak of one device.
@@ -65,8 +90,11 @@ impl Part {
         let (live, freed_last) = (HashMap::new(), HashMap::new());
         Self {
             ledger: Ledger::default(),
+            tally: Tally::default(),
             changes: Vec::new(),
             live,
+            paths: HashMap::new(),
+            scopes: OpenScopes::default(),
             freed_last,
             peaks,
             warnings: Vec::new(),
@@ -92,25 +120,33 @@ impl Part {
             EventKind::Refused { .. } if self.refusals.len() < MOST_REFUSALS => self.refusals.push(*event),
             _ => {}
         }
-        // Scopes and readings do nothing to blocks.
-        if let EventKind::Alloc { .. }
-        | EventKind::Free { .. }
-        | EventKind::FreeFailed
-        | EventKind::Untracked
-        | EventKind::LateLookup { .. }
-        | EventKind::Shrink { .. }
-        | EventKind::ContextDestroyed { .. }
-        | EventKind::Lost { .. }
-        | EventKind::Displaced { .. }
-        | EventKind::PoolRegistered { .. }
-        | EventKind::PoolReserved { .. }
-        | EventKind::PoolEmptied { .. } = kind
-        {
-            let mut changes = std::mem::take(&mut self.changes);
-            self.ledger.apply_observed(&Event { number, time, thread, kind }, &mut changes);
-            changes.drain(..).for_each(|change| self.change(event, &change));
-            self.changes = changes;
-        }
+        self.scopes.apply(event);
+        // What made the peaks of scopes is not asked here, and their figures are not read.
+        let kind = match *kind {
+            EventKind::Open { scope, mut spec } => {
+                spec.at_peak = false;
+                &EventKind::Open { scope, spec }
+            }
+            EventKind::Read { .. } | EventKind::Reset { .. } | EventKind::ResetKeepingPeak { .. } => return,
+            _ => kind,
+        };
+        let mut changes = std::mem::take(&mut self.changes);
+        self.ledger.set_time(time);
+        self.ledger.apply_observed(&Event { number, time, thread, kind }, &mut changes);
+        self.tally.add(event, &changes);
+        changes.drain(..).for_each(|change| self.change(event, &change));
+        self.changes = changes;
+    }
+
+    /// A thread has the number of one that has ended.
+    pub fn begin_thread(&mut self, thread: ThreadId) {
+        self.ledger.begin_thread(thread);
+        self.scopes.begin_thread(thread, self.newest);
+    }
+
+    /// So many events are missing.
+    pub fn miss(&mut self, count: u64) {
+        self.tally.lose(count);
     }
 
     /// Notes what an event has done to a block.
@@ -119,12 +155,13 @@ impl Part {
         match change.kind {
             BlockChangeKind::Allocated => {
                 self.live.insert(number, *event);
+                self.is_inside(number, change.group.node);
                 if let Some(block) = block_of(event) {
                     self.came(number, &block);
                 }
             }
             BlockChangeKind::Freed => {
-                if let Some(freed) = self.live.remove(&number) {
+                if let Some(freed) = self.remove(number) {
                     self.freed_last.insert(event.thread, freed);
                     self.gone(&freed, Some(event));
                 }
@@ -134,6 +171,7 @@ impl Part {
                     && let Some(block) = block_of(&still)
                 {
                     self.live.insert(number, still);
+                    self.is_inside(number, change.group.node);
                     self.came_back(&still, &block, event.number);
                 }
             }
@@ -148,7 +186,7 @@ impl Part {
                 }
             }
             BlockChangeKind::RemovedWithContext => {
-                if let Some(gone) = self.live.remove(&number) {
+                if let Some(gone) = self.remove(number) {
                     self.gone(&gone, Some(event));
                 }
             }
@@ -156,11 +194,22 @@ impl Part {
             BlockChangeKind::TakenByPool | BlockChangeKind::GivenToProgram => {}
             // Nothing in the recording ends it.
             BlockChangeKind::FreeMissed => {
-                if let Some(missed) = self.live.remove(&number) {
+                if let Some(missed) = self.remove(number) {
                     self.gone(&missed, None);
                 }
             }
         }
+    }
+
+    fn is_inside(&mut self, number: u64, node: NodeId) {
+        if self.scopes.is_used {
+            self.paths.insert(number, node);
+        }
+    }
+
+    fn remove(&mut self, number: u64) -> Option<RecordedEvent> {
+        self.paths.remove(&number);
+        self.live.remove(&number)
     }
 
     fn peak_of(&mut self, block: &Block) -> Option<&mut Peak> {
@@ -221,9 +270,96 @@ impl Part {
         events.into_values().collect()
     }
 
+    /// What a recording begins with: the events that are kept, and what says in which scopes they were made.
+    pub fn items(&self) -> Vec<Item> {
+        let mut events: BTreeMap<u64, RecordedEvent> =
+            self.events().into_iter().map(|event| (event.number, event)).collect();
+        // Scopes are not in a recording of the peaks.
+        let has_scopes = self.peaks.is_none() && self.scopes.is_used;
+        if has_scopes {
+            events.extend(self.scopes.events().map(|event| (event.number, event)));
+        }
+        let mut reused: Vec<_> = self.scopes.reused.iter().filter(|_| has_scopes).collect();
+        reused.sort_by_key(|(_, since)| **since);
+        let (mut reused, mut items) = (reused.into_iter().peekable(), Vec::new());
+        for event in events.into_values() {
+            while let Some((thread, _)) = reused.next_if(|(_, since)| **since < event.number) {
+                items.push(Item::ThreadReused(*thread));
+            }
+            if has_scopes && let Some(path) = self.path_of(&event) {
+                items.push(Item::Inside(path));
+            }
+            items.push(Item::Event(event));
+        }
+        items.extend(reused.map(|(thread, _)| Item::ThreadReused(*thread)));
+        items.push(Item::Totals(self.totals().clone()));
+        items
+    }
+
+    /// The scopes that the thread of an event was in, or those of the scope that it entered.
+    fn path_of(&self, event: &RecordedEvent) -> Option<Vec<CallsiteId>> {
+        match event.kind {
+            EventKind::Alloc { .. } => {
+                Some(self.paths.get(&event.number).map(|node| self.ledger.path(*node)).unwrap_or_default())
+            }
+            EventKind::Open { scope, .. } => {
+                let period = self.ledger.scope_period(scope, event.number)?;
+                Some(self.ledger.scopes_around(&period))
+            }
+            EventKind::Enter { .. } => self.ledger.path_entered(event.thread, event.number),
+            _ => None,
+        }
+    }
+
+    /// The figures up to the newest event.
+    pub fn totals(&self) -> &Totals {
+        self.tally.totals()
+    }
+
     /// What a recording that begins with these events has to say.
     pub fn definition(&self) -> PartDefinition {
         PartDefinition { is_peaks: self.peaks.is_some(), after: self.newest }
+    }
+}
+
+impl OpenScopes {
+    fn apply(&mut self, event: &RecordedEvent) {
+        match event.kind {
+            EventKind::Open { scope, mut spec } => {
+                self.is_used = true;
+                // Which allocations made its peak cannot be said of events that are not all there.
+                spec.at_peak = false;
+                self.opened.insert(scope, RecordedEvent { kind: EventKind::Open { scope, spec }, ..*event });
+            }
+            EventKind::Close { scope } => {
+                self.opened.remove(&scope);
+                self.adopting.remove(&scope);
+            }
+            EventKind::Enter { scope } => self.entered.entry(event.thread).or_default().push((scope, *event)),
+            EventKind::Leave { scope } => {
+                if let Some(entered) = self.entered.get_mut(&event.thread)
+                    && let Some(at) = entered.iter().rposition(|(of, _)| *of == scope)
+                {
+                    entered.remove(at);
+                }
+            }
+            EventKind::Adopt { scope, .. } => _ = self.adopting.insert(scope, *event),
+            EventKind::Named { .. } => _ = self.named.insert(event.thread, *event),
+            _ => {}
+        }
+    }
+
+    fn begin_thread(&mut self, thread: ThreadId, newest: u64) {
+        self.entered.remove(&thread);
+        self.named.remove(&thread);
+        self.reused.insert(thread, newest);
+    }
+
+    /// What a reader needs to know them. A scope may be closed while threads are in it.
+    fn events(&self) -> impl Iterator<Item = RecordedEvent> {
+        let entered = self.entered.values().flatten().map(|(_, event)| event);
+        let events = self.opened.values().chain(self.adopting.values()).chain(self.named.values());
+        events.chain(entered).copied()
     }
 }
 

@@ -15,6 +15,7 @@ use super::{
     record::{End, Records},
     requests::Extent,
     state::State,
+    totals::Totals,
 };
 use crate::{
     derive::{self, KeptPeak, LedgerView},
@@ -37,6 +38,10 @@ pub struct Reader<R> {
     defines: bool,
     /// About how many bytes those have that were added.
     defined: u64,
+    /// The number of the newest event.
+    newest: u64,
+    /// The recording goes on in a new file, and what this one begins with was read in the one before.
+    skips: bool,
 }
 
 /// What was read.
@@ -49,6 +54,8 @@ pub enum Step {
     Label(Box<BlockLabel>),
     /// What a caching allocator of the program did. It comes after all events.
     Allocator(AllocatorEvents),
+    /// What was live before the events of a shortened recording was applied. These are the figures up to there.
+    Totals(Box<Totals>),
 }
 
 /// A step, or a report that the program requested.
@@ -130,6 +137,8 @@ impl<R: io::Read> Reader<R> {
             skipped,
             defines,
             defined: 0,
+            newest: 0,
+            skips: false,
         }
     }
 
@@ -140,8 +149,8 @@ impl<R: io::Read> Reader<R> {
         self.defined += self.items.budget.memory() - before;
     }
 
-    /// About how many bytes of memory a reader takes that adds definitions as they are read: for these, and for live blocks and open scopes.
-    pub fn memory(&self) -> u64 {
+    /// About how many bytes of memory it takes, if definitions are added as they are read: these, live blocks and open scopes.
+    pub(super) fn memory(&self) -> u64 {
         self.defined + self.state.memory()
     }
 
@@ -172,7 +181,10 @@ impl<R: io::Read> Reader<R> {
     fn next(&mut self, with_reports: bool, observer: &mut impl Observer) -> io::Result<Option<Read>> {
         while let Some(next) = self.items.next()? {
             let read = match next {
+                Next::Event(event) if self.skips && event.number <= self.newest => Ok(None),
                 Next::Event(event) => {
+                    self.newest = event.number;
+                    self.skips = false;
                     let applied = self.state.apply(&event, &mut self.items.budget, observer);
                     applied.map(|trace| Some(Read::Step(Step::Event(event, trace))))
                 }
@@ -198,6 +210,22 @@ impl<R: io::Read> Reader<R> {
     ) -> Result<Option<Read>, Rejection> {
         let (state, budget) = (&mut self.state, &mut self.items.budget);
         let step = match item {
+            Item::Totals(_) if std::mem::take(&mut self.skips) => return Ok(None),
+            Item::Totals(totals) => Step::Totals(Box::new(totals)),
+            Item::Request(_)
+            | Item::ThreadReused(_)
+            | Item::PeakReleased(_)
+            | Item::Missed(_)
+            | Item::Label(_)
+            | Item::Inside(_)
+                if self.skips =>
+            {
+                return Ok(None);
+            }
+            Item::Inside(path) => {
+                state.set_inside(path)?;
+                return Ok(None);
+            }
             Item::Request(request) if with_reports => {
                 return Ok(state.output(request, budget)?.map(|report| Read::Report(Box::new(report))));
             }
@@ -262,6 +290,17 @@ impl<R: io::Read> Reader<R> {
             }
         }
         Ok(())
+    }
+
+    /// The recording goes on in a new file, whose bytes come next.
+    pub(super) fn begin_file(&mut self) {
+        self.skips = true;
+        self.state.definitions.begin_file();
+    }
+
+    /// The number of the newest event that was read.
+    pub(super) fn newest(&self) -> u64 {
+        self.newest
     }
 
     /// How the file ends, once that was reached.

@@ -40,6 +40,11 @@ impl State {
     /// The report that the program requested; `None` if the request has no report.
     pub(super) fn output(&mut self, request: Request, budget: &mut Budget) -> Result<Option<ReplayedReport>> {
         Ok(match request {
+            Request::Report { scope, .. } | Request::Line { scope, .. } | Request::PeakHolders { scope }
+                if self.is_partial(scope) =>
+            {
+                None
+            }
             Request::Report { scope, ctx, subctx, lines } => {
                 Some(ReplayedReport::Report(self.report(scope, ctx.as_deref(), subctx.as_deref(), lines, budget)?))
             }

@@ -13,7 +13,7 @@ use crate::{
     derive::{self, Labels, Snapshot},
     inbox::{Inbox, LedgerView},
     ledger::{Observer, ScopePeriod},
-    model::{Device, Event, EventKind, ScopeId, ThreadId, Time, Trace},
+    model::{CallsiteId, Device, Event, EventKind, ScopeId, ThreadId, Time, Trace},
     report::{Groups, Lines},
 };
 
@@ -21,6 +21,10 @@ use crate::{
 const MOST_CLOSED: usize = 1 << 14;
 /// The most statements that wait for the report of their function.
 pub(super) const MOST_LINES: usize = 1 << 18;
+/// The scopes of a path. The ledger counts deeper ones together.
+const DEEPEST_PATH: usize = 1 << 7;
+/// How many steps each of them takes.
+const SCOPE: u64 = 50;
 /// The bytes of the label of a block.
 const LONGEST_LABEL: u64 = 1 << 10;
 
@@ -32,6 +36,8 @@ pub(super) struct State {
     pub(super) labels: Labels,
     /// Of scopes that are open or were closed lately.
     pub(super) answers: HashMap<ScopeId, ScopeResult>,
+    /// The scope path that the thread of the next event was in, if the recording says it.
+    inside: Option<Vec<CallsiteId>>,
     closed: VecDeque<ScopeId>,
     pub(super) lines: usize,
     pub(super) trackers: HashMap<u64, Tracker>,
@@ -52,6 +58,8 @@ pub(super) struct ScopeResult {
     /// Its statements so far.
     pub(super) lines: Lines,
     pub(super) number_of_lines: usize,
+    /// Events since it was opened, or reset, are not in the recording, so its figures are not known.
+    pub(super) is_partial: bool,
 }
 
 /// What a tracker saw last.
@@ -80,6 +88,7 @@ impl State {
             checks: Checks::default(),
             labels: Labels::default(),
             answers: HashMap::new(),
+            inside: None,
             closed: VecDeque::new(),
             lines: 0,
             trackers: HashMap::new(),
@@ -107,9 +116,11 @@ impl State {
         budget: &mut Budget,
         observer: &mut impl Observer,
     ) -> Result<Option<Box<Trace>>, Rejection> {
+        let inside = self.inside.take();
+        budget.work(inside.as_ref().map_or(0, |path| SCOPE_EVENT + SCOPE * path.len() as u64))?;
         self.checks.spend(event, budget)?;
         let before = self.checks.count();
-        let applied = self.apply_paid(event, observer);
+        let applied = self.apply_paid(event, inside.as_deref(), observer);
         budget.give_back(self.checks.given_back(event, before));
         applied
     }
@@ -117,6 +128,7 @@ impl State {
     fn apply_paid(
         &mut self,
         event: &RecordedEvent,
+        inside: Option<&[CallsiteId]>,
         observer: &mut impl Observer,
     ) -> Result<Option<Box<Trace>>, Rejection> {
         let inbox = &self.inbox;
@@ -127,16 +139,24 @@ impl State {
         };
         self.time = event.time;
         let RecordedEvent { number, time, thread, ref kind, .. } = *event;
-        let trace = self.inbox.replay(&Event { number, time, thread, kind }, observer);
+        let mut trace = self.inbox.replay(&Event { number, time, thread, kind }, inside, observer);
         match *kind {
             EventKind::ContextDestroyed { .. } => {
                 let blocks = self.inbox.blocks(None);
                 self.checks.recount(blocks.iter().map(|block| (block.key, block.bytes.get())));
             }
+            EventKind::Open { scope, .. } if self.definitions.part().is_some_and(|part| number <= part.after) => {
+                self.answers.entry(scope).or_default().is_partial = true;
+            }
             EventKind::Read { scope }
             | EventKind::Reset { scope }
             | EventKind::ResetKeepingPeak { scope }
-            | EventKind::Close { scope } => self.answers.entry(scope).or_default().trace = trace.as_deref().copied(),
+            | EventKind::Close { scope } => {
+                let answer = self.answers.entry(scope).or_default();
+                trace.take_if(|_| answer.is_partial);
+                answer.trace = trace.as_deref().copied();
+                answer.is_partial &= matches!(kind, EventKind::Read { .. } | EventKind::Close { .. });
+            }
             _ => {}
         }
         if let Some((scope, within)) = closing {
@@ -158,6 +178,20 @@ impl State {
         }
     }
 
+    /// The thread of the next event was in this scope path.
+    pub(super) fn set_inside(&mut self, path: Vec<CallsiteId>) -> Result<(), Rejection> {
+        if path.len() > DEEPEST_PATH {
+            return Err(Rejection::Limit);
+        }
+        self.inside = Some(path);
+        Ok(())
+    }
+
+    /// Whether the figures of a scope are not known, because events since it was opened are not in the recording.
+    pub(super) fn is_partial(&self, scope: ScopeId) -> bool {
+        self.answers.get(&scope).is_some_and(|answer| answer.is_partial)
+    }
+
     /// The recording missed `count` items: events may be among them.
     pub(super) fn miss(
         &mut self,
@@ -170,7 +204,7 @@ impl State {
         self.missed += count;
         let kind = &EventKind::Lost { count };
         let event = Event { number: self.checks.number(), time: self.time, thread: ThreadId(0), kind };
-        self.inbox.replay(&event, observer);
+        self.inbox.replay(&event, None, observer);
         Ok(())
     }
 

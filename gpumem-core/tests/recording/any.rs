@@ -11,9 +11,9 @@ use gpumem_core::{
     recording::{
         AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
         AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition,
-        Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process, RecordedEvent,
-        Request, RingDefinition, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup, TensorHolder,
-        ThreadDefinition, Writer,
+        DevicePeak, Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolDefinition, Process,
+        RecordedEvent, Request, RingDefinition, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup,
+        TensorHolder, ThreadDefinition, Totals, Waiting, Writer,
     },
     report::DeviceReading,
 };
@@ -158,6 +158,9 @@ structs! {
     TensorGroup { id, module, class }
     TensorHolder { device, address, holder }
     RingDefinition { segment, recording }
+    Totals { allocations, frees, refused, obtained, lost, peaks, waiting }
+    DevicePeak { device, bytes, time }
+    Waiting { thread, device, bytes, kind, since }
 }
 
 variants! {
@@ -233,6 +236,8 @@ variants! {
         Pool { 0 }
         Ring { 0 }
         Finished { 0 }
+        Totals { 0 }
+        Inside { 0 }
     }
 }
 

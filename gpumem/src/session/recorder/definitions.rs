@@ -121,6 +121,7 @@ impl Definer {
                 }
                 _ => Ok(()),
             },
+            Item::Inside(path) => path.iter().try_for_each(|callsite| self.callsite(*callsite, write)),
             Item::Callsite(callsite) => {
                 self.callsites.insert(callsite.id);
                 Ok(())

@@ -175,23 +175,21 @@ impl Recorder {
                 match &item {
                     Item::Event(event) => part.apply(event),
                     Item::Thread(thread) => _ = self.threads.insert(thread.thread, item.clone()),
+                    Item::ThreadReused(thread) => part.begin_thread(*thread),
+                    Item::Missed(count) => part.miss(*count),
                     _ => {}
                 }
             }
+            if let Item::Missed(count) = item {
+                self.missed += count;
+            }
             if self.keep == Keep::Peaks {
-                if let Item::Missed(count) = item {
-                    self.missed += count;
-                }
                 self.ring.release(0);
                 continue;
             }
             self.define(&mut item)?;
             match &item {
                 Item::Event(event) => self.writer.write_event(event)?,
-                Item::Missed(count) => {
-                    self.missed += count;
-                    self.writer.write(&item)?;
-                }
                 item => self.writer.write(item)?,
             }
             let (held, slots) = self.ring.held();
@@ -252,7 +250,7 @@ impl Recorder {
     /// Begins a new file with what is kept. It is complete so far.
     fn write_part(&mut self) -> io::Result<()> {
         let Some(part) = &self.part else { return Ok(()) };
-        let (definition, events) = (part.definition(), part.events());
+        let (definition, items) = (part.definition(), part.items());
         self.writer = Writer::new(RecordingFile::create(&new_path(&self.path), &self.path)?)?;
         self.definer = Definer::new(self.session);
         self.writer.write(&self.definer.process())?;
@@ -269,9 +267,12 @@ impl Recorder {
             self.define(&mut thread)?;
             self.writer.write(&thread)?;
         }
-        for event in events {
-            self.define(&mut Item::Event(event))?;
-            self.writer.write_event(&event)?;
+        for mut item in items {
+            self.define(&mut item)?;
+            match &item {
+                Item::Event(event) => self.writer.write_event(event)?,
+                item => self.writer.write(item)?,
+            }
         }
         self.has_defined = false;
         self.writer.flush()?;

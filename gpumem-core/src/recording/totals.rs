@@ -1,0 +1,176 @@
+//! Figures since the start of a program, for a reader that does not read its events from the first one on.
+
+use std::time::Duration;
+
+use super::{event::RecordedEvent, wire::fields};
+use crate::{
+    ledger::{BlockChange, BlockChangeKind},
+    model::{Block, Bytes, Device, EventKind, MemKind, ThreadId, Time},
+};
+
+/// A thread that was refused memory and gets as much within this time has obtained it: its allocator has made room.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The most refused allocations whose thread may still obtain the memory.
+const MOST_WAITING: usize = 1 << 10;
+
+/// The most devices whose peak is read.
+const MOST_PEAKS: usize = 1 << 10;
+
+/// What a program has done since it began.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Allocations that were observed, without those that a registered pool made of the driver.
+    pub allocations: u64,
+    /// Blocks that went.
+    pub frees: u64,
+    /// Allocations that were refused, because there was not enough memory.
+    pub refused: u64,
+    /// How many of them were followed within a second by an allocation of as much memory on the same thread.
+    pub obtained: u64,
+    /// Events that were lost.
+    pub lost: u64,
+    /// The peak of each device.
+    pub peaks: Vec<DevicePeak>,
+    /// Refused allocations whose thread may still obtain the memory.
+    pub waiting: Vec<Waiting>,
+}
+
+/// The most that was in use on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevicePeak {
+    /// Which one.
+    pub device: Device,
+    /// The sum of its live blocks at the peak.
+    pub bytes: u64,
+    /// When that was reached first.
+    pub time: Time,
+}
+
+fields!(Totals { allocations, frees, refused, obtained, lost, peaks, waiting });
+fields!(Waiting { thread, device, bytes, kind, since });
+fields!(DevicePeak { device, bytes, time });
+
+/// Adds events up.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    totals: Totals,
+    levels: Vec<Level>,
+}
+
+/// What is in use on a device.
+#[derive(Debug)]
+struct Level {
+    device: Device,
+    in_use: u64,
+    /// The highest value since it was asked for last.
+    recent: u64,
+}
+
+/// A refused allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The thread that asked for it.
+    pub thread: ThreadId,
+    /// `None` if it is not known, or on the host.
+    pub device: Option<Device>,
+    /// Its size.
+    pub bytes: Bytes,
+    /// Its kind.
+    pub kind: MemKind,
+    /// When it was refused.
+    pub since: Time,
+}
+
+impl Tally {
+    /// Adds an event, and what it did to blocks.
+    pub(super) fn add(&mut self, event: &RecordedEvent, changes: &[BlockChange]) {
+        let RecordedEvent { time, thread, .. } = *event;
+        changes.iter().for_each(|change| self.change(change, time));
+        match event.kind {
+            EventKind::Alloc { block, .. } if !self.totals.waiting.is_empty() => self.obtained(thread, &block, time),
+            EventKind::Refused { device, bytes, kind, .. } => {
+                self.totals.refused = self.totals.refused.saturating_add(1);
+                let waiting = &mut self.totals.waiting;
+                waiting.retain(|waiting| time.saturating_sub(waiting.since) <= SOON);
+                if waiting.len() < MOST_WAITING {
+                    waiting.push(Waiting { thread, device, bytes, kind, since: time });
+                }
+            }
+            EventKind::Lost { count } => self.lose(count),
+            EventKind::Displaced { more, .. } => self.lose(more),
+            _ => {}
+        }
+    }
+
+    /// So many events were lost.
+    pub(super) fn lose(&mut self, count: u64) {
+        self.totals.lost = self.totals.lost.saturating_add(count);
+    }
+
+    fn change(&mut self, change: &BlockChange, time: Time) {
+        let BlockChange { kind, before, after, device, ref group, .. } = *change;
+        let is_on_device = group.kind.is_on_device();
+        // A pool has taken a block that was nobody's before.
+        if kind == BlockChangeKind::TakenByPool || is_on_device && !group.is_in_program() {
+            return;
+        }
+        match kind {
+            BlockChangeKind::Allocated | BlockChangeKind::GivenToProgram => {
+                self.totals.allocations = self.totals.allocations.saturating_add(1);
+            }
+            BlockChangeKind::FreeFailed => self.totals.frees = self.totals.frees.saturating_sub(1),
+            BlockChangeKind::Shrunk | BlockChangeKind::TakenByPool => {}
+            BlockChangeKind::Freed | BlockChangeKind::RemovedWithContext | BlockChangeKind::FreeMissed => {
+                self.totals.frees = self.totals.frees.saturating_add(1);
+            }
+        }
+        if !is_on_device {
+            return;
+        }
+        let at = self.levels.iter().position(|level| level.device == device).unwrap_or_else(|| {
+            self.levels.push(Level { device, in_use: 0, recent: 0 });
+            self.levels.len() - 1
+        });
+        let level = &mut self.levels[at];
+        level.in_use = (level.in_use + after.get()).saturating_sub(before.get());
+        level.recent = level.recent.max(level.in_use);
+        let bytes = level.in_use;
+        match self.totals.peaks.iter_mut().find(|peak| peak.device == device) {
+            Some(peak) if bytes > peak.bytes => (peak.bytes, peak.time) = (bytes, time),
+            None => self.totals.peaks.push(DevicePeak { device, bytes, time }),
+            Some(_) => {}
+        }
+    }
+
+    #[cold]
+    fn obtained(&mut self, thread: ThreadId, block: &Block, time: Time) {
+        let Totals { waiting, obtained, .. } = &mut self.totals;
+        waiting.retain(|waiting| {
+            let is_soon = time.saturating_sub(waiting.since) <= SOON;
+            let is_there = waiting.device.map_or(waiting.kind == block.kind, |device| device == block.device);
+            let has_it = waiting.thread == thread && is_there && waiting.bytes <= block.bytes;
+            *obtained = obtained.saturating_add(u64::from(is_soon && has_it));
+            is_soon && !has_it
+        });
+    }
+
+    pub(super) fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// What is live is known. These are the figures up to now.
+    pub(super) fn go_on_from(&mut self, totals: Totals) {
+        self.totals = totals;
+        // A file of a stranger may have any number of them.
+        self.totals.peaks.truncate(MOST_PEAKS);
+        self.totals.waiting.truncate(MOST_WAITING);
+        self.levels.iter_mut().for_each(|level| level.recent = level.in_use);
+    }
+
+    /// The most that was in use on a device since the last call.
+    pub(super) fn take_recent(&mut self, device: Device) -> u64 {
+        let level = self.levels.iter_mut().find(|level| level.device == device);
+        level.map_or(0, |level| std::mem::replace(&mut level.recent, level.in_use))
+    }
+}
