@@ -3,15 +3,16 @@
 use std::{
     cmp::Reverse,
     collections::HashMap,
+    ops::Range,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use gpumem_core::{
-    derive::{Names, Paths},
+    derive::{LedgerView, Names, Paths},
     export::{shortened, shortened_command},
-    ledger::GroupUsage,
-    model::{Device, MemKind},
+    ledger::{GroupUsage, KnownPool},
+    model::{Device, MemKind, PoolId},
     recording::Follower,
 };
 use gpumem_driver::source::machine::accounted_peaks;
@@ -19,7 +20,9 @@ use gpumem_driver::source::machine::accounted_peaks;
 use super::{
     cgroup::container,
     metrics::{OTHER, largest},
-    sample::{DeviceSample, GpuId, GpuSample, Hidden, LiveSample, ProcessId, RecordingSample, Sample, UsageSample},
+    sample::{
+        DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
+    },
     windows::Windows,
 };
 use crate::{
@@ -41,6 +44,8 @@ const MOST_BYTES: u64 = 64 << 20;
 const LEAST_BYTES: u64 = 1 << 20;
 /// So many groups of blocks get names, the largest ones. The rest is added up.
 const MOST_GROUPS: usize = 1_000;
+/// With more blocks, it takes too long to find the room between them.
+const MOST_BLOCKS: u64 = 100_000;
 /// A group with longer names gets none.
 const LONGEST_NAMES: u64 = 1 << 12;
 /// The most columns of a value of a label.
@@ -348,11 +353,15 @@ fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
         *sums.scopes.entry(scope.clone()).or_default() += bytes;
         *sums.places.entry((place, scope)).or_default() += bytes;
     }
-    let mut pools: HashMap<Device, HashMap<String, [u64; 2]>> = HashMap::new();
-    for pool in ledger.pools() {
-        let name = shortened(&definitions.pool(pool.pool), WIDEST);
-        let sum = pools.entry(pool.device).or_default().entry(name).or_default();
-        *sum = [sum[0] + pool.part_bytes.get(), sum[1] + pool.reserved.get()];
+    let holes = largest_holes(ledger);
+    let mut pools: HashMap<Device, Vec<PoolSample>> = HashMap::new();
+    for KnownPool { pool, device, part_bytes, reserved, .. } in ledger.pools() {
+        pools.entry(device).or_default().push(PoolSample {
+            name: shortened(&definitions.pool(pool), WIDEST),
+            used: part_bytes.get(),
+            reserved: reserved.get(),
+            largest_hole: holes.get(&pool).copied(),
+        });
     }
     let mut lives: HashMap<Device, LiveSample> = HashMap::new();
     for (device, sums) in sums {
@@ -369,13 +378,42 @@ fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
             },
         );
     }
-    for (device, pools) in pools {
-        let mut pools: Vec<_> = pools.into_iter().collect();
-        pools.sort_by(|(a, [_, x]), (b, [_, y])| y.cmp(x).then_with(|| a.cmp(b)));
+    for (device, mut pools) in pools {
+        // Of several pools with one name, the largest one counts.
+        pools.sort_by_key(|pool| Reverse(pool.reserved));
         pools.truncate(places);
         lives.entry(device).or_default().pools = pools;
     }
     lives
+}
+
+/// The largest room between the parts of each pool, where it is known where all its blocks lie.
+fn largest_holes(ledger: &dyn LedgerView) -> HashMap<PoolId, u64> {
+    let mut pools = ledger.pools();
+    let blocks = ledger.stats().iter().map(|stats| stats.on_device.blocks.current).sum::<u64>();
+    if pools.is_empty() || blocks > MOST_BLOCKS {
+        return HashMap::new();
+    }
+    let mut parts: Vec<(u64, u64)> = Vec::new();
+    parts.extend(
+        ledger.blocks(None).iter().filter(|block| block.key.is_part()).map(|of| (of.key.address(), of.bytes.get())),
+    );
+    parts.sort_unstable();
+    let (mut holes, mut known): (HashMap<PoolId, u64>, HashMap<PoolId, u64>) = Default::default();
+    for (pool, Range { start, end }) in ledger.pool_blocks() {
+        *known.entry(pool).or_default() += end - start;
+        let first = parts.partition_point(|(address, _)| *address < start);
+        let inside = parts[first..].iter().take_while(|(address, _)| *address < end);
+        let hole = holes.entry(pool).or_default();
+        let rest = inside.fold(start, |at, (address, bytes)| {
+            *hole = (*hole).max(address.saturating_sub(at));
+            at.max(address.saturating_add(*bytes))
+        });
+        *hole = (*hole).max(end.saturating_sub(rest));
+    }
+    pools.retain(|pool| known.get(&pool.pool) == Some(&pool.block_bytes.get()));
+    holes.retain(|pool, _| pools.iter().any(|of| of.pool == *pool));
+    holes
 }
 
 /// The GPUs and their slices.
@@ -427,5 +465,143 @@ fn add_accounts(machine: &Machine, usages: &mut [UsageSample]) {
         for usage in usages.iter_mut().filter(|usage| usage.gpu.id == id) {
             usage.accounted_peak = usage.process.pid.and_then(|pid| peaks.get(&pid).copied());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, process};
+
+    use gpumem_core::{
+        model::{Block, Bytes, EventKind, Key, StackId},
+        recording::{Item, PoolDefinition},
+    };
+
+    use super::*;
+    use crate::{
+        export::metrics::{METRICS, Points},
+        made::{DEVICE, MIB, Made},
+    };
+
+    /// A recording that this process writes.
+    struct File(PathBuf);
+
+    impl File {
+        fn new(name: &str, content: &[u8]) -> Self {
+            let path = env::temp_dir().join(format!("gpumem-export-{name}-{}", process::id()));
+            fs::write(&path, content).unwrap();
+            Self(path)
+        }
+
+        fn recorded(&self) -> Vec<Recorded> {
+            vec![Recorded { pid: process::id(), command: None, files: vec![self.0.clone()] }]
+        }
+    }
+
+    impl Drop for File {
+        fn drop(&mut self) {
+            _ = fs::remove_file(&self.0);
+        }
+    }
+
+    fn sample(exporter: &mut Exporter, name: &str) -> (RecordingSample, Collector) {
+        let collector = exporter.collector(name);
+        let places = exporter.places;
+        let of = exporter.followed.iter_mut().find(|of| of.live.is_read()).expect("it is read");
+        (of.sample(collector, &[], places), collector)
+    }
+
+    #[test]
+    fn a_process_has_a_bounded_number_of_series() {
+        let mut made = Made::new("train");
+        for number in 0..500 {
+            let stack = made.stack(&[(1, "f", &format!("/home/ada/train/src/file{number}.rs"), number)]);
+            made.alloc(MIB * u64::from(number + 1), MemKind::Pool, stack.0 - 1);
+        }
+        let file = File::new("many", &made.file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let (recording, _) = sample(&mut exporter, "a");
+        let live = recording.devices[0].live.as_ref().unwrap();
+        assert_eq!(live.places.len(), 11);
+        assert_eq!(live.places.iter().map(|(_, bytes)| bytes).sum::<u64>(), 500 * 501 / 2 * MIB);
+        assert_eq!(live.places[10].1, (1..=490).sum::<u64>() * MIB);
+        let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
+        let series: usize = METRICS.iter().map(|metric| points.of_metric(metric.name).count()).sum();
+        // What the exporter says of itself is 4 of them. The page names the bound.
+        assert!(series - 4 <= 3 + 72, "{series}");
+    }
+
+    #[test]
+    fn what_an_ended_process_had_is_handed_over_once_to_each() {
+        let file = File::new("ended", &Made::new("train").training(3, 10, 10 * MIB).file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let (running, first) = sample(&mut exporter, "first");
+        assert!(running.devices[0].live.is_some() && running.process.pid == Some(process::id()));
+        exporter.confirm(first);
+        _ = exporter.collector("second");
+        exporter.follow_all(&[]);
+        let (ended, first) = sample(&mut exporter, "first");
+        assert_eq!((ended.devices[0].live.clone(), ended.devices[0].peak), (None, running.devices[0].peak));
+        exporter.confirm(first);
+        assert!(exporter.followed[0].arrived.contains(&first.0));
+        // The other one has not got it yet.
+        exporter.follow_all(&[]);
+        let (_, second) = sample(&mut exporter, "second");
+        exporter.confirm(second);
+        exporter.follow_all(&[]);
+        assert!(exporter.followed.is_empty());
+    }
+
+    #[test]
+    fn a_file_is_read_in_parts_and_a_wrong_one_is_not_there() {
+        let whole = Made::new("train").varied(20_000).file();
+        let file = File::new("parts", &whole);
+        let mut exporter = Exporter::new(10);
+        let mut followed = Followed::new(file.0.clone(), 1, ProcessId::default());
+        followed.read(1_000);
+        assert!(!followed.live.is_read());
+        for _ in 0..whole.len() / 1_000 {
+            followed.read(1_000);
+        }
+        followed.read(1_000);
+        assert!(followed.live.is_read());
+        exporter.followed.push(followed);
+        let peak = sample(&mut exporter, "a").0.devices[0].peak;
+        exporter.follow_all(&file.recorded());
+        assert_eq!(sample(&mut exporter, "a").0.devices[0].peak, peak);
+        let wrong = File::new("wrong", b"this is no recording");
+        exporter.follow_all(&wrong.recorded());
+        assert!(!exporter.followed.iter().any(|of| of.ended.is_none() && of.live.is_read()));
+    }
+
+    #[test]
+    fn the_largest_hole_of_a_pool() {
+        let pool = PoolId(1);
+        let mut made = Made::new("train");
+        made.item(&Item::Pool(PoolDefinition { pool, name: "arena".to_owned() }));
+        made.event(EventKind::PoolRegistered { pool, device: DEVICE });
+        let block = |kind, context, bytes| Block {
+            device: DEVICE,
+            bytes: Bytes::new(bytes),
+            kind,
+            context,
+            stack: StackId::NONE,
+        };
+        let start = 1 << 40;
+        made.alloc_at(Key::from_raw(start), block(MemKind::Device, 1, 64 * MIB));
+        // 4 MiB, 10 MiB of room, 30 MiB, and 20 MiB of room.
+        for (at, bytes) in [(0, 4 * MIB), (14 * MIB, 30 * MIB)] {
+            made.alloc_at(Key::of_part(pool, start + at), block(MemKind::Part, 1, bytes));
+        }
+        let file = File::new("pool", &made.file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let live = sample(&mut exporter, "a").0.devices.remove(0).live.unwrap();
+        let expected =
+            PoolSample { name: "arena".to_owned(), used: 34 * MIB, reserved: 64 * MIB, largest_hole: Some(20 * MIB) };
+        assert_eq!(live.pools, [expected]);
+        assert_eq!(live.kinds, [("part", 34 * MIB)]);
     }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::sample::{DeviceSample, GpuId, GpuSample, LiveSample, ProcessId, RecordingSample, Sample, UsageSample};
+use super::sample::{
+    DeviceSample, GpuId, GpuSample, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
+};
 
 /// One metric.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +90,7 @@ metrics! {
     PLACE = "gpumem.process.live.place", Gauge, Bytes, "What a recorded process has allocated, by line and scope.";
     POOL_USED = "gpumem.process.pool.used", Gauge, Bytes, "What a registered pool has given out.";
     POOL_RESERVED = "gpumem.process.pool.reserved", Gauge, Bytes, "What a registered pool has from the driver.";
+    LARGEST_HOLE = "gpumem.process.pool.largest.hole", Gauge, Bytes, "The largest unused piece in the blocks of a registered pool.";
     REFUSED = "gpumem.process.refused", Counter, Events, "Allocations that the driver refused: out of memory.";
     RETRIED = "gpumem.process.retried", Counter, Events, "Refused allocations that the same thread obtained within a second.";
     LOST = "gpumem.process.lost", Counter, Events,
@@ -203,9 +206,9 @@ impl Points {
         for ((place, scope), bytes) in &live.places {
             self.add(PLACE, with(&[("place", place), ("scope", scope)]), Some(*bytes));
         }
-        for (pool, [used, reserved]) in &live.pools {
-            self.add(POOL_USED, with(&[("pool", pool)]), Some(*used));
-            self.add(POOL_RESERVED, with(&[("pool", pool)]), Some(*reserved));
+        for PoolSample { name, used, reserved, largest_hole } in &live.pools {
+            let values = [(POOL_USED, Some(*used)), (POOL_RESERVED, Some(*reserved)), (LARGEST_HOLE, *largest_hole)];
+            values.into_iter().for_each(|(metric, value)| self.add(metric, with(&[("pool", name)]), value));
         }
     }
 }
@@ -248,4 +251,44 @@ pub(super) fn largest<N: Ord>(
         }
     }
     sums
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs};
+
+    use super::*;
+
+    fn file(name: &str) -> String {
+        fs::read_to_string(format!("{}/../{name}", env!("CARGO_MANIFEST_DIR"))).expect("it is there")
+    }
+
+    /// The names of metrics in a text.
+    fn names(text: &str) -> BTreeSet<String> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let is_name = |word: &&str| word.starts_with("gpumem_") || word.starts_with("hw_gpu_");
+        words.filter(is_name).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_book_has_all_metrics_and_the_rules_and_the_dashboard_no_others() {
+        let all: BTreeSet<_> = METRICS.iter().map(Metric::prometheus_name).collect();
+        let page = file("docs/book/src/metrics.md");
+        let table: String = page.lines().filter(|line| line.starts_with("| `")).collect();
+        assert_eq!(names(&table), all);
+        for text in
+            ["contrib/prometheus/rules.yml", "contrib/prometheus/dashboard.json"].map(file).iter().chain([&page])
+        {
+            let others: Vec<_> = names(text).difference(&all).cloned().collect();
+            assert!(others.is_empty(), "{others:?}");
+        }
+    }
+
+    #[test]
+    fn the_largest_have_names() {
+        let sums = [("b", 3), ("a", 3), ("none", 0), ("c", 9), ("other", 4), ("d", 1)];
+        assert_eq!(largest(sums, 2, || OTHER), [("c", 9), ("other", 11)]);
+        assert_eq!(largest(sums, 3, || OTHER), [("c", 9), ("other", 8), ("a", 3)]);
+        assert_eq!(largest(sums, 9, || OTHER).len(), 5);
+    }
 }

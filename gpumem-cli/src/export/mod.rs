@@ -14,7 +14,7 @@ mod windows;
 
 use std::{
     convert::Infallible,
-    io,
+    fs, io,
     net::SocketAddr,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -79,8 +79,9 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
 fn in_words(hidden: Hidden) -> Vec<String> {
     let Hidden { processes, unknown, recordings: _, readings } = hidden;
     let mut lines = Vec::new();
-    if !rustix::process::geteuid().is_root() {
-        lines.push("recordings of other users cannot be seen; run it as root to see them".to_owned());
+    // The first process is that of another user, unless this is a container.
+    if fs::read_dir("/proc/1/fd").is_err() {
+        lines.push("recordings of other users cannot be seen; as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, they can".to_owned());
     }
     if processes > 0 {
         lines.push(format!("{processes} of the driver's processes cannot be seen here; in a container, share the PID namespace of the host"));

@@ -79,8 +79,19 @@ pub(super) struct LiveSample {
     pub(super) scopes: Vec<(String, u64)>,
     /// By place and scope.
     pub(super) places: Vec<((String, String), u64)>,
-    /// What each pool has given out, and what it has from the driver.
-    pub(super) pools: Vec<(String, [u64; 2])>,
+    pub(super) pools: Vec<PoolSample>,
+}
+
+/// A registered pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PoolSample {
+    pub(super) name: String,
+    /// What it has given out.
+    pub(super) used: u64,
+    /// What it has from the driver.
+    pub(super) reserved: u64,
+    /// The largest piece that it could give out. `None` if it is not known where its parts lie.
+    pub(super) largest_hole: Option<u64>,
 }
 
 /// How much cannot be seen.
