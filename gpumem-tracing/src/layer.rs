@@ -75,7 +75,7 @@ impl GpuMemLayer {
             .on_exit_report(false)
             .entered(false)
             .opened_at(span.module_path(), file, line)
-            .ctx_unless_off(|| span.name())
+            .static_ctx(span.name())
             .start_or_off()
     }
 

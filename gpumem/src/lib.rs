@@ -52,7 +52,7 @@ pub mod gauge {
 pub mod intercept {
     pub use crate::{
         model::Source,
-        session::{LiveMemory, Status, subscribe, unsubscribe},
+        session::{Collected, Collector, LiveMemory, Status, subscribe, unsubscribe},
     };
 }
 

@@ -5,8 +5,9 @@ pub(crate) use gpumem_core::report::*;
 pub use gpumem_core::{
     model::{GpuProcess, MemKind, ProcessKind, Sampling},
     report::{
-        AllocStats, Breakdown, CallFigures, Change, KindStats, Leaks, Line, LiveBlock, MemoryStats, MemorySummary,
-        NameStats, OutOfMemory, Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place, RegisteredPool,
-        Report, ReservedStats, ScopeSummary, SourceLine, Spread, Stats, Summary, Tally, Tracked, WorstCall,
+        AllocStats, Breakdown, CallFigures, Change, Group, KindStats, Leaks, Line, LiveBlock, MemoryStats,
+        MemorySummary, NameStats, OutOfMemory, Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place,
+        RegisteredPool, Report, ReservedStats, ScopeSummary, SourceLine, Spread, Stats, Summary, Tally, Tracked,
+        WorstCall,
     },
 };

@@ -238,6 +238,10 @@ fn recording_lines(
         let text = format!("{} events were lost: some figures may be wrong", recording.lost_events);
         lines.push(Line::styled(text, looks.colour(Color::Red)));
     }
+    if recording.unread_events > 0 {
+        let text = format!("{} events came faster than they were read: a peak may be missing", recording.unread_events);
+        lines.push(Line::styled(text, looks.colour(Color::Yellow)));
+    }
     if recording.devices.is_empty() && recording.error.is_none() {
         lines.push(Line::from("nothing was allocated yet").dim());
     }

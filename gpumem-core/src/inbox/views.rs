@@ -7,8 +7,8 @@ use std::{collections::HashMap, ops::Range, time::Duration};
 use super::{Clock, Inbox, InboxState, Primitives, Tap};
 use crate::{
     ledger::{
-        BLOCK_PARTS, Counts, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, KnownPool, NodeId, PART_LEN, PeakTotal,
-        ScopeNode, ScopePeriod,
+        BLOCK_PARTS, Counts, DevicePeaks, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, KnownPool, NodeId,
+        PART_LEN, PeakInterval, PeakTotal, ScopeNode, ScopePeriod,
     },
     model::{CallsiteId, Device, EventKind, Key, PoolId, ScopeId, ThreadId},
 };
@@ -160,6 +160,22 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// The number of the calling thread; 0 if the thread is inside the inbox already.
     pub fn this_thread(&self) -> ThreadId {
         self.enter(0, |_, thread| thread).unwrap_or_default()
+    }
+
+    /// See [`Ledger::begin_interval`](crate::ledger::Ledger::begin_interval). `None` if the thread is inside the inbox already.
+    pub fn begin_interval(&self, device: Device) -> Option<PeakInterval> {
+        self.enter(0, |state, _| state.ledger.begin_interval(device))
+    }
+
+    /// See [`Ledger::next_interval`](crate::ledger::Ledger::next_interval).
+    pub fn next_interval(&self, interval: &mut PeakInterval) -> Option<DevicePeaks> {
+        self.decide();
+        self.enter(0, |state, _| state.ledger.next_interval(interval))
+    }
+
+    /// See [`Ledger::end_interval`](crate::ledger::Ledger::end_interval).
+    pub fn end_interval(&self, interval: PeakInterval) {
+        self.enter(0, |state, _| state.ledger.end_interval(interval));
     }
 
     /// The scopes that the calling thread is in, the outermost first.

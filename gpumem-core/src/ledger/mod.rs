@@ -9,6 +9,7 @@ mod delta;
 mod events;
 mod groups;
 mod guests;
+mod intervals;
 mod kept_peaks;
 mod kept_range;
 mod live;
@@ -46,6 +47,7 @@ use self::{
 pub use self::{
     counts::{Counts, PART_LEN},
     groups::AllocGroup,
+    intervals::{DevicePeaks, PeakInterval},
     kept_peaks::{GroupAtPeak, PeakTotal},
     live::BLOCK_PARTS,
     meters::DeviceStats,

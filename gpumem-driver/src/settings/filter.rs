@@ -87,7 +87,7 @@ impl Filter {
         let asks = |directive: &Directive| matches!(directive.what, Some(What::Lines | What::Stats));
         let is_choice = self.0.iter().any(asks) && !self.0.iter().filter(of_all).any(|all| all.what.is_some());
         let mut rule = Rule { what: is_choice.then_some(What::Off), ..Rule::default() };
-        let segments: Vec<_> = module.iter().flat_map(|module| module.split("::")).chain(name.split("::")).collect();
+        let segments = segments(module, name);
         for directive in &self.0 {
             if directive.name.as_deref().is_none_or(|wanted| is_part(wanted, &segments)) {
                 rule.what = directive.what.or(rule.what);
@@ -97,6 +97,37 @@ impl Filter {
         }
         rule
     }
+
+    /// The names in it that no trace had, each with the most similar name that one had. `names` are the modules and names of all traces.
+    pub fn unmatched<'a>(&'a self, names: &'a [(Option<&str>, String)]) -> Vec<(&'a str, Option<&'a str>)> {
+        let segments: Vec<Vec<&str>> = names.iter().map(|(module, name)| segments(*module, name)).collect();
+        let wanted = self.0.iter().filter_map(|directive| directive.name.as_deref());
+        let unmatched = wanted.filter(|wanted| !segments.iter().any(|segments| is_part(wanted, segments)));
+        let near = |wanted: &str| {
+            let known = names.iter().map(|(_, name)| name.as_str()).chain(segments.iter().flatten().copied());
+            let near = known.filter(|known| !known.is_empty()).min_by_key(|known| (distance(wanted, known), *known));
+            near.filter(|near| distance(wanted, near) <= wanted.chars().count() / 3)
+        };
+        unmatched.map(|wanted| (wanted, near(wanted))).collect()
+    }
+}
+
+fn segments<'a>(module: Option<&'a str>, name: &'a str) -> Vec<&'a str> {
+    module.into_iter().flat_map(|module| module.split("::")).chain(name.split("::")).collect()
+}
+
+/// How many letters have to be added, removed or replaced to make one name of the other.
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
+    for (at, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (column, other) in (1..).zip(other.chars()) {
+            let replaced = diagonal + usize::from(letter != other);
+            diagonal = row[column];
+            row[column] = replaced.min(row[column] + 1).min(row[column - 1] + 1);
+        }
+    }
+    row.last().copied().unwrap_or(0)
 }
 
 /// Whether these segments stand one after the other in the name. A `#` stands for any number.
@@ -185,6 +216,22 @@ mod tests {
             let module = (!module.is_empty()).then_some(module);
             let expected = Rule { what, at_least: Bytes::mib(mib), every: NonZeroU64::new(every) };
             assert_eq!(filter(text).rule(module, name), expected, "{text}: {module:?} {name}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_no_trace_has_is_found() {
+        let names = [(Some("app::train"), "Model::forward"), (None, "request 17"), (None, "")];
+        let names = names.map(|(module, name)| (module, name.to_owned()));
+        let filter =
+            filter("info,forwrad=off,forward>=1MiB,trian::Model=lines,request #=stats,optimizer=off,train=every=2");
+        assert_eq!(
+            filter.unmatched(&names),
+            [("forwrad", Some("forward")), ("trian::Model", None), ("optimizer", None)]
+        );
+        assert_eq!(filter.unmatched(&[])[1], ("forward", None));
+        for (one, other, expected) in [("", "", 0), ("", "abc", 3), ("forwrad", "forward", 2), ("step", "steps", 1)] {
+            assert_eq!((distance(one, other), distance(other, one)), (expected, expected), "{one} {other}");
         }
     }
 

@@ -22,6 +22,7 @@ pub(super) extern "C" fn at_exit() {
             // A panic must not unwind into C.
             let _ = catch_unwind(AssertUnwindSafe(|| session.print_repeats()));
             let _ = catch_unwind(AssertUnwindSafe(|| call_stats::print_stats(session)));
+            let _ = catch_unwind(AssertUnwindSafe(|| session.notify_unmatched()));
             let _ = catch_unwind(AssertUnwindSafe(|| oom::print_pending(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_leaks(session)));
             let _ = catch_unwind(AssertUnwindSafe(|| exit_reports::print_peaks(session)));

@@ -145,6 +145,30 @@ fn trackers_see_no_difference_where_a_name_becomes_longer() {
 }
 
 #[test]
+fn a_name_that_no_trace_had_is_said_once() {
+    let (session, gpu, _) = session_with(&[("GPUMEM", "tain=off,load=off,info")]);
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&notices);
+    session.run(|| {
+        set_sink(Sink::custom(move |output| {
+            if let Content::Notice(notice) = &output.content
+                && notice.starts_with("GPUMEM: ")
+            {
+                to.lock().unwrap().push(notice.clone());
+            }
+        }));
+        let say = || crate::session::current().notify_unmatched();
+        // A program without traces is a helper of another one.
+        say();
+        let trace = |ctx: &str| GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).start().unwrap();
+        drop((trace("train"), trace("load")));
+        say();
+        say();
+    });
+    assert_eq!(*notices.lock().unwrap(), ["GPUMEM: no trace was named `tain` (near: `train`)"]);
+}
+
+#[test]
 fn a_filter_is_for_lines_alone() {
     let filter = "off,step=lines,step=every=2,load>=10MiB,request #=lines";
     let (session, gpu, lines) = session_with(&[("GPUMEM", filter)]);

@@ -31,6 +31,7 @@ const CRATES: [&str; 9] = [
     "gpumem-inject",
     "gpumem-cli",
     "gpumem-estimate",
+    "gpumem-metrics",
     "gpumem-tracing",
 ];
 

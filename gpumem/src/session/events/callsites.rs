@@ -71,7 +71,6 @@ pub(in crate::session) struct DefinedCallsite {
     /// Where it was first opened.
     pub(in crate::session) location: CodeLine,
     /// The path of the module of a function under an attribute.
-    #[cfg_attr(not(feature = "capture"), expect(dead_code, reason = "only recordings have it"))]
     pub(in crate::session) module: Option<&'static str>,
     /// What `GPUMEM` says about it.
     rule: Rule,
@@ -128,6 +127,12 @@ impl CallsiteTable {
             callsite.lines += 1;
             callsite.lines - 1
         })
+    }
+
+    /// The modules and the names of all callsites, as filters know them.
+    pub(in crate::session) fn names(&self) -> Vec<(Option<&'static str>, String)> {
+        let name = |name: &Option<Cow<'static, str>>| name_in_line(name.as_deref().unwrap_or_default()).into_owned();
+        self.lock().all.iter().map(|callsite| (callsite.module, name(&callsite.name))).collect()
     }
 
     /// The callsite with this number.

@@ -19,7 +19,7 @@ use crate::{
 #[must_use = "nothing is measured before `start`"]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct GpuMemTraceBuilder {
-    pub(super) ctx: Option<String>,
+    pub(super) ctx: Option<Cow<'static, str>>,
     /// The compiler's name of the function. It replaces the context.
     pub(super) function: Option<&'static str>,
     pub(super) request: ScopeRequest,
@@ -52,7 +52,14 @@ impl GpuMemTraceBuilder {
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn ctx(mut self, ctx: impl Into<String>) -> Self {
-        (self.ctx, self.function) = (Some(ctx.into()), None);
+        (self.ctx, self.function) = (Some(Cow::Owned(ctx.into())), None);
+        self
+    }
+
+    /// As [`ctx`](Self::ctx), without an allocation.
+    #[doc(hidden)]
+    pub fn static_ctx(mut self, ctx: &'static str) -> Self {
+        (self.ctx, self.function) = (Some(Cow::Borrowed(ctx)), None);
         self
     }
 

@@ -59,6 +59,22 @@ impl Session {
         String::new()
     }
 
+    /// Prints which names in `GPUMEM` no trace had: at the end, because a trace with that name may come late. A program without traces is a
+    /// helper of another one, which has them.
+    pub(in crate::session) fn notify_unmatched(&self) {
+        let names = self.callsites.names();
+        let unmatched = self.settings.filter.unmatched(&names);
+        if names.is_empty() || unmatched.is_empty() {
+            return;
+        }
+        let in_words = |(wanted, near): &(&str, Option<&str>)| match near {
+            Some(near) => format!("`{wanted}` (near: `{near}`)"),
+            None => format!("`{wanted}`"),
+        };
+        let unmatched = unmatched.iter().map(in_words).collect::<Vec<_>>().join(", ");
+        self.notify(Notice::Filter, &format_args!("GPUMEM: no trace was named {unmatched}"));
+    }
+
     /// Prints why figures are unknown.
     pub(in crate::session) fn notify_stale(&self, device: Device, error: &Error) {
         self.notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));

@@ -15,6 +15,7 @@ pub(crate) enum Notice {
     Lost,
     Untracked,
     Settings,
+    Filter,
     Unwritten,
     Budget,
     #[cfg(feature = "capture")]

@@ -1,10 +1,12 @@
 //! Where the memory is, what is measured, and the statistics of allocators.
 
+mod collector;
 mod places;
 pub(crate) mod statistics;
 mod status;
 
 pub use self::{
+    collector::{Collected, Collector},
     places::{breakdown, summary},
     status::{LiveMemory, Status, status},
 };

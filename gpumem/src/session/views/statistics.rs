@@ -12,9 +12,9 @@ use crate::{
 
 /// A device on which allocations are intercepted.
 pub(crate) struct InterceptedDevice {
-    session: &'static Session,
-    devices: &'static dyn Devices,
-    device: Device,
+    pub(super) session: &'static Session,
+    pub(super) devices: &'static dyn Devices,
+    pub(super) device: Device,
 }
 
 impl InterceptedDevice {

@@ -40,6 +40,7 @@ thread_local! {
 /// Handles a refused allocation. Refusals of the host's memory, and of pools whose device is not known, are counted and recorded only.
 pub(in crate::session) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
     REFUSED_COUNT.set(REFUSED_COUNT.get() + 1);
+    session.refusals.count.fetch_add(1, Relaxed);
     #[cfg(feature = "capture")]
     session.record_refused(device, bytes, kind);
     let Some(device) = device.filter(|_| kind != MemKind::PinnedHost) else { return };

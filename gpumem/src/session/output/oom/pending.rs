@@ -32,6 +32,8 @@ pub(super) type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 #[derive(Default)]
 pub(in crate::session) struct Refusals {
     pub(super) hook: RwLock<Option<Hook>>,
+    /// How many allocations were refused.
+    pub(in crate::session) count: AtomicU64,
     /// How many reports were printed.
     pub(super) printed: AtomicU64,
     reporter: Mutex<Reporter>,

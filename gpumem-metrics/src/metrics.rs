@@ -1,0 +1,84 @@
+//! The facade `metrics`.
+
+use std::collections::HashMap;
+
+use gpumem::{Result, intercept::Collector};
+use metrics::{Key, Label, counter, gauge};
+
+use crate::{
+    LARGEST,
+    figures::{Figure, Metric, collect, collectors},
+};
+
+/// Sets the metrics of the recorder that the program has installed.
+///
+/// ```no_run
+/// let mut reporter = gpumem_metrics::Reporter::new()?;
+/// std::thread::spawn(move || loop {
+///     reporter.report();
+///     std::thread::sleep(std::time::Duration::from_secs(5));
+/// });
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Reporter {
+    collectors: Vec<Collector>,
+    largest: usize,
+    /// The series of the last report.
+    before: HashMap<(Metric, Vec<Label>), String>,
+}
+
+impl Reporter {
+    /// A reporter of all devices. It begins to intercept allocations.
+    ///
+    /// # Errors
+    /// Without a driver, or when allocations cannot be intercepted.
+    pub fn new() -> Result<Self> {
+        Ok(Self { collectors: collectors()?, largest: LARGEST, before: HashMap::new() })
+    }
+
+    /// How many libraries, scopes and places have series of their own; [`LARGEST`], unless this is called.
+    #[must_use]
+    pub fn largest(mut self, largest: usize) -> Self {
+        self.largest = largest;
+        self
+    }
+
+    /// Sets all metrics. The next interval begins. A series that is not among the largest ones any more becomes 0: its bytes are in `other`.
+    pub fn report(&mut self) {
+        let figures = collect(&mut self.collectors, self.largest);
+        if figures.is_empty() {
+            return;
+        }
+        let mut now = HashMap::new();
+        for Figure { metric, labels, value } in figures {
+            let labels: Vec<_> =
+                labels.into_iter().map(|(name, value)| Label::new(name.replace('.', "_"), value)).collect();
+            let name = name_of(metric);
+            let key = Key::from_parts(name.clone(), labels.clone());
+            if metric.is_counter() {
+                counter!(key.name().to_owned(), key.labels()).absolute(value);
+            } else {
+                gauge!(key.name().to_owned(), key.labels()).set(to_float(value));
+                now.insert((metric, labels), name);
+            }
+        }
+        for ((metric, labels), name) in self.before.drain() {
+            if !now.contains_key(&(metric, labels.clone())) {
+                gauge!(name, labels.iter()).set(0.0);
+            }
+        }
+        self.before = now;
+    }
+}
+
+/// The name in Prometheus.
+fn name_of(metric: Metric) -> String {
+    let unit = if metric.is_counter() { "total" } else { "bytes" };
+    format!("{}_{unit}", metric.name().replace('.', "_"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no device has 2^53 bytes")]
+fn to_float(bytes: u64) -> f64 {
+    bytes as f64
+}

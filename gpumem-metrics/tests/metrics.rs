@@ -1,0 +1,71 @@
+//! The facade `metrics`, with a recorder in memory.
+
+use std::collections::BTreeMap;
+
+use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
+use gpumem_metrics::Reporter;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+const MIB: f64 = 1_048_576.0;
+
+#[test]
+fn figures_of_each_report() {
+    let gpu = SimGpu::install(Bytes::gib(16)).expect("nothing else is installed");
+    let mut reporter = Reporter::new().expect("allocations are intercepted").largest(1);
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    // The name and the labels, in order.
+    let mut report = || -> BTreeMap<String, f64> {
+        metrics::with_local_recorder(&recorder, || reporter.report());
+        let figures = snapshotter.snapshot().into_vec().into_iter().map(|(key, _, _, value)| {
+            let labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+            let value = match value {
+                DebugValue::Gauge(value) => value.into_inner(),
+                DebugValue::Counter(value) => value as f64,
+                DebugValue::Histogram(_) => unreachable!("there is none"),
+            };
+            (format!("{} {}", key.key().name(), labels.join(",")), value)
+        });
+        figures.collect()
+    };
+    let load = GpuMemTrace::builder().ctx("load").silent(true).start_or_off();
+    let weights = gpu.alloc(Bytes::mib(30)).expect("there is room");
+    drop(load);
+    let step = GpuMemTrace::builder().ctx("step").silent(true).start_or_off();
+    let small = gpu.alloc_async(Bytes::mib(2)).expect("there is room");
+    drop(gpu.alloc(Bytes::mib(500)).expect("there is room"));
+    drop(step);
+    gpu.alloc(Bytes::gib(20)).expect_err("the device is smaller");
+    let first = report();
+    let figure = |figures: &BTreeMap<String, f64>, name: &str| {
+        *figures.get(name).unwrap_or_else(|| panic!("{name} is not in {figures:#?}"))
+    };
+    for (name, value) in [
+        ("gpumem_process_live_bytes kind=device,cuda_ordinal=0", 30.0 * MIB),
+        ("gpumem_process_live_bytes kind=pool,cuda_ordinal=0", 2.0 * MIB),
+        ("gpumem_process_live_scope_bytes scope=load,cuda_ordinal=0", 30.0 * MIB),
+        ("gpumem_process_live_scope_bytes scope=other,cuda_ordinal=0", 2.0 * MIB),
+        ("gpumem_process_live_library_bytes library=program,cuda_ordinal=0", 32.0 * MIB),
+        ("gpumem_process_peak_bytes cuda_ordinal=0", 532.0 * MIB),
+        ("gpumem_process_interval_peak_bytes cuda_ordinal=0", 532.0 * MIB),
+        ("gpumem_process_refused_total ", 1.0),
+        ("gpumem_process_lost_total ", 0.0),
+    ] {
+        assert_eq!(figure(&first, name).to_bits(), value.to_bits(), "{name}");
+    }
+    // The peak of the next interval is a lower one, and what is gone is 0.
+    drop(weights);
+    drop(gpu.alloc(Bytes::mib(7)).expect("there is room"));
+    let second = report();
+    for (name, value) in [
+        ("gpumem_process_live_bytes kind=device,cuda_ordinal=0", 0.0),
+        ("gpumem_process_live_scope_bytes scope=load,cuda_ordinal=0", 0.0),
+        ("gpumem_process_live_scope_bytes scope=step,cuda_ordinal=0", 2.0 * MIB),
+        ("gpumem_process_live_scope_bytes scope=other,cuda_ordinal=0", 0.0),
+        ("gpumem_process_peak_bytes cuda_ordinal=0", 532.0 * MIB),
+        ("gpumem_process_interval_peak_bytes cuda_ordinal=0", 32.0 * MIB),
+    ] {
+        assert_eq!(figure(&second, name).to_bits(), value.to_bits(), "{name}");
+    }
+    drop(small);
+}

@@ -1,0 +1,125 @@
+//! What a device holds, for metrics that somebody collects again and again.
+
+use std::{fmt, sync::atomic::Ordering::Relaxed};
+
+use super::statistics::InterceptedDevice;
+use crate::{
+    derive::{Names, Snapshot},
+    error::{Kind, Result},
+    inbox::LedgerView,
+    ledger::PeakInterval,
+    model::{Bytes, MemKind},
+    report::Group,
+};
+
+/// Collects what this process has on a device, again and again, with the peak in between.
+///
+/// Several collectors do not disturb each other, and resets of other peaks do not disturb them. They ask the driver nothing.
+///
+/// ```
+/// use gpumem::{Bytes, intercept::Collector, sim::SimGpu};
+///
+/// let gpu = SimGpu::install(Bytes::gib(16))?;
+/// let mut collector = Collector::new(0)?;
+/// drop(gpu.alloc(Bytes::mib(300))?);
+/// let first = collector.collect()?;
+/// assert_eq!((first.interval_peak, first.peak), (Bytes::mib(300), Bytes::mib(300)));
+/// assert_eq!(collector.collect()?.interval_peak, Bytes::ZERO);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+pub struct Collector {
+    of: InterceptedDevice,
+    interval: PeakInterval,
+}
+
+/// What a [`Collector`] has collected. The sums of blocks are of the moment of the call; while other threads allocate, not all of them are of
+/// the same moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Collected {
+    /// The live bytes of each kind of memory that has had some.
+    pub kinds: Vec<(MemKind, Bytes)>,
+    /// Where they come from. Only memory that traces count, and what registered pools keep unused.
+    pub groups: Vec<Group>,
+    /// The most that was in use on the device at one time.
+    pub peak: Bytes,
+    /// The most since the last call, or since the collector was created.
+    pub interval_peak: Bytes,
+    /// Allocations that were refused because there was not enough memory, of all devices.
+    pub refused: u64,
+    /// Events that were lost, of all devices. If it is not 0, the figures may be wrong.
+    pub lost: u64,
+}
+
+impl Collector {
+    /// Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact figures.
+    ///
+    /// Example: see [`Collector`].
+    ///
+    /// # Errors
+    /// When there is no such device, or when allocations cannot be intercepted.
+    pub fn new(device: impl Into<Option<u32>>) -> Result<Self> {
+        let of = InterceptedDevice::on(device.into())?;
+        let interval = of.session.inbox.begin_interval(of.device).ok_or(Kind::Forked)?;
+        Ok(Self { of, interval })
+    }
+
+    /// The CUDA ordinal of the device.
+    ///
+    /// ```
+    /// # let _gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// assert_eq!(gpumem::intercept::Collector::new(None)?.device(), 0); // the current one
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn device(&self) -> u32 {
+        self.of.device.ordinal
+    }
+
+    /// The UUID of the device, as `nvidia-smi -L` prints it; without `GPU-` or `MIG-` if NVML cannot be used. `None` if it has none.
+    ///
+    /// ```
+    /// # let _gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// assert_eq!(gpumem::intercept::Collector::new(0)?.uuid(), None); // of a simulated device
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn uuid(&self) -> Option<String> {
+        self.of.devices.uuid(self.device())
+    }
+
+    /// What the process has now. The next interval begins.
+    ///
+    /// Example: see [`Collector`].
+    ///
+    /// # Errors
+    /// In the child of a fork, which has no GPU.
+    pub fn collect(&mut self) -> Result<Collected> {
+        let InterceptedDevice { session, device, .. } = self.of;
+        let peaks = session.inbox.next_interval(&mut self.interval).ok_or(Kind::Forked)?;
+        let stats = session.inbox.stats();
+        let stats = stats.iter().find(|stats| stats.device == device);
+        let kinds = MemKind::ALL.into_iter().zip(stats.into_iter().flat_map(|stats| &stats.kinds));
+        Ok(Collected {
+            kinds: kinds
+                .filter(|(_, stat)| stat.bytes.allocated > 0)
+                .map(|(kind, stat)| (kind, Bytes::new(stat.bytes.current)))
+                .collect(),
+            groups: Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack)),
+            peak: Bytes::new(peaks.ever),
+            interval_peak: Bytes::new(peaks.interval),
+            refused: session.refusals.count.load(Relaxed),
+            lost: session.inbox.counts().lost,
+        })
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.of.session.inbox.end_interval(self.interval);
+    }
+}
+
+impl fmt::Debug for Collector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Collector").field("device", &self.device()).finish_non_exhaustive()
+    }
+}
