@@ -1,6 +1,10 @@
 //! Serves metrics of the machine.
 
-use std::{env, fs, net::SocketAddr, path::PathBuf};
+use std::{
+    env, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 
@@ -33,15 +37,15 @@ pub(crate) struct ExportArguments {
     /// How many places, scopes, libraries and pools of a process on a GPU are named. What others have is added up as `other`.
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
     places: u8,
-    /// A collector of OpenTelemetry to push to, by OTLP over HTTP without TLS, such as http://127.0.0.1:4318. OTEL_EXPORTER_OTLP_ENDPOINT
-    /// stands for it; OTEL_METRIC_EXPORT_INTERVAL is the time between two pushes, in milliseconds.
+    /// A collector of OpenTelemetry to push to, by OTLP over HTTP without TLS, such as `http://127.0.0.1:4318`. The variable
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` stands for it; `OTEL_METRIC_EXPORT_INTERVAL` is the time between two pushes, in milliseconds.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
 }
 
 pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
     let ExportArguments { listen, unix, token_file, places, otlp } = arguments;
-    let token = token_file.map(token).transpose()?;
+    let token = token_file.as_deref().map(token).transpose()?;
     if token.is_none() && unix.is_none() && !listen.ip().is_loopback() {
         let next = "give --token-file FILE, or --unix SOCKET";
         return Err(Failure::new(
@@ -54,12 +58,12 @@ pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
     match export::serve(Options { listen, unix, token, places: usize::from(places), otlp })? {}
 }
 
-fn token(file: PathBuf) -> Result<String, Failure> {
+fn token(file: &Path) -> Result<String, Failure> {
     let failed = |why: String| {
         let next = "give a file with a token, such as one of `openssl rand -hex 32`";
         Failure::new(format!("`{}` cannot be used", file.display()), why, next)
     };
-    let text = fs::read_to_string(&file).map_err(|error| failed(error.to_string()))?;
+    let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
     let token = text.trim();
     if token.len() < LEAST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(failed(format!("it is no line of at least {LEAST_TOKEN} characters")));

@@ -225,12 +225,11 @@ impl Exporter {
 
     fn collector(&mut self, name: &str) -> Collector {
         let known = self.collectors.iter().position(|(known, _)| known == name);
-        let (name, number) = match known {
-            Some(at) => self.collectors.remove(at),
-            None => {
-                self.next_collector += 1;
-                (name.to_owned(), self.next_collector)
-            }
+        let (name, number) = if let Some(at) = known {
+            self.collectors.remove(at)
+        } else {
+            self.next_collector += 1;
+            (name.to_owned(), self.next_collector)
         };
         self.collectors.push((name, number));
         if self.collectors.len() > MOST_COLLECTORS {

@@ -208,7 +208,9 @@ impl Points {
         }
         for PoolSample { name, used, reserved, largest_hole } in &live.pools {
             let values = [(POOL_USED, Some(*used)), (POOL_RESERVED, Some(*reserved)), (LARGEST_HOLE, *largest_hole)];
-            values.into_iter().for_each(|(metric, value)| self.add(metric, with(&[("pool", name)]), value));
+            for (metric, value) in values {
+                self.add(metric, with(&[("pool", name)]), value);
+            }
         }
     }
 }

@@ -74,7 +74,9 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
         .build();
     let points = Arc::new(Mutex::new(Points::default()));
     let meter = provider.meter("gpumem");
-    METRICS.iter().for_each(|metric| add(&meter, metric, &points));
+    for metric in METRICS {
+        add(&meter, metric, &points);
+    }
     let work = move || {
         let mut has_failed = false;
         loop {
@@ -102,7 +104,7 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
 /// An instrument that reads the newest points.
 fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
     let points = Arc::clone(points);
-    let each = move |mut observe: Box<dyn FnMut(f64, &[KeyValue]) + '_>| {
+    let each = move |observe: &dyn Fn(f64, &[KeyValue])| {
         for (attributes, value) in lock(&points).of_metric(metric.name) {
             observe(value, &key_values(attributes));
         }
@@ -116,7 +118,7 @@ fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
     let whole = |value: f64| value as u64;
     match (metric.kind, metric.unit) {
         (_, Unit::Ratio) => {
-            let observe = move |to: &dyn AsyncInstrument<f64>| each(Box::new(|value, of| to.observe(value, of)));
+            let observe = move |to: &dyn AsyncInstrument<f64>| each(&|value, of| to.observe(value, of));
             meter
                 .f64_observable_gauge(metric.name)
                 .with_unit(unit)
@@ -125,7 +127,7 @@ fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
                 .build();
         }
         (Kind::Gauge, _) => {
-            let observe = move |to: &dyn AsyncInstrument<u64>| each(Box::new(|value, of| to.observe(whole(value), of)));
+            let observe = move |to: &dyn AsyncInstrument<u64>| each(&|value, of| to.observe(whole(value), of));
             meter
                 .u64_observable_gauge(metric.name)
                 .with_unit(unit)
@@ -134,7 +136,7 @@ fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
                 .build();
         }
         (Kind::Counter, _) => {
-            let observe = move |to: &dyn AsyncInstrument<u64>| each(Box::new(|value, of| to.observe(whole(value), of)));
+            let observe = move |to: &dyn AsyncInstrument<u64>| each(&|value, of| to.observe(whole(value), of));
             meter
                 .u64_observable_counter(metric.name)
                 .with_unit(unit)
@@ -144,7 +146,7 @@ fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
         }
         (Kind::UpDown, _) => {
             let observe = move |to: &dyn AsyncInstrument<i64>| {
-                each(Box::new(|value, of| to.observe(whole(value).cast_signed(), of)));
+                each(&|value, of| to.observe(whole(value).cast_signed(), of));
             };
             let instrument = meter.i64_observable_up_down_counter(metric.name);
             instrument.with_unit(unit).with_description(help).with_callback(observe).build();

@@ -420,7 +420,7 @@ mod tests {
         // The end of the first file is written after it was read, and before the second one takes its place.
         let first = file(0);
         fs::write(&path, &first[..first.len() - 1]).unwrap();
-        live.read();
+        live.read(u64::MAX);
         assert!(live.view().devices.is_empty());
         fs::write(&path, first).unwrap();
         fs::hard_link(&path, old_path(&path)).unwrap();
@@ -430,7 +430,7 @@ mod tests {
                 write(&old_path(&path), &file(number - 1));
             }
             write(&path, &file(number));
-            live.read();
+            live.read(u64::MAX);
             let view = live.view();
             assert_eq!((view.error, view.unread_events), (None, unread), "{number}");
             assert_eq!((view.allocations, view.frees), (5 * (number as u64 + 1), 5 * (number as u64 + 1)), "{number}");
@@ -439,7 +439,7 @@ mod tests {
             assert_eq!(device.recent_peak_bytes, Some(recent), "{number}");
             // A reader that begins now knows the same.
             let mut late = Live::new(path.clone());
-            late.read();
+            late.read(u64::MAX);
             let seen = late.view();
             assert_eq!(
                 (seen.allocations, seen.unread_events, seen.devices[0].peak_bytes),
