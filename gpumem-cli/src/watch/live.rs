@@ -7,7 +7,7 @@ use std::{
     io::{self, Read, Seek},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{OnceLock, mpsc},
     thread,
 };
 
@@ -341,8 +341,20 @@ impl Lines {
             }
         };
         // Without a thread, lines are not known.
-        self.found = thread::Builder::new().name("gpumem-lines".to_owned()).spawn(work).ok().map(|_| found);
+        self.found = later(work).then_some(found);
     }
+}
+
+/// Debug information takes much memory, so one thread reads that of all recordings, one after the other.
+fn later(work: impl FnOnce() + Send + 'static) -> bool {
+    type Work = Box<dyn FnOnce() + Send>;
+    static TO: OnceLock<Option<mpsc::Sender<Work>>> = OnceLock::new();
+    let to = TO.get_or_init(|| {
+        let (to, from) = mpsc::channel::<Work>();
+        let work = move || from.into_iter().for_each(|work| work());
+        thread::Builder::new().name("gpumem-lines".to_owned()).spawn(work).ok().map(|_| to)
+    });
+    to.as_ref().is_some_and(|to| to.send(Box::new(work)).is_ok())
 }
 
 /// Adds up the blocks of one scope and place.
