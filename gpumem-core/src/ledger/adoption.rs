@@ -96,7 +96,7 @@ impl Ledger {
             self.adopters.looked_up.push(thread);
         }
         let Some(adopter) = self.adopter_of(thread) else { return };
-        let Scope { own, opener, .. } = self.scopes[&adopter];
+        let Scope { own, opener, .. } = *self.scopes[&adopter];
         if is_on_device && self.opener_of(&self.scopes[&adopter]).is_some() {
             self.thread(opener).allocates_on(meter, number);
         }

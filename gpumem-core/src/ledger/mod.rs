@@ -86,8 +86,8 @@ pub struct Ledger {
     /// How many of the driver's functions other tools have replaced at the moment. They are part of `counts.lost`, and a
     /// scope that opens now reports them as well, because it misses their calls.
     displaced: u64,
-    /// The open scopes. Ordered, so that they can be read in parts.
-    scopes: BTreeMap<ScopeId, Scope>,
+    /// The open scopes. Ordered, so that they can be read in parts. Boxed, because the map moves its values.
+    scopes: BTreeMap<ScopeId, Box<Scope>>,
     /// The result of the newest query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay
     /// cheap.
     last_trace: Option<Trace>,

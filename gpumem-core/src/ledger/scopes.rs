@@ -66,7 +66,7 @@ impl Ledger {
             (self.has_thread_scopes, self.is_special) = (true, true);
         }
         let opener = event.thread;
-        let mut open = Scope {
+        let mut open = Box::new(Scope {
             spec,
             meter,
             of_thread,
@@ -82,7 +82,7 @@ impl Ledger {
             shared_adoption: 0,
             by_itself: None,
             watched: None,
-        };
+        });
         // A task counts nothing of others, and takes nothing from them: it overlaps no trace.
         if task.is_none() {
             self.separate_others(exact_meter, own, event.number);

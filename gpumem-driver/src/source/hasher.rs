@@ -23,6 +23,10 @@ impl Hasher for AddressHasher {
         self.write_u64(word as u64);
     }
 
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
     fn write_i32(&mut self, word: i32) {
         self.write_u64(u64::from(word.cast_unsigned()));
     }

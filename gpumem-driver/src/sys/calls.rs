@@ -23,7 +23,7 @@ pub(super) use self::{
 };
 pub(crate) use self::{
     call::{Call, Caller, Context, IdKind, Memory},
-    graph_launches::{record_graph_launches, take_unrecorded_launches},
+    graph_launches::{has_unrecorded_launches, record_graph_launches, take_unrecorded_launches},
     observer::Observe,
     thread_state::{as_observer, as_observer_cold, as_program},
 };

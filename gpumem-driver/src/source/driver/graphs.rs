@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, btree_map::Entry},
     mem,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -42,14 +42,27 @@ static GRAPHS: Lazy<Mutex<BTreeMap<u32, GraphMemory>>> = Lazy::new(Mutex::defaul
 /// The id of the next rise. No id is used twice.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
+/// The devices that need not be read, one bit for each of the first 64. Each reading of a trace asks this, and nearly always that is
+/// the answer.
+static QUIET: AtomicU64 = AtomicU64::new(0);
+
 /// Locked from a reading until its events are recorded, so that events are recorded in the order of the readings.
-fn graphs() -> MutexGuard<'static, BTreeMap<u32, GraphMemory>> {
-    GRAPHS.lock().unwrap_or_else(PoisonError::into_inner)
+fn with_graphs(change: impl FnOnce(&mut BTreeMap<u32, GraphMemory>)) {
+    let mut graphs = GRAPHS.lock().unwrap_or_else(PoisonError::into_inner);
+    // Whoever sees that launches were taken into account waits until they are.
+    QUIET.store(0, Relaxed);
+    change(&mut graphs);
+    let quiet = graphs.iter().filter(|(_, memory)| !memory.must_be_read()).map(|(ordinal, _)| bit(*ordinal));
+    QUIET.store(quiet.fold(0, |all, bit| all | bit), Relaxed);
+}
+
+fn bit(ordinal: u32) -> u64 {
+    1_u64.checked_shl(ordinal).unwrap_or(0)
 }
 
 /// A subscription begins. While there was none, the figures may have changed.
 pub(super) fn forget() {
-    graphs().values_mut().for_each(|memory| memory.unread = true);
+    with_graphs(|graphs| graphs.values_mut().for_each(|memory| memory.unread = true));
 }
 
 /// A graph has a node that allocates, so each launch must be recorded from now on.
@@ -61,37 +74,46 @@ pub(super) fn record_launches() {
 /// the devices of a graph's nodes.
 #[cold]
 pub(super) fn launched(current: Option<u32>, done: bool) {
-    let mut graphs = graphs();
-    if let Some(ordinal) = current
-        && let Entry::Vacant(entry) = graphs.entry(ordinal)
-    {
-        entry.insert(GraphMemory::UNREAD);
-    }
-    let first = calls::take_unrecorded_launches();
-    for (ordinal, memory) in graphs.iter_mut() {
-        if done || memory.unread || first {
-            memory.read(*ordinal, stacks::stack_for);
+    with_graphs(|graphs| {
+        if let Some(ordinal) = current
+            && let Entry::Vacant(entry) = graphs.entry(ordinal)
+        {
+            entry.insert(GraphMemory::UNREAD);
         }
-        // Until the call has returned, it may change.
-        memory.may_have_risen = !done;
-    }
+        let first = calls::take_unrecorded_launches();
+        for (ordinal, memory) in graphs.iter_mut() {
+            if done || memory.unread || first {
+                memory.read(*ordinal, stacks::stack_for);
+            }
+            // Until the call has returned, it may change.
+            memory.may_have_risen = !done;
+        }
+    });
 }
 
 /// A trace of that device is about to begin, or to be read. The driver is asked only if the figure can have changed: it rises in
 /// launches, and what has risen may fall at any time.
 pub(super) fn poll(ordinal: u32) {
-    let mut graphs = graphs();
-    if calls::take_unrecorded_launches() {
-        graphs.values_mut().for_each(|memory| memory.may_have_risen = true);
+    if !calls::has_unrecorded_launches() && QUIET.load(Relaxed) & bit(ordinal) != 0 {
+        return;
     }
-    let memory = graphs.entry(ordinal).or_insert(GraphMemory::UNREAD);
-    if memory.unread || memory.may_have_risen || memory.recorded() > 0 {
-        memory.read(ordinal, |_| StackId::NONE);
-    }
+    with_graphs(|graphs| {
+        if calls::take_unrecorded_launches() {
+            graphs.values_mut().for_each(|memory| memory.may_have_risen = true);
+        }
+        let memory = graphs.entry(ordinal).or_insert(GraphMemory::UNREAD);
+        if memory.must_be_read() {
+            memory.read(ordinal, |_| StackId::NONE);
+        }
+    });
 }
 
 impl GraphMemory {
     const UNREAD: Self = Self { unread: true, may_have_risen: false, older: 0, rises: Vec::new() };
+
+    fn must_be_read(&self) -> bool {
+        self.unread || self.may_have_risen || self.recorded() > 0
+    }
 
     fn read(&mut self, ordinal: u32, stack: impl FnOnce(u64) -> StackId) {
         self.may_have_risen = false;

@@ -8,15 +8,16 @@ use super::library::ctx_get_id;
 use crate::error::Error;
 
 pub(super) fn current_device() -> Result<Option<sys::CUdevice>, Error> {
-    if result::ctx::get_current().map_err(|error| call_failed("cuCtxGetCurrent", error, None))?.is_none() {
-        return Ok(None);
-    }
     let mut device = 0;
     // SAFETY: the driver is initialised and the out-parameter is a live `CUdevice`.
-    own(|| unsafe { sys::cuCtxGetDevice(&raw mut device) })
-        .result()
-        .map_err(|error| call_failed("cuCtxGetDevice", error, None))?;
-    Ok(Some(device))
+    match own(|| unsafe { sys::cuCtxGetDevice(&raw mut device) }) {
+        // The thread has no context.
+        sys::CUresult::CUDA_ERROR_INVALID_CONTEXT => Ok(None),
+        answer => {
+            answer.result().map_err(|error| call_failed("cuCtxGetDevice", error, None))?;
+            Ok(Some(device))
+        }
+    }
 }
 
 /// The calling thread's current context, if it has one. A hook may call this.

@@ -88,7 +88,7 @@ pub(crate) fn is_integrated(ordinal: u32) -> bool {
 }
 
 /// The ordinal of the calling thread's current context, or `None` if it has none.
-#[doc(alias("cuCtxGetCurrent", "cuCtxGetDevice"))]
+#[doc(alias = "cuCtxGetDevice")]
 pub(crate) fn current() -> Result<Option<u32>, Error> {
     let devices = devices()?;
     let Some(device) = current_device()? else { return Ok(None) };

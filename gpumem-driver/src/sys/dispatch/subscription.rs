@@ -1,11 +1,8 @@
 //! Puts hooks into the slots, and removes them.
 
-use std::{
-    mem,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{Ordering::Relaxed, Ordering::SeqCst},
-    },
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst},
 };
 
 use super::{
@@ -20,8 +17,14 @@ use crate::{
     },
 };
 
-/// Whether the hooks are in their slots. Locked while slots are replaced, so that two threads do not replace them at once.
-static SUBSCRIBED: Mutex<bool> = Mutex::new(false);
+/// Whether the hooks are in their slots. Each new trace reads it.
+static IS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
+
+/// Locked while slots are replaced, so that two threads do not replace them at once.
+fn lock() -> MutexGuard<'static, ()> {
+    static REPLACING: Mutex<()> = Mutex::new(());
+    REPLACING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// An error if the dispatch table of this process's driver cannot be used.
 pub(crate) fn check_available() -> Result<(), Error> {
@@ -34,8 +37,8 @@ pub(crate) fn check_available() -> Result<(), Error> {
 ///
 /// The driver is loaded but not initialised, so this may be called while the driver initialises itself.
 pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
-    let mut subscribed = SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *subscribed {
+    let _replacing = lock();
+    if IS_SUBSCRIBED.load(SeqCst) {
         return Ok(());
     }
     let table = table()?;
@@ -53,14 +56,14 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
         let name = CALLS[table.slots[displaced].row].1;
         return Err(unusable(format!("another tool has replaced the pointer of {name}")));
     }
-    *subscribed = true;
+    IS_SUBSCRIBED.store(true, SeqCst);
     Ok(())
 }
 
 /// Restores the driver's own pointers in the slots that still hold our hooks.
 pub(crate) fn unsubscribe() {
-    let mut subscribed = SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !mem::take(&mut *subscribed) {
+    let _replacing = lock();
+    if !IS_SUBSCRIBED.swap(false, SeqCst) {
         return;
     }
     if let Ok(table) = table() {
@@ -75,8 +78,7 @@ fn remove_hooks(slots: &[Slot]) {
 
 /// The path of the driver, if there is a subscription.
 pub(crate) fn subscribed() -> Option<&'static str> {
-    let subscribed = SUBSCRIBED.lock().unwrap_or_else(PoisonError::into_inner);
-    subscribed.then(|| table().ok()).flatten().map(|table| table.path.as_str())
+    IS_SUBSCRIBED.load(SeqCst).then(|| table().ok()).flatten().map(|table| table.path.as_str())
 }
 
 /// Which slots no longer hold our hooks, one bit for each row of [`CALLS`]. Another tool has replaced them, or has restored what

@@ -177,7 +177,8 @@ impl OpenScope {
         } else {
             devices.check(ordinal)?;
             if !process::is_forked() {
-                session.post_polled(device, devices);
+                devices.poll(ordinal);
+                session.compare_displaced(devices);
             }
             session.inbox.post(&open);
             // `unsubscribe` may have recorded its loss before this scope opened.
@@ -251,6 +252,16 @@ impl OpenScope {
             self.session.sampler.remove_scope(self.device);
         }
         (trace, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
+    }
+
+    /// Closes the scope when nobody can ask for its figures any more. Only what belongs to the scope is polled.
+    pub(in crate::session) fn close_unread(self) {
+        if self.gauge != Gauge::Exact || self.at_peak || process::is_forked() {
+            self.close();
+        } else {
+            self.devices.poll(self.device.ordinal);
+            self.session.inbox.post(&EventKind::Close { scope: self.id });
+        }
     }
 }
 

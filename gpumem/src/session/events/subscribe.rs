@@ -114,6 +114,14 @@ impl Session {
         }
     }
 
+    /// Records which of the replaced functions are so no longer, because a scope that opens reports all that are. Whether more were
+    /// replaced is compared when a scope is read.
+    pub(in crate::session) fn compare_displaced(&self, devices: &dyn Devices) {
+        if self.is_displaced.load(Relaxed) {
+            self.compare_slots(devices);
+        }
+    }
+
     fn compare_slots(&self, devices: &dyn Devices) {
         if devices.displaced() == 0 && !self.is_displaced.load(Relaxed) {
             return;

@@ -114,8 +114,7 @@ impl GpuMemTrace {
             self.stop();
             self.print_report(Some(&"exit"), self.data(), None, true);
         } else if let TraceState::Running(scope) = mem::replace(&mut guard.state, TraceState::Off) {
-            // Nobody can ask for its figures any more.
-            scope.close();
+            scope.close_unread();
         }
     }
 
