@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The crates without cycles.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "gpumem-core",
     "gpumem-driver",
     "gpumem",
