@@ -5,6 +5,7 @@ use std::{
     collections::HashMap,
     ops::Range,
     path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -77,6 +78,7 @@ pub(super) struct Exporter {
 struct Followed {
     live: Live,
     pid: u32,
+    began: Option<u64>,
     process: ProcessId,
     windows: Vec<(Device, Windows)>,
     /// When its process was found to have ended.
@@ -114,8 +116,11 @@ impl Exporter {
         let wanted = recorded.iter().flat_map(|of| of.files.iter().take(MOST_OF_PROCESS).map(|file| (of.pid, file)));
         let wanted: Vec<(u32, &PathBuf)> = wanted.collect();
         let is_wanted = |of: &Followed| wanted.iter().any(|(pid, file)| *pid == of.pid && **file == *of.live.path());
-        // Another process has taken the file over.
-        let is_taken = |of: &Followed| wanted.iter().any(|(pid, file)| *pid != of.pid && **file == *of.live.path());
+        // A later program has taken the file over. `gpumem run`, which completes it, is older than the program that it runs.
+        let is_taken = |of: &Followed| {
+            let is_by = |pid: u32| pid != of.pid && machine::began(pid) > of.began;
+            wanted.iter().any(|(pid, file)| **file == *of.live.path() && is_by(*pid))
+        };
         self.followed.retain(|of| !is_taken(of));
         let now = Instant::now();
         for of in &mut self.followed {
@@ -262,6 +267,7 @@ impl Followed {
         Self {
             live: Live::new(file),
             pid,
+            began: machine::began(pid),
             process,
             windows: Vec::new(),
             ended: None,
@@ -322,6 +328,11 @@ impl Followed {
             devices,
         }
     }
+}
+
+/// A panic of another thread leaves nothing half done that matters.
+pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What is live on each device. Names cost time, so only the largest groups have some.

@@ -27,8 +27,7 @@ use tokio::{
 };
 
 use super::{
-    exporter::{Collector, Exporter},
-    lock,
+    exporter::{Collector, Exporter, lock},
     metrics::Points,
     prometheus,
 };

@@ -17,12 +17,16 @@ use std::{
     fs, io,
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
-use self::{exporter::Exporter, http::Server, sample::Hidden};
+use self::{
+    exporter::{Exporter, lock},
+    http::Server,
+    sample::Hidden,
+};
 use crate::{failure::Failure, terminal};
 
 /// Recordings are read at least so often.
@@ -93,9 +97,4 @@ fn in_words(hidden: Hidden) -> Vec<String> {
         lines.push(format!("{readings} readings of the driver have failed; `gpumem doctor` says why"));
     }
     lines
-}
-
-/// A panic of another thread leaves nothing half done that matters.
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -22,8 +22,7 @@ use opentelemetry_sdk::{
 };
 
 use super::{
-    exporter::Exporter,
-    lock,
+    exporter::{Exporter, lock},
     metrics::{Attributes, Kind, METRICS, Metric, Points, Unit},
 };
 use crate::{failure::Failure, terminal};
