@@ -140,7 +140,8 @@ fn code_is_tested_unless_it_needs_another_framework() {
         for line in text.lines().filter(|line| line.starts_with("```")) {
             is_code = !is_code;
             if is_code {
-                let known = ["rust", "rust,no_run", "console", "text", "python", "sql", "toml"].contains(&&line[3..]);
+                let known =
+                    ["rust", "rust,no_run", "console", "text", "python", "sql", "toml", "yaml"].contains(&&line[3..]);
                 assert!(known || line == "```rs" && name.starts_with("frameworks/"), "{name}: {line}");
             }
         }
