@@ -21,7 +21,7 @@ fn figures_of_each_report() {
             let labels: Vec<_> = key.key().labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
             let value = match value {
                 DebugValue::Gauge(value) => value.into_inner(),
-                DebugValue::Counter(value) => value as f64,
+                DebugValue::Counter(value) => u32::try_from(value).expect("it is small").into(),
                 DebugValue::Histogram(_) => unreachable!("there is none"),
             };
             (format!("{} {}", key.key().name(), labels.join(",")), value)

@@ -4,7 +4,7 @@ use gpumem::{Bytes, sim::SimGpu};
 use opentelemetry::metrics::MeterProvider;
 use opentelemetry_sdk::metrics::{
     InMemoryMetricExporter, PeriodicReader, SdkMeterProvider,
-    data::{AggregatedMetrics, MetricData},
+    data::{AggregatedMetrics, MetricData, ResourceMetrics, ScopeMetrics},
 };
 
 #[test]
@@ -18,7 +18,7 @@ fn figures_of_each_collection() {
         exporter.reset();
         provider.force_flush().expect("it is exported");
         let all = exporter.get_finished_metrics().expect("there are some");
-        let metrics = all.iter().flat_map(|all| all.scope_metrics()).flat_map(|scope| scope.metrics());
+        let metrics = all.iter().flat_map(ResourceMetrics::scope_metrics).flat_map(ScopeMetrics::metrics);
         let mut figures: Vec<_> = metrics
             .flat_map(|metric| {
                 let points: Vec<_> = match metric.data() {

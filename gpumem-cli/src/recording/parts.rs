@@ -24,7 +24,7 @@ pub(super) fn join(recording: &Path) -> io::Result<()> {
         for_each_item(read(recording)?, |item| {
             match item {
                 Item::Part(part) => _ = join.after.get_or_insert(part.after),
-                Item::Totals(_) => join.has_totals = true,
+                Item::Totals(_) => (join.has_totals, join.is_in_totals) = (true, true),
                 _ => {}
             }
             Ok(())
@@ -59,8 +59,10 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 struct Join {
     /// The newer part has only what was live of the events up to this number.
     after: Option<u64>,
-    /// The newer part says where what was live ends, and that was not reached yet. Early recordings do not say it.
+    /// The newer part says where what was live ends. Early recordings do not say it.
     has_totals: bool,
+    /// That was not reached yet.
+    is_in_totals: bool,
     /// The newest clock of the older part.
     ticks: Option<u64>,
     /// The counts and the sources of the older part.
@@ -83,10 +85,12 @@ impl Join {
         match item {
             Item::Process(_) | Item::Part(_) | Item::Inside(_) => false,
             Item::Totals(_) => {
-                self.has_totals = false;
+                self.is_in_totals = false;
                 false
             }
-            Item::ThreadReused(_) => !self.has_totals,
+            Item::ThreadReused(_) => !self.is_in_totals,
+            // The sum of all that the older part has, and then what comes after it.
+            Item::Missed(_) if self.has_totals => !self.is_in_totals,
             Item::Event(event) => Some(event.number) > self.after,
             Item::Clock(pair) => self.ticks < Some(pair.ticks),
             // Counts and sources of both parts would be there twice.

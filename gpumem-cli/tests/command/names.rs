@@ -214,9 +214,9 @@ fn written_recordings() -> [PathBuf; 3] {
 
 /// Each command, and its options, with or without a value: a test in this file runs each that has an output of its own.
 const COMMANDS: [&str; 14] = [
-    "run --card --card-per-process --cards --dormant --dry --dry-fill --limit --max-peak --max-size --modules --only-peak \
+    "run --card --card-per-process --cards --dormant --dry --dry-fill --limit --live --max-peak --max-size --modules --only-peak \
      --output --stacks --torch --torch-events",
-    "attach --json --max-size --modules --only-peak --output --stacks --torch --torch-events",
+    "attach --json --live --max-size --modules --only-peak --output --stacks --torch --torch-events",
     "start --json",
     "stop --json",
     "what-if --card --jobs --json --largest --try",

@@ -86,7 +86,9 @@ impl Tally {
     /// Adds an event, and what it did to blocks.
     pub(super) fn add(&mut self, event: &RecordedEvent, changes: &[BlockChange]) {
         let RecordedEvent { time, thread, .. } = *event;
-        changes.iter().for_each(|change| self.change(change, time));
+        for change in changes {
+            self.change(change, time);
+        }
         match event.kind {
             EventKind::Alloc { block, .. } if !self.totals.waiting.is_empty() => self.obtained(thread, &block, time),
             EventKind::Refused { device, bytes, kind, .. } => {

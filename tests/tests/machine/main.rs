@@ -46,8 +46,9 @@ fn script(machine: Standin, name: &str, script: &str) -> Outcome {
     let steps = "'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' \
                  'call cuMemAlloc_v2 &kept 4194304'";
     let text = format!(
-        "cd {folder}; gpumem={}; end={folder}/end; probe() {{ exec {} {steps} \"await_file $end\"; }}\n{script}",
+        "cd {folder}; gpumem={}; program={}; end={folder}/end; probe() {{ exec {} {steps} \"await_file $end\"; }}\n{script}",
         gpumem.display(),
+        probe.display(),
         probe.display(),
         folder = folder.display(),
     );
