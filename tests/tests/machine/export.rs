@@ -318,7 +318,7 @@ fn collector() -> (u16, mpsc::Receiver<ExportMetricsServiceRequest>) {
 
 /// The body of a request, which is answered.
 fn answered(mut stream: TcpStream) -> Vec<u8> {
-    let (mut read, mut buffer) = (Vec::new(), [0; 1 << 16]);
+    let (mut read, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     loop {
         let more = stream.read(&mut buffer).expect("it can be read");
         read.extend_from_slice(&buffer[..more]);
