@@ -21,6 +21,7 @@ Examples:
   gpumem info                              the GPUs, and what memory they have
   gpumem ps                                the processes on them, and which are recorded
   gpumem watch                             memory, processes and running recordings, now
+  gpumem export                            metrics for Prometheus and OpenTelemetry
   gpumem doctor                            what keeps gpumem from working here";
 
 const STYLES: styling::Styles = styling::Styles::styled()

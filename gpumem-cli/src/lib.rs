@@ -8,6 +8,8 @@
 mod arguments;
 mod commands;
 mod exit;
+#[cfg(feature = "export")]
+mod export;
 mod failure;
 mod files;
 mod formats;

@@ -6,6 +6,8 @@ mod completions;
 mod diff;
 mod doctor;
 mod estimate;
+#[cfg(feature = "export")]
+mod export;
 mod info;
 mod man;
 mod ps;
@@ -35,6 +37,8 @@ pub(crate) enum Command {
     Info(info::InfoArguments),
     Ps(ps::PsArguments),
     Watch(watch::WatchArguments),
+    #[cfg(feature = "export")]
+    Export(export::ExportArguments),
     Doctor(doctor::DoctorArguments),
     Completions(completions::CompletionsArguments),
     Man(man::ManArguments),
@@ -55,6 +59,8 @@ pub(crate) fn execute(command: Command, all: clap::Command) -> Result<Exit, Fail
         Command::Info(arguments) => info::execute(&arguments),
         Command::Ps(arguments) => ps::execute(&arguments),
         Command::Watch(arguments) => watch::execute(&arguments),
+        #[cfg(feature = "export")]
+        Command::Export(arguments) => export::execute(arguments),
         Command::Doctor(arguments) => doctor::execute(&arguments),
         Command::Completions(arguments) => completions::execute(&arguments, all),
         Command::Man(arguments) => man::execute(&arguments, all),

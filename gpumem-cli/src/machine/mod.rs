@@ -7,12 +7,19 @@ mod processes;
 mod system;
 
 #[cfg(test)]
-pub(crate) use self::processes::{Dormant, Process};
+pub(crate) use self::processes::Dormant;
+#[cfg(any(test, feature = "export"))]
+pub(crate) use self::processes::Process;
 pub(crate) use self::{
     doctor::{Check, Diagnosis, Verdict},
     gpus::{Gpu, Machine, Memory, NotRead},
     injection::leave_out_injection,
     processes::{Known, Recording, Usage},
+};
+#[cfg(feature = "export")]
+pub(crate) use self::{
+    processes::{Recorded, recorded},
+    system::{began, cgroups, command, uid, user},
 };
 use crate::{exit::Exit, failure::Failure, terminal};
 

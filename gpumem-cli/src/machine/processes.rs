@@ -192,6 +192,12 @@ fn recording_of(pid: u32) -> Recording {
     }
 }
 
+/// All processes of this user that are recorded.
+#[cfg(feature = "export")]
+pub(crate) fn recorded() -> Vec<Recorded> {
+    of_gpumem().0
+}
+
 /// All processes of this user that are recorded, and those that wait for `gpumem start`, whether or not the driver lists them.
 fn of_gpumem() -> (Vec<Recorded>, Vec<Dormant>) {
     let (mut recorded, mut dormant): (Vec<Recorded>, Vec<Dormant>) = Default::default();

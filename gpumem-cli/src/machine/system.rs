@@ -28,7 +28,7 @@ pub(super) fn pids() -> Vec<u32> {
 }
 
 /// The command line of a process; else its short name.
-pub(super) fn command(pid: u32) -> Option<String> {
+pub(crate) fn command(pid: u32) -> Option<String> {
     let words = read(pid, "cmdline")?;
     let line = words.split('\0').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
     let short = || Some(read(pid, "comm")?.trim_end().to_owned());
@@ -36,10 +36,21 @@ pub(super) fn command(pid: u32) -> Option<String> {
 }
 
 /// The name of the user whose process it is; the number if it has no name.
-pub(super) fn user(pid: u32) -> Option<String> {
-    let uid = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+pub(crate) fn user(pid: u32) -> Option<String> {
+    let uid = uid(pid)?;
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     Some(name_of(uid, &users).unwrap_or_else(|| uid.to_string()))
+}
+
+/// The number of the user whose process it is.
+pub(crate) fn uid(pid: u32) -> Option<u32> {
+    Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
+}
+
+/// The groups of processes that it is in: a line `number:controllers:path` for each hierarchy.
+#[cfg(feature = "export")]
+pub(crate) fn cgroups(pid: u32) -> Option<String> {
+    read(pid, "cgroup")
 }
 
 fn name_of(uid: u32, users: &str) -> Option<String> {
@@ -51,7 +62,7 @@ fn name_of(uid: u32, users: &str) -> Option<String> {
 }
 
 /// When the process began, in the system's own unit: another process may get the number later.
-pub(super) fn began(pid: u32) -> Option<u64> {
+pub(crate) fn began(pid: u32) -> Option<u64> {
     let stat = read(pid, "stat")?;
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()

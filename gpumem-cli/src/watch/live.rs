@@ -4,16 +4,16 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap, HashSet},
     fs::File,
-    io::{self, Seek},
+    io::{self, Read, Seek},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{OnceLock, mpsc},
     thread,
 };
 
 use gpumem_core::{
     derive::Paths,
-    model::{Device, Family},
+    model::{Bytes, Device, Family},
     recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, old_path},
 };
 use serde::Serialize;
@@ -84,15 +84,20 @@ pub(crate) struct PlaceView {
 }
 
 #[derive(Debug)]
-pub(super) struct Live {
+pub(crate) struct Live {
     path: PathBuf,
     /// The file that is read.
     open: Option<Opened>,
     follower: Follower,
     lines: Lines,
     unread: u64,
+    /// Whether all was read that was there.
+    is_caught_up: bool,
     error: Option<String>,
 }
+
+/// A recording whose definitions, blocks and scopes take more memory than this is not read on.
+const MOST_MEMORY: u64 = 512 << 20;
 
 /// A file of a recording.
 #[derive(Debug)]
@@ -118,37 +123,78 @@ impl Opened {
 }
 
 impl Live {
-    pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, open: None, follower: Follower::default(), lines: Lines::default(), unread: 0, error: None }
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            open: None,
+            follower: Follower::default(),
+            lines: Lines::default(),
+            unread: 0,
+            is_caught_up: false,
+            error: None,
+        }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads what was written since.
-    pub(super) fn read(&mut self) {
-        self.error = self.read_on().err().map(|error| error.to_string());
+    pub(crate) fn follower(&self) -> &Follower {
+        &self.follower
     }
 
-    fn read_on(&mut self) -> io::Result<()> {
+    /// See [`Follower::take_recent_peak`].
+    pub(crate) fn take_recent_peak(&mut self, device: Device) -> u64 {
+        self.follower.take_recent_peak(device)
+    }
+
+    /// See [`RecordingView::unread_events`].
+    pub(crate) fn unread(&self) -> u64 {
+        self.unread
+    }
+
+    /// Whether all was read that was there, and is right.
+    pub(crate) fn is_read(&self) -> bool {
+        self.is_caught_up && self.error.is_none()
+    }
+
+    /// Reads what was written since, but only so many bytes.
+    pub(crate) fn read(&mut self, most: u64) {
+        self.is_caught_up = false;
+        self.error = self.read_on(most).err().map(|error| error.to_string());
+    }
+
+    fn read_on(&mut self, mut most: u64) -> io::Result<()> {
         // A program that begins its file again faster than it is read is read on next time.
         for _ in 0..MOST_FILES {
             // Opened first: if it has taken the place of the one that is read, that one does not become longer any more.
-            let newest = Opened::at(&self.path)?;
+            let mut newest = match Opened::at(&self.path) {
+                // The file or its container is gone, and what is open can still be read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => None,
+                newest => Some(newest?),
+            };
             if let Some(open) = &self.open
                 && open.is_as_long_as_read()?
             {
-                self.follower.read(&open.file)?;
-                if open.identity == newest.identity {
+                if self.follower.memory() > MOST_MEMORY {
+                    return Err(io::Error::other(format!("it takes more than {} of memory", Bytes::new(MOST_MEMORY))));
+                }
+                let mut part = (&open.file).take(most);
+                self.follower.read(&mut part)?;
+                most = part.limit();
+                if most == 0 {
+                    return Ok(());
+                }
+                if newest.as_ref().is_none_or(|newest| newest.identity == open.identity) {
+                    self.is_caught_up = true;
                     return Ok(());
                 }
                 // The file before it, if this one begins after events that were not read.
                 let after = self.follower.beginning().after;
                 let older = Opened::at(&old_path(&self.path)).ok();
                 let older = older.filter(|older| older.identity != open.identity && older.beginning.after > after);
-                if self.follower.go_on_in(&newest.beginning) {
-                    self.open = Some(newest);
+                if let Some(next) = newest.take_if(|newest| self.follower.go_on_in(&newest.beginning)) {
+                    self.open = Some(next);
                     continue;
                 }
                 if let Some(older) = older.filter(|older| self.follower.go_on_in(&older.beginning)) {
@@ -156,7 +202,10 @@ impl Live {
                     continue;
                 }
             }
-            self.begin_anew(newest);
+            match newest {
+                Some(newest) => self.begin_anew(newest),
+                None => break,
+            }
         }
         Ok(())
     }
@@ -169,8 +218,14 @@ impl Live {
         self.lines = Lines::default();
         self.open = Some(file);
     }
-    pub(super) fn view(&mut self) -> RecordingView {
+
+    /// Finds the lines at the addresses of stacks.
+    pub(crate) fn look_up_lines(&mut self) {
         self.lines.look_up(&mut self.follower);
+    }
+
+    pub(super) fn view(&mut self) -> RecordingView {
+        self.look_up_lines();
         let mut devices: Vec<_> = self.follower.ledger().stats();
         devices.sort_by_key(|stats| stats.device.ordinal);
         let totals = self.follower.totals();
@@ -286,8 +341,20 @@ impl Lines {
             }
         };
         // Without a thread, lines are not known.
-        self.found = thread::Builder::new().name("gpumem-lines".to_owned()).spawn(work).ok().map(|_| found);
+        self.found = later(work).then_some(found);
     }
+}
+
+/// Debug information takes much memory, so one thread reads that of all recordings, one after the other.
+fn later(work: impl FnOnce() + Send + 'static) -> bool {
+    type Work = Box<dyn FnOnce() + Send>;
+    static TO: OnceLock<Option<mpsc::Sender<Work>>> = OnceLock::new();
+    let to = TO.get_or_init(|| {
+        let (to, from) = mpsc::channel::<Work>();
+        let work = move || from.into_iter().for_each(|work| work());
+        thread::Builder::new().name("gpumem-lines".to_owned()).spawn(work).ok().map(|_| to)
+    });
+    to.as_ref().is_some_and(|to| to.send(Box::new(work)).is_ok())
 }
 
 /// Adds up the blocks of one scope and place.
@@ -365,7 +432,7 @@ mod tests {
         // The end of the first file is written after it was read, and before the second one takes its place.
         let first = file(0);
         fs::write(&path, &first[..first.len() - 1]).unwrap();
-        live.read();
+        live.read(u64::MAX);
         assert!(live.view().devices.is_empty());
         fs::write(&path, first).unwrap();
         fs::hard_link(&path, old_path(&path)).unwrap();
@@ -375,7 +442,7 @@ mod tests {
                 write(&old_path(&path), &file(number - 1));
             }
             write(&path, &file(number));
-            live.read();
+            live.read(u64::MAX);
             let view = live.view();
             assert_eq!((view.error, view.unread_events), (None, unread), "{number}");
             assert_eq!((view.allocations, view.frees), (5 * (number as u64 + 1), 5 * (number as u64 + 1)), "{number}");
@@ -384,7 +451,7 @@ mod tests {
             assert_eq!(device.recent_peak_bytes, Some(recent), "{number}");
             // A reader that begins now knows the same.
             let mut late = Live::new(path.clone());
-            late.read();
+            late.read(u64::MAX);
             let seen = late.view();
             assert_eq!(
                 (seen.allocations, seen.unread_events, seen.devices[0].peak_bytes),
@@ -400,12 +467,12 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let (path, whole) = (folder.join("a.capture"), Made::new("train").training(3, 10, 10 * MIB).file());
         let mut live = Live::new(path.clone());
-        live.read();
+        live.read(u64::MAX);
         assert!(live.view().error.is_some());
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        live.read();
+        live.read(u64::MAX);
         fs::write(&path, &whole).unwrap();
-        live.read();
+        live.read(u64::MAX);
         let view = live.view();
         let expected = Overview::of(&History::read(&path).unwrap());
         let device = &view.devices[0];
@@ -423,13 +490,13 @@ mod tests {
         let smaller = Made::new("train").training(1, 1, MIB).file();
         fs::write(folder.join("new"), smaller).unwrap();
         fs::rename(folder.join("new"), &path).unwrap();
-        live.read();
+        live.read(u64::MAX);
         let replaced = live.view();
         // It is another program's.
         assert!(replaced.error.is_none() && replaced.devices[0].peak_bytes < device.peak_bytes);
         assert!(replaced.devices[0].used_bytes <= 32 * MIB && !replaced.devices[0].at_peak.is_empty());
         fs::write(&path, "something else, and no recording").unwrap();
-        live.read();
+        live.read(u64::MAX);
         assert!(live.view().error.is_some());
         let _ = fs::remove_dir_all(&folder);
     }

@@ -24,6 +24,8 @@ use std::{
 
 use ratatui::crossterm::event;
 
+#[cfg(feature = "export")]
+pub(crate) use self::live::Live;
 pub(crate) use self::sample::{Sample, Sampler};
 use self::{draw::Looks, screen::Screen, state::State};
 

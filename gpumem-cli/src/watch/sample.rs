@@ -59,7 +59,7 @@ impl Sampler {
             }
         }
         let view = |live: &mut Live| {
-            live.read();
+            live.read(u64::MAX);
             let mut view = live.view();
             let writer = running().find(|(file, _)| **file == view.file).map(|(_, of)| of);
             view.is_running = writer.is_some();

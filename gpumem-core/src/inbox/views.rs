@@ -2,7 +2,7 @@
 //! served in between. So each item of a result is correct for some moment during the call, but not all items are of the same
 //! moment.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
 use super::{Clock, Inbox, InboxState, Primitives, Tap};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
         BLOCK_PARTS, Counts, DevicePeaks, DeviceStats, GroupAtPeak, GroupUsage, KnownBlock, KnownPool, NodeId,
         PART_LEN, PeakInterval, PeakTotal, ScopeNode, ScopePeriod,
     },
-    model::{CallsiteId, Device, EventKind, Key, ScopeId, ThreadId},
+    model::{CallsiteId, Device, EventKind, Key, PoolId, ScopeId, ThreadId},
 };
 
 /// What reports ask of an [`Inbox`], whatever it is built of.
@@ -37,6 +37,8 @@ pub trait LedgerView: Send + Sync {
     fn block(&self, key: Key) -> Option<KnownBlock>;
     /// The registered pools, and closed ones that still have blocks.
     fn pools(&self) -> Vec<KnownPool>;
+    /// Where the blocks of pools lie, by address. Blocks that are known by their handles are not among them.
+    fn pool_blocks(&self) -> Vec<(PoolId, Range<u64>)>;
     /// The scopes around the one with this period, the outermost first.
     fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId>;
     /// The live blocks, read in parts: all of them, or those that were allocated in a scope.
@@ -116,6 +118,11 @@ where
     fn pools(&self) -> Vec<KnownPool> {
         self.decide();
         self.enter(0, |state, _| state.ledger.pools()).unwrap_or_default()
+    }
+
+    fn pool_blocks(&self) -> Vec<(PoolId, Range<u64>)> {
+        self.decide();
+        self.enter(0, |state, _| state.ledger.pool_blocks()).unwrap_or_default()
     }
 
     fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId> {

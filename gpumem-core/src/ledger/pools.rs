@@ -225,6 +225,12 @@ impl Ledger {
         (0..).zip(&self.pools.all).filter_map(known).collect()
     }
 
+    /// Where the blocks of pools lie, by address. Blocks that are known by their handles are not among them.
+    pub fn pool_blocks(&self) -> Vec<(PoolId, std::ops::Range<u64>)> {
+        let blocks = self.pools.ranges.values().filter(|block| block.pool != PoolId::NONE && block.pool != UNDECIDED);
+        blocks.map(|block| (block.pool, block.start..block.end)).collect()
+    }
+
     /// What the driver's blocks have in use on a device with a pool.
     #[cfg(test)]
     pub(super) fn driver_in_use(&mut self, device: Device) -> Option<i64> {

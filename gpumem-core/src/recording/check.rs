@@ -466,6 +466,11 @@ impl Checks {
         blocks * LIVE_BLOCK + scopes as u64 * OPEN_SCOPE
     }
 
+    /// About how many bytes live blocks and open scopes take.
+    pub(super) fn memory(&self) -> u64 {
+        self.blocks * LIVE_BLOCK + self.open.len() as u64 * OPEN_SCOPE
+    }
+
     /// How many blocks are live, and how many scopes are open.
     pub(super) fn count(&self) -> (u64, usize) {
         (self.blocks, self.open.len())

@@ -150,6 +150,11 @@ impl Follower {
         self.reader.define(Item::Symbols(symbols), bytes);
     }
 
+    /// About how many bytes of memory it takes.
+    pub fn memory(&self) -> u64 {
+        self.reader.memory()
+    }
+
     /// What numbers stand for.
     pub fn definitions(&self) -> &Definitions {
         self.reader.definitions()

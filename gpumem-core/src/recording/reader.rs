@@ -36,6 +36,8 @@ pub struct Reader<R> {
     skipped: Skipped,
     /// Whether definitions are added as they are read.
     defines: bool,
+    /// About how many bytes those have that were added.
+    defined: u64,
     /// The number of the newest event.
     newest: u64,
     /// The recording goes on in a new file, and what this one begins with was read in the one before.
@@ -134,6 +136,7 @@ impl<R: io::Read> Reader<R> {
             allocator: AllocatorChecks::default(),
             skipped,
             defines,
+            defined: 0,
             newest: 0,
             skips: false,
         }
@@ -141,7 +144,14 @@ impl<R: io::Read> Reader<R> {
 
     /// Takes a definition, which has `bytes` bytes in the file.
     pub(super) fn define(&mut self, item: Item, bytes: u64) {
+        let before = self.items.budget.memory();
         self.state.definitions.add(item, bytes, &mut self.items.budget);
+        self.defined += self.items.budget.memory() - before;
+    }
+
+    /// About how many bytes of memory it takes, if definitions are added as they are read: these, live blocks and open scopes.
+    pub(super) fn memory(&self) -> u64 {
+        self.defined + self.state.memory()
     }
 
     /// Reads up to the next event or label. `None` after the last: [`end`](Self::end) says how the file ends. Reports that the program

@@ -108,6 +108,11 @@ impl State {
         }
     }
 
+    /// About how many bytes live blocks and open scopes take.
+    pub(super) fn memory(&self) -> u64 {
+        self.checks.memory()
+    }
+
     /// A number that no scope has, for a peak that is kept for a while.
     pub(super) fn next_scope(&mut self) -> ScopeId {
         self.next_own += 1;

@@ -2,7 +2,7 @@
 //! ordinals nothing of CUDA is loaded, except for a GPU of whose memory NVML has no figures; with them the driver is initialised, and
 //! no context is created.
 
-use std::path::PathBuf;
+use std::{collections::HashMap, path::PathBuf};
 
 use super::{
     cuda::{machine_memory, read_by_nvml},
@@ -84,6 +84,15 @@ fn gpu(index: u32) -> Result<Gpu> {
 /// If NVML or the GPU cannot be read.
 pub fn processes_on(index: u32) -> Result<Vec<GpuProcess>> {
     processes::on(&nvml::device_by_index(index)?, index)
+}
+
+/// The most memory that each of these processes had on the GPU with this number of NVML's, in bytes. Empty unless the driver keeps
+/// accounts.
+pub fn accounted_peaks(index: u32, pids: impl Iterator<Item = u32>) -> HashMap<u32, u64> {
+    let Some(handle) = nvml::device_by_index(index).ok().filter(nvml::Handle::keeps_accounts) else {
+        return HashMap::new();
+    };
+    pids.filter_map(|pid| Some((pid, handle.accounted_peak(pid)?))).collect()
 }
 
 /// The file of NVML that a process with this environment gets.

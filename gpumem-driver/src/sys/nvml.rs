@@ -210,6 +210,18 @@ impl Handle {
         Ok(computing.chain(if_available(graphics)?.into_iter().map(listed(true))).collect())
     }
 
+    /// Whether the driver keeps the most memory that each process had. It is off unless an administrator switches it on.
+    #[doc(alias = "nvmlDeviceGetAccountingMode")]
+    pub(crate) fn keeps_accounts(&self) -> bool {
+        self.device.is_accounting_enabled().unwrap_or(false)
+    }
+
+    /// The most memory that a process had, in bytes, where the driver keeps accounts and knows it.
+    #[doc(alias = "nvmlDeviceGetAccountingStats")]
+    pub(crate) fn accounted_peak(&self, pid: u32) -> Option<u64> {
+        self.device.accounting_stats_for(pid).ok()?.max_memory_usage
+    }
+
     /// The function of drivers older than 510, which `nvml-wrapper` does not wrap any more.
     fn memory_v1(&self) -> Result<Figures, NvmlError> {
         let call = match &self.device.nvml().lib().nvmlDeviceGetMemoryInfo {

@@ -92,6 +92,8 @@ pub(crate) struct Config {
     pub(crate) blocks: Option<String>,
     pub(crate) slow: Duration,
     pub(crate) figures_max: bool,
+    /// What the driver's accounts say that each process had at most.
+    pub(crate) accounted: Option<u64>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) log: Option<PathBuf>,
     /// `CUDA_VISIBLE_DEVICES`, as it stands.
@@ -129,6 +131,7 @@ impl Config {
     /// | `nested` | `0` | `1`: `cuMemAllocPitch_v2` and `cuMemAllocManaged` call `cuMemAlloc_v2` as a program does, and managed memory is on the card |
     /// | `teardown` | `0` | `1`: each library is torn down when the process exits, as by a handler that it sets when it begins, and writes `teardown` to the log |
     /// | `figures_max` | `0` | `1`: every memory figure is `u64::MAX` |
+    /// | `accounted` | | the driver keeps accounts, and says that each process had this much at most |
     /// | `slow` | `0` | so many milliseconds pass before NVML returns the memory of a card |
     /// | `integrated` | `0` | `1`: the cards have no memory of their own, but use that of the machine |
     /// | `blocks` | | a function that does not return: a thread that calls it waits until it is cancelled |
@@ -153,6 +156,7 @@ impl Config {
             blocks: None,
             slow: Duration::ZERO,
             figures_max: false,
+            accounted: None,
             faults: Vec::new(),
             log: None,
             visible: None,
@@ -185,6 +189,7 @@ impl Config {
                     config.slow = Duration::from_millis(value.parse().map_err(|_| refuse("no milliseconds"))?);
                 }
                 "nested" => config.nested = flag()?,
+                "accounted" => config.accounted = Some(size(value).ok_or_else(|| refuse("no size, such as 1GiB"))?),
                 "integrated" => config.integrated = flag()?,
                 "figures_max" => config.figures_max = flag()?,
                 "blocks" => config.blocks = Some(value.to_owned()),

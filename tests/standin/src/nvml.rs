@@ -89,6 +89,17 @@ struct PciInfo {
     text: [u8; 32],
 }
 
+/// `nvmlAccountingStats_t`
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AccountingStats {
+    percent: [c_uint; 2],
+    most: u64,
+    times: [u64; 2],
+    is_running: c_uint,
+    reserved: [c_uint; 5],
+}
+
 /// A C string with zeros after it.
 fn padded<const N: usize>(text: &str) -> [u8; N] {
     std::array::from_fn(|at| text.as_bytes().get(at).copied().unwrap_or(0))
@@ -265,6 +276,20 @@ exports! {
         let named = call.driver.config.others.iter().find(|other| other.pid == pid).map(|other| other.name.as_deref());
         let text = named.unwrap_or_else(|| (pid == process::id()).then_some("./probe --of-nvml")).ok_or(NOT_FOUND)?;
         Ok(name.put_text(text, length as usize)?)
+    }
+
+    fn nvmlDeviceGetAccountingMode(of: Handle, mode: Out<c_uint>) |call| {
+        device(call, of)?;
+        Ok(mode.put(c_uint::from(call.driver.config.accounted.is_some()))?)
+    }
+
+    // Each process is said to have had the same.
+    fn nvmlDeviceGetAccountingStats(of: Handle, _pid: c_uint, stats: Out<AccountingStats>) |call| {
+        device(call, of)?;
+        let most = call.driver.config.accounted.ok_or(NOT_FOUND)?;
+        let not_available = c_uint::MAX;
+        let percent = [not_available; 2];
+        Ok(stats.put(AccountingStats { percent, most, times: [0; 2], is_running: 1, reserved: [0; 5] })?)
     }
 
     fn nvmlDeviceGetMigMode(of: Handle, current: Out<c_uint>, pending: Out<c_uint>) |call| {

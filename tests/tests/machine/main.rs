@@ -1,6 +1,8 @@
 //! The commands that show the machine, on the stand-in driver.
 
 mod doctor;
+#[cfg(feature = "export")]
+mod export;
 mod info;
 mod names;
 mod ps;

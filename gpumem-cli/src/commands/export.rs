@@ -1,0 +1,75 @@
+//! Serves metrics of the machine.
+
+use std::{
+    env, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+
+use crate::{
+    exit::Exit,
+    export::{self, Options},
+    failure::Failure,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  gpumem export
+  curl -s http://127.0.0.1:9837/metrics | grep interval_peak
+  gpumem export --listen 0.0.0.0:9837 --token-file /etc/gpumem/token
+  gpumem export --otlp http://127.0.0.1:4318";
+
+/// Serves metrics for Prometheus: the memory of GPUs and processes, and peaks and places of recorded programs. Pushes them by OTLP, too.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ExportArguments {
+    /// The address to listen on. One that other machines can reach needs --token-file.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9837")]
+    listen: SocketAddr,
+    /// A Unix socket to listen on, in the place of --listen. Its owner and its group may use it.
+    #[arg(long, value_name = "SOCKET", conflicts_with = "listen")]
+    unix: Option<PathBuf>,
+    /// A file with the token that scrapers have to send: `Authorization: Bearer TOKEN`.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// How many places, scopes, libraries and pools of a process on a GPU are named. What others have is added up as `other`.
+    #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
+    places: u8,
+    /// A collector of OpenTelemetry to push to, by OTLP over HTTP without TLS, such as `http://127.0.0.1:4318`. The variable
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` stands for it; `OTEL_METRIC_EXPORT_INTERVAL` is the time between two pushes, in milliseconds.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
+}
+
+pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
+    let ExportArguments { listen, unix, token_file, places, otlp } = arguments;
+    let token = token_file.as_deref().map(token).transpose()?;
+    if token.is_none() && unix.is_none() && !listen.ip().is_loopback() {
+        let next = "give --token-file FILE, or --unix SOCKET";
+        return Err(Failure::new(
+            format!("cannot listen on {listen}"),
+            "other machines can reach it, and there is no token",
+            next,
+        ));
+    }
+    let otlp = otlp.or_else(|| env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok().filter(|url| !url.is_empty()));
+    match export::serve(Options { listen, unix, token, places: usize::from(places), otlp })? {}
+}
+
+fn token(file: &Path) -> Result<String, Failure> {
+    let failed = |why: String| {
+        let next = "give a file with a token, such as one of `openssl rand -hex 32`";
+        Failure::new(format!("`{}` cannot be used", file.display()), why, next)
+    };
+    let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
+    let token = text.trim();
+    if token.len() < LEAST_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(failed(format!("it is no line of at least {LEAST_TOKEN} characters")));
+    }
+    Ok(token.to_owned())
+}
+
+/// A shorter token can be guessed.
+const LEAST_TOKEN: usize = 16;

@@ -1,0 +1,617 @@
+//! Follows the recordings of all processes, and makes samples for collectors: those who scrape, and the push.
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    ops::Range,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use gpumem_core::{
+    derive::{LedgerView, Names, Paths},
+    export::{shortened, shortened_command},
+    ledger::{GroupUsage, KnownPool},
+    model::{Device, MemKind, PoolId},
+    recording::Follower,
+};
+use gpumem_driver::source::machine::accounted_peaks;
+
+use super::{
+    cgroup::container,
+    metrics::{OTHER, largest},
+    sample::{
+        DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
+    },
+    windows::Windows,
+};
+use crate::{
+    history::Origin,
+    machine::{self, Known, Machine, Process, Recorded, Recording, Usage},
+    watch::Live,
+};
+
+/// At most so many recordings are followed.
+const MOST_RECORDINGS: usize = 512;
+/// At most so many recordings of one process are followed.
+const MOST_OF_PROCESS: usize = 4;
+/// At most so many devices of a recording are exported, those with the highest peaks.
+const MOST_DEVICES: usize = 16;
+/// At most so many collectors are told apart. The one that has not collected for the longest time is forgotten.
+const MOST_COLLECTORS: usize = 16;
+/// One round reads at most so many bytes of all recordings, and at least the second number of each.
+const MOST_BYTES: u64 = 64 << 20;
+const LEAST_BYTES: u64 = 1 << 20;
+/// So many groups of blocks get names, the largest ones. The rest is added up.
+const MOST_GROUPS: usize = 1_000;
+/// With more blocks, it takes too long to find the room between them.
+const MOST_BLOCKS: u64 = 100_000;
+/// A group with longer names gets none.
+const LONGEST_NAMES: u64 = 1 << 12;
+/// The most columns of a value of a label.
+const WIDEST: usize = 128;
+/// The most columns of a command.
+const WIDEST_COMMAND: usize = 60;
+/// After the end of a process, its recording may get what was still in memory.
+const READ_AFTER_END: Duration = Duration::from_secs(10);
+/// What an ended process had is kept so long for a collector that has not got it.
+const KEPT_AFTER_END: Duration = Duration::from_secs(300);
+
+#[derive(Debug)]
+pub(super) struct Exporter {
+    /// How many places, scopes and libraries of a process are named.
+    places: usize,
+    known: Known,
+    /// The processes, and when each began.
+    processes: HashMap<u32, (u64, ProcessId)>,
+    followed: Vec<Followed>,
+    /// How many recordings were too many in the newest round.
+    not_followed: usize,
+    /// The names of collectors with their numbers. The last one has collected last.
+    collectors: Vec<(String, u32)>,
+    next_collector: u32,
+}
+
+/// A recording that is followed.
+#[derive(Debug)]
+struct Followed {
+    live: Live,
+    pid: u32,
+    began: Option<u64>,
+    process: ProcessId,
+    windows: Vec<(Device, Windows)>,
+    /// When its process was found to have ended.
+    ended: Option<Instant>,
+    /// Since then: the collectors that were handed it, and those with which it has arrived.
+    handed: Vec<u32>,
+    arrived: Vec<u32>,
+    /// Whether lines at addresses are looked up: only in files that a process of the same user names.
+    looks_up: bool,
+}
+
+/// The number of a collector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Collector(u32);
+
+impl Exporter {
+    pub(super) fn new(places: usize) -> Self {
+        Self {
+            places,
+            known: Known::default(),
+            processes: HashMap::new(),
+            followed: Vec::new(),
+            not_followed: 0,
+            collectors: Vec::new(),
+            next_collector: 0,
+        }
+    }
+
+    /// Reads what recordings have got since.
+    pub(super) fn follow(&mut self) {
+        self.follow_all(&machine::recorded());
+    }
+
+    fn follow_all(&mut self, recorded: &[Recorded]) {
+        let wanted = recorded.iter().flat_map(|of| of.files.iter().take(MOST_OF_PROCESS).map(|file| (of.pid, file)));
+        let wanted: Vec<(u32, &PathBuf)> = wanted.collect();
+        let is_wanted = |of: &Followed| wanted.iter().any(|(pid, file)| *pid == of.pid && **file == *of.live.path());
+        // A later program has taken the file over. `gpumem run`, which completes it, is older than the program that it runs.
+        let is_taken = |of: &Followed| {
+            let is_by = |pid: u32| pid != of.pid && machine::began(pid) > of.began;
+            wanted.iter().any(|(pid, file)| **file == *of.live.path() && is_by(*pid))
+        };
+        self.followed.retain(|of| !is_taken(of));
+        let now = Instant::now();
+        for of in &mut self.followed {
+            of.ended = if is_wanted(of) { None } else { of.ended.or(Some(now)) };
+        }
+        self.not_followed = 0;
+        for (pid, file) in &wanted {
+            if self.followed.iter().any(|of| *of.live.path() == **file) {
+                continue;
+            }
+            if self.followed.len() == MOST_RECORDINGS {
+                self.not_followed += 1;
+                continue;
+            }
+            let process = self.process(*pid);
+            self.followed.push(Followed::new((*file).clone(), *pid, process));
+        }
+        let collectors: Vec<u32> = self.collectors.iter().map(|(_, number)| *number).collect();
+        let is_over = |of: &Followed| {
+            let has_arrived = !collectors.is_empty() && collectors.iter().all(|number| of.arrived.contains(number));
+            of.ended.is_some_and(|ended| has_arrived || now - ended > KEPT_AFTER_END)
+        };
+        self.followed.retain(|of| !is_over(of));
+        let most = (MOST_BYTES / self.followed.len().max(1) as u64).max(LEAST_BYTES);
+        for of in &mut self.followed {
+            if of.ended.is_none_or(|ended| now - ended <= READ_AFTER_END) {
+                of.read(most);
+            }
+        }
+        self.processes.retain(|pid, (began, _)| machine::began(*pid) == Some(*began));
+    }
+
+    /// What is known of a process.
+    fn process(&mut self, pid: u32) -> ProcessId {
+        let Some(began) = machine::began(pid) else { return ProcessId { pid: Some(pid), ..ProcessId::default() } };
+        if let Some((known, process)) = self.processes.get(&pid)
+            && *known == began
+        {
+            return process.clone();
+        }
+        let container = container(&machine::cgroups(pid).unwrap_or_default());
+        let process = ProcessId {
+            pid: Some(pid),
+            command: machine::command(pid).map(|line| shortened_command(&line, WIDEST_COMMAND)),
+            owner: machine::user(pid),
+            container: container.id,
+            pod: container.pod,
+        };
+        self.processes.insert(pid, (began, process.clone()));
+        process
+    }
+
+    /// A reading for the collector with this name, and its number.
+    pub(super) fn collect(&mut self, name: &str) -> (Sample, Collector) {
+        let collector = self.collector(name);
+        let mut hidden = Hidden::default();
+        let machine = Machine::read().unwrap_or_else(|_| {
+            hidden.readings = 1;
+            Machine::default()
+        });
+        let usage = Usage::read(&machine, &mut self.known);
+        self.follow_all(&usage.recorded);
+        let not_read = machine.not_read.iter().chain(&usage.not_read);
+        hidden.readings += not_read.filter(|not_read| not_read.is_error).count();
+        hidden.recordings = self.not_followed;
+        let gpus = gpus_of(&machine);
+        let usages = usage.processes.iter().map(|process| {
+            let is_unknown = process.recording == Recording::Unknown;
+            match process.is_visible {
+                Some(false) => hidden.processes += 1,
+                _ => hidden.unknown += usize::from(is_unknown),
+            }
+            self.usage(process, &gpus)
+        });
+        let mut usages: Vec<_> = usages.collect();
+        add_accounts(&machine, &mut usages);
+        let places = self.places;
+        let mut recordings = Vec::new();
+        for of in &mut self.followed {
+            if of.ended.is_some() && of.arrived.contains(&collector.0) {
+                continue;
+            }
+            if of.live.is_read() {
+                recordings.push(of.sample(collector, &gpus, places));
+            } else {
+                hidden.recordings += 1;
+            }
+        }
+        (Sample { gpus, usages, recordings, hidden }, collector)
+    }
+
+    fn usage(&mut self, process: &Process, gpus: &[GpuSample]) -> UsageSample {
+        let id = process.gpu.to_string();
+        let gpu = gpus.iter().find(|gpu| gpu.gpu.id.as_ref() == Some(&id)).map(|gpu| gpu.gpu.clone());
+        let of_driver = || ProcessId {
+            pid: Some(process.pid),
+            command: process.command.as_deref().map(|line| shortened_command(line, WIDEST_COMMAND)),
+            ..ProcessId::default()
+        };
+        UsageSample {
+            process: if process.is_visible == Some(false) { of_driver() } else { self.process(process.pid) },
+            gpu: gpu.unwrap_or_default(),
+            used: process.used_bytes,
+            accounted_peak: None,
+        }
+    }
+
+    fn collector(&mut self, name: &str) -> Collector {
+        let known = self.collectors.iter().position(|(known, _)| known == name);
+        let (name, number) = if let Some(at) = known {
+            self.collectors.remove(at)
+        } else {
+            self.next_collector += 1;
+            (name.to_owned(), self.next_collector)
+        };
+        self.collectors.push((name, number));
+        if self.collectors.len() > MOST_COLLECTORS {
+            self.forget(Collector(self.collectors[0].1));
+        }
+        Collector(number)
+    }
+
+    /// This collector does not collect any more.
+    pub(super) fn forget(&mut self, Collector(collector): Collector) {
+        self.collectors.retain(|(_, number)| *number != collector);
+        let windows = self.followed.iter_mut().flat_map(|of| &mut of.windows);
+        windows.for_each(|(_, windows)| windows.forget(collector));
+    }
+
+    /// What this collector has got last has arrived.
+    pub(super) fn confirm(&mut self, Collector(collector): Collector) {
+        for of in &mut self.followed {
+            of.windows.iter_mut().for_each(|(_, windows)| windows.confirm(collector));
+            if of.handed.contains(&collector) && !of.arrived.contains(&collector) {
+                of.arrived.push(collector);
+            }
+        }
+    }
+}
+
+impl Followed {
+    fn new(file: PathBuf, pid: u32, process: ProcessId) -> Self {
+        let own = rustix::process::geteuid().as_raw();
+        Self {
+            live: Live::new(file),
+            pid,
+            began: machine::began(pid),
+            process,
+            windows: Vec::new(),
+            ended: None,
+            handed: Vec::new(),
+            arrived: Vec::new(),
+            looks_up: machine::uid(pid) == Some(own),
+        }
+    }
+
+    fn read(&mut self, most: u64) {
+        self.live.read(most);
+        let devices = self.live.follower().ledger().stats();
+        for device in devices.iter().map(|stats| stats.device) {
+            let recent = self.live.take_recent_peak(device);
+            self.windows_of(device).note(recent);
+        }
+    }
+
+    fn windows_of(&mut self, device: Device) -> &mut Windows {
+        let at = self.windows.iter().position(|(known, _)| *known == device).unwrap_or_else(|| {
+            self.windows.push((device, Windows::default()));
+            self.windows.len() - 1
+        });
+        &mut self.windows[at].1
+    }
+
+    fn sample(&mut self, Collector(collector): Collector, gpus: &[GpuSample], places: usize) -> RecordingSample {
+        let is_running = self.ended.is_none();
+        if !is_running {
+            self.handed.push(collector);
+        } else if self.looks_up {
+            self.live.look_up_lines();
+        }
+        let mut devices = self.live.follower().ledger().stats();
+        let totals = self.live.follower().totals();
+        let peak_of = |device| totals.peaks.iter().find(|peak| peak.device == device).map(|peak| peak.bytes);
+        devices.sort_by_key(|stats| Reverse(peak_of(stats.device)));
+        devices.truncate(MOST_DEVICES);
+        let mut lives = if is_running { lives(self.live.follower(), places) } else { HashMap::new() };
+        let has_only_peaks = self.live.follower().beginning().is_peaks;
+        let devices = devices.into_iter().map(|stats| {
+            let device = stats.device;
+            let interval_peak = self.windows_of(device).collect(collector, stats.on_device.bytes.current);
+            let uuid = self.live.follower().definitions().device(device).and_then(|known| known.uuid.clone());
+            DeviceSample {
+                gpu: gpu_of(uuid, device, gpus),
+                peak: peak_of(device),
+                interval_peak: Some(interval_peak).filter(|_| !has_only_peaks),
+                live: is_running.then(|| lives.remove(&device).unwrap_or_default()),
+            }
+        });
+        let devices = devices.collect();
+        RecordingSample {
+            process: self.process.clone(),
+            refused: totals.refused,
+            retried: totals.obtained,
+            lost: totals.lost + self.live.unread(),
+            devices,
+        }
+    }
+}
+
+/// A panic of another thread leaves nothing half done that matters.
+pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is live on each device. Names cost time, so only the largest groups have some.
+fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
+    #[derive(Default)]
+    struct Sums {
+        kinds: [u64; MemKind::ALL.len()],
+        libraries: HashMap<String, u64>,
+        scopes: HashMap<String, u64>,
+        places: HashMap<(String, String), u64>,
+    }
+    let (ledger, definitions) = (follower.ledger(), follower.definitions());
+    let mut groups = ledger.groups();
+    groups.sort_by_key(|of| Reverse(of.bytes));
+    let paths = Paths::now(ledger, definitions);
+    let mut sums: HashMap<Device, Sums> = HashMap::new();
+    for (at, GroupUsage { device, group, bytes, .. }) in groups.into_iter().enumerate() {
+        let (sums, bytes) = (sums.entry(device).or_default(), bytes.get());
+        sums.kinds[group.kind as usize] += bytes;
+        let length = || paths.length_of(group.node) as u64 + definitions.length_of(group.stack);
+        let [library, scope, place] = if at < MOST_GROUPS && length() <= LONGEST_NAMES {
+            let origin = Origin::of(&group, &paths, definitions);
+            [origin.library_or_program(), origin.scope(), origin.place()].map(|name| shortened(&name, WIDEST))
+        } else {
+            [OTHER, OTHER, OTHER].map(str::to_owned)
+        };
+        *sums.libraries.entry(library).or_default() += bytes;
+        *sums.scopes.entry(scope.clone()).or_default() += bytes;
+        *sums.places.entry((place, scope)).or_default() += bytes;
+    }
+    let holes = largest_holes(ledger);
+    let mut pools: HashMap<Device, Vec<PoolSample>> = HashMap::new();
+    for KnownPool { pool, device, part_bytes, reserved, .. } in ledger.pools() {
+        pools.entry(device).or_default().push(PoolSample {
+            name: shortened(&definitions.pool(pool), WIDEST),
+            used: part_bytes.get(),
+            reserved: reserved.get(),
+            largest_hole: holes.get(&pool).copied(),
+        });
+    }
+    let mut lives: HashMap<Device, LiveSample> = HashMap::new();
+    for (device, sums) in sums {
+        let kinds = MemKind::ALL.iter().zip(sums.kinds).filter(|(_, bytes)| *bytes > 0);
+        let other = || OTHER.to_owned();
+        lives.insert(
+            device,
+            LiveSample {
+                kinds: kinds.map(|(kind, bytes)| (kind.name(), bytes)).collect(),
+                libraries: largest(sums.libraries, places, other),
+                scopes: largest(sums.scopes, places, other),
+                places: largest(sums.places, places, || (other(), other())),
+                pools: Vec::new(),
+            },
+        );
+    }
+    for (device, mut pools) in pools {
+        // Of several pools with one name, the largest one counts.
+        pools.sort_by_key(|pool| Reverse(pool.reserved));
+        pools.truncate(places);
+        lives.entry(device).or_default().pools = pools;
+    }
+    lives
+}
+
+/// The largest room between the parts of each pool, where it is known where all its blocks lie.
+fn largest_holes(ledger: &dyn LedgerView) -> HashMap<PoolId, u64> {
+    let mut pools = ledger.pools();
+    let blocks = ledger.stats().iter().map(|stats| stats.on_device.blocks.current).sum::<u64>();
+    if pools.is_empty() || blocks > MOST_BLOCKS {
+        return HashMap::new();
+    }
+    let mut parts: Vec<(u64, u64)> = Vec::new();
+    parts.extend(
+        ledger.blocks(None).iter().filter(|block| block.key.is_part()).map(|of| (of.key.address(), of.bytes.get())),
+    );
+    parts.sort_unstable();
+    let (mut holes, mut known): (HashMap<PoolId, u64>, HashMap<PoolId, u64>) = Default::default();
+    for (pool, Range { start, end }) in ledger.pool_blocks() {
+        *known.entry(pool).or_default() += end - start;
+        let first = parts.partition_point(|(address, _)| *address < start);
+        let inside = parts[first..].iter().take_while(|(address, _)| *address < end);
+        let hole = holes.entry(pool).or_default();
+        let rest = inside.fold(start, |at, (address, bytes)| {
+            *hole = (*hole).max(address.saturating_sub(at));
+            at.max(address.saturating_add(*bytes))
+        });
+        *hole = (*hole).max(end.saturating_sub(rest));
+    }
+    pools.retain(|pool| known.get(&pool.pool) == Some(&pool.block_bytes.get()));
+    holes.retain(|pool, _| pools.iter().any(|of| of.pool == *pool));
+    holes
+}
+
+/// The GPUs and their slices.
+fn gpus_of(machine: &Machine) -> Vec<GpuSample> {
+    let mut all = Vec::new();
+    for gpu in &machine.gpus {
+        let id = gpu.index.map(|index| index.to_string());
+        all.push(GpuSample {
+            gpu: GpuId { id: id.clone(), uuid: gpu.uuid.clone(), ordinal: None },
+            parent: None,
+            model: gpu.name.clone(),
+            memory: gpu.memory,
+        });
+        let slices = (0..).zip(&gpu.mig_devices).map(|(at, slice): (u32, _)| GpuSample {
+            gpu: GpuId {
+                id: id.as_ref().map(|id| format!("{id}:{at}")),
+                uuid: Some(slice.uuid.clone()),
+                ordinal: None,
+            },
+            parent: id.clone(),
+            model: slice.name.clone(),
+            memory: slice.memory,
+        });
+        all.extend(slices);
+    }
+    all
+}
+
+/// The GPU with this UUID. A recording may have it without the part before the first dash.
+fn gpu_of(uuid: Option<String>, device: Device, gpus: &[GpuSample]) -> GpuId {
+    let is_it = |known: &str| {
+        let uuid = uuid.as_deref().unwrap_or_default();
+        known == uuid || known.split_once('-').is_some_and(|(_, known)| known == uuid)
+    };
+    let known = gpus.iter().find(|gpu| gpu.gpu.uuid.as_deref().is_some_and(is_it)).map(|gpu| gpu.gpu.clone());
+    let ordinal = Some(device.ordinal).filter(|_| uuid.is_none());
+    known.unwrap_or_else(|| GpuId { id: None, uuid: uuid.map(|uuid| shortened(&uuid, WIDEST)), ordinal })
+}
+
+/// Adds what the driver's accounts say, where it keeps some.
+fn add_accounts(machine: &Machine, usages: &mut [UsageSample]) {
+    for index in machine.gpus.iter().filter_map(|gpu| gpu.index) {
+        let id = Some(index.to_string());
+        let on_gpu = || usages.iter().filter(|usage| usage.gpu.id == id).filter_map(|usage| usage.process.pid);
+        if on_gpu().next().is_none() {
+            continue;
+        }
+        let peaks = accounted_peaks(index, on_gpu());
+        for usage in usages.iter_mut().filter(|usage| usage.gpu.id == id) {
+            usage.accounted_peak = usage.process.pid.and_then(|pid| peaks.get(&pid).copied());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, process};
+
+    use gpumem_core::{
+        model::{Block, Bytes, EventKind, Key, StackId},
+        recording::{Item, PoolDefinition},
+    };
+
+    use super::*;
+    use crate::{
+        export::metrics::{METRICS, Points},
+        made::{DEVICE, MIB, Made},
+    };
+
+    /// A recording that this process writes.
+    struct File(PathBuf);
+
+    impl File {
+        fn new(name: &str, content: &[u8]) -> Self {
+            let path = env::temp_dir().join(format!("gpumem-export-{name}-{}", process::id()));
+            fs::write(&path, content).unwrap();
+            Self(path)
+        }
+
+        fn recorded(&self) -> Vec<Recorded> {
+            vec![Recorded { pid: process::id(), command: None, files: vec![self.0.clone()] }]
+        }
+    }
+
+    impl Drop for File {
+        fn drop(&mut self) {
+            _ = fs::remove_file(&self.0);
+        }
+    }
+
+    fn sample(exporter: &mut Exporter, name: &str) -> (RecordingSample, Collector) {
+        let collector = exporter.collector(name);
+        let places = exporter.places;
+        let of = exporter.followed.iter_mut().find(|of| of.live.is_read()).expect("it is read");
+        (of.sample(collector, &[], places), collector)
+    }
+
+    #[test]
+    fn a_process_has_a_bounded_number_of_series() {
+        let mut made = Made::new("train");
+        for number in 0..500 {
+            let stack = made.stack(&[(1, "f", &format!("/home/ada/train/src/file{number}.rs"), number)]);
+            made.alloc(MIB * u64::from(number + 1), MemKind::Pool, stack.0 - 1);
+        }
+        let file = File::new("many", &made.file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let (recording, _) = sample(&mut exporter, "a");
+        let live = recording.devices[0].live.as_ref().unwrap();
+        assert_eq!(live.places.len(), 11);
+        assert_eq!(live.places.iter().map(|(_, bytes)| bytes).sum::<u64>(), 500 * 501 / 2 * MIB);
+        assert_eq!(live.places[10].1, (1..=490).sum::<u64>() * MIB);
+        let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
+        let series: usize = METRICS.iter().map(|metric| points.of_metric(metric.name).count()).sum();
+        // What the exporter says of itself is 4 of them. The page names the bound.
+        assert!(series - 4 <= 3 + 72, "{series}");
+    }
+
+    #[test]
+    fn what_an_ended_process_had_is_handed_over_once_to_each() {
+        let file = File::new("ended", &Made::new("train").training(3, 10, 10 * MIB).file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let (running, first) = sample(&mut exporter, "first");
+        assert!(running.devices[0].live.is_some() && running.process.pid == Some(process::id()));
+        exporter.confirm(first);
+        _ = exporter.collector("second");
+        exporter.follow_all(&[]);
+        let (ended, first) = sample(&mut exporter, "first");
+        assert_eq!((ended.devices[0].live.clone(), ended.devices[0].peak), (None, running.devices[0].peak));
+        exporter.confirm(first);
+        assert!(exporter.followed[0].arrived.contains(&first.0));
+        // The other one has not got it yet.
+        exporter.follow_all(&[]);
+        let (_, second) = sample(&mut exporter, "second");
+        exporter.confirm(second);
+        exporter.follow_all(&[]);
+        assert!(exporter.followed.is_empty());
+    }
+
+    #[test]
+    fn a_file_is_read_in_parts_and_a_wrong_one_is_not_there() {
+        let whole = Made::new("train").varied(20_000).file();
+        let file = File::new("parts", &whole);
+        let mut exporter = Exporter::new(10);
+        let mut followed = Followed::new(file.0.clone(), 1, ProcessId::default());
+        followed.read(1_000);
+        assert!(!followed.live.is_read());
+        for _ in 0..whole.len() / 1_000 {
+            followed.read(1_000);
+        }
+        followed.read(1_000);
+        assert!(followed.live.is_read());
+        exporter.followed.push(followed);
+        let peak = sample(&mut exporter, "a").0.devices[0].peak;
+        exporter.follow_all(&file.recorded());
+        assert_eq!(sample(&mut exporter, "a").0.devices[0].peak, peak);
+        let wrong = File::new("wrong", b"this is no recording");
+        exporter.follow_all(&wrong.recorded());
+        assert!(!exporter.followed.iter().any(|of| of.ended.is_none() && of.live.is_read()));
+    }
+
+    #[test]
+    fn the_largest_hole_of_a_pool() {
+        let pool = PoolId(1);
+        let mut made = Made::new("train");
+        made.item(&Item::Pool(PoolDefinition { pool, name: "arena".to_owned() }));
+        made.event(EventKind::PoolRegistered { pool, device: DEVICE });
+        let block = |kind, context, bytes| Block {
+            device: DEVICE,
+            bytes: Bytes::new(bytes),
+            kind,
+            context,
+            stack: StackId::NONE,
+        };
+        let start = 1 << 40;
+        made.alloc_at(Key::from_raw(start), block(MemKind::Device, 1, 64 * MIB));
+        // 4 MiB, 10 MiB of room, 30 MiB, and 20 MiB of room.
+        for (at, bytes) in [(0, 4 * MIB), (14 * MIB, 30 * MIB)] {
+            made.alloc_at(Key::of_part(pool, start + at), block(MemKind::Part, 1, bytes));
+        }
+        let file = File::new("pool", &made.file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let live = sample(&mut exporter, "a").0.devices.remove(0).live.unwrap();
+        let expected =
+            PoolSample { name: "arena".to_owned(), used: 34 * MIB, reserved: 64 * MIB, largest_hole: Some(20 * MIB) };
+        assert_eq!(live.pools, [expected]);
+        assert_eq!(live.kinds, [("part", 34 * MIB)]);
+    }
+}

@@ -1,0 +1,210 @@
+//! Serves `/metrics`.
+
+use std::{
+    convert::Infallible,
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    os::unix::fs::{FileTypeExt, PermissionsExt},
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixListener},
+    sync::Semaphore,
+    time,
+};
+
+use super::{
+    exporter::{Collector, Exporter, lock},
+    metrics::Points,
+    prometheus,
+};
+
+/// So many connections are open at once. More have to wait.
+const MOST_CONNECTIONS: usize = 32;
+/// A connection ends after this time, also if its client reads or writes slowly.
+const LONGEST: Duration = Duration::from_secs(60);
+/// The most characters of the name of a scraper.
+const LONGEST_NAME: usize = 64;
+
+/// Where it listens.
+#[derive(Debug)]
+pub(super) enum Listener {
+    Tcp(std::net::TcpListener),
+    Unix(std::os::unix::net::UnixListener),
+}
+
+impl Listener {
+    pub(super) fn tcp(address: SocketAddr) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self::Tcp(listener))
+    }
+
+    /// The group of the socket may use it. A socket that nobody listens on any more is replaced.
+    pub(super) fn unix(path: &Path) -> io::Result<Self> {
+        let is_socket = fs::symlink_metadata(path).is_ok_and(|known| known.file_type().is_socket());
+        if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+            fs::remove_file(path)?;
+        }
+        let listener = std::os::unix::net::UnixListener::bind(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o660))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self::Unix(listener))
+    }
+
+    /// As a user may type it. `given` is the address that was asked for.
+    pub(super) fn address(&self, given: &str) -> String {
+        match self {
+            Self::Tcp(listener) => {
+                let at = listener.local_addr().map_or_else(|_| given.to_owned(), |at| at.to_string());
+                format!("http://{at}/metrics")
+            }
+            Self::Unix(_) => format!("/metrics on {given}"),
+        }
+    }
+}
+
+/// What all connections share.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) exporter: Arc<Mutex<Exporter>>,
+    /// What a scraper has to know.
+    pub(super) token: Option<String>,
+}
+
+/// Serves until the process ends.
+pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let server = Arc::new(server);
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    runtime.block_on(async {
+        let socket = Socket::of(listener)?;
+        loop {
+            let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
+            // Such as too many open files. Those that are open end soon.
+            let Ok((stream, from)) = socket.accept().await else {
+                time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            let server = Arc::clone(&server);
+            tokio::spawn(async move {
+                _ = time::timeout(LONGEST, connection(stream, from, server)).await;
+                drop(place);
+            });
+        }
+    })
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+impl Socket {
+    fn of(listener: Listener) -> io::Result<Self> {
+        match listener {
+            Listener::Tcp(listener) => TcpListener::from_std(listener).map(Self::Tcp),
+            Listener::Unix(listener) => UnixListener::from_std(listener).map(Self::Unix),
+        }
+    }
+
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Option<IpAddr>)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
+                Ok((Box::new(stream), Some(from.ip())))
+            }
+            Self::Unix(listener) => Ok((Box::new(listener.accept().await?.0), None)),
+        }
+    }
+}
+
+/// Answers one request.
+async fn connection(stream: Box<dyn Stream>, from: Option<IpAddr>, server: Arc<Server>) {
+    let collected = Mutex::new(None);
+    let answer = service_fn(|request| answer(request, from, &server, &collected));
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(10));
+    // When a connection has ended without an error, the answer was written.
+    let is_written = http.keep_alive(false).serve_connection(TokioIo::new(stream), answer).await.is_ok();
+    let collected = collected.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(collector) = collected.filter(|_| is_written) {
+        lock(&server.exporter).confirm(collector);
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    from: Option<IpAddr>,
+    server: &Server,
+    collected: &Mutex<Option<Collector>>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    if let Some(token) = &server.token
+        && !is_authorised(&request, token)
+    {
+        let mut refused = plain(StatusCode::UNAUTHORIZED, "a token is needed: Authorization: Bearer TOKEN");
+        refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        return Ok(refused);
+    }
+    if request.uri().path() != "/metrics" || request.method() != Method::GET {
+        return Ok(plain(StatusCode::NOT_FOUND, "gpumem export: GET /metrics"));
+    }
+    let (exporter, name) = (Arc::clone(&server.exporter), scraper(request.uri().query(), from));
+    // Reading takes its time.
+    let made = tokio::task::spawn_blocking(move || {
+        let (sample, collector) = lock(&exporter).collect(&name);
+        (prometheus::text(&Points::of(&sample)), collector)
+    });
+    Ok(match made.await {
+        Ok((Ok(text), collector)) => {
+            *lock(collected) = Some(collector);
+            let mut response = Response::new(Full::from(text));
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(prometheus::CONTENT_TYPE));
+            response
+        }
+        Ok((Err(error), _)) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    })
+}
+
+fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(format!("{text}\n")));
+    *response.status_mut() = status;
+    response
+}
+
+/// The comparison takes the same time whatever differs.
+fn is_authorised(request: &Request<Incoming>, token: &str) -> bool {
+    let given = request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    given.is_some_and(|given| {
+        let differs = given.iter().zip(token.as_bytes()).fold(0, |differs, (a, b)| differs | (a ^ b));
+        given.len() == token.len() && differs == 0
+    })
+}
+
+/// Who asks: `?scraper=NAME`, else the address.
+fn scraper(query: Option<&str>, from: Option<IpAddr>) -> String {
+    let named = query.unwrap_or_default().split('&').find_map(|part| part.strip_prefix("scraper="));
+    match (named, from) {
+        (Some(name), _) => name.chars().take(LONGEST_NAME).collect(),
+        (None, Some(from)) => from.to_string(),
+        (None, None) => String::new(),
+    }
+}

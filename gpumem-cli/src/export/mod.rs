@@ -1,0 +1,100 @@
+//! `gpumem export`: metrics of a machine for Prometheus and OpenTelemetry.
+//!
+//! `exporter.rs` follows the recordings of all processes and makes a `Sample`, `metrics.rs` names what is in it, `prometheus.rs` and
+//! `otlp.rs` write that.
+
+mod cgroup;
+mod exporter;
+mod http;
+mod metrics;
+mod otlp;
+mod prometheus;
+mod sample;
+mod windows;
+
+use std::{
+    convert::Infallible,
+    fs, io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use self::{
+    exporter::{Exporter, lock},
+    http::Server,
+    sample::Hidden,
+};
+use crate::{failure::Failure, terminal};
+
+/// Recordings are read at least so often.
+const EVERY: Duration = Duration::from_secs(1);
+/// Looking for new recordings takes at most this part of the time of a processor.
+const PART_OF_TIME: u32 = 20;
+
+/// What the user asked for.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) listen: SocketAddr,
+    pub(crate) unix: Option<PathBuf>,
+    pub(crate) token: Option<String>,
+    pub(crate) places: usize,
+    pub(crate) otlp: Option<String>,
+}
+
+/// Serves until the process ends.
+pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
+    let Options { listen, unix, token, places, otlp } = options;
+    let (listener, address) = match &unix {
+        Some(path) => (http::Listener::unix(path), path.display().to_string()),
+        None => (http::Listener::tcp(listen), listen.to_string()),
+    };
+    let next = if unix.is_some() { "" } else { "another process may listen there; give another --listen ADDRESS:PORT" };
+    let listener = listener.map_err(|error| Failure::new(format!("cannot listen on {address}"), error, next))?;
+    let exporter = Arc::new(Mutex::new(Exporter::new(places)));
+    let hidden = {
+        let mut exporter = lock(&exporter);
+        let (sample, collector) = exporter.collect("");
+        exporter.forget(collector);
+        sample.hidden
+    };
+    let lines: Vec<_> =
+        std::iter::once(format!("serving {}", listener.address(&address))).chain(in_words(hidden)).collect();
+    terminal::print(|out| lines.iter().try_for_each(|line| writeln!(out, "gpumem export: {line}")))?;
+    if let Some(url) = otlp {
+        otlp::push(&url, Arc::clone(&exporter))?;
+    }
+    let followed = Arc::clone(&exporter);
+    let follow = move || {
+        loop {
+            let began = Instant::now();
+            lock(&followed).follow();
+            thread::sleep(EVERY.max(began.elapsed() * PART_OF_TIME));
+        }
+    };
+    let failed = |error: io::Error| Failure::new("metrics cannot be served", error, "");
+    thread::Builder::new().name("gpumem-follow".to_owned()).spawn(follow).map_err(failed)?;
+    http::serve(listener, Server { exporter, token }).map_err(failed)
+}
+
+/// What cannot be seen.
+fn in_words(hidden: Hidden) -> Vec<String> {
+    let Hidden { processes, unknown, recordings: _, readings } = hidden;
+    let mut lines = Vec::new();
+    // The first process is that of another user, unless this is a container.
+    if fs::read_dir("/proc/1/fd").is_err() {
+        lines.push("recordings of other users cannot be seen; as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, they can".to_owned());
+    }
+    if processes > 0 {
+        lines.push(format!("{processes} of the driver's processes cannot be seen here; in a container, share the PID namespace of the host"));
+    }
+    if unknown > 0 {
+        lines.push(format!("of {unknown} processes it is not known whether they are recorded"));
+    }
+    if readings > 0 {
+        lines.push(format!("{readings} readings of the driver have failed; `gpumem doctor` says why"));
+    }
+    lines
+}

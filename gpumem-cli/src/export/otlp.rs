@@ -1,0 +1,181 @@
+//! Pushes to a collector of OpenTelemetry, by its SDK.
+
+use std::{
+    env,
+    fmt::Display,
+    future::{self, Future},
+    pin::Pin,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use opentelemetry::{
+    KeyValue,
+    metrics::{AsyncInstrument, Meter, MeterProvider},
+};
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{MetricExporter, Protocol, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::{
+    Resource,
+    metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream},
+};
+
+use super::{
+    exporter::{Exporter, lock},
+    metrics::{Attributes, Kind, METRICS, Metric, Points, Unit},
+};
+use crate::{failure::Failure, terminal};
+
+/// The time between two pushes, in milliseconds.
+const INTERVAL: &str = "OTEL_METRIC_EXPORT_INTERVAL";
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
+/// A collector that does not answer is waited for so long.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// More bytes of an answer are not read.
+const LONGEST_ANSWER: u64 = 1 << 16;
+/// The SDK would push by itself so often. It is asked to do it in between.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
+/// The SDK drops attributes above a number of sets of them. The exporter bounds them itself.
+const MOST_SETS: usize = 1 << 20;
+/// No scraper can have this name.
+const COLLECTOR: &str = " OTLP";
+
+/// Pushes to this URL from now on, on a thread of its own.
+pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Failure> {
+    let failed = |why: &dyn Display, next: &str| Failure::new(format!("cannot push to `{url}`"), why, next);
+    if !url.starts_with("http://") {
+        let next = "give http://HOST:PORT of a collector on this machine, which may push on by TLS";
+        return Err(failed(&"it is no URL that begins with http://", next));
+    }
+    let interval = match env::var(INTERVAL) {
+        Err(_) => DEFAULT_INTERVAL,
+        Ok(text) => match text.parse() {
+            Ok(millis @ 1..) => Duration::from_millis(millis),
+            _ => return Err(failed(&format!("{INTERVAL}={text} is no number of milliseconds"), "unset or correct it")),
+        },
+    };
+    let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE)).build();
+    let to = MetricExporter::builder()
+        .with_http()
+        .with_http_client(Client(config.into()))
+        .with_protocol(Protocol::HttpBinary)
+        .with_timeout(PATIENCE)
+        .with_endpoint(format!("{}/v1/metrics", url.trim_end_matches('/').trim_end_matches("/v1/metrics")));
+    let to = to.build().map_err(|error| failed(&error, ""))?;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let of_machine =
+        Resource::builder().with_service_name("gpumem-export").with_attribute(KeyValue::new("host.name", host));
+    let provider = SdkMeterProvider::builder()
+        .with_reader(PeriodicReader::builder(to).with_interval(NEVER).build())
+        .with_resource(of_machine.build())
+        .with_view(|_: &Instrument| Stream::builder().with_cardinality_limit(MOST_SETS).build().ok())
+        .build();
+    let points = Arc::new(Mutex::new(Points::default()));
+    let meter = provider.meter("gpumem");
+    for metric in METRICS {
+        add(&meter, metric, &points);
+    }
+    let work = move || {
+        let mut has_failed = false;
+        loop {
+            let (sample, collector) = lock(&exporter).collect(COLLECTOR);
+            *lock(&points) = Points::of(&sample);
+            match provider.force_flush() {
+                Ok(()) => {
+                    lock(&exporter).confirm(collector);
+                    has_failed = false;
+                }
+                // Once, until it works again: a collector may be away for a day.
+                Err(error) if !std::mem::replace(&mut has_failed, true) => {
+                    let next = "its peaks are pushed again";
+                    terminal::error(&Failure::new("metrics cannot be pushed", error, next));
+                }
+                Err(_) => {}
+            }
+            thread::sleep(interval);
+        }
+    };
+    thread::Builder::new().name("gpumem-otlp".to_owned()).spawn(work).map_err(|error| failed(&error, ""))?;
+    Ok(())
+}
+
+/// An instrument that reads the newest points.
+fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
+    let points = Arc::clone(points);
+    let each = move |observe: &dyn Fn(f64, &[KeyValue])| {
+        for (attributes, value) in lock(&points).of_metric(metric.name) {
+            observe(value, &key_values(attributes));
+        }
+    };
+    let (unit, help) = (metric.unit.name(), metric.help);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "they are whole numbers, and not negative"
+    )]
+    let whole = |value: f64| value as u64;
+    match (metric.kind, metric.unit) {
+        (_, Unit::Ratio) => {
+            let observe = move |to: &dyn AsyncInstrument<f64>| each(&|value, of| to.observe(value, of));
+            meter
+                .f64_observable_gauge(metric.name)
+                .with_unit(unit)
+                .with_description(help)
+                .with_callback(observe)
+                .build();
+        }
+        (Kind::Gauge, _) => {
+            let observe = move |to: &dyn AsyncInstrument<u64>| each(&|value, of| to.observe(whole(value), of));
+            meter
+                .u64_observable_gauge(metric.name)
+                .with_unit(unit)
+                .with_description(help)
+                .with_callback(observe)
+                .build();
+        }
+        (Kind::Counter, _) => {
+            let observe = move |to: &dyn AsyncInstrument<u64>| each(&|value, of| to.observe(whole(value), of));
+            meter
+                .u64_observable_counter(metric.name)
+                .with_unit(unit)
+                .with_description(help)
+                .with_callback(observe)
+                .build();
+        }
+        (Kind::UpDown, _) => {
+            let observe = move |to: &dyn AsyncInstrument<i64>| {
+                each(&|value, of| to.observe(whole(value).cast_signed(), of));
+            };
+            let instrument = meter.i64_observable_up_down_counter(metric.name);
+            instrument.with_unit(unit).with_description(help).with_callback(observe).build();
+        }
+    }
+}
+
+fn key_values(attributes: &Attributes) -> Vec<KeyValue> {
+    attributes.iter().map(|(name, value)| KeyValue::new(*name, value.clone())).collect()
+}
+
+/// Sends requests.
+#[derive(Debug)]
+struct Client(ureq::Agent);
+
+impl HttpClient for Client {
+    fn send_bytes<'me, 'future>(
+        &'me self,
+        request: Request<Bytes>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'future>>
+    where
+        'me: 'future,
+        Self: 'future,
+    {
+        // The thread waits: it does nothing else.
+        let send = || {
+            let (head, mut body) = self.0.run(request.map(|body| body.to_vec()))?.into_parts();
+            let body = body.with_config().limit(LONGEST_ANSWER).read_to_vec()?;
+            Ok(Response::from_parts(head, body.into()))
+        };
+        Box::pin(future::ready(send()))
+    }
+}

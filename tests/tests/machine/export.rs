@@ -1,0 +1,415 @@
+//! `gpumem export`, with Prometheus where it is installed: PATH has it, or `.ci/run` has put it into `target/prometheus`.
+
+use std::{
+    env,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+};
+
+use gpumem_tests::skipped;
+use opentelemetry_proto::tonic::{
+    collector::metrics::v1::ExportMetricsServiceRequest,
+    common::v1::{KeyValue, any_value},
+    metrics::v1::{metric, number_data_point},
+};
+use prost::Message;
+
+use super::*;
+
+/// What the scripts have. `program NAME` records a program that has 4 MiB; when the file `go` is there, it has 1 GiB more for 5 ms, and is
+/// refused 1 TiB. The number of its process is in `NAME.pid`.
+const BEGIN: &str = r#"
+started() { until grep -q "$2" $1; do sleep 0.05; done; }
+program() {
+    $gpumem run -o $1.capture -- bash -c "echo \$\$ > $1.pid; exec PROBE 'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' \
+        'call cuCtxSetCurrent context' 'call cuMemAlloc_v2 &kept 4194304' 'await_file $PWD/go' 'call cuMemAlloc_v2 &large 1073741824' \
+        'sleep 5' 'call cuMemFree_v2 large' 'call cuMemAlloc_v2 &huge 1099511627776' 'value kept' 'await_file $end'" > $1.log 2> $1.summary
+}
+serve() {
+    $gpumem export --listen 127.0.0.1:0 "$@" > export.log 2> export.errors & exporter=$!
+    started export.log serving
+    port=$(sed -n 's|.*http://127.0.0.1:\([0-9]*\)/metrics|\1|p' export.log)
+}
+request() { exec 3<>/dev/tcp/127.0.0.1/$port; printf "$@" >&3; cat <&3; exec 3>&-; }
+scrape() { request "GET /metrics?scraper=$1 HTTP/1.0\r\n\r\n"; }
+# What is said of the process of a program.
+of() { scrape $2 | grep -a "process_pid=\"$(cat $1.pid)\""; }
+"#;
+
+fn exported(machine: Standin, name: &str, lines: &str) -> Outcome {
+    let begin = BEGIN.replace("PROBE", &built("probe").display().to_string());
+    script(machine, &format!("export-{name}"), &format!("{begin}\n{lines}\nkill $exporter; wait"))
+}
+
+/// The value of a metric in what a section of the output says.
+#[track_caller]
+fn value(outcome: &Outcome, section: &str, metric: &str, label: &str) -> Option<f64> {
+    let begin = format!("== {section}\n");
+    let (_, text) = outcome.stdout.split_once(&begin).unwrap_or_else(|| panic!("no {section}: {outcome}"));
+    let text = text.split("\n== ").next().unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(&format!("{metric}{{")) && line.contains(label))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+const MIB_4: f64 = 4_194_304.0;
+const GIB_1: f64 = 1_077_936_128.0;
+
+#[test]
+fn each_scraper_gets_a_peak_between_two_scrapes_once() {
+    let outcome = exported(
+        Standin::new(),
+        "scrapers",
+        r#"
+        serve
+        program a & program=$!
+        started a.log '&kept'
+        until of a first | grep -q '^gpumem_process_interval_peak_bytes'; do sleep 0.1; done
+        echo "== before"; of a first
+        touch go; started a.log 'value kept'
+        # The recording is in the file after 200 ms at the latest.
+        sleep 1
+        for scrape in first again second; do echo "== $scrape"; of a ${scrape/again/first}; done
+        echo > end; wait $program
+        until ! of a other | grep -q '^gpumem_process_live'; do sleep 0.1; done
+        echo "== ended"; of a first
+        echo "== gone"; of a first
+        "#,
+    );
+    let is = |section: &str, metric: &str, expected: Option<f64>| {
+        let metric = format!("gpumem_process_{metric}");
+        assert_eq!(value(&outcome, section, &metric, ""), expected, "{section} {metric}: {outcome}");
+    };
+    is("before", "interval_peak_bytes", Some(MIB_4));
+    is("before", "refused_total", Some(0.0));
+    is("first", "interval_peak_bytes", Some(GIB_1));
+    is("again", "interval_peak_bytes", Some(MIB_4));
+    is("second", "interval_peak_bytes", Some(GIB_1));
+    for section in ["first", "again", "second", "ended"] {
+        is(section, "peak_bytes", Some(GIB_1));
+        is(section, "refused_total", Some(1.0));
+        is(section, "retried_total", Some(0.0));
+        is(section, "lost_total", Some(0.0));
+    }
+    is("again", "live_bytes", Some(MIB_4));
+    // What has ended has nothing, and everybody gets its last figures once.
+    is("ended", "interval_peak_bytes", Some(MIB_4));
+    is("ended", "live_bytes", None);
+    is("gone", "peak_bytes", None);
+    let line = outcome.stdout.lines().find(|line| line.starts_with("gpumem_process_live_bytes{")).expect("a line");
+    for label in ["process_command=\"", "process_owner=\"", "hw_id=\"0\"", "gpu_uuid=\"GPU-", "kind=\"device\""] {
+        assert!(line.contains(label), "{label}: {line}");
+    }
+}
+
+#[test]
+fn what_the_driver_says() {
+    let outcome = exported(
+        Standin::new()
+            .devices(2)
+            .set("mig=1")
+            .set("used=1GiB")
+            .set("accounted=3GiB")
+            .set("compute=4000001:300MiB:python train.py")
+            .set("graphics=4000002:na"),
+        "driver",
+        r#"
+        serve
+        echo "== all"; scrape a
+        "#,
+    );
+    let is = |metric: &str, label: &str, expected: Option<f64>| {
+        assert_eq!(value(&outcome, "all", metric, label), expected, "{metric} {label}: {outcome}");
+    };
+    let gib = f64::from(1 << 30);
+    is("hw_gpu_memory_limit_bytes", "hw_id=\"0\"", Some(16.0 * gib));
+    is("hw_gpu_memory_limit_bytes", "hw_id=\"1\"", Some(17.0 * gib));
+    is("hw_gpu_memory_limit_bytes", "hw_id=\"0:0\",", Some(8.0 * gib));
+    is("hw_gpu_memory_usage_bytes", "hw_id=\"1\"", Some(gib));
+    is("hw_gpu_memory_utilization_ratio", "hw_id=\"0\"", Some(1.0 / 16.0));
+    is("gpumem_gpu_memory_reserved_bytes", "hw_id=\"0\"", Some(f64::from(615 << 20)));
+    is("gpumem_process_usage_bytes", "process_pid=\"4000001\"", Some(f64::from(300 << 20)));
+    is("gpumem_process_accounted_peak_bytes", "process_pid=\"4000001\"", Some(3.0 * gib));
+    // What the driver does not know is missing.
+    is("gpumem_process_usage_bytes", "process_pid=\"4000002\"", None);
+    is("gpumem_exporter_hidden", "what=\"process\"", Some(4.0));
+    assert!(outcome.stdout.contains("hw_parent=\"0\""), "{outcome}");
+    // A driver that cannot be read is said.
+    let outcome = exported(
+        Standin::new().fail("nvmlDeviceGetMemoryInfo_v2[0]=15"),
+        "failing",
+        "serve; cat export.log; echo '== all'; scrape a",
+    );
+    assert!(outcome.stdout.contains("gpumem export: 1 readings of the driver have failed"), "{outcome}");
+    assert_eq!(value(&outcome, "all", "hw_gpu_memory_usage_bytes", ""), None, "{outcome}");
+    assert_eq!(value(&outcome, "all", "gpumem_exporter_hidden", "what=\"reading\""), Some(1.0), "{outcome}");
+}
+
+#[test]
+fn others_need_a_token_or_the_socket() {
+    let outcome = exported(
+        Standin::new(),
+        "access",
+        r#"
+        $gpumem export --listen 0.0.0.0:0; echo "code $?"
+        echo short > short; $gpumem export --token-file short; echo "code $?"
+        echo 0123456789abcdef0123 > token
+        serve --token-file token
+        status() { request "$@" | head -1; }
+        status 'GET /metrics HTTP/1.0\r\n\r\n'
+        status 'GET /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0124\r\n\r\n'
+        status 'GET /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
+        status 'GET /other HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
+        status 'POST /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
+        status 'nonsense\r\n\r\n'
+        $gpumem export --listen 127.0.0.1:$port; echo "code $?"
+        kill $exporter; wait $exporter
+        for round in 1 2; do
+            $gpumem export --unix socket > unix.log & exporter=$!
+            started unix.log serving; stat -c %a socket
+            # A socket that nobody listens on is replaced.
+            [ $round = 1 ] && { kill -9 $exporter; wait $exporter; rm unix.log; }
+        done
+        curl -s --unix-socket socket http://x/metrics | grep -c '^hw_gpu_memory_limit_bytes'
+        "#,
+    );
+    let (refused, stderr) = (outcome.stdout.matches("code 2\n").count(), &outcome.stderr);
+    assert_eq!(refused, 3, "{outcome}");
+    for text in [
+        "gpumem: cannot listen on 0.0.0.0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
+        "gpumem: `short` cannot be used: it is no line of at least 16 characters; give a file with a token",
+        ": Address already in use (os error 98); another process may listen there; give another --listen",
+    ] {
+        assert!(stderr.contains(text), "{text}: {outcome}");
+    }
+    let lines: Vec<_> =
+        outcome.stdout.lines().filter(|line| !line.starts_with("code") && !line.is_empty()).map(str::trim).collect();
+    let status = |code: &str| format!("HTTP/1.0 {code}");
+    let expected = [
+        status("401 Unauthorized"),
+        status("401 Unauthorized"),
+        status("200 OK"),
+        status("404 Not Found"),
+        status("404 Not Found"),
+        "HTTP/1.1 400 Bad Request".to_owned(),
+        "660".to_owned(),
+        "660".to_owned(),
+        "1".to_owned(),
+    ];
+    assert_eq!(lines, expected, "{outcome}");
+}
+
+/// A program of Prometheus.
+fn tool(name: &str) -> Option<PathBuf> {
+    let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/prometheus/usr/bin");
+    let paths = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&paths).chain([unpacked]);
+    let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
+    if found.is_none() {
+        skipped(format!("no {name}: for example `apt-get install prometheus`"));
+    }
+    found
+}
+
+#[test]
+fn prometheus_has_the_peak() {
+    let Some((prometheus, promtool)) = tool("prometheus").zip(tool("promtool")) else { return };
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port is free").port();
+    let lines = format!(
+        "prometheus={}; promtool={}; at=127.0.0.1:{free}\n{}",
+        prometheus.display(),
+        promtool.display(),
+        r#"
+        serve
+        program a & program=$!
+        started a.log '&kept'
+        cat > prometheus.yml <<CONFIG
+{global: {scrape_interval: 1s}, scrape_configs: [{job_name: gpumem, static_configs: [{targets: ["127.0.0.1:$port"]}]}]}
+CONFIG
+        $prometheus --config.file=prometheus.yml --storage.tsdb.path=data --web.listen-address=$at --log.level=error & server=$!
+        query() { $promtool query instant http://$at "$1" 2>&1; }
+        answered() { for _ in {1..200}; do query "$1" | grep -q "$2" && break; sleep 0.1; done; query "$1"; }
+        pid="process_pid=\"$(cat a.pid)\""
+        echo "== before"; answered "gpumem_process_interval_peak_bytes{$pid}" '=> 4194304 '
+        touch go; started a.log 'value kept'
+        echo "== peak"; answered "max_over_time(gpumem_process_interval_peak_bytes{$pid}[1m])" '=> 1077936128 '
+        echo "== now"; answered "gpumem_process_interval_peak_bytes{$pid} + 0" '=> 4194304 '
+        echo "== part"; query "max by (gpu_uuid) (max_over_time(gpumem_process_interval_peak_bytes{$pid}[1m])) / on (gpu_uuid) hw_gpu_memory_limit_bytes"
+        echo "== refused"; answered "increase(gpumem_process_refused_total{$pid}[1m]) > bool 0" '=> 1 '
+        scrape check | sed '1,/^\r$/d' > metrics.txt
+        echo "== check"; $promtool check metrics < metrics.txt 2>&1
+        echo "== end"; kill $server; echo > end; wait $program $server
+        "#
+    );
+    let outcome = exported(Standin::new(), "prometheus", &lines);
+    let section = |name: &str| {
+        let rest = outcome.stdout.split(&format!("== {name}\n")).nth(1).unwrap_or_else(|| panic!("{outcome}"));
+        rest.split("== ").next().unwrap_or_default()
+    };
+    for (name, answer) in [
+        ("before", "=> 4194304 "),
+        ("peak", "=> 1077936128 "),
+        ("now", "=> 4194304 "),
+        // 1 GiB and 4 MiB of 16 GiB.
+        ("part", "=> 0.062744140625 "),
+        ("refused", "=> 1 "),
+    ] {
+        assert!(section(name).contains(answer), "{name}: {outcome}");
+    }
+    assert_eq!(section("check"), "", "{outcome}");
+}
+
+#[test]
+fn the_rules_and_the_queries_of_the_dashboard_are_right() {
+    let Some(promtool) = tool("promtool") else { return };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/prometheus");
+    let run = |arguments: &[&std::ffi::OsStr]| {
+        let output =
+            std::process::Command::new(&promtool).args(arguments).current_dir(&folder).output().expect("it starts");
+        let text = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&text));
+    };
+    run(&["check", "rules", "rules.yml"].map(AsRef::as_ref));
+    run(&["test", "rules", "rules.test.yml"].map(AsRef::as_ref));
+    // Each query of the dashboard becomes a rule.
+    let dashboard = std::fs::read_to_string(folder.join("dashboard.json")).expect("it is there");
+    let dashboard: Value = serde_json::from_str(&dashboard).expect("it is JSON");
+    let targets =
+        dashboard["panels"].as_array().expect("a list").iter().filter_map(|panel| panel["targets"].as_array());
+    let queries: Vec<_> = targets.flatten().map(|target| target["expr"].as_str().expect("a query")).collect();
+    assert!(queries.len() >= 8, "{queries:?}");
+    let rules: Vec<_> = queries
+        .iter()
+        .map(|query| {
+            let query = query.replace("$__range", "1h").replace("$__rate_interval", "5m");
+            assert!(!query.contains("${"), "{query}");
+            serde_json::json!({"record": "x:y", "expr": query.replace("$instance", ".*")})
+        })
+        .enumerate()
+        .map(|(at, mut rule)| {
+            rule["labels"] = serde_json::json!({"at": at.to_string()});
+            rule
+        })
+        .collect();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dashboard-queries.yml");
+    let text = serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}).to_string();
+    std::fs::write(&file, text).expect("it can be written");
+    run(&["check".as_ref(), "rules".as_ref(), file.as_os_str()]);
+}
+
+/// A collector of OpenTelemetry that hands over what was pushed.
+fn collector() -> (u16, mpsc::Receiver<ExportMetricsServiceRequest>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("it has one").port();
+    let (to, pushed) = mpsc::channel();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let body = answered(stream.expect("it connects"));
+            let request = ExportMetricsServiceRequest::decode(&*body).expect("it is what OTLP has");
+            if to.send(request).is_err() {
+                break;
+            }
+        }
+    });
+    (port, pushed)
+}
+
+/// The body of a request, which is answered.
+fn answered(mut stream: TcpStream) -> Vec<u8> {
+    let (mut read, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        let more = stream.read(&mut buffer).expect("it can be read");
+        read.extend_from_slice(&buffer[..more]);
+        let text = String::from_utf8_lossy(&read).to_ascii_lowercase();
+        let Some((head, _)) = text.split_once("\r\n\r\n") else { continue };
+        assert!(head.starts_with("post /v1/metrics "), "{head}");
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("it has a length");
+        let begin = head.len() + 4;
+        if read.len() >= begin + length.trim().parse::<usize>().expect("a number") {
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                .expect("it can be written");
+            return read.split_off(begin);
+        }
+    }
+}
+
+fn text_of(attributes: &[KeyValue], key: &str) -> Option<String> {
+    let value = attributes.iter().find(|of| of.key == key)?.value.clone()?.value?;
+    let any_value::Value::StringValue(text) = value else { return None };
+    Some(text)
+}
+
+/// The values of a metric, with the attributes of each.
+fn pushed_values(request: &ExportMetricsServiceRequest, name: &str) -> Vec<(Vec<KeyValue>, f64)> {
+    let metrics = request.resource_metrics.iter().flat_map(|of| &of.scope_metrics).flat_map(|of| &of.metrics);
+    let data = metrics.filter(|metric| metric.name == name).filter_map(|metric| metric.data.clone());
+    let points = data.flat_map(|data| match data {
+        metric::Data::Gauge(gauge) => gauge.data_points,
+        metric::Data::Sum(sum) => sum.data_points,
+        _ => Vec::new(),
+    });
+    #[expect(clippy::cast_precision_loss, reason = "they are small")]
+    let value = |value| match value {
+        number_data_point::Value::AsDouble(value) => value,
+        number_data_point::Value::AsInt(value) => value as f64,
+    };
+    points.filter_map(|point| Some((point.attributes, value(point.value?)))).collect()
+}
+
+#[test]
+fn a_collector_of_opentelemetry_gets_the_same() {
+    let (port, pushed) = collector();
+    let lines = format!(
+        "serve --otlp http://127.0.0.1:{port}\n{}",
+        r#"
+        program a & program=$!
+        started a.log '&kept'; sleep 1; touch go; started a.log 'value kept'; sleep 1
+        echo "== all"; of a scraper
+        echo > end; wait $program; sleep 1.5; cat a.pid
+        "#
+    );
+    let machine = Standin::new().env("OTEL_METRIC_EXPORT_INTERVAL", "100");
+    let outcome = exported(machine, "otlp", &lines);
+    let pid = outcome.stdout.lines().last().expect("a line").to_owned();
+    let pushed: Vec<_> = pushed.try_iter().collect();
+    // The largest value of the process in each push that has one.
+    let values = |name: &str| -> Vec<Option<f64>> {
+        let of_push = |request| {
+            let all = pushed_values(request, name).into_iter();
+            all.filter(|(of, _)| text_of(of, "process.pid").as_ref() == Some(&pid)).map(|(_, value)| value).next()
+        };
+        pushed.iter().map(of_push).collect()
+    };
+    let peaks = values("gpumem.process.interval.peak");
+    assert_eq!(peaks.iter().flatten().filter(|peak| **peak == GIB_1).count(), 1, "{peaks:?}");
+    assert!(peaks.iter().flatten().any(|peak| *peak == MIB_4), "{peaks:?}");
+    for (name, prometheus) in [
+        ("gpumem.process.live", "gpumem_process_live_bytes"),
+        ("gpumem.process.peak", "gpumem_process_peak_bytes"),
+        ("gpumem.process.refused", "gpumem_process_refused_total"),
+    ] {
+        let newest = values(name).into_iter().flatten().last();
+        assert_eq!(newest, value(&outcome, "all", prometheus, ""), "{name}: {outcome}");
+    }
+    // What is gone is not pushed any more.
+    assert_eq!(values("gpumem.process.live").last(), Some(&None), "{outcome}");
+    let newest = pushed.last().expect("some were pushed");
+    let limits = pushed_values(newest, "hw.gpu.memory.limit");
+    assert_eq!((limits.len(), limits[0].1), (1, 16.0 * f64::from(1 << 30)));
+    assert_eq!(text_of(&limits[0].0, "hw.id").as_deref(), Some("0"));
+    let resource = newest.resource_metrics[0].resource.as_ref().expect("there is one");
+    assert_eq!(text_of(&resource.attributes, "service.name").as_deref(), Some("gpumem-export"));
+    assert!(outcome.stdout.len() > 100 && !outcome.stderr.contains("cannot be pushed"), "{outcome}");
+    let refused = exported(
+        Standin::new(),
+        "otlp-wrong",
+        "$gpumem export --listen 127.0.0.1:0 --otlp https://x; exporter=1000000000",
+    );
+    assert!(
+        refused.stderr.contains("cannot push to `https://x`: it is no URL that begins with http://; give"),
+        "{refused}"
+    );
+}
