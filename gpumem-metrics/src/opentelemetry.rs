@@ -34,7 +34,9 @@ pub fn observe(meter: &Meter) -> Result<()> {
             counter
                 .with_description(metric.description())
                 .with_callback(move |observer| {
-                    values().iter().for_each(|(value, labels)| observer.observe(*value, labels));
+                    for (value, labels) in values() {
+                        observer.observe(value, &labels);
+                    }
                 })
                 .build();
         } else {
@@ -42,7 +44,9 @@ pub fn observe(meter: &Meter) -> Result<()> {
             gauge
                 .with_description(metric.description())
                 .with_callback(move |observer| {
-                    values().iter().for_each(|(value, labels)| observer.observe(*value, labels));
+                    for (value, labels) in values() {
+                        observer.observe(value, &labels);
+                    }
                 })
                 .build();
         }

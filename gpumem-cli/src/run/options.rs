@@ -113,6 +113,7 @@ const LIVE: Bytes = Bytes::mib(16);
 /// What is recorded of a program.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("tensors").args(["torch", "modules"]).multiple(true)))]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Recorded {
     /// The stacks that are recorded of allocations of 1 MiB or more. Smaller ones have a library.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]

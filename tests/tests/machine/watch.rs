@@ -146,15 +146,15 @@ fn recordings_can_be_watched_without_a_gpu() {
 #[test]
 fn each_peak_of_a_short_recording_is_seen() {
     // Before each spike, blocks that stay, whose sizes do not compress.
-    let (mut steps, mut spikes, mut kept) = (String::new(), Vec::new(), 0);
+    let (mut steps, mut spikes, mut kept) = (Vec::new(), Vec::new(), 0);
     for number in 0..6_u64 {
         for block in 0..150 {
             let bytes = 512 * (1 + (number * 150 + block) * 7_919 % 997);
             kept += bytes;
-            steps += &format!(" 'call cuMemAlloc_v2 &kept {bytes}'");
+            steps.push(format!("'call cuMemAlloc_v2 &kept {bytes}'"));
         }
         let bytes = (1_000 - 100 * number) << 20;
-        steps += &format!(" 'busy 300' 'call cuMemAlloc_v2 &spike {bytes}' 'call cuMemFree_v2 spike'");
+        steps.push(format!("'busy 300' 'call cuMemAlloc_v2 &spike {bytes}' 'call cuMemFree_v2 spike'"));
         spikes.push(kept + bytes);
     }
     let outcome = script(
@@ -166,7 +166,7 @@ fn each_peak_of_a_short_recording_is_seen() {
         $gpumem watch --json --interval 50ms > readings & watch=$!
         wait $a; kill $watch; grep -o '"file":"[^"]*watch-live-.*' readings; cat a.summary
         "#
-        .replace("STEPS", &steps),
+        .replace("STEPS", &steps.join(" ")),
     );
     let (readings, summary): (Vec<_>, Vec<_>) = outcome.stdout.lines().partition(|line| line.starts_with("\"file\""));
     assert!(summary.iter().any(|line| line.contains("events are not in the recording")), "{outcome}");
