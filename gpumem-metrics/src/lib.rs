@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(feature = "metrics", feature = "opentelemetry"))]
 mod figures;
 #[cfg(feature = "metrics")]
 mod metrics;

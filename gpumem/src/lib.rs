@@ -33,7 +33,7 @@ pub use query::{
     try_gpu_mem_get_all, try_gpu_mem_get_free, try_gpu_mem_get_free_no_cache, try_gpu_mem_get_used,
     try_gpu_mem_get_used_fast, try_gpu_mem_get_used_no_cache, try_gpu_with_max_free_mem, try_preload,
 };
-pub use session::{GpuMemTrace, GpuMemTraceBuilder, breakdown, stats, stats_n_reset, status, summary};
+pub use session::{GpuMemTrace, GpuMemTraceBuilder, breakdown, stats, stats_n_reset, status, summary, summary_n_reset};
 
 /// Devices: how many there are, their names, which one is current.
 pub mod device {

@@ -157,6 +157,17 @@ impl Ledger {
         Some(trace)
     }
 
+    /// The figures of all scope paths begin again. Scopes that are open count as opened now.
+    pub(super) fn reset_summary(&mut self) {
+        for Meter { level, peaks, .. } in &mut self.meters.0 {
+            peaks.reset_record(level.in_use);
+        }
+        self.tree.reset();
+        for scope in self.scopes.values() {
+            self.tree.opened(scope.node);
+        }
+    }
+
     /// Reads a scope and closes its marks.
     fn end(&mut self, scope: &Scope) -> Trace {
         let trace = self.trace(scope);

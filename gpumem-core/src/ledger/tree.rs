@@ -205,6 +205,15 @@ impl ScopeTree {
         path
     }
 
+    /// All figures begin again, but for what is in use.
+    pub(super) fn reset(&mut self) {
+        self.nodes(0, usize::MAX);
+        for node in &mut self.nodes {
+            (node.calls, node.allocations, node.allocated) = (0, 0, 0);
+            (node.peak, node.device_peak) = (node.in_use, 0);
+        }
+    }
+
     pub(super) fn opened(&mut self, node: NodeId) {
         self.nodes[node.0 as usize].calls += 1;
     }
@@ -226,7 +235,7 @@ impl ScopeTree {
     /// meter has them.
     pub(super) fn nodes(&mut self, first: usize, count: usize) -> &[ScopeNode] {
         let first = first.min(self.nodes.len());
-        let end = self.nodes.len().min(first + count);
+        let end = self.nodes.len().min(first.saturating_add(count));
         for at in first..end {
             // This applies the changes of the nodes below to all nodes up to `top`.
             self.move_cursor(self.nodes[at].top);

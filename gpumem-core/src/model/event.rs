@@ -77,6 +77,8 @@ pub enum EventKind {
     Close { scope: ScopeId },
     /// Resets the peaks of the device's allocator statistics. The peaks of scopes do not change.
     ResetPeaks { device: Device },
+    /// The summary by scope begins again: calls, allocations and peaks, also the record of each device. What is in use stays.
+    ResetSummary,
     /// `count` events could not be recorded.
     Lost { count: u64 },
     /// Other tools have replaced `now` functions of the driver, `more` of them since the last such event. The calls of these
@@ -113,6 +115,7 @@ impl EventKind {
                 | Self::ResetKeepingPeak { .. }
                 | Self::Close { .. }
                 | Self::ResetPeaks { .. }
+                | Self::ResetSummary
                 | Self::PoolsQueried
                 | Self::Lost { .. }
                 | Self::Displaced { .. }

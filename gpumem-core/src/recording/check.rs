@@ -311,6 +311,7 @@ impl Checks {
             EventKind::PoolReserved { .. }
             | EventKind::PoolEmptied { .. }
             | EventKind::PoolsQueried
+            | EventKind::ResetSummary
             | EventKind::Untracked
             | EventKind::ContextDestroyed { .. }
             | EventKind::Mark { .. }

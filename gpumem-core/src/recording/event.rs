@@ -306,4 +306,5 @@ events! {
     PoolReserved = 28 { pool: PoolId, bytes: Bytes }
     PoolEmptied = 29 { pool: PoolId }
     PoolsQueried = 30 {}
+    ResetSummary = 31 {}
 }

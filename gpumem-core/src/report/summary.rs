@@ -78,7 +78,10 @@ impl Summary {
     /// Each path comes after its parent.
     #[doc(hidden)]
     pub fn of(mut paths: Vec<Path>, untracked: u64, lost: u64, not_intercepted: Option<String>) -> Self {
-        let mut has_row: Vec<bool> = paths.iter().map(|path| path.own.calls > 0 || path.own.allocations > 0).collect();
+        let mut has_row: Vec<bool> = paths
+            .iter()
+            .map(|Path { own, .. }| own.calls > 0 || own.allocations > 0 || own.used > Bytes::ZERO)
+            .collect();
         for at in (0..paths.len()).rev() {
             let Path { parent, ref own } = paths[at];
             let (allocated, allocations, at_peak) = (own.allocated, own.allocations, own.at_peak);

@@ -183,6 +183,7 @@ variants! {
         ResetKeepingPeak { scope }
         Close { scope }
         ResetPeaks { device }
+        ResetSummary {}
         Lost { count }
         Displaced { now, more }
         Refused { device, bytes, kind, stack }

@@ -142,6 +142,7 @@ fn what_a_session_writes_is_never_left_out() {
         EventKind::PoolReserved { pool, bytes },
         EventKind::PoolEmptied { pool },
         EventKind::PoolsQueried,
+        EventKind::ResetSummary,
         EventKind::Displaced { now: 1, more: 1 },
         EventKind::Displaced { now: 0, more: 0 },
         EventKind::Lost { count: 2 },

@@ -53,7 +53,7 @@ pub use self::{
     },
     output::{on_oom, retry_after_trim, set_sink, stats, stats_n_reset},
     pools::Pool,
-    views::{Collected, Collector, LiveMemory, Status, breakdown, status, summary},
+    views::{Collected, Collector, LiveMemory, Status, breakdown, status, summary, summary_n_reset},
 };
 pub(crate) use self::{
     output::Notice,

@@ -204,7 +204,18 @@ impl PeakHistory {
         self.update_bounds();
     }
 
-    /// The most that the live blocks of a device ever were.
+    /// The record of a device begins again at the level `in_use`.
+    pub(super) fn reset_record(&mut self, in_use: i64) {
+        let live = in_use.saturating_sub(self.older.bytes);
+        self.record = Peak::default();
+        if live > 0 {
+            self.last += 1;
+            self.record = Peak { bytes: live, moment: self.last };
+        }
+        self.update_bounds();
+    }
+
+    /// The most that the live blocks of a device were since the record began.
     pub(super) fn record(&self) -> i64 {
         self.record.bytes
     }

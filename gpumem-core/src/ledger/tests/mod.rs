@@ -227,6 +227,7 @@ impl Runner {
                 EventKind::Adopt { scope: ScopeId(self.id(scope)), threads: Threads::named(name) }
             }
             ["named", name] => EventKind::Named { name: ThreadName::new(name.as_bytes()) },
+            ["reset-summary"] => EventKind::ResetSummary,
             ["reset-peaks"] => EventKind::ResetPeaks { device },
             ["watch", id, what] => {
                 let what = if what == "allocations" { Noticing::AllocationsOfOthers } else { Noticing::OfOthers };

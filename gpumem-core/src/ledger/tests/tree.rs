@@ -69,6 +69,18 @@ fn a_reset_of_statistics_keeps_the_peak_of_the_process() {
     check("alloc a 5; free a; reset-peaks; alloc b 9; tree / = 0 9 9 0 14 2");
 }
 
+#[test]
+fn a_reset_of_the_summary_keeps_what_is_in_use() {
+    check(
+        "open a; alloc x 5; alloc y 3; free x; close a = 3 5; reset-summary; tree /a = 0 3 3 0 0 0; tree / = 0 3 3 0 0 0
+         alloc z 1; free z; tree / = 0 3 4 0 1 1; open a; alloc v 1; close a = 1 0; tree /a = 1 4 4 4 1 1",
+    );
+    // A scope that is open counts as opened now.
+    check(
+        "open a; open b; alloc x 9; free x; reset-summary; tree /a/b = 1 0 0 9 0 0; alloc y 2; tree /a = 1 2 2 9 0 0",
+    );
+}
+
 /// The simple way: each path keeps its figures, and each event changes those of all paths around it.
 #[derive(Default)]
 struct SimpleTree {
@@ -103,6 +115,15 @@ impl SimpleTree {
 
     fn call(&mut self, path: &str, by: i64) {
         self.figures.entry(path.to_owned()).or_default()[0] += by;
+    }
+
+    fn reset(&mut self) {
+        for [calls, sum, most, allocated, allocations] in self.figures.values_mut() {
+            (*calls, *most, *allocated, *allocations) = (0, *sum, 0, 0);
+        }
+        for path in self.open.values().cloned().collect::<Vec<_>>() {
+            self.call(&path, 1);
+        }
     }
 
     fn path(&self, thread: usize) -> String {
@@ -177,6 +198,10 @@ fn the_tree_agrees_with_the_simple_way() {
                     let (block, path, size) = blocks.swap_remove(random(blocks.len()));
                     runner.line(&format!("free {block} %{number}"));
                     tree.change(&path, -size);
+                }
+                6 if random(8) == 0 => {
+                    runner.line("reset-summary");
+                    tree.reset();
                 }
                 _ => {
                     let size = i64::try_from(random(50)).unwrap();

@@ -7,7 +7,7 @@ mod status;
 
 pub use self::{
     collector::{Collected, Collector},
-    places::{breakdown, summary},
+    places::{breakdown, summary, summary_n_reset},
     status::{LiveMemory, Status, status},
 };
 pub(super) use self::{

@@ -13,7 +13,7 @@ use crate::session::{Session, current};
 use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack, short_names},
     error::Result,
-    model::{CallsiteId, Device, PoolId, StackId},
+    model::{CallsiteId, Device, EventKind, PoolId, StackId},
     report::{Breakdown, DeviceReading, Summary},
     source::{self, Devices},
 };
@@ -45,6 +45,28 @@ pub fn summary() -> Summary {
     }
     record_request!(session, Summary { not_intercepted: not_intercepted.clone() });
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
+}
+
+/// As [`summary`], which begins again then, for an epoch: calls, allocations and peaks count from now on, also in the report of peaks at
+/// the end of the process. What is in use stays. A scope that is open counts as opened now; its `device_peak` is since it was opened.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, GpuMemTrace};
+///
+/// let weights = GpuMemTrace::scope("load", |_| gpu.alloc(Bytes::mib(256)))?;
+/// println!("{}", gpumem::summary_n_reset());
+/// let load = &gpumem::summary().scopes[1];
+/// assert_eq!((load.calls, load.used), (0, Bytes::mib(256)));
+/// # drop(weights);
+/// # Ok::<(), gpumem::Error>(())
+/// ```
+pub fn summary_n_reset() -> Summary {
+    let (summary, session) = (summary(), current());
+    if session.is_begun() {
+        session.inbox.post(&EventKind::ResetSummary);
+    }
+    summary
 }
 
 /// Where the device's memory is: how much other processes use, and this process by scope, by library and by purpose. `None` is the

@@ -335,6 +335,10 @@ impl History {
                 if random(4) == 0 {
                     self.post(&EventKind::ResetPeaks { device: device(on) }, thread);
                 }
+                if random(4) == 0 {
+                    self.post(&EventKind::ResetSummary, thread);
+                    self.records = Default::default();
+                }
             }
             17 | 18 => {
                 let Some(kept) = self.kept.keys().nth(random(self.kept.len().max(1))).copied() else { return };
