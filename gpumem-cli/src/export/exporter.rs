@@ -302,7 +302,7 @@ impl Followed {
             self.live.look_up_lines();
         }
         let mut devices = self.live.follower().ledger().stats();
-        let totals = self.live.follower().totals();
+        let totals = self.live.totals();
         let peak_of = |device| totals.peaks.iter().find(|peak| peak.device == device).map(|peak| peak.bytes);
         devices.sort_by_key(|stats| Reverse(peak_of(stats.device)));
         devices.truncate(MOST_DEVICES);

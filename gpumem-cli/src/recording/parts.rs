@@ -131,7 +131,7 @@ mod tests {
         let part = Item::Part(PartDefinition { is_peaks: false, after: 9 });
         write(&path, &[part, Item::Missed(7), Item::Totals(Totals::default()), Item::Missed(4)]);
         join(&path).unwrap();
-        let items = items_of(File::open(&path).unwrap()).unwrap();
+        let (items, _) = items_of(File::open(&path).unwrap()).unwrap();
         assert_eq!(items, [Item::Missed(3), Item::Missed(4), Item::Missed(4)]);
         fs::remove_file(path).unwrap();
     }

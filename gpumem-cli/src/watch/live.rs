@@ -14,7 +14,7 @@ use std::{
 use gpumem_core::{
     derive::Paths,
     model::{Bytes, Device, Family},
-    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, old_path},
+    recording::{Beginning, CodeAddress, Follower, ModuleDefinition, SymbolsDefinition, Totals, old_path},
 };
 use serde::Serialize;
 
@@ -91,6 +91,8 @@ pub(crate) struct Live {
     follower: Follower,
     lines: Lines,
     unread: u64,
+    /// The figures at the end of the file that was read before. Those of the next one may be lower while it is being written.
+    before: Totals,
     /// Whether all was read that was there.
     is_caught_up: bool,
     error: Option<String>,
@@ -130,6 +132,7 @@ impl Live {
             follower: Follower::default(),
             lines: Lines::default(),
             unread: 0,
+            before: Totals::default(),
             is_caught_up: false,
             error: None,
         }
@@ -151,6 +154,28 @@ impl Live {
     /// See [`RecordingView::unread_events`].
     pub(crate) fn unread(&self) -> u64 {
         self.unread
+    }
+
+    /// The figures since the recording began. They never fall.
+    pub(crate) fn totals(&self) -> Totals {
+        let (now, before) = (self.follower.totals(), &self.before);
+        let mut peaks = now.peaks;
+        for peak in &before.peaks {
+            match peaks.iter_mut().find(|known| known.device == peak.device) {
+                Some(known) if known.bytes < peak.bytes => *known = *peak,
+                Some(_) => {}
+                None => peaks.push(*peak),
+            }
+        }
+        Totals {
+            allocations: now.allocations.max(before.allocations),
+            frees: now.frees.max(before.frees),
+            refused: now.refused.max(before.refused),
+            obtained: now.obtained.max(before.obtained),
+            lost: now.lost.max(before.lost),
+            peaks,
+            waiting: now.waiting,
+        }
     }
 
     /// Whether all was read that was there, and is right.
@@ -214,6 +239,7 @@ impl Live {
     fn begin_anew(&mut self, file: Opened) {
         let is_same = file.beginning.is_same(&self.follower.beginning()) && !file.beginning.is_peaks;
         self.unread = if is_same { self.unread + self.follower.events_before(&file.beginning) } else { 0 };
+        self.before = if is_same { self.totals() } else { Totals::default() };
         self.follower = Follower::default();
         self.lines = Lines::default();
         self.open = Some(file);
@@ -228,7 +254,7 @@ impl Live {
         self.look_up_lines();
         let mut devices: Vec<_> = self.follower.ledger().stats();
         devices.sort_by_key(|stats| stats.device.ordinal);
-        let totals = self.follower.totals();
+        let totals = self.totals();
         let is_peaks = self.follower.beginning().is_peaks;
         let devices = devices.into_iter().map(|stats| {
             let device = stats.device;
