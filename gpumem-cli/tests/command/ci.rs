@@ -124,6 +124,19 @@ fn what_was_lost_fails_if_that_is_asked() {
     assert_eq!(ran(&["report", "--fail-if", "lost", &empty]).code, Some(1), "nothing was measured");
 }
 
+/// What is not in a recording is no 0 beside those of other ranks.
+#[test]
+fn a_rank_that_is_not_known_has_no_figures() {
+    let mut lost = Made::new("train");
+    lost.event(EventKind::Lost { count: 3 });
+    let (whole, lost) = (training("ci-rank0.capture"), recorded("ci-rank1.capture", lost));
+    let Ran { code, stdout, stderr } = ran(&["report", &whole, &lost]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.contains("\n   the peak is not known\n") && !stdout.contains("nothing was allocated"), "{stdout}");
+    let places = stdout.split_once("at the peaks, by scope and place\n").expect("there are places").1;
+    assert!(places.lines().next().is_some_and(|heading| !heading.contains("rank1")), "{stdout}");
+}
+
 #[test]
 fn ci_reads_what_was_not_kept() {
     let file = training("ci-annotated.capture");
