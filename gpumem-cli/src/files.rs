@@ -29,7 +29,7 @@ pub(crate) fn is_recording(file: &Path) -> bool {
 }
 
 /// The files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for what matches it, both
-/// in the order of their names. Any other argument stands for itself.
+/// in the order of their names, where rank 2 comes before rank 10. Any other argument stands for itself.
 ///
 /// # Errors
 /// If a folder has no recordings or cannot be read, or if nothing matches a pattern.
@@ -41,15 +41,34 @@ pub(crate) fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
             Some(pattern) => matches(pattern)?,
             None => vec![argument.clone()],
         };
+        let mut found = Vec::new();
         for path in matches {
             if path.is_dir() {
-                files.extend(recordings_in(&path)?);
+                found.extend(recordings_in(&path)?);
             } else {
-                files.push(path);
+                found.push(path);
             }
         }
+        found.sort_by_cached_key(|path| (texts_and_numbers(path), path.clone()));
+        // `runs/**/*` matches a folder and the recordings in it.
+        found.dedup();
+        files.extend(found);
     }
     Ok(files)
+}
+
+/// The parts of a name, each with the number after it.
+fn texts_and_numbers(path: &Path) -> Vec<(String, u128)> {
+    let name = path.to_string_lossy();
+    let mut rest = &*name;
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        let (text, after) = rest.split_at(rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len()));
+        let (number, after) = after.split_at(after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len()));
+        parts.push((text.to_owned(), number.parse().unwrap_or(0)));
+        rest = after;
+    }
+    parts
 }
 
 /// What matches a pattern.
@@ -85,8 +104,7 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     };
     let is_hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let files = entries.into_iter().filter(|entry| !is_hidden(entry)).map(|entry| entry.path());
-    let mut files: Vec<_> = files.filter(is_meant).collect();
-    files.sort();
+    let files: Vec<_> = files.filter(is_meant).collect();
     if files.is_empty() { Err(failed("no recording is in it".to_owned())) } else { Ok(files) }
 }
 
@@ -134,6 +152,16 @@ mod tests {
         );
         // What matches may be a folder, and an argument that is no pattern need not exist.
         assert_eq!(expanded(&["host-?", "none.capture"]), Ok(in_folder(&["host-1/d.capture", "none.capture"])));
+        // A pattern may match a folder and what is in it.
+        let all = ["a.capture", "b.capture", "b.capture.old", "c.recording", "host-1/d.capture", "notes.txt"];
+        assert_eq!(expanded(&["**/*"]), Ok(in_folder(&all)));
+        for name in ["host-1/rank10.capture", "host-1/rank2.capture"] {
+            put(name, &recording);
+        }
+        let ranks = ["host-1/d.capture", "host-1/rank2.capture", "host-1/rank10.capture"];
+        for of_ranks in ["host-1", "host-1/*"] {
+            assert_eq!(expanded(&[of_ranks]), Ok(in_folder(&ranks)));
+        }
         put("[1].capture", &recording);
         assert_eq!(expanded(&["[1].capture"]), Ok(in_folder(&["[1].capture"])));
         let unmatched = expanded(&["*.no"]).unwrap_err();

@@ -13,7 +13,7 @@ use crate::{
     recording::complete_for_report,
     report::{
         annotations::Annotations,
-        baseline::{Comparison, Lines},
+        baseline::{Comparison, Lines, is_of_recording},
         difference::Limit,
         overview::Overview,
     },
@@ -81,7 +81,11 @@ pub(super) fn execute(arguments: &BaselineArguments) -> Result<Exit, Failure> {
     match &arguments.what {
         What::Write(WriteArguments { of }) => {
             let written = lines(of)?.written();
-            Baseline::update(&of.file, |baseline| baseline.peaks = written).map_err(refused)?;
+            let change = |baseline: &mut Baseline| {
+                baseline.peaks.retain(|name, _| !is_of_recording(name));
+                baseline.peaks.extend(written);
+            };
+            Baseline::update(&of.file, change).map_err(|error| refused("kept", error))?;
             Ok(Exit::Done)
         }
         What::Check(arguments) => check(arguments),
@@ -91,7 +95,7 @@ pub(super) fn execute(arguments: &BaselineArguments) -> Result<Exit, Failure> {
 fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
     let CheckArguments { of, fail_on_increase, annotations, markdown, json } = arguments;
     let lines = lines(of)?;
-    let baseline = Baseline::read(&of.file).map_err(refused)?.ok_or_else(|| {
+    let baseline = Baseline::read(&of.file).map_err(|error| refused("compared", error))?.ok_or_else(|| {
         let file = of.file.display();
         Failure::new(
             format!("`{file}` cannot be read"),
@@ -112,8 +116,8 @@ fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
 }
 
 /// The library's error says what is wrong with the file, and the next step.
-fn refused(error: gpumem_core::error::Error) -> Failure {
-    Failure::new("the peaks cannot be kept", error, "")
+fn refused(what: &str, error: gpumem_core::error::Error) -> Failure {
+    Failure::new(format!("the peaks cannot be {what}"), error, "")
 }
 
 fn lines(of: &Of) -> Result<Lines, Failure> {
@@ -125,7 +129,7 @@ fn lines(of: &Of) -> Result<Lines, Failure> {
     }
     if lines.is_empty() {
         let next = "record a program that uses a GPU";
-        return Err(Failure::new("the peaks cannot be kept", "nothing was measured", next));
+        return Err(Failure::new("no peaks are known", "nothing was measured", next));
     }
     Ok(lines)
 }

@@ -80,7 +80,7 @@ fn of_runs(arguments: &DiffArguments, sides: &[Vec<PathBuf>; 2]) -> Result<Exit,
     };
     let names = [&arguments.before, &arguments.after].map(|side| side.display().to_string());
     let mut difference = RunDifference::of(names, [run(&sides[0])?, run(&sides[1])?], arguments.fail_on_increase);
-    if let Some(worst) = difference.peaks.first().filter(|_| difference.not_measured.is_empty()) {
+    if let Some(worst) = difference.changed_most().filter(|_| difference.not_measured.is_empty()) {
         let [before, after] = [&worst.before_file, &worst.after_file].map(|file| overview(file));
         difference.worst = Some(Difference::of(before?, after?, None));
     }
@@ -108,7 +108,11 @@ fn exit(
         Annotations::tell(arguments.annotations.as_ref(), checks)?;
     }
     if let Some(why) = why_not.first() {
-        terminal::error(&Failure::new("the peaks cannot be compared", why, "record what is missing again"));
+        terminal::error(&Failure::new(
+            "the peaks cannot be compared",
+            why.trim_end_matches('.'),
+            "record what is missing again",
+        ));
         return Ok(Exit::Failed);
     }
     Ok(if is_exceeded == Some(true) { Exit::LimitExceeded } else { Exit::Done })

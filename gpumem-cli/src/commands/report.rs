@@ -194,9 +194,10 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
         overviews.into_iter().map(|overview| (overview.file, overview.missing)).collect()
     };
     let asks_for_losses = judge.asks_for_losses();
-    let is_exceeded = judge.finish()?;
+    let judged = judge.finish()?;
     Ok(match exit_of(&missing) {
-        exit if is_exceeded && (exit == Exit::Done || asks_for_losses) => Exit::LimitExceeded,
+        Exit::Done => judged,
+        Exit::Failed if judged == Exit::LimitExceeded && asks_for_losses => Exit::LimitExceeded,
         exit => exit,
     })
 }

@@ -45,10 +45,11 @@ impl Lines {
             Failure::new(what, why, next)
         };
         if overview.missing.leaves_peak_unknown() {
-            return Err(failed(
-                overview.missing.in_words().join(" ").trim_end_matches('.'),
-                "record the program again",
-            ));
+            let next = match overview.missing.begins_after_event {
+                Some(_) => "record the program without --max-size",
+                None => "record the program again",
+            };
+            return Err(failed(overview.missing.in_words().join(" ").trim_end_matches('.'), next));
         }
         if overview.missing.has_only_peaks {
             return Err(failed("it has only the peaks of devices", "record the program without --only-peak"));
@@ -112,6 +113,11 @@ fn is_of_device(name: &str) -> bool {
     name.rsplit_once("device ").is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }
 
+/// Whether a line is of a recording. The file may also have the peaks of tests.
+pub(crate) fn is_of_recording(name: &str) -> bool {
+    name.match_indices([':', ',']).map(|(end, _)| &name[..end]).chain([name]).any(is_of_device)
+}
+
 /// The device and the file of a place. `None` if the place has no line.
 fn source(name: &str) -> Option<&str> {
     position(name).map(|(source, ..)| source)
@@ -128,15 +134,25 @@ pub(crate) struct Comparison {
     changed: Vec<Named>,
     /// The names of those that have more.
     higher: BTreeSet<String>,
+    /// Peaks without a line: what they had before is not known.
+    new: Vec<New>,
     /// Devices that no recording has.
     gone: Vec<String>,
     /// Places that are in another line of the same file, before and now.
     moved: Vec<[String; 2]>,
 }
 
+#[derive(Debug, Serialize)]
+struct New {
+    name: String,
+    #[serde(rename = "after_bytes")]
+    bytes: u64,
+}
+
 impl Comparison {
     pub(crate) fn of(file: &Path, before: &BTreeMap<String, Peak>, now: &Lines, limit: Limit) -> Self {
-        let names: BTreeSet<_> = before.keys().chain(now.0.keys()).collect();
+        let before: BTreeMap<_, _> = before.iter().filter(|(name, _)| is_of_recording(name)).collect();
+        let names: BTreeSet<_> = before.keys().copied().chain(now.0.keys()).collect();
         let bytes = |name: &String| before.get(name).map(|peak| peak.0.get());
         let change = |name: &String| {
             let line = now.0.get(name).copied().unwrap_or_default();
@@ -145,7 +161,7 @@ impl Comparison {
         };
         let rounded_after = |change: Change| signed(rounded(change.after.unsigned_abs()).get());
         let is_new = |name: &String| !before.contains_key(name) && change(name).exceeds(limit);
-        let mut left: BTreeSet<_> = before.keys().filter(|name| !now.0.contains_key(*name)).collect();
+        let mut left: BTreeSet<_> = before.keys().copied().filter(|name| !now.0.contains_key(*name)).collect();
         let mut moved = Vec::new();
         for name in names.iter().copied().filter(|name| is_new(name)) {
             let had = |old: &String| Change::new(signed(bytes(old).unwrap_or(0)), rounded_after(change(name)));
@@ -163,9 +179,21 @@ impl Comparison {
         }
         let is_moved = |name: &String| moved.iter().flatten().any(|moved| moved == name);
         let gone: Vec<_> = left.into_iter().filter(|name| is_of_device(name)).cloned().collect();
-        let (mut changed, mut higher) = (Vec::new(), BTreeSet::new());
-        for name in names.iter().copied().filter(|name| !is_moved(name) && !gone.contains(name)) {
+        // Nothing is known of the places of a device that is gone.
+        let is_gone = |name: &String| {
+            let of_device =
+                |device| name.strip_prefix(device).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ',']));
+            gone.iter().map(String::as_str).any(of_device)
+        };
+        let (mut changed, mut higher, mut new) = (Vec::new(), BTreeSet::new(), Vec::new());
+        for name in names.iter().copied().filter(|name| !is_moved(name) && !is_gone(name)) {
             let exact = change(name);
+            if !before.contains_key(name) {
+                if exact.exceeds(limit) {
+                    new.push(New { name: name.clone(), bytes: rounded(exact.after.unsigned_abs()).get() });
+                }
+                continue;
+            }
             let shown = Change::new(signed(bytes(name).unwrap_or(0)), rounded_after(exact));
             let is_lower = Change::new(exact.after, shown.before).exceeds(limit) && shown.bytes < 0;
             let is_higher = exact.exceeds(limit);
@@ -177,14 +205,15 @@ impl Comparison {
             }
         }
         changed.sort_by_key(|named| std::cmp::Reverse(named.change.bytes));
-        Self { file: file.display().to_string(), limit, compared: before.len(), changed, higher, gone, moved }
+        new.sort_by_key(|new| std::cmp::Reverse(new.bytes));
+        Self { file: file.display().to_string(), limit, compared: before.len(), changed, higher, new, gone, moved }
     }
 
     pub(crate) fn is_exceeded(&self) -> bool {
-        !self.higher.is_empty() || !self.gone.is_empty()
+        !self.higher.is_empty() || !self.new.is_empty() || !self.gone.is_empty()
     }
 
-    /// Each line that has more, or whose device is gone, as a limit that was checked.
+    /// Each peak that has more or no line, and each line whose device is gone, as a limit that was checked.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let Self { file, limit, .. } = self;
         let of = |name: &str, text: String, place: Option<&str>| {
@@ -202,9 +231,13 @@ impl Comparison {
                 let text = format!("{name}: the peak was {before} and is {after}: {words}, more than {limit} ({file})");
                 of(name, text, place)
             });
+        let new = self.new.iter().map(|New { name, bytes }| {
+            let place = name.split_once(": ").map(|(_, place)| place);
+            of(name, format!("{name} has {}, and no line in {file}", Bytes::new(*bytes)), place)
+        });
         let gone =
             self.gone.iter().map(|name| of(name, format!("{name}: no recording has this device of {file}"), None));
-        let mut checks: Vec<_> = higher.chain(gone).collect();
+        let mut checks: Vec<_> = higher.chain(new).chain(gone).collect();
         if checks.is_empty() {
             let name = format!("the peaks have at most {limit} more");
             checks.push(Check { of: file.clone(), name, found: Vec::new() });
@@ -217,25 +250,36 @@ impl Comparison {
             let place = new.split_once(": ").map_or(new.as_str(), |(_, place)| place);
             format!("Moved: {old} is at {place} now.")
         };
+        let new = |New { name, bytes }: &New| format!("New: {name} has {}.", Bytes::new(*bytes));
         let gone = |name: &String| format!("No recording has {name}.");
-        self.moved.iter().map(moved).chain(self.gone.iter().map(gone)).collect()
+        let lines = self.new.iter().map(new).chain(self.moved.iter().map(moved));
+        lines.chain(self.gone.iter().map(gone)).collect()
     }
 
     fn verdict(&self, file: &str) -> String {
-        let Self { limit, compared, changed, higher, gone, moved, .. } = self;
-        let peaks = counted(*compared as u64, "peak", "peaks");
-        let next = "If that is wanted, `gpumem baseline write` takes it over.";
-        match (higher.len(), gone.len()) {
-            (0, 0) if changed.is_empty() && moved.is_empty() => {
+        let Self { limit, compared, changed, higher, new, gone, moved, .. } = self;
+        if !self.is_exceeded() {
+            return if changed.is_empty() && moved.is_empty() {
+                let peaks = counted(*compared as u64, "peak", "peaks");
                 format!("The {peaks} of {file} changed by {limit} at most.")
-            }
-            (0, 0) => format!("No peak of {file} grew by more than {limit}. {next}"),
-            (0, _) => format!("Devices of {file} have no recording. {next}"),
-            (count, _) => {
-                let grew = counted(count as u64, "peak grew", "peaks grew");
-                format!("{grew} by more than {limit} since {file} was written. {next}")
-            }
+            } else {
+                format!("No peak of {file} grew by more than {limit}. `gpumem baseline write` takes over what changed.")
+            };
         }
+        let mut text = String::new();
+        if !higher.is_empty() {
+            let grew = counted(higher.len() as u64, "peak grew", "peaks grew");
+            text += &format!("{grew} by more than {limit} since {file} was written. ");
+        }
+        if !new.is_empty() {
+            let new = counted(new.len() as u64, "peak has", "peaks have");
+            text += &format!("{new} no line in {file}. ");
+        }
+        if !gone.is_empty() {
+            let gone = counted(gone.len() as u64, "device has", "devices have");
+            text += &format!("{gone} no recording, but a line in {file}. ");
+        }
+        text + "If that is wanted, `gpumem baseline write` takes it over."
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
@@ -287,6 +331,16 @@ mod tests {
         assert_eq!([rounded(0), rounded(437 * MIB)], [Bytes::ZERO, Bytes::mib(438)]);
     }
 
+    #[test]
+    fn the_peaks_of_tests_are_of_no_recording() {
+        for name in ["a, device 0", "a, device 12: x.py:1", "b: c, simulated device 1, tensors: x.py:1"] {
+            assert!(is_of_recording(name), "{name}");
+        }
+        for name in ["tests::forward", "a, device x: y", ""] {
+            assert!(!is_of_recording(name), "{name}");
+        }
+    }
+
     fn compared(before: &[(&str, u64)], now: &[(&str, u64, u64)]) -> Comparison {
         let before = before.iter().map(|(name, mib)| ((*name).to_owned(), Peak(Bytes::mib(*mib)))).collect();
         let line =
@@ -314,14 +368,15 @@ mod tests {
             &before,
             &[("a, device 0", 400, 0), ("a, device 0: y.py:1", 100, 4), ("a, device 0: x.py:11", 60, 4)],
         );
-        assert_eq!(new.higher.len(), 2, "{new:?}");
-        assert_eq!(new.changed.len(), 4, "{new:?}");
+        assert_eq!(new.new.len(), 2, "{new:?}");
+        assert_eq!(new.changed.len(), 2, "{new:?}");
         // What has hardly enough for a line is not new.
         let small =
             compared(&before[..1], &[("a, device 0", 200, 0), ("a, device 0: y.py:1", 4, 4), ("b, device 0", 1, 0)]);
-        assert_eq!(small.higher.iter().collect::<Vec<_>>(), ["b, device 0"], "{small:?}");
-        assert_eq!(small.changed.len(), 2, "the device has less: {small:?}");
+        assert_eq!(small.new.iter().map(|new| new.name.as_str()).collect::<Vec<_>>(), ["b, device 0"], "{small:?}");
+        assert_eq!(small.changed.len(), 1, "the device has less: {small:?}");
         let gone = compared(&before, &[("b, device 0", 0, 0)]);
         assert!(gone.is_exceeded() && gone.gone == ["a, device 0"], "{gone:?}");
+        assert!(gone.changed.is_empty(), "its places are not known: {gone:?}");
     }
 }

@@ -11,7 +11,7 @@ use super::{
     overview::{DeviceOverview, Missing, Overview},
     place_peaks::{PlacePeak, place_peaks},
 };
-use crate::{failure::Failure, history::History};
+use crate::{exit::Exit, failure::Failure, history::History};
 
 /// The limits that a command is given.
 #[derive(Debug, Args)]
@@ -121,10 +121,10 @@ impl<'a> Judge<'a> {
         self.checks.push(Check { of: of.to_owned(), name, found });
     }
 
-    /// Says which limits were not kept. Returns whether there is one.
-    pub(crate) fn finish(mut self) -> Result<bool, Failure> {
+    /// Says which limits were not kept, or could not be checked.
+    pub(crate) fn finish(mut self) -> Result<Exit, Failure> {
         if !self.has_limits() {
-            return Ok(false);
+            return Ok(Exit::Done);
         }
         if !self.is_measured {
             let limits: Vec<_> = self.limits.max_peak.iter().map(|limit| limit.most.to_string()).collect();
@@ -132,16 +132,20 @@ impl<'a> Judge<'a> {
             let found = Finding::new(format!("nothing was measured, so nothing is known{of}"));
             self.push("", "something was measured".to_owned(), vec![found]);
         }
-        let is_exceeded = Annotations::tell(self.limits.annotations.as_ref(), &self.checks)?;
-        let named = self.limits.max_peak.iter().filter_map(|limit| limit.place.as_deref());
-        match named.filter(|_| self.is_measured).find(|place| !self.places.contains(*place)) {
-            None => Ok(is_exceeded),
-            // A limit that is misspelt would be kept for ever.
-            Some(place) => {
-                let what = format!("--max-peak cannot be checked for `{place}`");
-                Err(Failure::new(what, "no recording has such a place", nearest(&self.places, place)))
-            }
+        let named = self.limits.max_peak.iter().filter_map(|limit| limit.place.clone());
+        // A limit that is misspelt would be kept for ever.
+        let misspelt: BTreeSet<_> = named.filter(|place| self.is_measured && !self.places.contains(place)).collect();
+        for place in &misspelt {
+            let what = format!("--max-peak cannot be checked for `{place}`");
+            let failure = Failure::new(what, "no recording has such a place", nearest(&self.places, place));
+            self.push("", format!("`{place}` is a place"), vec![Finding::new(failure.to_string())]);
         }
+        let is_exceeded = Annotations::tell(self.limits.annotations.as_ref(), &self.checks)?;
+        Ok(match is_exceeded {
+            _ if !misspelt.is_empty() => Exit::Failed,
+            true => Exit::LimitExceeded,
+            false => Exit::Done,
+        })
     }
 }
 

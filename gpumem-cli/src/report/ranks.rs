@@ -39,14 +39,20 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
         writeln!(out, "{}", one_line(cards))?;
     }
     writeln!(out, "{}", InPaint(&Peaks { overviews, names: &names }, paint))?;
-    if overviews.len() > MOST_COLUMNS {
+    // A recording in which no allocation is left has no figures to compare.
+    let (mut comparison, mut compared) = (Comparison::default(), Vec::new());
+    for (overview, name) in overviews.iter().zip(&names).filter(|(overview, _)| !is_unknown(overview)) {
+        comparison.add(overview);
+        compared.push(name.clone());
+    }
+    if compared.len() > MOST_COLUMNS {
         writeln!(out)?;
         comparison.in_words().iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Heading, line)))?;
     }
     let places = comparison.places(MOST_PLACES, most);
     if !places.is_empty() {
         writeln!(out, "\n{}", paint.on(Role::Heading, "at the peaks, by scope and place"))?;
-        writeln!(out, "{}", InPaint(&RankPlaces { places: &places, names: &names }, paint))?;
+        writeln!(out, "{}", InPaint(&RankPlaces { places: &places, names: &compared }, paint))?;
     }
     let missing: Vec<_> = overviews
         .iter()
@@ -57,6 +63,11 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
         writeln!(out)?;
     }
     missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
+}
+
+/// Whether a recording has no allocation because something is missing in it.
+fn is_unknown(overview: &Overview) -> bool {
+    overview.busiest().is_none() && overview.missing.leaves_peak_unknown()
 }
 
 fn signed(bytes: u64) -> i64 {
@@ -100,7 +111,7 @@ impl Show for Peaks<'_> {
         for (name, overview, device) in &rows {
             let Some(device) = device else {
                 table.row([Cell::from(*name)]);
-                table.note(1, "nothing was allocated");
+                table.note(1, if is_unknown(overview) { "the peak is not known" } else { "nothing was allocated" });
                 continue;
             };
             let [peak, end] = figures(device);

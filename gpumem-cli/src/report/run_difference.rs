@@ -39,7 +39,7 @@ pub(crate) struct RunDifference {
     pub(crate) is_exceeded: Option<bool>,
     /// Why a comparison says nothing.
     pub(crate) not_measured: Vec<String>,
-    /// The two recordings of the peak that grew most.
+    /// The two recordings of the peak that grew most, or shrank most if none grew.
     pub(crate) worst: Option<Difference>,
 }
 
@@ -205,9 +205,16 @@ impl RunDifference {
         write_verdict(self.limit, self.is_exceeded, out, paint)
     }
 
+    /// The peak that grew most, or shrank most if none grew. `None` if none changed.
+    pub(crate) fn changed_most(&self) -> Option<&RankDifference> {
+        let grew = self.peaks.first().filter(|peak| peak.named.change.bytes > 0);
+        grew.or_else(|| self.peaks.last().filter(|peak| peak.named.change.bytes < 0))
+    }
+
     fn about_worst(&self) -> String {
-        let name = self.peaks.first().map(|peak| peak.named.name.as_str()).unwrap_or_default();
-        format!("what grew most: {name}")
+        let Some(RankDifference { named, .. }) = self.changed_most() else { return String::new() };
+        let did = if named.change.bytes > 0 { "grew" } else { "shrank" };
+        format!("what {did} most: {}", named.name)
     }
 
     /// Writes tables in Markdown, for a comment on a pull request.

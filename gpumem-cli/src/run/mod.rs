@@ -78,8 +78,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
         }
         summarize(&finished.recordings, options, ended.signal, &mut judge);
     }
-    let exit = judge.finish().map(|is_exceeded| if is_exceeded { Exit::LimitExceeded } else { Exit::Done });
-    let exit = exit.unwrap_or_else(|failure| {
+    let exit = judge.finish().unwrap_or_else(|failure| {
         terminal::error(&failure);
         Exit::Failed
     });

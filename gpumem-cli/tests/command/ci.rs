@@ -56,6 +56,14 @@ fn a_place_has_a_limit_of_its_own() {
     let why = "gpumem: --max-peak cannot be checked for `model.rs:42`: no recording has such a place; \
                `gpumem report --table` lists the places, such as `src/model.rs:42`, ";
     assert!(stderr.starts_with(why), "{stderr}");
+    let report = folder("ci-misspelt").join("junit.xml");
+    let junit = format!("junit={}", report.display());
+    ran(&["report", "--max-peak", "1TiB", "--max-peak", "nowhere=1TiB", "--annotations", &junit, &file]);
+    let text = fs::read_to_string(&report).expect("it was written");
+    assert!(
+        text.contains("failures=\"1\"") && text.contains("<failure message=\"--max-peak cannot be checked"),
+        "{text}"
+    );
     let (code, stderr) = of(&["1MiB", "nowhere=1TiB"]);
     assert!(code == Some(2) && stderr.starts_with("gpumem: FILE: the peak of device 0 was "), "{stderr}");
     // One of several recordings has the place.
@@ -116,6 +124,19 @@ fn what_was_lost_fails_if_that_is_asked() {
     assert_eq!(ran(&["report", "--fail-if", "lost", &empty]).code, Some(1), "nothing was measured");
 }
 
+/// What is not in a recording is no 0 beside those of other ranks.
+#[test]
+fn a_rank_that_is_not_known_has_no_figures() {
+    let mut lost = Made::new("train");
+    lost.event(EventKind::Lost { count: 3 });
+    let (whole, lost) = (training("ci-rank0.capture"), recorded("ci-rank1.capture", lost));
+    let Ran { code, stdout, stderr } = ran(&["report", &whole, &lost]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.contains("\n   the peak is not known\n") && !stdout.contains("nothing was allocated"), "{stdout}");
+    let places = stdout.split_once("at the peaks, by scope and place\n").expect("there are places").1;
+    assert!(places.lines().next().is_some_and(|heading| !heading.contains("rank1")), "{stdout}");
+}
+
 #[test]
 fn ci_reads_what_was_not_kept() {
     let file = training("ci-annotated.capture");
@@ -172,12 +193,20 @@ fn runs_are_compared_rank_by_rank() {
     let json: Value = serde_json::from_str(&within(&folder, &["diff", "before", "after", "--json"]).stdout).unwrap();
     assert_eq!((&json["sum"]["change_bytes"], &json["peaks"][0]["rank"]), (&(81 * MIB).into(), &1.into()));
 
+    // The other way round, and without a change.
+    let fell = within(&folder, &["diff", "after/*rank[12].*", "before/*rank[12].*"]).stdout;
+    assert!(fell.contains("\nwhat shrank most: rank 1, device 0:\n") && !fell.contains("grew most"), "{fell}");
+    let same = within(&folder, &["diff", "before", "before"]).stdout;
+    assert_eq!(same, "before → before\n4 peaks compared, of which 0 grew; together: no change\n");
+
     // A rank without a partner is named. A limit is not known to be kept then.
     fs::remove_file(folder.join("after/train.rank0.gpu0.pid907.capture")).unwrap();
     let alone = within(&folder, &["diff", "before", "after"]);
     let line = "\nOnly in before: rank 0, device 0 (before/train.rank0.gpu0.pid100.capture), with a peak of 437 MiB.\n";
     assert!(alone.code == Some(0) && alone.stdout.contains(line), "{alone:?}");
     assert_eq!([limited("18%").code, limited("19%").code], [Some(1), Some(2)]);
+    let why = limited("19%").stderr;
+    assert!(why.ends_with("with a peak of 437 MiB; record what is missing again\n"), "{why}");
     // A loss in one of them leaves all unknown.
     let mut lost = Made::new("train");
     lost.alloc(MIB, MemKind::Pool, 0);
@@ -262,13 +291,28 @@ fn a_baseline_is_a_file_for_reviews() {
     training(10).unwrap();
     let less = peaks(&["check"]);
     assert!(
-        less.code == Some(0) && less.stdout.starts_with("No peak of peaks.json grew by more than 2 %. "),
+        less.code == Some(0)
+            && less.stdout.starts_with(
+                "No peak of peaks.json grew by more than 2 %. `gpumem baseline write` takes over what changed.\n"
+            ),
         "{less:?}"
     );
     // A device that is not recorded any more is not compared, which is no success.
     fs::rename(folder.join("train.capture"), folder.join("other.capture")).unwrap();
     let gone = within(&folder, &["baseline", "check", "peaks.json", "other.capture"]);
     assert!(gone.code == Some(1) && gone.stdout.contains("\nNo recording has train, device 0.\n"), "{gone:?}");
+    // What is not known is not 0.
+    assert!(gone.stdout.contains("\nNew: other, device 0: src/adam.rs:30 has 200 MiB.\n"), "{gone:?}");
+    assert!(!gone.stdout.contains("train, device 0: "), "{gone:?}");
+
+    // The peaks of tests may be in the same file. They are not compared, and stay there.
+    let tests = r#"{"peaks": {"tests::forward": "5 MiB"}}"#;
+    fs::write(folder.join("peaks.json"), tests).unwrap();
+    let of_tests = within(&folder, &["baseline", "write", "peaks.json", "other.capture"]);
+    assert_eq!(of_tests.code, Some(0), "{of_tests:?}");
+    assert!(fs::read_to_string(folder.join("peaks.json")).unwrap().contains("\n    \"tests::forward\": \"5 MiB\"\n"));
+    let same = within(&folder, &["baseline", "check", "peaks.json", "other.capture"]);
+    assert_eq!((same.code, same.stdout.as_str()), (Some(0), "The 6 peaks of peaks.json changed by 2 % at most.\n"));
 }
 
 /// A recording that says too little makes no baseline.
@@ -280,7 +324,10 @@ fn a_baseline_has_only_what_is_known() {
     let mut lost = Made::new("train");
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
+    let mut newest = Made::new("train");
+    newest.item(&Item::Part(PartDefinition { is_peaks: false, after: 7 }));
     for (name, made, why) in [
+        ("newest.capture", newest.training(1, 1, MIB), "record the program without --max-size"),
         ("peaks.capture", peaks.training(1, 1, MIB), "record the program without --only-peak"),
         ("lost.capture", lost, "3 events were lost"),
         ("idle.capture", Made::new("idle"), "nothing was measured"),
