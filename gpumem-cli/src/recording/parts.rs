@@ -83,7 +83,7 @@ impl Join {
     /// Whether an item of the newer part is not in the older one. The newer part begins with what was live.
     fn follows(&mut self, item: &Item) -> bool {
         match item {
-            Item::Process(_) | Item::Part(_) | Item::Inside(_) => false,
+            Item::Process(_) | Item::Part(_) | Item::Inside(_) | Item::PoolBlock(_) => false,
             Item::Totals(_) => {
                 self.is_in_totals = false;
                 false
@@ -111,10 +111,30 @@ mod tests {
 
     use gpumem_core::{
         model::{EventKind, ThreadId},
-        recording::{RecordedEvent, items_of},
+        recording::{PartDefinition, RecordedEvent, Totals, items_of},
     };
 
     use super::*;
+
+    /// The newer part begins with the sum of what the older one missed.
+    #[test]
+    fn what_was_missed_counts_once() {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/tmp");
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join(format!("missed-{}.capture", std::process::id()));
+        let write = |path: &Path, items: &[Item]| {
+            let mut writer = Writer::new(File::create(path).unwrap()).unwrap();
+            items.iter().for_each(|item| writer.write(item).unwrap());
+            writer.finish().unwrap();
+        };
+        write(&old_path(&path), &[Item::Missed(3), Item::Missed(4)]);
+        let part = Item::Part(PartDefinition { is_peaks: false, after: 9 });
+        write(&path, &[part, Item::Missed(7), Item::Totals(Totals::default()), Item::Missed(4)]);
+        join(&path).unwrap();
+        let items = items_of(File::open(&path).unwrap()).unwrap();
+        assert_eq!(items, [Item::Missed(3), Item::Missed(4), Item::Missed(4)]);
+        fs::remove_file(path).unwrap();
+    }
 
     /// A process that is killed while a new file takes the place of the recording.
     #[test]

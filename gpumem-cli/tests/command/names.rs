@@ -223,7 +223,7 @@ fn written_recordings() -> [PathBuf; 3] {
 }
 
 /// Each command, and its options, with or without a value: a test in this file runs each that has an output of its own.
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "run --annotations --card --card-per-process --cards --dormant --dry --dry-fill --fail-if --limit --live --max-peak \
      --max-size --modules --only-peak --output --stacks --torch --torch-events",
     "attach --json --live --max-size --modules --only-peak --output --stacks --torch --torch-events",
@@ -240,6 +240,7 @@ const COMMANDS: [&str; 15] = [
     "ps --json",
     "watch --count --interval --json",
     "doctor --json",
+    "export --listen --otlp --places --token-file --unix",
     "completions",
     "man --folder",
 ];
