@@ -207,6 +207,10 @@ impl Exporter {
                 recordings.push(of.sample(collector, &gpus, places));
             } else {
                 hidden.recordings += 1;
+                // It is not read any more, so this is the last that this collector gets of it.
+                if of.ended.is_some_and(|ended| ended.elapsed() > READ_AFTER_END) {
+                    of.handed.push(collector.0);
+                }
             }
         }
         (Sample { gpus, usages, recordings, hidden }, collector)
@@ -581,9 +585,17 @@ mod tests {
         let peak = sample(&mut exporter, "a").0.devices[0].peak;
         exporter.follow_all(&file.recorded());
         assert_eq!(sample(&mut exporter, "a").0.devices[0].peak, peak);
+        exporter.followed.clear();
         let wrong = File::new("wrong", b"this is no recording");
         exporter.follow_all(&wrong.recorded());
-        assert!(!exporter.followed.iter().any(|of| of.ended.is_none() && of.live.is_read()));
+        assert!(!exporter.followed[0].live.is_read());
+        // When its process has ended, each collector gets that once.
+        exporter.followed[0].ended = Some(Instant::now() - 2 * READ_AFTER_END);
+        for expected in [1, 0] {
+            let (sample, collector) = exporter.collect("a");
+            assert_eq!(sample.hidden.recordings, expected);
+            exporter.confirm(collector);
+        }
     }
 
     #[test]

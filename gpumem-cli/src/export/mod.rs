@@ -51,7 +51,10 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
         Some(path) => (http::Listener::unix(path), path.display().to_string()),
         None => (http::Listener::tcp(listen), listen.to_string()),
     };
-    let next = if unix.is_some() { "" } else { "another process may listen there; give another --listen ADDRESS:PORT" };
+    let next = match unix {
+        Some(_) => "give another --unix SOCKET",
+        None => "another process may listen there; give another --listen ADDRESS:PORT",
+    };
     let listener = listener.map_err(|error| Failure::new(format!("cannot listen on {address}"), error, next))?;
     let exporter = Arc::new(Mutex::new(Exporter::new(places)));
     let hidden = {

@@ -56,9 +56,10 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
         },
     };
     let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE)).build();
+    let failure = Arc::new(Mutex::new(None));
     let to = MetricExporter::builder()
         .with_http()
-        .with_http_client(Client(config.into()))
+        .with_http_client(Client { agent: config.into(), failed: Arc::clone(&failure) })
         .with_protocol(Protocol::HttpBinary)
         .with_timeout(PATIENCE)
         .with_endpoint(format!("{}/v1/metrics", url.trim_end_matches('/').trim_end_matches("/v1/metrics")));
@@ -76,6 +77,7 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
     for metric in METRICS {
         add(&meter, metric, &points);
     }
+    let url = url.to_owned();
     let work = move || {
         let mut has_failed = false;
         loop {
@@ -88,8 +90,9 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
                 }
                 // Once, until it works again: a collector may be away for a day.
                 Err(error) if !std::mem::replace(&mut has_failed, true) => {
-                    let next = "its peaks are pushed again";
-                    terminal::error(&Failure::new("metrics cannot be pushed", error, next));
+                    let next = "start a collector there, or correct the URL; peaks are pushed again";
+                    let why = lock(&failure).take().unwrap_or_else(|| error.to_string());
+                    terminal::error(&Failure::new(format!("metrics cannot be pushed to `{url}`"), why, next));
                 }
                 Err(_) => {}
             }
@@ -159,7 +162,11 @@ fn key_values(attributes: &Attributes) -> Vec<KeyValue> {
 
 /// Sends requests.
 #[derive(Debug)]
-struct Client(ureq::Agent);
+struct Client {
+    agent: ureq::Agent,
+    /// Why the last request failed. The SDK only says that it did.
+    failed: Arc<Mutex<Option<String>>>,
+}
 
 impl HttpClient for Client {
     fn send_bytes<'me, 'future>(
@@ -171,11 +178,36 @@ impl HttpClient for Client {
         Self: 'future,
     {
         // The thread waits: it does nothing else.
-        let send = || {
-            let (head, mut body) = self.0.run(request.map(|body| body.to_vec()))?.into_parts();
+        let send = || -> Result<_, HttpError> {
+            let (head, mut body) = self.agent.run(request.map(|body| body.to_vec()))?.into_parts();
             let body = body.with_config().limit(LONGEST_ANSWER).read_to_vec()?;
             Ok(Response::from_parts(head, body.into()))
         };
-        Box::pin(future::ready(send()))
+        let sent = send();
+        *lock(&self.failed) = match &sent {
+            Ok(answer) if answer.status().is_success() => None,
+            Ok(answer) => Some(format!("the answer was {}", answer.status())),
+            Err(error) => Some(error.to_string()),
+        };
+        Box::pin(future::ready(sent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn the_cause_of_a_failed_push_is_known() {
+        let failed = Arc::new(Mutex::new(None));
+        let client = Client { agent: ureq::Agent::new_with_defaults(), failed: Arc::clone(&failed) };
+        // Nobody listens there any more.
+        let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let request = Request::post(format!("http://{at}/v1/metrics")).body(Bytes::new()).unwrap();
+        drop(client.send_bytes(request));
+        let why = lock(&failed).take().expect("it has failed");
+        assert!(why.contains("refused"), "{why}");
     }
 }

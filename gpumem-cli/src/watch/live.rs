@@ -6,6 +6,7 @@ use std::{
     fs::File,
     io::{self, Read, Seek},
     os::unix::fs::MetadataExt,
+    panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
     sync::{OnceLock, mpsc},
     thread,
@@ -326,8 +327,9 @@ struct Lines {
     found: Option<mpsc::Receiver<Vec<SymbolsDefinition>>>,
 }
 
-/// At most this many groups of blocks are looked up, the largest ones.
-const MOST_GROUPS: usize = 64;
+/// Lines are looked up for the largest groups of blocks, and for so many groups at a time.
+const MOST_GROUPS: usize = 1_000;
+const MOST_AT_ONCE: usize = 64;
 
 impl Lines {
     fn look_up(&mut self, follower: &mut Follower) {
@@ -345,11 +347,17 @@ impl Lines {
         groups.sort_by_key(|of| Reverse(of.bytes));
         let definitions = follower.definitions();
         let mut wanted: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        let mut new_groups = 0;
         for of in groups.iter().take(MOST_GROUPS) {
+            let known = self.known.len();
             for address in definitions.addresses(of.group.stack) {
                 if self.known.insert(*address) {
                     wanted.entry(address.module).or_default().push(address.offset);
                 }
+            }
+            new_groups += usize::from(self.known.len() > known);
+            if new_groups == MOST_AT_ONCE {
+                break;
             }
         }
         let modules: HashMap<u32, ModuleDefinition> =
@@ -377,7 +385,8 @@ fn later(work: impl FnOnce() + Send + 'static) -> bool {
     static TO: OnceLock<Option<mpsc::Sender<Work>>> = OnceLock::new();
     let to = TO.get_or_init(|| {
         let (to, from) = mpsc::channel::<Work>();
-        let work = move || from.into_iter().for_each(|work| work());
+        // Debug information that is wrong may make one fail, and the others go on.
+        let work = move || from.into_iter().for_each(|work| drop(panic::catch_unwind(AssertUnwindSafe(work))));
         thread::Builder::new().name("gpumem-lines".to_owned()).spawn(work).ok().map(|_| to)
     });
     to.as_ref().is_some_and(|to| to.send(Box::new(work)).is_ok())
@@ -425,6 +434,14 @@ mod tests {
             Item::Event(RecordedEvent { number, ticks: number, time, thread: ThreadId(1), kind })
         };
         kinds.zip(1..).map(event).collect()
+    }
+
+    #[test]
+    fn lines_are_still_looked_up_after_one_has_failed() {
+        assert!(later(|| panic::resume_unwind(Box::new("wrong debug information"))));
+        let (to, from) = mpsc::channel();
+        assert!(later(move || to.send(()).unwrap()));
+        assert_eq!(from.recv_timeout(Duration::from_secs(60)), Ok(()));
     }
 
     /// `--max-size`: a reader that is not too slow sees each peak, and one that is says how many events it has not seen.
