@@ -590,7 +590,7 @@ mod tests {
         exporter.follow_all(&wrong.recorded());
         assert!(!exporter.followed[0].live.is_read());
         // When its process has ended, each collector gets that once.
-        exporter.followed[0].ended = Some(Instant::now() - 2 * READ_AFTER_END);
+        exporter.followed[0].ended = Instant::now().checked_sub(2 * READ_AFTER_END);
         for expected in [1, 0] {
             let (sample, collector) = exporter.collect("a");
             assert_eq!(sample.hidden.recordings, expected);

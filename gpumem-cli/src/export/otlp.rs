@@ -183,13 +183,13 @@ impl HttpClient for Client {
             let body = body.with_config().limit(LONGEST_ANSWER).read_to_vec()?;
             Ok(Response::from_parts(head, body.into()))
         };
-        let sent = send();
-        *lock(&self.failed) = match &sent {
+        let answer = send();
+        *lock(&self.failed) = match &answer {
             Ok(answer) if answer.status().is_success() => None,
             Ok(answer) => Some(format!("the answer was {}", answer.status())),
             Err(error) => Some(error.to_string()),
         };
-        Box::pin(future::ready(sent))
+        Box::pin(future::ready(answer))
     }
 }
 

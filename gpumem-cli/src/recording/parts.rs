@@ -124,7 +124,9 @@ mod tests {
         let path = folder.join(format!("missed-{}.capture", std::process::id()));
         let write = |path: &Path, items: &[Item]| {
             let mut writer = Writer::new(File::create(path).unwrap()).unwrap();
-            items.iter().for_each(|item| writer.write(item).unwrap());
+            for item in items {
+                writer.write(item).unwrap();
+            }
             writer.finish().unwrap();
         };
         write(&old_path(&path), &[Item::Missed(3), Item::Missed(4)]);

@@ -266,20 +266,21 @@ impl Comparison {
                 format!("No peak of {file} grew by more than {limit}. `gpumem baseline write` takes over what changed.")
             };
         }
-        let mut text = String::new();
+        let mut sentences = Vec::new();
         if !higher.is_empty() {
             let grew = counted(higher.len() as u64, "peak grew", "peaks grew");
-            text += &format!("{grew} by more than {limit} since {file} was written. ");
+            sentences.push(format!("{grew} by more than {limit} since {file} was written."));
         }
         if !new.is_empty() {
             let new = counted(new.len() as u64, "peak has", "peaks have");
-            text += &format!("{new} no line in {file}. ");
+            sentences.push(format!("{new} no line in {file}."));
         }
         if !gone.is_empty() {
             let gone = counted(gone.len() as u64, "device has", "devices have");
-            text += &format!("{gone} no recording, but a line in {file}. ");
+            sentences.push(format!("{gone} no recording, but a line in {file}."));
         }
-        text + "If that is wanted, `gpumem baseline write` takes it over."
+        sentences.push("If that is wanted, `gpumem baseline write` takes it over.".to_owned());
+        sentences.join(" ")
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
