@@ -10,6 +10,7 @@ use gpumem_tests::simulated_gpu;
 
 #[test]
 fn reports_count_parts_and_have_a_row_for_what_is_unused() {
+    let _alone = crate::alone();
     let gpu = simulated_gpu();
     let pool = Pool::register("cache-test", gpu.ordinal()).expect("the device is there");
     let mut trace = GpuMemTrace::builder()
@@ -47,6 +48,7 @@ fn reports_count_parts_and_have_a_row_for_what_is_unused() {
 
 #[test]
 fn the_number_of_a_closed_pool_is_used_again() {
+    let _alone = crate::alone();
     let gpu = simulated_gpu();
     for _ in 0..200 {
         let pool = Pool::register("again", gpu.ordinal()).expect("numbers of closed pools are free");
@@ -58,6 +60,7 @@ fn the_number_of_a_closed_pool_is_used_again() {
 
 #[test]
 fn a_pool_without_a_name_is_called_pool() {
+    let _alone = crate::alone();
     let gpu = simulated_gpu();
     let pool = Pool::register("", gpu.ordinal()).expect("the device is there");
     let block = gpu.alloc(Bytes::mib(1)).expect("there is room");

@@ -34,6 +34,7 @@ fn pool(gpu: &SimGpu) -> RegisteredPool {
 
 #[test]
 fn a_tensor_counts_as_in_memory_allocated() {
+    let _alone = crate::alone();
     let gpu = simulated_gpu();
     let tracker = tracker(&gpu, &[]);
     assert!(tracker.begin(&[], 0));
@@ -67,6 +68,7 @@ fn a_tensor_counts_as_in_memory_allocated() {
 
 #[test]
 fn blocks_of_expandable_segments_have_what_was_asked_for() {
+    let _alone = crate::alone();
     let gpu = simulated_gpu();
     let tracker = tracker(&gpu, &[]);
     let trace = trace(&gpu);
@@ -84,6 +86,7 @@ fn blocks_of_expandable_segments_have_what_was_asked_for() {
 
 #[test]
 fn what_was_there_before_the_first_event_counts_once() {
+    let _alone = crate::alone();
     let gpu = simulated_gpu();
     let before = trace(&gpu);
     let (block, unused) = (gpu.alloc(Bytes::mib(20)).unwrap(), gpu.alloc(Bytes::mib(2)).unwrap());
