@@ -1,6 +1,6 @@
 //! The container and the pod of a process, from the names of its cgroups. Each runtime and each cgroup driver has names of its own.
 
-/// Where a process runs.
+/// The container or the pod that a process runs in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Container {
     /// The id of the container, 64 hexadecimal digits.

@@ -81,7 +81,7 @@ struct Followed {
     began: Option<u64>,
     process: ProcessId,
     windows: Vec<(Device, Windows)>,
-    /// When its process was found to have ended.
+    /// The moment at which its process was found to have ended.
     ended: Option<Instant>,
     /// Since then: the collectors that were handed it, and those with which it has arrived.
     handed: Vec<u32>,
@@ -254,7 +254,7 @@ impl Exporter {
         windows.for_each(|(_, windows)| windows.forget(collector));
     }
 
-    /// What this collector has got last has arrived.
+    /// The last answer has reached this collector.
     pub(super) fn confirm(&mut self, Collector(collector): Collector) {
         for of in &mut self.followed {
             of.windows.iter_mut().for_each(|(_, windows)| windows.confirm(collector));
@@ -393,7 +393,7 @@ fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
         );
     }
     for (device, mut pools) in pools {
-        // Of several pools with one name, the largest one counts.
+        // If several pools have one name, the largest one counts.
         pools.sort_by_key(|pool| Reverse(pool.reserved));
         pools.truncate(places);
         lives.entry(device).or_default().pools = pools;
@@ -589,7 +589,7 @@ mod tests {
         let wrong = File::new("wrong", b"this is no recording");
         exporter.follow_all(&wrong.recorded());
         assert!(!exporter.followed[0].live.is_read());
-        // When its process has ended, each collector gets that once.
+        // After its process has ended, each collector gets that once.
         exporter.followed[0].ended = Instant::now().checked_sub(2 * READ_AFTER_END);
         for expected in [1, 0] {
             let (sample, collector) = exporter.collect("a");

@@ -39,7 +39,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// The most characters of the name of a scraper.
 const LONGEST_NAME: usize = 64;
 
-/// Where it listens.
+/// The address or the socket that it listens on.
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(std::net::TcpListener),
@@ -77,7 +77,7 @@ impl Listener {
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) exporter: Arc<Mutex<Exporter>>,
