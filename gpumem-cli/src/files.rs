@@ -23,7 +23,7 @@ pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
     open(path, File::options().read(true))
 }
 
-/// Whether a file begins as recordings do.
+/// Returns whether a file begins as recordings do.
 pub(crate) fn is_recording(file: &Path) -> bool {
     open_to_read(file).and_then(recording::is_recording).unwrap_or(false)
 }

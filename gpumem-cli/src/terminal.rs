@@ -121,12 +121,12 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
     })
 }
 
-/// Whether a name that a user gave stands for stdout.
+/// Returns whether a name that a user gave stands for stdout.
 pub(crate) fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Whether stdout may have colours.
+/// Returns whether stdout may have colours.
 pub(crate) fn has_colours() -> bool {
     paint_for(&io::stdout()).is_coloured()
 }

@@ -311,7 +311,7 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     exit
 }
 
-/// Whether the recording has what a format shows. A format has no sign for what is not known.
+/// Returns whether the recording has what a format shows. A format has no sign for what is not known.
 fn check_format(history: &History, format: Format, moment: Moment) -> Result<(), Failure> {
     let what = format!("`{}` cannot be written as {}", history.path.display(), format.name());
     if format.has_moment() && !history.is_known_at(moment) {
@@ -325,7 +325,7 @@ fn check_format(history: &History, format: Format, moment: Moment) -> Result<(),
     Ok(())
 }
 
-/// Whether the recording has the moments that are asked for.
+/// Returns whether the recording has the moments that are asked for.
 fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
     let is_asked = view.at == Some(Moment::Oom) || view.between.iter().flatten().any(|moment| *moment == Moment::Oom);
     if !is_asked {

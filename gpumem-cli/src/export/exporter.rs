@@ -86,7 +86,7 @@ struct Followed {
     /// Since then: the collectors that were handed it, and those with which it has arrived.
     handed: Vec<u32>,
     arrived: Vec<u32>,
-    /// Whether lines at addresses are looked up: only in files that a process of the same user names.
+    /// True if lines at addresses are looked up: only in files that a process of the same user names.
     looks_up: bool,
 }
 

@@ -65,7 +65,7 @@ impl CodeFrame {
         Some(package)
     }
 
-    /// Whether this is a part of its name or of its package's, in upper or lower case.
+    /// Returns whether this is a part of its name or of its package's, in upper or lower case.
     pub(crate) fn is_named(&self, part: &str) -> bool {
         let names = [Some(self.function.as_str()), self.package()];
         names.into_iter().flatten().any(|name| name.to_lowercase().contains(&part.to_lowercase()))

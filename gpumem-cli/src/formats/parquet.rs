@@ -37,7 +37,7 @@ const COUNTERS: [&str; 6] = ["number", "time_ns", "address", "live_bytes", "allo
 /// A column of rows `R`.
 struct Column<'a, R> {
     name: &'static str,
-    /// Whether a value may be null. `None` is null.
+    /// True if a value may be null. `None` is null.
     is_optional: bool,
     values: Values<'a, R>,
 }

@@ -49,7 +49,7 @@ struct Snapshot<'a> {
     frames: HashMap<EventOrigin, u32>,
     /// The addresses and sizes of what PyTorch's allocator says it got.
     of_allocator: HashSet<(u64, u64)>,
-    /// Whether the history of its tensors is known, for each device in the history.
+    /// True for each device of the history whose tensors have a known history.
     has_tensors: Vec<bool>,
 }
 
@@ -75,7 +75,8 @@ fn has_tensors(history: &History) -> Vec<bool> {
 }
 
 impl Snapshot<'_> {
-    /// Whether a block is on a device and is not a segment. The blocks inside of a segment stand in the place of the segment.
+    /// Returns whether a block is on a device and is not a segment. The blocks inside of a segment stand in the place of the
+    /// segment.
     fn is_shown(&self, block: &BlockLife) -> bool {
         let origin = self.history.origin(block);
         // Parts of expandable segments have other keys than addresses.

@@ -16,7 +16,7 @@ use crate::recording::remove_range;
 pub(crate) struct TensorHistory {
     pub(crate) about: AllocatorDevice,
     pub(crate) steps: Vec<AllocatorStep>,
-    /// Whether segments are expandable: they consist of parts, and parts without tensors can be given back to the driver.
+    /// True if segments are expandable: they consist of parts, and parts without tensors can be given back to the driver.
     pub(crate) is_expandable: bool,
     /// What tensors have together, and the most of it.
     pub(crate) live: DeviceHistory,
@@ -77,7 +77,7 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
     pub(crate) requested: u64,
     pub(crate) origin: u32,
-    /// Whether the program has freed it, while work on another stream may use it.
+    /// True if the program has freed it, while work on another stream may use it.
     pub(crate) is_awaiting: bool,
 }
 

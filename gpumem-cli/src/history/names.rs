@@ -70,7 +70,7 @@ impl Origin {
         known.unwrap_or_else(|| "line not known".to_owned())
     }
 
-    /// Whether its blocks are parts of expandable segments of PyTorch. If there is no stack, they may be.
+    /// Returns whether its blocks are parts of expandable segments of PyTorch. If there is no stack, they may be.
     pub(crate) fn is_expandable_segment(&self) -> bool {
         let is_of_pytorch = self.library.as_ref().map_or(self.line.is_none(), |library| library == "PyTorch");
         self.kind == MemKind::Vmm && is_of_pytorch

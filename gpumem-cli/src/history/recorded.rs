@@ -45,7 +45,7 @@ pub(crate) struct History {
     pub(crate) end: Duration,
     /// What is known of PyTorch's tensors, if that was asked for.
     pub(crate) tensors: Option<Tensors>,
-    /// Whether the file is a snapshot of PyTorch's allocator, which has nothing of scopes, threads and other libraries.
+    /// True if the file is a snapshot of PyTorch's allocator, which has nothing of scopes, threads and other libraries.
     pub(crate) is_snapshot: bool,
     pub(super) reader: Reader<RecordingBytes>,
 }
@@ -68,7 +68,7 @@ pub(crate) struct Refusal {
     pub(crate) live: Option<u64>,
     /// The reading of the device that was made because of it.
     pub(crate) memory: Option<GpuMemory>,
-    /// Whether the same thread obtained at least as much within a second: on the same device, or of the same kind if the device is not
+    /// True if the same thread obtained at least as much within a second: on the same device, or of the same kind if the device is not
     /// known.
     pub(crate) was_obtained: bool,
 }
@@ -169,7 +169,8 @@ impl History {
         }
     }
 
-    /// Whether the sizes that were noted add up to something else than the ledger has live. That must not be: it is reported as a fault.
+    /// Returns whether the sizes that were noted add up to something else than the ledger has live. That must not be: it is reported as
+    /// a fault.
     pub(crate) fn disagrees(&self) -> bool {
         let stats = self.reader.ledger().stats();
         let current = |device: &DeviceHistory| {
@@ -251,7 +252,7 @@ impl History {
         not_obtained.or(self.refusals.last())
     }
 
-    /// Whether the recording has only what was live at the peak of each device and at the end.
+    /// Returns whether the recording has only what was live at the peak of each device and at the end.
     pub(crate) fn has_only_peaks(&self) -> bool {
         self.definitions().part().is_some_and(|part| part.is_peaks)
     }
@@ -272,7 +273,7 @@ impl History {
         Some(self.time_of(u32::try_from(self.whole_from()?).unwrap_or(LIVE)))
     }
 
-    /// Whether what was live after a change on its device is in the recording.
+    /// Returns whether what was live after a change on its device is in the recording.
     pub(crate) fn is_known_after(&self, change: u32) -> bool {
         match self.whole_from() {
             Some(first) => first <= change as usize,
@@ -280,7 +281,7 @@ impl History {
         }
     }
 
-    /// Whether what was live at a moment is in the recording.
+    /// Returns whether what was live at a moment is in the recording.
     pub(crate) fn is_known_at(&self, moment: Moment) -> bool {
         match moment {
             Moment::Start | Moment::Peak | Moment::End => true,
@@ -293,13 +294,13 @@ impl History {
         }
     }
 
-    /// Whether what was live of this kind at a moment that is known is in the recording. If it has only the peaks, host memory is not known
-    /// at a peak, because a peak counts the device's memory only.
+    /// Returns whether what was live of this kind at a moment that is known is in the recording. If it has only the peaks, host memory is
+    /// not known at a peak, because a peak counts the device's memory only.
     pub(crate) fn has_kind_at(&self, kind: MemKind, moment: Moment) -> bool {
         kind.is_on_device() || moment != Moment::Peak || !self.has_only_peaks()
     }
 
-    /// Whether what was live at the event of this number is in the recording.
+    /// Returns whether what was live at the event of this number is in the recording.
     pub(crate) fn is_whole_at(&self, number: u64) -> bool {
         self.definitions().part().is_none_or(|part| !part.is_peaks && part.after < number)
     }

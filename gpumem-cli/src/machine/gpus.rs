@@ -29,7 +29,7 @@ pub(crate) struct Gpu {
     pub(crate) uuid: Option<String>,
     #[serde(flatten)]
     pub(crate) memory: Memory,
-    /// Whether it is in MIG mode; `None` also if that is not known.
+    /// True if the GPU is in MIG mode. `None` also if that is not known.
     pub(crate) mig: Option<bool>,
     pub(crate) mig_devices: Vec<Slice>,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Memory {
 pub(crate) struct NotRead {
     pub(crate) what: String,
     pub(crate) why: String,
-    /// Whether something failed. If not, somebody has set it so, or the driver cannot know it.
+    /// True if something failed. If not, somebody has set it so, or the driver cannot know it.
     pub(crate) is_error: bool,
 }
 

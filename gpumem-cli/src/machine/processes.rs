@@ -23,15 +23,15 @@ pub(crate) struct Process {
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
     pub(crate) used_bytes: Option<u64>,
-    /// Whether it uses the GPU for computing, graphics, or both.
+    /// The use of the GPU: computing, graphics, or both.
     #[serde(rename = "use")]
     pub(crate) kind: &'static str,
-    /// Whether the process with this number is the one that the driver means. `None` if that cannot be found out.
+    /// True if the process with this number is the one that the driver means. `None` if that cannot be found out.
     pub(crate) is_visible: Option<bool>,
     pub(crate) recording: Recording,
 }
 
-/// Whether gpumem records a process.
+/// A process is recorded, dormant, not recorded, or not visible.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub(crate) enum Recording {

@@ -68,13 +68,14 @@ pub(crate) fn began(pid: u32) -> Option<u64> {
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot be read.
+/// Returns whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot
+/// be read.
 pub(super) fn uses_driver(pid: u32) -> Option<bool> {
     let maps = read(pid, "maps")?;
     Some(["nvidia", "libcuda.so", "/dev/dxg"].iter().any(|name| maps.contains(name)))
 }
 
-/// Whether the process has loaded a library whose name begins so. `None` if that cannot be read.
+/// Returns whether the process has loaded a library whose name begins so. `None` if that cannot be read.
 pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
     Some(read(pid, "maps")?.contains(&format!("/{library}")))
 }
@@ -105,7 +106,7 @@ fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
     if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
 }
 
-/// Whether the process waits for `gpumem start`.
+/// Returns whether the process waits for `gpumem start`.
 pub(super) fn is_dormant(pid: u32) -> bool {
     let Ok(environment) = fs::read(place(pid, "environ")) else { return false };
     let name = format!("{}=", variable::CONTROL);

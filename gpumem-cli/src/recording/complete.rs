@@ -44,7 +44,7 @@ pub(crate) fn complete_for_report(recording: &Path) {
     }
 }
 
-/// Whether something belongs to a recording that is not in its file.
+/// Returns whether something belongs to a recording that is not in its file.
 fn is_unfinished(recording: &Path) -> bool {
     has_ring(recording, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
 }

@@ -21,9 +21,9 @@ pub(crate) struct Content {
     pub(super) addresses: BTreeSet<CodeAddress>,
     /// The largest number of a stack.
     pub(super) last_stack: u32,
-    /// Whether the history of a caching allocator is there.
+    /// True if the history of a caching allocator is there.
     pub(super) has_allocator: bool,
-    /// Whether its process asked for memory, and got it or not.
+    /// True if its process asked for memory, and got it or not.
     pub(crate) has_requests: bool,
     /// The devices on which its process allocated.
     pub(crate) devices: BTreeSet<u32>,

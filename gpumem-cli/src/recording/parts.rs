@@ -80,7 +80,7 @@ impl Join {
         }
     }
 
-    /// Whether an item of the newer part is not in the older one. The newer part begins with what was live.
+    /// Returns whether an item of the newer part is not in the older one. The newer part begins with what was live.
     fn follows(&mut self, item: &Item) -> bool {
         match item {
             Item::Process(_) | Item::Part(_) | Item::Inside(_) | Item::PoolBlock(_) => false,

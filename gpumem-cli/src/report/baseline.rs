@@ -108,12 +108,12 @@ fn name_of(recording: &Path) -> String {
     one_line(if name.is_empty() { &stem } else { &name }).into_owned()
 }
 
-/// Whether a line is that of a device, and not of a place.
+/// Returns whether a line is that of a device, and not of a place.
 fn is_of_device(name: &str) -> bool {
     name.rsplit_once("device ").is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }
 
-/// Whether a line is of a recording. The file may also have the peaks of tests.
+/// Returns whether a line is of a recording. The file may also have the peaks of tests.
 pub(crate) fn is_of_recording(name: &str) -> bool {
     name.match_indices([':', ',']).map(|(end, _)| &name[..end]).chain([name]).any(is_of_device)
 }

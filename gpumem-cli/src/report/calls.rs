@@ -46,7 +46,7 @@ impl Part {
         calls(history, self.inside.as_deref())
     }
 
-    /// Whether there is something inside of what was asked for.
+    /// Returns whether there is something inside of what was asked for.
     pub(crate) fn check(&self, history: &History) -> Result<(), Failure> {
         let Some(inside) = &self.inside else { return Ok(()) };
         let AllCalls { all, names } = calls(history, None);

@@ -149,7 +149,7 @@ impl Change {
         Self { before, after, bytes: after.saturating_sub(before) }
     }
 
-    /// Whether more was added than the limit allows.
+    /// Returns whether more was added than the limit allows.
     pub(super) fn exceeds(self, limit: Limit) -> bool {
         let [before, after] = [self.before, self.after].map(i64::unsigned_abs);
         after.saturating_sub(before) > limit.of(before)

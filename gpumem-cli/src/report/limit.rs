@@ -79,7 +79,7 @@ impl<'a> Judge<'a> {
         Self { limits, checks: Vec::new(), places: BTreeSet::new(), is_measured: false }
     }
 
-    /// Whether a loss is an answer of the command, and no reason to doubt its answer.
+    /// Returns whether a loss is an answer of the command, and no reason to doubt its answer.
     pub(crate) fn asks_for_losses(&self) -> bool {
         self.limits.fail_if == Some(FailIf::Lost)
     }

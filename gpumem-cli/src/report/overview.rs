@@ -140,12 +140,12 @@ pub(crate) struct Missing {
     pub(crate) has_only_peaks: bool,
     /// How long the process had run when the recording began. What it had allocated before is not known.
     pub(crate) begins_after_seconds: Option<f64>,
-    /// Whether the file is a snapshot of PyTorch's allocator: nothing else of the process is in it.
+    /// True if the file is a snapshot of PyTorch's allocator: nothing else of the process is in it.
     pub(crate) has_only_pytorch: bool,
-    /// Whether it has no history: only what is live in it is known.
+    /// True if it has no history: only what is live in it is known.
     #[serde(skip)]
     has_no_history: bool,
-    /// Whether no allocations were intercepted.
+    /// True if no allocations were intercepted.
     pub(crate) not_intercepted: bool,
     pub(crate) lost_events: u64,
     /// How many frees were of unknown blocks.
@@ -349,12 +349,12 @@ impl Overview {
         devices.iter().find(|tensors| tensors.device == device)?.peak.as_ref()
     }
 
-    /// Whether the history of the tensors of PyTorch is there.
+    /// Returns whether the history of the tensors of PyTorch is there.
     pub(super) fn has_tensors(&self) -> bool {
         self.torch.as_ref().is_some_and(|torch| torch.missing.is_none())
     }
 
-    /// Whether `gpumem estimate` made the recording.
+    /// Returns whether `gpumem estimate` made the recording.
     pub(super) fn is_estimate(&self) -> bool {
         self.sources.iter().any(|by| by.library == "gpumem-estimate")
     }

@@ -29,7 +29,7 @@ pub(crate) struct Refused {
     /// Who refused them: on a card that is not the real one, gpumem does.
     #[serde(skip)]
     by: &'static str,
-    /// Whether the recording has what was live at the main refusal.
+    /// True if the recording has what was live at the main refusal.
     #[serde(skip)]
     pub(crate) is_live_known: bool,
 }

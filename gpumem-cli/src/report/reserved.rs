@@ -108,7 +108,7 @@ pub(crate) struct BlockFigures {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) requested_bytes: u64,
-    /// Whether the program has freed it, while work on another stream may use it.
+    /// True if the program has freed it, while work on another stream may use it.
     pub(crate) is_awaiting: bool,
     pub(crate) line: Option<String>,
     pub(crate) caller: Option<String>,

@@ -102,7 +102,7 @@ impl RankPeak {
         format!("{whose}, {simulated}device {}", self.device)
     }
 
-    /// Whether this is the same peak in another run, where the process has another number.
+    /// Returns whether this is the same peak in another run, where the process has another number.
     fn is_partner_of(&self, other: &Self, has_other_command: bool) -> bool {
         let of_device = |peak: &Self| (peak.rank, peak.simulated, peak.device);
         let has_its_command = if has_other_command { self.rank.is_some() } else { self.command == other.command };

@@ -112,7 +112,8 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))
 }
 
-/// Whether most of the peak is PyTorch's: segments of its caching allocator, or what it asked the driver's pool for.
+/// Returns whether most of the peak is PyTorch's: segments of its caching allocator, or what it asked the driver's pool
+/// for.
 fn holds_cache(device: &DeviceOverview) -> bool {
     let sums = device.peak_by_library.iter().filter(|sum| sum.name == "PyTorch");
     let bytes: u64 = sums.map(|sum| sum.bytes.unsigned_abs()).sum();
@@ -212,8 +213,8 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
-/// Whether a place is as exact as can be: `src/train.rs:12` is, an operation of the backward pass, and a block without a stack, but not the name of a function such
-/// as `train::step`.
+/// Returns whether a place is as exact as can be: `src/train.rs:12` is, an operation of the backward pass, and a block without a stack, but
+/// not the name of a function such as `train::step`.
 fn is_exact(line: &str) -> bool {
     Phase::is_in(line)
         || line.ends_with(NO_STACK)

@@ -39,7 +39,7 @@ pub(super) fn device_in_words(device: Device, name: Option<&str>) -> String {
     name.map_or_else(|| device.to_string(), |name| format!("{device} ({})", one_line(name)))
 }
 
-/// Whether any of this was allocated in a scope. If not, reports do not mention scopes.
+/// Returns whether any of this was allocated in a scope. If not, reports do not mention scopes.
 pub(super) fn has_scopes(held: &[OriginSum<'_>]) -> bool {
     held.iter().any(|held| !held.origin.path.is_empty())
 }

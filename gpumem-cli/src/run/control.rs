@@ -49,7 +49,7 @@ fn remove_old(folder: &Path) {
     }
 }
 
-/// Whether a signal or a debugger has stopped the process.
+/// Returns whether a signal or a debugger has stopped the process.
 fn is_stopped(pid: u32) -> bool {
     let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);

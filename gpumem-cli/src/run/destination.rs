@@ -81,7 +81,7 @@ impl Destination {
         files
     }
 
-    /// Whether the path is that of a process: `train.rank3.pid17.2.capture`, if the file is `train.capture`.
+    /// Returns whether the path is that of a process: `train.rank3.pid17.2.capture`, if the file is `train.capture`.
     fn is_of_a_process(&self, path: &Path) -> bool {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let between = || {
@@ -149,7 +149,8 @@ fn of_folder(file: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), why)
 }
 
-/// Whether a file can be created in this folder. Without this check, the error appears only when the program initialises CUDA.
+/// Returns whether a file can be created in this folder. Without this check, the error appears only when the program
+/// initialises CUDA.
 pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
     let tried = File::create(&probe).map(drop);

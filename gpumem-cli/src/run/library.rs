@@ -36,7 +36,7 @@ pub(super) fn unpacked() -> io::Result<PathBuf> {
     for_the_user.ok_or(last)
 }
 
-/// Whether users other than the owner can reach what is in this folder.
+/// Returns whether users other than the owner can reach what is in this folder.
 fn is_readable_for_all(folder: &Path) -> bool {
     let is_open = |part: &Path| part.metadata().is_ok_and(|known| known.mode() & 0o001 != 0);
     folder.canonicalize().is_ok_and(|folder| folder.ancestors().all(is_open))

@@ -38,7 +38,7 @@ use crate::{
     terminal,
 };
 
-/// Whether programs could be recorded: the path of the injected library, or why not.
+/// Returns whether programs could be recorded: the path of the injected library, or why not.
 pub(crate) fn check() -> io::Result<std::path::PathBuf> {
     let library = library::unpacked()?;
     control::folder()?;

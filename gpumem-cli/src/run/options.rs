@@ -65,17 +65,17 @@ enum Fill {
 }
 
 impl Cards {
-    /// Whether the program is not to use the real card as it is.
+    /// Returns whether the program is not to use the real card as it is.
     pub(super) fn are_replaced(&self) -> bool {
         self.dry || self.limit.is_some()
     }
 
-    /// Whether the program sees other cards than those of the machine.
+    /// Returns whether the program sees other cards than those of the machine.
     pub(super) fn are_counted(&self) -> bool {
         self.count.is_some()
     }
 
-    /// Whether the program is not to compute.
+    /// Returns whether the program is not to compute.
     pub(super) fn are_dry(&self) -> bool {
         self.dry
     }
@@ -142,12 +142,12 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Whether the tensors of PyTorch are recorded.
+    /// Returns whether the tensors of PyTorch are recorded.
     pub(super) fn has_torch(&self) -> bool {
         self.torch || self.modules
     }
 
-    /// Whether only the peak is recorded.
+    /// Returns whether only the peak is recorded.
     pub(super) fn keeps_only_peak(&self) -> bool {
         self.only_peak
     }

@@ -35,7 +35,7 @@ pub(super) struct Ended {
     code: i32,
     /// The signal that ended the program.
     pub(super) signal: Option<i32>,
-    /// Whether it was started. If not, an error was printed, and there is nothing to report.
+    /// True if it was started. If not, an error was printed, and there is nothing to report.
     pub(super) has_started: bool,
 }
 

@@ -33,7 +33,7 @@ const HELP: &[(&str, &str)] = &[
 /// What the terminal can and may show.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looks {
-    /// Whether colours are shown: `NO_COLOR` is not set.
+    /// True if colours are shown: `NO_COLOR` is not set.
     pub(crate) has_colours: bool,
     pub(crate) every: Duration,
 }

@@ -34,7 +34,7 @@ pub(crate) struct RecordingView {
     pub(crate) file: PathBuf,
     pub(crate) pid: Option<u32>,
     pub(crate) command: Option<String>,
-    /// Whether a process writes it.
+    /// True if a process writes it.
     pub(crate) is_running: bool,
     /// How long the recording has run: up to now, or up to the newest event if no process writes it.
     pub(crate) seconds: f64,
@@ -94,7 +94,7 @@ pub(crate) struct Live {
     unread: u64,
     /// The figures at the end of the file that was read before. Those of the next one may be lower while it is being written.
     before: Totals,
-    /// Whether all was read that was there.
+    /// True if all was read that was there.
     is_caught_up: bool,
     error: Option<String>,
 }
@@ -179,7 +179,7 @@ impl Live {
         }
     }
 
-    /// Whether all was read that was there, and is right.
+    /// Returns whether all was read that was there, and is right.
     pub(crate) fn is_read(&self) -> bool {
         self.is_caught_up && self.error.is_none()
     }

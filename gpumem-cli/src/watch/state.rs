@@ -61,7 +61,7 @@ pub(crate) struct Row {
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
     pub(crate) used: Option<u64>,
-    /// Whether `used` is what the recording has: without the context, and without what else it does not see.
+    /// True if `used` is what the recording has: without the context, and without what else it does not see.
     pub(crate) is_of_recording: bool,
     pub(crate) is_visible: bool,
     pub(crate) is_dormant: bool,

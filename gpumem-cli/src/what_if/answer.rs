@@ -98,7 +98,7 @@ impl Answer {
         Self { rows, best, least, by }
     }
 
-    /// Whether the program runs with one of the environments.
+    /// Returns whether the program runs with one of the environments.
     pub(crate) fn has_any(&self) -> bool {
         self.rows.iter().any(|row| row.failed.is_none())
     }

@@ -14,7 +14,7 @@ pub(crate) struct Recorded {
     pub(crate) reserved_bytes: u64,
     /// The most that it has in a replay with the same settings. `None` if no card has so much.
     pub(crate) replayed_bytes: Option<u64>,
-    /// Whether the recording says which settings it had. If not, the replay has PyTorch's defaults.
+    /// True if the recording says which settings it had. If not, the replay has PyTorch's defaults.
     pub(crate) has_settings: bool,
     /// What the allocator had when the history begins, if that is after its first request.
     pub(crate) older_bytes: u64,
@@ -37,7 +37,7 @@ impl Recorded {
         format!("Modelled, not measured: the recorded requests of PyTorch{of}, with other settings of its allocator.")
     }
 
-    /// Whether the replay with the recorded settings reserves what the program reserved.
+    /// Returns whether the replay with the recorded settings reserves what the program reserved.
     pub(super) fn is_exact(&self) -> bool {
         self.replayed_bytes == Some(self.reserved_bytes)
     }

@@ -76,7 +76,7 @@ struct Making {
     count: u32,
     /// The segment that the driver gave last, if no block was taken since.
     segment: Option<(u64, u64)>,
-    /// Whether the last step returned a segment: those that are returned together are one request.
+    /// True if the last step returned a segment: those that are returned together are one request.
     is_emptying: bool,
     emptied: u64,
 }

@@ -27,7 +27,7 @@ pub(crate) struct Costly {
 }
 
 impl Costly {
-    /// Whether more may be added.
+    /// Returns whether more may be added.
     fn has_room(&self) -> bool {
         self.writer.written().items < self.most
     }

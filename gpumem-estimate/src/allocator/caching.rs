@@ -341,7 +341,7 @@ impl Caching {
         before - self.reserved >= size
     }
 
-    /// Whether a block is all of a segment that is not expandable.
+    /// Returns whether a block is all of a segment that is not expandable.
     fn is_segment(&self, block: BlockId) -> bool {
         let Block { before, after, is_expandable, .. } = self.blocks[block as usize];
         !is_expandable && before.is_none() && after.is_none()

@@ -81,7 +81,7 @@ pub(super) struct DeviceHistory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoggedEvent {
     pub(super) action: Action,
-    /// Whether the segment is expandable: parts of such a segment come and go.
+    /// True if the segment is expandable: parts of such a segment come and go.
     pub(super) is_part: bool,
     pub(super) address: u64,
     /// What the program asked for.
@@ -122,7 +122,7 @@ pub(super) struct LiveBlock {
     pub(super) bytes: Option<u64>,
     pub(super) requested: u64,
     pub(super) stack: u32,
-    /// Whether its free was requested.
+    /// True if its free was requested.
     pub(super) is_awaiting: bool,
 }
 

@@ -47,7 +47,7 @@ fn history_files(recording: &Path) -> [PathBuf; 2] {
     [file, part.into()]
 }
 
-/// Whether a history lies beside the recording.
+/// Returns whether a history lies beside the recording.
 pub(super) fn has_history(recording: &Path) -> bool {
     history_files(recording).iter().any(|file| file.exists())
 }

@@ -20,7 +20,7 @@ const LIBRARY: &str = "libc10_cuda.so";
 /// Stands for the library of a function in C++ of which only the name is known. It is the second one.
 const SOME_LIBRARY: &str = "libtorch.so";
 
-/// Whether a function in C or C++ is of the interpreter, begins a thread or the program, or reads the stack.
+/// Returns whether a function in C or C++ is of the interpreter, begins a thread or the program, or reads the stack.
 fn is_everywhere(name: &str) -> bool {
     const BEGINNINGS: [&str; 7] =
         ["Py", "_Py", "_start", "__libc_", "__clone", "torch::unwind::", "torch::CapturedTraceback::"];
@@ -126,7 +126,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Whether addresses and sizes are such that sums of them are numbers of 64 bits.
+    /// Returns whether addresses and sizes are such that sums of them are numbers of 64 bits.
     fn check(&self) -> Result<(), &'static str> {
         let is_small = ["size", "requested_size", "total_size"].iter().all(|name| self.number(name) <= MOST_BYTES);
         if is_small && ["addr", "address"].iter().all(|name| self.number(name) < 1 << 57) {
@@ -151,7 +151,8 @@ impl Fields<'_> {
     }
 }
 
-/// Whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers as names.
+/// Returns whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers
+/// as names.
 fn is_needed(name: &str) -> bool {
     const NAMES: [&str; 6] = [
         "segments",

@@ -21,7 +21,7 @@ pub(super) struct BackwardPass {
 pub(super) struct Stacks<'a> {
     /// The frames of each stack, from number 1 on.
     frames: &'a [Vec<u32>],
-    /// Whether PyTorch's own threads have a stack, by the number of the stack.
+    /// True for each stack that PyTorch's own threads have, by the number of the stack.
     is_of_pytorch: Vec<bool>,
     /// The stack that begins all passes which run from a time on. `None` if none runs, or if different stacks began them.
     passes: Vec<(u64, Option<u32>)>,

@@ -22,7 +22,7 @@ enum Memoized {
     Other,
 }
 
-/// Whether the first bytes of a file are those of a pickle of protocol 2 to 5.
+/// Returns whether the first bytes of a file are those of a pickle of protocol 2 to 5.
 pub(super) fn is_pickle(head: [u8; 2]) -> bool {
     matches!(head, [0x80, 2..=5])
 }

@@ -28,7 +28,7 @@ use super::{
 /// The library of PyTorch that calls the driver is the first one of the history.
 const LIBRARY: CodeAddress = CodeAddress { module: 1, offset: 0 };
 
-/// Whether a file begins as the snapshots of PyTorch do.
+/// Returns whether a file begins as the snapshots of PyTorch do.
 pub(crate) fn is_snapshot(mut file: &File) -> io::Result<bool> {
     let mut head = [0; 2];
     let is_pickle = match file.read_exact(&mut head) {
