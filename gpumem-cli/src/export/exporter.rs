@@ -86,7 +86,7 @@ struct Followed {
     /// The collectors to which it was handed since then, and those at which it has arrived.
     handed: Vec<u32>,
     arrived: Vec<u32>,
-    /// True if lines at addresses are looked up: only in files that a process of the same user names.
+    /// True if lines at addresses are looked up. This is done only in files that a process of the same user names.
     looks_up: bool,
 }
 

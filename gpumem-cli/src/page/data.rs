@@ -49,8 +49,8 @@ struct PageOrigin<'a> {
     calls: Vec<usize>,
 }
 
-/// What is not in the columns, as `page.js` reads it. There may be many origins and frames. A recording that is not in detail lacks what is
-/// `None`.
+/// All that is not in the columns, as `page.js` reads it. There may be many origins and frames. Fields are `None` if the recording is not
+/// in detail.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct About<'a> {
