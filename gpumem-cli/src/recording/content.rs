@@ -1,4 +1,4 @@
-//! What has to be known of a recording to complete it.
+//! The content of a recording that completing it needs.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -11,7 +11,7 @@ use gpumem_core::{
     recording::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item},
 };
 
-/// What has to be known of a recording to complete it.
+/// The content of a recording that completing it needs.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     /// The time when its session began, since 1970.

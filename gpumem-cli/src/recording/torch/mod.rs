@@ -1,4 +1,5 @@
-//! PyTorch's history becomes a part of a recording: what `torch.py` wrote in the program (`--torch`), or a snapshot that the program saved.
+//! Makes PyTorch's history a part of a recording: the file that `torch.py` wrote in the program (`--torch`), or a snapshot that the program
+//! saved.
 
 mod groups;
 mod history;
@@ -39,7 +40,7 @@ fn address(history: &TorchHistory, frame: u32) -> CodeAddress {
     CodeAddress { module, offset: LINES | u64::from(frame) }
 }
 
-/// The file of the history, and the unfinished one.
+/// The names of the file of the history, and of the unfinished one.
 fn history_files(recording: &Path) -> [PathBuf; 2] {
     let file = variable::torch_file(recording);
     let mut part = file.clone().into_os_string();
