@@ -90,7 +90,7 @@ fn of_runs(arguments: &DiffArguments, sides: &[Vec<PathBuf>; 2]) -> Result<Exit,
         terminal::answer(arguments.json, &difference, |out, paint| difference.write(out, paint))?;
     }
     let mut why_not = difference.not_measured.clone();
-    // Returns whether all peaks keep the limit, and whether that is known.
+    // If a peak has no partner, it is not known whether all peaks keep the limit.
     if arguments.fail_on_increase.is_some() && difference.is_exceeded.is_none() {
         why_not.extend(difference.alone());
     }

@@ -34,7 +34,7 @@ const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// At most this many bytes of an answer are read.
 const LONGEST_ANSWER: u64 = 1 << 16;
-/// The SDK pushes by itself at this interval. The exporter asks it to push more often.
+/// The SDK pushes by itself at this interval. The exporter requests each push instead.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
 /// The SDK drops attributes above a number of sets of them. The exporter bounds them itself.
 const MOST_SETS: usize = 1 << 20;

@@ -79,7 +79,8 @@ impl<'a> Judge<'a> {
         Self { limits, checks: Vec::new(), places: BTreeSet::new(), is_measured: false }
     }
 
-    /// Returns whether a loss is an answer of the command, and no reason to doubt its answer.
+    /// Returns whether the user asked about losses. A loss is then an answer of the command, and no reason to doubt the
+    /// answer.
     pub(crate) fn asks_for_losses(&self) -> bool {
         self.limits.fail_if == Some(FailIf::Lost)
     }

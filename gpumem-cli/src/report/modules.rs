@@ -20,7 +20,7 @@ const MOST_ROWS: usize = 6;
 
 /// The class of a tensor whose class is not known.
 pub(crate) const NOT_CLASSIFIED: &str = "not classified";
-/// The text for a module that has no name.
+/// The row of tensors that no module allocated.
 const NO_MODULE: &str = "outside of all modules";
 
 /// The tensors of modules whose paths differ only in numbers.

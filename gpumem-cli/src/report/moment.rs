@@ -34,7 +34,7 @@ pub(crate) struct DeviceMoment {
 /// The memory of each device, in the order of the history; `None` if it is not in the recording.
 type AllHeld<'a> = Vec<Option<Vec<OriginSum<'a>>>>;
 
-/// Returns the report of `held` at these moments.
+/// Returns `held`, or `None` for each device if a moment is not known.
 fn known<'a>(history: &History, moments: &[Moment], held: impl FnOnce() -> Vec<Vec<OriginSum<'a>>>) -> AllHeld<'a> {
     if !moments.iter().all(|moment| history.is_known_at(*moment)) {
         return history.devices.iter().map(|_| None).collect();

@@ -391,7 +391,7 @@ impl SegmentFigures {
         Self { address, bytes, stream, pool: pool.checked_sub(1), used_bytes, blocks }
     }
 
-    /// The used parts are marked.
+    /// Returns a bar in which the used parts are marked.
     fn bar(&self, columns: u64) -> String {
         let mut used: Vec<(u64, u64)> = (0..columns).map(|column| (column, 0)).collect();
         let edge = |column: u64| self.address + share_of(column, columns, self.bytes);

@@ -44,7 +44,7 @@ pub(super) fn has_scopes(held: &[OriginSum<'_>]) -> bool {
     held.iter().any(|held| !held.origin.path.is_empty())
 }
 
-/// Writes scopes inside scopes, each with its places, the largest first.
+/// Returns rows of scopes inside scopes, each with its places, the largest first.
 pub(super) fn tree(held: &[OriginSum<'_>]) -> Vec<Row> {
     let has_scopes = has_scopes(held);
     let mut tree = Tree::new();
