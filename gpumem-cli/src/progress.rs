@@ -34,8 +34,8 @@ pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
 
 const FIRST_SECOND: Duration = Duration::from_secs(1);
 
-/// Shows nothing in the first second, and nothing at all if stderr is no terminal. The bar is removed when it is
-/// dropped.
+/// A progress bar. It shows nothing in the first second, and nothing at all if stderr is no terminal. It is removed
+/// when it is dropped.
 pub(crate) struct Progress {
     name: String,
     length: u64,

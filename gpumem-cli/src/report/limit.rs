@@ -31,7 +31,7 @@ pub(crate) struct Limits {
     annotations: Option<Annotations>,
 }
 
-/// Parses a limit such as `20GiB` or `train.py:31=2GiB`.
+/// A limit such as `20GiB` or `train.py:31=2GiB`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PeakLimit {
     place: Option<String>,

@@ -102,7 +102,7 @@ pub(crate) struct PoolOverview {
     pub(crate) unused_bytes: Option<u64>,
     /// The number of calls in the whole recording that cannot be right.
     pub(crate) wrong_calls: u64,
-    /// Returns the row for reports.
+    /// The row for reports.
     #[serde(skip)]
     pub(crate) words: String,
 }

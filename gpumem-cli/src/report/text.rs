@@ -80,7 +80,7 @@ pub(super) fn merged<'a>(held: &[OriginSum<'a>]) -> Vec<OriginSum<'a>> {
     merged
 }
 
-/// Writes a table with a bar in each row.
+/// A table with a bar in each row: its title, and its rows.
 pub(super) struct Bars<'a>(pub(super) &'a str, pub(super) &'a [Row]);
 
 impl Show for Bars<'_> {

@@ -110,7 +110,7 @@ fn write_script(path: &Path, code: &str) -> io::Result<()> {
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(code.as_bytes())
 }
 
-/// Returns the reason why a process cannot be attached to, and the next step.
+/// The reason why a process cannot be attached to, and the next step.
 #[derive(Debug, PartialEq, Eq)]
 struct AttachError {
     cause: String,

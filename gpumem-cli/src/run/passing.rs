@@ -137,7 +137,7 @@ fn function_at(here: usize, text: usize, pointer: usize) -> [u8; FUNCTION] {
     std::array::from_fn(|at| code[at / 4].to_le_bytes()[at % 4])
 }
 
-/// Returns numbers in the byte order of the machine.
+/// A file with numbers in the byte order of the machine.
 struct Image(Vec<u8>);
 
 impl Image {
