@@ -1,4 +1,4 @@
-//! How far an estimate was from a measured run.
+//! The difference between an estimate and a measured run.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub struct Measured {
     pub phases: BTreeMap<String, Bytes>,
 }
 
-/// How far an estimate was from a measured run. `Display` is a table.
+/// The difference between an estimate and a measured run. `Display` is a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Comparison {

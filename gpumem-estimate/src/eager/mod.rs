@@ -64,7 +64,7 @@ pub(crate) struct Eager {
     autocast: Autocast,
     /// The checkpointed block that runs. `None` if none runs.
     checkpointing: RefCell<Option<BlockRun>>,
-    /// Which layers run again in the backward pass.
+    /// The layers that run again in the backward pass.
     segments: RefCell<Option<Rc<Segments>>>,
     cache: Cache,
     adapters: Adapters,
