@@ -94,7 +94,7 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     };
     let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let entries = entries.map_err(|error| failed(error.to_string()))?;
-    // Returns the parts of a recording of the newest events, while its program runs.
+    // A recording of the newest events has parts while its program runs.
     let is_part = |path: &Path| {
         let recording = path.with_extension("");
         recording.exists() && [old_path(&recording), new_path(&recording)].iter().any(|part| part == path)

@@ -68,12 +68,12 @@ impl<'a> Pickle<'a> {
     pub(super) fn number(&mut self, number: u64) -> io::Result<()> {
         match u32::try_from(number) {
             Ok(number @ 0..=0xff) => self.put(&[b'K', number.to_le_bytes()[0]]),
-            // Writes a signed number of 32 bits.
+            // This opcode has a signed number of 32 bits.
             Ok(number) if number <= i32::MAX.unsigned_abs() => {
                 self.put(b"J")?;
                 self.put(&number.to_le_bytes())
             }
-            // Writes a signed number in as many bytes as it needs.
+            // This opcode has a signed number in as many bytes as it needs.
             _ => {
                 let bytes = number.to_le_bytes();
                 let used = 8 - number.leading_zeros() as usize / 8;

@@ -315,7 +315,7 @@ pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Optio
     let of_device = |tensors: &TensorHistory| {
         let window = match moment {
             Moment::Start => (0, 0),
-            // Returns the step after which tensors had their highest value during the peak of the device.
+            // The moment is the step after which tensors had their highest value during the peak of the device.
             Moment::Peak => history.peak_of(tensors.about.device)?,
             Moment::End => (u64::MAX, u64::MAX),
             Moment::Oom => [history.oom()?.time; 2].into(),

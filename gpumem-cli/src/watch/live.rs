@@ -216,7 +216,7 @@ impl Live {
                     self.is_caught_up = true;
                     return Ok(());
                 }
-                // Returns the file before it, if this one begins after events that were not read.
+                // The file before it is needed if this one begins after events that were not read.
                 let after = self.follower.beginning().after;
                 let older = Opened::at(&old_path(&self.path)).ok();
                 let older = older.filter(|older| older.identity != open.identity && older.beginning.after > after);

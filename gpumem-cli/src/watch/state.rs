@@ -158,7 +158,7 @@ impl State {
         let Some(sample) = &self.sample else { return Vec::new() };
         let of_pid = |pid: u32| sample.recordings.iter().position(|recording| recording.pid == Some(pid));
         let gpus = &sample.machine.gpus;
-        // Returns the memory of a recording on a GPU, if the driver does not report that of the process.
+        // The recording's memory on a GPU is shown if the driver does not report that of the process.
         let recorded = |recording: Option<usize>, gpu: u32| {
             let devices = &sample.recordings.get(recording?)?.devices;
             devices.iter().find(|device| index_of(device, gpus) == Some(gpu)).map(|device| device.used_bytes)

@@ -592,8 +592,8 @@ fn a_place_has_one_colour_in_all_views() {
     let mut browser = Browser::start("colours");
     browser.open(&page);
     choose(&mut browser, "by", "place");
-    // Returns the colours of the legend by name. If another view has other colours, it returns their names in that
-    // view.
+    // The script returns the colours of the legend by name. If another view has other colours, it returns their names
+    // in that view.
     let colours = "(() => {
         const colour = (element) => getComputedStyle(element).backgroundColor;
         const legend = Object.fromEntries(

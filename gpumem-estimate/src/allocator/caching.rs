@@ -521,7 +521,7 @@ mod tests {
         caching.alloc(bytes).unwrap()
     }
 
-    /// Returns the begins of the blocks, from the first address.
+    /// Returns the offset of a block from the first address.
     fn begin(placement: Placement) -> u64 {
         placement.address - FIRST_ADDRESS
     }

@@ -62,7 +62,7 @@ impl Show for Estimate {
             ("the allocator has at most".to_owned(), *reserved),
             (format!("{} parameters", grouped(*parameters)), *parameter_bytes),
         ];
-        // Writes the range of cuDNN's workspaces. The figures above are its low end.
+        // cuDNN's workspaces are a range. The figures above are its low end.
         if let Some(ConvolutionWorkspace { peak: highest, reserved, .. }) = self.convolutions {
             rows.insert(1, ("… with the largest workspaces".to_owned(), highest));
             rows.insert(3, ("… with the largest workspaces".to_owned(), reserved));
@@ -133,7 +133,7 @@ fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, OfLayer)>) -> Vec<Run> {
         .into_iter()
         .map(|(path, OfLayer { bytes, each })| {
             let (before, last) = path.rsplit_once('.').unwrap_or(("", path));
-            // Returns a number as `numbered` writes it.
+            // A number is as `numbered` writes it.
             let number: Option<u64> = last.parse().ok().filter(|number: &u64| number.to_string() == last);
             let name = if number.is_some() { before } else { path };
             Run { name: name.to_owned(), numbers: number.map(|number| (number, number)), bytes, each }

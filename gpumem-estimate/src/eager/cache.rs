@@ -108,7 +108,7 @@ impl Eager {
         for like in [keys, values].into_iter().filter(|_| room > 0) {
             let mut sizes = like.shape.sizes().to_vec();
             sizes[2] = room;
-            // Allocates the pages of all sequences and heads.
+            // A new page holds tokens of all sequences and heads.
             layer.pages.push(self.empty(&sizes.into(), keys.dtype, Class::Cache)?);
         }
         // Attention finds the keys of all tokens by the numbers of their pages.

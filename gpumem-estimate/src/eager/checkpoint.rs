@@ -92,7 +92,7 @@ impl Eager {
         Ok(saved)
     }
 
-    /// The tensors that were kept.
+    /// Returns the tensors that were kept.
     pub(crate) fn unpack(&self, saved: Vec<Saved>) -> Result<Vec<Tensor>, Error> {
         saved.into_iter().map(|saved| saved.unpack(self)).collect()
     }

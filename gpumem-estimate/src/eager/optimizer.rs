@@ -80,7 +80,7 @@ impl Eager {
             updated.retain(|_| of_this_rank.next() == Some(true));
         }
         let OptimizerState { states, masters, .. } = state;
-        // Returns the tensors that are updated: the copies in `f32`, if there are any.
+        // The optimizer updates the copies in `f32`, if there are any.
         let tensors: Vec<&Tensor> = updated
             .iter()
             .map(|updated| masters.get(updated.position).and_then(Option::as_ref).unwrap_or(updated.tensor))
@@ -156,7 +156,7 @@ impl Eager {
                     *mean = Some(self.empty(shape, tensor.dtype, Class::Optimizer)?);
                 }
                 let estimate = self.like(tensor, tensor.dtype)?;
-                // Makes the mean of all rows.
+                // The mean of all rows is a tensor.
                 let mut sizes = factors[0].sizes().to_vec();
                 let rows = sizes.len() - 2;
                 sizes[rows] = 1;

@@ -556,7 +556,7 @@ fn next_token(
     head: &Rc<Built>,
     (all, tokens): (&Tensor, &Tensor),
 ) -> Result<Tensor, Error> {
-    // Makes a copy of the tokens, their positions, and the mask of all tokens so far (`prepare_inputs_for_generation`).
+    // `prepare_inputs_for_generation` makes a copy of the tokens, their positions, and the mask of all tokens so far.
     let tokens = &eager.integers(&tokens.shape)?;
     let _others = [eager.integers(&tokens.shape)?, eager.integers(&all.shape)?];
     let hidden = eager.while_generating(|| run_model(body, eager, tokens))?;

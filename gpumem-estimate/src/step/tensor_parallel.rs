@@ -44,7 +44,7 @@ fn head(layers: &mut [Named]) -> Option<&mut Linear> {
 
 struct Splitting {
     ranks: u64,
-    /// Returns the number of tokens; 0 if the model has no head for tokens.
+    /// The number of tokens; 0 if the model has no head for tokens.
     vocabulary: u64,
     is_split: bool,
 }

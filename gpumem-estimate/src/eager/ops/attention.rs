@@ -197,7 +197,7 @@ impl Eager {
         let _sums = self.output(&Shape::from([batch, heads, rounded]), Dtype::F32)?;
         let width = size.next_multiple_of(if size <= 128 { 32 } else { 64 });
         let _queries = self.output(&Shape::from([batch, rounded, heads, width]), Dtype::F32)?;
-        // Allocates gradients of keys and values for each head of the queries.
+        // Gradients of keys and values are made for each head of the queries.
         let copies = if heads == key_heads { 0 } else { 2 };
         self.output(&Shape::from([copies, batch, keys, heads, size]), Dtype::Bf16).map(drop)
     }
