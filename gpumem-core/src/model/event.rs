@@ -119,7 +119,6 @@ impl EventKind {
                 | Self::PoolsQueried
                 | Self::Lost { .. }
                 | Self::Displaced { .. }
-                | Self::ContextDestroyed { .. }
         )
     }
 
