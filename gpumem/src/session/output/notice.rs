@@ -106,7 +106,7 @@ impl Session {
         }
     }
 
-    /// Whether the notice is to be printed. A notice is new only once.
+    /// Returns whether the notice is to be printed. A notice is new only once.
     pub(super) fn is_new(&self, notice: Notice) -> bool {
         let (printed, bit) = (&self.notices.printed, 1 << notice as u32);
         printed.load(Relaxed) & bit == 0
