@@ -476,7 +476,7 @@ function overTime(recordings, lastEnd, parts = 300) {
   return Array.from({ length: parts }, (_, part) => {
     const values = recordings.map((recording) => mostBetween(recording, (part * lastEnd) / parts, ((part + 1) * lastEnd) / parts));
     const known = values.filter((bytes) => bytes !== null).sort((a, b) => a - b);
-    return [known[0] ?? 0, known[Math.floor(known.length / 2)] ?? 0, known.at(-1) ?? 0];
+    return [known[0], known[Math.floor(known.length / 2)], known.at(-1)].map((bytes) => bytes ?? null);
   });
 }
 

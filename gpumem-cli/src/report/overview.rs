@@ -401,8 +401,12 @@ impl PoolOverview {
     /// Returns the pools of a device at its peak. Pools that had nothing then follow, with their figures at the end.
     fn all(history: &History, of: &DeviceHistory) -> Vec<Self> {
         let at_end: Vec<_> = history.ledger().pools().into_iter().filter(|pool| pool.device == of.device).collect();
-        let wrong = |pool| at_end.iter().find(|end| end.pool == pool).map(|end| end.wrong).unwrap_or_default();
-        let at_peak = of.pools.iter().map(|pool| KnownPool { wrong: wrong(pool.pool), ..*pool });
+        // What makes figures wrong counts until the end.
+        let with_wrong = |pool: &KnownPool| {
+            let end = at_end.iter().find(|end| end.pool == pool.pool);
+            end.map_or(*pool, |end| KnownPool { wrong: end.wrong, read_early: end.read_early, ..*pool })
+        };
+        let at_peak = of.pools.iter().map(with_wrong);
         let (mut pools, names) = (Vec::new(), history.definitions());
         for (known, is_at_end) in at_peak.map(|pool| (pool, false)).chain(at_end.iter().map(|pool| (*pool, true))) {
             let pool = registered_pool(&known, names);

@@ -123,7 +123,6 @@ impl EventKind {
                 | Self::PoolsQueried
                 | Self::Lost { .. }
                 | Self::Displaced { .. }
-                | Self::ContextDestroyed { .. }
         )
     }
 

@@ -86,7 +86,7 @@ impl Session {
             let or_wrong = if self.pools.is_empty() {
                 ""
             } else {
-                ", or a pool made wrong calls (gpumem::summary() counts them),"
+                ", or a pool made wrong calls (its row in reports counts them),"
             };
             let text =
                 format_args!("allocations were missed{or_wrong} while a trace was open; its figures may be wrong");
