@@ -61,7 +61,7 @@ impl Metric {
         }
     }
 
-    /// It only rises. All others are bytes.
+    /// Returns whether it only rises. All others are bytes.
     pub(crate) const fn is_counter(self) -> bool {
         matches!(self, Self::Refused | Self::Lost)
     }
@@ -75,7 +75,7 @@ pub(crate) struct Figure {
     pub(crate) value: u64,
 }
 
-/// A label has so many characters at most.
+/// A label has at most this many characters.
 const LONGEST: usize = 128;
 
 /// A collector for each of the devices.
@@ -83,7 +83,7 @@ pub(crate) fn collectors() -> Result<Vec<Collector>> {
     (0..gpumem::device::count()?).map(Collector::new).collect()
 }
 
-/// The figures of all devices. In the child of a fork, there are none.
+/// Returns the figures of all devices. The child of a fork has none.
 pub(crate) fn collect(collectors: &mut [Collector], largest: usize) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (at, collector) in collectors.iter_mut().enumerate() {
@@ -92,7 +92,7 @@ pub(crate) fn collect(collectors: &mut [Collector], largest: usize) -> Vec<Figur
             None => ("cuda.ordinal", collector.device().to_string()),
         };
         let Ok(collected) = collector.collect() else { return Vec::new() };
-        // They are of all devices.
+        // They belong to all devices.
         if at == 0 {
             for (metric, value) in [(Metric::Refused, collected.refused), (Metric::Lost, collected.lost)] {
                 figures.push(Figure { metric, labels: Vec::new(), value });
@@ -125,7 +125,7 @@ fn of_device(collected: &Collected, largest: usize) -> Vec<Figure> {
     peaks.into_iter().chain(kinds).chain(groups.into_iter().flatten()).collect()
 }
 
-/// The sums of the groups that have the same labels: the largest ones, and one of all others.
+/// Returns the sums of the groups that have the same labels: the largest ones, and one of all others.
 fn sums(
     metric: Metric,
     groups: &[Group],

@@ -29,15 +29,16 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// A reporter of all devices. It begins to intercept allocations.
+    /// Makes a reporter of all devices. It begins to intercept allocations.
     ///
     /// # Errors
-    /// Without a driver, or when allocations cannot be intercepted.
+    /// If there is no driver, or if allocations cannot be intercepted.
     pub fn new() -> Result<Self> {
         Ok(Self { collectors: collectors()?, largest: LARGEST, before: HashMap::new() })
     }
 
-    /// How many libraries, scopes and places have series of their own; [`LARGEST`], unless this is called.
+    /// Sets the number of libraries, scopes and places that have series of their own; [`LARGEST`], unless this is
+    /// called.
     #[must_use]
     pub fn largest(mut self, largest: usize) -> Self {
         self.largest = largest;
@@ -72,7 +73,7 @@ impl Reporter {
     }
 }
 
-/// The name in Prometheus.
+/// Returns the name in Prometheus.
 fn name_of(metric: Metric) -> String {
     let unit = if metric.is_counter() { "total" } else { "bytes" };
     format!("{}_{unit}", metric.name().replace('.', "_"))

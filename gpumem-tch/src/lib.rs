@@ -26,7 +26,7 @@ mod tracker;
 
 use std::{error, fmt};
 
-/// Why tensors cannot be observed.
+/// The reason why tensors cannot be observed.
 ///
 /// ```
 /// match gpumem_tch::observe() {
@@ -42,7 +42,7 @@ pub enum Error {
     NoCuda,
     /// Another allocator is in the place of PyTorch's own.
     OtherAllocator,
-    /// Tensors were there before gpumem saw how their memory was taken.
+    /// There were tensors before gpumem saw the allocation of their memory.
     TooLate,
     /// PyTorch's own error.
     PyTorch(String),
@@ -87,10 +87,10 @@ impl From<gpumem::Error> for Error {
     }
 }
 
-/// From now on gpumem sees each tensor on all devices, until the process ends. A second call does nothing.
+/// Makes gpumem see each tensor on all devices, until the process ends. A second call does nothing.
 ///
-/// Call it before the first tensor. Tensors that are there already count for the scope of the call, if gpumem saw how their memory was
-/// taken, such as after [`gpumem::preload()`].
+/// Call it before the first tensor. Older tensors count for the scope of the call, if gpumem saw the allocation of their memory, such
+/// as after [`gpumem::preload()`].
 ///
 /// The threads of the backward pass belong to the scope that waits for them: each scope that is opened from now on adopts the threads whose
 /// names begin with `pt_autograd_`.

@@ -77,9 +77,9 @@ pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
     Ok(GpuHandle { devices, ordinal: devices.device(id)?.ordinal })
 }
 
-/// Total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's
-/// current one. As fastai's function, it returns zeros without a GPU, for a device that cannot be read, and for a number that is no
-/// device: [`try_gpu_mem_get`] returns the error.
+/// Returns total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's current
+/// one. As fastai's function, it returns zeros without a GPU, for a device that cannot be read, and for a number that is no device:
+/// [`try_gpu_mem_get`] returns the error.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
@@ -257,8 +257,8 @@ pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
     Ok(handle.memory()?.used)
 }
 
-/// The device with the most free memory, the first of several, and how much is free. `(None, 0)` without a GPU. Devices that
-/// cannot be read are skipped.
+/// Returns the device with the most free memory (the first of several) and its free bytes. `(None, 0)` without a GPU.
+/// Devices that cannot be read are skipped.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -321,7 +321,7 @@ pub fn try_preload() -> Result<()> {
     Ok(())
 }
 
-/// Bytes as whole MB (2^20), rounded down.
+/// Returns bytes as whole MB (2^20), rounded down.
 ///
 /// ```
 /// assert_eq!(gpumem::b2mb(161_u64 * 1024 * 1024 + 5), 161);

@@ -1,5 +1,5 @@
 //! The functions of `torch.cuda` under PyTorch's names: questions to a device, and the statistics of the allocator. They return an
-//! error where a figure is not known.
+//! error if a figure is not known.
 
 mod statistics;
 
@@ -144,7 +144,7 @@ mod tests {
         process
     }
 
-    /// As `torch.cuda.list_gpu_processes` has it: `{pid:>10d} uses {mem:>12.3f} MB GPU memory`.
+    /// Writes the text of `torch.cuda.list_gpu_processes`: `{pid:>10d} uses {mem:>12.3f} MB GPU memory`.
     #[test]
     fn processes_print_as_in_pytorch() {
         let text = |processes| GpuProcesses { device: 1, processes }.to_string();

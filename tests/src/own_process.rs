@@ -79,7 +79,7 @@ impl OwnProcess {
     /// Runs it.
     ///
     /// # Panics
-    /// As [`Running::end`].
+    /// The same panics as [`Running::end`].
     #[track_caller]
     pub fn run(self) -> Ended {
         self.start().end()

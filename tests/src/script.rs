@@ -27,7 +27,7 @@ const HARMLESS_IN_A_HOOK: [&str; 4] = ["cuCtxGetCurrent", "cuCtxGetDevice", "cuC
 /// Runs a script, compares the answers, and looks at what gpumem called in the driver meanwhile.
 ///
 /// # Panics
-/// As [`check_answers`], and when gpumem made a call of the driver that is not harmless.
+/// The same panics as [`check_answers`], and if gpumem made a call of the driver that is not harmless.
 #[track_caller]
 pub fn check(machine: &Standin, script: &str) -> Outcome {
     let outcome = check_answers(machine, script);

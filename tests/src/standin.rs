@@ -183,7 +183,7 @@ impl Standin {
     /// Runs a program with these arguments.
     ///
     /// # Panics
-    /// As [`run`](Self::run).
+    /// The same as for [`run`](Self::run).
     pub fn run_program(&self, program: &Path, arguments: &[&str]) -> Outcome {
         let folder = Folder::new();
         let of_cupti =

@@ -47,7 +47,7 @@ impl LockFile {
     /// Waits while another process has it, at most for this time. `waits` is called after a quarter of it.
     ///
     /// # Errors
-    /// As [`try_new`](Self::try_new), and if another process has it all the time.
+    /// The same errors as [`try_new`](Self::try_new), and if another process has it all the time.
     pub fn wait(path: &Path, patience: Duration, waits: impl FnOnce()) -> io::Result<Self> {
         let began = Instant::now();
         let mut waits = Some(waits);

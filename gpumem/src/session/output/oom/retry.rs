@@ -38,7 +38,7 @@ pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T
     attempt()
 }
 
-/// Restores [`IS_RETRIED`], also when the attempt panics.
+/// Restores [`IS_RETRIED`], even if the attempt panics.
 struct RestoreRetried(bool);
 
 impl Drop for RestoreRetried {
