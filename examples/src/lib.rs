@@ -1,4 +1,4 @@
-//! The device of the examples: a CUDA device, or a simulated one if there is none. Then a line says so.
+//! The device of the examples: a CUDA device, or a simulated one if there is none, which a line on stderr says.
 
 use std::{ptr, sync::Arc};
 
@@ -21,9 +21,9 @@ pub enum Gpu {
 #[derive(Debug)]
 #[must_use = "dropping it frees the memory at once"]
 pub enum Block {
-    /// From `cuMemAlloc` or `cuMemAllocAsync`.
+    /// It comes from `cuMemAlloc` or `cuMemAllocAsync`.
     Cuda(CudaBlock),
-    /// From the simulated device.
+    /// It comes from the simulated device.
     Simulated(SimBlock),
 }
 
@@ -32,11 +32,11 @@ pub enum Block {
 pub struct CudaBlock {
     context: Arc<CudaContext>,
     address: sys::CUdeviceptr,
-    /// Allocated from the pool, on the null stream.
+    /// True if it was allocated from the pool, on the null stream.
     pooled: bool,
 }
 
-/// Why a device or a block is not available.
+/// The reason why a device or a block is not available.
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 impl Gpu {

@@ -17,7 +17,7 @@ const PART: &str = "GPUMEM_TEST_PART";
 const MACHINE: [&str; 3] = ["GPUMEM_DEVICE", "GPUMEM_SOURCE", "GPUMEM_STANDIN"];
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What this process is to do, if it was started for a part of a test.
+/// Returns the part of a test for which this process was started, if there is one.
 pub fn part() -> Option<String> {
     env::var(PART).ok()
 }
@@ -46,24 +46,24 @@ impl OwnProcess {
         Self(command)
     }
 
-    /// What [`part`] answers in it.
+    /// Sets the answer of [`part`] in it.
     pub fn part(self, part: &str) -> Self {
         self.env(PART, part)
     }
 
-    /// A variable of its environment.
+    /// Sets a variable of its environment.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.0.env(name, value);
         self
     }
 
-    /// Variables of its environment.
+    /// Sets variables of its environment.
     pub fn envs(mut self, variables: &[(&str, &str)]) -> Self {
         self.0.envs(variables.iter().copied());
         self
     }
 
-    /// The command, for a test that runs it by itself; [`Ended::of`] reads what it wrote.
+    /// Returns the command, for a test that runs it by itself; [`Ended::of`] reads its output.
     pub fn command(self) -> Command {
         self.0
     }
@@ -143,10 +143,10 @@ pub fn output_of(command: &mut Command) -> Output {
     Running::start(command).output()
 }
 
-/// How it ended, and what it wrote.
+/// The end of a process, and its output.
 #[derive(Debug)]
 pub struct Ended {
-    /// None after a signal.
+    /// The exit code. None after a signal.
     pub code: Option<i32>,
     /// All of it.
     pub stdout: String,

@@ -22,7 +22,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is a few small files in the system's temporary folder.
+        // Files that cannot be removed are a few small ones in the system's temporary folder.
         _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -46,7 +46,7 @@ pub fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<pr
     }
 }
 
-/// What Cargo built beside the running test: in the same folder or the one above.
+/// Returns the file that Cargo built beside the running test: in the same folder or the one above.
 ///
 /// # Panics
 /// When it was not built.
