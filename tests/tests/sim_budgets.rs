@@ -1,4 +1,4 @@
-//! Budgets: what is within them, the message when it is not, and the error when they cannot be measured.
+//! Tests budgets: code within them, the message when they are exceeded, and the error when they cannot be measured.
 #![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ fn take(mib: u64) -> SimBlock {
     gpumem::__private::simulated_gpu().alloc(Bytes::mib(mib)).expect("there is room")
 }
 
-/// What `run` panics with.
+/// Returns the message with which `run` panics.
 #[track_caller]
 fn panic_of<T>(run: impl FnOnce() -> T + std::panic::UnwindSafe) -> String {
     let text = |payload: Box<dyn Any + Send>| match payload.downcast::<String>() {

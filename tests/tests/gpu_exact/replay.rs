@@ -1,4 +1,4 @@
-//! Random programs, compared with what their own log adds up to.
+//! Compares random programs with the sums of their own logs.
 
 use super::*;
 

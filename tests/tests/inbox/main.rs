@@ -65,14 +65,14 @@ fn main() -> ExitCode {
 
 const TOO_MANY_ORDERS: usize = 200_000;
 
-/// What `run` comes to in every order of its threads' steps.
+/// Returns the results of `run` in every order of its threads' steps.
 fn always<T: Ord + Send + 'static>(run: impl Fn() -> T + Send + Sync + 'static) -> BTreeSet<T> {
     let (outcomes, runs) = outcomes(DfsScheduler::new(Some(TOO_MANY_ORDERS), false), true, run);
     assert!(runs < TOO_MANY_ORDERS, "too much is done in this run to try every order");
     outcomes
 }
 
-/// What `run` comes to in many orders: some random, some in which threads rarely change, at moments that are random.
+/// Returns the results of `run` in many orders: some random, some in which threads rarely change, at random moments.
 fn often<T: Ord + Send + 'static>(run: impl Fn() -> T + Clone + Send + Sync + 'static) -> BTreeSet<T> {
     let (mut all, _) = outcomes(RandomScheduler::new_from_seed(1, 1_000), false, run.clone());
     all.extend(outcomes(PctScheduler::new_from_seed(1, 3, 1_000), false, run).0);
@@ -181,7 +181,7 @@ impl Driver {
     }
 }
 
-/// What a thread posted, and the scopes that it closed.
+/// The events that a thread posted, and the scopes that it closed.
 #[derive(Default)]
 struct Posted {
     events: Vec<EventKind>,

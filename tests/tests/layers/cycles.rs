@@ -1,4 +1,4 @@
-//! No file of a crate imports itself through others.
+//! Tests that no file of a crate imports itself through others.
 //!
 //! An import is a path in the code of one file to something that another file of the crate defines: in a `use`, or anywhere
 //! else. Three things are no imports:

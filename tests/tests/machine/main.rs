@@ -1,4 +1,4 @@
-//! The commands that show the machine, on the stand-in driver.
+//! Tests the commands that show the machine, on the stand-in driver.
 
 mod doctor;
 #[cfg(feature = "export")]
@@ -19,7 +19,7 @@ fn gpumem(machine: &Standin, arguments: &[&str]) -> Outcome {
     machine.run_program(&built("gpumem-command"), arguments)
 }
 
-/// What it prints with `--json`.
+/// Returns its output with `--json`.
 #[track_caller]
 fn json(outcome: &Outcome) -> Value {
     serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"))

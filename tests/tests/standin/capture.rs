@@ -1,4 +1,4 @@
-//! `GPUMEM_CAPTURE` in programs, and what a reader makes of their recordings. `recording.rs` compares what they print.
+//! Tests `GPUMEM_CAPTURE` in programs, and the reading of their recordings. `recording.rs` compares their output.
 
 use std::fs::{self, File};
 use std::path::PathBuf;

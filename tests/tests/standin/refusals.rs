@@ -1,5 +1,5 @@
-//! Where memory is on the stand-in driver: which refused allocations are reported, and how; a device's memory by
-//! what NVML knows of its processes.
+//! Tests the holders of memory on the stand-in driver: the reports of refused allocations, and a device's memory by
+//! NVML's list of processes.
 
 use std::thread;
 

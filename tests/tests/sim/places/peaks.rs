@@ -1,4 +1,4 @@
-//! Which allocations made a peak.
+//! Tests which allocations made a peak.
 
 use gpumem::{Gauge, report::PeakHolders};
 
