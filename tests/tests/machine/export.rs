@@ -306,25 +306,50 @@ fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     let dashboard: Value = serde_json::from_str(&dashboard).expect("it is JSON");
     let targets =
         dashboard["panels"].as_array().expect("a list").iter().filter_map(|panel| panel["targets"].as_array());
-    let queries: Vec<_> = targets.flatten().map(|target| target["expr"].as_str().expect("a query")).collect();
-    assert!(queries.len() >= 8, "{queries:?}");
+    let query = |target: &Value| {
+        let query = target["expr"].as_str().expect("a query").replace("$__range", "1h");
+        query.replace("$__rate_interval", "5m").replace("$instance", ".*")
+    };
+    let queries: Vec<_> = targets.flatten().map(query).collect();
+    assert!(queries.len() >= 8 && !queries.iter().any(|query| query.contains('$')), "{queries:?}");
     let rules: Vec<_> = queries
         .iter()
-        .map(|query| {
-            let query = query.replace("$__range", "1h").replace("$__rate_interval", "5m");
-            assert!(!query.contains("${"), "{query}");
-            serde_json::json!({"record": "x:y", "expr": query.replace("$instance", ".*")})
-        })
+        .map(|query| serde_json::json!({"record": "x:y", "expr": query}))
         .enumerate()
         .map(|(at, mut rule)| {
             rule["labels"] = serde_json::json!({"at": at.to_string()});
             rule
         })
         .collect();
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dashboard-queries.yml");
-    let text = serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}).to_string();
-    std::fs::write(&file, text).expect("it can be written");
-    run(&["check".as_ref(), "rules".as_ref(), file.as_os_str()]);
+    let file = |name: &str, content: Value| {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::write(&file, content.to_string()).expect("it can be written");
+        file
+    };
+    let rules = file("dashboard-queries.yml", serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}));
+    run(&["check".as_ref(), "rules".as_ref(), rules.as_os_str()]);
+    // A process of a pod that takes the place of another one: they never have the memory at the same time.
+    let of_pods = queries.iter().find(|query| query.contains("k8s_pod_uid")).expect("a panel of pods");
+    let process = |pid: u32, values: &str| {
+        let of = format!("instance='node', gpu_uuid='GPU-1', k8s_pod_uid='a', process_pid='{pid}'");
+        serde_json::json!({"series": format!("gpumem_process_interval_peak_bytes{{{of}}}"), "values": values})
+    };
+    let limit = "hw_gpu_memory_limit_bytes{instance='node', gpu_uuid='GPU-1', hw_id='0'}";
+    let test = serde_json::json!({
+        "interval": "1m",
+        "input_series": [
+            process(1, "1e10x3 stale"),
+            process(2, "_x4 1e10x15"),
+            {"series": limit, "values": "2e10x20"},
+        ],
+        "promql_expr_test": [{
+            "expr": of_pods,
+            "eval_time": "10m",
+            "exp_samples": [{"labels": "{instance='node', gpu_uuid='GPU-1', k8s_pod_uid='a', hw_id='0'}", "value": 0.5}],
+        }],
+    });
+    let test = file("dashboard-test.yml", serde_json::json!({"tests": [test]}));
+    run(&["test".as_ref(), "rules".as_ref(), test.as_os_str()]);
 }
 
 /// A collector of OpenTelemetry that hands over what was pushed.
