@@ -124,7 +124,11 @@ impl Exporter {
         self.followed.retain(|of| !is_taken(of));
         let now = Instant::now();
         for of in &mut self.followed {
-            of.ended = if is_wanted(of) { None } else { of.ended.or(Some(now)) };
+            if !is_wanted(of) {
+                of.ended.get_or_insert(now);
+            } else if of.ended.take().is_some() {
+                (of.handed, of.arrived) = Default::default();
+            }
         }
         self.not_followed = 0;
         for (pid, file) in &wanted {
@@ -560,6 +564,12 @@ mod tests {
         assert_eq!((ended.devices[0].live.clone(), ended.devices[0].peak), (None, running.devices[0].peak));
         exporter.confirm(first);
         assert!(exporter.followed[0].arrived.contains(&first.0));
+        // It goes on, as after a look that has not found it, and has an end again.
+        exporter.follow_all(&file.recorded());
+        assert!(exporter.followed[0].arrived.is_empty());
+        exporter.follow_all(&[]);
+        let (_, first) = sample(&mut exporter, "first");
+        exporter.confirm(first);
         // The other one has not got it yet.
         exporter.follow_all(&[]);
         let (_, second) = sample(&mut exporter, "second");

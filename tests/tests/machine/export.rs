@@ -104,6 +104,57 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
     }
 }
 
+/// `gpumem run --live`: the file is begun again several times while it is scraped, and no figure is lost by that.
+#[test]
+fn figures_of_a_short_recording_are_right_and_do_not_fall() {
+    let spikes = Spikes::new();
+    let outcome = exported(
+        Standin::new(),
+        "live",
+        &spikes.script(
+            r#"
+        serve
+        live() {
+            exec $probe 'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' \
+                'call cuMemAlloc_v2 &huge 1099511627776' STEPS "await_file $end"
+        }
+        $gpumem run --live --max-size 64KiB -o live.capture -- \
+            bash -c "echo \$\$ > live.pid; probe=$program; end=$end; $(declare -f live); live" > live.log 2> live.summary & run=$!
+        started live.log cuMemAlloc
+        for peak in PEAKS; do
+            until of live a | tee -a scrapes | grep -aq "^gpumem_process_interval_peak_bytes.* $peak$"; do sleep 0.05; done
+            touch $peak
+        done
+        echo "== running"; cat scrapes; echo "== last"; of live a
+        kill $exporter; wait $exporter; rm export.log; serve
+        echo "== late"; of live a
+        echo > end; wait $run; echo "== summary"; cat live.summary
+        "#,
+        ),
+    );
+    let values = |metric: &str| -> Vec<u64> {
+        let lines = outcome.stdout.lines().filter(|line| line.starts_with(&format!("gpumem_process_{metric}{{")));
+        lines.map(|line| line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")).collect()
+    };
+    for metric in ["peak_bytes", "refused_total", "retried_total", "lost_total"] {
+        let values = values(metric);
+        assert!(values.is_sorted() && values.len() > 5, "{metric}: {values:?}\n{outcome}");
+    }
+    // It is never taken for one that has ended.
+    assert_eq!(values("live_bytes").len(), values("peak_bytes").len(), "{outcome}");
+    for section in ["last", "late"] {
+        for (metric, expected) in
+            [("live_bytes", spikes.kept), ("peak_bytes", spikes.peaks[0]), ("refused_total", 1), ("lost_total", 0)]
+        {
+            let value = value(&outcome, section, &format!("gpumem_process_{metric}"), "");
+            #[expect(clippy::cast_precision_loss, reason = "it is small")]
+            let expected = Some(expected as f64);
+            assert_eq!(value, expected, "{section} {metric}: {outcome}");
+        }
+    }
+    assert!(outcome.stdout.contains("events are not in the recording"), "{outcome}");
+}
+
 #[test]
 fn what_the_driver_says() {
     let outcome = exported(
