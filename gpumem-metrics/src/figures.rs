@@ -69,7 +69,7 @@ fn of_device(collected: &Collected, most: usize) -> Vec<Figure> {
     peaks.into_iter().chain(kinds).chain(groups.into_iter().flatten()).collect()
 }
 
-/// The sums of the groups whose labels with these names are the same: the largest ones, and one of all others.
+/// The sums of the groups that have the same labels: the largest ones, and one of all others.
 fn sums<const N: usize>(
     metric: Metric,
     names: [&'static str; N],
@@ -85,7 +85,7 @@ fn sums<const N: usize>(
     sums.map(|(labels, value)| Figure { metric, labels: names.into_iter().zip(labels).collect(), value }).collect()
 }
 
-/// Both OpenTelemetry and the crate `metrics` have such numbers.
+/// OpenTelemetry's gauges and those of the crate `metrics` take such numbers.
 #[expect(clippy::cast_precision_loss, reason = "no device has 2^53 bytes")]
 pub(crate) fn to_float(value: u64) -> f64 {
     value as f64

@@ -37,10 +37,10 @@ pub fn observe(meter: &Meter) -> Result<()> {
     Ok(())
 }
 
-/// Values of a metric, and the attributes of each.
+/// The values of a metric, and the attributes of each.
 type Values = Vec<(f64, Vec<KeyValue>)>;
 
-/// Creates the instrument of a metric. Its values are asked for at each collection.
+/// Creates the instrument of a metric. Each collection calls `values`.
 pub fn instrument(meter: &Meter, metric: &'static Metric, values: impl Fn() -> Values + Send + Sync + 'static) {
     #[expect(
         clippy::cast_possible_truncation,

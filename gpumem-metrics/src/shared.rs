@@ -1,11 +1,11 @@
-//! What `gpumem export` uses as well: the metrics of a process, and which sums have names.
+//! Metrics of a process, and the choice of the sums that have names. `gpumem export` uses them, too.
 
 #![expect(missing_docs, reason = "it is no part of the interface")]
 
 /// One metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Metric {
-    /// OpenTelemetry's name.
+    /// The name for OpenTelemetry.
     pub name: &'static str,
     pub kind: Kind,
     pub unit: Unit,
@@ -14,10 +14,10 @@ pub struct Metric {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Adding it up over GPUs makes sense. Prometheus has it as a gauge.
+    /// The sum over GPUs makes sense. The metric is a gauge for Prometheus.
     UpDown,
     Gauge,
-    /// It only rises.
+    /// The value only rises.
     Counter,
 }
 
@@ -30,7 +30,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// As OpenTelemetry names it.
+    /// The name for OpenTelemetry.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bytes => "By",
@@ -45,17 +45,17 @@ impl Metric {
         Self { name, kind, unit, help }
     }
 
-    /// A number of bytes that rises and falls.
+    /// A metric of bytes that rise and fall.
     pub const fn bytes(name: &'static str, help: &'static str) -> Self {
         Self::new(name, Kind::Gauge, Unit::Bytes, help)
     }
 
-    /// A number of events since the start.
+    /// A metric that counts events since the start.
     pub const fn events(name: &'static str, help: &'static str) -> Self {
         Self::new(name, Kind::Counter, Unit::Events, help)
     }
 
-    /// Prometheus' name, as OpenTelemetry makes it.
+    /// The name for Prometheus, as OpenTelemetry derives it.
     pub fn prometheus_name(&self) -> String {
         let unit = match self.unit {
             Unit::Bytes => "_bytes",
@@ -67,7 +67,7 @@ impl Metric {
     }
 }
 
-/// Prometheus' name of an attribute.
+/// The name of an attribute for Prometheus.
 pub fn label(attribute: &str) -> String {
     attribute.replace('.', "_")
 }
@@ -92,10 +92,10 @@ pub const LOST: Metric =
 #[cfg(any(test, feature = "opentelemetry"))]
 pub(crate) const OF_PROGRAMS: [Metric; 8] = [PEAK, INTERVAL_PEAK, LIVE, LIBRARY, SCOPE, PLACE, REFUSED, LOST];
 
-/// The name of what is not among the largest.
+/// The name of the sum of all that are not among the largest.
 pub const OTHER: &str = "other";
 
-/// The largest `most` of these sums, and the rest as one.
+/// Returns the largest `most` of these sums, and the rest as one.
 pub fn largest<N: Ord>(
     sums: impl IntoIterator<Item = (N, u64)>,
     most: usize,

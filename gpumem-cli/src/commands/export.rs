@@ -36,7 +36,8 @@ pub(crate) struct ExportArguments {
     /// A file with the token that scrapers have to send: `Authorization: Bearer TOKEN`.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// How many places, scopes, libraries and pools of a process on a GPU are named. What others have is added up as `other`.
+    /// The number of places, scopes, libraries and pools of a process on a GPU that are named. The sum of the others is
+    /// `other`.
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
     places: u8,
     /// A collector of OpenTelemetry to push to, by OTLP over HTTP without TLS, such as `http://127.0.0.1:4318`. The variable
@@ -53,7 +54,7 @@ pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
     match export::serve(Options { listen: (listen, addresses), unix, token, places: usize::from(places), otlp })? {}
 }
 
-/// What an address, or a name, stands for.
+/// Resolves an address, or the name of a host.
 fn addresses(listen: &str, has_token: bool) -> Result<Vec<SocketAddr>, Failure> {
     let failed = |why: &dyn Display, next| Failure::new(format!("cannot listen on {listen}"), why, next);
     let found = listen.to_socket_addrs();
@@ -62,7 +63,7 @@ fn addresses(listen: &str, has_token: bool) -> Result<Vec<SocketAddr>, Failure> 
         let next = "give --token-file FILE, or --unix SOCKET";
         return Err(failed(&"other machines can reach it, and there is no token", next));
     }
-    // The first one is listened on. Clients that look up `localhost` try both kinds.
+    // The exporter listens on the first one. Clients that look up `localhost` try both kinds.
     found.sort_by_key(SocketAddr::is_ipv6);
     Ok(found)
 }

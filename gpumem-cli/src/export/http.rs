@@ -37,13 +37,13 @@ use super::{
     prometheus,
 };
 
-/// So many connections are open at once. Another one takes the place of the oldest one without a request, or waits.
+/// At most this many connections are open at once. A further one takes the place of the oldest one that has sent no request, or waits.
 const MOST_CONNECTIONS: usize = 64;
-/// A connection without a whole request ends after this time.
+/// A connection that has not sent a whole request ends after this time.
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
-/// A connection ends after this time, also if its client reads or writes slowly.
+/// A connection ends after this time, even if its client reads or writes slowly.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The most characters of the name of a scraper.
+/// The largest number of characters in the name of a scraper.
 const LONGEST_NAME: usize = 64;
 
 /// The address or the socket that it listens on.
@@ -72,7 +72,7 @@ impl Listener {
         Ok(Self::Unix(listener))
     }
 
-    /// As a user may type it. `given` is the address that was asked for.
+    /// Writes the address as a user may type it. `given` is the address that was asked for.
     pub(super) fn address(&self, given: &str) -> String {
         match self {
             Self::Tcp(listener) => {
@@ -88,7 +88,7 @@ impl Listener {
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) exporter: Arc<Mutex<Exporter>>,
-    /// What a scraper has to know.
+    /// The token that a scraper has to send.
     pub(super) token: Option<String>,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     runtime.block_on(async {
         let socket = Socket::of(listener)?;
-        // Connections, the oldest first, and whether their request has come.
+        // The connections, the oldest first, and whether each has sent its request.
         let mut open: VecDeque<(AbortHandle, Arc<AtomicBool>)> = VecDeque::new();
         loop {
             open.retain(|(task, is_asked)| !task.is_finished() && !is_asked.load(Ordering::Relaxed));
@@ -109,7 +109,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
                 oldest.abort();
             }
             let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
-            // Such as too many open files. Those that are open end soon.
+            // The cause may be too many open files. Open connections end soon.
             let Ok((stream, from)) = socket.accept().await else {
                 time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -121,7 +121,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
                 drop(place);
             });
             open.push_back((task.abort_handle(), is_asked));
-            // A request that is there already is read before more connections take its place.
+            // A request that has arrived is read before further connections can take its place.
             task::yield_now().await;
         }
     })
@@ -189,7 +189,7 @@ async fn answer(
         return Ok(plain(StatusCode::NOT_FOUND, "gpumem export: GET /metrics"));
     }
     let (exporter, name) = (Arc::clone(&server.exporter), scraper(request.uri().query(), from));
-    // Reading takes its time.
+    // Reading takes time, so another thread does it.
     let made = tokio::task::spawn_blocking(move || {
         let (sample, collector) = lock(&exporter).collect(&name);
         (prometheus::text(&Points::of(&sample)), collector)
@@ -212,7 +212,7 @@ fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
     response
 }
 
-/// Whether the request has `Bearer TOKEN`. The comparison takes the same time whatever differs.
+/// True if the request has `Bearer TOKEN`. The comparison takes the same time whatever differs.
 fn is_authorised(request: &Request<Incoming>, token: &str) -> bool {
     let given =
         request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().split_at_checked(b"Bearer ".len()));
@@ -223,7 +223,7 @@ fn is_authorised(request: &Request<Incoming>, token: &str) -> bool {
     })
 }
 
-/// Who asks: `?scraper=NAME`, else the address.
+/// Returns the name of the scraper: that of `?scraper=NAME`, else its address.
 fn scraper(query: Option<&str>, from: Option<IpAddr>) -> String {
     let named = query.unwrap_or_default().split('&').find_map(|part| part.strip_prefix("scraper="));
     match (named, from) {

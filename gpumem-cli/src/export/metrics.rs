@@ -1,4 +1,4 @@
-//! The names of what is exported: OpenTelemetry's, and Prometheus' made of them.
+//! The names of exported metrics: those of OpenTelemetry, and those of Prometheus that are derived from them.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ const RETRIED: Metric =
 const HIDDEN: Metric =
     Metric::new("gpumem.exporter.hidden", Kind::Gauge, Unit::Things, "How much the exporter cannot see.");
 
-/// All metrics. Those of a program are those of `gpumem-metrics`.
+/// All metrics. `gpumem-metrics` has those of a program.
 pub(super) const METRICS: &[Metric] = &[
     LIMIT,
     USAGE,
