@@ -73,7 +73,7 @@ struct Spikes {
     /// The arguments of `probe`, in a shell's quotes.
     steps: String,
     peaks: Vec<u64>,
-    /// What it has at its end.
+    /// The bytes that the program has at its end.
     kept: u64,
 }
 
@@ -81,7 +81,7 @@ impl Spikes {
     fn new() -> Self {
         let (mut steps, mut peaks, mut kept) = (Vec::new(), Vec::new(), 0);
         for number in 0..6_u64 {
-            // Blocks that stay, whose sizes do not compress.
+            // These blocks stay, and their sizes do not compress.
             for block in 0..150 {
                 let bytes = 512 * (1 + (number * 150 + block) * 7_919 % 997);
                 kept += bytes;
