@@ -33,7 +33,7 @@ impl Reporter {
     /// Makes a reporter of all devices. It begins to intercept allocations.
     ///
     /// # Errors
-    /// If there is no driver, or if allocations cannot be intercepted.
+    /// Returns an error if there is no driver, or if allocations cannot be intercepted.
     pub fn new() -> Result<Self> {
         Ok(Self { collectors: collectors()?, largest: LARGEST, before: HashMap::new() })
     }

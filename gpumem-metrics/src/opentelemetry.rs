@@ -27,7 +27,7 @@ use crate::{
 /// ```
 ///
 /// # Errors
-/// If there is no driver, or if allocations cannot be intercepted.
+/// Returns an error if there is no driver, or if allocations cannot be intercepted.
 pub fn observe(meter: &Meter) -> Result<()> {
     let shared = Arc::new(Mutex::new(Shared { collectors: collectors()?, figures: Vec::new(), taken: HashSet::new() }));
     for metric in &OF_PROGRAMS {

@@ -96,8 +96,8 @@ impl From<gpumem::Error> for Error {
 /// names begin with `pt_autograd_`.
 ///
 /// # Errors
-/// If there is no CUDA device, if PyTorch uses another allocator than its own, if it is too late, or if allocations cannot be
-/// intercepted.
+/// Returns an error if there is no CUDA device, if PyTorch uses another allocator than its own, if it is too late, or if
+/// allocations cannot be intercepted.
 pub fn observe() -> Result<()> {
     #[cfg(has_cuda)]
     return observer::observe();
@@ -113,7 +113,7 @@ pub fn observe() -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// If libtorch was built without CUDA, or if PyTorch reports an error.
+/// Returns an error if libtorch was built without CUDA, or if PyTorch reports an error.
 pub fn empty_cache() -> Result<()> {
     #[cfg(has_cuda)]
     return sys::empty_cache();

@@ -32,8 +32,8 @@ pub trait LabelExt: Sized {
     /// Example: see [`LabelExt`].
     ///
     /// # Errors
-    /// The same errors as [`label`](crate::tracker::label), and if the number of elements in the shape is not that of
-    /// the slice.
+    /// Returns the same errors as [`label`](crate::tracker::label), and one if the number of elements in the shape is not
+    /// that of the slice.
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
     /// Does the same as [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel",
@@ -83,7 +83,7 @@ pub trait AllocLabelledExt {
     /// Example: see [`AllocLabelledExt`].
     ///
     /// # Errors
-    /// The errors of cudarc's `alloc_zeros`.
+    /// Returns the errors of cudarc's `alloc_zeros`.
     fn alloc_labelled<T: DeviceRepr + ValidAsZeroBits>(
         &self,
         name: impl Into<String>,

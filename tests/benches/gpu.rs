@@ -212,7 +212,7 @@ struct Row {
     name: &'static str,
     kind: Kind,
     threads: usize,
-    /// Of each thread in each measurement.
+    /// The number of pairs of each thread in each measurement.
     times: usize,
     /// So many functions more than the bench has anyway.
     deeper: usize,

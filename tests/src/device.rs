@@ -26,7 +26,7 @@ pub fn device() -> Option<MutexGuard<'static, ()>> {
 /// exact figures. It leaves out the given tests, which need more than the stand-in driver has.
 ///
 /// # Panics
-/// When one of them fails.
+/// Panics if one of them fails.
 pub fn on_the_standin(but_for: &[&str]) {
     if env::var_os("GPUMEM_DEVICE").is_some() {
         return;
@@ -50,7 +50,7 @@ const BOTH_SOURCES_TEST: &str = "both_sources_report_the_same";
 /// If no device is used, runs the test `both_sources_report_the_same` of this executable once more, on this stand-in driver.
 ///
 /// # Panics
-/// When the test fails, or has compared nothing.
+/// Panics if the test fails, or has compared nothing.
 pub fn on_the_standin_with_both_sources(machine: Standin) {
     if env::var_os("GPUMEM_DEVICE").is_some() {
         return;
@@ -66,7 +66,7 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
 /// reason and returns `None`.
 ///
 /// # Panics
-/// On the stand-in driver with both sources, when one of them cannot be used.
+/// Panics on the stand-in driver with both sources, if one of them cannot be used.
 pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
     unsubscribe();
     let reported = calls_of_both_sources(program);
@@ -100,7 +100,7 @@ impl Wrong {
     }
 
     /// # Panics
-    /// If there was an error.
+    /// Panics if there was an error.
     #[track_caller]
     pub fn end(self) {
         assert!(self.0.is_empty(), "{:#?}", self.0);

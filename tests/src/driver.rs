@@ -10,7 +10,7 @@ type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i32;
 /// pass in registers. Their pointers are to live memory of the size that the function reads or writes.
 ///
 /// # Panics
-/// When the driver does not have the function, or when there are more arguments.
+/// Panics if the driver does not have the function, or if there are more arguments.
 pub fn call(function: &str, arguments: &[u64]) -> i32 {
     let name = CString::new(function).expect("names have no zeros");
     // SAFETY: loading the driver has no preconditions.
@@ -27,7 +27,7 @@ pub fn call(function: &str, arguments: &[u64]) -> i32 {
 /// Makes a call that succeeds.
 ///
 /// # Panics
-/// When it does not.
+/// Panics if it does not.
 #[track_caller]
 pub fn done(function: &str, arguments: &[u64]) {
     let code = call(function, arguments);
@@ -45,7 +45,7 @@ pub fn try_put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> (i32,
 /// Returns the out-parameter of a call that succeeds.
 ///
 /// # Panics
-/// When it does not.
+/// Panics if it does not.
 #[track_caller]
 pub fn put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> u64 {
     let (code, out) = try_put(function, arguments);

@@ -30,7 +30,7 @@ fn trace(name: impl Into<String>) -> GpuMemTrace {
 /// block to the next.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
     growth(threads / 10, threads, |number| {
         let works = move |gpu: &SimGpu| {
@@ -45,7 +45,7 @@ pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
 /// distinguishes.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
     growth(70_000, names, |number| {
         let outer = trace(format!("outer {}", number / 1000 % 1000));
@@ -60,7 +60,7 @@ pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
 /// statistics.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_requests(gpu: &SimGpu, requests: u64) -> u64 {
     let grown = growth(2_000, requests, |number| {
         let request =
@@ -76,7 +76,7 @@ pub fn of_requests(gpu: &SimGpu, requests: u64) -> u64 {
 /// Returns the memory of this many live parts of a pool.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_parts(parts: u64) -> u64 {
     let inbox = BareInbox::default();
     inbox.register_pool(1 << 40);
@@ -89,7 +89,7 @@ pub fn of_parts(parts: u64) -> u64 {
 /// is in use, as if a free was missed. Sometimes a lost event is recorded.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_events(pairs: u64) -> u64 {
     const LIVE: usize = 10_000;
     let inbox = BareInbox::default();

@@ -71,7 +71,7 @@ impl Machines {
     /// [`check`] on each machine. In the answers, `SOURCE` and `LIBRARY` stand for the machine's own.
     ///
     /// # Panics
-    /// As that.
+    /// Panics as [`check`] does.
     #[track_caller]
     pub fn check(&self, script: &str) -> Vec<Outcome> {
         let run = |(source, library, machine): &(&str, &str, Standin)| {

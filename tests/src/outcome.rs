@@ -36,7 +36,7 @@ impl Outcome {
     /// Returns the answer of the first command of this name; `get 1` is only found by `get 1`.
     ///
     /// # Panics
-    /// When there is no such answer.
+    /// Panics if there is no such answer.
     pub fn answer(&self, command: &str) -> &str {
         let answer =
             self.stdout.lines().find_map(|line| line.strip_prefix("> ")?.strip_prefix(command)?.strip_prefix(": "));

@@ -32,7 +32,7 @@ impl OwnProcess {
     /// machine a test runs are set.
     ///
     /// # Panics
-    /// When the path of this executable is not known.
+    /// Panics if the path of this executable is not known.
     pub fn new(test: &str) -> Self {
         let mut command = Command::new(env::current_exe().expect("a test has a path"));
         for (name, _) in env::vars_os() {
@@ -71,7 +71,7 @@ impl OwnProcess {
     /// Starts it.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// Panics if the program cannot be started.
     pub fn start(mut self) -> Running {
         Running::start(&mut self.0)
     }
@@ -79,7 +79,7 @@ impl OwnProcess {
     /// Runs it.
     ///
     /// # Panics
-    /// The same panics as [`Running::end`].
+    /// Panics for the same reasons as [`Running::end`].
     #[track_caller]
     pub fn run(self) -> Ended {
         self.start().end()
@@ -88,7 +88,7 @@ impl OwnProcess {
     /// Runs it to a good end.
     ///
     /// # Panics
-    /// When it fails, and as [`Running::end`].
+    /// Panics if it fails, and for the same reasons as [`Running::end`].
     #[track_caller]
     pub fn passes(self) -> Ended {
         let ended = self.run();
@@ -127,7 +127,7 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Panics
-    /// When it does not end in time, or has run no test.
+    /// Panics if it does not end in time, or has run no test.
     #[track_caller]
     pub fn end(self) -> Ended {
         Ended::of(self.output())
@@ -137,7 +137,7 @@ impl Running {
 /// Does the same as [`Command::output`], with a deadline.
 ///
 /// # Panics
-/// When the program cannot be started, or does not end in time.
+/// Panics if the program cannot be started, or does not end in time.
 #[track_caller]
 pub fn output_of(command: &mut Command) -> Output {
     Running::start(command).output()
@@ -158,7 +158,7 @@ impl Ended {
     /// What a [`command`](OwnProcess::command) wrote.
     ///
     /// # Panics
-    /// When it has run no test.
+    /// Panics if it has run no test.
     #[track_caller]
     pub fn of(output: Output) -> Self {
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());

@@ -28,7 +28,7 @@ const HARMLESS_IN_A_HOOK: [&str; 4] = ["cuCtxGetCurrent", "cuCtxGetDevice", "cuC
 /// Runs a script, compares the answers, and checks gpumem's calls of the driver meanwhile.
 ///
 /// # Panics
-/// The same panics as [`check_answers`], and if gpumem made a call of the driver that is not harmless.
+/// Panics for the same reasons as [`check_answers`], and if gpumem made a call of the driver that is not harmless.
 #[track_caller]
 pub fn check(machine: &Standin, script: &str) -> Outcome {
     let outcome = check_answers(machine, script);
@@ -40,7 +40,7 @@ pub fn check(machine: &Standin, script: &str) -> Outcome {
 /// Runs a script and compares the answers.
 ///
 /// # Panics
-/// When an answer is another one, or when the probe does not end well.
+/// Panics if an answer is another one, or if the probe does not end well.
 #[track_caller]
 pub fn check_answers(machine: &Standin, script: &str) -> Outcome {
     let mut expected: BTreeMap<&str, Vec<Option<&str>>> = BTreeMap::new();
@@ -86,14 +86,14 @@ fn is_harmless(call: &str) -> bool {
 /// Fails with everything about the run.
 ///
 /// # Panics
-/// When it is not true.
+/// Panics if it is not true.
 #[track_caller]
 pub fn ensure(truth: bool, what: &str, outcome: &Outcome) {
     assert!(truth, "{what}\n{outcome}");
 }
 
 /// # Panics
-/// When the command has another answer.
+/// Panics if the command has another answer.
 #[track_caller]
 pub fn ensure_answer(outcome: &Outcome, command: &str, answer: &str) {
     assert_eq!(outcome.answer(command), answer, "`{command}`\n{outcome}");
@@ -102,7 +102,7 @@ pub fn ensure_answer(outcome: &Outcome, command: &str, answer: &str) {
 /// Checks that the answer is an error with all these words.
 ///
 /// # Panics
-/// When it is not.
+/// Panics if it is not.
 #[track_caller]
 pub fn ensure_error<'a>(outcome: &Outcome, command: &str, says: impl IntoIterator<Item = &'a str>) {
     let answer = outcome.answer(command);
@@ -115,7 +115,7 @@ pub fn ensure_error<'a>(outcome: &Outcome, command: &str, says: impl IntoIterato
 /// Checks that the program ran to its end as if nothing was wrong.
 ///
 /// # Panics
-/// When it did not.
+/// Panics if it did not.
 #[track_caller]
 pub fn ensure_clean(outcome: &Outcome) {
     ensure(outcome.is_clean(), "panicked or did not end well", outcome);
@@ -124,7 +124,7 @@ pub fn ensure_clean(outcome: &Outcome) {
 /// Checks the same, and that no context was created.
 ///
 /// # Panics
-/// When it is not so.
+/// Panics if it is not so.
 #[track_caller]
 pub fn ensure_unharmed(outcome: &Outcome) {
     ensure_clean(outcome);
@@ -134,7 +134,7 @@ pub fn ensure_unharmed(outcome: &Outcome) {
 /// Checks every case, so that one run shows all errors.
 ///
 /// # Panics
-/// When some are wrong.
+/// Panics if some are wrong.
 #[track_caller]
 pub fn each<T: RefUnwindSafe>(cases: &[T], check: impl Fn(&T) + RefUnwindSafe) {
     let failed = cases.iter().filter(|case| catch_unwind(|| check(case)).is_err()).count();

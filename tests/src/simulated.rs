@@ -19,7 +19,7 @@ fn keep_reports() {
 /// them.
 ///
 /// # Panics
-/// Under `GPUMEM_SIM`.
+/// Panics under `GPUMEM_SIM`.
 pub fn simulated_gpu() -> SimGpu {
     keep_reports();
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");

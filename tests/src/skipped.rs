@@ -10,7 +10,7 @@ const MAY_SKIP: &str = "GPUMEM_TESTS_MAY_SKIP";
 /// whose output the test runner keeps to itself when a test passes.
 ///
 /// # Panics
-/// When the variable above is set and allows other reasons only.
+/// Panics if the variable above is set and allows other reasons only.
 pub fn skipped(why: impl Display) {
     let why = why.to_string();
     if let Ok(reasons) = env::var(MAY_SKIP) {

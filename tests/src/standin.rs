@@ -174,7 +174,7 @@ impl Standin {
     /// Runs the probe with these commands, separated by semicolons.
     ///
     /// # Panics
-    /// When the child cannot be set up or run, and when it hangs.
+    /// Panics if the child cannot be set up or run, and if it hangs.
     pub fn run(&self, script: &str) -> Outcome {
         let steps = script.split(';').map(str::trim).filter(|step| !step.is_empty());
         self.run_program(&built("probe"), &steps.collect::<Vec<_>>())
@@ -183,7 +183,7 @@ impl Standin {
     /// Runs a program with these arguments.
     ///
     /// # Panics
-    /// The same as for [`run`](Self::run).
+    /// Panics for the same reasons as [`run`](Self::run).
     pub fn run_program(&self, program: &Path, arguments: &[&str]) -> Outcome {
         let folder = Folder::new();
         let of_cupti =

@@ -17,8 +17,8 @@ use crate::settings::{self, Settings};
 /// Older blocks are in the recording only if gpumem has intercepted their allocation. A process has one recording at a time.
 ///
 /// # Errors
-/// If the file cannot be written, if it exists and is no recording, if the process is recorded already, or if allocations cannot be intercepted: without a GPU, or for a
-/// reason that [`status`](crate::status) shows as well. Nothing is recorded then.
+/// Returns an error if the file cannot be written, if it exists and is no recording, if the process is recorded already, or if allocations cannot be intercepted:
+/// without a GPU, or for a reason that [`status`](crate::status) shows as well. Nothing is recorded then.
 pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
     of_process().recorder.set_late();
     begin_at_start(file, keep)
@@ -28,7 +28,7 @@ pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
 /// may be missing.
 ///
 /// # Errors
-/// The same errors as [`begin`].
+/// Returns the same errors as [`begin`].
 pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
     let session = of_process();
     if session.is_recorded() {

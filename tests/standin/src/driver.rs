@@ -51,7 +51,7 @@ pub(crate) fn root() -> &'static Root {
     })
 }
 
-/// For the other copies.
+/// The other copies call this.
 #[unsafe(no_mangle)]
 extern "C" fn standin_root() -> *const Root {
     root()

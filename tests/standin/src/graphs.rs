@@ -54,7 +54,7 @@ struct AllocNode {
     address: Address,
 }
 
-// As in cuda.h.
+// These are as in cuda.h.
 const _: () = assert!(size_of::<AllocNode>() == 120);
 
 /// Refuses calls that are not legal while a stream of the card is being captured, and breaks the capture, as CUDA does.

@@ -19,7 +19,7 @@ use crate::{
     driver::Call,
 };
 
-/// Not a `Once`: a tool that calls `cuInit` in its `InitializeInjection` would wait for itself.
+/// It is not a `Once`: a tool that calls `cuInit` in its `InitializeInjection` would wait for itself.
 static LOADED: AtomicBool = AtomicBool::new(false);
 /// The thread whose `cuInit` loads the tool now.
 static LOADS: Mutex<Option<ThreadId>> = Mutex::new(None);

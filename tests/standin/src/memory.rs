@@ -63,7 +63,7 @@ struct SolidShape {
     flags: c_uint,
 }
 
-// As in cuda.h, whatever version of it cudarc was built for.
+// These are as in cuda.h, whatever version of it cudarc was built for.
 const _: () = {
     use cudarc::driver::sys;
 

@@ -33,7 +33,7 @@ struct AllocationProperties {
     flags: u64,
 }
 
-// As in cuda.h, whatever version of it cudarc was built for.
+// These are as in cuda.h, whatever version of it cudarc was built for.
 const _: () = {
     use cudarc::driver::sys;
 

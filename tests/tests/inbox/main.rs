@@ -220,7 +220,7 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                     let address = driver.alloc(1 << (20 + scope));
                     posted.post(&inbox, alloc(address, bytes));
                     posted.post(&inbox, free(address));
-                    // Of the second one, every free fails.
+                    // Every free of the second thread fails.
                     if thread == 2 {
                         posted.post(&inbox, EventKind::FreeFailed);
                         kept += bytes;
@@ -718,7 +718,7 @@ fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_ne
         let (mut recorded, mut at_close) = (Vec::new(), None);
         for event in checked_events() {
             match event.kind {
-                // When the reading began and ended.
+                // The figure says when the reading began and ended.
                 EventKind::Sample { memory, .. } => {
                     recorded.push((memory.used.get() >> 32, memory.used.get() & 0xffff_ffff));
                 }

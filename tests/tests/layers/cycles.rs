@@ -115,10 +115,10 @@ fn a_path_imports_the_file_that_defines_its_target() {
         ("use crate::b as other; type D = other::Deep;", "b/deep.rs"),
         ("type D = crate::c::Deep;", "b/deep.rs"),
         ("mod nested { use super::super::b::Shallow; }", "b/mod.rs"),
-        // In a macro, and as an argument of one.
+        // The path is in a macro, or is an argument of one.
         ("macro_rules! m { () => { $crate::b::deep::run() } }", "b/deep.rs"),
         ("fn f() { println!(\"{}\", crate::b::deep::run()); }", "b/deep.rs"),
-        // In a module within a file, and made by a macro.
+        // The name is in a module within a file, or a macro makes it.
         ("use crate::c::inner::Inner;", "c.rs"),
         ("use crate::c::Made;", "c.rs"),
     ] {

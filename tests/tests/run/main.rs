@@ -108,7 +108,7 @@ fn run_with(machine: &Standin, options: &[&str], file: &str, steps: &[&str]) -> 
 /// The content of a recording.
 #[derive(Debug, PartialEq, Eq)]
 struct Recorded {
-    /// Of allocations, in order.
+    /// The bytes of the allocations, in order.
     bytes: Vec<u64>,
     frees: usize,
 }

@@ -139,7 +139,7 @@ fn signals_reach_the_program() {
     }
 }
 
-/// As with a program of one's own: the shell sees that it has stopped, and continues it.
+/// The shell sees that the program has stopped, and continues it, as it does without `gpumem run`.
 #[test]
 fn who_waits_sees_that_the_program_has_stopped() {
     let folder = Folder::new();

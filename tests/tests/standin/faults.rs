@@ -29,9 +29,9 @@ pub(super) enum Answer {
 /// What is known of a card whose figures cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// Not even that it exists.
+    /// It is not even known that it exists.
     Nothing,
-    /// That it exists.
+    /// It is known that it exists.
     Existence,
 }
 

@@ -84,7 +84,7 @@ fn a_capture_allocates_nothing() {
     );
 }
 
-/// Of a capture that began before anybody listened, allocations may have been counted.
+/// If a capture began before anybody listened, its allocations may have been counted.
 #[test]
 fn a_capture_older_than_the_subscription_is_reported() {
     let script = format!(
@@ -159,9 +159,9 @@ fn graphs_count_as_what_is_mapped() {
                 3 * STEP,
                 2 * STEP
             ),
-            // Mapped before it is launched.
+            // The memory is mapped before the graph is launched.
             format!("{both}; call cuGraphUpload e s; figures = {} 0; {LAUNCH}; figures 0 = {} 0", 2 * STEP, 2 * STEP),
-            // With other memory, and refused.
+            // There is other memory, and an allocation is refused.
             format!(
                 "call cuMemAlloc_v2 &x 1000; {both}; {LAUNCH}; call cuMemFree_v2 x; figures = {} 1000; call cuDeviceGraphMemTrim 0; \
                  figures 0 = 0 {}",

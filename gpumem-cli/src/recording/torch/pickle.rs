@@ -30,7 +30,8 @@ pub(super) fn is_pickle(head: [u8; 2]) -> bool {
 /// Reads a pickle of `length` bytes, and returns its value. The dictionaries, lists and texts are in `objects`.
 ///
 /// # Errors
-/// If the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no pickle, or if it contains code.
+/// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no pickle, or if
+/// it contains code.
 pub(super) fn read(from: impl BufRead, length: u64, objects: &mut Objects) -> io::Result<Value> {
     let (stack, marks, memo, text) = Default::default();
     let mut pickle = Pickle { from, length, at: 0, begin: 0, objects, stack, marks, memo, text };

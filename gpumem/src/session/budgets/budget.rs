@@ -293,7 +293,7 @@ fn has_gpu() -> bool {
 /// device of the calling thread from now on: a test that ran on this thread before may have chosen another one.
 ///
 /// # Panics
-/// If `GPUMEM_SIM` is not valid.
+/// Panics if `GPUMEM_SIM` is not valid.
 #[cfg(feature = "sim")]
 pub fn simulated_gpu() -> crate::source::sim::SimGpu {
     use crate::{error::Error, model::Bytes, source::sim::SimGpu};

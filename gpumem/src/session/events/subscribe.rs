@@ -27,8 +27,8 @@ use crate::{
 /// ```
 ///
 /// # Errors
-/// If allocations cannot be intercepted: there is no driver; or the dispatch table cannot be used, and CUPTI is not installed
-/// or another tool has its one subscription ([`Error::is_busy`]).
+/// Returns an error if allocations cannot be intercepted: there is no driver; or the dispatch table cannot be used, and CUPTI
+/// is not installed or another tool has its one subscription ([`Error::is_busy`]).
 #[doc(alias = "cuptiSubscribe")]
 pub fn subscribe() -> Result<()> {
     let session = current();

@@ -471,7 +471,7 @@ impl GpuMemTraceBuilder {
     /// ```
     ///
     /// # Errors
-    /// When there is no such device, it cannot be read, or the gauge is not available on it.
+    /// Returns an error if there is no such device, it cannot be read, or the gauge is not available on it.
     #[track_caller]
     pub fn start(self) -> Result<GpuMemTrace> {
         let (session, at) = (current(), self.at.unwrap_or(CodeLine::of_caller()));

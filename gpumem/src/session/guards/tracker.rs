@@ -262,7 +262,7 @@ impl MemTrackerBuilder {
     /// ```
     ///
     /// # Errors
-    /// When there is no such device.
+    /// Returns an error if there is no such device.
     pub fn start(self) -> Result<MemTracker> {
         let Self { device, to } = self;
         let session = current();

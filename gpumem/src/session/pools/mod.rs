@@ -37,8 +37,8 @@ impl Pool {
     /// Example: see the [module](crate::pool).
     ///
     /// # Errors
-    /// If there is no such device, or there are 54 pools already; also if allocations cannot be intercepted, unless `gpumem run` records the
-    /// pool.
+    /// Returns an error if there is no such device, or there are 54 pools already; also if allocations cannot be intercepted, unless `gpumem
+    /// run` records the pool.
     pub fn register(name: impl Into<String>, device: impl Into<Option<u32>>) -> Result<Self> {
         let session = current();
         let devices = session.devices()?;

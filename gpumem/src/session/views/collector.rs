@@ -57,7 +57,7 @@ impl Collector {
     /// Example: see [`Collector`].
     ///
     /// # Errors
-    /// When there is no such device, or when allocations cannot be intercepted.
+    /// Returns an error if there is no such device, or if allocations cannot be intercepted.
     pub fn new(device: impl Into<Option<u32>>) -> Result<Self> {
         let of = InterceptedDevice::on(device.into())?;
         let interval = of.session.inbox.begin_interval(of.device).ok_or(Kind::Forked)?;
@@ -91,7 +91,7 @@ impl Collector {
     /// Example: see [`Collector`].
     ///
     /// # Errors
-    /// If this is the child of a fork, which has no GPU.
+    /// Returns an error if this is the child of a fork, which has no GPU.
     pub fn collect(&mut self) -> Result<Collected> {
         let InterceptedDevice { session, device, .. } = self.of;
         let peaks = session.inbox.next_interval(&mut self.interval).ok_or(Kind::Forked)?;

@@ -89,7 +89,7 @@ pub fn summary_n_reset() -> Summary {
 /// The scopes and libraries of allocations are known since the first trace or [`subscribe`](crate::session::subscribe).
 ///
 /// # Errors
-/// When there is no such device, or it cannot be read.
+/// Returns an error if there is no such device, or it cannot be read.
 #[doc(alias = "nvidia-smi")]
 pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let session = current();

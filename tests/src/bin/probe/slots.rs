@@ -28,7 +28,7 @@ type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 /// The function in the place of the driver's. It passes six integers, as many as any of the functions takes.
 ///
 /// # Safety
-/// As that function.
+/// The caller does what that function needs.
 #[allow(clippy::many_single_char_names)] // They have no other: each function calls them otherwise.
 unsafe extern "C" fn hook<const N: usize>(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> c_int {
     let hook = &HOOKS[N];

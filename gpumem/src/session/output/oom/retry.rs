@@ -19,8 +19,8 @@ use crate::{session::current, source::Devices};
 /// error counts as out of memory.
 ///
 /// # Errors
-/// The error of the second attempt, or of the first if memory did not run out. Trimming waits for the devices on which this
-/// process has a context; no pool is trimmed while a stream is being captured.
+/// Returns the error of the second attempt, or of the first if memory did not run out. Trimming waits for the devices on
+/// which this process has a context; no pool is trimmed while a stream is being captured.
 pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
     let session = current();
     let Ok(devices) = session.devices() else { return attempt() };
