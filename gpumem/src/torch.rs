@@ -113,7 +113,7 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 pub struct GpuProcesses {
     /// The device's CUDA ordinal.
     pub device: u32,
-    /// Ordered by pid. Includes processes that only draw.
+    /// The processes by pid. Those that only draw are among them.
     pub processes: Vec<GpuProcess>,
 }
 

@@ -135,7 +135,7 @@ struct Table<'a> {
     options: &'a Options,
     rows: &'a [&'a Row],
     ways: &'a [&'a Way],
-    /// By row and way, in the order of the rounds.
+    /// The times by row and way, in the order of the rounds.
     times: &'a BTreeMap<(&'a str, &'a str), Vec<f64>>,
     functions: &'a BTreeMap<(&'a str, &'a str), f64>,
 }

@@ -379,7 +379,7 @@ pub enum Request {
     Refused {
         /// The number of the refusal.
         refusal: u64,
-        /// Where.
+        /// The device.
         device: Device,
         /// The size of the refused allocation.
         requested: Bytes,

@@ -71,7 +71,7 @@ pub(crate) struct Session {
     pub(super) displaced: Mutex<u128>,
     /// True if `displaced` is not 0.
     pub(super) is_displaced: AtomicBool,
-    /// Set when the sources record into it.
+    /// It is set once the sources record into it.
     pub(super) begun: OnceCell<()>,
     /// Its own devices, which only the sessions of tests have. A session without them uses the process's.
     pub(super) devices: OnceCell<&'static dyn Devices>,

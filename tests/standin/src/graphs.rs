@@ -145,7 +145,7 @@ fn begin(call: &Call, stream: Handle, mode: c_int, graph: Option<Handle>) -> Res
     Ok(())
 }
 
-/// On all streams that joined it.
+/// Ends the capture on all streams that joined it.
 pub(crate) fn end_capture(objects: &mut Objects, graph: Handle) {
     for stream in objects.streams.values_mut() {
         stream.capture = stream.capture.filter(|capture| capture.graph != graph);

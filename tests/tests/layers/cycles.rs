@@ -106,11 +106,11 @@ fn a_path_imports_the_file_that_defines_its_target() {
     let c = ("c.rs", "pub mod inner { pub struct Inner; } make!(); pub use crate::b::*;");
     let imports_of_a = |a: &str| edges(&[lib, ("a.rs", a), b, deep, c]);
     for (a, expected) in [
-        // Through a re-export, and past it.
+        // The import goes through a re-export, and past it.
         ("use crate::b::Deep;", "b/deep.rs"),
         ("use crate::b::{self, Shallow as Other};", "b/mod.rs"),
         ("fn f() { crate::b::deep::run(); }", "b/deep.rs"),
-        // Through an imported module, an alias, and all names of a module.
+        // It goes through an imported module, an alias, and all names of a module.
         ("use crate::b::deep; fn f() { deep::run(); }", "b/deep.rs"),
         ("use crate::b as other; type D = other::Deep;", "b/deep.rs"),
         ("type D = crate::c::Deep;", "b/deep.rs"),

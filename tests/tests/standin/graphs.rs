@@ -76,7 +76,7 @@ fn a_capture_allocates_nothing() {
              figures = 24 0",
             "call cuStreamEndCapture s &g = 1; call cuStreamBeginCapture_v2 s 0; call cuStreamBeginCapture_v2 s 0 = 900; \
              call cuMemAllocAsync &a 67108864 s; call cuStreamEndCapture s &g; figures = 0 0",
-            // On another thread.
+            // Another thread allocates.
             "call cuStreamBeginCapture_v2 s 2; other_thread call cuCtxSetCurrent ctx | call cuMemAllocAsync &a 67108864 s; \
              call cuStreamEndCapture s &g; figures = 0 0",
         ],
@@ -261,7 +261,7 @@ fn memory_of_somebody_else_does_not_count() {
                 "call cuMemImportFromShareableHandle &h 77 1; {mapped}; call cuMemRetainAllocationHandle &r v; call cuMemRelease h; \
                  call cuMemUnmap v 2097152; call cuMemRelease r; call cuMemRelease r = 1; figures = 0 0"
             ),
-            // One's own, under another handle.
+            // The program imports its own memory under another handle.
             "call cuMemCreate &c 2097152 on:0 0; call cuMemExportToShareableHandle &x c 1 0; call cuMemImportFromShareableHandle &h x 1; \
              figures = 2097152 0; call cuMemRelease h; figures 0 = 2097152 0; call cuMemRelease c; figures 0 = 0 2097152".to_owned(),
             "call cuMemPoolImportFromShareableHandle &p 77 1 0; call cuMemPoolImportPointer &a p zeros; figures = 0 0; call cuMemFreeAsync a 0; \

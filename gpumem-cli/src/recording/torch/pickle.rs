@@ -65,7 +65,7 @@ impl<R: BufRead> Pickle<'_, R> {
         let [opcode] = self.bytes()?;
         match opcode {
             b'.' => return self.last(1).map(|at| Some(self.stack[at])),
-            // PROTO and FRAME.
+            // These are PROTO and FRAME.
             0x80 => self.bytes::<1>().map(drop),
             0x95 => self.bytes::<8>().map(drop),
             b'(' if self.marks.len() == DEEPEST => self.damaged("more than 100 values are inside each other"),

@@ -62,7 +62,7 @@ fn take(function: &str) -> Result<usize, Trouble> {
     Ok(used.len() - 1)
 }
 
-/// Points the slot of a function at a hook, which goes on to what was there. May be done again and again.
+/// Points the slot of a function at a hook, which goes on to what was there. This may be repeated.
 fn replace(function: &str) -> Result<(), Trouble> {
     let (slot, number) = (slot(function)?, take(function)?);
     HOOKS[number].next.store(slot.load(Ordering::Acquire), Ordering::Release);
