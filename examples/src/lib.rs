@@ -48,7 +48,7 @@ impl Gpu {
         Self::nth(0)
     }
 
-    /// The device with this number. If there is no GPU, it creates simulated devices up to this number.
+    /// Returns the device with this number. If there is no GPU, it creates simulated devices up to this number.
     ///
     /// # Errors
     /// Returns an error if devices are there, but not this one, or it cannot be used.

@@ -93,7 +93,7 @@ pub(crate) fn take(device: DeviceThread) -> Reserved {
     std::mem::take(&mut *lock(&of_device(device)))
 }
 
-/// The reservations on the device since the last call of [`take`].
+/// Returns the reservations on the device since the last call of [`take`].
 pub(crate) fn peek(device: DeviceThread) -> Reserved {
     lock(&of_device(device)).clone()
 }

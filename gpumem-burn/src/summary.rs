@@ -52,22 +52,22 @@ impl Calls {
         self.last = Some(call);
     }
 
-    /// The number of calls that ended.
+    /// Returns the number of calls that ended.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The last call.
+    /// Returns the last call.
     pub fn last(&self) -> Option<&Figures> {
         self.last.as_ref()
     }
 
-    /// The highest peak of all calls.
+    /// Returns the highest peak of all calls.
     pub fn peak(&self) -> Option<Peak> {
         self.peak
     }
 
-    /// The sum of [`Figures::used`] of all calls.
+    /// Returns the sum of [`Figures::used`] of all calls.
     pub fn used(&self) -> i64 {
         self.used
     }

@@ -28,8 +28,8 @@ pub(crate) fn is_recording(file: &Path) -> bool {
     open_to_read(file).and_then(recording::is_recording).unwrap_or(false)
 }
 
-/// The files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for the files that match
-/// it. Both are in the order of their names, where rank 2 comes before rank 10. Any other argument stands for itself.
+/// Returns the files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for the files
+/// that match it. Both are in the order of their names, where rank 2 comes before rank 10. Any other argument stands for itself.
 ///
 /// # Errors
 /// Returns an error if a folder has no recordings or cannot be read, or if nothing matches a pattern.
@@ -57,7 +57,7 @@ pub(crate) fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// The parts of a name, each with the number after it.
+/// Returns the parts of a name, each with the number after it.
 fn texts_and_numbers(path: &Path) -> Vec<(String, u128)> {
     let name = path.to_string_lossy();
     let mut rest = &*name;

@@ -111,7 +111,7 @@ impl UnwindSafe for Inner {}
 impl RefUnwindSafe for Inner {}
 
 impl Error {
-    /// The error of a recorded program.
+    /// Returns the error of a recorded program.
     #[doc(hidden)]
     pub fn recorded(message: String) -> Self {
         Kind::Recorded { message }.into()
@@ -279,7 +279,7 @@ impl Error {
         matches!(self.0.kind, Kind::NoAnswer { .. })
     }
 
-    /// The driver's own error number and name, such as `(15, "NVML_ERROR_GPU_IS_LOST")`.
+    /// Returns the driver's own error number and name, such as `(15, "NVML_ERROR_GPU_IS_LOST")`.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -313,7 +313,7 @@ impl Error {
 }
 
 impl Kind {
-    /// The error of this crate that led to this one.
+    /// Returns the error of this crate that led to this one.
     fn cause(&self) -> Option<&Error> {
         match self {
             Self::NoContext { why, .. } | Self::UnknownBlock { why: Some(why), .. } => Some(why),

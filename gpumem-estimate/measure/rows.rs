@@ -6,8 +6,8 @@ use gpumem_estimate::{
 };
 use serde_json::{Value, json};
 
-/// The model and the step of a row, such as `gpt2/8/adamw/bf16/checkpointing` or `resnet50:160/16/sgd/fp32`. `None` if there is no such
-/// row.
+/// Returns the model and the step of a row, such as `gpt2/8/adamw/bf16/checkpointing` or `resnet50:160/16/sgd/fp32`. `None` if there is
+/// no such row.
 pub(crate) fn parse(row: &str) -> Option<(Model, Step)> {
     let parts: Vec<_> = row.split('/').collect();
     let [model, batch, mode, precision, rest @ ..] = parts.as_slice() else { return None };

@@ -46,12 +46,12 @@ impl Class {
         Self::Rounding,
     ];
 
-    /// The class with this name in reports.
+    /// Returns the class with this name in reports.
     pub fn with_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|class| class.name() == name)
     }
 
-    /// The name in reports.
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",

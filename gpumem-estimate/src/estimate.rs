@@ -78,7 +78,7 @@ impl Estimate {
         Self { parameters, parameter_bytes, peak, parts: parts(paths), reserved, phases, convolutions: None }
     }
 
-    /// The peak by class.
+    /// Returns the peak by class.
     pub fn classes(&self) -> Vec<(Class, Bytes)> {
         let mut sums: BTreeMap<Class, Bytes> = BTreeMap::new();
         for part in &self.parts {

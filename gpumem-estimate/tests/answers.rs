@@ -144,7 +144,7 @@ fn a_change_saves_what_its_step_needs_less() {
     assert_eq!(changes, ["weights in 4 bits"]);
 }
 
-/// The classes of a measured row of `measure/h200.jsonl`.
+/// Returns the classes of a measured row of `measure/h200.jsonl`.
 fn measured(row: &str) -> Measured {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/measure/h200.jsonl")).unwrap();
     let row = text

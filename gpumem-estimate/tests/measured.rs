@@ -17,7 +17,7 @@ struct Row {
     error: f64,
 }
 
-/// A row, and its estimate. The model has the measured parameters.
+/// Returns a row, and its estimate. The model has the measured parameters.
 fn estimated(row: &Value) -> Estimate {
     let name = text(row, "row");
     let (model, step) = rows::parse(name).expect("a row that `rows` knows");
@@ -167,7 +167,7 @@ fn estimates_of_steps_agree_with_an_h200() {
 /// are in `measure/architectures_first.txt`.
 #[test]
 fn estimates_of_architectures_agree_with_an_h200() {
-    /// The largest difference, in percent of the measured peak.
+    /// Returns the largest difference, in percent of the measured peak.
     fn allowed(row: &str) -> f64 {
         match row {
             // transformers 5.17, which measured these, does not cap the scores of Gemma 2. The estimate follows 5.23, which does.

@@ -58,7 +58,7 @@ pub const TORCH: &str = "GPUMEM_RUN_TORCH";
 /// See [`TORCH`].
 pub const MODULES: &str = ",modules";
 
-/// The file of that history, beside a recording. Until all of it is there, its name ends in [`UNFINISHED`].
+/// Returns the file of that history, beside a recording. Until all of it is there, its name ends in [`UNFINISHED`].
 pub fn torch_file(recording: &Path) -> PathBuf {
     let mut path = recording.as_os_str().to_owned();
     path.push(".torch");

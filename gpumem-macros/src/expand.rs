@@ -58,7 +58,7 @@ fn traced_item(tokens: &TokenStream, item: &TokenStream) -> Result<TokenStream> 
     }
 }
 
-/// The block without its attributes. `write` returns the tokens of each method that has a body.
+/// Returns the block without its attributes. `write` returns the tokens of each method that has a body.
 fn impl_block(block: &Impl, write: impl Fn(&Function) -> TokenStream) -> TokenStream {
     let Impl { head, brace, inner_attrs, members, .. } = block;
     let mut tokens = head.clone();

@@ -21,7 +21,7 @@ pub(crate) struct Figure {
 /// A label has at most this many characters.
 const LONGEST: usize = 128;
 
-/// A collector for each of the devices.
+/// Returns a collector for each of the devices.
 pub(crate) fn collectors() -> Result<Vec<Collector>> {
     (0..gpumem::device::count()?).map(Collector::new).collect()
 }

@@ -47,7 +47,7 @@ fn measured(closings: &Closings) -> Dispatch {
     Dispatch::new(registry().with(layer()).with(closings.clone()))
 }
 
-/// The figures of a span, in MiB.
+/// Returns the figures of a span, in MiB.
 fn figures(name: &'static str, number: u64, used: i64, peaked: u64) -> Closed {
     Closed { name, number, used: Some(used << 20), peaked: Some(peaked << 20), note: None }
 }

@@ -38,7 +38,7 @@ impl GpuHandle {
         Ok(handle)
     }
 
-    /// Its CUDA ordinal.
+    /// Returns its CUDA ordinal.
     ///
     /// Example: see [`new`](Self::new).
     pub fn ordinal(&self) -> u32 {
@@ -360,7 +360,7 @@ pub fn device_count() -> Result<u32> {
     current().devices()?.count()
 }
 
-/// The number of the calling thread's current device. 0 if it has chosen none.
+/// Returns the number of the calling thread's current device. 0 if it has chosen none.
 ///
 /// ```
 /// # let first = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -379,8 +379,8 @@ pub fn current_device() -> Result<u32> {
     current().devices()?.current()
 }
 
-/// The name of a device, such as `NVIDIA H200`: the one with this CUDA ordinal, or with `None` the calling thread's
-/// current one.
+/// Returns the name of a device, such as `NVIDIA H200`: the one with this CUDA ordinal, or with `None` the calling
+/// thread's current one.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

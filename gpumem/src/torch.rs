@@ -61,8 +61,8 @@ pub fn empty_cache() -> Result<()> {
     (0..query::device_count()?).try_for_each(|id| query::device(Some(id))?.trim())
 }
 
-/// The processes that use a device, and how much memory each uses. `id` is the device's CUDA ordinal; `None` is the calling thread's
-/// current device. `Display` is PyTorch's text.
+/// Returns the processes that use a device, and how much memory each uses. `id` is the device's CUDA ordinal; `None` is the calling
+/// thread's current device. `Display` is PyTorch's text.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -87,7 +87,7 @@ pub fn list_gpu_processes(id: impl Into<Option<u32>>) -> Result<GpuProcesses> {
     Ok(GpuProcesses { device: handle.ordinal(), processes: handle.processes()? })
 }
 
-/// The name of a device, as [`device_name`](crate::device::name).
+/// Returns the name of a device, as [`device_name`](crate::device::name).
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

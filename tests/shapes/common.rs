@@ -48,7 +48,7 @@ impl D {
         Some(self.touch())
     }
 
-    /// A temporary that borrows two others.
+    /// Returns a temporary that borrows two others.
     fn with<'a>(&'a self, other: &'a Self) -> Pair<'a> {
         Pair(self, other, D::new("pair"))
     }
@@ -109,7 +109,7 @@ fn end(out: Result<Out, Box<dyn std::any::Any + Send>>) {
     }
 }
 
-/// The function as a whole.
+/// Traces the function as a whole.
 fn run(function: impl FnOnce() -> Out) {
     end(catch_unwind(AssertUnwindSafe(function)));
 }

@@ -49,7 +49,7 @@ impl Standin {
     }
 }
 
-/// The shared object, read once.
+/// Returns the shared object, read once.
 fn image() -> &'static Image {
     static IMAGE: OnceLock<Image> = OnceLock::new();
     IMAGE.get_or_init(|| {

@@ -155,7 +155,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What a [`command`](OwnProcess::command) wrote.
+    /// Returns what a [`command`](OwnProcess::command) wrote.
     ///
     /// # Panics
     /// Panics if it has run no test.

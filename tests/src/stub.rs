@@ -50,7 +50,7 @@ impl Form {
         }
     }
 
-    /// The place of the distance to the slot.
+    /// Returns the place of the distance to the slot.
     pub(crate) fn slot_at(self) -> usize {
         match self {
             Self::Jumps => 14,

@@ -79,7 +79,7 @@ fn hooks_change_no_result() {
     }
 }
 
-/// What a program answers to its commands, with this folder's libcuda.
+/// Returns what a program answers to its commands, with this folder's libcuda.
 fn answers(command: &mut Command, driver: &Path) -> Vec<String> {
     let command =
         command.env("LD_LIBRARY_PATH", driver).env_remove("CUDA_INJECTION64_PATH").env("GPUMEM_REPORT", "off");
@@ -187,7 +187,7 @@ impl Apt {
     }
 }
 
-/// The files in a folder and in all folders inside it, without links.
+/// Returns the files in a folder and in all folders inside it, without links.
 fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder)? {

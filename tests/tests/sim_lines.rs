@@ -32,13 +32,13 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What this thread reported while `run` ran.
+/// Returns what this thread reported while `run` ran.
 fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     drop(take(1));
     reports_of(run)
 }
 
-/// A row as `source: used peaked total`, in MB.
+/// Returns a row as `source: used peaked total`, in MB.
 fn rows(report: &Report) -> Vec<String> {
     let row = |line: &gpumem::report::Line| {
         let (used, peaked) = (line.trace.used.mb(), line.trace.peaked.mb());

@@ -307,7 +307,7 @@ fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Res
 }
 
 impl Fit {
-    /// The reason why not even one input fits.
+    /// Returns the reason why not even one input fits.
     fn why_nothing(&self) -> Option<String> {
         let Self { memory, context, limit, least, length, .. } = self;
         let least = least.as_ref()?;

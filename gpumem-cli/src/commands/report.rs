@@ -270,7 +270,7 @@ fn export(arguments: &ReportArguments, format: Format) -> Result<Exit, Failure> 
     Ok(exit_of(&[(file.display().to_string(), Missing::of(&history))]))
 }
 
-/// The tables of all recordings, in one folder.
+/// Writes the tables of all recordings into one folder.
 #[cfg(feature = "parquet")]
 fn export_tables(arguments: &ReportArguments) -> Result<Exit, Failure> {
     let Some(folder) = arguments.output.as_ref().filter(|folder| !terminal::is_stdout(folder)) else {

@@ -157,7 +157,7 @@ impl Exporter {
         self.processes.retain(|pid, (began, _)| machine::began(*pid) == Some(*began));
     }
 
-    /// The known facts of a process.
+    /// Returns the known facts of a process.
     fn process(&mut self, pid: u32) -> ProcessId {
         let Some(began) = machine::began(pid) else { return ProcessId { pid: Some(pid), ..ProcessId::default() } };
         if let Some((known, process)) = self.processes.get(&pid)
@@ -343,7 +343,7 @@ pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The live memory of each device. Names cost time, so only the largest groups have them.
+/// Returns the live memory of each device. Names cost time, so only the largest groups have them.
 fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
     #[derive(Default)]
     struct Sums {
@@ -434,7 +434,7 @@ fn largest_holes(ledger: &dyn LedgerView) -> HashMap<PoolId, u64> {
     holes
 }
 
-/// The GPUs and their slices.
+/// Returns the GPUs and their slices.
 fn gpus_of(machine: &Machine) -> Vec<GpuSample> {
     let mut all = Vec::new();
     for gpu in &machine.gpus {
@@ -460,7 +460,7 @@ fn gpus_of(machine: &Machine) -> Vec<GpuSample> {
     all
 }
 
-/// The GPU with this UUID. A recording may have it without the part before the first dash.
+/// Returns the GPU with this UUID. A recording may have it without the part before the first dash.
 fn gpu_of(uuid: Option<String>, device: Device, gpus: &[GpuSample]) -> GpuId {
     let is_it = |known: &str| {
         let uuid = uuid.as_deref().unwrap_or_default();

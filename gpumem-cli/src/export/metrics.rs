@@ -60,7 +60,7 @@ pub(super) type Attributes = Vec<(&'static str, String)>;
 pub(super) struct Points(BTreeMap<&'static str, BTreeMap<Attributes, f64>>);
 
 impl Points {
-    /// The points of a sample.
+    /// Returns the points of a sample.
     pub(super) fn of(sample: &Sample) -> Self {
         let mut points = Self::default();
         for gpu in &sample.gpus {
@@ -84,7 +84,7 @@ impl Points {
         points
     }
 
-    /// The values of a metric, by attributes.
+    /// Returns the values of a metric, by attributes.
     pub(super) fn of_metric(&self, metric: &Metric) -> impl Iterator<Item = (&Attributes, f64)> {
         self.0.get(metric.name).into_iter().flatten().map(|(attributes, value)| (attributes, *value))
     }
@@ -197,7 +197,7 @@ mod tests {
         fs::read_to_string(format!("{}/../{name}", env!("CARGO_MANIFEST_DIR"))).expect("it is there")
     }
 
-    /// The names of metrics in a text.
+    /// Returns the names of metrics in a text.
     fn names(text: &str) -> BTreeSet<String> {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let is_name = |word: &&str| word.starts_with("gpumem_") || word.starts_with("hw_gpu_");

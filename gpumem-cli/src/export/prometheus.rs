@@ -11,7 +11,7 @@ use super::metrics::{Attributes, METRICS, Points};
 
 pub(super) const CONTENT_TYPE: &str = ::prometheus::TEXT_FORMAT;
 
-/// All points as text.
+/// Returns all points as text.
 pub(super) fn text(points: &Points) -> Result<Vec<u8>> {
     let families = METRICS.iter().map(|metric| family(metric, points));
     // The format has no families without points.

@@ -25,7 +25,7 @@ impl CodeFrame {
         }
     }
 
-    /// A scope, a library or a place.
+    /// Returns a scope, a library or a place.
     fn named(name: &str) -> Self {
         Self { function: name.to_owned(), ..Self::default() }
     }
@@ -58,7 +58,7 @@ impl CodeFrame {
         self.file.rsplit('/').next().unwrap_or_default()
     }
 
-    /// The Python package of a [`short`](Self::short) frame.
+    /// Returns the Python package of a [`short`](Self::short) frame.
     fn package(&self) -> Option<&str> {
         let (package, _) = self.file.split_once('/').filter(|(package, _)| self.line == 0 && !package.is_empty())?;
         Some(package)
@@ -84,8 +84,8 @@ impl CodeFrame {
     }
 }
 
-/// The frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack has only those that say what
-/// the memory is for.
+/// Returns the frames of an origin, the outermost first: its scopes, then the functions of its stack. A folded stack has only those that
+/// say what the memory is for.
 pub(crate) fn stack(history: &History, origin: &Origin, is_folded: bool) -> Vec<CodeFrame> {
     let functions = if is_folded { folded(history, origin) } else { functions(history, origin) };
     let scopes = origin.path.iter().map(|name| CodeFrame::named(name));

@@ -36,7 +36,8 @@ struct OfEvent<'a> {
     stream: Option<u32>,
 }
 
-/// The fields as JSON, without the braces. They are made once for each origin, because names are long and events are many.
+/// Returns the fields as JSON, without the braces. They are made once for each origin, because names are long and events
+/// are many.
 fn fields(of: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     to_writer(JsonEscapes(&mut text), of)?;

@@ -67,7 +67,7 @@ impl Format {
         matches!(self, Self::Dhat | Self::RmmCsv)
     }
 
-    /// The name by which the user chooses it.
+    /// Returns the name by which the user chooses it.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }

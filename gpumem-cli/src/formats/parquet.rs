@@ -293,7 +293,7 @@ fn events(history: &History) -> impl Iterator<Item = EventRow> {
     })
 }
 
-/// The columns that identify the process, in each table.
+/// Returns the columns that identify the process, in each table.
 fn process_columns<R>(words: &Words) -> Vec<Column<'_, R>> {
     vec![
         Column::text("recording", |_| &words.recording),

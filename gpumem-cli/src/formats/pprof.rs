@@ -166,7 +166,7 @@ pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mu
     Ok(())
 }
 
-/// The samples by device and origin, those with the most bytes first.
+/// Returns the samples by device and origin, those with the most bytes first.
 fn values(history: &History, moment: Moment) -> Vec<((u16, usize), Values)> {
     let number: HashMap<*const crate::history::Origin, usize> =
         history.origins.iter().enumerate().map(|(at, origin)| (std::ptr::from_ref(origin), at)).collect();

@@ -34,8 +34,8 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     snapshot.pickle.end()
 }
 
-/// The key of a block. Keys that are no addresses have their kind in bits 58 and above. It is moved to bits 48 and above, because
-/// the web viewer has numbers of 53 bits.
+/// Returns the key of a block. Keys that are no addresses have their kind in bits 58 and above. It is moved to bits 48 and above,
+/// because the web viewer has numbers of 53 bits.
 const fn address(key: u64) -> u64 {
     key & ((1 << 48) - 1) | (key >> 58) << 48
 }
@@ -167,7 +167,7 @@ impl Snapshot<'_> {
         self.pickle.set()
     }
 
-    /// The events of each device, by its number.
+    /// Returns the events of each device, by its number.
     fn traces(&mut self) -> io::Result<()> {
         let devices = self.history.devices.iter().map(|device| device.device.ordinal + 1).max().unwrap_or(0);
         self.pickle.begin_list()?;
@@ -211,7 +211,7 @@ impl Snapshot<'_> {
         self.pickle.append()
     }
 
-    /// A change of the driver's blocks.
+    /// Returns a change of the driver's blocks.
     fn change(&mut self, change: &Change, stream: u64, block: &BlockLife, written: &mut usize) -> io::Result<()> {
         let actions: &[&'static str] = match change.kind.blocks() {
             1.. => &["segment_alloc", "alloc"],
@@ -224,7 +224,7 @@ impl Snapshot<'_> {
         actions.iter().try_for_each(|action| self.event(action, about, from, written))
     }
 
-    /// The events of PyTorch's allocator.
+    /// Returns the events of PyTorch's allocator.
     fn step(&mut self, step: &AllocatorStep, sizes: &mut HashMap<u64, u64>, written: &mut usize) -> io::Result<()> {
         let mut bytes = step.requested;
         let action = match step.action {
@@ -275,7 +275,7 @@ impl Snapshot<'_> {
         self.pickle.number(value)
     }
 
-    /// The stack, the innermost function first, and after it the scopes.
+    /// Returns the stack, the innermost function first, and after it the scopes.
     fn frames(&mut self, from: EventOrigin) -> io::Result<()> {
         self.pickle.word("frames")?;
         if let Some(number) = self.frames.get(&from) {

@@ -115,7 +115,7 @@ impl AllocatorState {
         }
     }
 
-    /// The tensors by their origins, the largest first.
+    /// Returns the tensors by their origins, the largest first.
     pub(crate) fn held<'a>(&self, origins: &'a [Origin]) -> Vec<OriginSum<'a>> {
         let mut sums = Sums::new(origins.len());
         for tensor in self.tensors.values().filter(|tensor| !tensor.is_awaiting) {
@@ -124,7 +124,7 @@ impl AllocatorState {
         sums.held(origins, 1).concat()
     }
 
-    /// The segments by their addresses. The parts of an expandable segment that follow each other are one.
+    /// Returns the segments by their addresses. The parts of an expandable segment that follow each other are one.
     pub(crate) fn segments(&self, is_expandable: bool) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
         for (address, (bytes, of)) in &self.segments {
@@ -145,7 +145,7 @@ impl AllocatorState {
         segments
     }
 
-    /// The tensors in a segment, and the room between them. Their sizes add up to that of the segment.
+    /// Returns the tensors in a segment, and the room between them. Their sizes add up to that of the segment.
     pub(crate) fn pieces(&self, segment: &Segment) -> Vec<Piece<'_>> {
         let (mut pieces, mut at, end) = (Vec::new(), segment.address, segment.address + segment.bytes);
         let mut add = |address, until: u64, tensor| {
@@ -193,7 +193,7 @@ impl TensorHistory {
         nearest.filter(|(apart, _)| *apart <= SOON).map_or_else(|| self.steps_until(time), |(_, at): (_, usize)| at + 1)
     }
 
-    /// The stream of the newest request, after this many steps.
+    /// Returns the stream of the newest request, after this many steps.
     pub(crate) fn request_stream(&self, steps: usize, state: &AllocatorState) -> u64 {
         let mut newest = self.steps[..steps.min(self.steps.len())].iter().rev();
         let is_request = |step: &&AllocatorStep| matches!(step.action, Action::Alloc | Action::OutOfMemory);

@@ -48,7 +48,7 @@ impl DeviceHistory {
         *most = (*most).max(*live);
     }
 
-    /// The highest value of the driver's blocks, whether pools divided them or not.
+    /// Returns the highest value of the driver's blocks, whether pools divided them or not.
     pub(crate) fn driver_peak(&self) -> u64 {
         self.driver.1
     }

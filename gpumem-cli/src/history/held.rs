@@ -25,7 +25,7 @@ pub(crate) struct Sum {
     pub(crate) blocks: i64,
 }
 
-/// The bytes and the blocks of all origins with the same `name`, the most bytes first.
+/// Returns the bytes and the blocks of all origins with the same `name`, the most bytes first.
 pub(crate) fn sums_by(held: &[OriginSum<'_>], name: impl Fn(&Origin) -> String) -> Vec<Sum> {
     let mut sums: BTreeMap<String, (i64, i64)> = BTreeMap::new();
     for held in held {
@@ -59,7 +59,7 @@ impl Sums {
         *sum = OfOrigin { bytes: sum.bytes.saturating_add(bytes), blocks: sum.blocks + blocks, device };
     }
 
-    /// The sums by device, the largest first.
+    /// Returns the sums by device, the largest first.
     pub(super) fn held(self, origins: &[Origin], devices: usize) -> Vec<Vec<OriginSum<'_>>> {
         let mut held = vec![Vec::new(); devices];
         for (OfOrigin { bytes, blocks, device }, origin) in self.0.into_iter().zip(origins) {

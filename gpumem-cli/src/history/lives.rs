@@ -121,7 +121,7 @@ fn halves(number: u64) -> [u32; 2] {
 }
 
 impl Lives {
-    /// The number of changes.
+    /// Returns the number of changes.
     pub(crate) fn change_count(&self) -> usize {
         self.changes.len()
     }
@@ -131,7 +131,7 @@ impl Lives {
         u32::try_from(self.changes.len()).unwrap_or(LIVE).checked_sub(1)
     }
 
-    /// The number of changes of this kind.
+    /// Returns the number of changes of this kind.
     pub(crate) fn count_of(&self, kind: ChangeKind) -> u64 {
         self.counts[kind as usize]
     }
@@ -154,7 +154,7 @@ impl Lives {
         }
     }
 
-    /// All blocks, with their numbers.
+    /// Returns all blocks, with their numbers.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, BlockLife)> {
         let end = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
         (0..end).map(|number| (number, self.block(number)))
@@ -166,19 +166,19 @@ impl Lives {
         self.blocks().take(self.blocks.partition_point(|block| block.born <= change))
     }
 
-    /// The changes in their order.
+    /// Returns the changes in their order.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change> {
         let ends = self.chunks.iter().skip(1).map(|chunk| chunk.first as usize).chain([self.changes.len()]);
         let chunks = self.chunks.iter().zip(ends);
         chunks.flat_map(move |(chunk, end)| (chunk.first as usize..end).map(move |at| self.unpack(at, chunk)))
     }
 
-    /// A change.
+    /// Returns a change.
     pub(crate) fn change(&self, at: u32) -> Change {
         self.unpack(at as usize, self.chunk_of(at))
     }
 
-    /// The time of a change. `None` if there is no such change.
+    /// Returns the time of a change. `None` if there is no such change.
     pub(super) fn time_of(&self, change: u32) -> Option<u64> {
         let packed = self.changes.get(change as usize)?;
         Some(self.chunk_of(change).time + u64::from(packed.time))
@@ -223,12 +223,12 @@ impl Lives {
         Change { time, number, delta, block, thread, kind }
     }
 
-    /// The size of a block after a change.
+    /// Returns the size of a block after a change.
     pub(crate) fn bytes_after(&self, block: u32, change: u32) -> u64 {
         self.bytes_while(block, |at| at <= change)
     }
 
-    /// The size of a block before a change.
+    /// Returns the size of a block before a change.
     fn bytes_before(&self, block: u32, change: u32) -> u64 {
         self.bytes_while(block, |at| at < change)
     }

@@ -123,7 +123,7 @@ impl Origins {
         (number, is_new)
     }
 
-    /// The stack of an origin.
+    /// Returns the stack of an origin.
     pub(super) fn stack(&self, number: u32) -> StackId {
         self.all.get(number as usize).map_or(StackId::NONE, |group| group.stack)
     }

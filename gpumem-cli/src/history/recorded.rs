@@ -123,7 +123,7 @@ impl History {
         Some(self.definitions().process().pid).filter(|pid| *pid != 0)
     }
 
-    /// The number of the process in its job. In early recordings, only the name of the file has it.
+    /// Returns the number of the process in its job. In early recordings, only the name of the file has it.
     pub(crate) fn rank(&self) -> Option<u64> {
         let of_name = || {
             let name = self.path.file_name()?.to_str()?;
@@ -179,7 +179,7 @@ impl History {
         self.devices.iter().any(|device| device.live != current(device))
     }
 
-    /// The source that recorded, and the library that it used.
+    /// Returns the source that recorded, and the library that it used.
     pub(crate) fn sources(&self) -> Vec<(Source, &str)> {
         let mut sources: Vec<_> =
             self.definitions().interceptions().iter().map(|by| (by.source, by.library.as_str())).collect();
@@ -309,7 +309,7 @@ impl History {
         &self.origins[block.origin as usize]
     }
 
-    /// The time of a change, in nanoseconds since the recording began.
+    /// Returns the time of a change, in nanoseconds since the recording began.
     pub(crate) fn time_of(&self, change: u32) -> u64 {
         self.lives.time_of(change).unwrap_or_else(|| self.end_nanos())
     }

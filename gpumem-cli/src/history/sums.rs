@@ -28,7 +28,7 @@ impl History {
         sums.held(&self.origins, self.devices.len())
     }
 
-    /// The increase of the live memory on each device from the first change to the second one.
+    /// Returns the increase of the live memory on each device from the first change to the second one.
     pub(crate) fn held_between(&self, changes: &[(Option<u32>, Option<u32>)]) -> Vec<Vec<OriginSum<'_>>> {
         // The changes between them, and their sign.
         let between = |(from, to): &(Option<u32>, Option<u32>)| {
@@ -49,7 +49,7 @@ impl History {
         sums.held(&self.origins, self.devices.len())
     }
 
-    /// The memory that each origin ever allocated.
+    /// Returns the memory that each origin ever allocated.
     pub(crate) fn allocated(&self) -> Vec<OriginSum<'_>> {
         let mut sums = Sums::new(self.origins.len());
         for change in self.lives.changes().filter(|change| change.kind == ChangeKind::Allocated) {

@@ -35,7 +35,7 @@ struct Open {
 }
 
 impl TensorBlocks {
-    /// The blocks of all devices, in the order of their times. They are counted for the devices.
+    /// Returns the blocks of all devices, in the order of their times. They are counted for the devices.
     pub(super) fn of(devices: &mut [TensorHistory], origins: usize) -> Self {
         // The first step of each device that is not applied yet. A sorted list of all steps would take more memory than the blocks.
         let first = |(device, history): (u16, &TensorHistory)| Some(Reverse((history.steps.first()?.time, device, 0)));
@@ -159,7 +159,7 @@ mod tests {
         (history, lives)
     }
 
-    /// The changes: their times, what they add, and their blocks.
+    /// Returns the changes: their times, what they add, and their blocks.
     fn changes((_, lives): &(TensorHistory, Lives)) -> Vec<(u64, i64, u32)> {
         lives.changes().map(|change| (change.time, change.delta, change.block)).collect()
     }

@@ -56,7 +56,7 @@ impl FromStr for Moment {
     }
 }
 
-/// A time with three or four digits: `12.5 s`, `300 ms`.
+/// Returns a time with three or four digits: `12.5 s`, `300 ms`.
 pub(crate) fn in_words(time: Duration) -> String {
     let nanos = time.as_nanos();
     let (unit, name) = match nanos {

@@ -161,7 +161,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The process with this number. Nothing else is known of a process that is not visible here.
+    /// Returns the process with this number. Nothing else is known of a process that is not visible here.
     fn process(&mut self, pid: u32) -> OfSystem {
         let Some(began) = system::began(pid) else {
             self.processes.remove(&pid);

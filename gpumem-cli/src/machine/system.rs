@@ -81,7 +81,7 @@ pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
     Some(read(pid, "maps")?.contains(&format!("/{library}")))
 }
 
-/// The recordings that the process writes. An error if its files cannot be read.
+/// Returns the recordings that the process writes. An error if its files cannot be read.
 pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
     let mut recordings = Vec::new();
     // If a file was closed during a look, the process may have begun its recording again in another file. The next look finds that.

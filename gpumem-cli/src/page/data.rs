@@ -335,7 +335,8 @@ fn total(history: &History, device: Device) -> Option<u64> {
     Some(history.definitions().device(device)?.total?.get())
 }
 
-/// The tensors of PyTorch, as `page.js` reads them in place of the blocks. Segments are the blocks that are not on the device.
+/// Returns the tensors of PyTorch, as `page.js` reads them in place of the blocks. Segments are the blocks that are not on the
+/// device.
 fn tensors<'a>(
     history: &'a History,
     overview: &Overview,

@@ -56,7 +56,7 @@ impl Finding {
         Self { text, place: None }
     }
 
-    /// A command of GitHub's workflows, which stands on a line of its own.
+    /// Returns a command of GitHub's workflows, which stands on a line of its own.
     fn as_github(&self) -> String {
         let escaped = |text: &str| one_line(text).replace('%', "%25");
         let place = self.place.as_deref().and_then(position).map(|(file, line, column)| {

@@ -119,7 +119,7 @@ pub(crate) fn is_of_recording(name: &str) -> bool {
     name.match_indices([':', ',']).map(|(end, _)| &name[..end]).chain([name]).any(is_of_device)
 }
 
-/// The device and the file of a place. `None` if the place has no line.
+/// Returns the device and the file of a place. `None` if the place has no line.
 fn source(name: &str) -> Option<&str> {
     position(name).map(|(source, ..)| source)
 }

@@ -42,7 +42,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// The JSON of the report.
+    /// Returns the JSON of the report.
     pub(crate) fn of(&self, history: &History) -> AllCalls {
         calls(history, self.inside.as_deref())
     }

@@ -66,7 +66,7 @@ pub(crate) fn most(place: &Spread<'_>) -> i64 {
     place.cells.last().map_or(0, |(_, bytes, _)| *bytes)
 }
 
-/// The largest difference from the median.
+/// Returns the largest difference from the median.
 pub(crate) fn difference(place: &Spread<'_>) -> i64 {
     (most(place) - place.median).max(place.median - place.least)
 }
@@ -154,7 +154,7 @@ impl Comparison {
         Some(Extremes { highest, median: known[known.len() / 2], lowest: known[0] })
     }
 
-    /// The recordings whose program ran out of memory, the first one first.
+    /// Returns the recordings whose program ran out of memory, the first one first.
     pub(crate) fn out_of_memory(&self) -> Vec<usize> {
         let mut all: Vec<_> =
             (0..).zip(&self.recordings).filter_map(|(at, of)| Some((of.out_of_memory?, at))).collect();
@@ -171,7 +171,7 @@ impl Comparison {
         (!all.is_empty()).then(|| format!("Out of memory: {}{more}.", first.join(", ")))
     }
 
-    /// The recordings of a rank.
+    /// Returns the recordings of a rank.
     pub(crate) fn of_rank(&self, rank: u64) -> impl Iterator<Item = usize> {
         (0..).zip(&self.recordings).filter(move |(_, recording)| recording.rank == Some(rank)).map(|(at, _)| at)
     }

@@ -254,7 +254,7 @@ impl TensorsDifference {
         })
     }
 
-    /// The tables, each with the name of its rows.
+    /// Returns the tables, each with the name of its rows.
     fn all(&self) -> [(&'static str, &[Named]); 3] {
         [("used for", &self.by_class), ("module", &self.by_module), ("tensors at", &self.by_place)]
     }

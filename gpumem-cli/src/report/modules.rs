@@ -173,7 +173,7 @@ mod tests {
 
     use crate::history::{Origin, tensors::Tensor};
 
-    /// The names of modules, each with one tensor.
+    /// Returns the names of modules, each with one tensor.
     fn names(modules: &[&str]) -> Vec<String> {
         let origin = |module: &&str| {
             let path = if module.is_empty() { Vec::new() } else { vec![(*module).to_owned()] };

@@ -340,12 +340,12 @@ impl Overview {
         self.torch.iter().flat_map(TensorsOverview::missing_in_words).collect()
     }
 
-    /// The peak of tensors on a device.
+    /// Returns the peak of tensors on a device.
     pub(crate) fn tensors_peak(&self, device: u32) -> Option<u64> {
         self.tensors_at_peak(device).map(|peak| peak.allocated_bytes)
     }
 
-    /// The tensors of a device at their peak.
+    /// Returns the tensors of a device at their peak.
     pub(super) fn tensors_at_peak(&self, device: u32) -> Option<&TensorMoment> {
         let devices = &self.torch.as_ref()?.devices;
         devices.iter().find(|tensors| tensors.device == device)?.peak.as_ref()

@@ -31,7 +31,7 @@ pub(crate) struct PlaceFigures {
     pub(crate) allocations: Option<i64>,
 }
 
-/// The places of a recording, those with the most at the peak first.
+/// Returns the places of a recording, those with the most at the peak first.
 pub(crate) fn places<'a>(history: &'a History) -> Vec<PlaceFigures> {
     let mut places: Vec<PlaceFigures> = Vec::new();
     let mut known = HashMap::new();

@@ -91,7 +91,7 @@ impl Run {
 }
 
 impl RankPeak {
-    /// The name, such as `rank 3, device 0`.
+    /// Returns the name, such as `rank 3, device 0`.
     fn words(&self) -> String {
         const MOST: usize = 40;
         let simulated = if self.simulated { "simulated " } else { "" };
@@ -174,7 +174,7 @@ impl RunDifference {
         before.chain(self.only_after.iter().map(|peak| peak.alone_in(&self.after))).collect()
     }
 
-    /// The sum, and the peaks.
+    /// Returns the sum, and the peaks.
     fn rows(&self) -> Vec<Named> {
         let sum = Named { name: format!("sum of {}", self.peaks.len()), change: self.sum };
         let sum = (self.peaks.len() > 1).then_some(sum);
@@ -205,7 +205,7 @@ impl RunDifference {
         write_verdict(self.limit, self.is_exceeded, out, paint)
     }
 
-    /// The peak that grew most, or shrank most if none grew. `None` if none changed.
+    /// Returns the peak that grew most, or shrank most if none grew. `None` if none changed.
     pub(crate) fn changed_most(&self) -> Option<&RankDifference> {
         let grew = self.peaks.first().filter(|peak| peak.named.change.bytes > 0);
         grew.or_else(|| self.peaks.last().filter(|peak| peak.named.change.bytes < 0))

@@ -26,7 +26,7 @@ impl PlaceSum {
     }
 }
 
-/// The sums by scope, place and kind, the largest first.
+/// Returns the sums by scope, place and kind, the largest first.
 pub(crate) fn place_sums(held: &[OriginSum<'_>]) -> Vec<PlaceSum> {
     let mut all: Vec<PlaceSum> = Vec::new();
     let mut known = std::collections::HashMap::new();

@@ -309,7 +309,7 @@ fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io:
     writeln!(out, "{}", InPaint(&Bars("allocated at", &rows), paint))
 }
 
-/// The tensors of each device at a moment, for JSON. With `has_segments`, each segment is listed.
+/// Returns the tensors of each device at a moment, for JSON. With `has_segments`, each segment is listed.
 pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Option<Vec<TensorMoment>> {
     let all = history.tensors.as_ref()?;
     let of_device = |tensors: &TensorHistory| {

@@ -199,7 +199,7 @@ impl Target {
     }
 }
 
-/// The reason why Python could not reach the other process.
+/// Returns the reason why Python could not reach the other process.
 fn explain(error: &str, ptrace_scope: &str) -> AttachError {
     let is_permission = ["PermissionError", "Operation not permitted", "Permission denied"];
     if !is_permission.iter().any(|text| error.contains(text)) {

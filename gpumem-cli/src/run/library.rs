@@ -42,7 +42,7 @@ fn is_readable_for_all(folder: &Path) -> bool {
     folder.canonicalize().is_ok_and(|folder| folder.ancestors().all(is_open))
 }
 
-/// The user's cache, else a folder of the user's among the temporary files.
+/// Returns the user's cache, else a folder of the user's among the temporary files.
 fn folders() -> impl Iterator<Item = PathBuf> {
     let named = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));

@@ -238,7 +238,7 @@ fn summarize(recordings: &[PathBuf], options: &RunOptions, signal: Option<i32>, 
     }
 }
 
-/// The path as a user in this folder would name it.
+/// Returns the path as a user in this folder would name it.
 fn below_folder(path: &Path) -> &Path {
     env::current_dir().ok().and_then(|folder| path.strip_prefix(folder).ok()).unwrap_or(path)
 }

@@ -28,7 +28,7 @@ pub(super) fn put_before(program: &mut Program, injected: &Path, all: bool) -> i
     Ok(())
 }
 
-/// The folder with the library.
+/// Returns the folder with the library.
 fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
     let bytes = fs::read(real)?;
     let file = object::File::parse(&*bytes).map_err(io::Error::other)?;

@@ -158,7 +158,7 @@ impl Recorded {
         self.only_peak
     }
 
-    /// The settings that tell the library in the program what to record.
+    /// Returns the settings that tell the library in the program what to record.
     pub(super) fn settings(&self) -> Settings {
         let keep = match self.max_size.or_else(|| self.live.then_some(LIVE)) {
             _ if self.only_peak => variable::PEAKS.to_owned(),
@@ -195,7 +195,7 @@ enum Stacks {
 }
 
 impl Stacks {
-    /// The value of the library's setting `GPUMEM_BACKTRACE`.
+    /// Returns the value of the library's setting `GPUMEM_BACKTRACE`.
     const fn backtrace(self) -> &'static str {
         match self {
             Self::None => "0",

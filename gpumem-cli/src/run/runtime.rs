@@ -13,7 +13,7 @@ use gpumem_inject::variable;
 
 use super::{library, passing::Passing};
 
-/// The path of the library.
+/// Returns the path of the library.
 pub(super) fn unpacked(injected: &Path) -> io::Result<PathBuf> {
     let library = Passing {
         name: variable::RUNTIME,

@@ -157,7 +157,7 @@ impl Live {
         self.unread
     }
 
-    /// The figures since the recording began. They never fall.
+    /// Returns the figures since the recording began. They never fall.
     pub(crate) fn totals(&self) -> Totals {
         let (now, before) = (self.follower.totals(), &self.before);
         let mut peaks = now.peaks;
@@ -422,7 +422,7 @@ mod tests {
         report::overview::Overview,
     };
 
-    /// A program that allocates and frees blocks of these sizes, one after the other.
+    /// Returns a program that allocates and frees blocks of these sizes, one after the other.
     fn events(bytes: impl IntoIterator<Item = u64>) -> Vec<Item> {
         let device = Device { family: Family::Cuda, ordinal: 0 };
         let kinds = bytes.into_iter().zip(1..).flat_map(|(bytes, number)| {

@@ -153,7 +153,7 @@ impl State {
         self.selected = self.selected.saturating_add_signed(rows).min(last);
     }
 
-    /// The processes by memory, then the recordings of other processes.
+    /// Returns the processes by memory, then the recordings of other processes.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let Some(sample) = &self.sample else { return Vec::new() };
         let of_pid = |pid: u32| sample.recordings.iter().position(|recording| recording.pid == Some(pid));
@@ -210,7 +210,7 @@ impl State {
         rows
     }
 
-    /// The recording of the selected row.
+    /// Returns the recording of the selected row.
     pub(crate) fn recording(&self) -> Option<&RecordingView> {
         let at = self.rows().get(self.selected)?.recording?;
         self.sample.as_ref()?.recordings.get(at)

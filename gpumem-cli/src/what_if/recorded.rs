@@ -27,7 +27,7 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// The title of the table.
+    /// Returns the title of the table.
     pub(super) fn title(&self) -> String {
         let of = if self.devices > 1 {
             format!(" on GPU {}, the busiest of {}", self.device, self.devices)

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{failure::Failure, history::History};
 
-/// The settings of a row. `None` if there is no such row: PyTorch collects garbage only if the program limits its memory (`malloc`,
-/// `allowed_memory_maximum`), and the model has no `cudaMallocAsync`.
+/// Returns the settings of a row. `None` if there is no such row: PyTorch collects garbage only if the program limits its memory
+/// (`malloc`, `allowed_memory_maximum`), and the model has no `cudaMallocAsync`.
 fn settings_of(setting: &str) -> Option<AllocatorSettings> {
     let plain = AllocatorSettings::default();
     Some(match setting.split_once(':')? {

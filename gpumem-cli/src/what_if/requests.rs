@@ -41,7 +41,7 @@ impl Requests {
     }
 }
 
-/// The refused requests after which the program never got as much, by their steps, the last one first.
+/// Returns the refused requests after which the program never got as much, by their steps, the last one first.
 fn never_obtained(steps: &[AllocatorStep]) -> Vec<usize> {
     let (mut obtained, mut refused) = (0, Vec::new());
     for (at, step) in steps.iter().enumerate().rev() {

@@ -37,7 +37,7 @@ fn gpumem(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("the output is text")
 }
 
-/// The page of some recordings, and the report of each.
+/// Returns the page of some recordings, and the report of each.
 fn page(name: &str, recordings: Vec<(&str, Made)>) -> (PathBuf, Vec<Value>) {
     let page = file(&format!("{name}.html"));
     let mut files = Vec::new();

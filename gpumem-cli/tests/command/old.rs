@@ -13,7 +13,7 @@ use std::{fs, path::PathBuf};
 
 use crate::{file, gpumem};
 
-/// The path of a file in `tests/data`.
+/// Returns the path of a file in `tests/data`.
 pub(crate) fn data(name: &str) -> String {
     format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
 }

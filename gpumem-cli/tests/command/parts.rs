@@ -58,12 +58,12 @@ fn part_of(made: Made, mut part: Part, after: usize) -> Vec<u8> {
     writer.finish().expect("memory takes all")
 }
 
-/// The recording of the peak.
+/// Returns the recording of the peak.
 fn peaks(name: &str) -> String {
     written(name, &part_of(program(), Part::peaks(), usize::MAX))
 }
 
-/// The recording of the newest events, from 500 ms on.
+/// Returns the recording of the newest events, from 500 ms on.
 fn newest(name: &str) -> String {
     written(name, &part_of(program(), Part::newest(), 2))
 }

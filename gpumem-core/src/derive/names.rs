@@ -11,9 +11,9 @@ use crate::model::{
 pub trait Names {
     /// The place where a scope is opened, and its name.
     fn callsite(&self, id: CallsiteId) -> Callsite;
-    /// The meaning of a stack. It may read files.
+    /// Returns the meaning of a stack. It may read files.
     fn stack(&self, id: StackId) -> Stack;
-    /// The name of a registered pool.
+    /// Returns the name of a registered pool.
     fn pool(&self, id: PoolId) -> String;
 }
 

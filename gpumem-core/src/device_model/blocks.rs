@@ -73,7 +73,7 @@ impl Blocks {
         Ok(bytes)
     }
 
-    /// The start and size of the live block that contains this address.
+    /// Returns the start and size of the live block that contains this address.
     pub(super) fn containing(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &bytes) = self.live.range(..=address).next_back()?;
         (address - start < bytes).then_some((start, bytes))

@@ -34,7 +34,7 @@ impl DeviceModel {
     /// The most memory that a device may have. A larger one would have bytes without an address.
     pub const LARGEST: u64 = LARGEST;
 
-    /// A device with nothing in use.
+    /// Creates a device with nothing in use.
     pub fn new(total: u64) -> Self {
         let [blocks, pooled] = addresses(total);
         Self {
@@ -157,22 +157,22 @@ impl DeviceModel {
         self.pool.shrink_to(keep);
     }
 
-    /// The bytes in use in the pool.
+    /// Returns the bytes in use in the pool.
     pub fn pool_used(&self) -> u64 {
         self.pool.used
     }
 
-    /// The backing of the pool.
+    /// Returns the backing of the pool.
     pub fn pool_reserved(&self) -> u64 {
         self.pool.reserved
     }
 
-    /// The highest usage of the pool since the last reset.
+    /// Returns the highest usage of the pool since the last reset.
     pub fn pool_used_high(&self) -> u64 {
         self.pool.used_high
     }
 
-    /// The largest backing of the pool since the last reset.
+    /// Returns the largest backing of the pool since the last reset.
     pub fn pool_reserved_high(&self) -> u64 {
         self.pool.reserved_high
     }
@@ -217,7 +217,7 @@ impl DeviceModel {
         *self = Self { held, ..Self::new(total).with_reserved(reserved) };
     }
 
-    /// The start and size of the live block that contains this address, like `cuMemGetAddressRange`.
+    /// Returns the start and size of the live block that contains this address, like `cuMemGetAddressRange`.
     pub fn block_at(&self, address: u64) -> Option<(u64, u64)> {
         self.blocks.containing(address).or_else(|| self.pool.blocks.containing(address))
     }

@@ -20,7 +20,7 @@ pub enum ModelError {
     ZeroBytes,
 }
 
-/// The size of a block with its alignment.
+/// Returns the size of a block with its alignment.
 pub(super) fn packed(bytes: u64) -> Result<u64, ModelError> {
     round_up(bytes, ALIGNMENT)
 }

@@ -103,8 +103,8 @@ fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
     ]
 }
 
-/// The number of a kind. A new kind does not compile here until it has a number, and `each_kind_has_its_predicates` then asks for
-/// its row.
+/// Returns the number of a kind. A new kind does not compile here until it has a number, and `each_kind_has_its_predicates` then
+/// asks for its row.
 fn number(kind: &Kind) -> usize {
     match kind {
         Kind::NoLibrary { .. } => 0,

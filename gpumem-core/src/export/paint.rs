@@ -77,7 +77,8 @@ impl Role {
 }
 
 impl Paint {
-    /// The text in the colour of its role, on one line. Padding must be in the text already: escape codes have no width.
+    /// Returns the text in the colour of its role, on one line. Padding must be in the text already: escape codes have
+    /// no width.
     pub fn on<T: fmt::Display>(self, role: Role, text: T) -> Painted<T> {
         Painted { style: if self.is_coloured { role.style() } else { Style::new() }, text }
     }

@@ -72,7 +72,7 @@ impl Cell {
         Self { depth, ..Self::from(text) }
     }
 
-    /// The share of `part` in `whole`, in eighths of a column.
+    /// Returns the share of `part` in `whole`, in eighths of a column.
     pub fn bar(part: i64, whole: i64) -> Self {
         const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
         let (part, whole) = (i128::from(part.max(0)), i128::from(whole.max(1)));
@@ -235,7 +235,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// The width of a line, including the space before it.
+    /// Returns the width of a line, including the space before it.
     fn width(&self) -> usize {
         let shown = self.widths.iter().flatten();
         1 + shown.clone().sum::<usize>() + self.gap * shown.count().saturating_sub(1)

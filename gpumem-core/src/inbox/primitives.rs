@@ -63,7 +63,7 @@ pub trait SpinLock<T> {
     where
         Self: 'a;
 
-    /// An unlocked lock around the value.
+    /// Creates an unlocked lock around the value.
     fn new(value: T) -> Self;
     /// Returns whether a thread holds the lock. It is only a hint, because the answer may change at once.
     fn is_locked(&self) -> bool;
@@ -78,7 +78,7 @@ pub trait Lock<T> {
     where
         Self: 'a;
 
-    /// An unlocked lock around the value.
+    /// Creates an unlocked lock around the value.
     fn new(value: T) -> Self;
     /// Waits until no other thread holds the lock, and locks it.
     fn lock(&self) -> Self::Guard<'_>;
@@ -86,19 +86,19 @@ pub trait Lock<T> {
 
 /// A number to which several threads add.
 pub trait Counter: Debug {
-    /// A counter with this value.
+    /// Creates a counter with this value.
     fn new(value: u64) -> Self;
     /// Adds to the counter.
     fn add(&self, more: u64);
-    /// The value now.
+    /// Returns the value now.
     fn get(&self) -> u64;
 }
 
 /// A moment of a clock that never goes back.
 pub trait Clock: Debug {
-    /// The current moment.
+    /// Returns the current moment.
     fn now() -> Self;
-    /// The time since this moment.
+    /// Returns the time since this moment.
     fn elapsed(&self) -> Duration;
 }
 

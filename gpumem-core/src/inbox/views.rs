@@ -17,10 +17,10 @@ use crate::{
 pub trait LedgerView: Send + Sync {
     /// Returns the number of events that were recorded or lost so far.
     fn counts(&self) -> Counts;
-    /// The statistics of each device.
+    /// Returns the statistics of each device.
     fn stats(&self) -> Vec<DeviceStats>;
-    /// The tree of scope paths, read in parts. A path that was read before the paths inside it may have less in use than
-    /// they have; its figures are then raised to theirs.
+    /// Returns the tree of scope paths, read in parts. A path that was read before the paths inside it may have less in
+    /// use than they have; its figures are then raised to theirs.
     fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)>;
     /// The groups that have live blocks, read in parts.
     fn groups(&self) -> Vec<GroupUsage>;
@@ -31,16 +31,16 @@ pub trait LedgerView: Send + Sync {
     fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool;
     /// Releases a kept peak.
     fn release_peak(&self, under: ScopeId);
-    /// A kept peak and its groups, read in parts. Later events do not change them.
+    /// Returns a kept peak and its groups, read in parts. Later events do not change them.
     fn kept_peak(&self, under: ScopeId) -> Option<(PeakTotal, Vec<GroupAtPeak>)>;
-    /// The live block with this key.
+    /// Returns the live block with this key.
     fn block(&self, key: Key) -> Option<KnownBlock>;
     /// The registered pools, and closed ones that still have blocks.
     fn pools(&self) -> Vec<KnownPool>;
     /// Returns the places of the blocks of pools, by address. Blocks that are known by their handles are not among
     /// them.
     fn pool_blocks(&self) -> Vec<(PoolId, Range<u64>)>;
-    /// The scopes around the one with this period, the outermost first.
+    /// Returns the scopes around the one with this period, the outermost first.
     fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId>;
     /// The live blocks, read in parts: all of them, or those that were allocated in a scope.
     fn blocks(&self, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock>;

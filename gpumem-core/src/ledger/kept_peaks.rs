@@ -94,7 +94,7 @@ impl Ledger {
         Some(())
     }
 
-    /// The sum of a kept peak.
+    /// Returns the sum of a kept peak.
     pub fn kept_peak(&self, under: ScopeId) -> Option<PeakTotal> {
         let KeptRange { meter, of_thread, range } = self.kept_peaks.get(&under)?;
         let Meter { device, peaks, .. } = &self.meters.0[usize::from(*meter)];

@@ -148,7 +148,7 @@ impl Ledger {
         self.live.get(key).is_some_and(|entry| self.is_allocated_in(entry, &period))
     }
 
-    /// The scopes of a path, the outermost first.
+    /// Returns the scopes of a path, the outermost first.
     pub fn path(&self, node: NodeId) -> Vec<CallsiteId> {
         self.tree.path(node)
     }

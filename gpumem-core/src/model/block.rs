@@ -37,7 +37,7 @@ impl MemKind {
     pub const ALL: [Self; 7] =
         [Self::Device, Self::Pool, Self::Managed, Self::PinnedHost, Self::Vmm, Self::Graph, Self::Part];
 
-    /// The name in reports and in JSON, such as `pinned host`.
+    /// Returns the name in reports and in JSON, such as `pinned host`.
     ///
     /// ```
     /// assert_eq!(gpumem::report::MemKind::Vmm.name(), "vmm");
@@ -204,20 +204,20 @@ impl Tag {
     /// The tag of no block.
     pub const NONE: Self = Self(u64::MAX);
 
-    /// The tag of a block.
+    /// Creates the tag of a block.
     #[inline]
     pub const fn new(device: Device, kind: MemKind, context: u8, stack: StackId) -> Self {
         let device = (device.ordinal as u64) << 48 | (device.family as u64) << 16;
         Self(device | (stack.0 as u64) << 20 | (context as u64) << 8 | kind as u64)
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(self) -> Device {
         let family = if self.0 & 1 << 16 == 0 { Family::Cuda } else { Family::Simulated };
         Device { family, ordinal: (self.0 >> 48) as u32 }
     }
 
-    /// The kind of memory.
+    /// Returns the kind of memory.
     #[inline]
     pub const fn kind(self) -> MemKind {
         MemKind::ALL[(self.0 & 0xff) as usize]
@@ -235,7 +235,7 @@ impl Tag {
         (self.0 >> 8) as u8
     }
 
-    /// The stack of the call.
+    /// Returns the stack of the call.
     #[expect(clippy::cast_possible_truncation, reason = "only the bits of this part are kept")]
     pub const fn stack(self) -> StackId {
         StackId((self.0 >> 20) as u32 & Self::MOST_STACKS)
@@ -251,7 +251,7 @@ impl Block {
         Self { device: tag.device(), bytes, kind: tag.kind(), context: tag.context(), stack: tag.stack() }
     }
 
-    /// Its tag.
+    /// Returns its tag.
     #[inline]
     pub const fn tag(&self) -> Tag {
         Tag::new(self.device, self.kind, self.context, self.stack)

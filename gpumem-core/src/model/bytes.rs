@@ -30,14 +30,14 @@ impl Bytes {
     /// ```
     pub const ZERO: Self = Self(0);
 
-    /// An amount in bytes.
+    /// Creates an amount in bytes.
     ///
     /// Example: see [`Bytes`].
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// An amount in KiB (2^10 bytes).
+    /// Returns an amount in KiB (2^10 bytes).
     ///
     /// ```
     /// assert_eq!(gpumem::Bytes::kib(2).get(), 2 * (1 << 10));
@@ -49,7 +49,7 @@ impl Bytes {
         Self::of(kib, KIB)
     }
 
-    /// An amount in MiB (2^20 bytes).
+    /// Returns an amount in MiB (2^20 bytes).
     ///
     /// ```
     /// assert_eq!(gpumem::Bytes::mib(2).get(), 2 * (1 << 20));
@@ -61,7 +61,7 @@ impl Bytes {
         Self::of(mib, MIB)
     }
 
-    /// An amount in GiB (2^30 bytes).
+    /// Returns an amount in GiB (2^30 bytes).
     ///
     /// ```
     /// assert_eq!(gpumem::Bytes::gib(2).get(), 2 * (1 << 30));
@@ -80,7 +80,7 @@ impl Bytes {
         }
     }
 
-    /// The exact number of bytes.
+    /// Returns the exact number of bytes.
     ///
     /// ```
     /// assert_eq!(gpumem::Bytes::kib(1).get(), 1024);
@@ -133,14 +133,14 @@ impl ByteDelta {
     /// ```
     pub const ZERO: Self = Self(0);
 
-    /// A difference in bytes.
+    /// Creates a difference in bytes.
     ///
     /// Example: see [`ByteDelta`].
     pub const fn new(bytes: i64) -> Self {
         Self(bytes)
     }
 
-    /// The exact number of bytes.
+    /// Returns the exact number of bytes.
     ///
     /// ```
     /// assert_eq!(gpumem::ByteDelta::new(-5).get(), -5);

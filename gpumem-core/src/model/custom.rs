@@ -16,7 +16,7 @@ pub struct CustomGauge {
 type ReadInUse = dyn Fn() -> Result<Bytes, String> + Send + Sync;
 
 impl CustomGauge {
-    /// Its name.
+    /// Returns its name.
     #[doc(hidden)]
     pub fn name(&self) -> &str {
         &self.name

@@ -22,7 +22,7 @@ pub enum Gauge {
 }
 
 impl Gauge {
-    /// The name in JSON, in `GPUMEM_GAUGE` and in `#[gpu_mem_trace(gauge = "…")]`.
+    /// Returns the name in JSON, in `GPUMEM_GAUGE` and in `#[gpu_mem_trace(gauge = "…")]`.
     ///
     /// ```
     /// assert_eq!(gpumem::Gauge::Sampled.name(), "sampled");

@@ -116,7 +116,8 @@ impl TensorClass {
         Self::Workspace,
     ];
 
-    /// The name in reports. The classes of estimates have no temporary tensors; the others have the same names there.
+    /// Returns the name in reports. The classes of estimates have no temporary tensors; the others have the same names
+    /// there.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",

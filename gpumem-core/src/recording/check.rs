@@ -426,7 +426,7 @@ impl Checks {
         self.kept.contains(&scope)
     }
 
-    /// The number of the newest event.
+    /// Returns the number of the newest event.
     pub(super) fn number(&self) -> u64 {
         self.number
     }

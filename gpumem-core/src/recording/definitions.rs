@@ -177,32 +177,32 @@ impl Definitions {
         self.part = None;
     }
 
-    /// The recorded process.
+    /// Returns the recorded process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// A thread; the newest one of that number.
+    /// Returns the newest thread of that number.
     pub fn thread(&self, thread: ThreadId) -> Option<&ThreadDefinition> {
         self.threads.get(&thread)
     }
 
-    /// A device.
+    /// Returns a device.
     pub fn device(&self, device: Device) -> Option<&DeviceDefinition> {
         self.devices.get(&device)
     }
 
-    /// All devices.
+    /// Returns all devices.
     pub fn devices(&self) -> impl Iterator<Item = &DeviceDefinition> {
         self.devices.values()
     }
 
-    /// All modules.
+    /// Returns all modules.
     pub fn modules(&self) -> impl Iterator<Item = &ModuleDefinition> {
         self.modules.values()
     }
 
-    /// A CUDA context; the newest one of that number.
+    /// Returns the newest CUDA context of that number.
     pub fn context(&self, context: u8) -> Option<&ContextDefinition> {
         self.contexts.get(&context)
     }
@@ -254,7 +254,7 @@ impl Definitions {
         !self.modules.is_empty() && self.symbols.keys().all(|address| address.module == 0)
     }
 
-    /// The addresses of a stack.
+    /// Returns the addresses of a stack.
     pub fn addresses(&self, stack: StackId) -> &[CodeAddress] {
         self.stacks.get(&stack).map(Vec::as_slice).unwrap_or_default()
     }

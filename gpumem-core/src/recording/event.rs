@@ -56,7 +56,7 @@ pub(super) const fn is_short(first: u8) -> bool {
 
 const STEP: u64 = 256;
 
-/// A block without its size, as blocks of one sort share it.
+/// Returns a block without its size, as blocks of one sort share it.
 fn sort_of(block: &Block) -> Block {
     Block { bytes: Bytes::ZERO, ..*block }
 }

@@ -402,7 +402,7 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    /// The totals, and the live blocks with their scopes.
+    /// Returns the totals, and the live blocks with their scopes.
     fn figures(follower: &Follower) -> (Totals, Vec<(u64, Bytes, Vec<CallsiteId>)>) {
         let (nodes, blocks) = (follower.ledger().nodes(), follower.ledger().blocks(None));
         let path = |node: NodeId| {

@@ -341,7 +341,7 @@ impl<R> Reader<R> {
         &self.state.inbox
     }
 
-    /// The time of the newest event of the ledger.
+    /// Returns the time of the newest event of the ledger.
     pub fn time(&self) -> Time {
         self.state.time
     }

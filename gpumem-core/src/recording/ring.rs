@@ -145,7 +145,7 @@ impl<M: RingMemory> Ring<M> {
         &self.line(line::DEFINED)[0]
     }
 
-    /// The words for definitions.
+    /// Returns the words for definitions.
     fn definitions(&self) -> impl Iterator<Item = &AtomicU64> {
         let slots = usize::try_from(self.mask).map_or(usize::MAX, |mask| mask + 1);
         self.memory.lines().get(HEADER + slots..).unwrap_or_default().iter().flat_map(|line| &line.0)
@@ -395,7 +395,7 @@ impl<M: RingMemory> RingReader<M> {
         (self.next - self.tail, self.ring.mask + 1)
     }
 
-    /// The memory of the ring.
+    /// Returns the memory of the ring.
     pub fn memory(&self) -> &M {
         &self.ring.memory
     }

@@ -123,7 +123,7 @@ pub struct DeviceReading {
     pub pool: Option<PoolUsage>,
 }
 
-/// A path of scopes as text.
+/// Returns a path of scopes as text.
 pub fn path_in_words(path: &[String]) -> String {
     if path.is_empty() { "outside of all scopes".to_owned() } else { path.join(" > ") }
 }

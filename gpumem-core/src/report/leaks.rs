@@ -40,7 +40,7 @@ impl Leaks {
     }
 }
 
-/// The places and scopes that allocated the blocks, the largest first. Without any scope, the places alone.
+/// Returns the places and scopes that allocated the blocks, the largest first. Without any scope, the places alone.
 pub fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
     let has_scopes = blocks.iter().any(|block| !block.path.is_empty());
     let place = |block: &LiveBlock| {

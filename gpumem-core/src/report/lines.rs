@@ -41,21 +41,21 @@ impl SourceLine {
         }
     }
 
-    /// The file, as the compiler names it.
+    /// Returns the file, as the compiler names it.
     ///
     /// Example: see [`SourceLine`].
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// The line, from 1 on.
+    /// Returns the line, from 1 on.
     ///
     /// Example: see [`SourceLine`].
     pub fn line(&self) -> u32 {
         self.line
     }
 
-    /// The column, from 1 on.
+    /// Returns the column, from 1 on.
     ///
     /// Example: see [`SourceLine`].
     pub fn column(&self) -> u32 {
@@ -125,7 +125,7 @@ impl Lines {
         self.total = Some(total);
     }
 
-    /// The figures of the whole call and of its statements. `last` has the drops at the end.
+    /// Returns the figures of the whole call and of its statements. `last` has the drops at the end.
     pub fn finish(mut self, number: u32, last: Trace) -> (Trace, Vec<Line>) {
         let lines = self.lines.len();
         self.push(number, "}", last);

@@ -87,7 +87,7 @@ pub struct MemoryStats {
 }
 
 impl MemoryStats {
-    /// The names in PyTorch's style: `all`, then each kind.
+    /// Returns the names in PyTorch's style: `all`, then each kind.
     #[doc(hidden)]
     pub fn named(&self) -> [(&'static str, &AllocStats); 7] {
         let KindStats { device, pool, vmm, graph, managed, pinned_host } = &self.kinds;

@@ -61,7 +61,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     ///
     /// ```
     /// assert_eq!(gpumem::sink::Level::Warning.name(), "warning");
@@ -109,7 +109,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// The name in JSON: `type`.
+    /// Returns the name in JSON: `type`.
     ///
     /// ```
     /// assert_eq!(gpumem::sink::Content::Notice("no GPU".to_owned()).name(), "notice");
@@ -127,7 +127,7 @@ impl Content {
         }
     }
 
-    /// Its level.
+    /// Returns its level.
     ///
     /// ```
     /// use gpumem::sink::{Content, Level};
@@ -203,7 +203,7 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// The peaks of these devices.
+    /// Returns the peaks of these devices.
     #[doc(hidden)]
     pub fn new(devices: Vec<PeakHolders>, is_intercepted: bool) -> Self {
         Self { devices, is_intercepted }

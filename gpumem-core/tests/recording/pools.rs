@@ -27,7 +27,7 @@ fn part(number: u64, bytes: u64) -> Item {
     event(number, EventKind::Alloc { key: Key::of_part(POOL, 4096), block })
 }
 
-/// The pool, and the sum of the ledger's changes of blocks of the program.
+/// Returns the pool, and the sum of the ledger's changes of blocks of the program.
 fn read(items: &[Item]) -> (KnownPool, u64) {
     let mut reader = Reader::new(Cursor::new(written(items))).unwrap();
     let mut changes = Vec::new();

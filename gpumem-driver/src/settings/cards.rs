@@ -6,7 +6,7 @@ use crate::model::Bytes;
 /// 580).
 pub const CONTEXT: Bytes = Bytes::mib(527);
 
-/// A number with a unit, such as `80GiB`. Only 0 needs no unit: a user who types 80 does not mean 80 bytes.
+/// Returns a number with a unit, such as `80GiB`. Only 0 needs no unit: a user who types 80 does not mean 80 bytes.
 ///
 /// # Errors
 /// The error says what is wrong with the text.
@@ -43,7 +43,7 @@ const CARDS: &[(&str, u64)] = &[
     ("B200", 182_630),
 ];
 
-/// A size, or the name of a card.
+/// Returns a size, or the name of a card.
 ///
 /// # Errors
 /// The error says what is wrong with the text.

@@ -130,7 +130,7 @@ impl fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// The gauge of traces; `None` for the best.
+    /// Returns the gauge of traces; `None` for the best.
     ///
     /// # Errors
     /// Returns an error if `GPUMEM_GAUGE` has a value that cannot be used.
@@ -138,7 +138,7 @@ impl Settings {
         self.check(GAUGE).map(|()| self.gauge)
     }
 
-    /// The source of allocations; `None` for the best.
+    /// Returns the source of allocations; `None` for the best.
     ///
     /// # Errors
     /// Returns an error if `GPUMEM_SOURCE` has a value that cannot be used.
@@ -146,7 +146,7 @@ impl Settings {
         self.check(SOURCE).map(|()| self.source)
     }
 
-    /// The memory of each simulated device.
+    /// Returns the memory of each simulated device.
     ///
     /// # Errors
     /// Returns an error if `GPUMEM_SIM` has a value that cannot be used.

@@ -11,7 +11,7 @@ use crate::{
 /// asks is missing or fails; the error names it.
 #[expect(clippy::missing_errors_doc, reason = "stated above, for all methods")]
 pub trait Devices: Send + Sync + RefUnwindSafe {
-    /// The family.
+    /// Returns the family.
     fn family(&self) -> Family;
 
     /// Returns the number of devices.
@@ -23,7 +23,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// The calling thread's current device; 0 if it has not chosen one.
     fn current(&self) -> Result<u32>;
 
-    /// The device with this number, else the current one. It does not check whether the device exists.
+    /// Returns the device with this number, else the current one. It does not check whether the device exists.
     fn device(&self, id: Option<u32>) -> Result<Device> {
         let ordinal = id.map_or_else(|| self.current(), Ok)?;
         Ok(Device { family: self.family(), ordinal })
@@ -32,7 +32,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Returns an error if there is no such device.
     fn check(&self, ordinal: u32) -> Result<()>;
 
-    /// The device's name, such as `NVIDIA H200`.
+    /// Returns the device's name, such as `NVIDIA H200`.
     ///
     /// # Errors
     /// Returns an error if the device cannot be asked.
@@ -51,8 +51,8 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
         false
     }
 
-    /// The processes that use the device, by pid. In a container this process may be missing, or have another pid. A figure that
-    /// is not known is `None`, not 0.
+    /// Returns the processes that use the device, by pid. In a container this process may be missing, or have another pid. A
+    /// figure that is not known is `None`, not 0.
     fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>>;
 
     /// Reads the device's current stream-ordered pool; `None` if the device has no pools. It never creates a context.
@@ -71,7 +71,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// through the best one.
     fn subscribe(&self, wanted: Option<Source>) -> Result<Interception>;
 
-    /// The source that [`subscribe`](Self::subscribe) would use.
+    /// Returns the source that [`subscribe`](Self::subscribe) would use.
     fn can_subscribe(&self, wanted: Option<Source>) -> Result<Source>;
 
     /// The version of CUPTI, if it can be used.

@@ -79,7 +79,7 @@ fn gpu(index: u32) -> Result<Gpu> {
     Ok(Gpu::of(&handle, index, slices))
 }
 
-/// The processes that use the GPU with this number of NVML's, by pid.
+/// Returns the processes that use the GPU with this number of NVML's, by pid.
 ///
 /// # Errors
 /// Returns an error if NVML or the GPU cannot be read.

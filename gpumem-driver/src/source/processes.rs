@@ -8,7 +8,7 @@ use crate::{
     sys::nvml::{self, ListedProcess},
 };
 
-/// The processes on a device, by pid.
+/// Returns the processes on a device, by pid.
 pub(super) fn on(handle: &nvml::Handle, ordinal: u32) -> Result<Vec<GpuProcess>> {
     let mut processes = joined(&handle.processes(ordinal)?);
     for process in &mut processes {
@@ -17,7 +17,7 @@ pub(super) fn on(handle: &nvml::Handle, ordinal: u32) -> Result<Vec<GpuProcess>>
     Ok(processes)
 }
 
-/// The system's name of a process.
+/// Returns the system's name of a process.
 fn short_name(pid: u32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
     Some(String::from_utf8_lossy(&name).trim_end().to_owned()).filter(|name| !name.is_empty())

@@ -67,8 +67,8 @@ pub(super) fn begin() {
     Interpreter::find();
 }
 
-/// The number of the calling thread's stack with Python's functions. `native` is its number without them, which is returned if the
-/// thread runs no Python.
+/// Returns the number of the calling thread's stack with Python's functions. `native` is its number without them, which is
+/// returned if the thread runs no Python.
 #[cold]
 #[inline(never)]
 pub(super) fn with_python(native: StackId) -> StackId {

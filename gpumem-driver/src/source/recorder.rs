@@ -22,15 +22,15 @@ pub trait RecordEvents: 'static {
     /// Any event, including these two.
     fn record(event: &EventKind) -> Answer;
 
-    /// The number of a stack.
+    /// Returns the number of a stack.
     fn number_stack(addresses: &[usize]) -> StackId;
 
-    /// The number of the file with the code before this return address, in the place of a stack.
+    /// Returns the number of the file with the code before this return address, in the place of a stack.
     fn number_file(_: usize) -> StackId {
         StackId::NONE
     }
 
-    /// The addresses of a stack, by its number.
+    /// Returns the addresses of a stack, by its number.
     fn addresses(stack: StackId) -> Arc<[usize]>;
 }
 

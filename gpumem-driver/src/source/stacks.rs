@@ -48,8 +48,8 @@ struct NumberedStacks {
 }
 
 impl StackTable {
-    /// The number of a stack; the same each time. 0 if the stack is empty, or if there are too many stacks. `define` is called with
-    /// the number of a new stack, before any thread gets it.
+    /// Returns the number of a stack; the same each time. 0 if the stack is empty, or if there are too many stacks. `define` is
+    /// called with the number of a new stack, before any thread gets it.
     pub fn number(&self, addresses: &[usize], define: impl FnOnce(StackId)) -> StackId {
         self.lock().number(addresses, define)
     }
@@ -66,7 +66,7 @@ impl StackTable {
         (1..).map(StackId).zip(stacks.stacks.iter().cloned()).collect()
     }
 
-    /// The return addresses of a stack, innermost first. Empty if the number is 0.
+    /// Returns the return addresses of a stack, innermost first. Empty if the number is 0.
     pub fn get(&self, number: StackId) -> Arc<[usize]> {
         self.lock().get(number)
     }

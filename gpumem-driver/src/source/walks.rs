@@ -19,7 +19,8 @@ pub(super) fn begin(is_python_recorded: bool) {
     IS_PYTHON_RECORDED.store(is_python_recorded, Relaxed);
 }
 
-/// The number of the calling thread's stack, by the recorder of the process. The stacks that a thread has had before are in its cache.
+/// Returns the number of the calling thread's stack, by the recorder of the process. The stacks that a thread has had before are in
+/// its cache.
 #[inline]
 pub fn current_stack() -> StackId {
     // The driver's functions are left out, since they are the same on each stack, and so are the hook or callback inside them.

@@ -46,7 +46,7 @@ pub(crate) fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
     vec![None; addresses.len()]
 }
 
-/// The file with the code at an address.
+/// Returns the file with the code at an address.
 pub(crate) fn file_of(address: usize) -> Option<PathBuf> {
     let file = files_of(&[address.checked_add(1)?]).pop()??;
     Some(file.path.clone())
@@ -217,7 +217,7 @@ mod linux {
         }
     }
 
-    /// A string of the loader or of a loaded file.
+    /// Returns a string of the loader or of a loaded file.
     ///
     /// # Safety
     /// It is null, or a string of a file that stays loaded as long as the string is used.

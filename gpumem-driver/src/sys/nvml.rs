@@ -66,14 +66,14 @@ fn init() -> Result<Nvml, Error> {
     found.unwrap_or_else(|| open(&NAMES[0])).map_err(failed("nvmlInit_v2", None))
 }
 
-/// The file of the library.
+/// Returns the file of the library.
 pub(crate) fn file() -> Result<PathBuf, Error> {
     let function = nvml()?.lib().nvmlInit_v2.as_ref().map(|function| *function as usize);
     let found = function.ok().and_then(loader::file_of);
     found.ok_or_else(|| Kind::NoSymbol { library: LIBRARY, symbol: "nvmlInit_v2".to_owned() }.into())
 }
 
-/// The device with this UUID: a whole GPU, or a MIG slice.
+/// Returns the device with this UUID: a whole GPU, or a MIG slice.
 #[doc(alias = "nvmlDeviceGetHandleByUUID")]
 pub(crate) fn device_by_uuid(uuid: &str, ordinal: u32) -> Result<Handle, Error> {
     let nvml = nvml()?;
@@ -91,7 +91,7 @@ pub(crate) fn device_by_uuid(uuid: &str, ordinal: u32) -> Result<Handle, Error> 
     }
 }
 
-/// The version of the driver, such as `580.159.04`.
+/// Returns the version of the driver, such as `580.159.04`.
 #[doc(alias = "nvmlSystemGetDriverVersion")]
 pub(crate) fn driver_version() -> Result<String, Error> {
     nvml()?.sys_driver_version().map_err(failed("nvmlSystemGetDriverVersion", None))
@@ -103,7 +103,7 @@ pub(crate) fn version() -> Result<String, Error> {
     nvml()?.sys_nvml_version().map_err(failed("nvmlSystemGetNVMLVersion", None))
 }
 
-/// The newest version of CUDA that the driver supports: major and minor.
+/// Returns the newest version of CUDA that the driver supports: major and minor.
 #[doc(alias = "nvmlSystemGetCudaDriverVersion_v2")]
 pub(crate) fn cuda_version() -> Result<(i32, i32), Error> {
     let version = nvml()?.sys_cuda_driver_version().map_err(failed("nvmlSystemGetCudaDriverVersion_v2", None))?;
@@ -116,7 +116,7 @@ pub(crate) fn count() -> Result<u32, Error> {
     nvml()?.device_count().map_err(failed("nvmlDeviceGetCount_v2", None))
 }
 
-/// The GPU with this number of NVML's.
+/// Returns the GPU with this number of NVML's.
 #[doc(alias("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"))]
 pub(crate) fn device_by_index(index: u32) -> Result<Handle, Error> {
     let device = nvml()?.device_by_index(index).map_err(failed("nvmlDeviceGetHandleByIndex_v2", Some(index)))?;
@@ -145,7 +145,7 @@ impl Handle {
         }
     }
 
-    /// The MIG slices of the GPU.
+    /// Returns the MIG slices of the GPU.
     #[doc(alias("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"))]
     pub(crate) fn slices(&self, index: u32) -> Result<Vec<Self>, Error> {
         let most = self.device.mig_device_count().map_err(failed("nvmlDeviceGetMaxMigDeviceCount", Some(index)))?;

@@ -352,7 +352,7 @@ fn push(domain: usize, name: &str) {
     tell(|observer| (observer.pushed)(domain, &with_domain(domain, name)));
 }
 
-/// The name as NVIDIA's tools write it.
+/// Returns the name as NVIDIA's tools write it.
 fn with_domain(domain: usize, name: &str) -> Cow<'_, str> {
     name_of(&DOMAINS, domain).map_or(Cow::Borrowed(name), |domain| Cow::Owned(format!("{domain}:{name}")))
 }

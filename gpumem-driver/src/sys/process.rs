@@ -63,7 +63,7 @@ pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
     code()
 }
 
-/// The file of the program.
+/// Returns the file of the program.
 ///
 /// # Errors
 /// Returns an error if the system does not say it.

@@ -159,7 +159,7 @@ impl Interpreter {
         Some(Self { functions, layout, threads, code_type, text_type, bytes_type })
     }
 
-    /// An address in the file that contains the interpreter.
+    /// Returns an address in the file that contains the interpreter.
     pub(crate) fn address(&self) -> usize {
         self.functions.is_initialized as *const () as usize
     }
@@ -248,7 +248,7 @@ impl Frame<'_> {
         self.key
     }
 
-    /// The parts of its code object.
+    /// Returns the parts of its code object.
     pub(crate) fn parts(self) -> CodeParts {
         let Layout { code_parts, identity, .. } = self.interpreter.layout;
         let code = self.key.code;

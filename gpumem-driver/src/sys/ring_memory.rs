@@ -108,7 +108,7 @@ mod linux {
             })
         }
 
-        /// The number of the segment, if the memory outlives the process.
+        /// Returns the number of the segment, if the memory outlives the process.
         pub fn segment(&self) -> Option<u64> {
             self.segment.as_ref().and_then(|segment| segment.number.try_into().ok())
         }

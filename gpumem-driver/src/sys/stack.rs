@@ -22,9 +22,9 @@ pub(crate) struct Symbol {
     pub(crate) column: Option<u32>,
 }
 
-/// The number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same number for
-/// equal stacks. `number` receives the return addresses, innermost first: at most 128, without the functions of files for which
-/// `is_skipped` is true, and without all functions that these call.
+/// Returns the number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same
+/// number for equal stacks. `number` receives the return addresses, innermost first: at most 128, without the functions of files
+/// for which `is_skipped` is true, and without all functions that these call.
 ///
 /// For a stack in the thread's cache this compares the words of the stack, and takes no lock and allocates nothing. If stacks cannot
 /// be walked by tables, `number` receives the result of [`unwind`]: fewer functions, because it is slow, and none left out.
@@ -137,7 +137,7 @@ pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
     symbols
 }
 
-/// The function that contains a return address, by the symbols in its file.
+/// Returns the function that contains a return address, by the symbols in its file.
 fn function_of(address: usize) -> Option<String> {
     let loaded = files_of(&[address]).pop()??;
     if !fs::metadata(&loaded.path).ok()?.is_file() {
@@ -155,7 +155,7 @@ fn function_of(address: usize) -> Option<String> {
     Some(format!("{:#}", backtrace::SymbolName::new(function.name_bytes().ok()?)))
 }
 
-/// The file of the program or library that contains an address. Hooks and callbacks may call it.
+/// Returns the file of the program or library that contains an address. Hooks and callbacks may call it.
 pub(crate) fn module_of(address: usize) -> Option<PathBuf> {
     files_of(&[address]).pop()?.map(|file| file.path.clone())
 }
@@ -176,7 +176,7 @@ mod tests {
         black_box(());
     }
 
-    /// The addresses as `unwind` wrote them, at most 64.
+    /// Returns the addresses as `unwind` wrote them, at most 64.
     fn unwound_from(skip: usize) -> Vec<usize> {
         let mut addresses = vec![0; 64];
         let count = unwind(&mut addresses, skip);

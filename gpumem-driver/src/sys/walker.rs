@@ -78,9 +78,9 @@ thread_local! {
 /// The program counter, then the registers that functions preserve, as they are at the program counter.
 type Registers = [u64; 1 + CALLEE_SAVED.len()];
 
-/// The number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same number for
-/// equal stacks. `number` receives the return addresses, innermost first: at most [`MAX_FUNCTIONS`], without the functions of files
-/// for which `is_skipped` is true, and without all functions that the innermost of these files calls.
+/// Returns the number of the calling thread's stack. For a new stack it is the result of `number`, which must return the same
+/// number for equal stacks. `number` receives the return addresses, innermost first: at most [`MAX_FUNCTIONS`], without the
+/// functions of files for which `is_skipped` is true, and without all functions that the innermost of these files calls.
 ///
 /// `None` if the stack cannot be walked: the thread runs on another stack than its own, or is about to end, or a function on the
 /// stack is in no file or in a file without tables. It does not panic. For a stack in the cache it takes no lock and allocates
@@ -232,7 +232,7 @@ pub(super) fn forget() {
     });
 }
 
-/// A word of the calling thread's stack.
+/// Returns a word of the calling thread's stack.
 ///
 /// # Safety
 /// The address is a multiple of 8, and is on the stack on which this thread runs, not below the stack pointer.
@@ -332,7 +332,7 @@ fn reader(bounds: &Range<u64>, sp: u64, mut add: impl FnMut(u64, u64)) -> impl F
     }
 }
 
-/// The bounds of the calling thread's stack. For the main thread, the C library reads them from a file.
+/// Returns the bounds of the calling thread's stack. For the main thread, the C library reads them from a file.
 fn stack_of_thread() -> Option<Range<u64>> {
     let mut attributes = MaybeUninit::uninit();
     // SAFETY: the thread is this one, which runs. The call initialises the attributes unless it returns an error.

@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 use crate::estimate::Estimate;
 
 impl Estimate {
-    /// The estimate as a JSON object. Amounts are in bytes; `sizes` has the main ones in MiB (2^20 bytes) as well.
+    /// Returns the estimate as a JSON object. Amounts are in bytes; `sizes` has the main ones in MiB (2^20 bytes) as
+    /// well.
     pub fn to_json(&self) -> String {
         let mut object = match serde_json::to_value(self) {
             Ok(Value::Object(object)) => object,

@@ -38,7 +38,7 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-/// The main figures, in the unit of the whole report.
+/// Returns the main figures, in the unit of the whole report.
 fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
     let mut table = Table::new().column("", Fit::LeftCutEnd).amounts("", amounts);
     for (name, bytes) in rows {

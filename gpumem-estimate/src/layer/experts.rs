@@ -47,7 +47,7 @@ pub enum RunExperts {
 }
 
 impl Experts {
-    /// The names of the inner layers: the router and the shared expert.
+    /// Returns the names of the inner layers: the router and the shared expert.
     pub(super) fn router(&self) -> &'static str {
         if self.run == RunExperts::All { "router" } else { "gate" }
     }

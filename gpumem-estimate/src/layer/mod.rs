@@ -425,7 +425,7 @@ pub struct Pool {
 }
 
 impl Embeddings {
-    /// The names of the tables for tokens, positions and segments.
+    /// Returns the names of the tables for tokens, positions and segments.
     pub(crate) fn table_names(&self) -> [&str; 3] {
         let name = |at: usize, default| self.names.get(at).map_or(default, String::as_str);
         [name(0, "tokens"), name(1, "positions"), name(2, "segments")]

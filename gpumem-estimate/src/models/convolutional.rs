@@ -118,7 +118,7 @@ pub struct ResNet {
 }
 
 impl ResNet {
-    /// A plain `ResNet`.
+    /// Creates a plain `ResNet`.
     pub const fn new(blocks: [usize; 4], has_bottleneck: bool) -> Self {
         Self { blocks, has_bottleneck, groups: 1, width: 64 }
     }

@@ -20,7 +20,7 @@ pub fn gpt2_medium(length: u64) -> Model {
     known("gpt2-medium", &json!({ "model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16 }), length)
 }
 
-/// A Llama with 1.24 B parameters (the sizes of Llama 3.2 1B), with sequences of this length.
+/// Returns a Llama with 1.24 B parameters (the sizes of Llama 3.2 1B), with sequences of this length.
 pub fn llama_1b(length: u64) -> Model {
     let config = json!({
         "model_type": "llama",

@@ -42,7 +42,7 @@ fn small() -> Model {
     classifier(100, layers)
 }
 
-/// A linear layer without a bias.
+/// Returns a linear layer without a bias.
 fn linear(inputs: u64, outputs: u64) -> Layer {
     Layer::Linear(Linear { inputs, outputs, no_bias: true, tied_to: None })
 }

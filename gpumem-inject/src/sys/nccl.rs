@@ -97,7 +97,7 @@ struct Joint {
     device: usize,
 }
 
-/// The ranks by their handles.
+/// Returns the ranks by their handles.
 fn joints() -> MutexGuard<'static, BTreeMap<usize, Joint>> {
     static JOINTS: Mutex<BTreeMap<usize, Joint>> = Mutex::new(BTreeMap::new());
 

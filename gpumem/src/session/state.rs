@@ -156,8 +156,8 @@ pub(crate) fn current() -> &'static Session {
     of_process()
 }
 
-/// The session of the process. Several threads may create one at the same time, and one of these is kept: a thread must not wait for
-/// another, which might not exist in the child of a fork.
+/// Returns the session of the process. Several threads may create one at the same time, and one of these is kept: a thread must not
+/// wait for another, which might not exist in the child of a fork.
 pub(super) fn of_process() -> &'static Session {
     SESSION.get_or_init(|| Box::new(Session::new(settings::settings())))
 }

@@ -52,7 +52,7 @@ impl<T: Copy> Wrap<T> {
 /// The line of each report, and the module that made it.
 type Lines = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
-/// A session with one device, and the lines and modules of its traces.
+/// Returns a session with one device, and the lines and modules of its traces.
 fn session() -> (TestSession, SimGpu, Lines) {
     session_with(&[])
 }

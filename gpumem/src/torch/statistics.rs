@@ -43,7 +43,8 @@ pub fn memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
     Ok(all.bytes.current)
 }
 
-/// The highest value of [`memory_allocated`], at any moment since counting began or since [`reset_peak_memory_stats`].
+/// Returns the highest value of [`memory_allocated`], at any moment since counting began or since
+/// [`reset_peak_memory_stats`].
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -63,7 +64,7 @@ pub fn max_memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
     Ok(all.bytes.peak)
 }
 
-/// The memory that the driver reserves on a device for this process's allocations, in use or kept for later:
+/// Returns the memory that the driver reserves on a device for this process's allocations, in use or kept for later:
 ///
 /// - what the device's current stream-ordered pool reserves, as the driver reports it
 ///   ([`empty_cache`](crate::torch::empty_cache) frees its unused part);
@@ -178,7 +179,8 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
     Ok(memory_stats(id)?.into())
 }
 
-/// Every live allocation of this process on all devices, the largest first, with its size, kind and source location.
+/// Returns every live allocation of this process on all devices, the largest first, with its size, kind and source
+/// location.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -63,7 +63,7 @@ thread_local! {
     static CURRENT: ManuallyDrop<RefCell<Vec<Handle>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
-/// The calling thread's stack of contexts.
+/// Passes the calling thread's stack of contexts to `use_it`.
 fn stack<T>(use_it: impl FnOnce(&mut Vec<Handle>) -> T) -> T {
     CURRENT.with(|stack| use_it(&mut stack.borrow_mut()))
 }
@@ -80,7 +80,7 @@ pub(crate) fn ready(call: &Call) -> Result<(), Refusal> {
     if call.is_initialised() { Ok(()) } else { Err(NOT_INITIALIZED) }
 }
 
-/// The card of an ordinal.
+/// Returns the card of an ordinal.
 pub(crate) fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu), Refusal> {
     ready(call)?;
     let ordinal = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
@@ -88,7 +88,7 @@ pub(crate) fn device(call: &Call, device: Device) -> Result<(usize, &'static Gpu
     Ok((card, call.on(card)?))
 }
 
-/// The calling thread's current context, and its card.
+/// Returns the calling thread's current context, and its card.
 pub(crate) fn context(call: &Call) -> Result<(Handle, usize, &'static Gpu), Refusal> {
     ready(call)?;
     let context = stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
@@ -100,7 +100,7 @@ pub(crate) fn context(call: &Call) -> Result<(Handle, usize, &'static Gpu), Refu
     Ok((context, card, gpu))
 }
 
-/// The card of the calling thread's current context.
+/// Returns the card of the calling thread's current context.
 pub(crate) fn current(call: &Call) -> Result<(usize, &'static Gpu), Refusal> {
     context(call).map(|(_, card, gpu)| (card, gpu))
 }
@@ -160,7 +160,7 @@ pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'stati
     Ok((card, call.on(card)?))
 }
 
-/// The card of a pool, and the pool's number there.
+/// Returns the card of a pool, and the pool's number there.
 pub(crate) fn pool(call: &Call, pool: Handle) -> Result<(usize, u64, &'static Gpu), Refusal> {
     ready(call)?;
     let default = card_of(pool, POOLS, call).map(|card| (card, 0));
@@ -169,7 +169,7 @@ pub(crate) fn pool(call: &Call, pool: Handle) -> Result<(usize, u64, &'static Gp
     Ok((card, number, call.on(card)?))
 }
 
-/// The handle of a card's current pool.
+/// Returns the handle of a card's current pool.
 pub(crate) fn current_pool(call: &Call, card: usize) -> Handle {
     lock(&call.driver.objects).current_pools.get(&card).copied().unwrap_or(POOLS + card)
 }

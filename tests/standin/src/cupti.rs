@@ -140,7 +140,7 @@ pub(crate) fn in_callback() -> bool {
     DEPTH.get() > 0
 }
 
-/// The handles of the subscribers that enabled this id.
+/// Returns the handles of the subscribers that enabled this id.
 fn subscribers(domain: c_uint, id: c_uint) -> Vec<usize> {
     let enabled = |subscriber: &&Subscriber| subscriber.enabled.contains(&(domain, id));
     lock(&driver().cupti).live.iter().filter(enabled).map(|subscriber| subscriber.handle).collect()

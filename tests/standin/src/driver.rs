@@ -57,7 +57,7 @@ extern "C" fn standin_root() -> *const Root {
     root()
 }
 
-/// The driver, set up from the environment by the first call.
+/// Returns the driver, set up from the environment by the first call.
 pub(crate) fn driver() -> &'static Driver {
     root().driver
 }
@@ -69,7 +69,7 @@ impl Driver {
         primary.or_else(|| lock(&self.objects).contexts.get(&context).copied())
     }
 
-    /// A context's own number, 0 for no context.
+    /// Returns a context's own number, 0 for no context.
     pub(crate) fn context_uid(&self, context: usize) -> u32 {
         lock(&self.objects).context_uids.get(&context).copied().unwrap_or(0)
     }
@@ -186,7 +186,7 @@ impl Call {
         }
     }
 
-    /// The card that the call turned out to be about, unless a fault of that card strikes.
+    /// Returns the card that the call turned out to be about, unless a fault of that card strikes.
     pub(crate) fn on(&self, card: usize) -> Result<&'static Gpu, c_int> {
         self.card.set(Some(card));
         match self.strike(Some(card)) {

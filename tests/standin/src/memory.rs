@@ -73,7 +73,7 @@ const _: () = {
     assert!(size_of::<SolidShape>() == 40 && size_of::<sys::CUDA_ARRAY3D_DESCRIPTOR>() == 40);
 };
 
-/// The bytes of one element of a `CUarray_format`.
+/// Returns the bytes of one element of a `CUarray_format`.
 fn format_bytes(format: c_uint) -> Result<u64, Refusal> {
     match format {
         0x01 | 0x08 => Ok(1),
@@ -221,7 +221,7 @@ fn about(call: &Call, address: Address) -> Result<About, Refusal> {
     })
 }
 
-/// An allocation by a function that nobody intercepts.
+/// Allocates by a function that nobody intercepts.
 #[unsafe(no_mangle)]
 extern "C" fn standin_alloc(address: Out<Address>, bytes: usize) -> c_int {
     Call::run("standin_alloc", |call| alloc(call, address, bytes as u64))

@@ -100,7 +100,7 @@ struct AccountingStats {
     reserved: [c_uint; 5],
 }
 
-/// A C string with zeros after it.
+/// Returns a C string with zeros after it.
 fn padded<const N: usize>(text: &str) -> [u8; N] {
     std::array::from_fn(|at| text.as_bytes().get(at).copied().unwrap_or(0))
 }

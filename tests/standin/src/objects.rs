@@ -98,7 +98,7 @@ impl Objects {
         self.numbers.insert(address, self.numbered);
     }
 
-    /// A handle for new physical memory.
+    /// Returns a handle for new physical memory.
     pub(crate) fn add_physical(&mut self, card: Option<usize>, bytes: u64) -> u64 {
         let handle = free_handle(PHYSICAL, |taken| self.physical.contains_key(taken));
         self.physical.insert(handle, Physical { card, bytes, references: 1, mappings: 0 });

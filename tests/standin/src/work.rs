@@ -19,7 +19,7 @@ const COLLECTIVES: Handle = 100;
 
 static EXECUTED: AtomicU32 = AtomicU32::new(0);
 
-/// The number of copies and launches.
+/// Returns the number of copies and launches.
 #[unsafe(no_mangle)]
 extern "C" fn standin_executed() -> c_int {
     EXECUTED.load(Relaxed).cast_signed()

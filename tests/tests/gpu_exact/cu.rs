@@ -208,7 +208,7 @@ pub(crate) fn keep_pool(ordinal: u32, bytes: u64) {
 pub(crate) struct Context(pub(crate) u64);
 
 impl Context {
-    /// A device's primary context, retained once and for ever.
+    /// Retains a device's primary context for ever.
     pub(crate) fn primary(ordinal: u32) -> Self {
         static RETAINED: Mutex<Option<HashMap<u32, Context>>> = Mutex::new(None);
         let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -218,7 +218,7 @@ impl Context {
         })
     }
 
-    /// A context beside the primary one, current on this thread.
+    /// Creates a context beside the primary one, current on this thread.
     pub(crate) fn create(ordinal: u32) -> Self {
         Self(put("cuCtxCreate_v2", |context| vec![context, 0, ordinal.into()]))
     }

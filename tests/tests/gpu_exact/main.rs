@@ -64,7 +64,7 @@ fn nvml(ordinal: u32) -> i64 {
     try_gpu_mem_get(ordinal).expect("the device can be read").used.get().cast_signed()
 }
 
-/// A difference in MiB.
+/// Returns a difference in MiB.
 fn mib(bytes: i64) -> String {
     let whole = bytes >> 20;
     if whole << 20 == bytes { format!("{whole} MiB") } else { format!("{bytes} B") }

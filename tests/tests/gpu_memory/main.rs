@@ -59,7 +59,7 @@ fn child() {
     }
 }
 
-/// What a process of its own wrote to stdout and to stderr.
+/// Returns what a process of its own wrote to stdout and to stderr.
 fn run_child(what: &str, variables: &[(&str, &str)]) -> (String, String) {
     let ended = OwnProcess::new("child").part(what).envs(variables).run();
     println!("a process of its own: {what} {variables:?}\n{}\nand on stderr:\n{}", ended.stdout, ended.stderr);

@@ -6,7 +6,7 @@ fn free_memory() -> usize {
     result::mem_get_info().expect("a context is current").0
 }
 
-/// A scope that reports nothing.
+/// Runs the code in a scope that reports nothing.
 pub(super) fn quietly<R>(name: &str, code: impl FnOnce(&mut GpuMemTrace) -> R) -> R {
     GpuMemTrace::scope(name, |trace| {
         trace.set_silent(true);

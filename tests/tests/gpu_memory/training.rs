@@ -14,7 +14,7 @@ struct Model {
     second: Matrix,
 }
 
-/// The forward pass. What of it is kept for the backward one: the activations and the output.
+/// Makes the forward pass. The backward pass needs its results: the activations and the output.
 fn forward(program: &mut Program, by: &CudaBlas, model: &Model, inside: impl FnOnce()) -> (Matrix, Matrix) {
     program.scope("forward", |program| {
         let hidden = program.pooled(HIDDEN, BATCH);
@@ -28,7 +28,7 @@ fn forward(program: &mut Program, by: &CudaBlas, model: &Model, inside: impl FnO
     })
 }
 
-/// The gradients of both layers.
+/// Returns the gradients of both layers.
 fn backward(program: &mut Program, by: &CudaBlas, model: &Model, (hidden, output): (Matrix, Matrix)) -> [Matrix; 2] {
     program.scope("backward", |program| {
         let second = program.pooled(OUT, HIDDEN);

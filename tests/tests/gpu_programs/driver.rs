@@ -13,7 +13,7 @@ pub(crate) enum Capture {
     Relaxed,
 }
 
-/// The primary context of device 0, retained for ever.
+/// Returns the primary context of device 0, retained for ever.
 pub(crate) fn retained() -> u64 {
     static CONTEXT: OnceLock<u64> = OnceLock::new();
     *CONTEXT.get_or_init(|| put("cuDevicePrimaryCtxRetain", |out| vec![out, 0]))

@@ -45,7 +45,7 @@ fn read(name: &str) -> Imports {
     imports_of(files.iter().map(|(name, text)| (name.as_str(), text.as_str())))
 }
 
-/// The shortest way from one file to another, both included.
+/// Returns the shortest way from one file to another, both included.
 fn way(edges: &BTreeSet<(usize, usize)>, from: usize, to: usize) -> Option<Vec<usize>> {
     let mut before = BTreeMap::from([(from, from)]);
     let mut queue = VecDeque::from([from]);
@@ -92,7 +92,7 @@ fn no_file_imports_itself_through_others() {
     assert!(found.is_empty(), "these files import each other:\n{}", found.join("\n"));
 }
 
-/// The imports of a crate with these files, as `from -> to`.
+/// Returns the imports of a crate with these files, as `from -> to`.
 fn edges(files: &[(&str, &str)]) -> Vec<String> {
     let Imports { files, edges } = imports_of(files.iter().copied());
     edges.iter().map(|(from, to)| format!("{} -> {}", files[*from], files[*to])).collect()

@@ -64,7 +64,8 @@ pub(crate) fn imports_of<'a>(sources: impl IntoIterator<Item = (&'a str, &'a str
     Imports { files: read.files, edges }
 }
 
-/// What code names below the root of its crate, two names deep: `a::b` of `crate::a::b::c`. Macros are left out.
+/// Returns what code names below the root of its crate, two names deep: `a::b` of `crate::a::b::c`. Macros are left
+/// out.
 pub(crate) fn named_below_root(code: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for tokens in groups(code.parse().expect("it is Rust")) {
@@ -86,13 +87,13 @@ pub(crate) fn named_below_root(code: &str) -> BTreeSet<String> {
     found
 }
 
-/// All words of code, without those of comments and texts.
+/// Returns all words of code, without those of comments and texts.
 pub(crate) fn words(code: &str) -> BTreeSet<String> {
     let all = groups(code.parse().expect("it is Rust"));
     all.iter().flat_map(|tokens| (0..tokens.len()).filter_map(|at| word(tokens, at))).collect()
 }
 
-/// The tokens of some code, and those in each pair of brackets.
+/// Returns the tokens of some code, and those in each pair of brackets.
 fn groups(tokens: TokenStream) -> Vec<Vec<TokenTree>> {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let inside = |token: &TokenTree| if let TokenTree::Group(group) = token { groups(group.stream()) } else { vec![] };
@@ -333,7 +334,7 @@ fn is_test_only(attribute: Option<&TokenTree>) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// The file in `#[path = "…"]`.
+/// Returns the file in `#[path = "…"]`.
 fn path_attribute(attribute: Option<&TokenTree>) -> Option<String> {
     let Some(TokenTree::Group(group)) = attribute else { return None };
     let text = group.stream().to_string();

@@ -280,7 +280,7 @@ fn a_scrape_does_not_wait_for_connections_without_a_request() {
     assert!(matches!(numbers[..], [1, micros] if micros < 1_000_000), "{outcome}");
 }
 
-/// A program of Prometheus.
+/// Returns a program of Prometheus.
 fn tool(name: &str) -> Option<PathBuf> {
     let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/prometheus/usr/bin");
     let paths = env::var_os("PATH").unwrap_or_default();
@@ -446,7 +446,7 @@ fn text_of(attributes: &[KeyValue], key: &str) -> Option<String> {
     Some(text)
 }
 
-/// The values of a metric, with the attributes of each.
+/// Returns the values of a metric, with the attributes of each.
 fn pushed_values(request: &ExportMetricsServiceRequest, name: &str) -> Vec<(Vec<KeyValue>, f64)> {
     let metrics = request.resource_metrics.iter().flat_map(|of| &of.scope_metrics).flat_map(|of| &of.metrics);
     let data = metrics.filter(|metric| metric.name == name).filter_map(|metric| metric.data.clone());

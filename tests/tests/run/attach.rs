@@ -42,7 +42,7 @@ print('ended')
 
 const LATE: &str = "The recording began when the process had run for ";
 
-/// The library as the command unpacks it.
+/// Returns the library as the command unpacks it.
 fn library(folder: &Folder) -> String {
     let cache = folder.0.join("cache");
     let outcome = machine().env("XDG_CACHE_HOME", &cache).run_program(&built("gpumem-command"), &["run", "--", "true"]);

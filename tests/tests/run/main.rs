@@ -60,7 +60,7 @@ impl Folder {
         self.0.join(name).to_str().expect("the path is text").to_owned()
     }
 
-    /// The names of all files, in order.
+    /// Returns the names of all files, in order.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).expect("it is there").flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -145,7 +145,7 @@ fn python() -> Option<String> {
     newest.map(|path| path.into_os_string().into_string().expect("the path is text"))
 }
 
-/// The content of a recording of [`ALLOCATES`].
+/// Returns the content of a recording of [`ALLOCATES`].
 fn of_allocates() -> Recorded {
     Recorded { bytes: vec![4 << 20, 32 << 20], frees: 1 }
 }

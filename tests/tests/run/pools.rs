@@ -16,7 +16,7 @@ fn peak_and_pools(file: &str) -> (Bytes, Vec<RegisteredPool>) {
     (peak, pools(reader.ledger(), reader.definitions()))
 }
 
-/// The program in C, linked with `libgpumem_c.so`.
+/// Returns the program in C, linked with `libgpumem_c.so`.
 fn program(folder: &Folder) -> String {
     let (program, library) = (folder.file("program"), built("libgpumem_c.so"));
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -39,7 +39,7 @@ fn take(gpu: &SimGpu, bytes: u64) -> SimBlock {
     gpu.alloc(Bytes::new(bytes)).expect("the device has room")
 }
 
-/// The rows of the summary for a device, by path.
+/// Returns the rows of the summary for a device, by path.
 fn scopes(gpu: &SimGpu) -> BTreeMap<String, ScopeSummary> {
     let all = gpumem::summary().scopes.into_iter().filter(|scope| scope.device == gpu.ordinal());
     all.map(|scope| (scope.path.join("/"), scope)).collect()

@@ -39,7 +39,7 @@ impl Write for Page {
     }
 }
 
-/// A simulated device of its own for the calling test, with a tracker and what that writes.
+/// Returns a simulated device of its own for the calling test, with a tracker and what that writes.
 fn gpu() -> (SimGpu, MemTracker, Page) {
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");
     gpu.make_current();
@@ -59,7 +59,7 @@ fn kib(gpu: &SimGpu, kib: u64) -> SimBlock {
     gpu.alloc_async(Bytes::kib(kib)).unwrap()
 }
 
-/// The lines below the line with the place.
+/// Returns the lines below the line with the place.
 fn changes(page: &Page) -> Vec<String> {
     let text = page.take();
     text.lines().filter(|line| line.starts_with(' ') && line.contains('×')).map(str::to_owned).collect()

@@ -24,7 +24,7 @@ use gpumem::{Bytes, Gauge, gpu_mem_trace, report::Report};
 use gpumem_tests::{Yield, reports_of};
 use pollster::block_on;
 
-/// The simulated devices 0 and 1.
+/// Returns the simulated devices 0 and 1.
 fn gpus() -> &'static [SimGpu; 2] {
     static GPUS: OnceLock<[SimGpu; 2]> = OnceLock::new();
     GPUS.get_or_init(|| [0, 1].map(|_| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment")))

@@ -6,7 +6,7 @@ use gpumem_tests::{CONTEXT, Outcome, Patch, Place, Standin, check, each, ensure}
 
 use super::WITHOUT_EXACT_TRACES;
 
-/// A machine with a dispatch table, and without libcupti.
+/// Returns a machine with a dispatch table, and without libcupti.
 fn machine() -> Standin {
     Standin::new().dispatch()
 }

@@ -46,7 +46,7 @@ fn case(machine: Standin, known: Known, says: &[&str]) -> Case {
     Case { machine, known, says: says.iter().map(|word| (*word).to_owned()).collect() }
 }
 
-/// The functions of the driver that gpumem asks for before it calls anything, from its own list.
+/// Returns the functions of the driver that gpumem asks for before it calls anything, from its own list.
 pub(super) fn required_of_cuda() -> Vec<&'static str> {
     let source = include_str!("../../../gpumem-driver/src/sys/cuda/library.rs");
     let (_, list) = source.split_once("const SYMBOLS: &[&str] = &[").expect("gpumem lists the symbols it requires");

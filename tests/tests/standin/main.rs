@@ -30,12 +30,12 @@ const WITHOUT_EXACT_TRACES: [(&str, &str); 4] = [
     ("off", "new; report; drop"),
 ];
 
-/// A machine for each source.
+/// Returns a machine for each source.
 fn both_sources() -> Machines {
     Machines::of_both_sources()
 }
 
-/// A machine with libcupti, and without stubs.
+/// Returns a machine with libcupti, and without stubs.
 fn with_cupti() -> Standin {
     Standin::new().cupti()
 }

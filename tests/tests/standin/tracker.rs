@@ -2,7 +2,7 @@
 
 use gpumem_tests::{CONTEXT, Library, Outcome, Standin, without_line_numbers};
 
-/// What trackers printed on the stand-in driver.
+/// Returns what trackers printed on the stand-in driver.
 fn printed(outcome: &Outcome) -> String {
     let reports: Vec<_> = outcome.reports();
     without_line_numbers(&reports.join("\n"))

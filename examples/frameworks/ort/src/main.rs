@@ -38,7 +38,7 @@ fn allocate_in_driver(environment: &Environment) -> ort::Result<()> {
     Ok(())
 }
 
-/// The bytes of tensors in the arena of a session.
+/// Returns the bytes of tensors in the arena of a session.
 fn bytes_in_use(arena: &Allocator) -> ort::Result<u64> {
     let mut statistics = ptr::null_mut();
     ortsys![unsafe AllocatorGetStats(arena.ptr(), &mut statistics)?];

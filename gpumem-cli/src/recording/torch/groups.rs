@@ -32,7 +32,7 @@ impl Groups {
         *self.numbers.entry((module.map(str::to_owned), class)).or_insert(next)
     }
 
-    /// The items that define the groups in the recording.
+    /// Returns the items that define the groups in the recording.
     pub(super) fn definitions(self) -> impl Iterator<Item = TensorGroup> {
         self.numbers.into_iter().map(|((module, class), id)| TensorGroup { id, module, class })
     }
@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// The module and the class of each tensor, in the order of allocation.
+    /// Returns the module and the class of each tensor, in the order of allocation.
     fn groups(events: &str) -> Vec<(Option<String>, Option<TensorClass>)> {
         let mut text = r#"{"torch": "2.11.0", "is_enabled": true, "most": 1000}
 {"mark": [10, 90], "tensors": [["weights", 0, 1100, "Net.fc: Linear"], ["gradients", 1, 1100, "Net"]]}

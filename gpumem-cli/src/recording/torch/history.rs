@@ -164,7 +164,7 @@ impl Trace {
         self.count as u64
     }
 
-    /// The time of the first event, in microseconds.
+    /// Returns the time of the first event, in microseconds.
     pub(super) fn first(&self) -> Option<u64> {
         self.first
     }
@@ -185,7 +185,7 @@ impl Trace {
         self.count += 1;
     }
 
-    /// The events in pieces, the first piece first.
+    /// Returns the events in pieces, the first piece first.
     pub(super) fn pieces<'a, R: BufRead + Seek>(
         &'a self,
         from: &'a mut R,

@@ -34,13 +34,13 @@ use crate::files;
 /// wrote have lower ones.
 const LINES: u64 = 0b11 << 62;
 
-/// The address that stands for a frame of the history.
+/// Returns the address that stands for a frame of the history.
 fn address(history: &TorchHistory, frame: u32) -> CodeAddress {
     let module = history.frame_libraries.get(&frame).copied().unwrap_or(0);
     CodeAddress { module, offset: LINES | u64::from(frame) }
 }
 
-/// The names of the file of the history, and of the unfinished one.
+/// Returns the names of the file of the history, and of the unfinished one.
 fn history_files(recording: &Path) -> [PathBuf; 2] {
     let file = variable::torch_file(recording);
     let mut part = file.clone().into_os_string();

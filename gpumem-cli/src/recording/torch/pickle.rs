@@ -244,7 +244,7 @@ impl<R: BufRead> Pickle<'_, R> {
         }
     }
 
-    /// The index of the first value after the last mark.
+    /// Returns the index of the first value after the last mark.
     fn marked(&mut self) -> io::Result<usize> {
         self.marks.pop().map_or_else(|| self.damaged("it needs a mark that is not there"), Ok)
     }

@@ -181,7 +181,7 @@ mod tests {
         (events, older)
     }
 
-    /// The sizes of blocks, in order.
+    /// Returns the sizes of blocks, in order.
     fn sizes(lines: &[String]) -> Vec<(u64, u64)> {
         let (events, _) = events(lines);
         let allocated = events.iter().filter(|event| event.action == Action::Alloc);

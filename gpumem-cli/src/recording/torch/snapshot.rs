@@ -60,8 +60,8 @@ pub(crate) fn recording_of(from: impl BufRead, length: u64) -> io::Result<Vec<u8
     writer.finish()
 }
 
-/// The calls of PyTorch's allocator to the driver, with the times in microseconds since the recording began. The memory that it had
-/// before comes first.
+/// Returns the calls of PyTorch's allocator to the driver, with the times in microseconds since the recording began. The memory
+/// that it had before comes first.
 fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Device, LoggedEvent)>> {
     let mut events = Vec::new();
     for of_device in &history.devices {

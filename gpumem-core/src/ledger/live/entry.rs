@@ -68,7 +68,7 @@ impl Entry {
         self.attribution
     }
 
-    /// The number of the event that allocated it.
+    /// Returns the number of the event that allocated it.
     pub(in super::super) fn number(&self) -> u64 {
         self.when >> 16
     }

@@ -49,7 +49,7 @@ use crate::model::{
 
 const MIB: i64 = 1 << 20;
 
-/// A small random generator. A fixed seed makes each failure repeatable.
+/// Returns a small random generator. A fixed seed makes each failure repeatable.
 pub(super) fn numbers(mut seed: u64) -> impl FnMut(u64) -> u64 {
     move |below| {
         seed ^= seed << 13;

@@ -150,7 +150,7 @@ pub(super) const STD_FOLDERS: &[&str] = &["/rustc/", "/rustlib/src/rust/", "/rus
 /// Functions that run before any code of the user. They are needed if the file is not known.
 pub(super) const STARTUP: &[&str] = &["main", "_start", "__rust_try", "__rust_begin_short_backtrace"];
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub(in super::super) fn file_name(path: &str) -> &str {
     path.rsplit(['/', '\\']).next().unwrap_or(path)
 }

@@ -50,7 +50,7 @@ pub(in crate::source) fn subscribe_to<R: RecordEvents>(source: Source) -> Result
     cupti::subscribe::<Observer<R>>()
 }
 
-/// The source that [`subscribe`] would use.
+/// Returns the source that [`subscribe`] would use.
 pub(in crate::source) fn can_subscribe(wanted: Option<Source>) -> Result<Source> {
     choose(wanted, |source| {
         if source == Source::Dispatch {
@@ -61,7 +61,7 @@ pub(in crate::source) fn can_subscribe(wanted: Option<Source>) -> Result<Source>
     })
 }
 
-/// The source with which `attempt` succeeds: the wanted one, else the dispatch table, else CUPTI.
+/// Returns the source with which `attempt` succeeds: the wanted one, else the dispatch table, else CUPTI.
 fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Result<Source> {
     // If there is no driver, there is one reason for all sources.
     cuda::load_for_hooks()?;
@@ -87,7 +87,7 @@ pub(in crate::source) fn unsubscribe() {
     cupti::unsubscribe();
 }
 
-/// The source that intercepts allocations now.
+/// Returns the source that intercepts allocations now.
 pub(in crate::source) fn subscribed() -> Option<Interception> {
     let by = |source| move |library| Interception { source, library };
     let dispatch = dispatch::subscribed().map(by(Source::Dispatch));

@@ -48,7 +48,7 @@ pub(in crate::source) fn select() -> Selection {
 }
 
 impl SimDevices {
-    /// The devices of a session other than that of the process.
+    /// Returns the devices of a session other than that of the process.
     pub fn new(to: &'static dyn RecordSimulated) -> Self {
         Self { gpus: RwLock::new(Vec::new()), to: Some(to) }
     }
@@ -120,7 +120,7 @@ impl SimGpu {
         OF_PROCESS.add(total).inspect(Self::make_current)
     }
 
-    /// The simulated devices of this process, by number.
+    /// Returns the simulated devices of this process, by number.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -78,7 +78,7 @@ thread_local! {
 }
 
 impl SimGpu {
-    /// The device number.
+    /// Returns the device number.
     ///
     /// ```
     /// # use gpumem::{Bytes, sim::SimGpu};

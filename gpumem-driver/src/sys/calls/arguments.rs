@@ -26,7 +26,7 @@ impl Arguments {
         unsafe { self.0.add(at).read() }
     }
 
-    /// The word that the call wrote to the address in its first argument.
+    /// Returns the word that the call wrote to the address in its first argument.
     ///
     /// # Safety
     /// The call has succeeded, and its first argument is the address of one word that it writes.
@@ -84,7 +84,7 @@ pub(super) unsafe fn device_of_properties(properties: u64) -> Option<u32> {
     (location == CU_MEM_LOCATION_TYPE_DEVICE).then(|| u32::try_from(id).ok()).flatten()
 }
 
-/// The allocation of an array. Its size is the sum of its elements' sizes; the driver may add padding.
+/// Returns the allocation of an array. Its size is the sum of its elements' sizes; the driver may add padding.
 pub(super) fn allocated_array(
     id: u64,
     [width, height, depth]: [usize; 3],

@@ -16,7 +16,7 @@ pub(crate) struct AddressRange {
     pub(crate) on_host: bool,
 }
 
-/// The device of an allocation.
+/// Returns the device of an allocation.
 #[doc(alias = "cuPointerGetAttribute")]
 pub(crate) fn device_at(address: u64) -> Option<u32> {
     let device = attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;

@@ -37,8 +37,8 @@ pub(in crate::sys) fn reset_card(card: u32) {
     USED.fetch_and(!(1 << card), Relaxed);
 }
 
-/// The card on which the thread allocates. Threads of libraries select none: they use the only used card, or else the first. It is 0 if
-/// there are no such cards.
+/// Returns the card on which the thread allocates. Threads of libraries select none: they use the only used card, or else the first. It
+/// is 0 if there are no such cards.
 #[inline]
 pub(crate) fn card_of_thread() -> u32 {
     SELECTED.get().unwrap_or_else(|| match USED.load(Relaxed) {

@@ -33,7 +33,7 @@ pub(crate) fn current_owner() -> Option<usize> {
     Some(current_context()? | (card_of_thread() as usize) << 57)
 }
 
-/// The device of the current context.
+/// Returns the device of the current context.
 pub(in crate::sys) fn current_ordinal() -> Option<u32> {
     u32::try_from(current_device().ok()??).ok()
 }
@@ -60,7 +60,7 @@ pub(crate) fn has_primary_context(device: sys::CUdevice) -> bool {
     asked.result().is_ok() && active != 0
 }
 
-/// The device's primary context, if it exists.
+/// Returns the device's primary context, if it exists.
 pub(in crate::sys) fn primary_context(device: sys::CUdevice) -> Option<usize> {
     if !has_primary_context(device) {
         return None;

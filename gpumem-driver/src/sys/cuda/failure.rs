@@ -5,7 +5,7 @@ use cudarc::driver::{result::DriverError, sys};
 use super::library::LIBRARY;
 use crate::error::{Error, Kind};
 
-/// The error of a driver call that failed.
+/// Returns the error of a driver call that failed.
 pub(super) fn call_failed(call: &'static str, error: DriverError, device: Option<u32>) -> Error {
     use sys::CUresult as Code;
 

@@ -61,7 +61,7 @@ pub(crate) fn version() -> Option<u32> {
     (code == 0).then_some(version)
 }
 
-/// The CUDA ordinal of a context's device. It asks CUPTI and not the driver, so a callback may call it.
+/// Returns the CUDA ordinal of a context's device. It asks CUPTI and not the driver, so a callback may call it.
 #[doc(alias = "cuptiGetDeviceId")]
 pub(crate) fn device_of(context: Context) -> Option<u32> {
     let cupti = cupti().ok().filter(|_| context.handle != 0)?;

@@ -65,7 +65,7 @@ macro_rules! hooks {
             )*
         }
 
-        /// The hooks that record to `O`, by row.
+        /// Returns the hooks that record to `O`, by row.
         pub(super) fn hooks<O: Observe>() -> [usize; CALLS.len()] {
             [$(hook::$name::<O> as *const () as usize),*]
         }

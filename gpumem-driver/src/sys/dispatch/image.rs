@@ -26,7 +26,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// The library that contains an address.
+    /// Returns the library that contains an address.
     pub(super) fn around(address: usize) -> Option<Self> {
         struct Search {
             address: usize,

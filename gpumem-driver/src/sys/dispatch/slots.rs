@@ -77,7 +77,7 @@ pub(super) fn unusable(detail: impl Into<String>) -> Error {
     Kind::NoDispatch { detail: detail.into() }.into()
 }
 
-/// The table of this process's driver, found and checked once.
+/// Returns the table of this process's driver, found and checked once.
 pub(super) fn table() -> Result<&'static DispatchTable, Error> {
     static TABLE: OnceCell<Result<DispatchTable, Error>> = OnceCell::new();
     let find = || DispatchTable::find(CALLS.iter().map(|(_, name, _)| *name).enumerate());

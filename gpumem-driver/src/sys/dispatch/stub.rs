@@ -117,7 +117,7 @@ impl Reader<'_> {
         self.code[self.at..].starts_with(bytes).then(|| self.at += bytes.len())
     }
 
-    /// An instruction that prepares an argument for the implementation.
+    /// Returns an instruction that prepares an argument for the implementation.
     fn argument(&mut self) -> Option<()> {
         const WHOLE: [&[u8]; 8] = [
             // These are `sub rsp, 8` and `push rax`.
@@ -199,7 +199,7 @@ fn aarch64(code: &[u8; LENGTH], address: usize) -> Option<Stub> {
     Some(Stub { slot: jump_of_arm64(jump, pc(6))?, flag, refusal })
 }
 
-/// The pointer through which these instructions jump. They are the last line above.
+/// Returns the pointer through which these instructions jump. They are the last line above.
 fn jump_of_arm64(words: &[u32], address: usize) -> Option<usize> {
     let [adrp, load, rest @ ..] = words else { return None };
     let Instruction::Adrp { to: base, pages } = Instruction::of(*adrp)? else { return None };

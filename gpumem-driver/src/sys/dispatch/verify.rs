@@ -7,14 +7,14 @@ use super::stub::{LENGTH, Processor, Stub};
 
 /// A library in memory.
 pub(super) trait Library {
-    /// The segment of code that contains an address.
+    /// Returns the segment of code that contains an address.
     fn code_around(&self, address: usize) -> Option<Range<usize>>;
     fn is_readable(&self, address: usize, bytes: usize) -> bool;
     /// Returns whether the memory is writable, also after relocation.
     fn is_writable(&self, address: usize, bytes: usize) -> bool;
     /// A copy of this range; `None` unless all of it is in the library's code.
     fn code(&self, range: Range<usize>) -> Option<Vec<u8>>;
-    /// The word at an aligned address in the library's writable data; `None` for any other address.
+    /// Returns the word at an aligned address in the library's writable data; `None` for any other address.
     fn pointer(&self, address: usize) -> Option<usize>;
     /// Returns the file that contains an address outside of the library.
     fn owner(&self, address: usize) -> Option<PathBuf>;

@@ -34,7 +34,7 @@ pub(super) fn symbol(_: &CStr) -> Option<*mut c_void> {
     None
 }
 
-/// A function of that name.
+/// Returns a function of that name.
 ///
 /// # Safety
 /// `F` is the type of a pointer to the function of that name.

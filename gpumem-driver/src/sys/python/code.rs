@@ -78,7 +78,8 @@ pub fn run_in_python(first: &CStr, again: &CStr) -> bool {
     added
 }
 
-/// The interpreter calls it once for each code, on its main thread, with its lock. It returns 0: there is no exception.
+/// The interpreter calls it once for each code, on its main thread, with its lock. It returns 0: there is no
+/// exception.
 unsafe extern "C" fn run(code: *mut c_void) -> c_int {
     // SAFETY: `run_in_python` made the pointer of a `Box`, for this call alone.
     let Code { first, again } = *unsafe { Box::from_raw(code.cast::<Code>()) };

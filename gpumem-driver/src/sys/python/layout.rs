@@ -107,8 +107,8 @@ struct Groups {
 }
 
 impl Layout {
-    /// The layout of a version, such as 0x030d. `word` reads a word of `_PyRuntime`, by its index. `None` if the version is not
-    /// known, or if its record is not as expected.
+    /// Returns the layout of a version, such as 0x030d. `word` reads a word of `_PyRuntime`, by its index. `None` if the
+    /// version is not known, or if its record is not as expected.
     pub(super) fn of(version: u32, word: impl Fn(usize) -> u64) -> Option<Self> {
         let groups = match version {
             0x030b => return Some(PYTHON_3_11),

@@ -6,8 +6,8 @@ pub(super) const MAX_TABLE: usize = 1 << 20;
 /// The bytes of an instruction, or of a part of one.
 const CODE_UNIT: usize = 2;
 
-/// The line of the instruction at this offset, in bytes. A negative offset is before the first instruction: the line on which the
-/// function begins. `None` if the instruction belongs to no line, or if the table does not say.
+/// Returns the line of the instruction at this offset, in bytes. A negative offset is before the first instruction: the line on
+/// which the function begins. `None` if the instruction belongs to no line, or if the table does not say.
 ///
 /// From 3.12 on, Python's own `PyCode_Addr2Line` reads more than the table: records that coverage tools have requested, which
 /// another thread may be changing.

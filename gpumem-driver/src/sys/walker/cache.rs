@@ -30,7 +30,7 @@ struct CacheEntry {
 }
 
 impl CacheEntry {
-    /// The indexes of its words in the ring.
+    /// Returns the indexes of its words in the ring.
     fn words(&self) -> Range<usize> {
         self.start as usize..self.start as usize + self.count as usize
     }
@@ -144,7 +144,7 @@ impl StackCache {
         }
     }
 
-    /// A number that increases with each walk.
+    /// Returns a number that increases with each walk.
     #[cfg(test)]
     pub(super) fn words_ever(&self) -> u64 {
         self.next
@@ -156,7 +156,7 @@ impl StackCache {
     }
 }
 
-/// The index of a word in the ring.
+/// Returns the index of a word in the ring.
 #[allow(clippy::cast_possible_truncation, reason = "it is less than `WORDS`")]
 #[inline]
 fn index(word: u64) -> usize {

@@ -52,7 +52,7 @@ impl Way {
         self.reach = self.reach.max(offset + 8);
     }
 
-    /// The return address in the caller, and the words before it. `None` if not all words are here.
+    /// Returns the return address in the caller, and the words before it. `None` if not all words are here.
     #[inline]
     fn parts(&self) -> Option<(&Word, &[Word])> {
         self.words.get(..self.count)?.split_last()
@@ -81,7 +81,8 @@ pub(super) struct CallerCache {
 impl CallerCache {
     pub(super) const EMPTY: Self = Self { stack: 0..0, ways: [Way::NONE; WAYS], next: 0, callers: [(0, 0); CALLERS] };
 
-    /// The number of the caller on the stack with this pointer. `read` is called for words from `sp` up to the end of the thread's stack.
+    /// Returns the number of the caller on the stack with this pointer. `read` is called for words from `sp` up to the end of the
+    /// thread's stack.
     #[inline]
     pub(super) fn find(&self, sp: u64, read: impl Fn(u64) -> u64) -> Option<u32> {
         if !self.stack.contains(&sp) {

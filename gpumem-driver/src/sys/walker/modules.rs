@@ -159,7 +159,7 @@ impl Modules {
 
 #[cfg(test)]
 impl Module {
-    /// A module with one readable segment.
+    /// Returns a module with one readable segment.
     pub(super) fn with(code: Range<u64>, index: Range<u64>, readable: Range<u64>) -> Self {
         Self { code, index, readable: std::iter::once(readable).collect(), is_skipped: false }
     }

@@ -73,7 +73,7 @@ impl Location {
         Some(Self { base, words })
     }
 
-    /// A distance from a register, as in a table.
+    /// Returns a distance from a register, as in a table.
     fn from(register: Register, bytes: i64) -> Option<Self> {
         let base = match register.0 {
             STACK_POINTER => Base::StackPointer,

@@ -12,7 +12,8 @@ use super::{
     rules::{Bytes, CALLEE_SAVED, InPlace, RETURN_ADDRESS, UnwindRule},
 };
 
-/// The rule for an address, from the tables of its module. `None` if there is none, or if it is not supported here.
+/// Returns the rule for an address, from the tables of its module. `None` if there is none, or if it is not supported
+/// here.
 ///
 /// # Safety
 /// The file of the module is loaded and is not unloaded meanwhile.
@@ -59,7 +60,7 @@ impl<'a> Tables<'a> {
         Some(Self { bases: bases.set_eh_frame(start), index, start, entries })
     }
 
-    /// The entry for the function nearest to an address. Its rows say which addresses they are for.
+    /// Returns the entry for the function nearest to an address. Its rows say which addresses they are for.
     pub(super) fn entry(&self, address: u64) -> Option<FrameDescriptionEntry<Bytes<'a>>> {
         let offset = self.index.table()?.lookup(address, &self.bases).ok()?.direct().ok()?.checked_sub(self.start)?;
         let offset = usize::try_from(offset).ok()?;
@@ -67,7 +68,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// The memory in a range of addresses.
+/// Returns the memory in a range of addresses.
 ///
 /// # Safety
 /// The memory is readable and does not change while the slice is used.
@@ -77,7 +78,7 @@ pub(super) unsafe fn memory<'a>(range: Range<u64>) -> &'a [u8] {
     unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address_of(range.start)), length) }
 }
 
-/// An address in this process, or a length.
+/// Returns an address in this process, or a length.
 #[allow(clippy::cast_possible_truncation, reason = "this is built only for 64-bit processors")]
 pub(super) fn address_of(word: u64) -> usize {
     word as usize

@@ -40,7 +40,7 @@ fn add(stack: &[usize]) -> u32 {
     })
 }
 
-/// The calling thread's stack, and whether this call walked it.
+/// Returns the calling thread's stack, and whether this call walked it.
 fn known() -> Option<(Vec<usize>, bool)> {
     let before = WALKED.with_borrow(Vec::len);
     let number = number(|_| false, add)?;
@@ -142,7 +142,7 @@ impl LoadedCopy {
         Self(library, file)
     }
 
-    /// The address of the function that [`call`](Self::call) calls.
+    /// Returns the address of the function that [`call`](Self::call) calls.
     fn function(&self) -> *mut c_void {
         // SAFETY: the library is loaded, and the name is a string.
         let symbol = unsafe { libc::dlsym(self.0, c"_Unwind_Backtrace".as_ptr()) };
@@ -356,7 +356,7 @@ fn functions_of_files_that_are_left_out_are_not_recorded() {
     assert_eq!(recorded(&deep(100, 200)), (227, (1000..1128).collect()));
 }
 
-/// The number of the function of a library that calls back, and whether a walk found it.
+/// Returns the number of the function of a library that calls back, and whether a walk found it.
 fn known_caller(library: &LoadedCopy, is_skipped: fn(&[u8]) -> bool) -> Option<(Vec<usize>, bool)> {
     let before = WALKED.with_borrow(Vec::len);
     let mut number = None;

@@ -178,7 +178,8 @@ impl Unwinder {
     }
 }
 
-/// A return address without its signature. Arm processors that sign return addresses put the signature into the upper bits.
+/// Returns a return address without its signature. Arm processors that sign return addresses put the signature into the
+/// upper bits.
 #[inline]
 pub(super) fn without_signature(address: u64) -> u64 {
     #[cfg(target_arch = "aarch64")]

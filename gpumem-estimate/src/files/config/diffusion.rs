@@ -17,7 +17,7 @@ const SKIPPED: &str = "skipped";
 const JOINED: &str = "joined";
 const TEXT: &str = "text";
 
-/// An input of the model besides the image, and the layers that it passes through before others read it.
+/// Returns an input of the model besides the image, and the layers that it passes through before others read it.
 fn provide(slot: &str, sizes: Vec<u64>, integers: bool, layers: Vec<Named>) -> Named {
     Layer::Provide { slot: slot.to_owned(), sizes, integers, is_next: false, layers }.named("")
 }
@@ -262,7 +262,7 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(Model { name: "unet".to_owned(), input, layers, loss: Loss::MeanSquares })
 }
 
-/// The embedding of the time, and for Stable Diffusion XL that of the sizes of the image and of the whole text.
+/// Returns the embedding of the time, and for Stable Diffusion XL that of the sizes of the image and of the whole text.
 fn provide_time(fields: Fields<'_>, inputs: u64, size: u64, function: Function) -> Result<Named, Error> {
     let embedding = |name: &str, inputs: u64| {
         let linear = |part: &str, inputs: u64| linear(&format!("{name}.{part}"), inputs, size, true);

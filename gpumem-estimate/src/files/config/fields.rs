@@ -95,7 +95,7 @@ impl<'a> Fields<'a> {
         Ok(self.read(key, "a list", Value::as_array)?.map(Vec::as_slice))
     }
 
-    /// A list of whole numbers. `None` if it is not there or `null`.
+    /// Returns a list of whole numbers. `None` if it is not there or `null`.
     pub(super) fn numbers(self, key: &str) -> Result<Option<Vec<u64>>, Error> {
         let number = |value: &Value| {
             value.as_u64().ok_or_else(|| wrong(format!("`{key}` has {value}, which is not a whole number")))

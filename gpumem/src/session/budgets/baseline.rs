@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::error::{Kind, Result};
 
-/// The peak of this test in the baseline.
+/// Returns the peak of this test in the baseline.
 #[cfg(feature = "baseline")]
 pub(super) fn read(path: &Path, name: &str) -> Result<u64> {
     let baseline = crate::baseline_file::Baseline::read(path)?;

@@ -50,7 +50,7 @@ struct Tally {
 }
 
 impl Others {
-    /// The watch. `None` if other threads do not matter.
+    /// Returns the watch. `None` if other threads do not matter.
     pub(super) fn watch(session: &'static Session, device: Device, counted: Counted) -> Option<Self> {
         let noticing = match counted {
             Counted::OwnThreadOnly => return None,

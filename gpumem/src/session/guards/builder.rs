@@ -33,7 +33,7 @@ pub struct GpuMemTraceBuilder {
 }
 
 impl GpuMemTraceBuilder {
-    /// The defaults.
+    /// Returns the defaults.
     #[inline]
     pub(super) fn new() -> Self {
         Self {
@@ -48,7 +48,7 @@ impl GpuMemTraceBuilder {
         }
     }
 
-    /// The context of all reports. An empty one counts as none.
+    /// Sets the context of all reports. An empty one counts as none.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn ctx(mut self, ctx: impl Into<String>) -> Self {
@@ -70,13 +70,13 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// The context in reports.
+    /// Returns the context in reports.
     pub(super) fn shown_ctx(&self) -> Option<Cow<'_, str>> {
         let given = self.ctx.as_deref().map(Cow::Borrowed);
         given.or_else(|| self.function.map(|function| short_name(function).into()))
     }
 
-    /// The CUDA ordinal of the device. The default is the calling thread's current device.
+    /// Sets the CUDA ordinal of the device. The default is the calling thread's current device.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn device(mut self, ordinal: u32) -> Self {
@@ -92,8 +92,9 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// The source that intercepts allocations: [`Source::Dispatch`] or [`Source::Cupti`]. The default is `GPUMEM_SOURCE`, else the best
-    /// one that is available. A process uses one source at a time: if another one is in use, [`start`](Self::start) returns an error.
+    /// Sets the source that intercepts allocations: [`Source::Dispatch`] or [`Source::Cupti`]. The default is `GPUMEM_SOURCE`, else
+    /// the best one that is available. A process uses one source at a time: if another one is in use, [`start`](Self::start) returns an
+    /// error.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -224,8 +225,8 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// The module and the source line that reports name. The default is the line that starts the trace. It is for libraries that start
-    /// traces on behalf of a program.
+    /// Sets the module and the source line that reports name. The default is the line that starts the trace. It is for libraries
+    /// that start traces on behalf of a program.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -114,7 +114,7 @@ impl GpuMemTrace {
         Self::builder().ctx_unless_off(|| ctx).start_or_off()
     }
 
-    /// The settings of a new trace.
+    /// Returns the settings of a new trace.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -383,7 +383,7 @@ impl GpuMemTrace {
         if let TraceState::Running(scope) = &guard.state { Some((guard, scope)) } else { None }
     }
 
-    /// The number of the scope that the trace opened last.
+    /// Returns the number of the scope that the trace opened last.
     #[cfg(feature = "capture")]
     pub(super) fn scope_id(&self) -> Option<ScopeId> {
         match &self.guard.as_ref()?.state {
@@ -423,7 +423,7 @@ impl ActiveTrace {
         }
     }
 
-    /// The names of the scopes around it.
+    /// Returns the names of the scopes around it.
     pub(super) fn outer(&self) -> Vec<String> {
         let names = |within| outer_names(&self.session.inbox, self.session, &within);
         self.period().map(names).unwrap_or_default()

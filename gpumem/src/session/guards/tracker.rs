@@ -74,7 +74,7 @@ impl MemTracker {
         Self::builder().start_or_off()
     }
 
-    /// The settings of a new tracker.
+    /// Returns the settings of a new tracker.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -234,7 +234,7 @@ pub struct MemTrackerBuilder {
 }
 
 impl MemTrackerBuilder {
-    /// The CUDA ordinal of the device. The default is the calling thread's current device.
+    /// Sets the CUDA ordinal of the device. The default is the calling thread's current device.
     ///
     /// Example: see [`MemTracker::builder`].
     pub fn device(mut self, ordinal: u32) -> Self {

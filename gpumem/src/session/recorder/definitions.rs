@@ -25,7 +25,7 @@ use crate::{
 /// The longest time to read debug information at the end of a recording.
 const FOR_SYMBOLS: Duration = Duration::from_secs(5);
 
-/// The file name of the program.
+/// Returns the file name of the program.
 fn program_name() -> Option<String> {
     Some(process::executable().ok()?.file_name()?.to_string_lossy().into_owned())
 }

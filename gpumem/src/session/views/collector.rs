@@ -64,7 +64,7 @@ impl Collector {
         Ok(Self { of, interval })
     }
 
-    /// The CUDA ordinal of the device.
+    /// Returns the CUDA ordinal of the device.
     ///
     /// ```
     /// # let _gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -70,7 +70,7 @@ fn intercept(session: &'static Session, devices: &dyn Devices) -> Result<()> {
     session.subscribe(devices, None, false).map(|_| ())
 }
 
-/// The live blocks of all devices, the largest first.
+/// Returns the live blocks of all devices, the largest first.
 pub(crate) fn live_blocks() -> Result<Vec<LiveBlock>> {
     let session = current();
     intercept(session, session.devices()?)?;

@@ -14,7 +14,7 @@ unsafe extern "C" fn read_for_c(at: *const u32) -> u32 {
     unsafe { *at }
 }
 
-/// A function that C could call.
+/// C could call this function.
 #[gpu_mem_trace]
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_test_exported(n: u32) -> u32 {

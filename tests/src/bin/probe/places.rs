@@ -7,7 +7,7 @@ use gpumem::{
 
 use crate::{Names, Trouble};
 
-/// A trace that prints nothing.
+/// Returns a trace that prints nothing.
 pub(crate) fn scope(name: &str) -> gpumem::Result<GpuMemTrace> {
     GpuMemTrace::builder().ctx(name).silent(true).start()
 }

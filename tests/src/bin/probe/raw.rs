@@ -49,7 +49,7 @@ impl Names {
         self.lock().get(name).copied().unwrap_or(0)
     }
 
-    /// The value of a word of the script.
+    /// Returns the value of a word of the script.
     pub(crate) fn value(&self, word: &str) -> Result<u64, Trouble> {
         let (word, more) = word.split_once('+').unwrap_or((word, "0"));
         let named = self.lock().get(word).copied();
@@ -340,7 +340,7 @@ pub(crate) fn end(status: c_int, with_handlers: bool) -> ! {
 pub(crate) struct Tool(Option<u64>);
 
 impl Tool {
-    /// The code of `cuptiSubscribe` in the library of this name or path.
+    /// Returns the code of `cuptiSubscribe` in the library of this name or path.
     pub(crate) fn subscribe(&mut self, library: &str) -> Result<c_int, Trouble> {
         extern "C" fn callback(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
         type Subscribe =

@@ -25,7 +25,7 @@ static HOOKS: [Hook; MOST] = [const { Hook { next: Slot::new(ptr::null_mut()), c
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
-/// The function in the place of the driver's. It passes six integers, as many as any of the functions takes.
+/// This function is in the place of the driver's. It passes six integers, as many as any of the functions takes.
 ///
 /// # Safety
 /// The caller does what that function needs.
@@ -124,7 +124,7 @@ fn owner(function: &str) -> Result<&'static str, Trouble> {
     })
 }
 
-/// The address of the function that the driver exports.
+/// Returns the address of the function that the driver exports.
 fn symbol(function: &str) -> Result<*const u8, Trouble> {
     // SAFETY: as in `raw::invoke`; the address is only looked at.
     let found = unsafe { sys::culib().get::<Function>(function.as_bytes()) }?;

@@ -4,7 +4,7 @@ use gpumem::{Gauge, report::PeakHolders};
 
 use super::*;
 
-/// The scope of each holder and its bytes.
+/// Returns the scope of each holder and its bytes.
 fn reported(peak: &PeakHolders) -> Vec<(String, i64)> {
     let sum: i64 = peak.holders.iter().map(|holder| holder.bytes.get()).sum();
     assert_eq!(sum, peak.bytes.get().cast_signed(), "{peak}");

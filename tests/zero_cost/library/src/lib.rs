@@ -53,7 +53,7 @@ pub fn step(input: &[u64]) -> Option<u64> {
     Some(sum + shared(input) + last)
 }
 
-/// A thread that works for the guard of its parent.
+/// A thread works for the guard of its parent.
 #[inline(never)]
 pub fn shared(input: &[u64]) -> u64 {
     gpu_mem! { let shared_mem = GpuMemTrace::with_ctx("shared"); }

@@ -30,7 +30,7 @@ macro_rules! functions {
             $($(functions!(@function $name $arguments $shape);)+)*
         }
 
-        /// The functions, by row.
+        /// Returns the functions, by row.
         pub(super) fn replacements() -> [usize; FUNCTIONS.len()] {
             [$($(replacement::$name as *const () as usize),+),*]
         }

@@ -104,7 +104,7 @@ const TABLE: [(&str, Shape); 35] = [
     ("cudaThreadExit", Shape::Reset),
 ];
 
-/// The names of the functions.
+/// Returns the names of the functions.
 pub fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|(name, _)| *name)
 }

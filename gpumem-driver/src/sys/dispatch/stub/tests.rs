@@ -53,7 +53,7 @@ impl Form {
         }
     }
 
-    /// The distance from one stub to the next.
+    /// Returns the distance from one stub to the next.
     pub(crate) fn distance(self) -> usize {
         match self {
             Self::X86_64 { framed: true } => 192,
@@ -61,7 +61,7 @@ impl Form {
         }
     }
 
-    /// The distance from the beginning of a stub to its refusal.
+    /// Returns the distance from the beginning of a stub to its refusal.
     pub(crate) fn refusal(self) -> usize {
         match self {
             Self::X86_64 { framed: false } => 18,
@@ -70,7 +70,7 @@ impl Form {
         }
     }
 
-    /// The number of bytes that determine the stub.
+    /// Returns the number of bytes that determine the stub.
     pub(crate) fn length(self) -> usize {
         match self {
             Self::X86_64 { framed: false } => 18,
@@ -79,7 +79,7 @@ impl Form {
         }
     }
 
-    /// The bytes between stubs: a `nop`.
+    /// Returns the bytes between stubs: a `nop`.
     pub(crate) fn filler(self) -> u8 {
         if self.processor() == Processor::X86_64 { 0x90 } else { 0 }
     }

@@ -30,7 +30,7 @@ impl Driver {
         driver
     }
 
-    /// The expected result for the stub with this number. The slots are not in the order of their functions.
+    /// Returns the expected result for the stub with this number. The slots are not in the order of their functions.
     fn stub(&self, number: usize) -> Stub {
         let (address, slot) = (CODE + number * self.form.distance(), number * 73 % STUBS);
         Stub { slot: SLOTS + (slot + slot / 5) * 8, flag: FLAG, refusal: address + self.form.refusal() }

@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-/// An address at the beginning and one in the middle of each function of a module.
+/// Returns an address at the beginning and one in the middle of each function of a module.
 fn addresses(module: &Module) -> Vec<u64> {
     // SAFETY: the modules of these tests are not unloaded.
     let tables = unsafe { Tables::of(module) }.unwrap();
