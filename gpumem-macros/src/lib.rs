@@ -261,7 +261,7 @@ pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
     assertion::expand(input.into()).into()
 }
 
-/// A `#[test]` with a budget of GPU memory. The test fails if it needs more.
+/// Makes a `#[test]` with a budget of GPU memory. The test fails if it needs more.
 ///
 /// ```
 /// # use gpumem::gpu_mem_test;

@@ -117,7 +117,7 @@ impl Wanted {
     }
 }
 
-/// The same as [`Wanted::stack_for`].
+/// Does the same as [`Wanted::stack_for`].
 #[inline]
 pub(super) fn stack_for(bytes: u64) -> StackId {
     Wanted::now().stack_for(bytes)

@@ -160,7 +160,7 @@ unsafe extern "C" fn initialize_linked(get_export_table: GetExportTable) -> c_in
     c_int::from(records_itself() && guarded(|| unsafe { observe_ranges(get_export_table, None) }).is_ok())
 }
 
-/// The same for an extension.
+/// Does the same for an extension.
 ///
 /// # Safety
 /// It is called by NVTX.

@@ -27,7 +27,7 @@ fn each_token_adds_its_keys_and_values() {
     assert_eq!(super::of(&long, Class::Cache), 4 * 192 * 24 * KEYS);
 }
 
-/// 128 tokens of the prompt and 64 more: 12 pages of 16; 65 more: a page more.
+/// 128 tokens of the prompt and 64 more need 12 pages of 16, and 65 more need one page more.
 #[test]
 fn pages_are_allocated_one_by_one() {
     let model = models::gpt2(128);

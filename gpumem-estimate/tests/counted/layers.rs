@@ -40,7 +40,7 @@ fn experts() -> Experts {
     }
 }
 
-/// 10 tokens, each of which passes through 2 of 3 experts: 20 rows.
+/// There are 10 tokens, and each passes through 2 of 3 experts. This makes 20 rows.
 #[test]
 fn experts_keep_what_grouped_products_need() {
     let weights = 4 * (3 * 8 + 3 * 8 * 8 + 3 * 8 * 4);

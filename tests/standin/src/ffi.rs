@@ -92,7 +92,7 @@ impl Text {
     }
 }
 
-/// The function that CUPTI calls at both ends of a driver call: with the subscriber's data, the domain, the function's
+/// CUPTI calls this function at both ends of a driver call: with the subscriber's data, the domain, the function's
 /// id and the data of the call.
 pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, c_uint, c_uint, *const c_void);
 

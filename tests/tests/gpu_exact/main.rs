@@ -110,7 +110,7 @@ fn on_the_stand_in_driver_with_both_sources() {
     on_the_standin_with_both_sources(Standin::new().devices(2));
 }
 
-/// Each kind of memory, streams, pools and contexts, with failures, on two threads.
+/// The program uses each kind of memory, streams, pools and contexts on two threads, and some calls fail.
 #[test]
 fn both_sources_report_the_same() {
     let Some(_one) = device() else { return };

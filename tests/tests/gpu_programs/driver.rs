@@ -25,7 +25,7 @@ pub(crate) fn close(descriptor: u64) {
     unsafe { libc::close(i32::try_from(descriptor).expect("it is an int")) };
 }
 
-/// The same file for processes that this one starts.
+/// Returns the same file for processes that this one starts.
 pub(crate) fn inherited(descriptor: u64) -> u64 {
     // SAFETY: duplicating a descriptor has no preconditions.
     let copy = unsafe { libc::dup(i32::try_from(descriptor).expect("it is an int")) };

@@ -42,7 +42,7 @@ fn imports_in_two_processes() {
     done("cuStreamDestroy_v2", &[stream]);
 }
 
-/// The other process of `imports_in_two_processes`.
+/// This is the other process of `imports_in_two_processes`.
 #[test]
 fn importing() {
     let Some(words) = part() else { return };

@@ -86,7 +86,7 @@ impl Graph {
         Self::of(graph, allocated, frees)
     }
 
-    /// The same by hand, one node after the other.
+    /// Does the same by hand, one node after the other.
     fn build(blocks: &[(u64, bool)], frees: bool) -> Self {
         let graph = put("cuGraphCreate", |out| vec![out, 0]);
         let mut last: Option<u64> = None;

@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    /// The trace and the log, unless the trace reports unknown frees or lost events.
+    /// Compares the trace and the log, unless the trace reports unknown frees or lost events.
     fn compare(&mut self, at: usize) {
         let (trace, began) = &self.traces[at];
         let seen = &self.log[*began..];

@@ -338,7 +338,7 @@ fn unpart(address: u64) -> EventKind {
     EventKind::Free { key: Key::of_part(POOL, address), block: None }
 }
 
-/// An inbox with a pool and an open scope.
+/// Returns an inbox with a pool and an open scope.
 fn with_pool() -> Arc<Inbox> {
     let inbox = Arc::new(Inbox::tapped(Recorder));
     post(&inbox, &EventKind::PoolRegistered { pool: POOL, device: DEVICE });

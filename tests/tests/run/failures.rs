@@ -4,7 +4,7 @@ use gpumem_tests::{Library, built};
 
 use super::*;
 
-/// The lines on stderr.
+/// Checks the lines on stderr.
 #[track_caller]
 fn one_line(outcome: &Outcome, text: &str) {
     assert!(outcome.succeeded(), "{outcome}");

@@ -99,7 +99,7 @@ fn run_probe(machine: &Standin, file: &str, steps: &[&str]) -> Outcome {
     run_with(machine, &[], file, steps)
 }
 
-/// The same with these options.
+/// Does the same with these options.
 fn run_with(machine: &Standin, options: &[&str], file: &str, steps: &[&str]) -> Outcome {
     let probe = probe();
     machine.run_program(&built("gpumem-command"), &[&["run"], options, &["-o", file, "--", &probe], steps].concat())

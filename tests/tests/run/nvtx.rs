@@ -126,7 +126,7 @@ fn another_tool_gets_every_call() {
     assert_eq!(counted, "1 7 11 1 1 2 2 1\n", "{outcome}");
 }
 
-/// A program in Rust with a copy of NVTX.
+/// The program is in Rust and has a copy of NVTX.
 #[test]
 fn ranges_of_a_program_that_records_itself_are_scopes() {
     let Some([.., linked]) = compiled() else { return };

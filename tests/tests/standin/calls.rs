@@ -11,7 +11,7 @@ fn check(machines: &Machines, script: &str) -> Vec<Outcome> {
     machines.check(script)
 }
 
-/// The same, with a context and an exact trace of its device, and nothing on stderr.
+/// Checks the same with a context and an exact trace of its device, and expects nothing on stderr.
 #[track_caller]
 fn check_exact(machines: &Machines, script: &str) {
     for outcome in check(machines, &format!("{CONTEXT}; exact = started; {script}")) {
@@ -405,7 +405,7 @@ fn allocations_of_cudarc_are_counted() {
     check(&both_sources().devices(2), &script);
 }
 
-/// The line that fastai prints, from exact figures.
+/// The report is the line that fastai prints, from exact figures.
 #[test]
 fn reports_are_exact() {
     let script = "call cuMemAlloc_v2 &a 10485760; call cuMemAlloc_v2 &b 15728640; call cuMemFree_v2 b; report; reset; \
@@ -420,7 +420,7 @@ fn reports_are_exact() {
     }
 }
 
-/// One thread's own.
+/// The trace counts only its own thread.
 #[test]
 fn traces_of_one_thread() {
     each(

@@ -5,7 +5,7 @@ use gpumem_tests::{CONTEXT, Standin, check, each, ensure};
 
 use super::{WITHOUT_EXACT_TRACES, with_cupti};
 
-/// The same, with a context and an exact trace of its device, and nothing on stderr.
+/// Checks the same with a context and an exact trace of its device, and expects nothing on stderr.
 #[track_caller]
 fn check_exact(machine: &Standin, script: &str) {
     let outcome = check(machine, &format!("{CONTEXT}; exact = started; {script}"));

@@ -22,7 +22,7 @@ fn run(machine: &Standin, script: &str) -> Outcome {
     outcome
 }
 
-/// Where hooks ask the driver as well.
+/// Runs the script where hooks ask the driver as well.
 #[track_caller]
 fn run_any(machine: &Standin, script: &str) -> Outcome {
     let outcome = machine.run(&format!("{CONTEXT}; {script}"));

@@ -39,7 +39,7 @@ impl Hasher for KeyHasher {
         self.0 = (number ^ self.0).wrapping_mul(GOLDEN).rotate_left(32);
     }
 
-    /// The number of an enum's variant.
+    /// It gets the number of an enum's variant.
     fn write_isize(&mut self, number: isize) {
         self.write_u64(number.cast_unsigned() as u64);
     }

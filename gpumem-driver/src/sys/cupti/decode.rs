@@ -30,7 +30,7 @@ const SHAPES: [Option<Shape>; NUMBERS] = {
     shapes
 };
 
-/// The function that CUPTI calls. It copies what it needs, because the data is valid only until it returns, and it never unwinds
+/// CUPTI calls this function. It copies what it needs, because the data is valid only until it returns, and it never unwinds
 /// into C.
 pub(super) unsafe extern "C" fn callback<O: Observe>(_: *mut c_void, domain: u32, number: u32, data: *const c_void) {
     // In the child of a fork, locks of the observer may be held by threads that do not exist there.

@@ -6,7 +6,7 @@ use super::{super::last::LastStack, *};
 
 const SP: u64 = 0x7fff_0000;
 
-/// A stack from [`SP`] on.
+/// Inserts a stack from [`SP`] on.
 fn insert(cache: &mut StackCache, words: &[u64], places: &[usize], number: u32) {
     let mut walk = cache.begin(SP);
     for at in places {
