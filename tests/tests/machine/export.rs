@@ -267,13 +267,13 @@ fn a_scrape_does_not_wait_for_connections_without_a_request() {
     let outcome = exported(
         Standin::new(),
         "half-open",
-        r#"
+        r"
         serve
         for number in {1..300}; do exec {open}<>/dev/tcp/127.0.0.1/$port; printf 'GET /metrics' >&$open; done
         began=${EPOCHREALTIME/./}
         scrape a | grep -ac '^hw_gpu_memory_limit_bytes'
         echo $((${EPOCHREALTIME/./} - began))
-        "#,
+        ",
     );
     let numbers: Vec<u64> = outcome.stdout.lines().filter_map(|line| line.parse().ok()).collect();
     // It takes 20 ms; a busy machine may need longer.
