@@ -56,13 +56,6 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// As [`ctx`](Self::ctx), without an allocation.
-    #[doc(hidden)]
-    pub fn static_ctx(mut self, ctx: &'static str) -> Self {
-        (self.ctx, self.function) = (Some(Cow::Borrowed(ctx)), None);
-        self
-    }
-
     /// Sets the function as the scope, by the compiler's name of a closure in it. The context of reports is its short name.
     #[inline]
     pub(crate) fn function(mut self, closure: &'static str, module: &'static str) -> Self {
@@ -270,7 +263,9 @@ impl GpuMemTraceBuilder {
             session.notify_gauge_off();
             turn_traces_off();
         }
-        if let Some(scope) = scope.as_ref().filter(|_| !self.entered) {
+        // The thread that opens the scope of a task is not in it, if the figures are exact.
+        let is_entered = |scope: &&OpenScope| !(self.request.of_task && scope.gauge == Gauge::Exact);
+        if let Some(scope) = scope.as_ref().filter(is_entered).filter(|_| !self.entered) {
             ScopeHandle::of(Some((session, scope.id))).leave();
         }
         Ok(scope)
