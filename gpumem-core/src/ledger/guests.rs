@@ -1,13 +1,16 @@
 //! Threads in scopes of other threads. A block that is allocated there counts for the thread that allocated it and for the
 //! thread of the scope.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    iter::successors,
+};
 
 use super::live::hash::KeyHashBuilder;
 use crate::model::{OwnerThread, ScopeId};
 
 /// With fewer guests than this, no scan is made.
-const NO_SCAN: usize = if cfg!(test) { 4 } else { 512 };
+const NO_SCAN: usize = if cfg!(test) { 4 } else { 2048 };
 
 /// A thread in a scope of another thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,7 +54,7 @@ impl Guests {
         next: impl FnOnce() -> OwnerThread,
     ) -> OwnerThread {
         // A block of this host counts for the thread already.
-        if self.hosts(host).any(|host| self.own(host) == own) {
+        if self.threads(host).any(|thread| thread == own) {
             self.mark_used([host]);
             return host;
         }
@@ -77,14 +80,15 @@ impl Guests {
         true
     }
 
-    /// The thread that allocates on this owner thread.
-    fn own(&self, owner: OwnerThread) -> OwnerThread {
-        self.known.get(&owner).map_or(owner, |guest| guest.own)
-    }
-
     /// The owner thread, its host, the host of that, and so on.
     pub(super) fn hosts(&self, owner: OwnerThread) -> impl Iterator<Item = OwnerThread> {
-        std::iter::successors(Some(owner), |owner| self.known.get(owner).map(|guest| guest.host))
+        successors(Some(owner), |owner| self.known.get(owner).map(|guest| guest.host))
+    }
+
+    /// The threads that allocate on the owner thread, on its host, and so on.
+    fn threads(&self, owner: OwnerThread) -> impl Iterator<Item = OwnerThread> {
+        let next = |owner| Some(self.known.get(&owner).map_or((owner, None), |guest| (guest.own, Some(guest.host))));
+        successors(next(owner), move |(_, host)| host.and_then(next)).map(|(thread, _)| thread)
     }
 
     /// Calls `count` once for each thread for which a block of this owner thread counts.
@@ -93,7 +97,7 @@ impl Guests {
         if self.known.is_empty() {
             return count(owner);
         }
-        self.hosts(owner).for_each(|host| count(self.own(host)));
+        self.threads(owner).for_each(count);
     }
 
     /// A scan is in progress, or is due: there are twice as many guests as were in use at the last scan.

@@ -40,9 +40,20 @@ mod watermark;
 use std::collections::{BTreeMap, HashMap};
 
 use self::{
-    adopters::Adopters, groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
-    noticed::Watched, own_level::OwnScopes, pending::PendingDelta, pool_table::Pools, scope::Scope, thread::Thread,
-    thread_level::ThreadLevels, tree::ScopeTree,
+    adopters::Adopters,
+    groups::AllocGroups,
+    guests::Guests,
+    kept_range::KeptRange,
+    live::LiveBlocks,
+    meters::{Meters, UsageLevel},
+    noticed::Watched,
+    own_level::OwnScopes,
+    pending::PendingDelta,
+    pool_table::Pools,
+    scope::Scope,
+    thread::Thread,
+    thread_level::ThreadLevels,
+    tree::ScopeTree,
 };
 pub use self::{
     counts::{Counts, PART_LEN},
@@ -94,6 +105,8 @@ pub struct Ledger {
     tree: ScopeTree,
     meters: Meters,
     thread_levels: ThreadLevels,
+    /// Nothing is in use. Its peaks have the memory of a level that is no longer needed, for the next one.
+    spare_level: UsageLevel,
     /// The scopes that count only what is allocated in them.
     own_scopes: OwnScopes,
     /// Some of them may have counted blocks with lower numbers while they counted the whole process.
