@@ -10,7 +10,7 @@ use super::live::hash::KeyHashBuilder;
 use crate::model::{OwnerThread, ScopeId};
 
 /// With fewer guests than this, no scan is made.
-const NO_SCAN: usize = if cfg!(test) { 4 } else { 2048 };
+const NO_SCAN: usize = if cfg!(test) { 4 } else { 512 };
 
 /// A thread in a scope of another thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -263,6 +263,14 @@ mod tests {
         assert!(callsites.get(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line)));
         assert_ne!(number(None, CodeLine::of_caller()), unnamed, "another line");
         assert_eq!(number(Some("epoch"), CodeLine::of_caller()), named, "a name is one callsite at any line");
+        let beside = CodeLine { column: here.column + 1, ..here };
+        assert_ne!(number(None, beside), unnamed, "another column");
+        assert_eq!(number(None, here), unnamed);
+        let mut name = "step".to_owned();
+        let (step, address) = (number(Some(&name), here), name.as_ptr());
+        name.replace_range(.., "load");
+        assert_eq!(name.as_ptr(), address);
+        assert_ne!(number(Some(&name), here), step, "another name at the same address");
     }
 
     #[test]

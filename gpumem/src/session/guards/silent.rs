@@ -48,3 +48,31 @@ impl Drop for SilentScope {
         }
     }
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{ByteDelta, Bytes},
+        session::{TestSession, views::path_of_this_thread},
+    };
+
+    #[test]
+    fn a_thread_is_in_the_scope_only_while_it_has_entered() {
+        for gauge in ["exact", "sampled"] {
+            let session = TestSession::new(&[("GPUMEM_REPORT", "off"), ("GPUMEM_GAUGE", gauge)]).unwrap();
+            let gpu = session.add(Bytes::gib(16)).unwrap();
+            session.run(|| {
+                let path = || path_of_this_thread(current());
+                let scope = SilentScope::open("span", None, file!(), line!()).unwrap();
+                let handle = scope.handle();
+                assert_eq!((path(), handle.in_scope(path)), (vec![], vec!["span".to_owned()]), "{gauge}");
+                let block = handle.in_scope(|| gpu.alloc(Bytes::mib(4)).unwrap());
+                assert_eq!(scope.close().used, ByteDelta::new(4 << 20), "{gauge}");
+                drop(block);
+                let unclosed = SilentScope::open("span", None, file!(), line!()).unwrap().handle();
+                assert_eq!((path(), unclosed.in_scope(path)), (vec![], vec![]), "{gauge}: a drop closes it");
+            });
+        }
+    }
+}
