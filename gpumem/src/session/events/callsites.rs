@@ -60,8 +60,8 @@ struct Callsites {
     alike: HashMap<Box<str>, u32>,
 }
 
-/// The callsites that were looked up last, by the address of their name, or of their file's name and the line. Hashing an address is faster
-/// than hashing a name. Two may have one slot, and an address may have another name later, so each is compared.
+/// The callsites that were looked up last, by the address of their name, or by that of their file's name and the line. Hashing an address is
+/// faster than hashing a name. Two callsites may have one slot, and another name may lie at the address later, so the names are compared.
 struct NewestByAddress([CallsiteId; 256]);
 
 impl Default for NewestByAddress {

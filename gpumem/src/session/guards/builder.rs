@@ -263,9 +263,11 @@ impl GpuMemTraceBuilder {
             session.notify_gauge_off();
             turn_traces_off();
         }
-        // The thread that opens the scope of a task is not in it, if the figures are exact.
-        let is_entered = |scope: &&OpenScope| !(self.request.of_task && scope.gauge == Gauge::Exact);
-        if let Some(scope) = scope.as_ref().filter(is_entered).filter(|_| !self.entered) {
+        if let Some(scope) = &scope
+            && !self.entered
+            // Opening an exact scope of a task does not enter it.
+            && !(self.request.of_task && scope.gauge == Gauge::Exact)
+        {
             ScopeHandle::of(Some((session, scope.id))).leave();
         }
         Ok(scope)
