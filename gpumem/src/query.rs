@@ -96,7 +96,7 @@ pub fn gpu_mem_get(id: impl Into<Option<u32>>) -> GpuMemory {
     try_gpu_mem_get(id).unwrap_or_default()
 }
 
-/// As [`gpu_mem_get`].
+/// Does the same as [`gpu_mem_get`].
 ///
 /// Example: see [`gpu_mem_get`].
 ///
@@ -121,7 +121,7 @@ pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
     (0..device_count().unwrap_or(0)).map(gpu_mem_get).collect()
 }
 
-/// As [`gpu_mem_get_all`].
+/// Does the same as [`gpu_mem_get_all`].
 ///
 /// Example: see [`gpu_mem_get_all`].
 ///
@@ -145,7 +145,7 @@ pub fn gpu_mem_get_free() -> Bytes {
     try_gpu_mem_get_free().unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_free`].
+/// Does the same as [`gpu_mem_get_free`].
 ///
 /// Example: see [`gpu_mem_get_free`].
 ///
@@ -172,7 +172,7 @@ pub fn gpu_mem_get_free_no_cache() -> Bytes {
     try_gpu_mem_get_free_no_cache().unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_free_no_cache`].
+/// Does the same as [`gpu_mem_get_free_no_cache`].
 ///
 /// Example: see [`gpu_mem_get_free_no_cache`].
 ///
@@ -196,7 +196,7 @@ pub fn gpu_mem_get_used() -> Bytes {
     try_gpu_mem_get_used().unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_used`].
+/// Does the same as [`gpu_mem_get_used`].
 ///
 /// Example: see [`gpu_mem_get_used`].
 ///
@@ -223,7 +223,7 @@ pub fn gpu_mem_get_used_no_cache() -> Bytes {
     try_gpu_mem_get_used_no_cache().unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_used_no_cache`].
+/// Does the same as [`gpu_mem_get_used_no_cache`].
 ///
 /// Example: see [`gpu_mem_get_used_no_cache`].
 ///
@@ -247,7 +247,7 @@ pub fn gpu_mem_get_used_fast(handle: &GpuHandle) -> Bytes {
     try_gpu_mem_get_used_fast(handle).unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_used_fast`].
+/// Does the same as [`gpu_mem_get_used_fast`].
 ///
 /// Example: see [`gpu_mem_get_used_fast`].
 ///
@@ -275,7 +275,7 @@ pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
     best.map_or((None, Bytes::ZERO), |(id, free)| (Some(id), free))
 }
 
-/// As [`gpu_with_max_free_mem`]; `None` when the process sees no device.
+/// Does the same as [`gpu_with_max_free_mem`]; `None` when the process sees no device.
 ///
 /// Example: see [`gpu_with_max_free_mem`].
 ///
@@ -308,7 +308,7 @@ pub fn preload() {
     let _ = try_preload();
 }
 
-/// As [`preload`].
+/// Does the same as [`preload`].
 ///
 /// Example: see [`preload`].
 ///
@@ -330,7 +330,7 @@ pub fn b2mb(bytes: impl Into<Bytes>) -> u64 {
     bytes.into().mb()
 }
 
-/// Whether there is a device to measure: real, or simulated.
+/// Returns whether there is a device to measure: real, or simulated.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -10,10 +10,8 @@ use std::{
     time::Duration,
 };
 
-use opentelemetry::{
-    KeyValue,
-    metrics::{AsyncInstrument, Meter, MeterProvider},
-};
+use gpumem_metrics::__private::instrument;
+use opentelemetry::{KeyValue, metrics::MeterProvider};
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{MetricExporter, Protocol, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::{
@@ -23,18 +21,18 @@ use opentelemetry_sdk::{
 
 use super::{
     exporter::{Exporter, lock},
-    metrics::{Attributes, Kind, METRICS, Metric, Points, Unit},
+    metrics::{Attributes, METRICS, Points},
 };
 use crate::{failure::Failure, terminal};
 
 /// The time between two pushes, in milliseconds.
 const INTERVAL: &str = "OTEL_METRIC_EXPORT_INTERVAL";
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
-/// A collector that does not answer is waited for so long.
+/// The exporter waits this long for a collector that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// More bytes of an answer are not read.
+/// At most this many bytes of an answer are read.
 const LONGEST_ANSWER: u64 = 1 << 16;
-/// The SDK would push by itself so often. It is asked to do it in between.
+/// The SDK pushes by itself at this interval. The exporter requests each push instead.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
 /// The SDK drops attributes above a number of sets of them. The exporter bounds them itself.
 const MOST_SETS: usize = 1 << 20;
@@ -75,7 +73,11 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
     let points = Arc::new(Mutex::new(Points::default()));
     let meter = provider.meter("gpumem");
     for metric in METRICS {
-        add(&meter, metric, &points);
+        let points = Arc::clone(&points);
+        let values = move || -> Vec<_> {
+            lock(&points).of_metric(metric).map(|(attributes, value)| (value, key_values(attributes))).collect()
+        };
+        instrument(&meter, metric, values);
     }
     let url = url.to_owned();
     let work = move || {
@@ -88,7 +90,7 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
                     lock(&exporter).confirm(collector);
                     has_failed = false;
                 }
-                // Once, until it works again: a collector may be away for a day.
+                // The error is printed once until pushing works again, because a collector may be away for a day.
                 Err(error) if !std::mem::replace(&mut has_failed, true) => {
                     let next = "start a collector there, or correct the URL; peaks are pushed again";
                     let why = lock(&failure).take().unwrap_or_else(|| error.to_string());
@@ -103,59 +105,6 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
     Ok(())
 }
 
-/// An instrument that reads the newest points.
-fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
-    let points = Arc::clone(points);
-    let each = move |observe: &dyn Fn(f64, &[KeyValue])| {
-        for (attributes, value) in lock(&points).of_metric(metric.name) {
-            observe(value, &key_values(attributes));
-        }
-    };
-    let (unit, help) = (metric.unit.name(), metric.help);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "they are whole numbers, and not negative"
-    )]
-    let whole = |value: f64| value as u64;
-    match (metric.kind, metric.unit) {
-        (_, Unit::Ratio) => {
-            let observe = move |to: &dyn AsyncInstrument<f64>| each(&|value, of| to.observe(value, of));
-            meter
-                .f64_observable_gauge(metric.name)
-                .with_unit(unit)
-                .with_description(help)
-                .with_callback(observe)
-                .build();
-        }
-        (Kind::Gauge, _) => {
-            let observe = move |to: &dyn AsyncInstrument<u64>| each(&|value, of| to.observe(whole(value), of));
-            meter
-                .u64_observable_gauge(metric.name)
-                .with_unit(unit)
-                .with_description(help)
-                .with_callback(observe)
-                .build();
-        }
-        (Kind::Counter, _) => {
-            let observe = move |to: &dyn AsyncInstrument<u64>| each(&|value, of| to.observe(whole(value), of));
-            meter
-                .u64_observable_counter(metric.name)
-                .with_unit(unit)
-                .with_description(help)
-                .with_callback(observe)
-                .build();
-        }
-        (Kind::UpDown, _) => {
-            let observe = move |to: &dyn AsyncInstrument<i64>| {
-                each(&|value, of| to.observe(whole(value).cast_signed(), of));
-            };
-            let instrument = meter.i64_observable_up_down_counter(metric.name);
-            instrument.with_unit(unit).with_description(help).with_callback(observe).build();
-        }
-    }
-}
-
 fn key_values(attributes: &Attributes) -> Vec<KeyValue> {
     attributes.iter().map(|(name, value)| KeyValue::new(*name, value.clone())).collect()
 }
@@ -164,7 +113,7 @@ fn key_values(attributes: &Attributes) -> Vec<KeyValue> {
 #[derive(Debug)]
 struct Client {
     agent: ureq::Agent,
-    /// Why the last request failed. The SDK only says that it did.
+    /// The reason why the last request failed. The SDK only says that it failed.
     failed: Arc<Mutex<Option<String>>>,
 }
 
@@ -177,7 +126,7 @@ impl HttpClient for Client {
         'me: 'future,
         Self: 'future,
     {
-        // The thread waits: it does nothing else.
+        // The thread may wait, because it does nothing else.
         let send = || -> Result<_, HttpError> {
             let (head, mut body) = self.agent.run(request.map(|body| body.to_vec()))?.into_parts();
             let body = body.with_config().limit(LONGEST_ANSWER).read_to_vec()?;

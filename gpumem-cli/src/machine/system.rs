@@ -1,4 +1,4 @@
-//! What Linux says of processes, in `/proc`. Nothing is written there, and no process is stopped.
+//! Reads processes from `/proc` of Linux. It writes nothing there, and stops no process.
 
 use std::{
     fs, io,
@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gpumem_core::recording::new_path;
 use gpumem_inject::variable;
 
 use crate::files::is_recording;
@@ -14,7 +15,7 @@ fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// What is not UTF-8 is replaced: Linux cuts the names of programs at a byte, which may be within a character.
+/// Bytes that are not UTF-8 are replaced: Linux cuts the names of programs at a byte, which may be within a character.
 fn read(pid: u32, name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&fs::read(place(pid, name)).ok()?).into_owned())
 }
@@ -27,7 +28,7 @@ pub(super) fn pids() -> Vec<u32> {
     pids
 }
 
-/// The command line of a process; else its short name.
+/// Returns the command line of a process, else its short name.
 pub(crate) fn command(pid: u32) -> Option<String> {
     let words = read(pid, "cmdline")?;
     let line = words.split('\0').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
@@ -61,20 +62,21 @@ fn name_of(uid: u32, users: &str) -> Option<String> {
     })
 }
 
-/// When the process began, in the system's own unit: another process may get the number later.
+/// Returns the time when the process began, in the system's own unit. Another process may get the number later.
 pub(crate) fn began(pid: u32) -> Option<u64> {
     let stat = read(pid, "stat")?;
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot be read.
+/// Returns whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot
+/// be read.
 pub(super) fn uses_driver(pid: u32) -> Option<bool> {
     let maps = read(pid, "maps")?;
     Some(["nvidia", "libcuda.so", "/dev/dxg"].iter().any(|name| maps.contains(name)))
 }
 
-/// Whether the process has loaded a library whose name begins so. `None` if that cannot be read.
+/// Returns whether the process has loaded a library whose name has this beginning. `None` if that cannot be read.
 pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
     Some(read(pid, "maps")?.contains(&format!("/{library}")))
 }
@@ -82,19 +84,38 @@ pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
 /// The recordings that the process writes. An error if its files cannot be read.
 pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
     let mut recordings = Vec::new();
-    for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
-        let link = entry.path();
-        // The process opens a recording for writing alone, which the rights of the link say.
-        let is_written = fs::symlink_metadata(&link).is_ok_and(|link| link.permissions().mode() & 0o600 == 0o200);
-        if !is_written {
-            continue;
+    // If a file was closed during a look, the process may have begun its recording again in another file. The next look finds that.
+    for _ in 0..MOST_LOOKS {
+        recordings.clear();
+        let mut has_changed = false;
+        for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
+            let link = entry.path();
+            let (Ok(known), Ok(path)) = (fs::symlink_metadata(&link), fs::read_link(&link)) else {
+                has_changed = true;
+                continue;
+            };
+            // The process opens a recording only for writing. The rights of the link say this.
+            let is_written = known.permissions().mode() & 0o600 == 0o200;
+            if is_written && path.is_absolute() && !path.starts_with("/dev") {
+                let recording = recording_at(pid, &link, path);
+                recordings.extend(recording.filter(|recording| !recordings.contains(recording)));
+            }
         }
-        let Ok(path) = fs::read_link(&link) else { continue };
-        if path.is_absolute() && !path.starts_with("/dev") && is_recording(&link) {
-            recordings.push(visible_here(pid, path));
+        if !has_changed {
+            break;
         }
     }
     Ok(recordings)
+}
+
+const MOST_LOOKS: usize = 3;
+
+/// Returns the recording that the process writes through this link to a path. While a recording begins again, only the file that will replace
+/// it is open, and may still be empty: then this is the recording that will be replaced.
+fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
+    let replaced = path.with_extension("");
+    let replaced = (new_path(&replaced) == path).then(|| visible_here(pid, replaced)).filter(|file| is_recording(file));
+    replaced.or_else(|| is_recording(link).then(|| visible_here(pid, path)))
 }
 
 /// In a container, the path is that of its own file system.
@@ -105,7 +126,7 @@ fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
     if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
 }
 
-/// Whether the process waits for `gpumem start`.
+/// Returns whether the process waits for `gpumem start`.
 pub(super) fn is_dormant(pid: u32) -> bool {
     let Ok(environment) = fs::read(place(pid, "environ")) else { return false };
     let name = format!("{}=", variable::CONTROL);
@@ -145,16 +166,24 @@ mod tests {
     fn only_what_is_written_and_begins_as_a_recording_is_one() {
         let folder = env::temp_dir().join(format!("gpumem-system-{}", process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let [recording, read, other] = ["a.capture", "b.capture", "c.capture"].map(|name| folder.join(name));
-        for file in [&recording, &read] {
+        let names = ["a.capture", "b.capture", "c.capture", "b.capture.new", "d.new"];
+        let [recording, read, other, new, named_new] = names.map(|name| folder.join(name));
+        for file in [&recording, &read, &named_new] {
             fs::write(file, crate::made::Made::new("train").file()).unwrap();
         }
         fs::write(&other, "not one of them").unwrap();
         let write = |path: &Path| fs::File::options().write(true).open(path).unwrap();
-        let _open = (write(&recording), fs::File::open(&read).unwrap(), write(&other));
-        let found = open_recordings(process::id()).unwrap();
-        let found: Vec<_> = found.iter().filter(|path| path.starts_with(&folder)).collect();
-        assert_eq!(found, [&recording]);
+        let _open = (write(&recording), fs::File::open(&read).unwrap(), write(&other), write(&named_new));
+        let in_folder = || -> Vec<PathBuf> {
+            let mut found = open_recordings(process::id()).unwrap();
+            found.retain(|path| path.starts_with(&folder));
+            found.sort();
+            found
+        };
+        assert_eq!(in_folder(), [recording.clone(), named_new.clone()]);
+        // While `b.capture` is begun again, the process has only the file open that takes its place.
+        let _new = fs::File::create(&new).unwrap();
+        assert_eq!(in_folder(), [recording, read, named_new]);
         let _ = fs::remove_dir_all(&folder);
     }
 }

@@ -1,6 +1,6 @@
-//! Recordings that are changed at random, with checksums that are correct: whatever the command makes of them, it takes little time and
-//! memory. The same files each time; `GPUMEM_FUZZ_SECONDS` makes others for so long, from a seed of the clock:
-//! `GPUMEM_FUZZ_SECONDS=3600 cargo test --release -p gpumem-cli --test command fuzz -- --nocapture`.
+//! Changes recordings at random, with correct checksums: the command takes little time and memory for all of them. The files are the
+//! same each time. `GPUMEM_FUZZ_SECONDS` makes others for this time, from a seed of the clock: `GPUMEM_FUZZ_SECONDS=3600 cargo test
+//! --release -p gpumem-cli --test command fuzz -- --nocapture`.
 
 use std::{
     env, fs,
@@ -16,10 +16,10 @@ use crate::{
     made::{MIB, Made},
 };
 
-/// A file has at most so many bytes.
+/// A file has at most this many bytes.
 const MOST: usize = 10_000_000;
 
-/// What is changed: items of recordings that a session could have written, and of those that cost much.
+/// The items that are changed: those of recordings that a session could have written, and of expensive ones.
 struct Seeds {
     begin: Vec<u8>,
     all: Vec<Vec<Vec<u8>>>,
@@ -46,14 +46,14 @@ impl Seeds {
         &self.all[random.below(self.all.len())]
     }
 
-    /// A recording that nobody wrote.
+    /// Makes a random recording.
     fn mutated(&self, random: &mut Random) -> Vec<u8> {
         let mut parts = self.any(random).to_vec();
         for _ in 0..random.below(6) {
             let at = random.below(parts.len());
             match random.below(7) {
                 0 => random.damage(&mut parts[at]),
-                // A part again and again. What is too much is cut off.
+                // A part is repeated. The excess is cut off.
                 1 => {
                     let times = 1 << random.below(12);
                     let part = parts[at].clone();
@@ -70,7 +70,7 @@ impl Seeds {
                     let other = random.below(parts.len());
                     parts.swap(at, other);
                 }
-                // Items of two records in one, as far as there is room.
+                // Items of two records are put into one, as far as there is room.
                 5 => {
                     let more = parts[random.below(parts.len())].clone();
                     if parts[at].len() + more.len() <= 1 << 20 {
@@ -97,7 +97,7 @@ impl Seeds {
     }
 }
 
-/// Each report and each format.
+/// Each file is read by each report and each format.
 const VIEWS: &str = "report IN|report --json IN|report IN OTHER|report --tree IN|report --json --tree IN|report --calls --min 0% IN|\
                      report --json --calls IN|report --table IN|report --json --table IN|report --leaks IN|\
                      report --json --at peak IN|report --at 1ms IN|report --between start peak IN|report --html OUT IN|\
@@ -132,7 +132,7 @@ fn changed_recordings_cost_little() {
     while until.map_or(runs < 20, |until| Instant::now() < until) {
         let seed = first + runs;
         let mut random = Random(seed);
-        // Without optimisation, small ones take long enough.
+        // Without optimisation, even small files take long.
         let items = if seconds.is_some() { 1 << (8 + random.below(14)) } else { 2_000 };
         let seeds = Seeds::new(&mut random, items);
         for _ in 0..if seconds.is_some() { 20 } else { 5 } {

@@ -1,4 +1,4 @@
-//! Scopes that count one thread only.
+//! Scopes that count only one thread.
 
 use std::collections::hash_map::Entry;
 
@@ -29,7 +29,7 @@ impl Ledger {
         }
     }
 
-    /// Allocations and frees need not be counted one by one any more, if nothing needs that.
+    /// Stops counting allocations and frees one by one, if nothing needs it.
     pub(super) fn update_has_thread_scopes(&mut self) {
         self.has_thread_scopes =
             !(self.thread_levels.is_empty() && self.own_scopes.is_empty() && self.watched.is_empty());
@@ -40,7 +40,7 @@ impl Ledger {
         self.is_special = self.has_thread_scopes || self.has_pools;
     }
 
-    /// A scope or a kept peak no longer needs the level of a thread.
+    /// Notes that a scope or a kept peak no longer needs the level of a thread.
     pub(super) fn release_thread_level(&mut self, of_thread: Option<OwnerThread>, meter: u16) {
         let Some(of) = of_thread else { return };
         let Entry::Occupied(mut entry) = self.thread_levels.entry((of, meter)) else { return };

@@ -7,7 +7,7 @@ use crate::model::{Bytes, one_line};
 
 /// A pool that the program registered (`gpumem::pool`), as it is now.
 ///
-/// `Display` is the line of [`Summary`](super::Summary): what the pool keeps unused.
+/// `Display` is the line of [`Summary`](super::Summary) about the unused memory of the pool.
 ///
 /// Example: see `gpumem::pool`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,35 +22,39 @@ pub struct RegisteredPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub used: Bytes,
-    /// What it has from the driver: what it reported, or else its blocks that gpumem has seen.
+    /// Its memory from the driver: the reported amount, or else its blocks that gpumem has seen.
     pub reserved: Bytes,
-    /// Frees of parts that were not live.
+    /// The number of frees of parts that were not live.
     pub unknown_frees: u64,
-    /// Parts that were allocated at the address of a live part.
+    /// The number of parts that were allocated at the address of a live part.
     pub doubled: u64,
-    /// Parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool. Also sizes larger than any
-    /// device; these do not count.
+    /// The number of parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool. Calls with
+    /// sizes above any device are included; their sizes do not count.
     pub outside: u64,
-    /// Blocks that were counted for the program before the pool reported its first part in them. Peaks of that time are too high.
+    /// The number of blocks that were counted for the program before the pool reported its first part in them. Peaks of that time
+    /// are too high.
     pub late: u64,
+    /// The number of blocks that were counted for the program until their first part, because another thread read figures in between. Peaks of that
+    /// time may be too high. A pool that calls `set_reserved` before it allocates has none.
+    pub read_early: u64,
 }
 
 impl RegisteredPool {
-    /// What it keeps unused. `None` if its parts are more than it has, so that one of the two is wrong.
+    /// Returns its unused memory. `None` if its parts are more than it has, so that one of the two is wrong.
     ///
     /// Example: see `gpumem::pool`.
     pub fn unused(&self) -> Option<Bytes> {
         self.reserved.checked_sub(self.used)
     }
 
-    /// It has nothing, and was not called wrongly.
+    /// Returns whether it has no memory, and peaks are right.
     ///
     /// Example: see `gpumem::pool`.
     pub fn is_empty(&self) -> bool {
-        self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() == 0
+        self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
     }
 
-    /// Calls that cannot be right. If this is not 0, figures may be wrong.
+    /// Returns the number of calls that cannot be right. If this is not 0, figures may be wrong.
     ///
     /// Example: see `gpumem::pool`.
     pub fn wrong_calls(&self) -> u64 {
@@ -60,7 +64,7 @@ impl RegisteredPool {
 
 impl fmt::Display for RegisteredPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, reserved, unknown_frees, doubled, outside, late, .. } = self;
+        let Self { name, reserved, unknown_frees, doubled, outside, late, read_early, .. } = self;
         let unused = self.unused().map_or_else(|| "?".to_owned(), |unused| unused.to_string());
         write!(f, "cache of {}: {unused} of {reserved}", one_line(name))?;
         let mut before = "; wrong calls: ";
@@ -74,6 +78,10 @@ impl fmt::Display for RegisteredPool {
                 write!(f, "{before}{}", counted(*count, one, many))?;
                 before = ", ";
             }
+        }
+        if *read_early > 0 {
+            let blocks = counted(*read_early, "block", "blocks");
+            write!(f, "; peaks may be too high by {blocks} that another thread read before the first part")?;
         }
         Ok(())
     }
@@ -95,6 +103,7 @@ mod tests {
             doubled: 0,
             outside: 0,
             late: 0,
+            read_early: 0,
         };
         assert_eq!(pool.to_string(), "cache of arena: 6 MiB of 8 MiB");
         (pool.outside, pool.late) = (1, 1);
@@ -108,5 +117,9 @@ mod tests {
         let wrong =
             "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
+        pool.read_early = 2;
+        let row = pool.to_string();
+        let early = "; peaks may be too high by 2 blocks that another thread read before the first part";
+        assert!(row.ends_with(&format!("{wrong}{early}")), "{row}");
     }
 }

@@ -132,7 +132,7 @@ fn recorded(file: &str) -> Recorded {
     recorded
 }
 
-/// Whether the process of a recording runs, or has not written all.
+/// Returns whether the process of a recording runs, or has not written all.
 #[track_caller]
 fn lacks_end(file: &str) -> bool {
     let open = File::open(file).unwrap_or_else(|error| panic!("{file}: {error}"));

@@ -171,9 +171,9 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
-    /// It makes each allocation a little slower. Such a trace counts the whole process also if traces of other threads overlap it,
-    /// because what made the peak would not add up otherwise. It has no effect if the figures are not exact.
+    /// Returns whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is
+    /// `false`. It makes each allocation a little slower. Such a trace counts the whole process also if traces of other threads overlap
+    /// it, because what made the peak would not add up otherwise. It has no effect if the figures are not exact.
     ///
     /// Example: see [`GpuMemTrace::peak_holders`](crate::GpuMemTrace::peak_holders).
     pub fn at_peak(mut self, at_peak: bool) -> Self {
@@ -181,7 +181,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Whether the trace prints no reports. The default is `false`.
+    /// Returns whether the trace prints no reports. The default is `false`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn silent(mut self, silent: bool) -> Self {
@@ -189,7 +189,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Whether the drop of the trace prints a report. The default is `true`.
+    /// Returns whether the drop of the trace prints a report. The default is `true`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn on_exit_report(mut self, report: bool) -> Self {
@@ -197,9 +197,9 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks enter it
-    /// through its [handle](crate::GpuMemTrace::handle), and exact figures count what they allocate in it, wherever that is freed. So each
-    /// of many such traces has its own figures, and marks no other trace.
+    /// Returns whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks
+    /// enter it through its [handle](crate::GpuMemTrace::handle), and exact figures count what they allocate in it, wherever
+    /// that is freed. So each of many such traces has its own figures, and marks no other trace.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -250,7 +250,7 @@ impl GpuMemTraceBuilder {
         if self.is_off() { self } else { self.ctx(ctx()) }
     }
 
-    /// Whether the trace will be off, because traces are off until the process ends.
+    /// Returns whether the trace will be off, because traces are off until the process ends.
     #[inline]
     pub(super) fn is_off(&self) -> bool {
         self.request.gauge.is_none() && traces_are_off()
@@ -273,7 +273,7 @@ impl GpuMemTraceBuilder {
         Ok(scope)
     }
 
-    /// As [`open`](Self::open). An error is printed once, and the trace is off.
+    /// Does the same as [`open`](Self::open). An error is printed once, and the trace is off.
     pub(super) fn open_or_off(&self, session: &'static Session, at: CodeLine) -> Option<OpenScope> {
         self.open(session, at).unwrap_or_else(|error| {
             session.notify_off(&error);

@@ -36,7 +36,7 @@ impl GpuMemTrace {
         self.report_now(None);
     }
 
-    /// As [`report`](Self::report), with a text after the context: `(ctx: subctx)`.
+    /// Does the same as [`report`](Self::report), with a text after the context: `(ctx: subctx)`.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -79,7 +79,7 @@ impl GpuMemTrace {
         self.print_report(None, self.read_n_reset(), None, false);
     }
 
-    /// As [`report_with`](Self::report_with), then resets the trace to the reported reading.
+    /// Does the same as [`report_with`](Self::report_with), then resets the trace to the reported reading.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -168,16 +168,17 @@ impl GpuMemTrace {
 }
 
 impl ActiveTrace {
+    /// Returns what the trace does when it ends, under this rule of `GPUMEM`.
     fn what(&self, rule: Rule) -> What {
         rule.what.unwrap_or(if self.settings.stats { What::Stats } else { What::Lines })
     }
 
-    /// Whether lines of the trace are printed, if they are large enough.
+    /// Returns whether lines of the trace are printed, if they are large enough.
     pub(super) fn prints_lines(&self) -> bool {
         self.callsite().is_none_or(|callsite| self.what(callsite.rule) == What::Lines)
     }
 
-    /// Whether a line with these figures is printed. Counts them, if the trace ends and is one for statistics.
+    /// Returns whether a line with these figures is printed. Counts them, if the trace ends and is one for statistics.
     fn prints(&self, trace: &Trace, is_end: bool) -> bool {
         let Some(callsite @ Numbered { id, rule, .. }) = self.callsite() else { return true };
         let is_chosen = |every: NonZeroU64| self.session.callsites.next_line(id).is_multiple_of(every.get());

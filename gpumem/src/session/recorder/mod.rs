@@ -142,7 +142,7 @@ impl Session {
         }
     }
 
-    /// As [`number_stack`](Self::number_stack), for a session that is recorded.
+    /// Does the same as [`number_stack`](Self::number_stack), for a session that is recorded.
     #[cold]
     pub(super) fn number_and_define(&self, addresses: &[usize]) -> StackId {
         if let Some(known) = self.stacks.find(addresses) {
@@ -185,7 +185,7 @@ impl Session {
         }
     }
 
-    /// Whether a recording is made of this process.
+    /// Returns whether a recording is made of this process.
     pub(in crate::session) fn is_recorded(&self) -> bool {
         self.recorder.is_on.load(Relaxed) && !process::is_forked()
     }

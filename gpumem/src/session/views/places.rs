@@ -47,8 +47,9 @@ pub fn summary() -> Summary {
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
-/// As [`summary`], which begins again then, for an epoch: calls, allocations and peaks count from now on, also in the report of peaks at
-/// the end of the process. What is in use stays. A scope that is open counts as opened now; its `device_peak` is since it was opened.
+/// Does the same as [`summary`], which begins again then, for an epoch: calls, allocations and peaks count from now on, also in the
+/// report of peaks at the end of the process. What is in use stays. A scope that is open counts as opened now; its `device_peak` is
+/// since it was opened.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -156,7 +157,7 @@ impl Session {
         self.stack_texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether no file has to be read to describe the stack.
+    /// Returns whether no file has to be read to describe the stack.
     pub(in crate::session) fn is_resolved(&self, id: StackId) -> bool {
         id == StackId::NONE || self.stack_texts().contains_key(&id)
     }
