@@ -3,12 +3,15 @@
 use std::{
     fmt,
     sync::{
-        Mutex, OnceLock, PoisonError,
+        OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
-use gpumem::{GpuMemTrace, Trace, scope::ScopeHandle};
+use gpumem::{
+    Trace,
+    scope::{ScopeHandle, SilentScope},
+};
 use tracing::{
     Dispatch, Level, Metadata, Subscriber, Value,
     dispatcher::{self, WeakDispatch},
@@ -39,13 +42,6 @@ pub struct GpuMemLayer {
     event_level: Option<Level>,
 }
 
-/// The data that the registry keeps of a span.
-struct MeasuredSpan {
-    scope: ScopeHandle,
-    /// The registry asks for `Sync`.
-    trace: Mutex<GpuMemTrace>,
-}
-
 impl GpuMemLayer {
     /// Makes a layer that emits events of the level `DEBUG`.
     #[expect(clippy::new_without_default, reason = "two layers are not equal: each measures spans of its own")]
@@ -69,29 +65,26 @@ impl GpuMemLayer {
         self
     }
 
-    fn start(span: &'static Metadata<'static>) -> GpuMemTrace {
+    fn open(span: &'static Metadata<'static>) -> Option<SilentScope> {
         let (file, line) = (span.file().unwrap_or_default(), span.line().unwrap_or_default());
-        GpuMemTrace::builder()
-            .silent(true)
-            .on_exit_report(false)
-            .entered(false)
-            .opened_at(span.module_path(), file, line)
-            .static_ctx(span.name())
-            .start_or_off()
+        SilentScope::open(span.name(), span.module_path(), file, line)
     }
 
     fn write(&self, span: &Id, metadata: &'static Metadata<'static>, trace: &Trace) {
+        let figures = trace.is_measured().then_some((trace.used.get(), trace.peaked.get()));
+        let event_level = self.event_level.filter(|_| figures.is_some_and(|figures| figures != (0, 0)));
+        if metadata.fields().is_empty() && event_level.is_none() {
+            return;
+        }
         let Some(dispatch) = self.dispatch.get().and_then(WeakDispatch::upgrade) else { return };
         let note = note(trace);
-        let figures = trace.is_measured().then_some((trace.used.get(), trace.peaked.get()));
         let (used, peaked) = figures.unzip();
         let record = |name, value: &dyn Value| record(&dispatch, span, metadata, name, value);
         let has_used = used.is_some_and(|used| record("gpu_used", &used));
         let has_peaked = peaked.is_some_and(|peaked| record("gpu_peaked", &peaked));
         let has_note = note.as_deref().is_some_and(|note| record("gpu_note", &note));
-        if let Some(level) = self.event_level
+        if let Some(level) = event_level
             && !(has_used || has_peaked || has_note)
-            && figures.is_some_and(|figures| figures != (0, 0))
         {
             let note = note.as_deref();
             dispatcher::with_default(&dispatch, || {
@@ -117,16 +110,15 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         in_layer(|| {
             let Some(span) = context.span(id) else { return };
-            let start = || Self::start(attributes.metadata());
+            let open = || Self::open(attributes.metadata());
             let parent = attributes.parent().and_then(|parent| scope_of(&context, parent));
-            let trace = match parent {
-                Some(parent) => parent.in_scope(start),
-                None if attributes.is_contextual() => start(),
-                None => outside(start),
+            let scope = match parent {
+                Some(parent) => parent.in_scope(open),
+                None if attributes.is_contextual() => open(),
+                None => outside(open),
             };
-            if !trace.is_off() {
-                let scope = trace.handle();
-                span.extensions_mut().replace(MeasuredSpan { scope, trace: Mutex::new(trace) });
+            if let Some(scope) = scope {
+                span.extensions_mut().replace(scope);
             }
         });
     }
@@ -147,16 +139,14 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         in_layer(|| {
             let Some(span) = context.span(&id) else { return };
-            let measured = span.extensions_mut().remove::<MeasuredSpan>();
-            let Some(MeasuredSpan { trace, .. }) = measured else { return };
-            let trace = trace.into_inner().unwrap_or_else(PoisonError::into_inner);
-            self.write(&id, span.metadata(), &trace.end_in_silence());
+            let Some(scope) = span.extensions_mut().remove::<SilentScope>() else { return };
+            self.write(&id, span.metadata(), &scope.close());
         });
     }
 }
 
 fn scope_of<S: Subscriber + for<'a> LookupSpan<'a>>(context: &Context<'_, S>, span: &Id) -> Option<ScopeHandle> {
-    context.span(span)?.extensions().get::<MeasuredSpan>().map(|measured| measured.scope.clone())
+    context.span(span)?.extensions().get::<SilentScope>().map(SilentScope::handle)
 }
 
 impl fmt::Debug for GpuMemLayer {

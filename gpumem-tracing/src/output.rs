@@ -28,13 +28,16 @@ pub(crate) fn note(trace: &Trace) -> Option<String> {
     if stale {
         return Some("could not be read".to_owned());
     }
+    if trace.sampling.is_none() && (lost, untracked, adoption_is_shared) == (0, 0, false) {
+        return None;
+    }
     let sampled =
         trace.sampling.map(|sampling| format!("sampled every {:?}, all processes on the device", sampling.every));
     let lost = (lost > 0).then(|| format!("{lost} events were lost"));
     let untracked = (untracked > 0).then(|| format!("{untracked} frees of unknown size"));
     let shared = adoption_is_shared.then(|| "other scopes adopt the same threads".to_owned());
     let all: Vec<String> = [sampled, lost, untracked, shared].into_iter().flatten().collect();
-    (!all.is_empty()).then(|| all.join("; "))
+    Some(all.join("; "))
 }
 
 /// Sends the output of gpumem to `tracing`, as events with the target `gpumem`: reports as `INFO`, notices as `WARN`, out of memory

@@ -208,8 +208,8 @@ fn a_formatter_that_is_added_after_the_layer_prints_the_figures() {
 fn exported_spans_have_the_figures() {
     let exporter = InMemorySpanExporter::default();
     let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
-    let exported = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
-    with_default(&Dispatch::new(registry().with(layer()).with(exported)), || {
+    let otel = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+    with_default(&Dispatch::new(registry().with(layer()).with(otel)), || {
         let _weights = span!("load").in_scope(|| {
             drop(alloc(5));
             alloc(20)

@@ -352,6 +352,9 @@ fn off(criterion: &mut Criterion) {
     group.finish();
 }
 
+#[gpu_mem_trace(stats)]
+fn counted() {}
+
 /// Measures the end of a trace: silent, counted for statistics, and filtered out by its name. `GPUMEM=filtered=off
 /// cargo bench -p gpumem-tests --bench cost -- ends`.
 fn ends(criterion: &mut Criterion) {
@@ -365,6 +368,7 @@ fn ends(criterion: &mut Criterion) {
         group.bench_function(format!("stats ({round})"), |bench| {
             bench.iter(|| drop(start("counted").stats().start_or_off()));
         });
+        group.bench_function(format!("attribute with stats ({round})"), |bench| bench.iter(counted));
         if env::var("GPUMEM").as_deref() == Ok("filtered=off") {
             group.bench_function(format!("filtered ({round})"), |bench| {
                 bench.iter(|| drop(start("filtered").start_or_off()));

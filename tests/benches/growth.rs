@@ -1,24 +1,31 @@
 //! Measures the growth of a process: with a million threads that end, a million scopes and requests with names of their own, 10^8
 //! events.
 //!
-//! `cargo bench -p gpumem-tests --bench growth`
+//! `cargo bench -p gpumem-tests --bench growth`, with a word of one line's name to measure that one: `-- requests`.
 
-use std::time::Instant;
+use std::{env, time::Instant};
 
 use gpumem::{Bytes, sim::SimGpu};
 use gpumem_tests::growth;
 
 fn main() {
     let gpu = SimGpu::install(Bytes::gib(16)).expect("there is none yet");
+    // Cargo adds an option.
+    let chosen = env::args().skip(1).find(|argument| !argument.starts_with("--")).unwrap_or_default();
     let timed = |what: &str, grows: &dyn Fn() -> u64| {
+        if !what.contains(&chosen) {
+            return;
+        }
         let began = Instant::now();
         let grown = grows();
-        println!("{what}: {grown} B more resident, {:.1} s", began.elapsed().as_secs_f64());
+        println!("{what}: {grown} B more resident, {:.2} s", began.elapsed().as_secs_f64());
         assert!(grown <= 4 << 20, "{what} leave something behind");
     };
-    let parts = growth::of_parts(1_000_000);
-    println!("1,000,000 live parts of a pool: {} B each", parts / 1_000_000);
-    assert!(parts <= 64 * 1_000_000, "a part takes at most 64 B");
+    if "parts".contains(&chosen) {
+        let parts = growth::of_parts(1_000_000);
+        println!("1,000,000 live parts of a pool: {} B each", parts / 1_000_000);
+        assert!(parts <= 64 * 1_000_000, "a part takes at most 64 B");
+    }
     timed("1,000,000 threads", &|| growth::of_threads(&gpu, 1_000_000));
     timed("1,000,000 scopes", &|| growth::of_names(&gpu, 1_000_000));
     timed("1,000,000 requests with stats", &|| growth::of_requests(&gpu, 1_000_000));

@@ -1,7 +1,10 @@
 //! Threads in scopes of other threads. A block that is allocated there counts for the thread that allocated it and for the
 //! thread of the scope.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    iter::successors,
+};
 
 use super::live::hash::KeyHashBuilder;
 use crate::model::{OwnerThread, ScopeId};
@@ -51,7 +54,7 @@ impl Guests {
         next: impl FnOnce() -> OwnerThread,
     ) -> OwnerThread {
         // A block of this host counts for the thread already.
-        if self.hosts(host).any(|host| self.own(host) == own) {
+        if self.threads(host).any(|thread| thread == own) {
             self.mark_used([host]);
             return host;
         }
@@ -78,14 +81,15 @@ impl Guests {
         true
     }
 
-    /// Returns the thread that allocates on this owner thread.
-    fn own(&self, owner: OwnerThread) -> OwnerThread {
-        self.known.get(&owner).map_or(owner, |guest| guest.own)
-    }
-
     /// Returns the owner thread, its host, the host of that, and so on.
     pub(super) fn hosts(&self, owner: OwnerThread) -> impl Iterator<Item = OwnerThread> {
-        std::iter::successors(Some(owner), |owner| self.known.get(owner).map(|guest| guest.host))
+        successors(Some(owner), |owner| self.known.get(owner).map(|guest| guest.host))
+    }
+
+    /// Returns the threads that allocate on the owner thread, on its host, and so on.
+    fn threads(&self, owner: OwnerThread) -> impl Iterator<Item = OwnerThread> {
+        let next = |owner| Some(self.known.get(&owner).map_or((owner, None), |guest| (guest.own, Some(guest.host))));
+        successors(next(owner), move |(_, host)| host.and_then(next)).map(|(thread, _)| thread)
     }
 
     /// Calls `count` once for each thread for which a block of this owner thread counts.
@@ -94,7 +98,7 @@ impl Guests {
         if self.known.is_empty() {
             return count(owner);
         }
-        self.hosts(owner).for_each(|host| count(self.own(host)));
+        self.threads(owner).for_each(count);
     }
 
     /// Returns whether a scan is in progress, or is due: there are twice as many guests as were in use at the last

@@ -40,9 +40,20 @@ mod watermark;
 use std::collections::{BTreeMap, HashMap};
 
 use self::{
-    adopters::Adopters, groups::AllocGroups, guests::Guests, kept_range::KeptRange, live::LiveBlocks, meters::Meters,
-    noticed::Watched, own_level::OwnScopes, pending::PendingDelta, pool_table::Pools, scope::Scope, thread::Thread,
-    thread_level::ThreadLevels, tree::ScopeTree,
+    adopters::Adopters,
+    groups::AllocGroups,
+    guests::Guests,
+    kept_range::KeptRange,
+    live::LiveBlocks,
+    meters::{Meters, UsageLevel},
+    noticed::Watched,
+    own_level::OwnScopes,
+    pending::PendingDelta,
+    pool_table::Pools,
+    scope::Scope,
+    thread::Thread,
+    thread_level::ThreadLevels,
+    tree::ScopeTree,
 };
 pub use self::{
     counts::{Counts, PART_LEN},
@@ -97,6 +108,8 @@ pub struct Ledger {
     tree: ScopeTree,
     meters: Meters,
     thread_levels: ThreadLevels,
+    /// A level in which nothing is in use. It keeps the memory of one that is no longer needed, for the next one.
+    spare_level: UsageLevel,
     /// The scopes that count only their own allocations.
     own_scopes: OwnScopes,
     /// Some of these scopes may have counted blocks with numbers below this one while they counted the whole process.

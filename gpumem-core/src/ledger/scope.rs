@@ -1,7 +1,7 @@
 //! The data that the ledger keeps of each open scope.
 
 use super::{counts::Counts, own_level::OwnLevel, peaks::WatchedScope, tree::NodeId, watermark::Mark};
-use crate::model::{Counted, OwnerThread, ScopeSpec, ThreadId};
+use crate::model::{Counted, Gauge, OwnerThread, ScopeSpec, ThreadId};
 
 /// An open scope.
 #[derive(Debug)]
@@ -39,6 +39,11 @@ impl Scope {
     /// Returns whether it counts a task. `false` if there was no owner thread left for the task.
     pub(super) fn is_task(&self) -> bool {
         self.spec.counts == Counted::Task && self.of_thread.is_some()
+    }
+
+    /// Returns whether it is measured by samples. Each of them has a gap to the one before.
+    pub(super) fn is_sampled(&self) -> bool {
+        self.spec.gauge == Gauge::Sampled
     }
 
     /// Returns its path, and the paths that it had before.

@@ -1,6 +1,6 @@
 //! Opens, reads, resets and closes scopes. Threads enter and leave them in `threads.rs`.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use super::{
     Ledger,
@@ -8,6 +8,8 @@ use super::{
     observer::Observer,
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
+    thread_level::ThreadLevel,
+    watermark::Mark,
 };
 use crate::model::{
     ByteDelta, Bytes, CallsiteId, Counted, DriverFigures, Event, EventKind, Family, Gauge, Sampling, ScopeId,
@@ -62,7 +64,9 @@ impl Ledger {
             Counted::Task => task,
         };
         if let Some(thread) = of_thread {
-            self.thread_levels.entry((thread, meter)).or_default().users += 1;
+            let Self { thread_levels, spare_level, .. } = self;
+            let new = || ThreadLevel { level: mem::take(spare_level), ..ThreadLevel::default() };
+            thread_levels.entry((thread, meter)).or_insert_with(new).users += 1;
             (self.has_thread_scopes, self.is_special) = (true, true);
         }
         let opener = event.thread;
@@ -105,8 +109,8 @@ impl Ledger {
         let driver = self.meters.0[usize::from(scope.exact_meter)].driver.as_mut();
         let driver = driver.map(|level| (level.in_use, level.peaks.open(level.in_use)));
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
-        let (gap, samples_before, is_unread) =
-            (samples.gaps.open(Duration::ZERO), samples.count.saturating_sub(1), samples.failed);
+        let gap = if scope.is_sampled() { samples.gaps.open(Duration::ZERO) } else { Mark::default() };
+        let (samples_before, is_unread) = (samples.count.saturating_sub(1), samples.failed);
         let level = match scope.of_thread {
             None => level,
             Some(thread) => &mut self.thread_levels.entry((thread, scope.meter)).or_default().level,
@@ -148,7 +152,8 @@ impl Ledger {
             self.unwatch_peak(&mut open);
         }
         self.release_thread_level(open.of_thread, open.meter);
-        if let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
+        if !open.is_task()
+            && let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
             && at < self.thread(open.opener).entered.len()
         {
             self.move_out(open.opener, at, open.node);
@@ -179,7 +184,9 @@ impl Ledger {
             level.peaks.close(mark);
         }
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
-        samples.gaps.close(scope.start.gap);
+        if scope.is_sampled() {
+            samples.gaps.close(scope.start.gap);
+        }
         match scope.of_thread {
             None => level.peaks.close(scope.start.peak),
             Some(thread) => {
@@ -211,7 +218,6 @@ impl Ledger {
         let (end, peak) = scope.by_itself.map_or(whole, |own| (own.in_use, own.peak));
         let peaked = peak_above(peak, start.max(end));
         debug_assert!(peaked.is_some(), "a peak of {peak} is below {start} or {end}");
-        let sampled = *gauge == Gauge::Sampled;
         let open_traces = &self.meters.0[usize::from(scope.exact_meter)].open_traces;
         Trace {
             device: device.ordinal,
@@ -220,7 +226,7 @@ impl Ledger {
             source: scope.spec.source,
             used: ByteDelta::new(end - start),
             peaked: Bytes::new(peaked.unwrap_or(0)),
-            sampling: sampled.then(|| Sampling {
+            sampling: scope.is_sampled().then(|| Sampling {
                 every: scope.spec.every,
                 readings: samples.count - samples_before,
                 longest_gap: samples.gaps.max_since(gap),

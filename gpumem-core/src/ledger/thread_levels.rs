@@ -1,12 +1,14 @@
 //! Scopes that count only one thread.
 
-use super::{Ledger, live::Entry, thread_level::ThreadLevel};
+use std::collections::hash_map::Entry;
+
+use super::{Ledger, live, meters::UsageLevel, thread_level::ThreadLevel};
 use crate::model::OwnerThread;
 
 impl Ledger {
     /// Changes the levels of the threads for which a block counts, and of the scopes that count by themselves.
     #[cold]
-    pub(super) fn count_for_thread_scopes(&mut self, entry: &Entry, bytes: i64) {
+    pub(super) fn count_for_thread_scopes(&mut self, entry: &live::Entry, bytes: i64) {
         let attribution = entry.attribution();
         let group = self.groups.get(attribution.group());
         if !group.is_in_program() {
@@ -41,10 +43,12 @@ impl Ledger {
     /// Notes that a scope or a kept peak no longer needs the level of a thread.
     pub(super) fn release_thread_level(&mut self, of_thread: Option<OwnerThread>, meter: u16) {
         let Some(of) = of_thread else { return };
-        let Some(level) = self.thread_levels.get_mut(&(of, meter)) else { return };
+        let Entry::Occupied(mut entry) = self.thread_levels.entry((of, meter)) else { return };
+        let level = entry.get_mut();
         level.users -= 1;
         if level.users == 0 {
-            self.thread_levels.remove(&(of, meter));
+            let UsageLevel { peaks, .. } = entry.remove().level;
+            self.spare_level.peaks = peaks;
             self.update_has_thread_scopes();
         } else if level.groups.as_ref().is_some_and(|groups| groups.peaks.is_idle()) {
             level.groups = None;

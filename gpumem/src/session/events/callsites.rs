@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    hash::BuildHasherDefault,
     panic::Location,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -13,7 +12,6 @@ use crate::{
     model::{CallsiteId, alike, name_in_line},
     report::SourceLine,
     settings::{Filter, Rule},
-    source::AddressHasher,
 };
 
 /// The largest number of names of one source location. A program may create names without end.
@@ -58,11 +56,30 @@ struct Callsites {
     /// A name is one callsite wherever it is opened, because reports show only the name.
     by_name: HashMap<Box<str>, CallsiteId>,
     by_location: HashMap<CodeLine, LocationNames>,
-    /// The callsites without names, by the address of their file's name, the line and the column: hashing an address is faster than
-    /// hashing the name. Equal names may have several addresses.
-    unnamed_by_address: HashMap<(usize, u32, u32), CallsiteId, BuildHasherDefault<AddressHasher>>,
+    newest: NewestByAddress,
     /// The names with `#` for numbers, or the locations.
     alike: HashMap<Box<str>, u32>,
+}
+
+/// The callsites that were looked up last, by the address of their name, or by that of their file's name and the line. Hashing an address is
+/// faster than hashing a name. Two callsites may have one slot, and another name may lie at the address later, so the names are compared.
+struct NewestByAddress([CallsiteId; 256]);
+
+impl Default for NewestByAddress {
+    fn default() -> Self {
+        Self([CallsiteId::NONE; 256])
+    }
+}
+
+impl NewestByAddress {
+    fn slot(ctx: Option<&str>, location: CodeLine) -> usize {
+        let (address, more) = match ctx {
+            Some(ctx) => (ctx.as_ptr().addr(), ctx.len()),
+            None => (location.file.as_ptr().addr(), location.line as usize),
+        };
+        // The upper bits of the product depend on all bits of the number.
+        ((address ^ more.rotate_left(20)) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()[0].into()
+    }
 }
 
 /// The known facts of a callsite.
@@ -168,16 +185,30 @@ impl Callsites {
         filter: &Filter,
     ) -> CallsiteId {
         let ctx = ctx.filter(|ctx| !ctx.is_empty());
+        let slot = NewestByAddress::slot(ctx, location);
+        let newest = self.newest.0[slot];
+        if self
+            .get_mut(newest)
+            .is_some_and(|known| known.name.as_deref() == ctx && (ctx.is_some() || known.location == location))
+        {
+            return newest;
+        }
+        let number = self.find_or_add(ctx, location, module, filter);
+        self.newest.0[slot] = number;
+        number
+    }
+
+    fn find_or_add(
+        &mut self,
+        ctx: Option<&str>,
+        location: CodeLine,
+        module: Option<&'static str>,
+        filter: &Filter,
+    ) -> CallsiteId {
         if let Some(known) = ctx.and_then(|ctx| self.by_name.get(ctx)) {
             return *known;
         }
-        let address = (location.file.as_ptr().addr(), location.line, location.column);
-        if ctx.is_none()
-            && let Some(known) = self.unnamed_by_address.get(&address)
-        {
-            return *known;
-        }
-        let Self { all, by_name, by_location, unnamed_by_address, alike: known_alike } = self;
+        let Self { all, by_name, by_location, alike: known_alike, .. } = self;
         let place = by_location.entry(location).or_default();
         let mut add = |ctx: Option<Box<str>>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
@@ -191,11 +222,7 @@ impl Callsites {
             number
         };
         match ctx {
-            None => {
-                let number = *place.unnamed.get_or_insert_with(|| add(None));
-                unnamed_by_address.insert(address, number);
-                number
-            }
+            None => *place.unnamed.get_or_insert_with(|| add(None)),
             Some(ctx) if place.names == MAX_PER_LOCATION || by_name.len() >= MAX_NAMES => {
                 let numberless = alike(ctx);
                 if let Some(known) = by_name.get(&*numberless) {
@@ -237,6 +264,14 @@ mod tests {
         assert!(callsites.get(unnamed).to_string().ends_with(&format!("callsites.rs:{}", here.line)));
         assert_ne!(number(None, CodeLine::of_caller()), unnamed, "another line");
         assert_eq!(number(Some("epoch"), CodeLine::of_caller()), named, "a name is one callsite at any line");
+        let beside = CodeLine { column: here.column + 1, ..here };
+        assert_ne!(number(None, beside), unnamed, "another column");
+        assert_eq!(number(None, here), unnamed);
+        let mut name = "step".to_owned();
+        let (step, address) = (number(Some(&name), here), name.as_ptr());
+        name.replace_range(.., "load");
+        assert_eq!(name.as_ptr(), address);
+        assert_ne!(number(Some(&name), here), step, "another name at the same address");
     }
 
     #[test]

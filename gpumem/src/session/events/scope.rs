@@ -63,7 +63,7 @@ impl ScopeRequest {
     pub(in crate::session) fn custom_devices(&self, session: &Session) -> Option<&'static dyn Devices> {
         let Self { device, gauge, source, of_thread, exact, .. } = *self;
         let is_open = (device, gauge, source, of_thread, exact) == (None, None, None, false, false);
-        if is_open && session.settings().gauge() == Ok(None) { custom_devices() } else { None }
+        if is_open { custom_devices().filter(|_| session.settings().gauge() == Ok(None)) } else { None }
     }
 }
 

@@ -110,7 +110,9 @@ impl Drop for BodyGuard {
             }
         };
         let Some(mut trace) = trace else { return };
-        trace.stop();
+        // A budget asks for the blocks.
+        let keep_period = self.budget.is_some() || trace.guard.as_ref().is_some_and(|guard| guard.prints_lines());
+        trace.close(keep_period);
         let (figures, lines) = match lines {
             None => (trace.data(), None),
             Some((lines, end)) => {

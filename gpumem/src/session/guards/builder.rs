@@ -56,13 +56,6 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Does the same as [`ctx`](Self::ctx), without an allocation.
-    #[doc(hidden)]
-    pub fn static_ctx(mut self, ctx: &'static str) -> Self {
-        (self.ctx, self.function) = (Some(Cow::Borrowed(ctx)), None);
-        self
-    }
-
     /// Sets the function as the scope, by the compiler's name of a closure in it. The context of reports is its short name.
     #[inline]
     pub(crate) fn function(mut self, closure: &'static str, module: &'static str) -> Self {
@@ -271,7 +264,11 @@ impl GpuMemTraceBuilder {
             session.notify_gauge_off();
             turn_traces_off();
         }
-        if let Some(scope) = scope.as_ref().filter(|_| !self.entered) {
+        if let Some(scope) = &scope
+            && !self.entered
+            // Opening an exact scope of a task does not enter it.
+            && !(self.request.of_task && scope.gauge == Gauge::Exact)
+        {
             ScopeHandle::of(Some((session, scope.id))).leave();
         }
         Ok(scope)

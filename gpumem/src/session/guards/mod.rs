@@ -4,6 +4,7 @@ mod body;
 mod builder;
 mod handle;
 mod report;
+mod silent;
 mod task;
 mod trace;
 mod tracker;
@@ -12,6 +13,7 @@ pub use self::{
     body::{BodyGuard, End, Lines, TraceSpec},
     builder::GpuMemTraceBuilder,
     handle::{Entered, InScope, ScopeHandle},
+    silent::SilentScope,
     task::Traced,
     trace::GpuMemTrace,
     tracker::{MemTracker, MemTrackerBuilder},

@@ -13,7 +13,7 @@ use crate::{
     model::{Gauge, Trace},
     process,
     report::{Content, Line, Report},
-    settings::What,
+    settings::{Rule, What},
 };
 
 impl GpuMemTrace {
@@ -110,8 +110,9 @@ impl GpuMemTrace {
     /// Stops the trace, and prints its last report.
     fn end(&mut self) {
         let Some(guard) = &mut self.guard else { return };
-        if guard.settings.on_exit_report {
-            self.stop();
+        if guard.settings.on_exit_report && !guard.settings.silent {
+            let prints_lines = guard.prints_lines();
+            self.close(prints_lines);
             self.print_report(Some(&"exit"), self.data(), None, true);
         } else if let TraceState::Running(scope) = mem::replace(&mut guard.state, TraceState::Off) {
             scope.close_unread();
@@ -167,11 +168,21 @@ impl GpuMemTrace {
 }
 
 impl ActiveTrace {
+    /// Returns what the trace does when it ends, under this rule of `GPUMEM`.
+    fn what(&self, rule: Rule) -> What {
+        rule.what.unwrap_or(if self.settings.stats { What::Stats } else { What::Lines })
+    }
+
+    /// Returns whether lines of the trace are printed, if they are large enough.
+    pub(super) fn prints_lines(&self) -> bool {
+        self.callsite().is_none_or(|callsite| self.what(callsite.rule) == What::Lines)
+    }
+
     /// Returns whether a line with these figures is printed. Counts them, if the trace ends and is one for statistics.
     fn prints(&self, trace: &Trace, is_end: bool) -> bool {
         let Some(callsite @ Numbered { id, rule, .. }) = self.callsite() else { return true };
         let is_chosen = |every: NonZeroU64| self.session.callsites.next_line(id).is_multiple_of(every.get());
-        match rule.what.unwrap_or(if self.settings.stats { What::Stats } else { What::Lines }) {
+        match self.what(rule) {
             What::Lines => rule.is_large_enough(trace) && rule.every.is_none_or(is_chosen),
             What::Stats => {
                 if is_end {

@@ -195,10 +195,16 @@ impl GpuMemTrace {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn stop(&mut self) {
+        self.close(true);
+    }
+
+    /// Stops the trace. Its blocks and the names of its outer scopes are known afterwards only with `keep_period`.
+    pub(super) fn close(&mut self, keep_period: bool) {
         let Some(guard) = &mut self.guard else { return };
         guard.state = match mem::replace(&mut guard.state, TraceState::Off) {
             TraceState::Running(scope) => {
-                let (id, callsite, within) = (scope.id, scope.callsite, scope.period());
+                let within = if keep_period { scope.period() } else { None };
+                let (id, callsite) = (scope.id, scope.callsite);
                 let (trace, peak) = scope.close();
                 TraceState::Stopped(id, callsite, trace, within, peak)
             }
@@ -359,23 +365,6 @@ impl GpuMemTrace {
     /// ```
     pub fn handle(&self) -> ScopeHandle {
         ScopeHandle::of(self.running().map(|(guard, scope)| (guard.session, scope.id)))
-    }
-
-    /// Returns whether nothing is measured, and nothing was.
-    #[doc(hidden)]
-    pub fn is_off(&self) -> bool {
-        self.guard.as_ref().is_none_or(|guard| matches!(guard.state, TraceState::Off))
-    }
-
-    /// Ends the trace without a report. Returns its last figures.
-    #[doc(hidden)]
-    pub fn end_in_silence(mut self) -> Trace {
-        let state = self.guard.as_mut().map(|guard| mem::replace(&mut guard.state, TraceState::Off));
-        match state {
-            Some(TraceState::Running(scope)) => scope.close().0,
-            Some(TraceState::Stopped(_, _, trace, ..)) => trace,
-            Some(TraceState::Off) | None => self.data(),
-        }
     }
 
     fn running(&self) -> Option<(&ActiveTrace, &OpenScope)> {

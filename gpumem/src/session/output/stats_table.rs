@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::BuildHasherDefault,
     mem,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -13,11 +14,15 @@ use crate::{
     model::{ByteDelta, Bytes, CallsiteId, Trace},
     report::{CallFigures, MOST_ALIKE, NameStats, Spread, WorstCall},
     session::events::Numbered,
+    source::AddressHasher,
 };
 
 /// The statistics of a session, by device and by names that differ only in numbers.
 #[derive(Default)]
-pub(in crate::session) struct StatsTable(Mutex<HashMap<(u32, u32), Alike>>);
+pub(in crate::session) struct StatsTable(Mutex<Table>);
+
+/// The keys are counted, so that a hash which protects against attackers is not needed.
+type Table = HashMap<(u32, u32), Alike, BuildHasherDefault<AddressHasher>>;
 
 /// The names that differ only in numbers. Their memory does not grow with the number of calls.
 #[derive(Default)]
@@ -61,7 +66,7 @@ pub(super) struct UnnamedRow {
 }
 
 impl StatsTable {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(u32, u32), Alike>> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
