@@ -7,7 +7,8 @@ use metrics::{Key, Label, counter, gauge};
 
 use crate::{
     LARGEST,
-    figures::{Figure, Metric, collect, collectors},
+    figures::{Figure, collect, collectors, to_float},
+    shared::{Kind, Metric, label},
 };
 
 /// Sets the metrics of the recorder that the program has installed.
@@ -29,15 +30,16 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// A reporter of all devices. It begins to intercept allocations.
+    /// Makes a reporter of all devices. It begins to intercept allocations.
     ///
     /// # Errors
-    /// Without a driver, or when allocations cannot be intercepted.
+    /// Returns an error if there is no driver, or if allocations cannot be intercepted.
     pub fn new() -> Result<Self> {
         Ok(Self { collectors: collectors()?, largest: LARGEST, before: HashMap::new() })
     }
 
-    /// How many libraries, scopes and places have series of their own; [`LARGEST`], unless this is called.
+    /// Sets the number of libraries, scopes and places that have series of their own; [`LARGEST`], unless this is
+    /// called.
     #[must_use]
     pub fn largest(mut self, largest: usize) -> Self {
         self.largest = largest;
@@ -52,11 +54,10 @@ impl Reporter {
         }
         let mut now = HashMap::new();
         for Figure { metric, labels, value } in figures {
-            let labels: Vec<_> =
-                labels.into_iter().map(|(name, value)| Label::new(name.replace('.', "_"), value)).collect();
-            let name = name_of(metric);
+            let labels: Vec<_> = labels.into_iter().map(|(name, value)| Label::new(label(name), value)).collect();
+            let name = metric.prometheus_name();
             let key = Key::from_parts(name.clone(), labels.clone());
-            if metric.is_counter() {
+            if metric.kind == Kind::Counter {
                 counter!(key.name().to_owned(), key.labels()).absolute(value);
             } else {
                 gauge!(key.name().to_owned(), key.labels()).set(to_float(value));
@@ -70,15 +71,4 @@ impl Reporter {
         }
         self.before = now;
     }
-}
-
-/// The name in Prometheus.
-fn name_of(metric: Metric) -> String {
-    let unit = if metric.is_counter() { "total" } else { "bytes" };
-    format!("{}_{unit}", metric.name().replace('.', "_"))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "no device has 2^53 bytes")]
-fn to_float(bytes: u64) -> f64 {
-    bytes as f64
 }

@@ -31,7 +31,7 @@ impl GpuHandle {
     /// ```
     ///
     /// # Errors
-    /// Without a driver, or when there is no such device.
+    /// Returns an error if there is no driver, or if there is no such device.
     pub fn new(id: impl Into<Option<u32>>) -> Result<Self> {
         let handle = device(id.into())?;
         handle.memory()?;
@@ -77,9 +77,9 @@ pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
     Ok(GpuHandle { devices, ordinal: devices.device(id)?.ordinal })
 }
 
-/// Total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's
-/// current one. As fastai's function, it returns zeros without a GPU, for a device that cannot be read, and for a number that is no
-/// device: [`try_gpu_mem_get`] returns the error.
+/// Returns total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's current
+/// one. As fastai's function, it returns zeros without a GPU, for a device that cannot be read, and for a number that is no device:
+/// [`try_gpu_mem_get`] returns the error.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
@@ -96,12 +96,12 @@ pub fn gpu_mem_get(id: impl Into<Option<u32>>) -> GpuMemory {
     try_gpu_mem_get(id).unwrap_or_default()
 }
 
-/// As [`gpu_mem_get`].
+/// Does the same as [`gpu_mem_get`].
 ///
 /// Example: see [`gpu_mem_get`].
 ///
 /// # Errors
-/// When there is no such device, or it cannot be read.
+/// Returns an error if there is no such device, or it cannot be read.
 pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
     device(id.into())?.memory()
 }
@@ -121,12 +121,12 @@ pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
     (0..device_count().unwrap_or(0)).map(gpu_mem_get).collect()
 }
 
-/// As [`gpu_mem_get_all`].
+/// Does the same as [`gpu_mem_get_all`].
 ///
 /// Example: see [`gpu_mem_get_all`].
 ///
 /// # Errors
-/// Without a driver, or when one of the devices cannot be read.
+/// Returns an error if there is no driver, or if one of the devices cannot be read.
 pub fn try_gpu_mem_get_all() -> Result<Vec<GpuMemory>> {
     (0..device_count()?).map(try_gpu_mem_get).collect()
 }
@@ -145,12 +145,12 @@ pub fn gpu_mem_get_free() -> Bytes {
     try_gpu_mem_get_free().unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_free`].
+/// Does the same as [`gpu_mem_get_free`].
 ///
 /// Example: see [`gpu_mem_get_free`].
 ///
 /// # Errors
-/// When the device cannot be read.
+/// Returns an error if the device cannot be read.
 pub fn try_gpu_mem_get_free() -> Result<Bytes> {
     Ok(device(None)?.memory()?.free)
 }
@@ -172,12 +172,12 @@ pub fn gpu_mem_get_free_no_cache() -> Bytes {
     try_gpu_mem_get_free_no_cache().unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_free_no_cache`].
+/// Does the same as [`gpu_mem_get_free_no_cache`].
 ///
 /// Example: see [`gpu_mem_get_free_no_cache`].
 ///
 /// # Errors
-/// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
+/// Returns an error if the device cannot be read, waited for or trimmed, or while a stream is being captured.
 pub fn try_gpu_mem_get_free_no_cache() -> Result<Bytes> {
     Ok(device(None)?.memory_no_cache()?.free)
 }
@@ -196,12 +196,12 @@ pub fn gpu_mem_get_used() -> Bytes {
     try_gpu_mem_get_used().unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_used`].
+/// Does the same as [`gpu_mem_get_used`].
 ///
 /// Example: see [`gpu_mem_get_used`].
 ///
 /// # Errors
-/// When the device cannot be read.
+/// Returns an error if the device cannot be read.
 pub fn try_gpu_mem_get_used() -> Result<Bytes> {
     Ok(device(None)?.memory()?.used)
 }
@@ -223,12 +223,12 @@ pub fn gpu_mem_get_used_no_cache() -> Bytes {
     try_gpu_mem_get_used_no_cache().unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_used_no_cache`].
+/// Does the same as [`gpu_mem_get_used_no_cache`].
 ///
 /// Example: see [`gpu_mem_get_used_no_cache`].
 ///
 /// # Errors
-/// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
+/// Returns an error if the device cannot be read, waited for or trimmed, or while a stream is being captured.
 pub fn try_gpu_mem_get_used_no_cache() -> Result<Bytes> {
     Ok(device(None)?.memory_no_cache()?.used)
 }
@@ -247,18 +247,18 @@ pub fn gpu_mem_get_used_fast(handle: &GpuHandle) -> Bytes {
     try_gpu_mem_get_used_fast(handle).unwrap_or_default()
 }
 
-/// As [`gpu_mem_get_used_fast`].
+/// Does the same as [`gpu_mem_get_used_fast`].
 ///
 /// Example: see [`gpu_mem_get_used_fast`].
 ///
 /// # Errors
-/// When the device cannot be read.
+/// Returns an error if the device cannot be read.
 pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
     Ok(handle.memory()?.used)
 }
 
-/// The device with the most free memory, the first of several, and how much is free. `(None, 0)` without a GPU. Devices that
-/// cannot be read are skipped.
+/// Returns the device with the most free memory (the first of several) and its free bytes. `(None, 0)` without a GPU.
+/// Devices that cannot be read are skipped.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -275,12 +275,12 @@ pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
     best.map_or((None, Bytes::ZERO), |(id, free)| (Some(id), free))
 }
 
-/// As [`gpu_with_max_free_mem`]; `None` when the process sees no device.
+/// Does the same as [`gpu_with_max_free_mem`]; `None` when the process sees no device.
 ///
 /// Example: see [`gpu_with_max_free_mem`].
 ///
 /// # Errors
-/// Without a driver, or when one of the devices cannot be read.
+/// Returns an error if there is no driver, or if one of the devices cannot be read.
 pub fn try_gpu_with_max_free_mem() -> Result<Option<(u32, Bytes)>> {
     Ok(most_free((0..).zip(try_gpu_mem_get_all()?).map(|(id, memory)| (id, memory.free))))
 }
@@ -308,12 +308,12 @@ pub fn preload() {
     let _ = try_preload();
 }
 
-/// As [`preload`].
+/// Does the same as [`preload`].
 ///
 /// Example: see [`preload`].
 ///
 /// # Errors
-/// Without a GPU, or when the context cannot be created.
+/// Returns an error if there is no GPU, or if the context cannot be created.
 pub fn try_preload() -> Result<()> {
     let GpuHandle { devices, ordinal } = device(None)?;
     devices.preload(ordinal)?;
@@ -321,7 +321,7 @@ pub fn try_preload() -> Result<()> {
     Ok(())
 }
 
-/// Bytes as whole MB (2^20), rounded down.
+/// Returns bytes as whole MB (2^20), rounded down.
 ///
 /// ```
 /// assert_eq!(gpumem::b2mb(161_u64 * 1024 * 1024 + 5), 161);
@@ -354,7 +354,7 @@ pub fn is_available() -> bool {
 /// ```
 ///
 /// # Errors
-/// Without a driver, or when it cannot be initialised.
+/// Returns an error if there is no driver, or if it cannot be initialised.
 #[doc(alias("cuDeviceGetCount", "torch.cuda.device_count"))]
 pub fn device_count() -> Result<u32> {
     current().devices()?.count()
@@ -373,7 +373,7 @@ pub fn device_count() -> Result<u32> {
 /// ```
 ///
 /// # Errors
-/// Without a driver, or when it cannot be initialised.
+/// Returns an error if there is no driver, or if it cannot be initialised.
 #[doc(alias("cuCtxGetDevice", "torch.cuda.current_device"))]
 pub fn current_device() -> Result<u32> {
     current().devices()?.current()
@@ -390,7 +390,7 @@ pub fn current_device() -> Result<u32> {
 /// ```
 ///
 /// # Errors
-/// Without a driver, or when there is no such device.
+/// Returns an error if there is no driver, or if there is no such device.
 #[doc(alias("cuDeviceGetName", "torch.cuda.get_device_name"))]
 pub fn device_name(id: impl Into<Option<u32>>) -> Result<String> {
     let GpuHandle { devices, ordinal } = device(id.into())?;

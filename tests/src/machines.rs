@@ -5,12 +5,12 @@ use std::time::Duration;
 use crate::script::check;
 use crate::{Outcome, Standin};
 
-/// Machines that differ in what allocations are intercepted by, and in nothing else.
+/// Machines that differ only in the source that intercepts allocations.
 #[derive(Debug, Clone)]
 pub struct Machines(Vec<(&'static str, &'static str, Standin)>);
 
 impl Machines {
-    /// One with libcupti, and one with a dispatch table where the stand-in driver has one.
+    /// Makes one with libcupti, and one with a dispatch table if the stand-in driver has one.
     pub fn of_both_sources() -> Self {
         let mut all = vec![("cupti", "libcupti.so.13", Standin::new().cupti())];
         if cfg!(target_arch = "x86_64") {
@@ -63,7 +63,7 @@ impl Machines {
         self.each(|machine| machine.limit(limit))
     }
 
-    /// One after the other.
+    /// Returns the machines, one after the other.
     pub fn all(&self) -> impl Iterator<Item = &Standin> {
         self.0.iter().map(|(.., machine)| machine)
     }
@@ -71,7 +71,7 @@ impl Machines {
     /// [`check`] on each machine. In the answers, `SOURCE` and `LIBRARY` stand for the machine's own.
     ///
     /// # Panics
-    /// As that.
+    /// Panics as [`check`] does.
     #[track_caller]
     pub fn check(&self, script: &str) -> Vec<Outcome> {
         let run = |(source, library, machine): &(&str, &str, Standin)| {

@@ -44,7 +44,7 @@ impl Bytes {
     /// ```
     ///
     /// # Panics
-    /// If the result is 2^64 bytes or more, in every build.
+    /// Panics if the result is 2^64 bytes or more, in every build.
     pub const fn kib(kib: u64) -> Self {
         Self::of(kib, KIB)
     }
@@ -56,7 +56,7 @@ impl Bytes {
     /// ```
     ///
     /// # Panics
-    /// If the result is 2^64 bytes or more, in every build.
+    /// Panics if the result is 2^64 bytes or more, in every build.
     pub const fn mib(mib: u64) -> Self {
         Self::of(mib, MIB)
     }
@@ -68,7 +68,7 @@ impl Bytes {
     /// ```
     ///
     /// # Panics
-    /// If the result is 2^64 bytes or more, in every build.
+    /// Panics if the result is 2^64 bytes or more, in every build.
     pub const fn gib(gib: u64) -> Self {
         Self::of(gib, GIB)
     }

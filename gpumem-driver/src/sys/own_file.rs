@@ -5,12 +5,13 @@ use std::{ffi::c_int, fs, io, ptr};
 use super::loader::headers_of_program;
 
 /// Replaces the pages of that file by copies, at the same addresses: a file that somebody truncates would end the program at the next
-/// access. What cannot be replaced stays as it is, and so does the program itself: the kernel lets nobody write to its file while it runs.
+/// access. Pages that cannot be replaced stay as they are. The program itself stays as it is: the kernel lets nobody write to its file
+/// while it runs.
 ///
-/// To be called before another thread runs code of this library: what it wrote meanwhile might be lost.
+/// It must be called before another thread runs code of this library: its writes might be lost.
 ///
 /// # Errors
-/// Some systems forbid code in memory that is not a file (`SELinux` without `execmem`).
+/// Returns an error if the system forbids code in memory that is not a file (`SELinux` without `execmem`).
 pub fn leave() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let here = leave as fn() -> io::Result<()> as usize;
@@ -29,12 +30,12 @@ struct Mapping<'a> {
     begin: usize,
     end: usize,
     access: c_int,
-    /// Device and inode, as the kernel writes them.
+    /// The device and the inode, as the kernel writes them.
     file: (&'a str, &'a str),
 }
 
 impl<'a> Mapping<'a> {
-    /// The one of these that has this address.
+    /// Returns the mapping that contains this address.
     fn with(address: usize, maps: &'a str) -> Option<Self> {
         maps.lines().filter_map(Self::of).find(|mapping| (mapping.begin..mapping.end).contains(&address))
     }
@@ -90,7 +91,7 @@ fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Each process that has gpumem in its program would begin with a copy of all of it.
+    /// Otherwise each program that contains gpumem would begin with a copy of itself.
     #[test]
     fn the_program_itself_is_not_copied() {
         let code = || {
