@@ -53,7 +53,7 @@ pub(crate) fn file_of(address: usize) -> Option<PathBuf> {
 }
 
 #[cfg(target_os = "linux")]
-pub(super) use self::linux::{loaded_as, pin};
+pub(super) use self::linux::{headers_of_program, loaded_as, pin};
 
 /// Returns nothing, because this system has no such list.
 #[cfg(not(target_os = "linux"))]
@@ -189,11 +189,8 @@ mod linux {
     #[doc(alias = "RTLD_NODELETE")]
     pub(in super::super) fn pin() -> Result<(), String> {
         let here = info(pin as *const () as usize).ok_or("the loader does not know the file of gpumem")?;
-        // The program itself is never unloaded. The kernel knows the address of its headers.
-        // SAFETY: `getauxval` accepts any value.
-        let program = unsafe { libc::getauxval(libc::AT_PHDR) };
-        #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on Linux")]
-        if info(program as usize).is_some_and(|program| program.dli_fbase == here.dli_fbase) {
+        // The program itself is never unloaded.
+        if info(headers_of_program()).is_some_and(|program| program.dli_fbase == here.dli_fbase) {
             return Ok(());
         }
         // SAFETY: the file is the one with this code, which runs, so it stays loaded.
@@ -204,6 +201,13 @@ mod linux {
             return Err(format!("{} cannot be kept loaded", file.to_string_lossy()));
         }
         Ok(())
+    }
+
+    /// Returns the address of the headers of the program itself, which the kernel knows.
+    #[expect(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on Linux")]
+    pub(in super::super) fn headers_of_program() -> usize {
+        // SAFETY: `getauxval` accepts any value.
+        unsafe { libc::getauxval(libc::AT_PHDR) as usize }
     }
 
     /// Returns the answer of `dladdr` for an address. Its strings are valid as long as the file is loaded.

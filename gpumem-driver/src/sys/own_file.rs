@@ -2,8 +2,11 @@
 
 use std::{ffi::c_int, fs, io, ptr};
 
+use super::loader::headers_of_program;
+
 /// Replaces the pages of that file by copies, at the same addresses: a file that somebody truncates would end the program at the next
-/// access. Pages that cannot be replaced stay as they are.
+/// access. Pages that cannot be replaced stay as they are. The program itself stays as it is: the kernel lets nobody write to its file
+/// while it runs.
 ///
 /// It must be called before another thread runs code of this library: its writes might be lost.
 ///
@@ -12,13 +15,14 @@ use std::{ffi::c_int, fs, io, ptr};
 pub fn leave() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let here = leave as fn() -> io::Result<()> as usize;
-    let Some(own) = maps.lines().filter_map(Mapping::of).find(|mapping| (mapping.begin..mapping.end).contains(&here))
-    else {
-        return Err(io::ErrorKind::NotFound.into());
-    };
-    let of_file = maps.lines().filter_map(Mapping::of).filter(|mapping| mapping.file == own.file);
-    let of_file: Vec<_> = of_file.collect();
-    of_file.iter().try_for_each(replace)
+    let own = Mapping::with(here, &maps).ok_or(io::ErrorKind::NotFound)?;
+    if Mapping::with(headers_of_program(), &maps).is_some_and(|program| program.file == own.file) {
+        return Ok(());
+    }
+    maps.lines()
+        .filter_map(Mapping::of)
+        .filter(|mapping| mapping.file == own.file)
+        .try_for_each(|mapping| replace(&mapping))
 }
 
 /// A private mapping of a file, which can be read.
@@ -31,6 +35,11 @@ struct Mapping<'a> {
 }
 
 impl<'a> Mapping<'a> {
+    /// Returns the mapping that contains this address.
+    fn with(address: usize, maps: &'a str) -> Option<Self> {
+        maps.lines().filter_map(Self::of).find(|mapping| (mapping.begin..mapping.end).contains(&address))
+    }
+
     /// Reads a line such as `7f00-7f01 r-xp 00001000 08:01 123 /path`.
     fn of(line: &'a str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
@@ -81,6 +90,19 @@ fn replace(mapping: &Mapping<'_>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Otherwise each program that contains gpumem would begin with a copy of itself.
+    #[test]
+    fn the_program_itself_is_not_copied() {
+        let code = || {
+            let maps = fs::read_to_string("/proc/self/maps").expect("a process may read it");
+            Mapping::with(leave as fn() -> io::Result<()> as usize, &maps).map(|own| (own.begin, own.end))
+        };
+        let before = code();
+        leave().expect("there is nothing to do");
+        assert!(before.is_some(), "the code of a test is in its file");
+        assert_eq!(code(), before);
+    }
 
     #[test]
     fn private_mappings_of_files_are_known() {

@@ -47,3 +47,16 @@ pages! {
     limits "limits.md"
     internals "internals.md"
 }
+
+/// What the macros say about themselves.
+#[cfg(doctest)]
+mod macros {
+    #[doc = include_str!("../../../gpumem-macros/docs/assert_gpu_mem.md")]
+    mod assert_gpu_mem {}
+
+    #[doc = include_str!("../../../gpumem-macros/docs/gpu_mem_test.md")]
+    mod gpu_mem_test {}
+
+    #[doc = include_str!("../../../gpumem-macros/docs/gpu_mem_trace.md")]
+    mod gpu_mem_trace {}
+}

@@ -4,6 +4,7 @@
 #![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
+mod amounts;
 mod figures;
 mod functions;
 mod futures;
