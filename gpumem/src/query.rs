@@ -39,8 +39,6 @@ impl GpuHandle {
     }
 
     /// Its CUDA ordinal.
-    ///
-    /// Example: see [`new`](Self::new).
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }

@@ -42,22 +42,16 @@ impl SourceLine {
     }
 
     /// The file, as the compiler names it.
-    ///
-    /// Example: see [`SourceLine`].
     pub fn file(&self) -> &str {
         &self.file
     }
 
     /// The line, from 1 on.
-    ///
-    /// Example: see [`SourceLine`].
     pub fn line(&self) -> u32 {
         self.line
     }
 
     /// The column, from 1 on.
-    ///
-    /// Example: see [`SourceLine`].
     pub fn column(&self) -> u32 {
         self.column
     }

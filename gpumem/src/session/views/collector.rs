@@ -54,8 +54,6 @@ pub struct Collected {
 impl Collector {
     /// Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact figures.
     ///
-    /// Example: see [`Collector`].
-    ///
     /// # Errors
     /// When there is no such device, or when allocations cannot be intercepted.
     pub fn new(device: impl Into<Option<u32>>) -> Result<Self> {
@@ -87,8 +85,6 @@ impl Collector {
     }
 
     /// What the process has now. The next interval begins.
-    ///
-    /// Example: see [`Collector`].
     ///
     /// # Errors
     /// In the child of a fork, which has no GPU.
