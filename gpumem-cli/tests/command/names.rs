@@ -31,26 +31,13 @@ use crate::{
     gpumem,
     made::{DEVICE, MIB, Made},
     pickled::unpickled,
+    printable::{assert_printable, has},
     report::written,
 };
 
 /// What a terminal obeys, what turns text around, what nobody sees, and what tables, Markdown, HTML and stacks are made of.
 const NAME: &str = "x\u{1b}[31m\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{2029}\u{202e}\u{2066}\u{61c}\u{feff}\u{e0041}\
                     |`;<script>\"'\\\nFORGED: y";
-
-/// Another list than the one of the command, so that each says what the other lacks.
-fn acts(c: char) -> bool {
-    matches!(u32::from(c), 0..=0x1f | 0x7f..=0x9f | 0x61c | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xfeff
-        | 0xe0000..=0xe007f)
-}
-
-/// Each line is one that the command made, and shows all that is in it.
-#[track_caller]
-fn assert_printable(text: &str) {
-    let acting = text.chars().find(|c| *c != '\n' && acts(*c));
-    assert!(acting.is_none(), "{acting:?} in {text:?}");
-    assert!(!text.lines().any(|line| line.trim_start().starts_with("FORGED")), "a name forges a line: {text:?}");
-}
 
 /// The text is JSON that a terminal can show. If it has the name, a reader finds the name as it is.
 #[track_caller]
@@ -59,15 +46,6 @@ fn assert_json(text: &str, has_name: bool) -> Value {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(has_name, has(&value, NAME), "{text}");
     value
-}
-
-fn has(value: &Value, name: &str) -> bool {
-    match value {
-        Value::String(text) => text.contains(name),
-        Value::Array(all) => all.iter().any(|value| has(value, name)),
-        Value::Object(all) => all.iter().any(|(key, value)| key.contains(name) || has(value, name)),
-        _ => false,
-    }
 }
 
 /// A folder whose name and whose files' names are hostile. They are no UTF-8, either.

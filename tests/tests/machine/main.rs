@@ -5,6 +5,8 @@ mod doctor;
 mod export;
 mod info;
 mod names;
+#[path = "../../../gpumem-cli/tests/command/printable.rs"]
+mod printable;
 mod ps;
 mod watch;
 mod widths;
