@@ -2,7 +2,7 @@
 
 use std::{fs, io::Read, process::Stdio};
 
-use crate::{file, gpumem, output_of, ran};
+use crate::{file, folder, gpumem, output_of, ran, within};
 
 #[test]
 fn wrong_arguments_end_with_2() {
@@ -124,8 +124,7 @@ fn an_unknown_option_of_run_is_no_program() {
 /// What `gpumem run` cannot do, with its cause and the next step. The program runs on.
 #[test]
 fn run_says_why_it_records_nothing() {
-    let folder = file("run-nothing");
-    fs::create_dir_all(&folder).expect("it can be made");
+    let folder = folder("run-nothing");
     let run = |output: &str, devices: &str| {
         let mut command = gpumem(&["run", "-o", output, "--", "sh", "-c", "exit $0", "7"]);
         command.current_dir(&folder).env("XDG_CACHE_HOME", &folder).env("GPUMEM_SIM", devices);
@@ -144,12 +143,9 @@ fn run_says_why_it_records_nothing() {
 /// As elsewhere, `-` is stdout. A recording is no stream.
 #[test]
 fn a_dash_is_stdout() {
-    let folder = file("dash");
-    fs::create_dir_all(&folder).expect("it can be made");
+    let folder = folder("dash");
     let recording = crate::report::training("dash.capture");
-    let in_folder = |arguments: &[&str]| {
-        crate::Ran::of(&gpumem(arguments).current_dir(&folder).output().expect("the command starts"))
-    };
+    let in_folder = |arguments: &[&str]| within(&folder, arguments);
     let format = ["report", "--format", "folded", &recording];
     assert_eq!(in_folder(&[&format[..], &["-o", "-"]].concat()).stdout, in_folder(&format).stdout);
     let page = in_folder(&["report", "--html", "-", &recording]);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fastrand::Rng;
 use gpumem_core::{
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
@@ -16,16 +17,6 @@ use gpumem_core::{
 
 pub(crate) const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 pub(crate) const MIB: u64 = 1 << 20;
-
-/// Numbers that are the same in each run.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
 
 /// A recording in the making. Its clock goes on by a microsecond with each event.
 pub(crate) struct Made {
@@ -65,7 +56,7 @@ impl Made {
         const LAYERS: u32 = 50;
         let mut made = Self::begun("train", true, Some(rank));
         made.python();
-        let mut random = Random(rank);
+        let mut random = Rng::with_seed(rank);
         let outer: Vec<_> = (0..18).map(|depth| format!("Module{depth}._call_impl")).collect();
         let mut stacks_in = |function: &str, line: u32| -> Vec<u32> {
             let stack = |layer: u32| {
@@ -79,13 +70,13 @@ impl Made {
         };
         let [weights, forward, backward] =
             [("__init__", 10), ("forward", 30), ("backward", 50)].map(|(name, line)| stacks_in(name, line));
-        let size = |random: &mut Random| (300 + random.below(10)) << 18;
+        let size = |random: &mut Rng| (300 + random.u64(..10)) << 18;
         for place in weights {
             made.alloc(2 * size(&mut random), MemKind::Device, place);
         }
         for step in 0..10 {
             let scope = made.open(1);
-            made.wait(20_000 + random.below(2_000));
+            made.wait(20_000 + random.u64(..2_000));
             let mut activations: Vec<_> =
                 forward.iter().map(|place| made.alloc(size(&mut random), MemKind::Pool, *place)).collect();
             if rank == 17 && step > 3 {
@@ -452,28 +443,26 @@ impl Made {
 
     /// Adds this many allocations and frees in nested scopes, with sizes, times and lifetimes that do not repeat.
     pub(crate) fn varied(mut self, events: u64) -> Self {
-        let mut random = Random(1);
-        let mut below = |bound| random.below(bound);
+        let mut random = Rng::with_seed(1);
         let mut live: Vec<Key> = Vec::new();
         let mut open: Vec<ScopeId> = Vec::new();
         for event in 0..events {
             if event % 50 == 0 {
-                if open.len() == 3 || below(3) == 0 {
+                if open.len() == 3 || random.u64(..3) == 0 {
                     for scope in open.drain(..).rev().collect::<Vec<_>>() {
                         self.close(scope);
                     }
                 }
-                let scope = self.open(u32::try_from(below(5)).expect("it is small"));
+                let scope = self.open(random.u32(..5));
                 open.push(scope);
             }
-            self.micros += below(40);
-            if live.len() < 200 || live.len() < 4000 && below(2) == 0 {
-                let kind =
-                    [MemKind::Pool, MemKind::Device, MemKind::Vmm][usize::try_from(below(3)).expect("it is small")];
-                let bytes = (1 + below(4096)) << (8 + below(10));
-                live.push(self.alloc(bytes, kind, u32::try_from(below(6)).expect("it is small")));
+            self.micros += random.u64(..40);
+            if live.len() < 200 || live.len() < 4000 && random.u64(..2) == 0 {
+                let kind = [MemKind::Pool, MemKind::Device, MemKind::Vmm][random.usize(..3)];
+                let bytes = (1 + random.u64(..4096)) << (8 + random.u64(..10));
+                live.push(self.alloc(bytes, kind, random.u32(..6)));
             } else {
-                let at = usize::try_from(below(live.len() as u64)).expect("it is an index");
+                let at = random.usize(..live.len());
                 let key = live.swap_remove(at);
                 self.free(key);
             }

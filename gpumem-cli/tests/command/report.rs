@@ -41,7 +41,7 @@ pub(crate) fn printed(arguments: &[&str]) -> String {
 }
 
 #[track_caller]
-fn json(arguments: &[&str]) -> Value {
+pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("it is JSON")
 }
 
