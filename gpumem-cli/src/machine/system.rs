@@ -116,7 +116,7 @@ pub(super) fn is_dormant(pid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process};
+    use std::process;
 
     use super::*;
 
@@ -143,9 +143,8 @@ mod tests {
 
     #[test]
     fn only_what_is_written_and_begins_as_a_recording_is_one() {
-        let folder = env::temp_dir().join(format!("gpumem-system-{}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let [recording, read, other] = ["a.capture", "b.capture", "c.capture"].map(|name| folder.join(name));
+        let folder = tempfile::tempdir().unwrap();
+        let [recording, read, other] = ["a.capture", "b.capture", "c.capture"].map(|name| folder.path().join(name));
         for file in [&recording, &read] {
             fs::write(file, crate::made::Made::new("train").file()).unwrap();
         }
@@ -155,6 +154,5 @@ mod tests {
         let found = open_recordings(process::id()).unwrap();
         let found: Vec<_> = found.iter().filter(|path| path.starts_with(&folder)).collect();
         assert_eq!(found, [&recording]);
-        let _ = fs::remove_dir_all(&folder);
     }
 }

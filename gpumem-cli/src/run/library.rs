@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn other_users_can_read_the_library() {
-        let above = env::temp_dir().join(format!("gpumem-readable-{}", process::id()));
+        let above = tempfile::tempdir().unwrap();
+        let above = above.path();
         let folder = above.join("gpumem");
         let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
         let path = unpack(&folder, b"the library").unwrap();
@@ -131,15 +132,15 @@ mod tests {
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         assert_eq!(unpack(&link, b"the library").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         // What is above the folder is not changed.
-        assert_eq!((mode(&above), is_readable_for_all(&folder)), (0o700, false));
-        fs::set_permissions(&above, fs::Permissions::from_mode(0o711)).unwrap();
+        assert_eq!((mode(above), is_readable_for_all(&folder)), (0o700, false));
+        fs::set_permissions(above, fs::Permissions::from_mode(0o711)).unwrap();
         assert_eq!(is_readable_for_all(&folder), is_readable_for_all(&env::temp_dir()));
-        _ = fs::remove_dir_all(&above);
     }
 
     #[test]
     fn a_library_is_unpacked_once_and_repaired() {
-        let folder = env::temp_dir().join(format!("gpumem-library-{}", process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("gpumem");
         let path = unpack(&folder, b"the library").unwrap();
         let written = path.metadata().unwrap().modified().unwrap();
         assert_eq!(unpack(&folder, b"the library").unwrap(), path);
@@ -152,6 +153,5 @@ mod tests {
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
         assert_eq!(unpack(&folder, b"the library").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        _ = fs::remove_dir_all(&folder);
     }
 }

@@ -24,8 +24,7 @@ mod torch;
 
 use std::{
     fs::{self, File},
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    path::Path,
 };
 
 use gpumem_core::{
@@ -33,6 +32,7 @@ use gpumem_core::{
     recording::{End, Reader, Step},
 };
 use gpumem_tests::{Library, Outcome, Standin, built, interpreters};
+use tempfile::TempDir;
 
 /// Two blocks, of which one is freed: 36 MiB at most.
 const ALLOCATES: [&str; 6] = [
@@ -45,19 +45,15 @@ const ALLOCATES: [&str; 6] = [
 ];
 
 /// A folder for the recordings of one test.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
     fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("run-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-        fs::create_dir_all(&folder).expect("the folder for tests can be written");
-        Self(folder)
+        Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the folder for tests can be written"))
     }
 
     fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("the path is text").to_owned()
+        self.0.path().join(name).to_str().expect("the path is text").to_owned()
     }
 
     /// The names of all files, in order.
@@ -66,12 +62,6 @@ impl Folder {
         let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.0);
     }
 }
 
