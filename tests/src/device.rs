@@ -9,7 +9,7 @@ use std::{
 use gpumem::intercept::{subscribe, unsubscribe};
 use gpumem_driver::source::trial::calls_of_both_sources;
 
-use crate::{Machines, Standin};
+use crate::Standin;
 
 /// `None`, and a line that says so, unless `GPUMEM_DEVICE` is set. One test of a process at a time: each sees the whole device.
 pub fn device() -> Option<MutexGuard<'static, ()>> {
@@ -34,8 +34,8 @@ pub fn on_the_standin(but_for: &[&str]) {
     // The function below runs the last one.
     let mut arguments = vec!["--test-threads=1", "--skip", BOTH_SOURCES_TEST];
     arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
-    let machines = Machines::of_both_sources().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
-    for machine in machines.all() {
+    let machine = Standin::new().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
+    for machine in machine.with_each_source().all() {
         let outcome = machine.run_program(&itself, &arguments);
         let has_run_all = outcome.stdout.contains("test result: ok.") && !outcome.stderr.contains("skipped: ");
         assert!(outcome.succeeded() && has_run_all, "{outcome}");
