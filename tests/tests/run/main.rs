@@ -24,7 +24,8 @@ mod torch;
 
 use std::{
     fs::{self, File},
-    path::Path,
+    path::{Path, PathBuf},
+    process::Command,
 };
 
 use gpumem_core::{
@@ -68,6 +69,22 @@ impl Folder {
 /// A machine whose driver has a dispatch table.
 fn machine() -> Standin {
     Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
+}
+
+/// A program in C, linked with a library that stands for one of NVIDIA's. `name` is the folder of their sources.
+fn compiled(name: &str, source: &str, library: &str, options: &[&str]) -> String {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&folder).expect("it can be made");
+    let to = |file: &str| folder.join(file).display().to_string();
+    let cc = |words: &[&str]| {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name);
+        let status = Command::new("cc").current_dir(sources).arg("-w").args(words).args(["-ldl", "-lpthread"]).status();
+        assert!(status.expect("there is a C compiler").success());
+    };
+    let soname = format!("-Wl,-soname,{library}");
+    cc(&[&["-shared", "-fPIC", &soname, source, "-o", &to(library)], options].concat());
+    cc(&["program.c", "-o", &to("program"), &to(library), "-Wl,-rpath,$ORIGIN"]);
+    to("program")
 }
 
 fn probe() -> String {
