@@ -40,6 +40,23 @@ const PLACES: [(&str, &str, u32, u32); 6] = [
     ("train::main", "/home/ada/train/src/main.rs", 9, 1),
 ];
 
+/// An event of PyTorch, outside of all modules.
+pub(crate) fn allocator_event(
+    time: Duration,
+    action: AllocatorAction,
+    address: u64,
+    bytes: u64,
+    stack: u32,
+) -> AllocatorEvent {
+    let (bytes, stack) = (Bytes::new(bytes), StackId(stack));
+    AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack, group: 0 }
+}
+
+pub(crate) fn callsite(id: u32, name: &str, file: &str, line: u32) -> CallsiteDefinition {
+    let (id, name, file) = (CallsiteId(id), Some(name.to_owned()), file.to_owned());
+    CallsiteDefinition { id, name, file, line, column: 5, module_path: None }
+}
+
 impl Made {
     pub(crate) fn new(name: &str) -> Self {
         Self::begun(name, true, None)
@@ -146,14 +163,7 @@ impl Made {
             made.item(&Item::Stack(StackDefinition { id: StackId(at), addresses: vec![address, last] }));
         }
         for (at, name) in (2_u32..).zip(["load", "train", "forward", "backward", "step"]) {
-            made.item(&Item::Callsite(CallsiteDefinition {
-                id: CallsiteId(at),
-                name: Some(name.to_owned()),
-                file: "src/main.rs".to_owned(),
-                line: at * 10,
-                column: 5,
-                module_path: None,
-            }));
+            made.item(&Item::Callsite(callsite(at, name, "src/main.rs", at * 10)));
         }
         made.clock();
         made
@@ -285,14 +295,7 @@ impl Made {
             let id = StackId(u32::try_from(PLACES.len()).expect("there are few") + at);
             self.item(&Item::Stack(StackDefinition { id, addresses: vec![address; 3] }));
         }
-        self.item(&Item::Callsite(CallsiteDefinition {
-            id: CallsiteId(7),
-            name: Some(name.to_owned()),
-            file: name.to_owned(),
-            line: 1,
-            column: 1,
-            module_path: None,
-        }));
+        self.item(&Item::Callsite(callsite(7, name, name, 1)));
         for at in 0..u32::try_from(PLACES.len()).expect("there are few") {
             let scope = self.open(5);
             self.alloc(50 * MIB, MemKind::Device, u32::try_from(PLACES.len()).expect("there are few") + at);
@@ -351,9 +354,7 @@ impl Made {
         let [weights, rest] = segments.map(|(key, _)| key.get());
         let mut events = Vec::new();
         let mut add = |micros: u64, action, address, bytes, stack| {
-            let (time, bytes) = (Duration::from_micros(micros), Bytes::new(bytes));
-            let stack = StackId(stack);
-            events.push(AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack, group: 0 });
+            events.push(allocator_event(Duration::from_micros(micros), action, address, bytes, stack));
         };
         for ((key, micros), size) in segments.iter().zip(sizes) {
             add(*micros, Action::SegmentAlloc, key.get(), size, python + 1);
@@ -409,15 +410,8 @@ impl Made {
     /// PyTorch got blocks of the driver, each with its address, its size and PyTorch's stack.
     pub(crate) fn segments(&mut self, blocks: &[(u64, Bytes, StackId)]) {
         let time = Duration::from_micros(self.micros);
-        let event = |&(address, bytes, stack): &_| AllocatorEvent {
-            time,
-            action: AllocatorAction::SegmentAlloc,
-            address,
-            bytes,
-            requested: bytes,
-            stream: 0,
-            stack,
-            group: 0,
+        let event = |(address, bytes, stack): &(u64, Bytes, StackId)| {
+            allocator_event(time, AllocatorAction::SegmentAlloc, *address, bytes.get(), stack.0)
         };
         let events = blocks.iter().map(event).collect();
         self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events }));
@@ -428,17 +422,10 @@ impl Made {
     pub(crate) fn tensor(&mut self, group: u32, module: &str, class: TensorClass, [bytes, requested]: [u64; 2]) {
         self.item(&Item::TensorGroup(TensorGroup { id: group, module: Some(module.to_owned()), class: Some(class) }));
         self.wait(1);
-        let event = AllocatorEvent {
-            time: Duration::from_micros(self.micros),
-            action: AllocatorAction::Alloc,
-            address: u64::from(group) << 50,
-            bytes: Bytes::new(bytes),
-            requested: Bytes::new(requested),
-            stream: 0,
-            stack: StackId::NONE,
-            group,
-        };
-        self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events: vec![event] }));
+        let (time, address) = (Duration::from_micros(self.micros), u64::from(group) << 50);
+        let event = allocator_event(time, AllocatorAction::Alloc, address, bytes, 0);
+        let events = vec![AllocatorEvent { requested: Bytes::new(requested), group, ..event }];
+        self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events }));
     }
 
     /// Adds this many allocations and frees in nested scopes, with sizes, times and lifetimes that do not repeat.

@@ -13,13 +13,14 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
+    time::Duration,
 };
 
 use gpumem_core::{
     model::{Bytes, CallsiteId, Label, MemKind, Source, StackId, ThreadId},
     recording::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        BlockLabel, CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, AllocatorFigures, BlockLabel,
+        CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
         StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
 };
@@ -29,7 +30,7 @@ use crate::{
     Ran, file,
     formats::{Fields, rows},
     gpumem,
-    made::{DEVICE, MIB, Made},
+    made::{DEVICE, MIB, Made, allocator_event},
     pickled::unpickled,
     printable::{assert_printable, has},
     report::written,
@@ -152,11 +153,6 @@ fn made() -> Made {
     made
 }
 
-fn event(micros: u64, action: AllocatorAction, address: u64, bytes: u64) -> AllocatorEvent {
-    let (time, bytes) = (std::time::Duration::from_micros(micros), Bytes::new(bytes));
-    AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack: StackId(50), group: 0 }
-}
-
 /// A recording with tensors, one with an allocator whose history is missing, and one with neither.
 fn recordings() -> [PathBuf; 3] {
     // Tests that run at the same time read the same files.
@@ -176,8 +172,8 @@ fn written_recordings() -> [PathBuf; 3] {
     tensors.item(&Item::AllocatorEvents(AllocatorEvents {
         device: DEVICE,
         events: vec![
-            event(5, AllocatorAction::SegmentAlloc, address, 20 * MIB),
-            event(6, AllocatorAction::Alloc, address, MIB),
+            allocator_event(Duration::from_micros(5), AllocatorAction::SegmentAlloc, address, 20 * MIB, 50),
+            allocator_event(Duration::from_micros(6), AllocatorAction::Alloc, address, MIB, 50),
         ],
     }));
     tensors.item(&Item::Allocator(AllocatorDefinition {

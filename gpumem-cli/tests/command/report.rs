@@ -422,12 +422,6 @@ fn a_cut_file_is_reported_up_to_its_last_record() {
 }
 
 #[test]
-fn no_colour_where_nobody_sees_it() {
-    let file = training("colour.capture");
-    assert!(!printed(&["report", &file]).contains('\u{1b}'));
-}
-
-#[test]
 fn a_reader_that_goes_away_is_no_error() {
     use std::process::Stdio;
     let file = training("pipe.capture");
