@@ -184,7 +184,7 @@ fn many_ranks() {
     }
     let [out, folder] = [&page, &folder].map(|path| path.to_str().expect("the name is text"));
     gpumem(&["report", "--html", out, folder]);
-    let mut browser = Browser::start("ranks");
+    let mut browser = Browser::start();
     browser.open(&page);
     assert_eq!(browser.text("#title"), "train, rank 17: 17.2 GiB at most");
     let words = browser.text("#fleet-words");
@@ -221,7 +221,7 @@ fn a_million_events() {
     let (page, reports) = page("million", vec![("million.capture", Made::new("train").varied(1_000_000))]);
     let device = &reports[0]["devices"][0];
     let peak_seconds = device["peak_seconds"].as_f64().expect("there is a peak");
-    let mut browser = Browser::start("million");
+    let mut browser = Browser::start();
     let began = Instant::now();
     browser.open(&page);
     println!("the page of a million events was drawn after {:.1} s", began.elapsed().as_secs_f64());
@@ -311,7 +311,7 @@ fn a_million_events() {
 #[test]
 fn a_training_run() {
     let (page, reports) = page("training", vec![("train.capture", Made::new("train").training(12, 10, 10 * MIB))]);
-    let mut browser = Browser::start("training");
+    let mut browser = Browser::start();
     browser.open(&page);
     assert_eq!(browser.text("#title"), "train: 437 MiB at most");
     // A line at 141 GiB would leave no room for the curve.
@@ -370,7 +370,7 @@ fn functions_that_pass_a_call_on_are_shown_when_they_are_asked_for() {
     let page = file("gpt2.html");
     let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2.capture");
     gpumem(&["report", "--html", page.to_str().expect("the name is text"), recording]);
-    let mut browser = Browser::start("gpt2");
+    let mut browser = Browser::start();
     browser.open(&page);
     let labels = "[...document.querySelectorAll('.frame')].map((frame) => frame.getAttribute('aria-label')).join()";
     let called = "NewGELUActivation.forward (activations.py)\n2.25 GiB, 25.4 %, 48 blocks";
@@ -429,7 +429,7 @@ fn tensors_are_shown_in_place_of_the_memory_from_the_driver() {
     let (page, reports) = page("tensors", vec![("tensors.capture", made)]);
     let peak = &reports[0]["torch"]["devices"][0]["peak"];
     assert_eq!(peak["allocated_bytes"], 205 * MIB);
-    let mut browser = Browser::start("tensors");
+    let mut browser = Browser::start();
     browser.open(&page);
     let summary = browser.text("#summary");
     assert!(summary.ends_with("\nPyTorch 2.11.0, device 0: tensors had 205 MiB at most, after 270 µs."), "{summary}");
@@ -494,7 +494,7 @@ fn ranks_stand_side_by_side() {
     let made =
         (1..).zip(&ranks).map(|(rank, name)| (&**name, Made::new("train").training(10, 6, rank * 4 * MIB))).collect();
     let (page, reports) = page("ranks", made);
-    let mut browser = Browser::start("ranks");
+    let mut browser = Browser::start();
     browser.open(&page);
     let peaks =
         browser.evaluate("[...document.querySelectorAll('.rank')].map((rank) => rank.innerText.split('\\n').at(-1))");
@@ -528,7 +528,7 @@ fn ranks_stand_side_by_side() {
 
 #[test]
 fn recordings_with_little_in_them() {
-    let mut browser = Browser::start("little");
+    let mut browser = Browser::start();
     let (empty, _) = page("empty", vec![("empty.capture", Made::new("train"))]);
     browser.open(&empty);
     assert_eq!(moment(&mut browser), "Nothing was allocated");
@@ -583,7 +583,7 @@ fn a_place_has_one_colour_in_all_views() {
         made.alloc(MIB * u64::from(9 - place), MemKind::PinnedHost, place);
     }
     let (page, _) = page("colours", vec![("colours.capture", made)]);
-    let mut browser = Browser::start("colours");
+    let mut browser = Browser::start();
     browser.open(&page);
     choose(&mut browser, "by", "place");
     // The colours of the legend by name; if another view has other colours, their names in that view.
@@ -632,7 +632,7 @@ fn names_are_text() {
     let mut made = Made::new(&name);
     made.long_names(&name);
     let (page, _) = page("names", vec![("names.capture", made.training(3, 4, MIB))]);
-    let mut browser = Browser::start("names");
+    let mut browser = Browser::start();
     browser.open(&page);
     let title = browser.evaluate("document.title");
     assert!(title.as_str().expect("it is text").starts_with("script><img src=x"), "{title}");
