@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-/// A file to take instead: whoever packages the command may build the library beforehand.
+/// The variable may name a library that was built beforehand, by a packager of the command.
 const PREBUILT: &str = "GPUMEM_INJECT_LIBRARY";
 
 fn main() {
@@ -57,8 +57,8 @@ fn build(out: &Path, library: &Path) {
         built.push(variable("TARGET"));
     }
     built.push(if is_release { "release" } else { "debug" });
-    // What the outer Cargo set for this build script is not meant for the library: among others its flags, and clippy in the place of
-    // the compiler. Where Cargo gets crates from, and whether it keeps what the next build can use, is the same for both.
+    // The variables that the outer Cargo sets for this build script are not meant for the library: among others its flags, and clippy
+    // in the place of the compiler. The settings for the source of crates and for incremental builds are the same for both.
     let is_kept = |name: &str| {
         ["CARGO_HOME", "CARGO_INCREMENTAL", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
             .iter()

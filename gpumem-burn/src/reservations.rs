@@ -40,7 +40,7 @@ pub(crate) struct Reserved {
     pub(crate) bytes: u64,
     /// The largest size that is known.
     pub(crate) largest: u64,
-    /// Whether the program had cubecl give back all that is unused.
+    /// True if the program had cubecl give back all that is unused.
     pub(crate) cleaned_up: bool,
 }
 

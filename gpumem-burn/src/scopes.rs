@@ -105,13 +105,13 @@ pub(crate) struct Scopes {
     /// The thread whose scopes are open.
     thread: Option<ThreadId>,
     last: Reading,
-    /// Whether the layer has seen a reservation: without it there is no upper bound.
+    /// True if the layer has seen a reservation: without it there is no upper bound.
     is_observed: bool,
     unmeasured: u64,
 }
 
 impl Scopes {
-    /// Whether a scope of this thread is measured: no other thread has one open.
+    /// Returns whether a scope of this thread is measured: no other thread has one open.
     pub(crate) fn is_free(&mut self) -> bool {
         let is_free = self.open.is_empty() || self.thread == Some(thread::current().id());
         self.unmeasured += u64::from(!is_free);

@@ -95,7 +95,7 @@ pub struct Summary {
     pub pages: u64,
     /// Calls of scopes that were not measured: another thread had a scope open, the code panicked, or the device failed.
     pub unmeasured: u64,
-    /// Whether [`layer`](crate::layer()) saw a reservation. Without it, there are no upper bounds.
+    /// True if [`layer`](crate::layer()) saw a reservation. Without it, there are no upper bounds.
     pub is_observed: bool,
 }
 

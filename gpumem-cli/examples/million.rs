@@ -1,5 +1,6 @@
 //! Writes a recording of a million events, to measure how long reports take: `cargo run --example million -- FILE [EVENTS]`. With
-//! `--ranks NUMBER`, it writes those of so many ranks into a folder: `cargo run --example million -- FOLDER --ranks 1000`.
+//! `--ranks NUMBER`, it writes the recordings of this number of ranks into a folder: `cargo run --example million -- FOLDER
+//! --ranks 1000`.
 
 #[path = "../tests/command/made.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]

@@ -26,7 +26,7 @@ print(json.dumps({"total": properties, "count": torch.cuda.device_count(), "sum"
     "reserved": [torch.cuda.max_memory_reserved(number) for number in range(2)], "free": [torch.cuda.mem_get_info(number)[0] for number in range(2)]}))
 """
 
-# The driver without the CUDA runtime, which compares the devices with a list of its own.
+# This program uses the driver without the CUDA runtime, which compares the devices with a list of its own.
 DRIVER = """
 import ctypes, json
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -45,7 +45,7 @@ refused = cuda.cuMemAlloc_v2(ctypes.byref(block), word(10 << 30))
 print(json.dumps({"count": number.value, "free": free, "refused": refused}))
 """
 
-# Eight cards of 24 GiB in one process. Each function is a line of the result.
+# This program sees eight cards of 24 GiB. Each function is a line of the result.
 EIGHT = """
 import json, threading, traceback, torch
 GIB, MIB, CONTEXT = 1 << 30, 1 << 20, 527 << 20
@@ -138,7 +138,7 @@ for check in (sees, small, streams, full, copies, threads, parallel):
         print(json.dumps([check.__name__, False, traceback.format_exc()[-1500:]]), flush=True)
 """
 
-# A model in eight stages, on as many cards. With an argument, only that stage, on the first card.
+# This model has eight stages on as many cards. With an argument, only that stage runs, on the first card.
 STAGES = """
 import json, sys, torch
 size, batch, alone = 4096, 2048, int(sys.argv[1]) if len(sys.argv) > 1 else None
@@ -192,7 +192,7 @@ except torch.cuda.OutOfMemoryError:
     print(json.dumps({"has": 0, "free": torch.cuda.mem_get_info()[0]}), flush=True)
 """
 
-# How a rank begins, and what it does with its model. With one GPU, NCCL has to take each rank for a machine.
+# A rank begins with JOIN, and TRAIN trains its model. With one GPU, NCCL has to take each rank for a machine.
 JOIN = """
 import json, os, sys, torch, torch.distributed as distributed
 rank, cards = int(os.environ["RANK"]), torch.cuda.device_count()
@@ -359,7 +359,7 @@ def llama405(run, folder):
     return eight(run, folder, "llama405", 29549)
 
 
-# Another process leaves so many bytes of the GPU free.
+# This process leaves a given number of bytes of the GPU free.
 FILL = """
 import sys, torch
 torch.cuda.init()

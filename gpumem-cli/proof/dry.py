@@ -347,7 +347,7 @@ int main() {
 PROGRAMS = [gpt2, gpt2_checkpoint, gpt2_autocast, gpt2_clip, llama, generate, resnet, resnet_benchmark, vit, vgg, mobilenet, blocks, streams, empty_cache]
 PROGRAMS += [compiled, graph, loader, masks, out_of_memory, moe, ddp, jax, cupy]
 NAMES = [program.__name__ for program in PROGRAMS]
-# What is also run with these settings of PyTorch's allocator.
+# These programs also run with these settings of PyTorch's allocator.
 EXPANDABLE = ["gpt2", "resnet", "blocks", "streams"]
 
 
@@ -384,7 +384,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.program:
-        # What a program allocates may depend on its data.
+        # The allocations of a program may depend on its data.
         if arguments.program not in ("cupy", "jax"):
             import torch
 
@@ -399,7 +399,7 @@ def main():
         def compare(case):
             name, _, setting = case.partition(":")
             environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if setting else {}
-            # The second run would find what the first one has compiled.
+            # Otherwise the second run would find the compiled code of the first one.
             environment["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
             command = command_of(name, folder)
             card = ["--card", arguments.card] if arguments.card else []

@@ -22,7 +22,7 @@ proof="python3 gpumem-cli/proof/run.py $unpacked/gpumem"
 half=$(($(nproc) / 2))
 
 if [ "$part" = 1 ]; then
-  # At the same time: what they compare does not depend on each other. `oom` fills a GPU, so it comes when the others have ended.
+  # These run at the same time, because they do not depend on each other. `oom` fills a GPU, so it runs after the others.
   CUDA_VISIBLE_DEVICES=0 timeout 150 $proof --only static,killed,cupti,handles,native,lines --out $OUT/right-1.jsonl > $OUT/right-1.log 2>&1 &
   CUDA_VISIBLE_DEVICES=1 timeout 150 $proof --only expandable,async,jax --out $OUT/right-2.jsonl > $OUT/right-2.log 2>&1 &
   CUDA_VISIBLE_DEVICES=0 timeout 150 $proof --only profiler,candle,onnx $candle $onnx --out $OUT/right-3.jsonl > $OUT/right-3.log 2>&1 &

@@ -67,7 +67,7 @@ def child_torch(allocator, steps, mode):
     import torch
 
     if mode == "handles":
-        # No more than the libraries' handles: one product of small matrices.
+        # One product of small matrices allocates only the libraries' handles.
         small = torch.ones(64, 64, device="cuda")
         (small @ small).sum().item()
         facts = {"reserved": torch.cuda.max_memory_reserved(), "ended": time.time()}
@@ -85,7 +85,7 @@ def child_torch(allocator, steps, mode):
     if mode == "compile":
         model = torch.compile(model, dynamic=True)
     if mode == "workers":
-        # Processes that are forked after CUDA was initialised, and use no CUDA.
+        # These processes are forked after CUDA was initialised, and use no CUDA.
         data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 8)), num_workers=2)
         assert sum(1 for _ in data) == 64
 
@@ -127,7 +127,7 @@ def child_torch(allocator, steps, mode):
     }
     if mode == "lines":
         facts["lines"] = lines_of_snapshot(torch.cuda.memory._snapshot())
-        # The recording ends later than this function: what the snapshot has must be live then.
+        # The recording ends later than this function, so the blocks of the snapshot must still be live.
         KEPT.extend([model, optimizer])
     print(json.dumps(facts), flush=True)
     if mode == "ranks":
@@ -137,7 +137,7 @@ def child_torch(allocator, steps, mode):
 
 
 def lines_of_snapshot(snapshot):
-    """What PyTorch's own snapshot has live, by the innermost line of this file."""
+    """The live blocks of PyTorch's own snapshot, by the innermost line of this file."""
     lines = {}
     for segment in snapshot["segments"]:
         for block in segment["blocks"]:
@@ -180,7 +180,7 @@ def child_lines():
         kept.append(tensor)
 
     def here():
-        # One line, so that the last frame has the line of the allocation.
+        # The call is on one line, so that the last frame has the line of the allocation.
         size = next(sizes) << 21
         keep(size, traceback.extract_stack(), torch.empty(size, dtype=torch.uint8, device="cuda"))
 
@@ -249,7 +249,7 @@ def child_modules(name, steps):
         loss = lambda x=torch.randn(16, 64, device="cuda"): net(x).sum()
     options = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
     optimizer = optimizer(net.parameters(), lr=1e-4, **options)
-    # What the program asked for: views of one tensor count once.
+    # Only requested bytes count: views of one tensor count once.
     size = lambda tensors: sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None and t.is_cuda}.values())
     times = []
     for _ in range(steps):
@@ -339,7 +339,7 @@ def child_onnx(provider, strategy):
     facts = {"version": onnxruntime.__version__, "providers": session.get_providers(), "difference": difference}
     print(json.dumps(facts), flush=True)
     if strategy == "kSameAsRequested":
-        # Without exit handlers and destructors.
+        # The process ends without exit handlers and destructors.
         os._exit(5)
     sys.exit(5)
 
@@ -425,7 +425,7 @@ class Cupti:
         self.library = ctypes.CDLL(libcupti())
         self.calls = 0
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
-        # Kept: CUPTI calls it as long as it is subscribed.
+        # The callback must be kept: CUPTI calls it as long as it is subscribed.
         self.callback = kind(self.observed)
         self.subscriber = ctypes.c_void_p()
         code = self.library.cuptiSubscribe(ctypes.byref(self.subscriber), self.callback, None)
@@ -535,7 +535,7 @@ class Proof:
     def child(self, *words):
         return [sys.executable, os.path.abspath(__file__), "--child", *map(str, words)]
 
-    # PyTorch: PyTorch's part of the peak is what PyTorch says, and the rest is what other libraries asked for.
+    # PyTorch's part of the peak is PyTorch's own figure, and the rest is that of other libraries.
     def allocator(self, name, conf, figure, mode="plain"):
         env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
         ran = self.run(self.child("torch", name, 60, mode), env=env)
@@ -560,13 +560,13 @@ class Proof:
             facts["events"] = [ran["facts"]["events"], alone["facts"].get("events")]
             return self.result("profiler", facts["events"][0] and facts["events"][0] == facts["events"][1], **facts)
         if figure == "allocated":
-            # Blocks below 1 MiB have no stack, so they are in nobody's sum. What is not PyTorch's is as much as with the native allocator.
+            # Blocks below 1 MiB have no stack, so they are in no sum. All other memory is as much as with the native allocator.
             alone = self.run(self.child("torch", "native", 5, "plain"))
             native, _ = self.device(alone["files"][0])
             facts["rest_of_native"] = native["peak_bytes"] - alone["facts"]["reserved"]
             is_right = rest == facts["rest_of_native"]
         else:
-            # Every byte is accounted for: what is not PyTorch's is that of other libraries.
+            # Every byte is accounted for: all other memory belongs to other libraries.
             is_right = by_library.get("PyTorch") == said and rest == others
         self.result(name, is_right and not facts["missing"], **facts)
         with open(os.path.join(self.folder, name + ".txt"), "w") as file:
@@ -646,7 +646,7 @@ class Proof:
         self.result("ranks", is_right, ranks=facts, stderr=ran["stderr"][-3000:] if not is_right else "")
         print(ran["stderr"][-4000:])
 
-    # `--torch`: the most that tensors had is what PyTorch says, to the byte.
+    # With `--torch`, the peak of tensors is PyTorch's own figure, to the byte.
     def tensors(self, name, conf="", mode="plain", options=("--torch",)):
         env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
         ran = self.run(self.child("torch", name, 30, mode), env=env, options=options)
@@ -684,7 +684,7 @@ class Proof:
                 line = os.path.abspath(place["line"]) if is_known else "none"
                 found[line] = found.get(line, 0) + place["bytes"]
             facts["lines"] = [found, ran["facts"]["lines"]]
-            # The report names the innermost line of the program; PyTorch's packages are not of the program.
+            # The report names the innermost line of the program. PyTorch's packages do not belong to it.
             is_right = is_right and found == ran["facts"]["lines"]
         self.result(name, is_right, **facts)
         print(ran["stderr"], flush=True)
@@ -778,7 +778,7 @@ class Proof:
         self.result("oom", is_right, said=said, refused={**refused, "newest": None}, summary=first)
 
     def dormant(self):
-        """Recorded are the blocks between `gpumem start` and `gpumem stop`: 200, then 300 MiB after the first two are freed."""
+        """Only the blocks between `gpumem start` and `gpumem stop` are recorded: 200, then 300 MiB after the first two are freed."""
         base = os.path.join(self.folder, "dormant")
         os.mkdir(base)
         words = [self.gpumem, "run", "--dormant", "-o", os.path.join(base, "a.capture"), "--", *self.child("dormant")]
@@ -833,7 +833,7 @@ class Proof:
                     pool=pool, pool_high=high, missing=missing, by_library=device.get("peak_by_library"),
                     said=ran["facts"], stderr=ran["stderr"][-1500:])
 
-    # ONNX Runtime: what its arenas print is what is recorded, address by address.
+    # For ONNX Runtime, the recording must agree with the output of its arenas, address by address.
     def onnx(self, strategy):
         name = f"onnx {strategy}"
         if not self.folder_with_onnx:
@@ -853,7 +853,8 @@ class Proof:
         words = [self.gpumem, "report", "--format", "rmm-csv", ran["files"][0]]
         rows = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[1:]
         rows = [(action, int(size), int(address, 16)) for _, _, action, address, size, _ in (row.split(",") for row in rows)]
-        # Each block of the arenas is searched after the one before it. The log has no address of those with `reserve`.
+        # The search for each block of the arenas begins after the block before it. The log has no address of blocks
+        # with `reserve`.
         next_row, different, mine = iter(enumerate(rows)), [], {}
         for what, size, address in asked:
             if what == "shrink":
@@ -908,11 +909,11 @@ class Proof:
         if not is_right:
             print(ran["stderr"][-6000:], flush=True)
 
-    # Times: pairs of runs, one with and one without gpumem, in turns.
+    # Times are measured in pairs of runs, one with and one without gpumem, in turns.
     def times(self, name, conf, steps, options=()):
         env = {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": conf} if conf else {}
         child = lambda steps: self.child("torch", name, steps, "plain")
-        # Each run has at least 10 s of steps: so many of them are measured first.
+        # Each run has at least 10 s of steps. Their number is measured first.
         if not steps:
             trial = self.run(child(300), False, env)["facts"]["seconds"]
             steps = int(300 * 10.3 / trial) + 1
@@ -941,7 +942,7 @@ def libraries_of_torch():
 
 
 def medians(pairs):
-    """Of what takes with gpumem as many times as long: the steps, the process up to its end, the whole command."""
+    """The factors by which gpumem slows the steps, the process up to its end, and the whole command."""
     return {key: statistics.median(pair[key][1] / pair[key][0] for pair in pairs) for key in ("steps", "program", "wall")}
 
 
@@ -968,7 +969,7 @@ def join(files):
         failed |= not is_right
         words = ", ".join(f"{key} {value:.4f}" for key, value in ratio.items())
         print("PASS" if is_right else "FAIL", f"{name}: median of {len(all_pairs)} pairs: {words}; at most {most} for the steps")
-        # With the time to load libraries, which differs more from run to run.
+        # These times include loading libraries, which differs more from run to run.
         print("INFO" if ratio["program"] <= most else "FAIL", f"{name}: the whole process {ratio['program']:.4f}")
     return int(failed)
 

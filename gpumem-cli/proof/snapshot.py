@@ -96,7 +96,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         file = options.keep or os.path.join(folder, "snapshot.pickle")
         if not os.path.exists(file):
-            # In a process of its own: the kernel counts the memory of this one for the processes that it starts.
+            # The snapshot is written in a process of its own: the kernel counts the memory of this process for the
+            # processes that it starts.
             writer = multiprocessing.Process(target=write, args=(file, options.events))
             writer.start()
             writer.join()

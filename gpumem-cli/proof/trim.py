@@ -15,19 +15,19 @@ import struct
 import sys
 
 # The layout that CUDA's fatbinary_section.h has and `cuobjdump --list-elf` shows. Each source file has one container.
-CONTAINER = struct.Struct("<IHHQ")  # magic, version, size of this header, size of the entries
-ENTRY = struct.Struct("<HHIQIIII")  # kind, version, size of this header, of the kernels, of them compressed, two words, architecture
+CONTAINER = struct.Struct("<IHHQ")  # The fields are magic, version, size of this header, size of the entries.
+ENTRY = struct.Struct("<HHIQIIII")  # The fields are kind, version, the sizes of this header, of the kernels and of the compressed kernels, two words, architecture.
 MAGIC = struct.pack("<I", 0xBA55ED50)
 
 
 def containers(data):
-    """The containers of a library: where each begins, and of its entries the architecture, where they begin and their size."""
+    """Returns the containers of a library: the begin of each, and the architecture, begin and size of its entries."""
     begin = data.find(MAGIC)
     while begin >= 0:
         _, version, header, size = CONTAINER.unpack_from(data, begin)
         end = begin + header + size
         if version != 1 or header != CONTAINER.size or end > len(data):
-            # The number is in the library's code, and no container begins there.
+            # The magic number is in the library's code, and no container begins there.
             begin = data.find(MAGIC, begin + 4)
             continue
         entries, entry = [], begin + header

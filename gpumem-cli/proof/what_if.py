@@ -35,7 +35,7 @@ def word(is_equal, by):
 def compare(gpumem, folder, name, jobs, tables):
     """The words and the lines of one program."""
     command = dry.command_of(name, folder)
-    # What a program compiles is compiled again in each run.
+    # Each run compiles its code again.
     plain = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
     rows = []
     if "dry" in tables:
@@ -77,7 +77,7 @@ def compare(gpumem, folder, name, jobs, tables):
                 yield "FAIL", f"{name} {setting}: it does not run"
                 continue
             by = (most - real["reserved"]) / max(real["reserved"], 1)
-            # A dry run counts what other libraries have, and a recording only the cache.
+            # A dry run counts the memory of other libraries, and a recording only the cache.
             said = "INFO" if table == "dry" else word(most == real["reserved"], by)
             yield said, f"{name} {setting or 'as it is'}: {table} {most}, real {real['reserved']}, {by:+.3%}"
         for table, setting, card, share, runs in limited:

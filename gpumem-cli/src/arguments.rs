@@ -46,14 +46,14 @@ pub(crate) struct Arguments {
 
 /// Reads the arguments of the process; the first is its name.
 pub(crate) fn parse(arguments: impl IntoIterator<Item: Into<OsString> + Clone>) -> Result<Arguments, clap::Error> {
-    // `--at -5s`: the option says what is wrong with its value. A path is another matter: `-o --json` lacks one.
+    // The option checks its value, such as `--at -5s`. For a path this is an error: `-o --json` lacks one.
     let takes_dash = |argument: Arg| {
         let is_option = argument.get_long().is_some() && argument.get_action().takes_values();
         let takes_dash = is_option && argument.get_value_parser().type_id() != ValueParser::path_buf().type_id();
         if takes_dash { argument.allow_hyphen_values(true) } else { argument }
     };
     let mut command = Arguments::command().mut_subcommands(|command| command.mut_args(takes_dash));
-    // Errors would show the usage without `[OPTIONS]`. The names of subcommands are complete after `build`.
+    // Without this, errors show the usage without `[OPTIONS]`. The names of subcommands are complete after `build`.
     command.build();
     let command = command.mut_subcommands(|mut command| {
         let usage = command.render_usage().ansi().to_string();

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// How a command ended. `gpumem --help` lists the codes, from [`HELP`].
+/// The outcome of a command. `gpumem --help` lists the codes, from [`HELP`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// The command did what it was asked for.
@@ -13,7 +13,7 @@ pub(crate) enum Exit {
     ProblemFound,
     /// The command could not do it, or not all of it. An error on stderr says why.
     Failed,
-    /// `gpumem run`: what the program ended with.
+    /// `gpumem run` ends with the code of the program.
     Program(u8),
 }
 
@@ -51,7 +51,7 @@ mod tests {
         for exit in [Exit::Done, Exit::LimitExceeded, Exit::Failed] {
             assert!(HELP.contains(&format!("\n  {}  ", exit.code())), "{exit:?}");
         }
-        // What clap exits with if the arguments are wrong.
+        // The exit code of clap if the arguments are wrong.
         let error = clap::Command::new("x").try_get_matches_from(["x", "--none"]).unwrap_err();
         assert_eq!(error.exit_code(), i32::from(Exit::Failed.code()));
     }

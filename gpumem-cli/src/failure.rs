@@ -1,24 +1,24 @@
-//! Why a command could not do what it was asked for.
+//! The reason why a command failed.
 
 use std::{fmt, io};
 
-/// One line on stderr: the thing, the cause, the next step.
+/// One line on stderr names the thing, the cause and the next step.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Something could not be done.
     Failed {
-        /// Such as `` `train.capture` cannot be read ``.
+        /// The thing and what failed, such as `` `train.capture` cannot be read ``.
         what: String,
         cause: String,
-        /// What the user may do. Empty if there is nothing to do.
+        /// The next step of the user. Empty if there is none.
         next: String,
     },
-    /// Whoever read the output does not read any more, which is no error.
+    /// The reader has closed the output, which is no error.
     ClosedPipe,
 }
 
 impl Failure {
-    /// `what: cause; next`. `next` may be empty.
+    /// Writes `what: cause; next`. `next` may be empty.
     pub(crate) fn new(what: impl fmt::Display, cause: impl fmt::Display, next: impl fmt::Display) -> Self {
         Self::Failed { what: what.to_string(), cause: cause.to_string(), next: next.to_string() }
     }

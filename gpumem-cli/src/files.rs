@@ -12,7 +12,7 @@ use gpumem_core::recording::{self, new_path, old_path};
 
 use crate::failure::Failure;
 
-/// Opens a regular file. A pipe that somebody has put in its place is not waited for.
+/// Opens a regular file. It does not wait for a pipe that somebody has put in its place.
 pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let file = options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
@@ -23,13 +23,13 @@ pub(crate) fn open_to_read(path: &Path) -> io::Result<File> {
     open(path, File::options().read(true))
 }
 
-/// Whether a file begins as recordings do.
+/// Returns whether a file begins as recordings do.
 pub(crate) fn is_recording(file: &Path) -> bool {
     open_to_read(file).and_then(recording::is_recording).unwrap_or(false)
 }
 
-/// The files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for what matches it, both
-/// in the order of their names, where rank 2 comes before rank 10. Any other argument stands for itself.
+/// The files that arguments stand for. A folder stands for its recordings, and a pattern such as `runs/*.capture` for the files that match
+/// it. Both are in the order of their names, where rank 2 comes before rank 10. Any other argument stands for itself.
 ///
 /// # Errors
 /// If a folder has no recordings or cannot be read, or if nothing matches a pattern.
@@ -71,20 +71,21 @@ fn texts_and_numbers(path: &Path) -> Vec<(String, u128)> {
     parts
 }
 
-/// What matches a pattern.
+/// Returns the files that match a pattern.
 fn matches(pattern: &str) -> Result<Vec<PathBuf>, Failure> {
     let failed = |cause: String| {
         let next = "give recordings, a folder, or a pattern such as 'runs/*.capture'";
         Failure::new(format!("`{pattern}` cannot be read"), cause, next)
     };
-    // Locks and other files that begin with a dot are for no report.
+    // Locks and other files that begin with a dot are in no report.
     let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
     let paths = glob::glob_with(pattern, options).map_err(|error| failed(error.to_string()))?;
     let paths: Vec<_> = paths.collect::<Result<_, _>>().map_err(|error| failed(error.to_string()))?;
     if paths.is_empty() { Err(failed("no file has such a name".to_owned())) } else { Ok(paths) }
 }
 
-/// The recordings of a folder, without those of its folders. What ends in `.capture` has to be a recording: whoever reads it says so.
+/// Returns the recordings of a folder, without those of its folders. A file that ends in `.capture` is returned, and its reader
+/// reports an error if it is no recording.
 fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |cause: String| {
         let next =
@@ -93,7 +94,7 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     };
     let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let entries = entries.map_err(|error| failed(error.to_string()))?;
-    // The parts of a recording of the newest events, while its program runs.
+    // A recording of the newest events has parts while its program runs.
     let is_part = |path: &Path| {
         let recording = path.with_extension("");
         recording.exists() && [old_path(&recording), new_path(&recording)].iter().any(|part| part == path)
@@ -151,7 +152,7 @@ mod tests {
             expanded(&["**/*.capture", "notes.txt"]),
             Ok(in_folder(&["a.capture", "b.capture", "host-1/d.capture", "notes.txt"]))
         );
-        // What matches may be a folder, and an argument that is no pattern need not exist.
+        // A match may be a folder, and an argument that is no pattern need not exist.
         assert_eq!(expanded(&["host-?", "none.capture"]), Ok(in_folder(&["host-1/d.capture", "none.capture"])));
         // A pattern may match a folder and what is in it.
         let all = ["a.capture", "b.capture", "b.capture.old", "c.recording", "host-1/d.capture", "notes.txt"];

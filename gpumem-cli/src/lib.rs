@@ -1,7 +1,7 @@
 //! The command `gpumem`: records, shows and compares the GPU memory of any CUDA program.
 //!
-//! `commands/` has what each command takes and does, `run/` how a program is run and recorded, `recording/` how the file of a recording is
-//! completed, `history/` what it says, `report/`, `formats/` and `page/` what is shown of that, `machine/` what the machine has.
+//! `commands/` has the arguments and the work of each command, `run/` runs and records programs, `recording/` completes the files of
+//! recordings, `history/` reads them, `report/`, `formats/` and `page/` show them, `machine/` describes the machine.
 
 #![forbid(unsafe_code)]
 
@@ -54,9 +54,10 @@ pub fn main() -> ExitCode {
     exit.into()
 }
 
-/// The help or the version, or what is wrong with the arguments.
+/// The text is the help, the version, or an error about the arguments.
 fn answer(error: &clap::Error) -> Result<Exit, Failure> {
-    // The message has arguments in it. With printable ones it is the same, unless one was wrong for what is not printable in it.
+    // The message repeats arguments, so their unprintable characters are removed and they are parsed again. The new message is
+    // used unless an argument was wrong only because of such characters.
     let printable = env::args_os().map(|argument| one_line(&argument.to_string_lossy()).into_owned());
     let error = match arguments::parse(printable) {
         Err(same) if same.kind() == error.kind() => same,

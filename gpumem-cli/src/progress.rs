@@ -1,4 +1,4 @@
-//! A progress bar for what takes over a second.
+//! A progress bar for work that takes over a second.
 
 use std::{
     fmt,
@@ -10,7 +10,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Does what has no length that is known before. A sign moves on stderr after the first second, if stderr is a terminal.
+/// Does work of unknown length. A sign moves on stderr after the first second, if stderr is a terminal.
 pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
     if !io::stderr().is_terminal() {
         return work();
@@ -21,7 +21,7 @@ pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
             if wait.recv_timeout(FIRST_SECOND) == Err(RecvTimeoutError::Timeout) {
                 let spinner = ProgressBar::new_spinner().with_message(name.to_owned());
                 spinner.enable_steady_tick(Duration::from_millis(100));
-                // It ends when the other end is dropped.
+                // The thread ends when the other end is dropped.
                 _ = wait.recv();
                 spinner.finish_and_clear();
             }
@@ -34,7 +34,8 @@ pub(crate) fn working<T>(name: &str, work: impl FnOnce() -> T) -> T {
 
 const FIRST_SECOND: Duration = Duration::from_secs(1);
 
-/// Shows nothing in the first second, and nothing at all where stderr is no terminal. It is gone when it is dropped.
+/// A progress bar. It shows nothing in the first second, and nothing at all if stderr is no terminal. It is removed
+/// when it is dropped.
 pub(crate) struct Progress {
     name: String,
     length: u64,

@@ -1,4 +1,4 @@
-//! What is written to the terminal, or to whatever stands in its place.
+//! Writes to the terminal, or to the file or pipe in its place.
 
 use std::{
     env, fmt, fs,
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{failure::Failure, progress::working, report::json, wrap::wrapped};
 
-/// One line on stderr. Line breaks and control characters of names are written as escapes.
+/// Prints one line on stderr. Line breaks and control characters of names are written as escapes.
 pub(crate) fn error(text: &impl fmt::Display) {
     // Some causes have several lines.
     let line = text.to_string().replace(['\n', '\r'], " ");
@@ -41,20 +41,20 @@ pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Res
     write(&mut out).and_then(|()| out.flush()).map_err(|error| Failure::of_output(&error))
 }
 
-/// Prints text that people read: no line is longer than the terminal is wide.
+/// Prints text for people: no line is longer than the terminal is wide.
 pub(crate) fn print_text(write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>) -> Result<(), Failure> {
     let stdout = io::stdout();
     print(|out| out.write_all(text_for(&stdout, write)?.as_bytes()))
 }
 
-/// Prints such text on stderr in one write: what the program's other processes still print does not come in between.
+/// Prints such text on stderr in one write, so that output of the program's other processes does not come in between.
 pub(crate) fn print_text_on_stderr(write: impl FnOnce(&mut dyn Write, Paint) -> io::Result<()>) -> io::Result<()> {
     let mut stderr = io::stderr();
     let text = text_for(&stderr, write)?;
     stderr.write_all(text.as_bytes())
 }
 
-/// What a command was asked for: as JSON, or as text that people read.
+/// Prints the answer of a command as JSON, or as text for people.
 pub(crate) fn answer(
     as_json: bool,
     value: &impl Serialize,
@@ -79,14 +79,14 @@ fn text_for(
     })
 }
 
-/// The width of the terminal: `COLUMNS`, else its size. `None` if it is no terminal.
+/// Returns the width of the terminal: `COLUMNS`, else its size. `None` if it is no terminal.
 fn columns(to: &(impl IsTerminal + AsFd)) -> Option<usize> {
     let set = env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse().ok());
     let size = || {
         let size = rustix::termios::tcgetwinsize(to).ok().filter(|_| to.is_terminal())?;
         Some(usize::from(size.ws_col))
     };
-    // 0 is what a terminal says that does not know it.
+    // A terminal that does not know its width says 0.
     let columns = set.filter(|columns| *columns > 0).or_else(|| size().filter(|columns| *columns > 0));
     columns.map(|columns| columns.max(LEAST_COLUMNS))
 }
@@ -101,7 +101,7 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
     }
     let failed =
         |error: io::Error| Failure::new(format!("`{}` cannot be written", path.display()), error, "give another file");
-    // What is no regular file, such as /dev/stdout, is written in place.
+    // A file that is not regular, such as /dev/stdout, is written in place.
     if path.metadata().is_ok_and(|known| !known.is_file()) {
         let mut out = io::BufWriter::new(fs::File::options().write(true).open(path).map_err(failed)?);
         return write(&mut out).and_then(|()| out.flush()).map_err(failed);
@@ -121,17 +121,17 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
     })
 }
 
-/// Whether a name that a user gave stands for stdout.
+/// Returns whether a name that a user gave stands for stdout.
 pub(crate) fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Whether stdout may have colours.
+/// Returns whether stdout may have colours.
 pub(crate) fn has_colours() -> bool {
     paint_for(&io::stdout()).is_coloured()
 }
 
-/// Colours, if it is a terminal and `NO_COLOR` is not set.
+/// Returns colours, if it is a terminal and `NO_COLOR` is not set.
 fn paint_for(to: &impl IsTerminal) -> Paint {
     let is_wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     if is_wanted && to.is_terminal() { Paint::ANSI } else { Paint::PLAIN }

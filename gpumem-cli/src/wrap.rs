@@ -1,7 +1,7 @@
-//! Lines of text in the columns of a terminal.
+//! Breaks text into lines of the width of a terminal.
 //!
-//! The crate `textwrap` adds up the widths of characters. A text such as an emoji of several characters has another width, which the
-//! terminal and the tables of `gpumem-core` use: lines would be broken at other columns than they have.
+//! The crate `textwrap` adds up the widths of characters. An emoji of several characters has another width, which the terminal and
+//! the tables of `gpumem-core` use, so lines would be broken at wrong columns.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -36,7 +36,7 @@ fn wrap(line: &str, indent: usize, width: usize, out: &mut String) {
     }
 }
 
-/// Where the text after the last gap of two spaces begins, if that is in the first half of the line.
+/// Returns where the text after the last gap of two spaces begins, if this is in the first half of the line.
 fn indent(plain: &str, width: usize) -> usize {
     let (mut column, mut spaces, mut indent) = (0, 0, 0);
     for c in plain.chars() {
@@ -49,7 +49,7 @@ fn indent(plain: &str, width: usize) -> usize {
     indent.max(2)
 }
 
-/// The text without the codes of colours, which have no width and end in `m`.
+/// Returns the text without the codes of colours, which have no width and end in `m`.
 fn without_codes(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let first = parts.next().unwrap_or_default().to_owned();

@@ -1,10 +1,11 @@
-//! What a training step will need, before it runs: the peak, what fits, and what changes would save.
+//! Prints the needs of a training step before it runs: the peak, the largest batch that fits, and the savings of
+//! changes.
 //!
 //! `cargo run -p gpumem-estimate --example estimate`
 
 use gpumem_estimate::{Bytes, Error, Model, Optimizer, Step};
 
-/// The `config.json` of a model. What it leaves out has its default.
+/// The `config.json` of a model. Missing fields have their defaults.
 const CONFIG: &str = r#"{"model_type": "gpt2"}"#;
 
 fn main() -> Result<(), Error> {

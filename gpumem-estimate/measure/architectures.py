@@ -25,7 +25,7 @@ def sizes(layers, hidden, heads, key_value_heads, inner, vocabulary, **others):
     )
 
 
-# Real models, with fewer layers where they are large.
+# These are real models. Large ones have fewer layers.
 MODELS = {
     "qwen2.5-0.5b": (512, config("Qwen2ForCausalLM", "qwen2", tie_word_embeddings=True, **sizes(24, 896, 14, 2, 4864, 151936))),
     "qwen3-0.6b": (512, config("Qwen3ForCausalLM", "qwen3", tie_word_embeddings=True, **sizes(28, 1024, 16, 8, 3072, 151936, head_dim=128))),

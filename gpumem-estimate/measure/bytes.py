@@ -62,7 +62,7 @@ class Bytes(TorchDispatchMode):
         return result
 
     def highest(self, run):
-        """The most while a function runs, and its result."""
+        """Returns the highest value while a function runs, and its result."""
         gc.collect()
         self.peak = self.now
         result = run()
@@ -157,7 +157,7 @@ def models():
     length, batch = 64, 8
     some = {"rank": 4, "targets": ["q_proj", "v_proj"]}
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    # Without dropout: its mask has four bytes for each element on a CPU.
+    # The models have no dropout: its mask has four bytes for each element on a CPU.
     every = {"rank": 4, "targets": names}
     adam, bf16 = {"optimizer": "adam"}, {"parameters": "bf16"}
     rows = {

@@ -34,7 +34,7 @@ def used():
 
 
 def stages(which):
-    """What the child does. After each stage it waits for the parent."""
+    """Runs the stages of the child. After each stage it waits for the parent."""
     import torch
 
     sync = torch.cuda.synchronize

@@ -45,7 +45,7 @@ def fill(remain):
             import torch
 
             blocks = []
-            # What is below 2 MiB cannot be taken in this way.
+            # Memory below 2 MiB cannot be taken in this way.
             while (rest := torch.cuda.mem_get_info()[0] - remain) >= 2 * MIB:
                 blocks.append(torch.empty(min(rest // (2 * MIB), 16384) * 2 * MIB, dtype=torch.uint8, device="cuda"))
             os.write(said, str(torch.cuda.mem_get_info()[0]).encode())
@@ -109,7 +109,7 @@ def main():
     arguments.add_argument("--out", default="fit.jsonl")
     args = arguments.parse_args()
     deadline = time.time() + args.seconds
-    # Imported once, before all forks. No CUDA context may exist in a process that forks.
+    # The modules are imported once, before all forks. No CUDA context may exist in a process that forks.
     import torch
     import torchvision  # noqa: F401
     import transformers

@@ -119,7 +119,7 @@ def build(name):
         return getattr(torchvision.models, name)(weights=None)
     import transformers as t
 
-    # What transformers chooses by itself for these models; named, so that a later version measures the same.
+    # transformers chooses this by itself for these models. It is named, so that a later version measures the same.
     sdpa = {"attn_implementation": "sdpa"}
     if name == "gpt2":
         return t.GPT2LMHeadModel._from_config(t.GPT2Config(), **sdpa)
@@ -243,7 +243,7 @@ class History:
 
 
 def words_of(frames):
-    """What tells the operation of an allocation: C++ functions of operations, and the innermost Python lines."""
+    """Returns the names that identify the operation of an allocation: C++ functions of operations, and the innermost Python lines."""
     names = []
     for frame in frames:
         name, file = frame.get("name", ""), frame.get("filename", "")
@@ -502,7 +502,7 @@ def main():
     args.lock = args.out + ".lock"
     Path(args.out).write_text("")
     Path(args.lock).write_text("")
-    # Imported once, before all forks. No CUDA context and no thread may exist in a process that forks.
+    # The modules are imported once, before all forks. No CUDA context and no thread may exist in a process that forks.
     import torch  # noqa: F401
     import torchvision  # noqa: F401
     import transformers

@@ -251,7 +251,8 @@ def run(row):
         torch.distributed.init_process_group("nccl", device_id=device)
     torch.manual_seed(0)
     training = "optimizer" in step
-    # On the device: random weights take long on a CPU. What this needs is not part of the peak.
+    # The weights are made on the device, because random numbers take long on a CPU. The memory for this is not part of
+    # the peak.
     with device:
         model = measure.build(name)
     if step.get("parameters") == "bf16":

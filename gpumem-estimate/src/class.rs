@@ -1,10 +1,10 @@
-//! What memory is used for.
+//! The uses of memory.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What memory is used for.
+/// The uses of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -17,17 +17,17 @@ pub enum Class {
     Optimizer,
     /// The inputs of the model and its labels.
     Inputs,
-    /// Outputs of layers, what is kept for the backward pass, and temporary tensors.
+    /// Outputs of layers, tensors that are kept for the backward pass, and temporary tensors.
     Activations,
     /// Keys and values of attention, and the copies of weights that autocast keeps.
     Cache,
     /// Memory that the libraries for matrix products and convolutions work in.
     Workspace,
-    /// What several ranks exchange: gathered shards, gradients that are being added up, buckets.
+    /// The tensors that ranks exchange: gathered shards, gradients that are being added up, buckets.
     Communication,
     /// The CUDA context, kernels and modules.
     Context,
-    /// What the allocator adds to requests.
+    /// The bytes that the allocator adds to requests.
     Rounding,
 }
 

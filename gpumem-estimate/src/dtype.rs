@@ -38,25 +38,26 @@ pub enum Dtype {
 pub struct Blocks {
     /// Its name, such as `nf4`.
     pub name: &'static str,
-    /// How many elements a block has.
+    /// The number of elements of a block.
     pub elements: u32,
-    /// How many bytes a block has.
+    /// The number of bytes of a block.
     pub bytes: u32,
 }
 
-/// What the parameters of a model are stored in.
+/// The types in which the parameters of a model are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Types {
     /// The weights of linear layers.
     pub(crate) weights: Dtype,
     /// The tables of embeddings, the weights of experts, and the head of a model.
     pub(crate) tables: Dtype,
-    /// All other parameters, and what is computed.
+    /// All other parameters, and the type of computation.
     pub(crate) others: Dtype,
 }
 
 impl Types {
-    /// The types of a model whose parameters have this type. `compute` is the type of all else, if that one is only stored.
+    /// Returns the types of a model whose parameters have this type. `compute` is the type of all else, if this type is
+    /// only for storage.
     pub(crate) fn new(parameters: Dtype, compute: Dtype) -> Self {
         let others = if parameters.is_only_stored() { compute } else { parameters };
         // `load_in_8bit` of bitsandbytes replaces linear layers and nothing else. The formats of llama.cpp are for all weights.
@@ -87,7 +88,7 @@ const BLOCKS: &[Blocks] = &[
     Blocks { name: "q5_0", elements: 32, bytes: 22 },
     Blocks { name: "q5_1", elements: 32, bytes: 24 },
     Blocks { name: "q8_0", elements: 32, bytes: 34 },
-    // In no file: ggml makes it for products. Python's package has an older size.
+    // No file has it: ggml makes it for products. Python's package has an older size.
     Blocks { name: "q8_1", elements: 32, bytes: 36 },
     Blocks { name: "q2_k", elements: 256, bytes: 84 },
     Blocks { name: "q3_k", elements: 256, bytes: 110 },
@@ -108,7 +109,7 @@ const BLOCKS: &[Blocks] = &[
     Blocks { name: "tq2_0", elements: 256, bytes: 66 },
 ];
 
-/// The name of each other type, and what PyTorch and people call it besides.
+/// The name of each other type, and the names that PyTorch and people use besides.
 pub(crate) const PLAIN: &[(&str, Dtype, &[&str])] = &[
     ("f64", Dtype::F64, &["float64", "double", "fp64"]),
     ("f32", Dtype::F32, &["float32", "float", "fp32"]),
@@ -128,12 +129,12 @@ pub(crate) const PLAIN: &[(&str, Dtype, &[&str])] = &[
 ];
 
 impl Dtype {
-    /// How many elements are stored together.
+    /// Returns the number of elements that are stored together.
     pub(crate) fn block(self) -> u64 {
         if let Self::Blocks(blocks) = self { blocks.elements.into() } else { 1 }
     }
 
-    /// How many bytes this many elements take. `None` if that is more than 2^64.
+    /// Returns the bytes that this many elements take. `None` if they are more than 2^64.
     pub fn bytes(self, elements: u64) -> Option<u64> {
         let size = match self {
             Self::F64 | Self::I64 | Self::U64 | Self::C64 => 8,
@@ -147,17 +148,17 @@ impl Dtype {
         elements.checked_mul(size)
     }
 
-    /// Weights are stored in it, and nothing is computed in it: products read such weights and have results of a wider type.
+    /// Returns whether the type is only for storage: products read such weights and have results of a wider type.
     pub const fn is_only_stored(self) -> bool {
         matches!(self, Self::F8 | Self::I8 | Self::Blocks(_))
     }
 
-    /// All types by the names that `Display` prints.
+    /// Returns all types by the names that `Display` prints.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         PLAIN.iter().map(|(name, ..)| *name).chain(BLOCKS.iter().map(|blocks| blocks.name))
     }
 
-    /// Floating-point numbers, which have gradients.
+    /// Returns whether these are floating-point numbers, which have gradients.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16 | Self::F8)
     }
@@ -171,7 +172,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Reads the names that `Display` prints, and PyTorch's, such as `torch.bfloat16` and `half`. Capitals and small letters are the same.
+/// Reads the names that `Display` prints, and PyTorch's, such as `torch.bfloat16` and `half`. Upper and lower case do not matter.
 impl FromStr for Dtype {
     type Err = Error;
 

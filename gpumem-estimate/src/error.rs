@@ -6,11 +6,11 @@ use gpumem_core::model::Bytes;
 
 use crate::shape::Shape;
 
-/// Why there is no estimate.
+/// The reason why there is no estimate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     layer: String,
-    /// In a box, so that results of functions are small.
+    /// The reason is in a box, so that results of functions are small.
     kind: Box<Kind>,
 }
 

@@ -1,4 +1,4 @@
-//! What an estimate says.
+//! The result of an estimate.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -11,19 +11,20 @@ use crate::{class::Class, memory::AtPeak};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Estimate {
-    /// How many elements all parameters have. Tied weights count once.
+    /// The number of elements of all parameters. Tied weights count once.
     pub parameters: u64,
     /// Their bytes.
     pub parameter_bytes: Bytes,
-    /// The most that is allocated at one time: what `torch.cuda.max_memory_allocated()` returns.
+    /// The highest sum of allocated bytes, as `torch.cuda.max_memory_allocated()` returns it.
     pub peak: Bytes,
-    /// What the peak consists of, the largest part first. The parts add up to the peak.
+    /// The parts of the peak, the largest first. They add up to the peak.
     pub parts: Vec<Part>,
-    /// The most that the allocator has from the driver: what `torch.cuda.max_memory_reserved()` returns.
+    /// The highest memory of the allocator from the driver, as `torch.cuda.max_memory_reserved()` returns it.
     pub reserved: Bytes,
-    /// The phases of both steps, in order, each with the most that was allocated while it ran.
+    /// The phases of both steps, in order, each with its highest sum of allocated bytes.
     pub phases: Vec<PhasePeak>,
-    /// What cuDNN may take for convolutions besides, which is a range. `None` if the model has no convolution that cuDNN computes.
+    /// The additional workspaces of cuDNN for convolutions, which are a range. `None` if the model has no convolution that cuDNN
+    /// computes.
     pub convolutions: Option<ConvolutionWorkspace>,
 }
 
@@ -31,11 +32,11 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ConvolutionWorkspace {
-    /// The most that one convolution takes.
+    /// The largest workspace of one convolution.
     pub high: Bytes,
-    /// The peak of the step if each convolution takes the most.
+    /// The peak of the step if each convolution takes the largest workspace.
     pub peak: Bytes,
-    /// What the allocator has from the driver then.
+    /// The memory of the allocator from the driver in that case.
     pub reserved: Bytes,
 }
 
@@ -47,9 +48,9 @@ pub struct Part {
     pub phase: String,
     /// The path of the layer, such as `features.0`; empty outside of all layers.
     pub layer: String,
-    /// What it is used for.
+    /// The class of the memory.
     pub class: Class,
-    /// How much it is.
+    /// Its bytes.
     pub bytes: Bytes,
 }
 
@@ -59,7 +60,7 @@ pub struct Part {
 pub struct PhasePeak {
     /// `forward`, `backward` or `update`; `prefill` or `decode` where tokens are generated.
     pub name: &'static str,
-    /// The most that was allocated while it ran.
+    /// The highest sum of allocated bytes while it ran.
     pub peak: Bytes,
 }
 
@@ -88,7 +89,7 @@ impl Estimate {
     }
 }
 
-/// The parts of a peak, the largest first; of the same size by layer and class.
+/// Returns the parts of a peak, the largest first. Parts of the same size are sorted by layer and class.
 fn parts(paths: &[AtPeak]) -> Vec<Part> {
     // A deep model has many parts of one size. The names of layers are compared once, and then the parts by numbers.
     let layer = |AtPeak { path, .. }: &AtPeak| path.get(1..).unwrap_or_default().join(".");

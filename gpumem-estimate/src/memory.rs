@@ -1,4 +1,4 @@
-//! The memory of the device during a step: an allocator and the inbox that its allocations are recorded in.
+//! The memory of the device during a step: an allocator, and the inbox that records its allocations.
 
 use std::{
     cell::{Cell, RefCell},
@@ -42,10 +42,10 @@ struct State {
     /// The number of the newest event.
     number: u64,
     in_use: u64,
-    /// The most that the allocator may have.
+    /// The limit of the allocator.
     limit: u64,
     open: Vec<OpenScope>,
-    /// What [`Memory::layers`] has returned for these open scopes.
+    /// The result of [`Memory::layers`] for these open scopes.
     layers: Option<Rc<[CallsiteId]>>,
     scopes: u64,
     /// The names of scopes. The first ones are the ledger's own.
@@ -55,16 +55,16 @@ struct State {
     uses: Uses,
     /// The events go to a file as well.
     recording: Option<Recording>,
-    /// The step is over. Its blocks stay as they are, as those of a process that ends.
+    /// True after the step. Its blocks stay as they are, as those of a process that ends.
     is_over: bool,
 }
 
-/// What the blocks of one stack number are. The ledger keeps that number for each block; in a running program it says where the block
-/// comes from.
+/// The use of blocks with one stack number. The ledger keeps that number for each block; in a running program it identifies the
+/// origin of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Use {
     class: Class,
-    /// `None`: the blocks have what was requested.
+    /// `None` if the blocks have the requested size.
     rounding: Option<Rounding>,
 }
 
@@ -102,7 +102,7 @@ impl Uses {
         })
     }
 
-    /// The classes of `bytes` of this stack number.
+    /// Returns the classes of `bytes` of this stack number.
     fn parts(&self, stack: StackId, bytes: u64) -> [(Class, u64); 2] {
         let known = (stack.0 as usize).checked_sub(1).and_then(|at| self.all.get(at));
         match known {
@@ -120,11 +120,11 @@ impl Uses {
 struct OpenScope {
     scope: ScopeId,
     name: CallsiteId,
-    /// What was in use when it was opened.
+    /// The bytes in use when it was opened.
     start: u64,
 }
 
-/// What was in use at the peak by one scope path: the bytes of each class.
+/// The bytes of each class that one scope path had at the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AtPeak {
     pub(crate) path: Vec<Rc<str>>,
@@ -135,12 +135,12 @@ pub(crate) struct AtPeak {
 #[derive(Debug)]
 pub(crate) struct Storage {
     memory: Rc<Memory>,
-    /// `None` if it has no bytes.
+    /// The block. `None` if it has no bytes.
     block: Cell<Option<Placement>>,
 }
 
 impl Storage {
-    /// A storage that has no bytes yet.
+    /// Makes a storage that has no bytes yet.
     pub(crate) fn without_bytes(memory: &Rc<Memory>) -> Self {
         Self { memory: Rc::clone(memory), block: Cell::new(None) }
     }
@@ -195,7 +195,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The recording, if there is one.
+    /// Returns the recording, if there is one.
     pub(crate) fn finish_recording(&self) -> io::Result<Option<Vec<u8>>> {
         self.0.borrow_mut().recording.take().map(Recording::finish).transpose()
     }
@@ -241,7 +241,7 @@ impl Memory {
         state.allocator.free(placement);
     }
 
-    /// All allocations have this class until `None` is set again.
+    /// Sets the class of all allocations until `None` is set again.
     pub(crate) fn set_class(&self, class: Option<Class>) -> Option<Class> {
         std::mem::replace(&mut self.0.borrow_mut().class, class)
     }
@@ -251,7 +251,7 @@ impl Memory {
         self.open_layer(self.name(name));
     }
 
-    /// The number of the scopes of this name.
+    /// Returns the number of the scopes of this name.
     pub(crate) fn name(&self, name: &str) -> CallsiteId {
         self.0.borrow_mut().name(name)
     }
@@ -261,12 +261,12 @@ impl Memory {
         self.0.borrow_mut().open(name);
     }
 
-    /// Closes the innermost scope. Returns the most that the device had in use while it was open.
+    /// Closes the innermost scope. Returns the peak of the device while it was open.
     pub(crate) fn close(&self) -> u64 {
         self.0.borrow_mut().close()
     }
 
-    /// The names of the open layers, as numbers. The outermost scope is no layer.
+    /// Returns the names of the open layers, as numbers. The outermost scope is no layer.
     pub(crate) fn layers(&self) -> Rc<[CallsiteId]> {
         let State { open, layers, .. } = &mut *self.0.borrow_mut();
         let names = || open.iter().skip(1).map(|scope| scope.name).collect();
@@ -285,14 +285,14 @@ impl Memory {
         }
     }
 
-    /// The path of the open layer, such as `features.0`. The outermost scope is no layer.
+    /// Returns the path of the open layer, such as `features.0`. The outermost scope is no layer.
     pub(crate) fn path(&self) -> String {
         let state = self.0.borrow();
         let names = state.open.iter().skip(1).map(|scope| &*state.names[scope.name.0 as usize]);
         names.collect::<Vec<_>>().join(".")
     }
 
-    /// The path of layers that were open once.
+    /// Returns the path of layers that were open once.
     pub(crate) fn path_of(&self, layers: &[CallsiteId]) -> String {
         let state = self.0.borrow();
         layers.iter().map(|layer| &*state.names[layer.0 as usize]).collect::<Vec<_>>().join(".")
@@ -307,7 +307,7 @@ impl Memory {
         self.0.borrow().allocator.reserved_peak()
     }
 
-    /// Ends the step. Returns the highest sum of all blocks, and what it consists of.
+    /// Ends the step. Returns the highest sum of all blocks, and its parts.
     pub(crate) fn end(&self) -> (u64, Vec<AtPeak>) {
         let mut state = self.0.borrow_mut();
         state.is_over = true;

@@ -1,4 +1,4 @@
-//! Models: layers, what they read, and the loss of training.
+//! Models: layers, their input, and the loss of training.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,7 +16,7 @@ use crate::{
 pub struct Model {
     /// Its name.
     pub name: String,
-    /// What it reads.
+    /// Its input.
     pub input: Input,
     /// Its layers, one after the other.
     pub layers: Vec<Named>,
@@ -25,7 +25,7 @@ pub struct Model {
     pub loss: Loss,
 }
 
-/// What a model reads, without the batch.
+/// The input of a model, without the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -34,9 +34,9 @@ pub enum Input {
     Tokens(u64),
     /// Sequences of tokens for an encoder, and sequences for a decoder.
     Pair {
-        /// How many tokens the encoder reads.
+        /// The number of tokens that the encoder reads.
         source: u64,
-        /// How many tokens the decoder reads. While training they are the labels, moved by one position.
+        /// The number of tokens that the decoder reads. While training they are the labels, moved by one position.
         target: u64,
     },
     /// Numbers of this shape, such as (3, 224, 224).
@@ -45,7 +45,7 @@ pub enum Input {
     NumbersAndTokens {
         /// The shape.
         numbers: Shape,
-        /// How many tokens the decoder reads. While training they are the labels, moved by one position.
+        /// The number of tokens that the decoder reads. While training they are the labels, moved by one position.
         target: u64,
     },
 }
@@ -103,7 +103,7 @@ impl Model {
         Self::checked(toml::from_str(text).map_err(|error| error.message().to_owned()), || toml::from_str(text).ok())
     }
 
-    /// A model that was read without errors and has no unknown fields. `fields`: the same text as data.
+    /// Checks that a model was read without errors and has no unknown fields. `fields` is the same text as data.
     fn checked(read: Result<Self, String>, fields: impl FnOnce() -> Option<Value>) -> Result<Self, Error> {
         let fields = fields().unwrap_or_default();
         let why = match &read {
@@ -116,12 +116,12 @@ impl Model {
         }
     }
 
-    /// The model as JSON.
+    /// Returns the model as JSON.
     pub fn to_json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self).map_err(|error| Kind::Syntax(error.to_string()).into())
     }
 
-    /// The shape of what a decoder reads for a batch.
+    /// Returns the shape of a decoder's input for a batch.
     pub(crate) fn target(&self, batch: u64) -> Option<Shape> {
         match &self.input {
             Input::Pair { target, .. } | Input::NumbersAndTokens { target, .. } => Some(Shape::from([batch, *target])),
@@ -129,7 +129,7 @@ impl Model {
         }
     }
 
-    /// The shape and type of the input for a batch.
+    /// Returns the shape and type of the input for a batch.
     pub(crate) fn input(&self, batch: u64) -> (Shape, Dtype) {
         match &self.input {
             Input::Tokens(length) | Input::Pair { source: length, .. } => (Shape::from([batch, *length]), Dtype::I64),

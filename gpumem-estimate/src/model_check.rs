@@ -1,5 +1,5 @@
-//! What is wrong with a model as JSON or TOML: which layer, which field, and what is allowed there. The errors of `serde` do not say
-//! where in a list of layers they are, and fields that no layer has are no errors for it.
+//! Finds the error of a model as JSON or TOML: the layer, the field, and the allowed values. The errors of `serde` do not name their
+//! place in a list of layers, and unknown fields are no errors for it.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -8,12 +8,12 @@ use crate::layer::Named;
 
 /// The fields of layers that have layers inside.
 const INNER: [&str; 4] = ["layers", "shortcut", "encoder", "decoder"];
-/// No layer has so many fields. Each of them is tried in turn, so in more of them the wrong one is not looked for.
+/// No layer has this many fields. Each field is tried in turn, so the wrong one among more fields is not looked for.
 const MOST_FIELDS: usize = 64;
 /// Longer values are cut in messages.
 const LONGEST: usize = 40;
 
-/// Where a layer is: `blocks.norm`, and `layers[1].layers[0]`.
+/// The place of a layer: `blocks.norm`, and `layers[1].layers[0]`.
 #[derive(Clone, Default)]
 struct Place {
     name: String,
@@ -39,7 +39,8 @@ impl Place {
     }
 }
 
-/// What is wrong with the first layer that cannot be read, else with the model `M` around the layers. `None`: all can be read.
+/// Returns the error of the first layer that cannot be read, else of the model `M` around the layers. `None` if all can be
+/// read.
 pub(crate) fn wrong_part<M: DeserializeOwned>(model: &Value) -> Option<String> {
     wrong_in(&Place::default(), "layers", model).or_else(|| {
         let error = M::deserialize(model).err()?.to_string();
@@ -62,7 +63,7 @@ fn wrong_in(place: &Place, list: &str, outer: &Value) -> Option<String> {
     })
 }
 
-/// What `serde` says about these fields, in words for somebody who writes a file.
+/// Returns the error of `serde` about these fields, in words for the author of a file.
 fn words<T: DeserializeOwned>(fields: &Map<String, Value>, error: String) -> String {
     if let Some(rest) = error.strip_prefix("missing field ") {
         return format!("the field {} is missing", rest.trim());
@@ -85,8 +86,8 @@ fn words<T: DeserializeOwned>(fields: &Map<String, Value>, error: String) -> Str
     format!("the field `{field}` is {value}, and may be {allowed}")
 }
 
-/// The field that the error is about: without it, there is another error or none. Each layer has a type and a name, and a model has
-/// layers, so there is another error without these in any case, and they come last.
+/// Returns the field with the error: without it, there is another error or none. Without the type, the name and the layers there is
+/// always another error, so these are tried last.
 fn wrong_field<'a, T: DeserializeOwned>(
     fields: &'a Map<String, Value>,
     error: &str,
@@ -104,7 +105,7 @@ fn wrong_field<'a, T: DeserializeOwned>(
     fields.into_iter().find(|(field, _)| is_about(field))
 }
 
-/// A field that a model has and that does not exist, such as one with a typing error, with its place. Otherwise it would be ignored.
+/// Returns an unknown field of a model, such as one with a typing error, and its place. `serde` would ignore it.
 pub(crate) fn unknown_field(read: &Value, model: &impl Serialize) -> Option<String> {
     let known = model.serialize(serde_json::value::Serializer).ok()?;
     unknown_in(&Place::default(), read, &known)
@@ -114,7 +115,7 @@ fn unknown_in(place: &Place, read: &Value, known: &Value) -> Option<String> {
     let (read, known) = (read.as_object()?, known.as_object()?);
     read.iter().find_map(|(field, value)| {
         let Some(known) = known.get(field) else {
-            // What is empty is not written.
+            // Empty fields are not written.
             let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
             let what = format!("there is no field `{field}`");
             let what = if place.index.is_empty() { what } else { place.says(&what) };

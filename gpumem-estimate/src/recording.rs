@@ -1,4 +1,4 @@
-//! An estimate as a recording: the events of the step, in the format of the recordings of programs.
+//! Writes an estimate as a recording: the events of the step, in the format of the recordings of programs.
 
 use std::{collections::HashSet, io};
 
@@ -24,12 +24,12 @@ pub(crate) struct Recording {
     device: Device,
     /// The names of scopes that are defined.
     names: HashSet<CallsiteId>,
-    /// Blocks to which the allocator added something.
+    /// The blocks to which the allocator added something.
     rounded: HashSet<u64>,
 }
 
 impl Recording {
-    /// `limit`: all memory that the allocator may have.
+    /// Begins a recording. `limit` is all memory that the allocator may have.
     pub(crate) fn new(model: &str, device: Device, limit: Option<Bytes>) -> io::Result<Self> {
         let writer = Writer::new(Vec::new())?;
         let (names, rounded) = (HashSet::new(), HashSet::new());
@@ -91,7 +91,7 @@ impl Recording {
         self.event(EventKind::Close { scope });
     }
 
-    /// The bytes of the file. The program asks for the reports that each program can print at its end.
+    /// Returns the bytes of the file.
     pub(crate) fn finish(mut self) -> io::Result<Vec<u8>> {
         self.write(&Item::Request(Request::Summary { not_intercepted: None }));
         self.write(&Item::Request(Request::Peaks { is_intercepted: true }));

@@ -15,27 +15,27 @@ pub(crate) type Numbers = SmallVec<[u64; 4]>;
 pub struct Shape(Numbers);
 
 impl Shape {
-    /// How many elements a tensor of this shape has. `None` if that is more than 2^64.
+    /// Returns the number of elements of a tensor of this shape. `None` if it is more than 2^64.
     pub fn elements(&self) -> Option<u64> {
         self.0.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
     }
 
-    /// How many dimensions it has.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
-    /// The sizes.
+    /// Returns the sizes.
     pub fn sizes(&self) -> &[u64] {
         &self.0
     }
 
-    /// The size of the last dimension; 1 if there is none.
+    /// Returns the size of the last dimension; 1 if there is none.
     pub fn last(&self) -> u64 {
         self.0.last().copied().unwrap_or(1)
     }
 
-    /// The same shape with another size of the last dimension.
+    /// Returns the same shape with another size of the last dimension.
     #[must_use]
     pub(crate) fn with_last(&self, size: u64) -> Self {
         let mut sizes = self.0.clone();
@@ -45,7 +45,7 @@ impl Shape {
         Self(sizes)
     }
 
-    /// The shape of both after broadcasting. `None` if they cannot be broadcast.
+    /// Returns the shape of both after broadcasting. `None` if they cannot be broadcast.
     pub(crate) fn broadcast(&self, other: &Self) -> Option<Self> {
         let rank = self.rank().max(other.rank());
         let size = |shape: &Self, at: usize| match at.checked_sub(rank - shape.rank()) {

@@ -31,7 +31,7 @@ pub struct TensorInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TensorSum {
-    /// Their elements.
+    /// The number of their elements.
     pub elements: u64,
     /// Their bytes.
     pub bytes: Bytes,
@@ -43,27 +43,27 @@ impl Tensors {
         Self { all }
     }
 
-    /// All tensors, sorted by name.
+    /// Returns all tensors, sorted by name.
     pub fn all(&self) -> &[TensorInfo] {
         &self.all
     }
 
-    /// The sum over all tensors.
+    /// Returns the sum over all tensors.
     pub fn sum(&self) -> TensorSum {
         sum(&self.all)
     }
 
-    /// The sums by type of elements.
+    /// Returns the sums by type of elements.
     pub fn by_dtype(&self) -> BTreeMap<String, TensorSum> {
         self.by(|tensor| tensor.dtype.to_string())
     }
 
-    /// The sums by module: by the first `depth` parts of the names.
+    /// Returns the sums by module: by the first `depth` parts of the names.
     pub fn by_module(&self, depth: usize) -> BTreeMap<String, TensorSum> {
         self.by(|tensor| tensor.name.split('.').take(depth).collect::<Vec<_>>().join("."))
     }
 
-    /// The type of most elements, if a model can have its parameters in it.
+    /// Returns the type of most elements, if a model can have its parameters in it.
     pub(crate) fn dtype(&self) -> Option<Dtype> {
         let most = self.by_dtype().into_iter().max_by_key(|(_, sum)| sum.elements);
         let dtype: Option<Dtype> = most.and_then(|(name, _)| name.parse().ok());

@@ -96,7 +96,7 @@ impl Parse for Impl {
 }
 
 impl Impl {
-    /// Whether `#[async_trait]` is below this attribute and has not rewritten the methods yet.
+    /// Returns whether `#[async_trait]` is below this attribute and has not rewritten the methods yet.
     pub(crate) fn is_async_trait(&self) -> bool {
         self.attrs.iter().any(|attr| attr.path().segments.last().is_some_and(|name| name.ident == "async_trait"))
     }
@@ -125,7 +125,7 @@ impl Function {
         Some(Error::new_spanned(naked.path(), message))
     }
 
-    /// Whether the function has a `#[gpu_mem_trace]` of its own, with or without a `cfg_attr`.
+    /// Returns whether the function has a `#[gpu_mem_trace]` of its own, with or without a `cfg_attr`.
     pub(crate) fn has_own_attribute(&self) -> bool {
         const NAME: &str = "gpu_mem_trace";
         self.attrs.iter().any(|attr| match &attr.meta {

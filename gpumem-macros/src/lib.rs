@@ -110,7 +110,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_exit_report`
 ///
-/// Whether a line is printed when the function ends. `true` by default.
+/// Returns whether a line is printed when the function ends. `true` by default.
 ///
 /// ## `stats`
 ///

@@ -62,7 +62,7 @@ fn with_marks_inside(local: &Local) -> TokenStream {
     }
 }
 
-/// Whether a statement was written by `#[async_trait]` and not by the user.
+/// Returns whether a statement was written by `#[async_trait]` and not by the user.
 fn is_async_trait_code(stmt: &Stmt) -> bool {
     match stmt {
         Stmt::Local(local) => {
@@ -95,8 +95,8 @@ fn name(local: &Local) -> Option<String> {
     }
 }
 
-/// Whether a statement declares variables, or is a macro that may do so. A macro without a semicolon is not one of these: it may be
-/// the value of the body.
+/// Returns whether a statement declares variables, or is a macro that may do so. A macro without a semicolon is not one of these:
+/// it may be the value of the body.
 fn may_have_variables(stmt: &Stmt) -> bool {
     match stmt {
         Stmt::Local(_) => true,

@@ -13,7 +13,7 @@ use crate::{
 const NAME: &str = "PyTorch";
 
 static TRACKERS: OnceLock<Vec<Tracker>> = OnceLock::new();
-/// Whether PyTorch hands over its events.
+/// True if PyTorch hands over its events.
 static IS_ATTACHED: Mutex<bool> = Mutex::new(false);
 
 pub(crate) fn observe() -> Result<()> {

@@ -13,6 +13,8 @@ use std::{
 use common::{Closed, Closings, gpu};
 use gpumem::{Bytes, GpuMemTrace, sim::SimBlock};
 use gpumem_tracing::GpuMemLayer;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider};
 use tracing::{Dispatch, Instrument, Level, Span, dispatcher::with_default, field::Empty, info_span};
 use tracing_subscriber::{
     Layer,
@@ -199,6 +201,25 @@ fn a_formatter_that_is_added_after_the_layer_prints_the_figures() {
     let text = Text::default();
     run(&Dispatch::new(registry().with(formatter!(text)).with(layer())));
     assert!(text.read().contains("load: spans: close"), "{}", text.read());
+}
+
+/// The exporter takes the span when it is closed, with the attributes that it has then.
+#[test]
+fn exported_spans_have_the_figures() {
+    let exporter = InMemorySpanExporter::default();
+    let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
+    let exported = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+    with_default(&Dispatch::new(registry().with(layer()).with(exported)), || {
+        let _weights = span!("load").in_scope(|| {
+            drop(alloc(5));
+            alloc(20)
+        });
+    });
+    let spans = exporter.get_finished_spans().unwrap();
+    let attributes = spans[0].attributes.iter().map(|pair| (pair.key.as_str(), pair.value.as_str().into_owned()));
+    let figures: Vec<_> = attributes.filter(|(name, _)| name.starts_with("gpu_")).collect();
+    let expected = [("gpu_used", "20971520"), ("gpu_peaked", "0")].map(|(name, value)| (name, value.to_owned()));
+    assert_eq!((spans.len(), &*spans[0].name, &figures[..]), (1, "load", &expected[..]));
 }
 
 #[test]

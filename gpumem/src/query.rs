@@ -328,7 +328,7 @@ pub fn b2mb(bytes: impl Into<Bytes>) -> u64 {
     bytes.into().mb()
 }
 
-/// Whether there is a device to measure: real, or simulated.
+/// Returns whether there is a device to measure: real, or simulated.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

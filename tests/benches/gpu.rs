@@ -247,12 +247,12 @@ impl Row {
         options.rows.is_empty() || options.rows.iter().any(|word| self.name.contains(word.as_str()))
     }
 
-    /// Whether stacks are what is measured, and not allocations with the stacks that they have by default.
+    /// Returns whether stacks are what is measured, and not allocations with the stacks that they have by default.
     fn is_of_stacks(&self) -> bool {
         self.has_stacks && matches!(self.kind, Kind::Async(_))
     }
 
-    /// Whether it is measured in that way.
+    /// Returns whether it is measured in that way.
     fn is_for(&self, way: &Way) -> bool {
         let is_one_trace = way.is_gpumem() && way.traces == 1;
         if way.is_of_pairs() {
@@ -540,7 +540,7 @@ fn begin(way: &Way) -> Result<String, String> {
     }
 }
 
-/// Whether CUPTI is in this process where it should be, and nowhere else.
+/// Returns whether CUPTI is in this process where it should be, and nowhere else.
 fn check_libraries(way: &Way) -> Result<(), String> {
     let maps = fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     let is_there = maps.lines().any(|line| line.rsplit('/').next().is_some_and(|file| file.starts_with("libcupti")));

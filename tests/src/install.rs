@@ -62,7 +62,7 @@ fn image() -> &'static Image {
 /// What the shared object calls itself, which no program asks for.
 const SONAME: &str = "libstandi.so.0";
 
-/// Whether the loader finds this library without our help.
+/// Returns whether the loader finds this library without our help.
 fn system_has(library: Library) -> bool {
     let cache = fs::read("/etc/ld.so.cache").unwrap_or_default();
     let name = format!("{}.so", library.name());

@@ -8,7 +8,7 @@ use crate::{Outcome, Standin};
 pub struct Machines(Vec<(&'static str, &'static str, Standin)>);
 
 impl Standin {
-    /// This machine with libcupti, and with a dispatch table where the stand-in driver has one.
+    /// Returns this machine with libcupti, and this machine with a dispatch table where the stand-in driver has one.
     pub fn with_each_source(self) -> Machines {
         let mut all = vec![("cupti", "libcupti.so.13", self.clone().cupti())];
         if cfg!(target_arch = "x86_64") {

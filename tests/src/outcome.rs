@@ -18,7 +18,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether the program ended by itself with 0.
+    /// Returns whether the program ended by itself with 0.
     pub fn succeeded(&self) -> bool {
         self.succeeded
     }
@@ -28,7 +28,7 @@ impl Outcome {
         self.exit.as_deref().unwrap_or("killed by the test")
     }
 
-    /// Whether that is so, and nothing in it panicked.
+    /// Returns whether that is so, and nothing in it panicked.
     pub fn is_clean(&self) -> bool {
         self.succeeded && !self.stderr.contains("panicked at")
     }

@@ -61,7 +61,7 @@ impl Standin {
         self.dispatch().set(format!("foreign_slot={function}"))
     }
 
-    /// Whether the stubs are such, but for what is wrong with some.
+    /// Returns whether the stubs are such, but for what is wrong with some.
     pub(crate) fn has_dispatch(&self) -> bool {
         !self.patches.contains(&Patch::Unrecognisable)
     }

@@ -70,7 +70,7 @@ pub fn check_answers(machine: &Standin, script: &str) -> Outcome {
     outcome
 }
 
-/// Whether a line of the log is a call of the program's, or one that a hook or a callback may make.
+/// Returns whether a line of the log is a call of the program's, or one that a hook or a callback may make.
 fn is_harmless(call: &str) -> bool {
     let Some((outer, inner)) = call.rsplit_once('>') else { return true };
     // Which primary context it is that ends, a hook can only ask by taking it.

@@ -58,7 +58,7 @@ impl Form {
         }
     }
 
-    /// Whether all that is the same in every stub of this form is so here, but for the compared number.
+    /// Returns whether all that is the same in every stub of this form is so here, but for the compared number.
     fn matches(self, bytes: &[u8]) -> bool {
         let fixed: &[(usize, &[u8])] = match self {
             Self::Jumps => &[(0, &[0x81, 0x3d]), (10, &[0x74]), (12, &[0xff, 0x25])],

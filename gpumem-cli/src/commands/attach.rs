@@ -30,12 +30,13 @@ other programs to run code, but that may stop them for ever. Start those with `g
 pub(crate) struct AttachArguments {
     /// The number of the process that uses CUDA.
     pid: u32,
-    /// The file of the recording, which gets the number of the process before the extension. Else one in the current folder.
+    /// The file of the recording, which gets the number of the process before the extension. Without this option, a file in
+    /// the current folder.
     #[arg(short, long, value_name = "FILE", value_parser = recording())]
     output: Option<PathBuf>,
     #[command(flatten)]
     recorded: Recorded,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! Writes the peaks of recordings to a file of a repository, and compares others with it.
+//! Writes the peaks of recordings to a file of a repository, and compares other recordings with it.
 
 use std::path::PathBuf;
 
@@ -47,22 +47,22 @@ struct WriteArguments {
     of: Of,
 }
 
-/// Compares recordings with a baseline, and ends with 1 if a peak has more.
+/// Compares recordings with a baseline, and ends with 1 if a peak is higher.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 struct CheckArguments {
     #[command(flatten)]
     of: Of,
-    /// How much more a peak may have, such as 5% or 100MiB (100MB means the same).
+    /// The allowed increase of a peak, such as 5% or 100MiB (100MB means the same).
     #[arg(long, value_name = "LIMIT", default_value = "2%")]
     fail_on_increase: Limit,
-    /// How an increase is told to CI: `github` marks the line in a pull request, and `junit=FILE` writes a report of tests.
+    /// Report an increase to CI: `github` marks the line in a pull request, and `junit=FILE` writes a report of tests.
     #[arg(long, value_name = "FORM")]
     annotations: Option<Annotations>,
-    /// As a table in Markdown, for a comment on a pull request.
+    /// Print a table in Markdown, for a comment on a pull request.
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

@@ -29,25 +29,25 @@ Examples:
   gpumem diff before.capture after.capture --markdown > comment.md";
 
 /// Compares the peaks of two recordings, by scope, place, library and kind of memory, and those of PyTorch's tensors if both have them.
-/// Of two folders, it compares the peaks of all ranks.
+/// For two folders, it compares the peaks of all ranks.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DiffArguments {
     /// The recording to compare with, or a folder or pattern: the recordings of one run.
     before: PathBuf,
-    /// The recording that is compared. It may be one that an estimate wrote. Of a folder, each recording is compared with that of the same
-    /// rank, device and command.
+    /// The recording that is compared. It may be one that an estimate wrote. If this is a folder, each of its recordings is compared with
+    /// that of the same rank, device and command.
     after: PathBuf,
     /// Exit with 1 if the peak of a device increased by more than this, such as 5% or 100MiB (100MB means the same); with 2 if that is not known.
     #[arg(long, value_name = "LIMIT")]
     fail_on_increase: Option<Limit>,
-    /// How an increase is told to CI: `github` marks the line in a pull request, and `junit=FILE` writes a report of tests.
+    /// Report an increase to CI: `github` marks the line in a pull request, and `junit=FILE` writes a report of tests.
     #[arg(long, value_name = "FORM", requires = "fail_on_increase")]
     annotations: Option<Annotations>,
-    /// As tables in Markdown, for a comment on a pull request.
+    /// Print tables in Markdown, for a comment on a pull request.
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
@@ -88,7 +88,7 @@ fn of_runs(arguments: &DiffArguments, sides: &[Vec<PathBuf>; 2]) -> Result<Exit,
         terminal::answer(arguments.json, &difference, |out, paint| difference.write(out, paint))?;
     }
     let mut why_not = difference.not_measured.clone();
-    // A limit is kept by all peaks, or is not known to be kept.
+    // If a peak has no partner, it is not known whether all peaks keep the limit.
     if arguments.fail_on_increase.is_some() && difference.is_exceeded.is_none() {
         why_not.extend(difference.alone());
     }

@@ -29,7 +29,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArguments {
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

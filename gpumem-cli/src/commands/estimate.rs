@@ -45,11 +45,12 @@ pub(crate) struct EstimateArguments {
     /// The tokens of each input, for models of language.
     #[arg(long, default_value_t = 512, value_name = "N")]
     length: u64,
-    /// A training step with this optimizer: sgd, momentum, adam (or adamw), adafactor, lion or adam8bit. Without it: inference.
+    /// A training step with this optimizer: sgd, momentum, adam (or adamw), adafactor, lion or adam8bit. Without this option:
+    /// inference.
     #[arg(long, value_name = "OPTIMIZER", value_parser = named::<Optimizer>)]
     train: Option<Optimizer>,
-    /// The type of the parameters: f32, f16, bf16 or others. Of `int8`, `nf4`, `q4_0` and the like, only the weights have it (of `int8` and
-    /// `nf4`, those of linear layers), and all else has the type of the files, or bf16. Without it, what the files say.
+    /// The type of the parameters: f32, f16, bf16 or others. With `int8`, `nf4`, `q4_0` and the like, only weights have it (with `int8` and
+    /// `nf4`, only those of linear layers), and all else has the type of the files, or bf16. Without this option, the files say it.
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Dtype>,
     /// Autocast to this type.
@@ -71,7 +72,8 @@ pub(crate) struct EstimateArguments {
     /// Look for the largest batch and the longest inputs that fit on a card with this much free memory, such as 80GiB (80GB means the same).
     #[arg(long, value_name = "MEMORY", value_parser = size)]
     fit: Option<Bytes>,
-    /// For --fit: what the process has beside the allocator. Without it, what was measured of PyTorch 2.11 on an H200.
+    /// For --fit: the memory of the process outside of the allocator. Without this option, the value that was measured
+    /// with PyTorch 2.11 on an H200.
     #[arg(long, value_name = "MEMORY", requires = "fit", value_parser = size)]
     context: Option<Bytes>,
     /// Show what changes of the step would save.
@@ -80,12 +82,12 @@ pub(crate) struct EstimateArguments {
     /// Write the events of the step as a recording, which the other commands read.
     #[arg(long, value_name = "FILE", value_parser = recording())]
     record: Option<PathBuf>,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// What fits on a card. The names of the fields are those in JSON.
+/// The largest step that fits on a card. The names of the fields are those in JSON.
 #[derive(Serialize)]
 struct Fit {
     memory: Bytes,
@@ -96,7 +98,7 @@ struct Fit {
     #[serde(rename = "left")]
     limit: Bytes,
     batch: u64,
-    /// What a batch of one input needs, if it does not fit.
+    /// The memory that a batch of one input needs, if it does not fit.
     least: Option<Bytes>,
     /// `None`: the inputs have one size.
     length: Option<u64>,
@@ -105,14 +107,14 @@ struct Fit {
     is_longest: bool,
 }
 
-/// A step, and where the type comes from in which it computes.
+/// A step, and the origin of the type in which it computes.
 #[derive(Serialize)]
 struct Asked {
     step: Step,
     dtype_from: &'static str,
 }
 
-/// What is printed. The names of the fields are those in JSON.
+/// The printed answer. The names of the fields are those in JSON.
 #[derive(Serialize)]
 struct Answer<'a> {
     model: &'a str,
@@ -120,9 +122,9 @@ struct Answer<'a> {
     #[serde(flatten)]
     asked: &'a Asked,
     computes_in: Dtype,
-    /// The longest sequences that the model was made for, if that is known.
+    /// The longest sequences that the model supports, if that is known.
     positions: Option<u64>,
-    /// What is unusual about the step, though it can be estimated.
+    /// Remarks about a step that is unusual but can be estimated.
     notes: Vec<String>,
     #[serde(serialize_with = "with_sizes")]
     estimate: Estimate,
@@ -132,12 +134,12 @@ struct Answer<'a> {
     fit: Option<Fit>,
 }
 
-/// What `Estimate::to_json` has, which is more than the fields of an estimate.
+/// The JSON of `Estimate::to_json`, which has more than the fields of an estimate.
 fn with_sizes<S: Serializer>(estimate: &Estimate, to: S) -> Result<S::Ok, S::Error> {
     serde_json::from_str::<Value>(&estimate.to_json()).unwrap_or_default().serialize(to)
 }
 
-/// What is printed of a file whose model is not known.
+/// The printed answer for a file whose model is not known.
 #[derive(Serialize)]
 struct WeightsAnswer {
     by_dtype: BTreeMap<String, TensorSum>,
@@ -154,20 +156,20 @@ fn allocator(text: &str) -> Result<AllocatorKind, String> {
     }
 }
 
-/// A value by the name that it has in files.
+/// Parses a value from the name that it has in files.
 fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_value(Value::String(text.to_ascii_lowercase())).map_err(|error| error.to_string())
 }
 
 pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     let file = &arguments.model;
-    // The error names the file too, which may be one in a folder.
+    // The error also names the file, which may be one in a folder.
     let own = format!("{}: ", file.display());
     let wrong = |error: Error| {
         let why = error.to_string();
         Failure::new(format!("`{}` cannot be used", file.display()), why.strip_prefix(&own).unwrap_or(&why), "")
     };
-    // A pipe would be waited for.
+    // Opening a pipe would wait for a writer.
     if file.metadata().is_ok_and(|known| !known.is_file() && !known.is_dir()) {
         return Err(Failure::new(format!("`{}` cannot be used", file.display()), "it is no file and no folder", ""));
     }
@@ -228,7 +230,7 @@ pub(super) fn execute(arguments: &EstimateArguments) -> Result<Exit, Failure> {
     Ok(if is_doubtful { Exit::Failed } else { Exit::Done })
 }
 
-/// The step that the options or the file describe. `stored`: the type of the parameters in the files.
+/// Returns the step that the options or the file describe. `stored` is the type of the parameters in the files.
 fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, Failure> {
     if let Some(file) = &arguments.step {
         let own = format!("{}: ", file.display());
@@ -255,7 +257,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
         };
         return Ok(Asked { step: Step { parameters, ..step }, dtype_from });
     }
-    // Weights alone have such a type. All else has the type that the files have otherwise.
+    // Only weights have such a type. All else has the other type of the files.
     let wide = stored.filter(|dtype| matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16));
     let dtype_from = if wide.is_some() { "file" } else { "default" };
     let compute = wide.unwrap_or(Dtype::Bf16);
@@ -273,7 +275,7 @@ fn asked(arguments: &EstimateArguments, stored: Option<Dtype>) -> Result<Asked, 
     Ok(Asked { step, dtype_from })
 }
 
-/// What is said if sequences are longer than those that the model was made for.
+/// The remark on sequences that are longer than the model supports.
 fn beyond(model: &Model, step: &Step, positions: Option<u64>) -> Option<String> {
     let (Input::Tokens(length), Some(positions)) = (&model.input, positions) else { return None };
     let tokens = length.saturating_add(step.decode.as_ref().map_or(0, |decode| decode.tokens));
@@ -281,7 +283,8 @@ fn beyond(model: &Model, step: &Step, positions: Option<u64>) -> Option<String> 
     (tokens > positions).then_some(what)
 }
 
-/// What fits has to run, although an estimate is not exact: this part of the memory is left free, in percent.
+/// The part of the memory that is left free, in percent. A step that fits has to run, although an estimate is not
+/// exact.
 const MARGIN: u64 = 2;
 
 fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Result<Fit, Failure> {
@@ -304,7 +307,7 @@ fn fit(memory: Bytes, context: Option<Bytes>, step: &Step, model: &Model) -> Res
 }
 
 impl Fit {
-    /// Why not even one input fits.
+    /// The reason why not even one input fits.
     fn why_nothing(&self) -> Option<String> {
         let Self { memory, context, limit, least, length, .. } = self;
         let least = least.as_ref()?;
@@ -315,7 +318,7 @@ impl Fit {
     }
 }
 
-/// `3 inputs of 512 tokens`.
+/// Returns a text such as `3 inputs of 512 tokens`.
 fn inputs(count: u64, input: &Input) -> String {
     let inputs = if count == 1 { "input" } else { "inputs" };
     let sizes = |shape: &Shape| shape.sizes().iter().map(u64::to_string).collect::<Vec<_>>().join(" × ");
@@ -331,7 +334,7 @@ fn inputs(count: u64, input: &Input) -> String {
 }
 
 impl Asked {
-    /// The types of the step, and why the one that is computed in is that one.
+    /// Returns the types of the step, and the reason for the type in which it computes.
     fn types(&self) -> String {
         let Self { step, dtype_from } = self;
         let [of_all, of_rest] = match *dtype_from {
@@ -353,7 +356,7 @@ impl Answer<'_> {
     fn as_text(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         let Self { model, input, asked, notes, estimate, savings, fit, .. } = self;
         let estimate = InPaint(estimate, paint).to_string();
-        // The peak is the first line. What it is the peak of comes next, and then its parts.
+        // The peak is the first line. The step follows, and then the parts of the peak.
         let (peak, parts) = estimate.split_once('\n').unwrap_or((&estimate, ""));
         let what = if asked.step.optimizer.is_some() { "training" } else { "inference" };
         let (name, inputs) = (one_line(model), inputs(asked.step.batch, input));

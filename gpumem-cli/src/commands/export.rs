@@ -34,7 +34,8 @@ pub(crate) struct ExportArguments {
     /// A file with the token that scrapers have to send: `Authorization: Bearer TOKEN`.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// How many places, scopes, libraries and pools of a process on a GPU are named. What others have is added up as `other`.
+    /// The number of places, scopes, libraries and pools of a process on a GPU that are named. The sum of the others is
+    /// `other`.
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
     places: u8,
     /// A collector of OpenTelemetry to push to, by OTLP over HTTP without TLS, such as `http://127.0.0.1:4318`. The variable

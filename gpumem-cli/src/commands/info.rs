@@ -29,7 +29,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InfoArguments {
-    /// As JSON: bytes are exact, and what could not be read is null.
+    /// Print JSON: bytes are exact, and a value that could not be read is null.
     #[arg(long)]
     json: bool,
 }

@@ -29,15 +29,15 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PsArguments {
-    /// As JSON: bytes are exact, and what is not known is null.
+    /// Print JSON: bytes are exact, and an unknown value is null.
     #[arg(long)]
     json: bool,
 }
 
-/// What the driver counts for no process, such as a part of each context, is less than this.
+/// The memory that the driver counts for no process, such as a part of each context, is less than this.
 const NOTABLE: u64 = 64 << 20;
 
-/// The most columns of a command in a sentence.
+/// The largest number of columns of a command in a sentence.
 const LONGEST: usize = 60;
 
 pub(super) fn execute(arguments: &PsArguments) -> Result<Exit, Failure> {

@@ -1,4 +1,4 @@
-//! Shows what a recording has.
+//! Shows a recording.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -47,7 +47,7 @@ Examples:
   gpumem report --max-peak 20GiB train.capture     ends with 1 if the peak was higher
   gpumem report --max-peak train.py:31=2GiB train.capture";
 
-/// Shows what a recording has: the peak, what it consisted of, what was not freed.
+/// Shows a recording: the peak, its parts, and the memory that was not freed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReportArguments {
@@ -59,10 +59,11 @@ pub(crate) struct ReportArguments {
     view: View,
     #[command(flatten)]
     part: calls::Part,
-    /// Write one page with all that it needs: memory over time, blocks, and a flame graph of any moment. - is stdout.
+    /// Write one self-contained page: memory over time, blocks, and a flame graph of any moment. - is stdout.
     #[arg(long, value_name = "OUT", conflicts_with_all = ["json", "tree", "calls", "table", "leaks", "at", "between", "format", "limits"])]
     html: Option<PathBuf>,
-    /// With --html and more than 64 recordings, whose page has all events of a few: those of this rank, too. May be given several times.
+    /// With --html and more than 64 recordings, the page has all events of a few recordings only: add those of this rank. May be given
+    /// several times.
     #[arg(long = "rank", value_name = "NUMBER", requires = "html")]
     ranks: Vec<u64>,
     /// Write the recording in the format of another tool.
@@ -71,17 +72,17 @@ pub(crate) struct ReportArguments {
     /// With formats that have stacks: leave out functions that only pass a call on, as --calls does.
     #[arg(long, requires = "format")]
     fold: bool,
-    /// Where --format writes to; a folder for parquet. Without it, and with -: to stdout.
+    /// The file that --format writes; a folder for parquet. Without this option, and with -, it writes to stdout.
     #[arg(long, short, value_name = "OUT", requires = "format")]
     output: Option<PathBuf>,
-    /// As JSON: bytes are exact, and what was not measured is null.
+    /// Print JSON: bytes are exact, and a value that was not measured is null.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     limits: Limits,
 }
 
-/// What is shown instead of the summary.
+/// The report that is shown instead of the summary.
 #[derive(Debug, Default, Args)]
 #[group(multiple = false, conflicts_with = "limits")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line; clap allows one of them")]
@@ -89,19 +90,20 @@ struct View {
     /// Each scope: its peak, its part of the peak of the process, what is still in use, all that was allocated.
     #[arg(long)]
     tree: bool,
-    /// The functions whose calls allocated what was live at the peak, as a tree.
+    /// The functions whose calls allocated the blocks that were live at the peak, as a tree.
     #[arg(long)]
     calls: bool,
-    /// Each place: what it has at the peak and at the end, all that it allocated.
+    /// Each place: its memory at the peak and at the end, and all that it allocated.
     #[arg(long)]
     table: bool,
-    /// What was not freed.
+    /// The memory that was not freed.
     #[arg(long)]
     leaks: bool,
-    /// What was live at a moment: peak, start, end, oom (when the driver refused an allocation), or a time since the start such as 12.5s or 300ms.
+    /// The memory at a moment: peak, start, end, oom (when the driver refused an allocation), or a time since the start such as 12.5s or
+    /// 300ms.
     #[arg(long, value_name = "MOMENT")]
     at: Option<Moment>,
-    /// What came and went between two moments.
+    /// The memory that was allocated and freed between two moments.
     #[arg(long, value_names = ["MOMENT", "MOMENT"], num_args = 2)]
     between: Option<Vec<Moment>>,
 }
@@ -137,7 +139,7 @@ impl View {
 pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
     arguments.files = files::expand(&arguments.files)?;
     let arguments = &arguments;
-    // `--html a.capture b.capture` names a recording as the page.
+    // `--html a.capture b.capture` would write the page over a recording.
     if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| files::is_recording(out)) {
         let what = format!("`{}` cannot be written", out.display());
         return Err(Failure::new(what, "it is a recording, which would be lost", "give the name of another file"));
@@ -208,7 +210,7 @@ pub(super) fn read(file: &Path) -> Result<History, Failure> {
     History::read(file)
 }
 
-/// One recording is an object, several are a list of objects.
+/// One recording is an object. Several are a list of objects.
 fn print_objects(objects: &[impl Serialize]) -> Result<(), Failure> {
     terminal::print(|out| match objects {
         [only] => json::write(only, out),
@@ -216,7 +218,7 @@ fn print_objects(objects: &[impl Serialize]) -> Result<(), Failure> {
     })
 }
 
-/// Writes one page for all recordings. Many are read one after the other without events, and those that are chosen then once more.
+/// Writes one page for all recordings. If there are many, each is read without events first, and the chosen ones are read again.
 fn write_page(files: &[PathBuf], ranks: &[u64], out: &Path) -> Result<Exit, Failure> {
     let mut page = Page::default();
     let mut missing = Vec::new();
@@ -298,7 +300,7 @@ fn export_tables(_: &ReportArguments) -> Result<Exit, Failure> {
     Err(Failure::new("--format parquet cannot be written", cause, "build gpumem with the feature parquet"))
 }
 
-/// An error on stderr says too that a file ends too early.
+/// An error on stderr also says that a file ends too early.
 pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     let mut exit = Exit::Done;
     for (file, missing) in missing {
@@ -311,7 +313,7 @@ pub(crate) fn exit_of(missing: &[(String, Missing)]) -> Exit {
     exit
 }
 
-/// Whether the recording has what a format shows. A format has no sign for what is not known.
+/// Returns whether the recording has what a format shows. A format has no sign for what is not known.
 fn check_format(history: &History, format: Format, moment: Moment) -> Result<(), Failure> {
     let what = format!("`{}` cannot be written as {}", history.path.display(), format.name());
     if format.has_moment() && !history.is_known_at(moment) {
@@ -325,7 +327,7 @@ fn check_format(history: &History, format: Format, moment: Moment) -> Result<(),
     Ok(())
 }
 
-/// Whether the recording has the moments that are asked for.
+/// Returns whether the recording has the moments that are asked for.
 fn check_moments(history: &History, view: &View) -> Result<(), Failure> {
     let is_asked = view.at == Some(Moment::Oom) || view.between.iter().flatten().any(|moment| *moment == Moment::Oom);
     if !is_asked {
@@ -371,7 +373,7 @@ fn write(history: &mut History, choice: Choice<'_>, out: &mut dyn Write, paint: 
     }
 }
 
-/// What `--json` prints of a recording.
+/// The JSON of a recording, for `--json`.
 #[derive(Serialize)]
 struct Object {
     file: String,
@@ -382,7 +384,7 @@ struct Object {
     torch: Option<Vec<tensors::TensorMoment>>,
 }
 
-/// What a report that is not the summary has. In JSON, its name is that of its field.
+/// The data of a report that is not the summary. Its field has the same name in JSON.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Report {

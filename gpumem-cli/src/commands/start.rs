@@ -15,7 +15,7 @@ Examples:
 pub(crate) struct StartArguments {
     /// The number of the process that uses CUDA.
     pid: u32,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

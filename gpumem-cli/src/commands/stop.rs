@@ -19,7 +19,7 @@ Examples:
 pub(crate) struct StopArguments {
     /// The number of the process that uses CUDA.
     pid: u32,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }

@@ -29,13 +29,13 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct WatchArguments {
-    /// Recordings, folders or patterns to show besides the recordings of this user's processes, which are found by themselves.
+    /// Recordings, folders or patterns to show besides the recordings of this user's processes, which are found automatically.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The time between two readings, such as 2s or 200ms.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// End after so many readings.
+    /// End after this number of readings.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Print each reading as a JSON object on a line of its own. Needs no terminal.
@@ -43,7 +43,7 @@ pub(crate) struct WatchArguments {
     json: bool,
 }
 
-/// `2`, `2s`, `200ms`.
+/// Parses a duration such as `2`, `2s` or `200ms`.
 fn interval(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 0.001),
@@ -66,7 +66,7 @@ pub(super) fn execute(arguments: &WatchArguments) -> Result<Exit, Failure> {
         let next = "use --json, or `gpumem ps` for one look";
         return Err(Failure::new("`gpumem watch` cannot draw", "stdin or stdout is no terminal", next));
     }
-    // Without anything to show, there is a reason.
+    // There is nothing to show, so the command names the reason.
     let first = sampler.sample();
     check(&first)?;
     watch::show(sampler, *interval, *count, terminal::has_colours()).map_err(|error| Failure::of_output(&error))?;

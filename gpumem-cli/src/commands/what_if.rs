@@ -32,8 +32,8 @@ pub(crate) struct WhatIfArguments {
     /// A recording with PyTorch's history (`gpumem run --torch`), or a snapshot of PyTorch, in place of the program.
     #[arg(conflicts_with_all = ["tries", "largest", "command"])]
     recording: Option<PathBuf>,
-    /// Try these variables of the environment, such as BATCH=16 or 'BATCH=16 LENGTH=512'. May be given several times. Without it: settings
-    /// of PyTorch's allocator.
+    /// Try these variables of the environment, such as BATCH=16 or 'BATCH=16 LENGTH=512'. May be given several times. Without this option:
+    /// settings of PyTorch's allocator.
     #[arg(long = "try", value_name = "VARIABLES", value_parser = variables)]
     tries: Vec<String>,
     /// Look for the largest whole number in this variable of the environment with which the program runs.
@@ -42,10 +42,10 @@ pub(crate) struct WhatIfArguments {
     /// The card: a size such as 24GiB, or a name such as "RTX 4090" or H100.
     #[arg(long, value_name = "CARD", default_value = "1TiB", value_parser = card)]
     card: Bytes,
-    /// So many dry runs at a time. Each needs memory of the host as the program does.
+    /// The number of dry runs at a time. Each needs as much host memory as the program.
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
-    /// As JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
     /// The program and its arguments.
@@ -53,7 +53,7 @@ pub(crate) struct WhatIfArguments {
     command: Vec<OsString>,
 }
 
-/// `NAME=VALUE`, and more of them after spaces.
+/// Parses `NAME=VALUE`, and more of them after spaces.
 fn variables(text: &str) -> Result<String, String> {
     let is_variable = |word: &str| word.split_once('=').is_some_and(|(name, _)| !name.is_empty());
     if text.split_whitespace().next().is_some() && text.split_whitespace().all(is_variable) {

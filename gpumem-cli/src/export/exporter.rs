@@ -1,4 +1,4 @@
-//! Follows the recordings of all processes, and makes samples for collectors: those who scrape, and the push.
+//! Follows the recordings of all processes, and makes samples for scrapers and for the push.
 
 use std::{
     cmp::Reverse,
@@ -32,41 +32,41 @@ use crate::{
     watch::Live,
 };
 
-/// At most so many recordings are followed.
+/// At most this many recordings are followed.
 const MOST_RECORDINGS: usize = 512;
-/// At most so many recordings of one process are followed.
+/// At most this many recordings of one process are followed.
 const MOST_OF_PROCESS: usize = 4;
-/// At most so many devices of a recording are exported, those with the highest peaks.
+/// At most this many devices of a recording are exported, those with the highest peaks.
 const MOST_DEVICES: usize = 16;
-/// At most so many collectors are told apart. The one that has not collected for the longest time is forgotten.
+/// At most this many collectors are told apart. The one that has not collected for the longest time is forgotten.
 const MOST_COLLECTORS: usize = 16;
-/// One round reads at most so many bytes of all recordings, and at least the second number of each.
+/// One round reads at most this many bytes of all recordings, and at least the second number of each.
 const MOST_BYTES: u64 = 64 << 20;
 const LEAST_BYTES: u64 = 1 << 20;
-/// So many groups of blocks get names, the largest ones. The rest is added up.
+/// At most this many groups of blocks get names, the largest ones. The rest is added up.
 const MOST_GROUPS: usize = 1_000;
-/// With more blocks, it takes too long to find the room between them.
+/// The room between more blocks than this takes too long to find.
 const MOST_BLOCKS: u64 = 100_000;
-/// A group with longer names gets none.
+/// A group whose names are longer than this gets none.
 const LONGEST_NAMES: u64 = 1 << 12;
-/// The most columns of a value of a label.
+/// The largest number of columns of the value of a label.
 const WIDEST: usize = 128;
-/// The most columns of a command.
+/// The largest number of columns of a command.
 const WIDEST_COMMAND: usize = 60;
 /// After the end of a process, its recording may get what was still in memory.
 const READ_AFTER_END: Duration = Duration::from_secs(10);
-/// What an ended process had is kept so long for a collector that has not got it.
+/// The figures of an ended process are kept this long for a collector that has not got them.
 const KEPT_AFTER_END: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub(super) struct Exporter {
-    /// How many places, scopes and libraries of a process are named.
+    /// The number of places, scopes and libraries of a process that are named.
     places: usize,
     known: Known,
-    /// The processes, and when each began.
+    /// The processes, and the time at which each began.
     processes: HashMap<u32, (u64, ProcessId)>,
     followed: Vec<Followed>,
-    /// How many recordings were too many in the newest round.
+    /// The number of recordings that were left out in the newest round, because there were too many.
     not_followed: usize,
     /// The names of collectors with their numbers. The last one has collected last.
     collectors: Vec<(String, u32)>,
@@ -83,10 +83,10 @@ struct Followed {
     windows: Vec<(Device, Windows)>,
     /// The moment at which its process was found to have ended.
     ended: Option<Instant>,
-    /// Since then: the collectors that were handed it, and those with which it has arrived.
+    /// The collectors to which it was handed since then, and those at which it has arrived.
     handed: Vec<u32>,
     arrived: Vec<u32>,
-    /// Whether lines at addresses are looked up: only in files that a process of the same user names.
+    /// True if lines at addresses are looked up. This is done only in files that a process of the same user names.
     looks_up: bool,
 }
 
@@ -107,7 +107,7 @@ impl Exporter {
         }
     }
 
-    /// Reads what recordings have got since.
+    /// Reads the new parts of recordings.
     pub(super) fn follow(&mut self) {
         self.follow_all(&machine::recorded());
     }
@@ -153,7 +153,7 @@ impl Exporter {
         self.processes.retain(|pid, (began, _)| machine::began(*pid) == Some(*began));
     }
 
-    /// What is known of a process.
+    /// The known facts of a process.
     fn process(&mut self, pid: u32) -> ProcessId {
         let Some(began) = machine::began(pid) else { return ProcessId { pid: Some(pid), ..ProcessId::default() } };
         if let Some((known, process)) = self.processes.get(&pid)
@@ -173,7 +173,7 @@ impl Exporter {
         process
     }
 
-    /// A reading for the collector with this name, and its number.
+    /// Returns a reading for the collector with this name, and the number of the collector.
     pub(super) fn collect(&mut self, name: &str) -> (Sample, Collector) {
         let collector = self.collector(name);
         let mut hidden = Hidden::default();
@@ -207,7 +207,7 @@ impl Exporter {
                 recordings.push(of.sample(collector, &gpus, places));
             } else {
                 hidden.recordings += 1;
-                // It is not read any more, so this is the last that this collector gets of it.
+                // The recording is not read any more, so this collector gets its last figures.
                 if of.ended.is_some_and(|ended| ended.elapsed() > READ_AFTER_END) {
                     of.handed.push(collector.0);
                 }
@@ -334,12 +334,12 @@ impl Followed {
     }
 }
 
-/// A panic of another thread leaves nothing half done that matters.
+/// A panic of another thread leaves no state that would be wrong.
 pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is live on each device. Names cost time, so only the largest groups have some.
+/// The live memory of each device. Names cost time, so only the largest groups have them.
 fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
     #[derive(Default)]
     struct Sums {
@@ -401,7 +401,7 @@ fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
     lives
 }
 
-/// The largest room between the parts of each pool, where it is known where all its blocks lie.
+/// The largest room between the parts of each pool, if the addresses of all its blocks are known.
 fn largest_holes(ledger: &dyn LedgerView) -> HashMap<PoolId, u64> {
     let mut pools = ledger.pools();
     let blocks = ledger.stats().iter().map(|stats| stats.on_device.blocks.current).sum::<u64>();
@@ -467,7 +467,7 @@ fn gpu_of(uuid: Option<String>, device: Device, gpus: &[GpuSample]) -> GpuId {
     known.unwrap_or_else(|| GpuId { id: None, uuid: uuid.map(|uuid| shortened(&uuid, WIDEST)), ordinal })
 }
 
-/// Adds what the driver's accounts say, where it keeps some.
+/// Adds the figures of the driver's accounting, if it is enabled.
 fn add_accounts(machine: &Machine, usages: &mut [UsageSample]) {
     for index in machine.gpus.iter().filter_map(|gpu| gpu.index) {
         let id = Some(index.to_string());
@@ -542,7 +542,7 @@ mod tests {
         assert_eq!(live.places[10].1, (1..=490).sum::<u64>() * MIB);
         let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
         let series: usize = METRICS.iter().map(|metric| points.of_metric(metric.name).count()).sum();
-        // What the exporter says of itself is 4 of them. The page names the bound.
+        // Of these, 4 are about the exporter itself. The page of the book names the bound.
         assert!(series - 4 <= 3 + 72, "{series}");
     }
 
@@ -560,7 +560,7 @@ mod tests {
         assert_eq!((ended.devices[0].live.clone(), ended.devices[0].peak), (None, running.devices[0].peak));
         exporter.confirm(first);
         assert!(exporter.followed[0].arrived.contains(&first.0));
-        // The other one has not got it yet.
+        // The other collector has not got it yet.
         exporter.follow_all(&[]);
         let (_, second) = sample(&mut exporter, "second");
         exporter.confirm(second);
@@ -589,7 +589,7 @@ mod tests {
         let wrong = File::new("wrong", b"this is no recording");
         exporter.follow_all(&wrong.recorded());
         assert!(!exporter.followed[0].live.is_read());
-        // After its process has ended, each collector gets that once.
+        // Each collector gets the last figures once after the process has ended.
         exporter.followed[0].ended = Instant::now().checked_sub(2 * READ_AFTER_END);
         for expected in [1, 0] {
             let (sample, collector) = exporter.collect("a");
@@ -613,7 +613,7 @@ mod tests {
         };
         let start = 1 << 40;
         made.alloc_at(Key::from_raw(start), block(MemKind::Device, 1, 64 * MIB));
-        // 4 MiB, 10 MiB of room, 30 MiB, and 20 MiB of room.
+        // The memory has 4 MiB, then room of 10 MiB, then 30 MiB, and then room of 20 MiB.
         for (at, bytes) in [(0, 4 * MIB), (14 * MIB, 30 * MIB)] {
             made.alloc_at(Key::of_part(pool, start + at), block(MemKind::Part, 1, bytes));
         }

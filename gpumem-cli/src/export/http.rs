@@ -32,11 +32,11 @@ use super::{
     prometheus,
 };
 
-/// So many connections are open at once. More have to wait.
+/// At most this many connections are open at once. More have to wait.
 const MOST_CONNECTIONS: usize = 32;
-/// A connection ends after this time, also if its client reads or writes slowly.
+/// A connection ends after this time, even if its client reads or writes slowly.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The most characters of the name of a scraper.
+/// The largest number of characters in the name of a scraper.
 const LONGEST_NAME: usize = 64;
 
 /// The address or the socket that it listens on.
@@ -65,7 +65,7 @@ impl Listener {
         Ok(Self::Unix(listener))
     }
 
-    /// As a user may type it. `given` is the address that was asked for.
+    /// Writes the address as a user may type it. `given` is the address that was asked for.
     pub(super) fn address(&self, given: &str) -> String {
         match self {
             Self::Tcp(listener) => {
@@ -81,7 +81,7 @@ impl Listener {
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) exporter: Arc<Mutex<Exporter>>,
-    /// What a scraper has to know.
+    /// The token that a scraper has to send.
     pub(super) token: Option<String>,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
         let socket = Socket::of(listener)?;
         loop {
             let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
-            // Such as too many open files. Those that are open end soon.
+            // The cause may be too many open files. Open connections end soon.
             let Ok((stream, from)) = socket.accept().await else {
                 time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -167,7 +167,7 @@ async fn answer(
         return Ok(plain(StatusCode::NOT_FOUND, "gpumem export: GET /metrics"));
     }
     let (exporter, name) = (Arc::clone(&server.exporter), scraper(request.uri().query(), from));
-    // Reading takes its time.
+    // Reading takes time, so another thread does it.
     let made = tokio::task::spawn_blocking(move || {
         let (sample, collector) = lock(&exporter).collect(&name);
         (prometheus::text(&Points::of(&sample)), collector)
@@ -199,7 +199,7 @@ fn is_authorised(request: &Request<Incoming>, token: &str) -> bool {
     })
 }
 
-/// Who asks: `?scraper=NAME`, else the address.
+/// Returns the name of the scraper: that of `?scraper=NAME`, else its address.
 fn scraper(query: Option<&str>, from: Option<IpAddr>) -> String {
     let named = query.unwrap_or_default().split('&').find_map(|part| part.strip_prefix("scraper="));
     match (named, from) {

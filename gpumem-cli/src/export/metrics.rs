@@ -1,4 +1,4 @@
-//! The names of what is exported: OpenTelemetry's, and Prometheus' made of them.
+//! The names of exported metrics: those of OpenTelemetry, and those of Prometheus that are derived from them.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(super) struct Metric {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Adding it up over GPUs makes sense. Prometheus has it as a gauge.
+    /// The sum over GPUs makes sense. The metric is a gauge for Prometheus.
     UpDown,
     Gauge,
     Counter,
@@ -33,7 +33,7 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    /// As OpenTelemetry names it.
+    /// The name for OpenTelemetry.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Bytes => "By",
@@ -48,7 +48,7 @@ impl Metric {
         Self { name, kind, unit, help }
     }
 
-    /// Prometheus' name, as OpenTelemetry makes it.
+    /// The name for Prometheus, as OpenTelemetry derives it.
     pub(super) fn prometheus_name(&self) -> String {
         let unit = match self.unit {
             Unit::Bytes => "_bytes",
@@ -60,7 +60,7 @@ impl Metric {
     }
 }
 
-/// Prometheus' name of an attribute.
+/// The name of an attribute for Prometheus.
 pub(super) fn label(attribute: &str) -> String {
     attribute.replace('.', "_")
 }
@@ -98,7 +98,7 @@ metrics! {
     HIDDEN = "gpumem.exporter.hidden", Gauge, Things, "How much the exporter cannot see.";
 }
 
-/// The name of what is not among the largest.
+/// The name of the sum of all that are not among the largest.
 pub(super) const OTHER: &str = "other";
 
 pub(super) type Attributes = Vec<(&'static str, String)>;

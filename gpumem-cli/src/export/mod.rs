@@ -1,7 +1,7 @@
 //! `gpumem export`: metrics of a machine for Prometheus and OpenTelemetry.
 //!
-//! `exporter.rs` follows the recordings of all processes and makes a `Sample`, `metrics.rs` names what is in it, `prometheus.rs` and
-//! `otlp.rs` write that.
+//! `exporter.rs` follows the recordings of all processes and makes a `Sample`, `metrics.rs` names its metrics, `prometheus.rs` and
+//! `otlp.rs` write them.
 
 mod cgroup;
 mod exporter;
@@ -29,12 +29,12 @@ use self::{
 };
 use crate::{failure::Failure, terminal};
 
-/// Recordings are read at least so often.
+/// Recordings are read at least this often.
 const EVERY: Duration = Duration::from_secs(1);
 /// Looking for new recordings takes at most this part of the time of a processor.
 const PART_OF_TIME: u32 = 20;
 
-/// What the user asked for.
+/// The options that the user gave.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
@@ -82,7 +82,7 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     http::serve(listener, Server { exporter, token }).map_err(failed)
 }
 
-/// What cannot be seen.
+/// Returns notes on what this process cannot see.
 fn in_words(hidden: Hidden) -> Vec<String> {
     let Hidden { processes, unknown, recordings: _, readings } = hidden;
     let mut lines = Vec::new();

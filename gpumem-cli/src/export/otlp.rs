@@ -30,11 +30,11 @@ use crate::{failure::Failure, terminal};
 /// The time between two pushes, in milliseconds.
 const INTERVAL: &str = "OTEL_METRIC_EXPORT_INTERVAL";
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
-/// A collector that does not answer is waited for so long.
+/// The exporter waits this long for a collector that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// More bytes of an answer are not read.
+/// At most this many bytes of an answer are read.
 const LONGEST_ANSWER: u64 = 1 << 16;
-/// The SDK would push by itself so often. It is asked to do it in between.
+/// The SDK pushes by itself at this interval. The exporter requests each push instead.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
 /// The SDK drops attributes above a number of sets of them. The exporter bounds them itself.
 const MOST_SETS: usize = 1 << 20;
@@ -88,7 +88,7 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
                     lock(&exporter).confirm(collector);
                     has_failed = false;
                 }
-                // Once, until it works again: a collector may be away for a day.
+                // The error is printed once until pushing works again, because a collector may be away for a day.
                 Err(error) if !std::mem::replace(&mut has_failed, true) => {
                     let next = "start a collector there, or correct the URL; peaks are pushed again";
                     let why = lock(&failure).take().unwrap_or_else(|| error.to_string());
@@ -164,7 +164,7 @@ fn key_values(attributes: &Attributes) -> Vec<KeyValue> {
 #[derive(Debug)]
 struct Client {
     agent: ureq::Agent,
-    /// Why the last request failed. The SDK only says that it did.
+    /// The reason why the last request failed. The SDK only says that it failed.
     failed: Arc<Mutex<Option<String>>>,
 }
 
@@ -177,7 +177,7 @@ impl HttpClient for Client {
         'me: 'future,
         Self: 'future,
     {
-        // The thread waits: it does nothing else.
+        // The thread may wait, because it does nothing else.
         let send = || -> Result<_, HttpError> {
             let (head, mut body) = self.agent.run(request.map(|body| body.to_vec()))?.into_parts();
             let body = body.with_config().limit(LONGEST_ANSWER).read_to_vec()?;

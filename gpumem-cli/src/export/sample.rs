@@ -1,8 +1,8 @@
-//! What is known of a machine at one moment, as plain data. `metrics.rs` names it.
+//! A reading of a machine at one moment, as plain data. `metrics.rs` names it.
 
 use crate::machine::Memory;
 
-/// One reading. What could not be read is `None` or missing, and never 0.
+/// One reading. A value that could not be read is `None` or missing, and never 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sample {
     pub(super) gpus: Vec<GpuSample>,
@@ -21,7 +21,7 @@ pub(super) struct GpuSample {
     pub(super) memory: Memory,
 }
 
-/// Which GPU it is. Nothing is known of a device that the driver does not list here, but its number in the program.
+/// The identity of a GPU. If the driver does not list the device here, only its number in the program is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuId {
     /// NVML's number, `0`, and that of a slice, `0:1`.
@@ -31,7 +31,7 @@ pub(super) struct GpuId {
     pub(super) ordinal: Option<u32>,
 }
 
-/// Which process it is.
+/// The identity of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ProcessId {
     pub(super) pid: Option<u32>,
@@ -41,7 +41,7 @@ pub(super) struct ProcessId {
     pub(super) pod: Option<String>,
 }
 
-/// What the driver says of a process on a GPU.
+/// The driver's figures for a process on a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct UsageSample {
     pub(super) process: ProcessId,
@@ -50,7 +50,7 @@ pub(super) struct UsageSample {
     pub(super) accounted_peak: Option<u64>,
 }
 
-/// What a process has recorded.
+/// The recorded figures of a process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RecordingSample {
     pub(super) process: ProcessId,
@@ -60,7 +60,7 @@ pub(super) struct RecordingSample {
     pub(super) devices: Vec<DeviceSample>,
 }
 
-/// What a process has recorded of one device.
+/// The recorded figures of a process on one device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct DeviceSample {
     pub(super) gpu: GpuId,
@@ -71,13 +71,13 @@ pub(super) struct DeviceSample {
     pub(super) live: Option<LiveSample>,
 }
 
-/// What a process has on a device.
+/// The memory of a process on a device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct LiveSample {
     pub(super) kinds: Vec<(&'static str, u64)>,
     pub(super) libraries: Vec<(String, u64)>,
     pub(super) scopes: Vec<(String, u64)>,
-    /// By place and scope.
+    /// The sums by place and scope.
     pub(super) places: Vec<((String, String), u64)>,
     pub(super) pools: Vec<PoolSample>,
 }
@@ -86,20 +86,20 @@ pub(super) struct LiveSample {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PoolSample {
     pub(super) name: String,
-    /// What it has given out.
+    /// The bytes that it has given out.
     pub(super) used: u64,
-    /// What it has from the driver.
+    /// The bytes that it has from the driver.
     pub(super) reserved: u64,
     /// The largest piece that it could give out. `None` if it is not known where its parts lie.
     pub(super) largest_hole: Option<u64>,
 }
 
-/// How much cannot be seen.
+/// The numbers of things that this process cannot see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hidden {
     /// Processes that the driver lists and that are not visible here.
     pub(super) processes: usize,
-    /// Processes of which it cannot be found out whether they are recorded.
+    /// Processes that may be recorded or not: this cannot be found out.
     pub(super) unknown: usize,
     /// Recordings that are not read, or not yet.
     pub(super) recordings: usize,

@@ -1,25 +1,26 @@
-//! The most between two collections, for each collector: what one has got is still there for the others.
+//! The highest value between two collections. Each collector has its own, so one collection does not reset those of
+//! others.
 
 use std::collections::HashMap;
 
 /// A peak that several collectors ask for.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
-    /// The most since the start, as far as it was noted here.
+    /// The highest value since the start that was noted here.
     highest: u64,
     collectors: HashMap<u32, Window>,
 }
 
 #[derive(Debug, Default)]
 struct Window {
-    /// The most since its last collection.
+    /// The highest value since its last collection.
     since: u64,
-    /// The most that was handed over, and that may not have arrived.
+    /// The highest value that was handed over and may not have arrived.
     unconfirmed: u64,
 }
 
 impl Windows {
-    /// So much was in use at most since the last call.
+    /// Notes the highest value since the last call.
     pub(super) fn note(&mut self, recent: u64) {
         self.highest = self.highest.max(recent);
         for window in self.collectors.values_mut() {
@@ -27,7 +28,8 @@ impl Windows {
         }
     }
 
-    /// The most since this collector has collected, or since the start if it has not. `level` is what is in use now.
+    /// Returns the highest value since this collector collected last, or since the start. `level` is the memory in use
+    /// now.
     pub(super) fn collect(&mut self, collector: u32, level: u64) -> u64 {
         let highest = self.highest;
         let window = self.collectors.entry(collector).or_insert(Window { since: highest, unconfirmed: 0 });
@@ -36,14 +38,14 @@ impl Windows {
         window.unconfirmed
     }
 
-    /// What this collector has collected has arrived.
+    /// Notes that the last collection of this collector has arrived.
     pub(super) fn confirm(&mut self, collector: u32) {
         if let Some(window) = self.collectors.get_mut(&collector) {
             window.unconfirmed = 0;
         }
     }
 
-    /// This collector does not collect any more.
+    /// Removes a collector that does not collect any more.
     pub(super) fn forget(&mut self, collector: u32) {
         self.collectors.remove(&collector);
     }
@@ -57,7 +59,7 @@ mod tests {
     fn each_collector_gets_each_peak_once() {
         let mut windows = Windows::default();
         windows.note(70);
-        // One that comes later gets what was before.
+        // A collector that comes later gets the earlier values.
         assert_eq!(windows.collect(1, 10), 70);
         windows.confirm(1);
         windows.note(50);
@@ -67,7 +69,7 @@ mod tests {
         windows.note(30);
         assert_eq!(windows.collect(1, 20), 30);
         windows.confirm(1);
-        // Nothing has happened, and the level is the most.
+        // Nothing has happened, so the level is the highest value.
         assert_eq!(windows.collect(1, 20), 20);
         assert_eq!(windows.collect(2, 20), 30);
     }

@@ -24,11 +24,11 @@ struct File {
     tu: &'static str,
     #[serde(rename = "Mtu")]
     million_tu: &'static str,
-    /// A lifetime below this is short.
+    /// Lifetimes below this are short.
     tuth: u64,
     cmd: String,
     pid: u32,
-    /// The time when the most was live, and the time when the recording ends.
+    /// The time of the peak, and the time when the recording ends.
     tg: u64,
     te: u64,
     pps: Vec<Point>,
@@ -43,10 +43,10 @@ struct Point {
     tbk: u64,
     /// The sum of their lifetimes.
     tl: u64,
-    /// The bytes and the blocks that it had when it had the most.
+    /// The bytes and the blocks at its own peak.
     mb: u64,
     mbk: u64,
-    /// The bytes and the blocks that it had at the moment when the sum of all points was the highest.
+    /// The bytes and the blocks at the peak of the sum of all points.
     gb: u64,
     gbk: u64,
     /// The bytes and the blocks that it has at the end.
@@ -66,7 +66,7 @@ pub(super) fn write(history: &History, is_folded: bool, out: &mut dyn Write) -> 
         .origins
         .iter()
         .map(|origin| {
-            // The viewer shows what stands after `0x0: ` as the function.
+            // The viewer shows the text after `0x0: ` as the function.
             let stack = stack(history, origin, is_folded);
             let frames = stack.iter().rev().map(|frame| frames.of(&format!("0x0: {}", frame.in_words(folder))));
             let frames = frames.collect();

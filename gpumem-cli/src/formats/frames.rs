@@ -30,13 +30,12 @@ impl CodeFrame {
         Self { function: name.to_owned(), ..Self::default() }
     }
 
-    /// In fewer words than [`new`](Self::new). A function of a Python package is known by its name and that of its file: its line would show one function several
-    /// times. Functions of C++ are known without the types of
-    /// their arguments.
+    /// Makes a frame with fewer words than [`new`](Self::new). A function of a Python package is known by its name and that of its file:
+    /// its line would show one function several times. Functions of C++ are known without the types of their arguments.
     fn short(frame: &Frame) -> Self {
         let mut short = Self::new(frame);
         if frame.is_of_torch_compile() {
-            // Around the kernels is a function that has one name in all programs.
+            // The function around the kernels has one name in all programs.
             short.file = frame.relative_to("").file.unwrap_or_default();
             if matches!(short.function.as_str(), "call" | "Runner.call") {
                 short.function = std::mem::take(&mut short.file);
@@ -65,13 +64,13 @@ impl CodeFrame {
         Some(package)
     }
 
-    /// Whether this is a part of its name or of its package's, in upper or lower case.
+    /// Returns whether this is a part of its name or of its package's, in upper or lower case.
     pub(crate) fn is_named(&self, part: &str) -> bool {
         let names = [Some(self.function.as_str()), self.package()];
         names.into_iter().flatten().any(|name| name.to_lowercase().contains(&part.to_lowercase()))
     }
 
-    /// `train::forward (src/model.rs:42)`
+    /// Returns a text such as `train::forward (src/model.rs:42)`.
     pub(crate) fn in_words(&self, folder: &str) -> String {
         let Self { function, file, line } = self;
         let below = file.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/')).filter(|_| !folder.is_empty());

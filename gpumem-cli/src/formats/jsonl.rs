@@ -9,7 +9,7 @@ use serde_json::to_writer;
 use super::texts::check_texts;
 use crate::history::{Change, ChangeKind, DeviceHistory, History, Origin};
 
-/// What all events of an origin have, as it is written after their figures.
+/// The fields that all events of an origin have, as they are written after their figures.
 #[derive(Serialize)]
 struct OfOrigin<'a> {
     scope: &'a [String],
@@ -26,9 +26,9 @@ struct OfEvent<'a> {
     device: u32,
     simulated: bool,
     address: u64,
-    /// How many bytes more are live.
+    /// The number of bytes by which the live memory grows.
     change_bytes: i64,
-    /// How many bytes are live on the device after it; `None` if that is not in the recording.
+    /// The bytes that are live on the device after it; `None` if that is not in the recording.
     live_bytes: Option<u64>,
     kind: &'a str,
     thread: u16,
@@ -77,7 +77,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         };
         event.clear();
         to_writer(&mut event, &figures)?;
-        // The fields of its origin follow, so the brace goes.
+        // The fields of its origin follow, so the brace is removed.
         event.pop();
         event.push(b',');
         event.extend_from_slice(&places[block_life.origin as usize]);

@@ -1,5 +1,5 @@
-//! Two tables: one row for each event, and one for each block; a third one of PyTorch's tensors. Their columns name the recording, the
-//! process and its rank, so that the files of a fleet can be queried together.
+//! Writes a table with a row for each event, one with a row for each block, and one of PyTorch's tensors. Their columns name the
+//! recording, the process and its rank, so that the files of a fleet can be queried together.
 
 use std::{
     fs,
@@ -27,9 +27,9 @@ use crate::{
 
 /// A row group has this many rows.
 const ROWS: usize = 1 << 17;
-/// A command line is cut here: a longer one would be in each row, and not in a dictionary.
+/// A command line is cut at this length: a longer one would be in each row, and not in a dictionary.
 const MOST_COLUMNS: usize = 1_000;
-/// This many values are given to the writer at once: so many fit into a processor's cache.
+/// This many values are given to the writer at once. They fit into a processor's cache.
 const VALUES: usize = 1 << 12;
 /// The columns whose values differ from row to row.
 const COUNTERS: [&str; 6] = ["number", "time_ns", "address", "live_bytes", "allocated_ns", "freed_ns"];
@@ -37,7 +37,7 @@ const COUNTERS: [&str; 6] = ["number", "time_ns", "address", "live_bytes", "allo
 /// A column of rows `R`.
 struct Column<'a, R> {
     name: &'static str,
-    /// Whether a value may be null. `None` is null.
+    /// True if a value may be null. `None` is null.
     is_optional: bool,
     values: Values<'a, R>,
 }
@@ -118,14 +118,14 @@ impl<'a, R> Column<'a, R> {
     }
 }
 
-/// What a recording's rows have in common, and the texts of its origins.
+/// The values that all rows of a recording share, and the texts of its origins.
 struct Words {
     recording: ByteArray,
     pid: i64,
     host: Option<ByteArray>,
     rank: Option<i64>,
     command: ByteArray,
-    /// By [`ChangeKind`].
+    /// The names of changes, by [`ChangeKind`].
     actions: Vec<ByteArray>,
     origins: Vec<OriginWords>,
 }
@@ -140,9 +140,9 @@ struct OriginWords {
     library: Option<ByteArray>,
 }
 
-/// Where tensors come from.
+/// The origins of tensors.
 struct TensorPlace {
-    /// The line, or what stands in its place.
+    /// The line, or the text in its place.
     shown: ByteArray,
     line: Option<ByteArray>,
     caller: Option<ByteArray>,
@@ -228,7 +228,7 @@ fn write_table<R>(path: &Path, columns: &[Column<'_, R>], rows: impl Iterator<It
     let properties = WriterProperties::builder()
         .set_compression(Compression::SNAPPY)
         .set_created_by(concat!("gpumem ", env!("CARGO_PKG_VERSION")).to_owned());
-    // A dictionary makes them larger and slower.
+    // A dictionary makes these columns larger and slower.
     let properties = COUNTERS.into_iter().map(ColumnPath::from).fold(properties, |properties, column| {
         let properties = properties.set_column_dictionary_enabled(column.clone(), false);
         properties.set_column_encoding(column, Encoding::DELTA_BINARY_PACKED)
@@ -274,7 +274,7 @@ fn device(history: &History, block: &BlockLife) -> i32 {
 struct EventRow {
     change: Change,
     block: BlockLife,
-    /// What the device has after the event. `None` if it is not in the recording.
+    /// The live bytes of the device after the event. `None` if they are not in the recording.
     live: Option<i64>,
 }
 
@@ -293,7 +293,7 @@ fn events(history: &History) -> impl Iterator<Item = EventRow> {
     })
 }
 
-/// What identifies the process, in each table.
+/// The columns that identify the process, in each table.
 fn process_columns<R>(words: &Words) -> Vec<Column<'_, R>> {
     vec![
         Column::text("recording", |_| &words.recording),
@@ -372,7 +372,7 @@ fn tensor_columns<'a>(tensors: &'a Tensors, words: &'a Words, places: &'a [Tenso
         BlockColumn::number("requested_bytes", move |(number, block)| {
             signed(device(block).steps[step(*number)].requested)
         }),
-        // If a tensor is older than the history, it is not known when it was allocated.
+        // The time is not known if a tensor is older than the history.
         BlockColumn::optional_number("allocated_ns", move |(number, block)| {
             (step(*number) >= device(block).older_count()).then(|| time(block.born))
         }),

@@ -1,6 +1,6 @@
 //! A trace for Perfetto: counters of each kind of memory and of PyTorch's tensors, and the scopes of each thread as slices.
 //!
-//! The messages are those of `perfetto_trace.proto`, as far as they are used.
+//! The messages are some of `perfetto_trace.proto`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -102,7 +102,7 @@ impl Packets<'_> {
     fn write(&mut self, timestamp: Option<u64>, event: Option<TrackEvent>, track: Option<Track>) -> io::Result<()> {
         self.buffer.clear();
         self.buffer.push(1 << 3 | 2);
-        // 0 is no sequence.
+        // The number 0 is no sequence.
         let packet = Packet { timestamp, sequence: self.pid.max(1), event, track };
         packet.encode_length_delimited(&mut self.buffer).map_err(io::Error::other)?;
         self.out.write_all(&self.buffer)
@@ -133,7 +133,8 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     write_scopes(history, &mut packets, pid)
 }
 
-/// One counter for each kind of memory of each device, and one for all that is in its memory if there are several kinds.
+/// Writes one counter for each kind of memory of each device, and one for their sum if there are several kinds in its
+/// memory.
 fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(whole_from) = history.whole_from() else { return write_peaks(history, packets, parent) };
     let mut kinds: BTreeMap<(u16, MemKind), (u64, i64)> = BTreeMap::new();
@@ -153,7 +154,7 @@ fn write_counters(history: &History, packets: &mut Packets<'_>, parent: u64) -> 
         *track = packets.track(counter(name))?;
     }
     for (at, change) in history.lives.changes().enumerate() {
-        // What was live earlier is not known: the counters begin with what is live then.
+        // Earlier memory is not known: the counters begin with the memory that is live then.
         if at == whole_from && at > 0 {
             for (track, value) in kinds.values().chain(totals.iter().flatten()) {
                 packets.counter(change.time, *track, *value)?;
@@ -193,7 +194,7 @@ fn counter(name: String, parent: u64) -> Track {
     }
 }
 
-/// What PyTorch's tensors have on each device, and what its segments have. They are parts of the other counters.
+/// Writes the bytes of PyTorch's tensors and of its segments on each device. They are parts of the other counters.
 fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> io::Result<()> {
     let Some(tensors) = &history.tensors else { return Ok(()) };
     let lives = &tensors.blocks.lives;
@@ -210,7 +211,7 @@ fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> i
             }
             let track = packets.track(counter(format!("{}: PyTorch {what}", of_device.about.device), parent))?;
             let mut value = 0_i64;
-            // What was live before the history begins is not known: the counter begins with what is live then.
+            // Earlier memory is not known: the counter begins with the memory that is live when the history begins.
             if let Some(from) = of_device.known_from() {
                 while let Some(change) = changes.next_if(|change| change.time <= from) {
                     value = value.saturating_add(change.delta);
@@ -226,7 +227,8 @@ fn write_tensors(history: &History, packets: &mut Packets<'_>, parent: u64) -> i
     Ok(())
 }
 
-/// The scopes and the marks of each thread. Scopes that do not nest, such as those of tasks, are on tracks of their own.
+/// Writes the scopes and the marks of each thread. Scopes that do not nest, such as those of tasks, are on tracks of
+/// their own.
 fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::Result<()> {
     let mut threads: BTreeMap<u16, (Vec<&ScopeLife>, Vec<&Mark>)> = BTreeMap::new();
     for scope in &history.scopes {
@@ -285,7 +287,7 @@ fn write_scopes(history: &History, packets: &mut Packets<'_>, pid: i32) -> io::R
     Ok(())
 }
 
-/// At most this many lanes are tried for a scope, the newest ones.
+/// At most this many lanes are tried for a scope, beginning with the newest one.
 const TRIED: usize = 64;
 
 type Lane<'a> = Vec<(u64, u64, &'a ScopeLife)>;

@@ -11,7 +11,7 @@ const FULL: usize = 1 << 16;
 
 pub(super) struct Pickle<'a> {
     out: &'a mut dyn Write,
-    /// What is not written yet.
+    /// The bytes that are not written yet.
     buffer: Vec<u8>,
     texts: HashMap<String, u32>,
     /// The numbers of texts that each event has.
@@ -39,7 +39,7 @@ impl<'a> Pickle<'a> {
         Ok(())
     }
 
-    /// A text that is written again and again, such as the name of a field.
+    /// Writes a text that is repeated, such as the name of a field.
     pub(super) fn word(&mut self, word: &'static str) -> io::Result<()> {
         if let Some((_, number)) = self.words.iter().find(|(known, _)| std::ptr::eq(*known, word)) {
             return self.get(*number);
@@ -51,7 +51,7 @@ impl<'a> Pickle<'a> {
         Ok(())
     }
 
-    /// Text, which is written in full only once.
+    /// Writes a text, in full only the first time.
     pub(super) fn text(&mut self, text: &str) -> io::Result<()> {
         if let Some(number) = self.texts.get(text) {
             return self.get(*number);
@@ -68,12 +68,12 @@ impl<'a> Pickle<'a> {
     pub(super) fn number(&mut self, number: u64) -> io::Result<()> {
         match u32::try_from(number) {
             Ok(number @ 0..=0xff) => self.put(&[b'K', number.to_le_bytes()[0]]),
-            // A signed number of 32 bits.
+            // This opcode has a signed number of 32 bits.
             Ok(number) if number <= i32::MAX.unsigned_abs() => {
                 self.put(b"J")?;
                 self.put(&number.to_le_bytes())
             }
-            // This number is signed as well, and has as many bytes as it needs.
+            // This opcode has a signed number in as many bytes as it needs.
             _ => {
                 let bytes = number.to_le_bytes();
                 let used = 8 - number.leading_zeros() as usize / 8;
@@ -86,22 +86,23 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// A dictionary without entries.
+    /// Writes a dictionary without entries.
     pub(super) fn empty_dictionary(&mut self) -> io::Result<()> {
         self.put(b"}")
     }
 
-    /// A dictionary, to which [`set`](Self::set) adds what comes until then: a name, its value, the next name.
+    /// Begins a dictionary. [`set`](Self::set) adds the values that are written until then: a name, its value, the next
+    /// name.
     pub(super) fn begin_dictionary(&mut self) -> io::Result<()> {
         self.put(b"}(")
     }
 
-    /// A list, to which [`append`](Self::append) adds what comes until then.
+    /// Begins a list. [`append`](Self::append) adds the values that are written until then.
     pub(super) fn begin_list(&mut self) -> io::Result<()> {
         self.put(b"](")
     }
 
-    /// Goes on with a long list: as Python does, at most 1,000 values are added at once. The web viewer cannot add 100,000.
+    /// Adds a part of a long list: like Python, at most 1,000 values at once. The web viewer cannot add 100,000.
     pub(super) fn append_part(&mut self, values: usize) -> io::Result<()> {
         if values > 0 && values.is_multiple_of(1000) { self.put(b"e(") } else { Ok(()) }
     }
@@ -121,7 +122,7 @@ impl<'a> Pickle<'a> {
         Ok(self.memo - 1)
     }
 
-    /// The value with this number.
+    /// Writes the value with this number.
     pub(super) fn get(&mut self, number: u32) -> io::Result<()> {
         if let Ok(number) = u8::try_from(number) {
             return self.put(&[b'h', number]);

@@ -1,6 +1,7 @@
-//! The profile of pprof, compressed: stacks with what is live at a moment and what was allocated in all, as Go's heap profiles.
+//! The compressed profile of pprof: stacks with their live memory at a moment and all that they allocated, as Go's heap
+//! profiles.
 //!
-//! The messages are those of `profile.proto` of github.com/google/pprof, as far as they are used.
+//! The messages are some of `profile.proto` of github.com/google/pprof.
 
 use std::{
     collections::HashMap,
@@ -99,12 +100,12 @@ impl Strings {
     }
 }
 
-/// Blocks and bytes that are live, and that were ever allocated.
+/// The blocks and bytes that are live, and those that were ever allocated.
 type Values = [i64; 4];
 
 pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mut dyn Write) -> io::Result<()> {
     let mut strings = Strings::default();
-    // The first one must be empty.
+    // The first text must be empty.
     strings.of("");
     let mut frames = Numbers::<CodeFrame>::default();
     let mut samples = Vec::new();
@@ -142,7 +143,7 @@ pub(super) fn write(history: &History, moment: Moment, is_folded: bool, out: &mu
     let nanos = |time: std::time::Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
     let types =
         [("inuse_objects", "count"), ("inuse_space", "bytes"), ("alloc_objects", "count"), ("alloc_space", "bytes")];
-    // What was allocated in all is not in a recording of the peaks.
+    // A recording of the peaks does not have all that was allocated.
     let types = if history.has_only_peaks() { &types[..2] } else { &types };
     let profile = Profile {
         sample_type: types

@@ -11,7 +11,7 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
         let block = history.lives.block(change.block);
         let action = match change.kind.blocks() {
             1.. => "allocate",
-            // A block that has shrunk: there is no action for it.
+            // The format has no action for a block that shrinks.
             0 => continue,
             _ => "free",
         };

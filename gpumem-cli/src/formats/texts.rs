@@ -1,4 +1,4 @@
-//! How often names may be repeated.
+//! Limits the repetition of names.
 
 use std::io;
 

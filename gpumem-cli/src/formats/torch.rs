@@ -1,5 +1,5 @@
-//! A snapshot as `torch.cuda.memory._snapshot()` makes it. What the driver gives is a segment with one block; the segments of PyTorch's
-//! own allocator have its blocks, if they are in the recording.
+//! Writes a snapshot as `torch.cuda.memory._snapshot()` makes it. A block of the driver is a segment with one block. The segments of
+//! PyTorch's own allocator have its blocks, if they are in the recording.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -34,8 +34,8 @@ pub(super) fn write(history: &History, out: &mut dyn Write) -> io::Result<()> {
     snapshot.pickle.end()
 }
 
-/// The key of a block. Keys that are no addresses have their kind in the bits from 58 on: it is moved to those from 48 on, since the
-/// web viewer has numbers of 53 bits.
+/// The key of a block. Keys that are no addresses have their kind in bits 58 and above. It is moved to bits 48 and above, because
+/// the web viewer has numbers of 53 bits.
 const fn address(key: u64) -> u64 {
     key & ((1 << 48) - 1) | (key >> 58) << 48
 }
@@ -47,9 +47,9 @@ struct Snapshot<'a> {
     pickle: Pickle<'a>,
     /// The numbers of the lists of frames that were written, by origin, and by that of tensors.
     frames: HashMap<EventOrigin, u32>,
-    /// The addresses and sizes of what PyTorch's allocator says it got.
+    /// The addresses and sizes of the segments that PyTorch's allocator says it got.
     of_allocator: HashSet<(u64, u64)>,
-    /// Whether the history of its tensors is known, for each device in the history.
+    /// True for each device of the history whose tensors have a known history.
     has_tensors: Vec<bool>,
 }
 
@@ -75,7 +75,8 @@ fn has_tensors(history: &History) -> Vec<bool> {
 }
 
 impl Snapshot<'_> {
-    /// Whether a block is on a device and is not a segment. The blocks inside of a segment stand in the place of the segment.
+    /// Returns whether a block is on a device and is not a segment. The blocks inside of a segment stand in the place of the
+    /// segment.
     fn is_shown(&self, block: &BlockLife) -> bool {
         let origin = self.history.origin(block);
         // Parts of expandable segments have other keys than addresses.
@@ -83,7 +84,7 @@ impl Snapshot<'_> {
         origin.kind.is_on_device() && !(self.has_tensors[usize::from(block.device)] && is_known())
     }
 
-    /// What is live at the end.
+    /// The blocks that are live at the end.
     fn segments(&mut self) -> io::Result<()> {
         let history = self.history;
         self.pickle.begin_list()?;
@@ -166,13 +167,14 @@ impl Snapshot<'_> {
         self.pickle.set()
     }
 
-    /// What happened on each device, by its number.
+    /// The events of each device, by its number.
     fn traces(&mut self) -> io::Result<()> {
         let devices = self.history.devices.iter().map(|device| device.device.ordinal + 1).max().unwrap_or(0);
         self.pickle.begin_list()?;
         let history = self.history;
         let mut changes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        // What was live when the events begin, a viewer finds out from the end, as in PyTorch's snapshots.
+        // A viewer derives the blocks that are live when the events begin from those at the end, as in PyTorch's
+        // snapshots.
         let first = history.whole_from().unwrap_or(history.lives.change_count());
         for (at, change) in (0_u32..).zip(history.lives.changes()).skip(first) {
             let device = history.lives.block(change.block).device;
@@ -187,7 +189,8 @@ impl Snapshot<'_> {
         self.pickle.begin_list()?;
         let tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
         let tensors = tensors.filter(|tensors| tensors.about.device.ordinal == device);
-        // The first steps are what was live when the history begins: a viewer finds that out from the end, as in PyTorch's snapshots.
+        // The first steps are the blocks that are live when the history begins. A viewer derives them from those at the end, as in
+        // PyTorch's snapshots.
         let steps = tensors
             .flat_map(|tensors| tensors.steps.iter().skip(usize::try_from(tensors.about.older).unwrap_or(usize::MAX)));
         let (mut steps, mut sizes) = (steps.peekable(), HashMap::new());
@@ -208,11 +211,11 @@ impl Snapshot<'_> {
         self.pickle.append()
     }
 
-    /// A change of what the driver gives.
+    /// A change of the driver's blocks.
     fn change(&mut self, change: &Change, stream: u64, block: &BlockLife, written: &mut usize) -> io::Result<()> {
         let actions: &[&'static str] = match change.kind.blocks() {
             1.. => &["segment_alloc", "alloc"],
-            // A block that has shrunk: a part of a block cannot be freed there.
+            // A block shrinks: the format has no event that frees a part of a block.
             0 => &[],
             _ => &["free_requested", "free_completed", "segment_free"],
         };
@@ -221,7 +224,7 @@ impl Snapshot<'_> {
         actions.iter().try_for_each(|action| self.event(action, about, from, written))
     }
 
-    /// What PyTorch's allocator did.
+    /// The events of PyTorch's allocator.
     fn step(&mut self, step: &AllocatorStep, sizes: &mut HashMap<u64, u64>, written: &mut usize) -> io::Result<()> {
         let mut bytes = step.requested;
         let action = match step.action {
@@ -252,7 +255,7 @@ impl Snapshot<'_> {
         from: EventOrigin,
         written: &mut usize,
     ) -> io::Result<()> {
-        // PyTorch counts microseconds since 1970.
+        // The time is in microseconds since 1970, as in PyTorch.
         let began = u64::try_from(self.history.definitions().process().began.as_micros()).unwrap_or(0);
         self.pickle.append_part(*written)?;
         *written += 1;

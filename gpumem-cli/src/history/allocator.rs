@@ -1,4 +1,4 @@
-//! What a caching allocator did on one device, and its memory at one moment.
+//! The events of a caching allocator on one device, and its memory at one moment.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -16,15 +16,15 @@ use crate::recording::remove_range;
 pub(crate) struct TensorHistory {
     pub(crate) about: AllocatorDevice,
     pub(crate) steps: Vec<AllocatorStep>,
-    /// Whether segments are expandable: they consist of parts, and parts without tensors can be given back to the driver.
+    /// True if segments are expandable: they consist of parts, and parts without tensors can be given back to the driver.
     pub(crate) is_expandable: bool,
-    /// What tensors have together, and the most of it.
+    /// The sum of all tensors, and its highest value.
     pub(crate) live: DeviceHistory,
-    /// What they have after each step.
+    /// The sum of all tensors after each step.
     pub(super) allocated: Vec<u64>,
 }
 
-/// What the allocator did.
+/// The step of the allocator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocatorStep {
     /// The time in nanoseconds since the recording began. It never falls.
@@ -77,7 +77,7 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
     pub(crate) requested: u64,
     pub(crate) origin: u32,
-    /// Whether the program has freed it, while work on another stream may use it.
+    /// True if the program has freed it, while work on another stream may use it.
     pub(crate) is_awaiting: bool,
 }
 
@@ -99,7 +99,7 @@ impl AllocatorState {
                 remove_range(&mut self.segments, address, bytes, |_, _| {});
                 self.segments.insert(address, (bytes, SegmentUse { stream, pool }));
             }
-            // Parts of an expandable segment go one by one.
+            // Parts of an expandable segment are unmapped one by one.
             Action::SegmentFree => remove_range(&mut self.segments, address, bytes, |_, _| {}),
             Action::Alloc => {
                 let tensor = Tensor { bytes, requested: requested.min(bytes), origin, is_awaiting: false };
@@ -172,20 +172,20 @@ impl TensorHistory {
         Self { about, steps, is_expandable, live: DeviceHistory::new(about.device), allocated: Vec::new() }
     }
 
-    /// The memory after this many steps.
+    /// Returns the memory after this many steps.
     pub(crate) fn state(&self, steps: usize) -> AllocatorState {
         let mut state = AllocatorState::default();
         self.steps[..steps.min(self.steps.len())].iter().for_each(|step| state.apply(step));
         state
     }
 
-    /// How many steps there were at a time.
+    /// Returns the number of steps up to a time.
     pub(crate) fn steps_until(&self, time: u64) -> usize {
         self.steps.partition_point(|step| step.time <= time).max(self.older_count())
     }
 
-    /// How many steps there were when the allocator refused a request, after the driver had refused it at this time: PyTorch has
-    /// emptied its cache then, and has another clock.
+    /// Returns the number of steps up to the refusal of a request by the allocator. The driver refused it at this time; PyTorch
+    /// then empties its cache, and has another clock.
     pub(crate) fn steps_at_refusal(&self, time: u64) -> usize {
         const SOON: u64 = 1_000_000_000;
         let refused = (0..).zip(&self.steps).filter(|(_, step)| step.action == Action::OutOfMemory);
@@ -198,35 +198,37 @@ impl TensorHistory {
         let mut newest = self.steps[..steps.min(self.steps.len())].iter().rev();
         let is_request = |step: &&AllocatorStep| matches!(step.action, Action::Alloc | Action::OutOfMemory);
         let Some(request) = newest.find(is_request) else { return 0 };
-        // The stream of a block that is older than the history is only known of its segment.
+        // If a block is older than the history, only the stream of its segment is known.
         let before = state.segments.range(..=request.address).next_back();
         let segment = before.filter(|(address, (bytes, _))| request.address - **address < *bytes);
         segment.map_or(request.stream, |(_, (_, of))| of.stream)
     }
 
-    /// How many of the first steps only describe what was live when the history begins.
+    /// The number of first steps that only describe the memory when the history begins.
     pub(crate) fn older_count(&self) -> usize {
         usize::try_from(self.about.older).unwrap_or(usize::MAX).min(self.steps.len())
     }
 
-    /// When the history begins, in nanoseconds since the recording began, if the allocator did something before.
+    /// The time when the history begins, in nanoseconds since the recording began, if the allocator did something
+    /// before.
     pub(crate) fn known_from(&self) -> Option<u64> {
         let time = u64::try_from(self.about.known_from?.as_nanos()).unwrap_or(u64::MAX);
         // `align` has moved the steps to the driver's clock. `known_from` in the recording still has PyTorch's.
         Some(self.steps.get(self.older_count()).map_or(time, |step| step.time))
     }
 
-    /// How many steps there were when tensors had most between two times.
+    /// Returns the number of steps up to the highest sum of tensors between two times.
     pub(crate) fn most_between(&self, from: u64, to: u64) -> usize {
         self.most_in(self.steps_until(from), self.steps_until(to))
     }
 
-    /// How many steps there were when tensors had most.
+    /// Returns the number of steps up to the highest sum of tensors.
     pub(crate) fn peak_steps(&self) -> Option<usize> {
         self.live.peak_at.map(|_| self.most_in(self.older_count(), self.steps.len()))
     }
 
-    /// After how many steps, between two numbers of them, tensors had most; of several, the first.
+    /// Returns the number of steps up to the highest sum of tensors, between two numbers of steps. If several are
+    /// equal, the first one counts.
     fn most_in(&self, first: usize, end: usize) -> usize {
         let bytes = |steps: usize| steps.checked_sub(1).map_or(0, |at| self.allocated[at]);
         (first..=end.max(first)).max_by_key(|steps| (bytes(*steps), Reverse(*steps))).unwrap_or(first)

@@ -1,4 +1,4 @@
-//! What is live on one device, and the most that was.
+//! The live memory of one device, and its peak.
 
 use gpumem_core::{
     ledger::KnownPool,
@@ -19,9 +19,9 @@ pub(crate) struct DeviceHistory {
     pub(crate) less_at: Option<u32>,
     /// The registered pools after the event that made the peak.
     pub(crate) pools: Vec<KnownPool>,
-    /// The bytes of the driver's blocks: those that are live, and the most that were.
+    /// The bytes of the driver's blocks: the live ones, and their highest value.
     driver: (u64, u64),
-    /// The reading of the whole device with the most in use, and when it was.
+    /// The highest reading of the whole device, and its time.
     pub(crate) highest_sample: Option<(u64, GpuMemory)>,
     pub(crate) samples: u64,
 }
@@ -41,19 +41,19 @@ impl DeviceHistory {
         }
     }
 
-    /// A block of the driver had so many bytes before this change, and has so many after it.
+    /// Counts a change of a block of the driver from one size to another.
     pub(super) fn count_driver(&mut self, before: u64, after: u64) {
         let (live, most) = &mut self.driver;
         *live = live.saturating_add(after).saturating_sub(before);
         *most = (*most).max(*live);
     }
 
-    /// The most that the driver's blocks had, whether pools divided them or not.
+    /// The highest value of the driver's blocks, whether pools divided them or not.
     pub(crate) fn driver_peak(&self) -> u64 {
         self.driver.1
     }
 
-    /// A block had so many bytes before this change, and has so many after it. Returns whether more is live than ever before.
+    /// Counts a change of a block from one size to another. Returns whether more is live than ever before.
     pub(super) fn count(&mut self, at: u32, before: u64, after: u64) -> bool {
         self.live = self.live.saturating_add(after).saturating_sub(before);
         if self.live > self.peak {

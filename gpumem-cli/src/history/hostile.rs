@@ -1,4 +1,4 @@
-//! Recordings that no session writes: all reports and formats of them end, without a panic.
+//! All reports and formats of recordings that no session writes end without a panic.
 
 use std::{fs, io, path::Path, time::Duration};
 

@@ -1,23 +1,24 @@
-//! When blocks came and went, in few bytes: a recording may have millions.
+//! The lives of all blocks, in few bytes: a recording may have millions.
 //!
-//! A change has 12 bytes and a block has 28. How many bytes a change adds is not kept: it follows from the sizes of its block.
+//! A change has 12 bytes and a block has 28. The number of bytes that a change adds is not kept: it follows from the sizes of
+//! its block.
 
 use std::collections::HashMap;
 
 use gpumem_core::ledger::BlockChangeKind as ChangeKind;
 
-/// A change of what is live.
+/// A change of the live memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {
     /// The time in nanoseconds since the recording began. It never falls.
     pub(crate) time: u64,
     /// The number of the event.
     pub(crate) number: u64,
-    /// How many bytes more are live.
+    /// The number of bytes by which the live memory grows.
     pub(crate) delta: i64,
     /// The number of the block, see [`Lives::block`].
     pub(crate) block: u32,
-    /// The thread that did it.
+    /// The thread that made the change.
     pub(crate) thread: u16,
     pub(crate) kind: ChangeKind,
 }
@@ -26,11 +27,11 @@ pub(crate) struct Change {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockLife {
     pub(crate) key: u64,
-    /// Its size when it came.
+    /// Its size when it was allocated.
     pub(crate) bytes: u64,
-    /// The change with which it came.
+    /// The change by which it was allocated.
     pub(crate) born: u32,
-    /// The change with which it went; [`LIVE`] if it is still there.
+    /// The change by which it was freed; [`LIVE`] if it is still there.
     pub(crate) died: u32,
     /// The number of its origin in the history.
     pub(crate) origin: u32,
@@ -65,16 +66,16 @@ pub(super) struct NewBlock {
     pub(super) device: u16,
 }
 
-/// All changes of what is live, and all blocks that were ever live, both in their order.
+/// All changes of the live memory, and all blocks that were ever live, both in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Lives {
     /// The times and the event numbers that the changes of each chunk are relative to.
     chunks: Vec<Chunk>,
     changes: Vec<PackedChange>,
     blocks: Vec<PackedBlock>,
-    /// How many changes there are of each kind, in the order of [`ChangeKind::ALL`].
+    /// The number of changes of each kind, in the order of [`ChangeKind::ALL`].
     counts: [u64; ChangeKind::ALL.len()],
-    /// Blocks of which a part was freed: after which change, and how much was left.
+    /// Blocks of which a part was freed, each with the change and with the bytes that are left.
     shrunk: HashMap<u32, Vec<(u32, u64)>>,
 }
 
@@ -120,7 +121,7 @@ fn halves(number: u64) -> [u32; 2] {
 }
 
 impl Lives {
-    /// How many changes there are.
+    /// The number of changes.
     pub(crate) fn change_count(&self) -> usize {
         self.changes.len()
     }
@@ -130,12 +131,12 @@ impl Lives {
         u32::try_from(self.changes.len()).unwrap_or(LIVE).checked_sub(1)
     }
 
-    /// How many changes of this kind there are.
+    /// The number of changes of this kind.
     pub(crate) fn count_of(&self, kind: ChangeKind) -> u64 {
         self.counts[kind as usize]
     }
 
-    /// How many blocks were ever live.
+    /// The number of blocks that were ever live.
     pub(crate) fn block_count(&self) -> usize {
         self.blocks.len()
     }
@@ -159,9 +160,9 @@ impl Lives {
         (0..end).map(|number| (number, self.block(number)))
     }
 
-    /// The blocks that came up to this change, by their numbers.
+    /// The blocks that were allocated up to this change, by their numbers.
     pub(crate) fn born_until(&self, change: u32) -> impl Iterator<Item = (u32, BlockLife)> {
-        // Blocks stand in the order in which they came.
+        // Blocks stand in the order of their allocations.
         self.blocks().take(self.blocks.partition_point(|block| block.born <= change))
     }
 
@@ -177,7 +178,7 @@ impl Lives {
         self.unpack(at as usize, self.chunk_of(at))
     }
 
-    /// When a change was. `None` if there is no such change.
+    /// The time of a change. `None` if there is no such change.
     pub(super) fn time_of(&self, change: u32) -> Option<u64> {
         let packed = self.changes.get(change as usize)?;
         Some(self.chunk_of(change).time + u64::from(packed.time))
@@ -242,7 +243,7 @@ impl Lives {
         last.unwrap_or_else(|| self.block(block).bytes)
     }
 
-    /// A block is live from now on. Returns its number, and that of the change.
+    /// Adds a block that is live from now on. Returns its number, and that of the change.
     pub(super) fn begin(&mut self, when: When, block: NewBlock, kind: ChangeKind) -> (u32, u32) {
         let number = u32::try_from(self.blocks.len()).unwrap_or(LIVE);
         let born = self.push(when, number, kind);
@@ -253,14 +254,14 @@ impl Lives {
         (number, born)
     }
 
-    /// A block is not live any more. Returns the number of the change.
+    /// Ends the life of a block. Returns the number of the change.
     pub(super) fn end(&mut self, when: When, block: u32, kind: ChangeKind) -> u32 {
         let died = self.push(when, block, kind);
         self.blocks[block as usize].died = died;
         died
     }
 
-    /// A part of a block goes, and so much is left. Returns the number of the change.
+    /// Shrinks a block to the bytes that are left. Returns the number of the change.
     pub(super) fn shrink(&mut self, when: When, block: u32, left: u64) -> u32 {
         let at = self.push(when, block, ChangeKind::Shrunk);
         self.shrunk.entry(block).or_default().push((at, left));

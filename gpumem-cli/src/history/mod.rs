@@ -1,7 +1,7 @@
-//! What a recording says, as a history that all reports and formats are made of.
+//! The history of a recording. All reports and formats are made of it.
 //!
 //! The reader of `gpumem-core` applies the events to its ledger, which is the only place that knows what an event does to a block. The
-//! ledger does not keep when each block came and went: it tells [`read`], which keeps it in [`lives`].
+//! ledger does not keep the times at which blocks are allocated and freed. It hands them to [`read`], which keeps them in [`lives`].
 
 mod allocator;
 mod bytes;

@@ -1,4 +1,4 @@
-//! Where blocks come from, in words.
+//! The origins of blocks, in words.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use gpumem_core::{
     report::{path_in_words, place_in_words},
 };
 
-/// Where blocks come from: the scope, the stack, and the kind of memory.
+/// The origin of blocks: the scope, the stack, and the kind of memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
     /// The path of scopes, the outermost first.
@@ -21,13 +21,13 @@ pub(crate) struct Origin {
     pub(crate) line: Option<String>,
     /// The line that called the function of the user's line.
     pub(crate) caller: Option<String>,
-    /// Where the innermost scope was opened.
+    /// The place where the innermost scope was opened.
     pub(crate) scope_place: Option<String>,
     pub(crate) kind: MemKind,
     pub(crate) stack: StackId,
 }
 
-/// Takes `cost` from what is left. False if less is left.
+/// Takes `cost` from the rest. Returns false if the rest is less.
 pub(super) fn pay(left: &mut u64, cost: u64) -> bool {
     let rest = left.checked_sub(cost);
     *left = rest.unwrap_or(0);
@@ -62,7 +62,7 @@ impl Origin {
         }
     }
 
-    /// The line; else the library; else the place where the scope was opened.
+    /// Returns the line, else the library, else the place where the scope was opened.
     pub(crate) fn place(&self) -> String {
         let scope_place = self.scope_place.as_deref().filter(|_| !self.path.is_empty());
         let place = || place_in_words(None, scope_place);
@@ -70,7 +70,7 @@ impl Origin {
         known.unwrap_or_else(|| "line not known".to_owned())
     }
 
-    /// Whether its blocks are parts of expandable segments of PyTorch. If there is no stack, they may be.
+    /// Returns whether its blocks are parts of expandable segments of PyTorch. If there is no stack, they may be.
     pub(crate) fn is_expandable_segment(&self) -> bool {
         let is_of_pytorch = self.library.as_ref().map_or(self.line.is_none(), |library| library == "PyTorch");
         self.kind == MemKind::Vmm && is_of_pytorch
@@ -85,25 +85,26 @@ impl Origin {
     }
 }
 
-/// The name of the library. If there is none but a line, the program allocated. Without a stack it is not known who allocated.
+/// Returns the name of the library. If there is only a line, the program allocated. Without a stack it is not known who
+/// allocated.
 pub(crate) fn library_or_program(library: Option<&str>, line: Option<&str>) -> String {
     library.or(line.map(|_| "the program")).unwrap_or("not known").to_owned()
 }
 
-/// How many origins are found without a large table.
+/// The number of origins that are found without a large table.
 const RECENT: usize = 1 << 10;
 
-/// Origins, by what the ledger knows of them.
+/// Origins, by their group in the ledger.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
     known: HashMap<AllocGroup, u32>,
     all: Vec<AllocGroup>,
-    /// Some of the known ones, by a hash of a few bits: it takes less time to look here first.
+    /// Some of the known origins, by a hash of a few bits. A look here takes less time than one in the table.
     recent: Vec<Option<(AllocGroup, u32)>>,
 }
 
 impl Origins {
-    /// The number of an origin, and whether it is new.
+    /// Returns the number of an origin, and whether it is new.
     pub(super) fn number(&mut self, group: AllocGroup) -> (u32, bool) {
         self.recent.resize(RECENT, None);
         let at = (group.stack.0 as usize * 31 + group.kind as usize * 7 + group.node.0 as usize) % RECENT;
@@ -127,7 +128,7 @@ impl Origins {
         self.all.get(number as usize).map_or(StackId::NONE, |group| group.stack)
     }
 
-    /// The origins in words. Their names may have `left` bytes; if they have more, the rest of the origins has no names.
+    /// Returns the origins in words. Their names may have `left` bytes. After that, origins have no names.
     pub(super) fn in_words(&self, ledger: &dyn LedgerView, definitions: &Definitions, left: &mut u64) -> Vec<Origin> {
         let paths = Paths::now(ledger, definitions);
         let origin = |group: &AllocGroup| {

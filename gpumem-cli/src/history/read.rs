@@ -29,7 +29,8 @@ use crate::{
 };
 
 impl History {
-    /// Reads a whole recording, as far as it is readable: [`incomplete`](Self::incomplete) says where it ends too early.
+    /// Reads a whole recording up to its last readable record. [`incomplete`](Self::incomplete) says where it ends too
+    /// early.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
         let failed = |error: io::Error| {
             let next = if error.kind() == io::ErrorKind::InvalidData {
@@ -39,7 +40,7 @@ impl History {
             };
             Failure::new(format!("`{}` cannot be read", path.display()), error, next)
         };
-        // A pipe would be waited for, and cannot be read twice.
+        // Opening a pipe would wait for a writer, and a pipe cannot be read twice.
         if path.metadata().is_ok_and(|known| !known.is_file()) {
             let next = "write the recording to a file first";
             return Err(Failure::new(format!("`{}` cannot be read", path.display()), "it is no file", next));
@@ -53,13 +54,13 @@ impl History {
             let from = BufReader::with_capacity(1 << 16, RecordingBytes::new(file, progress(length)));
             let recording = recording_of(from, length).map_err(failed)?;
             let progress = progress(2 * recording.len() as u64);
-            // What the recording may cost follows from the size of the snapshot.
+            // The allowed cost of the recording follows from the size of the snapshot.
             Reader::of_size(RecordingBytes::new(io::Cursor::new(recording), progress), length)
         } else {
             Reader::new(RecordingBytes::new(BufReader::with_capacity(1 << 16, file), progress(2 * length)))
         };
         let mut reading = HistoryReading::new(reader.map_err(failed)?);
-        // The ledger writes here what an event does to blocks.
+        // The ledger writes the effects of an event on blocks here.
         let mut changes = Vec::new();
         while let Some(step) = reading.reader.step_observed(&mut changes).map_err(failed)? {
             match step {
@@ -80,7 +81,7 @@ impl History {
                 return Err(Failure::new(format!("`{}` cannot be read", path.display()), cause, ""));
             }
         }
-        // Items that the recording has missed come after the last event.
+        // Items that the recording missed come after the last event.
         for change in &changes {
             reading.change(change);
         }
@@ -88,14 +89,14 @@ impl History {
     }
 }
 
-/// What an origin costs: bytes of memory, those of the reports about it included, and nanoseconds.
+/// The cost of an origin: bytes of memory, including those of reports about it, and nanoseconds.
 const ORIGIN: (u64, u64) = (1 << 10, 3_000);
 
-/// How soon a thread that was refused memory has to obtain it: allocators with a cache empty the cache and try again. The library
+/// The time within which a thread obtains refused memory: allocators with a cache empty the cache and try again. The library
 /// waits as long before it reports a refusal.
 const SOON: u64 = 1_000_000_000;
 
-/// What is known while a recording is read.
+/// The state while a recording is read.
 struct HistoryReading {
     reader: Reader<RecordingBytes>,
     history: HistoryParts,
@@ -115,23 +116,23 @@ struct HistoryReading {
     unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
     has_pools: bool,
-    /// How many items are missing so far.
+    /// The number of items that are missing so far.
     missed: u64,
     /// The newest event.
     newest: When,
     tensors: tensors::TensorReading,
 }
 
-/// Where a thread wants memory.
+/// The place where a thread wants memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wanted {
-    /// It wants memory on the device of this number in the history.
+    /// The thread wants memory on the device of this number in the history.
     On(u16),
-    /// It wants memory of this kind on a device that is not known.
+    /// The thread wants memory of this kind on an unknown device.
     Of(MemKind),
 }
 
-/// What a [`History`] is made of.
+/// The parts of a [`History`].
 #[derive(Default)]
 struct HistoryParts {
     lives: Lives,
@@ -173,13 +174,13 @@ impl HistoryReading {
         let devices = &mut self.history.devices;
         *self.devices.entry(device).or_insert_with(|| {
             devices.push(DeviceHistory::new(device));
-            // The reader refuses recordings with as many devices as that.
+            // The reader refuses recordings with that many devices.
             u16::try_from(devices.len() - 1).unwrap_or(u16::MAX)
         })
     }
 
-    /// The ledger's time is that of an earlier event for stream-ordered memory. The counter of the processor is of this event; threads
-    /// read it a little before or after their event is numbered.
+    /// For stream-ordered memory, the ledger's time is that of an earlier event. The counter of the processor belongs to this event:
+    /// threads read it shortly before or after their event is numbered.
     fn time_of(&self, event: &RecordedEvent) -> u64 {
         let time = if self.has_clock { self.reader.definitions().time(event.ticks) } else { None };
         let nanos = time.unwrap_or(event.time).as_nanos();
@@ -193,7 +194,7 @@ impl HistoryReading {
             self.streams_change(None, 0);
         }
         match event.kind {
-            // The ledger has blocks in no order. Those of a context go in the order in which they came.
+            // The ledger has blocks in no order. Those of a context end in the order of their allocations.
             EventKind::ContextDestroyed { .. } => {
                 changes.sort_by_key(|change| self.live.get(&change.number).copied());
             }
@@ -247,7 +248,7 @@ impl HistoryReading {
                 });
             }
             EventKind::PoolRegistered { device, .. } => {
-                // It is reported, even if the pool gives out no part.
+                // The device is reported, even if the pool gives out no part.
                 self.device(device);
                 self.has_pools = true;
             }
@@ -270,7 +271,7 @@ impl HistoryReading {
         self.history.streams.push(StreamChange { from, of, stream });
     }
 
-    /// Notes what the newest event has done to a block.
+    /// Notes the effect of the newest event on a block.
     fn change(&mut self, change: &BlockChange) {
         let BlockChange { mut kind, key, number, before, after, device, group } = *change;
         let is_of_driver = group.kind.is_on_device() && group.kind != MemKind::Part;
@@ -279,7 +280,7 @@ impl HistoryReading {
             self.history.devices[usize::from(device)].count_driver(before.get(), after.get());
         }
         match kind {
-            // From now on the program's view has it, and nothing had it before.
+            // From now on the program's view has the block. No view had it before.
             BlockChangeKind::GivenToProgram => kind = BlockChangeKind::Allocated,
             BlockChangeKind::TakenByPool => {}
             _ if group.kind.is_on_device() && !group.is_in_program() => return,
@@ -288,7 +289,7 @@ impl HistoryReading {
         let (at, device) = if kind.blocks() > 0 {
             let (origin, is_new) = self.origins.number(group);
             if is_new {
-                // If that is too much, the reader reads nothing after this event.
+                // If the cost is too high, the reader stops after this event.
                 self.reader.spend(ORIGIN.0, ORIGIN.1);
                 let device = self.device(device);
                 self.origin_devices.push(device);
@@ -322,7 +323,7 @@ impl HistoryReading {
         }
     }
 
-    /// A thread has obtained memory: perhaps what it was refused.
+    /// A thread has obtained memory. It may be memory that was refused to it before.
     #[cold]
     fn obtained(&mut self, event: &RecordedEvent, block: &Block) {
         if self.newest.time - self.refused > SOON {

@@ -1,4 +1,4 @@
-//! What is known of one recording.
+//! The data of one recording.
 
 use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
@@ -25,27 +25,27 @@ pub(crate) struct History {
     pub(crate) path: PathBuf,
     /// The length of the file.
     pub(crate) bytes: u64,
-    /// When blocks came and went, in the order of the recording.
+    /// The allocations and frees of blocks, in the order of the recording.
     pub(crate) lives: Lives,
-    /// Where blocks come from.
+    /// The origins of blocks.
     pub(crate) origins: Vec<Origin>,
     /// The labels that the program gave to blocks, by the number of the block.
     pub(crate) labels: HashMap<u32, Box<str>>,
-    /// Each time that a scope was open, in the order of their beginning.
+    /// The times at which scopes were open, in the order of their beginning.
     pub(crate) scopes: Vec<ScopeLife>,
     /// The moments that the program marked, in their order.
     pub(crate) marks: Vec<Mark>,
-    /// On which streams threads allocated and freed, in the order of the recording.
+    /// The streams on which threads allocated and freed, in the order of the recording.
     pub(super) streams: Vec<StreamChange>,
     /// The devices on which something happened. Other parts of the history have their numbers in this list.
     pub(crate) devices: Vec<DeviceHistory>,
     /// Allocations that the driver refused, in their order.
     pub(crate) refusals: Vec<Refusal>,
-    /// The last moment that is known of the program, since the recording began: it may run on without an event.
+    /// The last known moment of the program, since the recording began. The program may run on without an event.
     pub(crate) end: Duration,
-    /// What is known of PyTorch's tensors, if that was asked for.
+    /// The data of PyTorch's tensors, if they were asked for.
     pub(crate) tensors: Option<Tensors>,
-    /// Whether the file is a snapshot of PyTorch's allocator, which has nothing of scopes, threads and other libraries.
+    /// True if the file is a snapshot of PyTorch's allocator, which has no scopes, no threads and no other libraries.
     pub(crate) is_snapshot: bool,
     pub(super) reader: Reader<RecordingBytes>,
 }
@@ -64,16 +64,16 @@ pub(crate) struct Refusal {
     pub(crate) stack: StackId,
     /// The last change before it.
     pub(crate) after: Option<u32>,
-    /// What was live on the device then.
+    /// The memory that was live on the device then.
     pub(crate) live: Option<u64>,
-    /// The reading of the device that was made because of it.
+    /// The reading of the device that the refusal caused.
     pub(crate) memory: Option<GpuMemory>,
-    /// Whether the same thread obtained at least as much within a second: on the same device, or of the same kind if the device is not
+    /// True if the same thread obtained at least as much within a second: on the same device, or of the same kind if the device is not
     /// known.
     pub(crate) was_obtained: bool,
 }
 
-/// One time that a scope was open.
+/// A time during which a scope was open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScopeLife {
     pub(crate) callsite: CallsiteId,
@@ -96,9 +96,9 @@ pub(crate) struct Mark {
 /// A thread allocates or frees on another stream than before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamChange {
-    /// The first change of what is live after it.
+    /// The first change of the live memory after it.
     pub(super) from: usize,
-    /// `None`: events are missing, and so the streams of all threads are not known any more.
+    /// `None` if events are missing: the streams of all threads are not known any more.
     pub(super) of: Option<(u16, bool)>,
     pub(super) stream: u32,
 }
@@ -123,7 +123,7 @@ impl History {
         Some(self.definitions().process().pid).filter(|pid| *pid != 0)
     }
 
-    /// The number of the process in its job. Early recordings have it in the name of the file only.
+    /// The number of the process in its job. In early recordings, only the name of the file has it.
     pub(crate) fn rank(&self) -> Option<u64> {
         let of_name = || {
             let name = self.path.file_name()?.to_str()?;
@@ -153,7 +153,7 @@ impl History {
         self.reader.skipped()
     }
 
-    /// Why the recording has no end, in words.
+    /// The reason why the recording has no end.
     pub(crate) fn incomplete(&self) -> Option<String> {
         match self.reader.end() {
             Some(End::Cut { at }) => Some(format!("it is cut within the record at byte {at}")),
@@ -169,7 +169,7 @@ impl History {
         }
     }
 
-    /// Whether the sizes that were noted add up to something else than the ledger has live. That must not be: it is reported as a fault.
+    /// Returns whether the sum of the noted sizes differs from the live bytes of the ledger. This is a fault of gpumem and is reported.
     pub(crate) fn disagrees(&self) -> bool {
         let stats = self.reader.ledger().stats();
         let current = |device: &DeviceHistory| {
@@ -179,7 +179,7 @@ impl History {
         self.devices.iter().any(|device| device.live != current(device))
     }
 
-    /// Which source recorded, and through which library.
+    /// The source that recorded, and the library that it used.
     pub(crate) fn sources(&self) -> Vec<(Source, &str)> {
         let mut sources: Vec<_> =
             self.definitions().interceptions().iter().map(|by| (by.source, by.library.as_str())).collect();
@@ -187,7 +187,7 @@ impl History {
         sources
     }
 
-    /// On which stream each change was made, where it is stream-ordered and the stream is known. 0 is the default stream.
+    /// The stream of each change, if the change is stream-ordered and the stream is known. 0 is the default stream.
     pub(crate) fn streams(&self) -> Vec<Option<u32>> {
         let (mut streams, mut now) = (self.streams.iter().peekable(), HashMap::new());
         let of = |(at, change): (usize, Change)| {
@@ -215,13 +215,14 @@ impl History {
         used.rev().max_by_key(|device| device.peak)
     }
 
-    /// When the peak of a device was, and when less was live again, in nanoseconds since the recording began.
+    /// The time of the peak of a device, and the time when less was live again, in nanoseconds since the recording
+    /// began.
     pub(crate) fn peak_of(&self, device: Device) -> Option<(u64, u64)> {
         let device = self.devices.iter().find(|known| known.device == device)?;
         Some((self.time_of(device.peak_at?), device.less_at.map_or(u64::MAX, |at| self.time_of(at))))
     }
 
-    /// What was not freed at the end.
+    /// The memory that was not freed at the end.
     pub(crate) fn leaks(&self) -> Leaks {
         // The blocks and the bytes of each origin, and the size of a block if all have the same size.
         let mut sums: Vec<(u64, u64, Option<u64>)> = vec![(0, 0, None); self.origins.len()];
@@ -235,7 +236,7 @@ impl History {
         let has_scopes = live.iter().any(|(origin, _)| !origin.path.is_empty());
         let place = |(origin, (blocks, bytes, each)): (&Origin, (u64, u64, Option<u64>))| {
             let Origin { path, line, caller, scope_place, .. } = origin;
-            // If there is a line, it says where the block comes from, and not the library.
+            // If there is a line, the line is the origin, and not the library.
             let library = origin.library.as_deref().filter(|_| line.is_none());
             let name = leak_in_words(path, library, line.as_deref(), scope_place.as_deref(), has_scopes);
             Place::new(name, caller.clone(), blocks, Bytes::new(bytes), each.map(Bytes::new))
@@ -245,18 +246,18 @@ impl History {
         leaks
     }
 
-    /// The refusal that matters most: the last one after which the thread did not get the memory, else the last one.
+    /// The main refusal: the last one after which the thread did not get the memory, else the last one.
     pub(crate) fn oom(&self) -> Option<&Refusal> {
         let not_obtained = self.refusals.iter().rev().find(|refused| !refused.was_obtained);
         not_obtained.or(self.refusals.last())
     }
 
-    /// Whether the recording has only what was live at the peak of each device and at the end.
+    /// Returns whether the recording has only what was live at the peak of each device and at the end.
     pub(crate) fn has_only_peaks(&self) -> bool {
         self.definitions().part().is_some_and(|part| part.is_peaks)
     }
 
-    /// From this change on, all that was live is in the recording; `None` if it has only the peaks.
+    /// The change from which on the recording has all live memory; `None` if it has only the peaks.
     pub(crate) fn whole_from(&self) -> Option<usize> {
         match self.definitions().part() {
             Some(part) if part.is_peaks => None,
@@ -265,14 +266,14 @@ impl History {
         }
     }
 
-    /// Since when all that was live is in the recording, in nanoseconds since it began, if that is not so from its beginning. A recording
-    /// of the peaks has no such time.
+    /// The time from which on the recording has all live memory, in nanoseconds since it began. `None` if it has it from its beginning,
+    /// and for a recording of the peaks.
     pub(crate) fn known_from(&self) -> Option<u64> {
         self.definitions().part()?;
         Some(self.time_of(u32::try_from(self.whole_from()?).unwrap_or(LIVE)))
     }
 
-    /// Whether what was live after a change on its device is in the recording.
+    /// Returns whether the recording has the memory that was live after a change on its device.
     pub(crate) fn is_known_after(&self, change: u32) -> bool {
         match self.whole_from() {
             Some(first) => first <= change as usize,
@@ -280,7 +281,7 @@ impl History {
         }
     }
 
-    /// Whether what was live at a moment is in the recording.
+    /// Returns whether the recording has the memory that was live at a moment.
     pub(crate) fn is_known_at(&self, moment: Moment) -> bool {
         match moment {
             Moment::Start | Moment::Peak | Moment::End => true,
@@ -293,13 +294,13 @@ impl History {
         }
     }
 
-    /// Whether what was live of this kind at a moment that is known is in the recording. If it has only the peaks, host memory is not known
-    /// at a peak, because a peak counts the device's memory only.
+    /// Returns whether the recording has the live memory of this kind at a known moment. A recording of the peaks does not have host
+    /// memory at a peak, because a peak counts only the device's memory.
     pub(crate) fn has_kind_at(&self, kind: MemKind, moment: Moment) -> bool {
         kind.is_on_device() || moment != Moment::Peak || !self.has_only_peaks()
     }
 
-    /// Whether what was live at the event of this number is in the recording.
+    /// Returns whether the recording has the memory that was live at the event of this number.
     pub(crate) fn is_whole_at(&self, number: u64) -> bool {
         self.definitions().part().is_none_or(|part| !part.is_peaks && part.after < number)
     }
@@ -308,7 +309,7 @@ impl History {
         &self.origins[block.origin as usize]
     }
 
-    /// When a change was, in nanoseconds since the recording began.
+    /// The time of a change, in nanoseconds since the recording began.
     pub(crate) fn time_of(&self, change: u32) -> u64 {
         self.lives.time_of(change).unwrap_or_else(|| self.end_nanos())
     }

@@ -1,4 +1,4 @@
-//! What was live at one moment, and what came and went between two.
+//! The memory that was live at one moment, and the changes between two moments.
 
 use gpumem_core::model::MemKind;
 
@@ -16,7 +16,7 @@ impl History {
         self.devices.iter().map(|device| if moment == Moment::Peak { device.peak_at } else { change }).collect()
     }
 
-    /// What was live on each device after a change, the largest first. `None` stands for the beginning.
+    /// The memory that was live on each device after a change, the largest first. `None` stands for the beginning.
     pub(crate) fn held_after(&self, changes: &[Option<u32>]) -> Vec<Vec<OriginSum<'_>>> {
         let mut sums = Sums::new(self.origins.len());
         for (number, block) in changes.iter().flatten().max().into_iter().flat_map(|last| self.lives.born_until(*last))
@@ -28,9 +28,9 @@ impl History {
         sums.held(&self.origins, self.devices.len())
     }
 
-    /// What more was live on each device after the second change than after the first.
+    /// The increase of the live memory on each device from the first change to the second one.
     pub(crate) fn held_between(&self, changes: &[(Option<u32>, Option<u32>)]) -> Vec<Vec<OriginSum<'_>>> {
-        // The changes between them, and the sign of these.
+        // The changes between them, and their sign.
         let between = |(from, to): &(Option<u32>, Option<u32>)| {
             let [from, to] = [from, to].map(|change| change.map_or(0, |change| change as usize + 1));
             (from.min(to), from.max(to), if from <= to { 1 } else { -1 })
@@ -49,7 +49,7 @@ impl History {
         sums.held(&self.origins, self.devices.len())
     }
 
-    /// What each origin ever allocated.
+    /// The memory that each origin ever allocated.
     pub(crate) fn allocated(&self) -> Vec<OriginSum<'_>> {
         let mut sums = Sums::new(self.origins.len());
         for change in self.lives.changes().filter(|change| change.kind == ChangeKind::Allocated) {
@@ -59,7 +59,7 @@ impl History {
         sums.held(&self.origins, self.devices.len()).into_iter().flatten().collect()
     }
 
-    /// For each device and each kind of memory outside of it (such as pinned host memory): the most that was live at one time.
+    /// The peak of each kind of memory that is outside of a device (such as pinned host memory), for each device.
     pub(crate) fn peaks_off_device(&self) -> Vec<Vec<Sum>> {
         let mut sums = vec![[[(0_i64, 0_i64); 2]; MemKind::ALL.len()]; self.devices.len()];
         let is_used = self.origins.iter().any(|origin| !origin.kind.is_on_device());

@@ -1,4 +1,4 @@
-//! The tensors of PyTorch and their segments as blocks that come and go, as those of the driver do. What shows blocks can show them.
+//! The tensors of PyTorch and their segments as blocks that are allocated and freed. All reports of blocks can show them.
 
 use std::{
     cmp::Reverse,
@@ -22,11 +22,11 @@ pub(crate) struct TensorBlocks {
     pub(crate) lives: Lives,
     /// The number that stands in place of the origin of segments.
     pub(crate) segment_origin: u32,
-    /// The step with which each block came, in those of its device.
+    /// The step that allocated each block, among the steps of its device.
     pub(crate) steps: Vec<usize>,
 }
 
-/// What is live on a device, by addresses.
+/// The live blocks of a device, by address.
 #[derive(Default)]
 struct Open {
     tensors: HashMap<u64, u32>,
@@ -37,7 +37,7 @@ struct Open {
 impl TensorBlocks {
     /// The blocks of all devices, in the order of their times. They are counted for the devices.
     pub(super) fn of(devices: &mut [TensorHistory], origins: usize) -> Self {
-        // The first step of each device that is not applied yet. A list of all steps in their order would take more memory than the blocks.
+        // The first step of each device that is not applied yet. A sorted list of all steps would take more memory than the blocks.
         let first = |(device, history): (u16, &TensorHistory)| Some(Reverse((history.steps.first()?.time, device, 0)));
         let mut waiting: BinaryHeap<_> = (0..).zip(&*devices).filter_map(first).collect();
         let mut open: Vec<Open> = devices.iter().map(|_| Open::default()).collect();
@@ -82,7 +82,7 @@ impl TensorBlocks {
         }
     }
 
-    /// Begins a block of so many bytes at an address. Returns its number, and that of the change.
+    /// Begins a block of this size at an address. Returns its number, and that of the change.
     fn alloc(
         &mut self,
         (at, step): (usize, &AllocatorStep),
@@ -103,7 +103,7 @@ impl TensorBlocks {
         }
     }
 
-    /// Removes a range of addresses from the segments. What is left of a segment before and behind it becomes blocks of their own.
+    /// Removes a range of addresses from the segments. The parts of a segment before and behind it become blocks of their own.
     fn remove(
         &mut self,
         step: (usize, &AllocatorStep),

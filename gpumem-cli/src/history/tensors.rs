@@ -1,4 +1,4 @@
-//! The tensors of PyTorch: what its allocator gave to the program, in the segments that it had from the driver.
+//! The tensors of PyTorch, and the segments that its allocator got from the driver.
 //!
 //! They are a second layer: their bytes are a part of the driver's blocks, and are not added to them.
 
@@ -18,20 +18,20 @@ use super::{
     tensor_blocks::TensorBlocks,
 };
 
-/// What is known of a caching allocator.
+/// The data of a caching allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Tensors {
     /// Its name and version, such as `PyTorch 2.11.0`.
     pub(crate) name: String,
-    /// Why its history is missing.
+    /// The reason why its history is missing.
     pub(crate) missing: Option<String>,
-    /// Why their modules are missing, although they were asked for.
+    /// The reason why their modules are missing, although they were asked for.
     pub(crate) missing_modules: Option<String>,
     /// The settings of PyTorch's allocator, if they are known.
     pub(crate) settings: Option<AllocatorSettings>,
-    /// Where tensors come from. The path of each is its module, if that is known.
+    /// The origins of tensors. The path of each is its module, if that is known.
     pub(crate) origins: Vec<Origin>,
-    /// What the tensors of each origin are for. `None` if the program was recorded without modules.
+    /// The class of the tensors of each origin, such as weights. `None` if the program was recorded without modules.
     pub(crate) classes: Option<Vec<Option<TensorClass>>>,
     pub(crate) devices: Vec<TensorHistory>,
     /// The tensors and the segments of all devices.
@@ -48,7 +48,7 @@ pub(super) struct TensorReading {
 }
 
 impl TensorReading {
-    /// Adds steps. Returns how many new origins they have.
+    /// Adds steps. Returns the number of new origins.
     pub(super) fn add(&mut self, events: &AllocatorEvents) -> u64 {
         let before = self.all.len();
         let steps = self.devices.entry(events.device).or_default();
@@ -171,18 +171,18 @@ impl TensorReading {
     }
 }
 
-/// A block of the driver: its device, its key and its size.
+/// The device, the key and the size of a block of the driver.
 type DriverBlock = (Device, u64, u64);
 
-/// Which of these is nearest to a time. They are in the order of their times.
+/// Returns the one that is nearest to a time. They are in the order of their times.
 fn nearest<T: Copy>(all: &[T], time: u64, time_of: impl Fn(&T) -> u64) -> Option<T> {
     let after = all.partition_point(|one| time_of(one) < time);
     let around = &all[after.saturating_sub(1)..all.len().min(after + 1)];
     around.iter().copied().min_by_key(|one| time_of(one).abs_diff(time))
 }
 
-/// PyTorch has another clock. Where it gets a segment, the driver's block of the same address and size says when that was. The
-/// steps keep their order. In `segments`, the times of each block are sorted.
+/// Corrects the times of steps, because PyTorch has another clock. When it gets a segment, the driver's block of the same
+/// address and size has the right time. The steps keep their order. In `segments`, the times of each block are sorted.
 fn align(device: Device, steps: &mut [AllocatorStep], segments: &HashMap<DriverBlock, Vec<u64>>) {
     let mut next = u64::MAX;
     for step in steps.iter_mut().rev() {

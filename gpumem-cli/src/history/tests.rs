@@ -1,4 +1,4 @@
-//! The history has what the ledger has.
+//! The history agrees with the ledger.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,11 +27,11 @@ fn history(made: Made) -> History {
 fn random(seed: u64) -> Made {
     let mut random = Rng::with_seed(seed);
     let mut made = Made::new("random");
-    // Allocated since the last event that was lost.
+    // The blocks that were allocated since the last lost event.
     let mut live = BTreeSet::new();
     for _ in 0..2_000 {
         made.on_thread(1 + random.u32(..3));
-        // Few keys: some are given out while their block is live.
+        // There are few keys, so some are given out while their block is live.
         let key = Key::from_raw(random.u64(..64) << 20);
         match random.u64(..20) {
             0..9 => {
@@ -39,7 +39,7 @@ fn random(seed: u64) -> Made {
                 let kind = MemKind::ALL[random.usize(..6)];
                 let context = 1 + random.u8(..3);
                 let stack = StackId(random.u32(..7));
-                // What a session does when it knows that it missed frees. Without that, no address is given out twice.
+                // A session does this when it knows that it missed frees. Otherwise, no address is given out twice.
                 if random.u64(..2) == 0 {
                     live.clear();
                     live.insert(key.get());
@@ -94,7 +94,7 @@ fn what_is_live_is_what_the_ledger_says() {
                 history.lives.bytes_after(number, last.unwrap());
         }
         assert_eq!(noted, live, "seed {seed}");
-        // All changes together make what is live at the end.
+        // The sum of all changes is the live memory at the end.
         let devices = history.devices.len();
         let [held, between] =
             [history.held_after(&vec![last; devices]), history.held_between(&vec![(None, last); devices])]

@@ -1,4 +1,4 @@
-//! What keeps gpumem from working here, or from working best.
+//! The checks of `gpumem doctor`: they find out why gpumem does not work here, or not well.
 
 use std::{
     env, fs,
@@ -29,7 +29,7 @@ pub(crate) struct Check {
     pub(crate) name: &'static str,
     pub(crate) verdict: Verdict,
     pub(crate) found: String,
-    /// What the user may do; empty if there is nothing to do, or if `found` says it.
+    /// The next step of the user; empty if there is none, or if `found` says it.
     pub(crate) next: String,
 }
 
@@ -53,7 +53,7 @@ impl Verdict {
     }
 }
 
-/// What a trace would be in a program that starts in this environment.
+/// The quality of a trace in a program that starts in this environment.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct NewTrace {
     pub(crate) gauge: &'static str,
@@ -67,7 +67,7 @@ pub(crate) struct SettingInUse {
     pub(crate) name: &'static str,
     /// The value that holds.
     pub(crate) value: String,
-    /// Where the value comes from: `environment` or `default`.
+    /// The origin of the value: `environment` or `default`.
     pub(crate) from: &'static str,
     pub(crate) meaning: &'static str,
     pub(crate) is_usable: bool,
@@ -75,7 +75,7 @@ pub(crate) struct SettingInUse {
 
 impl Diagnosis {
     pub(crate) fn make() -> Self {
-        // What the library would print is among the checks.
+        // The checks include the notices that the library would print.
         gpumem::sink::set_sink(gpumem::sink::Sink::Off);
         let mut checks = Checks::default();
         let machine = checks.nvml();
@@ -128,7 +128,7 @@ impl Checks {
         self.add(name, Verdict::Ok, found, "");
     }
 
-    /// Errors of the library say what to do.
+    /// Errors of the library have a next step.
     fn failed(&mut self, name: &'static str, verdict: Verdict, why: &impl ToString) {
         self.add(name, verdict, why.to_string(), "");
     }
@@ -231,7 +231,7 @@ impl Checks {
         let dispatch = source::can_intercept(Source::Dispatch);
         let cupti = source::can_intercept(Source::Cupti);
         let is_simulated = status.source == Source::Simulation;
-        // There is one reason for all, which stands above.
+        // One reason holds for all of them. It stands above.
         let is_blamed = |checks: &Self, why: &gpumem::Error| {
             let why = why.to_string();
             checks.0.iter().any(|check| check.found == why)
@@ -277,7 +277,7 @@ impl Checks {
         self.ok("injection", found);
     }
 
-    /// CUPTI has one subscriber in a process, so only programs that gpumem is to share a process with matter.
+    /// A process has one subscriber of CUPTI, so only programs that share a process with gpumem matter.
     fn profilers(&mut self, machine: Option<&Machine>) {
         let indices = machine.into_iter().flat_map(|machine| machine.gpus.iter().filter_map(|gpu| gpu.index));
         let mut pids: Vec<u32> = indices
@@ -317,7 +317,7 @@ impl Checks {
         }
     }
 
-    /// What `gpumem run` needs.
+    /// Checks the needs of `gpumem run`.
     fn command(&mut self) {
         match run::check() {
             Ok(path) => self.ok("gpumem run", format!("the injected library is {}", path.display())),
@@ -333,7 +333,7 @@ impl Checks {
     }
 }
 
-/// `, /usr/lib/libcuda.so.580.159.04`: the file that this process has loaded. Empty if there is none.
+/// Returns the file that this process has loaded, such as `, /usr/lib/libcuda.so.580.159.04`. Empty if there is none.
 fn loaded(library: &str) -> String {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let paths = maps.lines().filter_map(|line| Some(PathBuf::from(&line[line.find('/')?..])));
@@ -344,7 +344,7 @@ fn loaded(library: &str) -> String {
     paths.into_iter().find(is_it).map(|path| format!(", {}", path.display())).unwrap_or_default()
 }
 
-/// `130002` is `of CUDA 13.0.2`; before CUDA 12.6, the number counts versions of the interface.
+/// Turns `130002` into `of CUDA 13.0.2`. Before CUDA 12.6, the number counts versions of the interface.
 fn cupti_in_words(version: u32) -> String {
     match version {
         100_000.. => format!("of CUDA {}.{}.{}", version / 10_000, version / 100 % 100, version % 100),

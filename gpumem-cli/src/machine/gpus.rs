@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// The GPUs of the machine. The names of the fields are those in JSON. `None` is what could not be read: `not_read` says why.
+/// The GPUs of the machine. The names of the fields are those in JSON. A value that could not be read is `None`, and
+/// `not_read` says why.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Machine {
     pub(crate) driver_version: Option<String>,
@@ -29,7 +30,7 @@ pub(crate) struct Gpu {
     pub(crate) uuid: Option<String>,
     #[serde(flatten)]
     pub(crate) memory: Memory,
-    /// Whether it is in MIG mode; `None` also if that is not known.
+    /// True if the GPU is in MIG mode. `None` also if that is not known.
     pub(crate) mig: Option<bool>,
     pub(crate) mig_devices: Vec<Slice>,
 }
@@ -54,12 +55,12 @@ pub(crate) struct Memory {
     pub(crate) reserved_bytes: Option<u64>,
 }
 
-/// What could not be read.
+/// A value that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct NotRead {
     pub(crate) what: String,
     pub(crate) why: String,
-    /// Whether something failed. If not, somebody has set it so, or the driver cannot know it.
+    /// True if a call failed. False if a setting prevents the reading, or if the driver cannot know the value.
     pub(crate) is_error: bool,
 }
 
@@ -87,7 +88,7 @@ impl Memory {
 const ORDINALS: &str = "CUDA's ordinals";
 
 impl Machine {
-    /// Reads all GPUs, by NVML alone. The error is NVML's.
+    /// Reads all GPUs with NVML alone. The error is NVML's.
     pub(crate) fn read() -> Result<Self, Error> {
         let library::Machine { driver, nvml, cuda, gpus } = library::machine()?;
         let mut machine = Self::default();
@@ -105,7 +106,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Reads all GPUs, with CUDA's ordinals. Without NVML, they have what CUDA knows without a context.
+    /// Reads all GPUs, with CUDA's ordinals. Without NVML, they have the values that CUDA knows without a context.
     pub(crate) fn read_with_cuda() -> Result<Self, Failure> {
         let cuda = library::cuda_devices();
         match Self::read() {
@@ -161,7 +162,7 @@ impl Machine {
         }
     }
 
-    /// The UUID says which device is the same.
+    /// Devices with the same UUID are the same.
     fn add_ordinals(&mut self, cuda: Result<Vec<CudaDevice>, Error>) {
         let Some(devices) = self.known(ORDINALS, cuda) else { return };
         let ordinal = |uuid: &str| {

@@ -4,7 +4,7 @@ use std::{env, ffi::OsString, process::Command};
 
 use gpumem_inject::variable::INJECTION;
 
-/// What the variable was before the command started itself again without it.
+/// The value of the variable before the command started itself again without it.
 const WAS: &str = "GPUMEM_COMMAND_INJECTION";
 
 /// Starts this command again without the variable, in this process: if the command initialised the driver, the driver would load the
@@ -16,7 +16,7 @@ pub(crate) fn leave_out_injection() {
     {
         use std::os::unix::process::CommandExt;
 
-        // It returns only if it fails. Then the tool is loaded, which does not change what is shown.
+        // The call returns only if it fails. Then the tool is loaded, which does not change the output.
         _ = Command::new(this).args(env::args_os().skip(1)).env_remove(INJECTION).env(WAS, tool).exec();
     }
 }

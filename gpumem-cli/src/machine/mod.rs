@@ -1,4 +1,4 @@
-//! What this machine has: GPUs, their processes, and recordings that run. `gpumem info`, `ps`, `watch` and `doctor` show it.
+//! The GPUs of this machine, their processes, and recordings that run. `gpumem info`, `ps`, `watch` and `doctor` show it.
 
 mod doctor;
 mod gpus;

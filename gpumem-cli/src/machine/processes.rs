@@ -13,7 +13,7 @@ use super::{
     system,
 };
 
-/// A process on one GPU. The names of the fields are those in JSON; `None` is what is not known.
+/// A process on one GPU. The names of the fields are those in JSON. An unknown value is `None`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Process {
     /// NVML's number.
@@ -23,15 +23,15 @@ pub(crate) struct Process {
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
     pub(crate) used_bytes: Option<u64>,
-    /// Whether it uses the GPU for computing, graphics, or both.
+    /// The use of the GPU: computing, graphics, or both.
     #[serde(rename = "use")]
     pub(crate) kind: &'static str,
-    /// Whether the process with this number is the one that the driver means. `None` if that cannot be found out.
+    /// True if the process with this number is the one that the driver means. `None` if that cannot be found out.
     pub(crate) is_visible: Option<bool>,
     pub(crate) recording: Recording,
 }
 
-/// Whether gpumem records a process.
+/// A process is recorded, dormant, not recorded, or not visible.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub(crate) enum Recording {
@@ -71,7 +71,8 @@ pub(crate) struct GpuUse {
     pub(crate) used_bytes: Option<u64>,
     /// `None` if the memory of one of them is not known.
     pub(crate) listed_bytes: Option<u64>,
-    /// What is in use and not listed: the processes that the driver does not show here, and what it counts for none.
+    /// The memory in use that is not listed: that of processes that the driver does not show here, and that of no
+    /// process.
     pub(crate) not_listed_bytes: Option<u64>,
 }
 
@@ -92,7 +93,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// Reads the processes on these GPUs. Which processes are recorded or dormant is known without any GPU.
+    /// Reads the processes on these GPUs. Recorded and dormant processes are found without any GPU.
     pub(crate) fn read(machine: &Machine, system: &mut Known) -> Self {
         let mut all = Self::default();
         for gpu in &machine.gpus {
@@ -143,7 +144,7 @@ impl Usage {
     }
 }
 
-/// What the system says of a process.
+/// The system's data of a process.
 #[derive(Clone, Debug)]
 struct OfSystem {
     began: u64,
@@ -153,7 +154,7 @@ struct OfSystem {
     recording: Recording,
 }
 
-/// What is known of the processes of the system. It is asked again only for what may have changed.
+/// The known processes of the system. The system is asked again only for values that may have changed.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     processes: HashMap<u32, OfSystem>,
@@ -203,7 +204,7 @@ fn of_gpumem() -> (Vec<Recorded>, Vec<Dormant>) {
     let (mut recorded, mut dormant): (Vec<Recorded>, Vec<Dormant>) = Default::default();
     for pid in system::pids() {
         let Ok(files) = system::open_recordings(pid) else { continue };
-        // The child of a fork has the files of its parent, which is older.
+        // The child of a fork has the files of its parent, which began earlier.
         let files: Vec<_> =
             files.into_iter().filter(|file| !recorded.iter().any(|other| other.files.contains(file))).collect();
         if !files.is_empty() {

@@ -1,4 +1,4 @@
-//! What Linux says of processes, in `/proc`. Nothing is written there, and no process is stopped.
+//! Reads processes from `/proc` of Linux. It writes nothing there, and stops no process.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// What is not UTF-8 is replaced: Linux cuts the names of programs at a byte, which may be within a character.
+/// Bytes that are not UTF-8 are replaced: Linux cuts the names of programs at a byte, which may be within a character.
 fn read(pid: u32, name: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&fs::read(place(pid, name)).ok()?).into_owned())
 }
@@ -27,7 +27,7 @@ pub(super) fn pids() -> Vec<u32> {
     pids
 }
 
-/// The command line of a process; else its short name.
+/// Returns the command line of a process, else its short name.
 pub(crate) fn command(pid: u32) -> Option<String> {
     let words = read(pid, "cmdline")?;
     let line = words.split('\0').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
@@ -61,20 +61,21 @@ fn name_of(uid: u32, users: &str) -> Option<String> {
     })
 }
 
-/// When the process began, in the system's own unit: another process may get the number later.
+/// Returns the time when the process began, in the system's own unit. Another process may get the number later.
 pub(crate) fn began(pid: u32) -> Option<u64> {
     let stat = read(pid, "stat")?;
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot be read.
+/// Returns whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot
+/// be read.
 pub(super) fn uses_driver(pid: u32) -> Option<bool> {
     let maps = read(pid, "maps")?;
     Some(["nvidia", "libcuda.so", "/dev/dxg"].iter().any(|name| maps.contains(name)))
 }
 
-/// Whether the process has loaded a library whose name begins so. `None` if that cannot be read.
+/// Returns whether the process has loaded a library whose name has this beginning. `None` if that cannot be read.
 pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
     Some(read(pid, "maps")?.contains(&format!("/{library}")))
 }
@@ -84,7 +85,7 @@ pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
     let mut recordings = Vec::new();
     for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
         let link = entry.path();
-        // The process opens a recording for writing alone, which the rights of the link say.
+        // The process opens a recording only for writing. The rights of the link say this.
         let is_written = fs::symlink_metadata(&link).is_ok_and(|link| link.permissions().mode() & 0o600 == 0o200);
         if !is_written {
             continue;
@@ -105,7 +106,7 @@ fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
     if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
 }
 
-/// Whether the process waits for `gpumem start`.
+/// Returns whether the process waits for `gpumem start`.
 pub(super) fn is_dormant(pid: u32) -> bool {
     let Ok(environment) = fs::read(place(pid, "environ")) else { return false };
     let name = format!("{}=", variable::CONTROL);

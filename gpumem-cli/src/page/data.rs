@@ -34,7 +34,7 @@ const MOST_MARKS: usize = 20_000;
 /// The small curve of a recording has this many steps.
 const STEPS: usize = 300;
 
-/// Where blocks come from, as `page.js` reads it.
+/// The origin of blocks, as `page.js` reads it.
 #[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PageOrigin<'a> {
@@ -49,8 +49,8 @@ struct PageOrigin<'a> {
     calls: Vec<usize>,
 }
 
-/// What is not in the columns, as `page.js` reads it. There may be many origins and frames. A recording that is not in detail lacks what is
-/// `None`.
+/// All that is not in the columns, as `page.js` reads it. There may be many origins and frames. Fields are `None` if the recording is not
+/// in detail.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct About<'a> {
@@ -90,7 +90,7 @@ struct AboutDevice<'a> {
     peak: u64,
     peak_at: Option<u32>,
     peak_time: Option<u64>,
-    /// What each registered pool kept unused at the peak.
+    /// The memory that each registered pool kept unused at the peak.
     pools: Vec<&'a str>,
     /// All memory that the device has, in bytes.
     total: Option<u64>,
@@ -102,18 +102,18 @@ struct AboutNotFreed {
     bytes: u64,
 }
 
-/// When the driver refused allocations, and what the summary says of them.
+/// The times at which the driver refused allocations, and the text of the summary about them.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutRefused {
-    /// `None` if nothing was live before, or if what was is not in the recording.
+    /// `None` if nothing was live before, or if the recording does not have it.
     after: Option<u32>,
     after_time: Option<u64>,
     times: Vec<u64>,
     words: Vec<String>,
 }
 
-/// PyTorch's history is another one than the driver's: `page.js` reads the fields that both have in the same way.
+/// PyTorch's history is separate from the driver's. `page.js` reads the fields of both in the same way.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutTensors<'a> {
@@ -143,29 +143,29 @@ struct AboutTensorDevice<'a> {
 }
 
 pub(super) struct Recording {
-    /// What is not in the columns, in JSON.
+    /// All that is not in the columns, in JSON.
     pub(super) about: String,
     /// The columns, compressed, in base 64. `None` if it is not in detail.
     pub(super) data: Option<String>,
-    /// Those of the tensors, if the recording has any.
+    /// The columns of the tensors, if the recording has any.
     pub(super) tensors: Option<String>,
 }
 
 /// Columns of numbers in LEB128.
 #[derive(Default)]
 struct Columns {
-    /// For each change: the nanoseconds since the change before it.
+    /// The nanoseconds since the change before it, for each change.
     times: Vec<u8>,
-    /// For each change: 0 if its block is new. Else how many blocks came since its block, times 2; and 1 more if the block goes, or 2 more
-    /// if only a part of it goes.
+    /// The number of blocks that were allocated since the block of a change, times 2, for each change. It is 0 if the block is new. 1 is
+    /// added if the block is freed, and 2 if only a part of it is freed.
     blocks: Vec<u8>,
-    /// For each new block: its origin.
+    /// The origin of each new block.
     origins: Vec<u8>,
-    /// For each new block: its size. For each change by which a part goes: how much is left.
+    /// The size of each new block, and the bytes that are left after each change that frees a part.
     sizes: Vec<u8>,
-    /// For each new block: its device.
+    /// The device of each new block.
     devices: Vec<u8>,
-    /// For each new block of PyTorch: the number of its address, in the order in which they come. If it is a new one, the address
+    /// The number of the address of each new block of PyTorch, in the order in which addresses appear. If it is new, the address
     /// follows. Empty for the blocks of the driver.
     addresses: Vec<u8>,
 }
@@ -239,7 +239,7 @@ fn refused(history: &History, overview: &Overview) -> Option<AboutRefused> {
 }
 
 impl Recording {
-    /// Without detail, it has no events.
+    /// A recording that is not in detail has no events.
     pub(super) fn of(history: &History, overview: &Overview, is_in_detail: bool) -> io::Result<Self> {
         let columns = is_in_detail.then(|| Columns::of(&history.lives, false));
         let data = columns.as_ref().map(Columns::compressed).transpose()?;
@@ -397,7 +397,7 @@ fn tensors<'a>(
     Some((about, columns))
 }
 
-/// The most that was live in all devices together during each of some equal parts of the time; `None` if that is not in the recording.
+/// The peaks of all devices together in equal parts of the time; `None` if they are not in the recording.
 fn curve(history: &History) -> Vec<Option<u64>> {
     let end = history.end_nanos().max(1);
     let step_of =
@@ -405,7 +405,7 @@ fn curve(history: &History) -> Vec<Option<u64>> {
     if history.has_only_peaks() {
         let mut curve = vec![None; STEPS];
         let used: Vec<_> = history.devices.iter().filter_map(|device| Some((device.peak_at?, device.peak))).collect();
-        // Of several devices, what all of them have at the peak of one is not known.
+        // If there are several devices, the memory of the others at the peak of one is not known.
         if let [(at, peak)] = *used {
             curve[step_of(history.time_of(at))] = Some(peak);
         }

@@ -1,7 +1,7 @@
-//! `gpumem report --html`: one page with all that it needs. It loads nothing from a network, and its policy forbids it to.
+//! `gpumem report --html` writes one self-contained page. It loads nothing from a network, and its policy forbids it to.
 //!
-//! `page.js` says how the data are laid out and drawn. They have every event: what is drawn at a zoom is chosen in the page. Of many
-//! recordings, only some have their events in the page: those at the extremes, and those that a user asks for.
+//! `page.js` says how the data are laid out and drawn. They have every event, and the page chooses what it draws at a zoom. If there
+//! are many recordings, only some have their events in the page: those at the extremes, and those that a user asks for.
 
 mod data;
 mod script;
@@ -21,27 +21,28 @@ use crate::{
     },
 };
 
-/// Up to so many recordings, all are in the page with their events.
+/// If there are at most this many recordings, all are in the page with their events.
 pub(crate) const MOST_IN_DETAIL: usize = 64;
-/// Of more recordings, so many of those that ran out of memory are in the page with their events, the first ones.
+/// If there are more recordings, the first ones that ran out of memory are in the page with their events, at most this
+/// many.
 const MOST_OUT_OF_MEMORY: usize = 4;
-/// So many places are compared, those that differ most.
+/// The number of places that are compared, those that differ most.
 const MOST_PLACES: usize = 40;
 
 const HTML: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The recordings of a page. Each is read, put into its form and dropped.
+/// The recordings of a page. Each is read, converted and dropped.
 #[derive(Default)]
 pub(crate) struct Page {
     recordings: Vec<Recording>,
     comparison: Comparison,
-    /// Of many recordings: those that are there with their events, and why.
+    /// The recordings that are there with their events, and the reason, if there are many recordings.
     in_detail: Vec<(usize, &'static str)>,
 }
 
-/// How many recordings differ, as `page.js` reads it.
+/// The differences of many recordings, as `page.js` reads them.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AboutFleet<'a> {
@@ -51,7 +52,7 @@ struct AboutFleet<'a> {
 }
 
 impl Page {
-    /// Adds a recording, with its events or without.
+    /// Adds a recording, with or without its events.
     pub(crate) fn add(&mut self, history: &History, is_in_detail: bool) -> io::Result<()> {
         let overview = Overview::of(history);
         self.recordings.push(Recording::of(history, &overview, is_in_detail)?);
@@ -59,7 +60,7 @@ impl Page {
         Ok(())
     }
 
-    /// The numbers of the recordings that [`add_events`](Self::add_events) is to be called with, if all were added without events.
+    /// Returns the numbers of the recordings for [`add_events`](Self::add_events), if all were added without events.
     ///
     /// # Errors
     /// If there is no recording of one of these ranks.

@@ -20,9 +20,9 @@ function decode(about, bytes) {
     bytes: new Float64Array(blocks),
     origin: new Uint32Array(blocks),
     device: new Uint16Array(blocks),
-    // Of the blocks of PyTorch.
+    // The blocks of PyTorch have addresses.
     address: about.columns[5] > 0 ? new Float64Array(blocks) : undefined,
-    // What is left of blocks of which a part was freed: block → [[change, bytes], …].
+    // The remaining bytes of blocks of which a part was freed: block → [[change, bytes], …].
     shrunk: new Map(),
   };
   const left = new Map();
@@ -86,7 +86,7 @@ function reader(bytes, at) {
 
 async function inflate(text) {
   const signs = atob(text);
-  // `Uint8Array.from` takes many times as long.
+  // `Uint8Array.from` is many times slower.
   const compressed = new Uint8Array(signs.length);
   for (let at = 0; at < signs.length; at++) compressed[at] = signs.charCodeAt(at);
   const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream('deflate'));
@@ -123,8 +123,8 @@ const MOST_GROUPS = COLOURS.length;
 const STEP = 256;
 const LEVELS = [64, 4096];
 
-// What can be chosen: the memory of a device, and what belongs to it but is not certainly there. Of PyTorch, only tensors can be chosen:
-// its segments are a line above them.
+// The pools that can be chosen: the memory of a device, and memory that belongs to it but may be elsewhere. For PyTorch, only tensors
+// can be chosen: its segments are a line above them.
 function pools(data) {
   const { about, device, origin } = data;
   const known = new Set();
@@ -162,7 +162,7 @@ function groupsOf(data, pool, by) {
   return {
     shown: shown.map((group) => texts[group]),
     others: order.length - shown.length,
-    // The group of each origin; −1 outside of the pool.
+    // The group of each origin. It is −1 outside of the pool.
     groupOf: numberOf.map((group) => (group < 0 ? -1 : place.get(group) ?? shown.length)),
   };
 }
@@ -181,7 +181,8 @@ function series(data, pool, by) {
   const { shown, others, groupOf } = groupsOf(data, pool, by);
   const groups = others > 0 ? [...shown, `(${others} others)`] : shown;
   const groupAt = (change) => (device[block[change]] === pool.device ? groupOf[origin[block[change]]] : -1);
-  // The sum after each change, the groups before each 256th, and where the sum is the least and the most in each part.
+  // The sum after each change, the groups before each 256th, and the positions of the least and the largest sum in each
+  // part.
   const sum = new Float64Array(changes);
   const steps = [];
   const live = new Float64Array(groups.length);
@@ -220,7 +221,7 @@ function series(data, pool, by) {
     }
     levels.push(level);
   }
-  // How much each group has after a change; −1 is the beginning.
+  // Returns the bytes of each group after a change; −1 is the beginning.
   const valuesAfter = (change) => {
     if (change < 0) return new Float64Array(groups.length);
     const values = steps[Math.floor(change / STEP)].slice();
@@ -230,7 +231,7 @@ function series(data, pool, by) {
     }
     return values;
   };
-  // Where the sum is the least and the most, of the changes from `first` up to `end`.
+  // Returns the positions of the least and the largest sum among the changes from `first` up to `end`.
   const extremes = (first, end) => {
     let [least, most] = [first, first];
     const look = (at, other) => {
@@ -252,16 +253,16 @@ function series(data, pool, by) {
   return { data, pool, groups, groupOf, sum, peakAt, valuesAfter, extremes, isIn: (change) => groupAt(change) >= 0 };
 }
 
-// Before this time, it is not known what was live.
+// The live memory before this time is not known.
 function unknownUntil(data, pool) {
   return data.about.devices[pool.device].knownFrom ?? data.about.knownFrom ?? -1;
 }
 
-// What is known of the times from `begin` up to `end`: all that was live, what was live at the peak, or nothing.
+// Returns what is known of the times from `begin` up to `end`: all live memory, that at the peak, or nothing.
 function knownIn(data, { pool, peakAt }, begin, end) {
   if (!data.about.hasOnlyPeaks) return end > unknownUntil(data, pool) ? 'all' : 'nothing';
   if (end > data.about.end) return 'all';
-  // A peak is one of the device's memory.
+  // A peak counts the device's memory.
   const peak = pool.isOnDevice && peakAt >= 0 ? data.time[peakAt] : -1;
   return begin <= peak && peak < end ? 'peak' : 'nothing';
 }
@@ -278,7 +279,7 @@ function bytesAfter(data, block, change) {
   return after > 0 ? parts[after - 1][1] : data.bytes[block];
 }
 
-// What is live after a change, by origin: [bytes, blocks].
+// Returns the live memory after a change, by origin: [bytes, blocks].
 function heldAfter(data, pool, change) {
   const { born, died, origin, device, about } = data;
   const held = new Map();
@@ -320,7 +321,8 @@ function segmentsAfter(data, { device: number }, change) {
   return joined.sort((a, b) => b.end - b.begin - (a.end - a.begin) || a.begin - b.begin);
 }
 
-// Adds what is live of an origin to the sum of several origins. A sum has a colour if all of it has this colour, and is found if a part of it is.
+// Adds the live memory of an origin to the sum of several origins. A sum has a colour if all of it has this colour, and is found if a part
+// of it is.
 function addTo(sum, [bytes, blocks], colour, isFound) {
   sum.colour = sum.blocks === 0 || sum.colour === colour ? colour : undefined;
   sum.bytes += bytes;
@@ -328,7 +330,7 @@ function addTo(sum, [bytes, blocks], colour, isFound) {
   sum.isFound ||= isFound;
 }
 
-// Frames inside frames, each with what is live in it: all functions, or those that say what the memory is for.
+// Frames inside frames, each with its live memory: all functions, or those that say what the memory is for.
 function flameOf(data, held, hasAll = false, colours = [], found = undefined) {
   const root = { name: 'all', bytes: 0, blocks: 0, inside: new Map() };
   for (const [origin, live] of held) {
@@ -347,7 +349,7 @@ function flameOf(data, held, hasAll = false, colours = [], found = undefined) {
   return root;
 }
 
-// The places of what is live, the largest first, of each kind of memory.
+// The places of the live memory of each kind, the largest first.
 function placesOf(data, held, colours = []) {
   const places = new Map();
   for (const [number, live] of held) {
@@ -361,7 +363,7 @@ function placesOf(data, held, colours = []) {
   return [...places.values()].sort((a, b) => b.bytes - a.bytes);
 }
 
-// Whether each origin has a text in a name that the page shows of it.
+// Returns, for each origin, whether one of its names on the page has a text.
 function foundIn(about, text, hasAll) {
   const wanted = text.toLowerCase();
   const has = (name) => name.toLowerCase().includes(wanted);
@@ -372,14 +374,15 @@ function foundIn(about, text, hasAll) {
   );
 }
 
-// The largest blocks between two changes, each with the lowest offset at which no other one lies meanwhile.
+// Returns the largest blocks between two changes, each with the lowest offset at which no other one lies during its
+// life.
 function bandsOf(data, pool, first, last, most) {
   const { born, died, bytes, origin, device, about } = data;
   const end = search(born.length, (block) => born[block] > last);
   const isIn = (block) =>
     died[block] > first && device[block] === pool.device && about.origins[origin[block]].isOnDevice === pool.isOnDevice;
   let count = 0;
-  // The smallest size that is shown: by counting sizes in powers of 2, then exactly.
+  // The smallest size that is shown is found by counting sizes in powers of 2, then exactly.
   const counts = new Uint32Array(64);
   for (let block = 0; block < end; block++) {
     if (!isIn(block)) continue;
@@ -397,7 +400,7 @@ function bandsOf(data, pool, first, last, most) {
   let height = 0;
   let open = [];
   for (const block of chosen) {
-    // By their offsets.
+    // The blocks are sorted by their offsets.
     open = open.filter((band) => died[band.block] > born[block]);
     let offset = 0;
     for (const band of open) {
@@ -424,7 +427,7 @@ function bytesInWords(bytes) {
   return `${bytes < 0 ? '-' : ''}${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${units[unit]}`;
 }
 
-// Names can be as long as a page. Of a path, the end says most.
+// Names can be as long as a page. The end of a path says most.
 function shortened(text, most = 160) {
   const signs = [...text];
   if (signs.length <= most) return text;
@@ -437,7 +440,7 @@ function programOf(command) {
   return (command.find((word) => /\.(py|sh)$/.test(word)) ?? command[0])?.split('/').at(-1);
 }
 
-// Names of files without the parts between dots with which all begin, and all end.
+// Returns the names of files without their common parts between dots at the beginning and at the end.
 function different(names) {
   const parts = names.map((name) => name.split('.'));
   const isCommon = (at) => parts.every((of) => of.length > 1 && of.at(at) === parts[0].at(at));
@@ -453,12 +456,12 @@ function countInWords(count, what) {
 function timeInWords(nanos, step = nanos) {
   const [scale, unit] = step < 1e3 ? [1, 'ns'] : step < 1e6 ? [1e3, 'µs'] : step < 1e9 ? [1e6, 'ms'] : [1e9, 's'];
   const decimals = Math.max(0, Math.min(9, 3 - Math.floor(Math.log10(Math.max(step / scale, 1e-9)))));
-  // Cut off, as in the reports. The least is for what a division loses.
+  // The number is cut off, as in the reports. The small addend compensates the loss of a division.
   const text = (Math.floor((nanos / scale) * 10 ** decimals + 1e-6) / 10 ** decimals).toFixed(decimals);
   return `${text.includes('.') ? text.replace(/\.?0+$/, '') : text} ${unit}`;
 }
 
-// The most that the curve of a recording has between two times; null if that is not known, or after its end.
+// Returns the highest value of the curve of a recording between two times; null if it is not known, or after its end.
 function mostBetween({ curve, end }, from, to) {
   if (from >= end) return null;
   const first = Math.floor((from / end) * curve.length);
@@ -468,27 +471,27 @@ function mostBetween({ curve, end }, from, to) {
   return most;
 }
 
-// The least, the median and the most of all recordings in each of some equal parts of the time.
+// Returns the least, the median and the highest value of all recordings in equal parts of the time.
 function overTime(recordings, lastEnd, parts = 300) {
   return Array.from({ length: parts }, (_, part) => {
     const values = recordings.map((recording) => mostBetween(recording, (part * lastEnd) / parts, ((part + 1) * lastEnd) / parts));
     const known = values.filter((bytes) => bytes !== null).sort((a, b) => a - b);
-    return [known[0] ?? 0, known[Math.floor(known.length / 2)] ?? 0, known.at(-1) ?? 0];
+    return [known[0], known[Math.floor(known.length / 2)], known.at(-1)].map((bytes) => bytes ?? null);
   });
 }
 
-// From blue to red. The less there is, the paler it is.
+// The colours go from blue to red. A smaller value is paler.
 function heat(part) {
   const high = Math.max(0, (part - 0.6) / 0.4);
   const mixed = [[78, 179], [121, 38], [167, 30]].map(([low, top]) => low + (top - low) * high);
   return [...mixed, 40 + 215 * Math.min(1, part / 0.6)];
 }
 
-// From here on: the page.
+// The page begins here.
 function start() {
   const $ = (id) => document.getElementById(id);
   const about = JSON.parse($('about-data').textContent);
-  // By the ids of their elements.
+  // The elements by their ids.
   const loaded = {};
   // The blocks that are shown: those of the driver, or the tensors of PyTorch.
   let data;
@@ -497,16 +500,16 @@ function start() {
   let sources = [];
   // The colour of each name, for each way to group. A name keeps it in all views, and in all recordings of the page.
   const colours = {};
-  // Whether each origin has the text of the search; undefined without a search.
+  // True for each origin that has the text of the search; undefined without a search.
   let found;
-  // What PyTorch has from the driver, where tensors are shown.
+  // The memory that PyTorch has from the driver, if tensors are shown.
   let segments;
   let view;
   let selected = -1;
   let zoomed = [];
   let chosenPools = [];
   let number = -1;
-  // What was chosen last: what was chosen before may take longer to read.
+  // The newest choice: an earlier one may take longer to read.
   let request = 0;
 
   async function load(id, recording) {
@@ -546,7 +549,7 @@ function start() {
     });
   }
 
-  // What does not depend on the blocks that are shown.
+  // Sets up all that does not depend on the blocks that are shown.
   function describe(next) {
     number = next;
     const recording = about.recordings[number];
@@ -585,7 +588,7 @@ function start() {
     }
   }
 
-  // The choices that the blocks have; the pool of this name stays.
+  // Sets up the choices that the blocks have. The pool of this name stays.
   function offer(name) {
     const { allocator, devices, origins } = data.about;
     chosenPools = pools(data);
@@ -604,13 +607,14 @@ function start() {
     regroup();
   }
 
-  // Whether it is known what each tensor is for.
+  // True if the class of each tensor is known.
   const hasClasses = () => data.about.origins.some((origin) => !['tensor', 'segment'].includes(origin.kind));
 
-  // What a block is called.
+  // Returns the word for a block.
   const what = () => (data.about.allocator ? 'tensor' : 'block');
 
-  // One colour says little: where there is one kind of memory, places differ, or scopes where there are any.
+  // One colour says little. If there is only one kind of memory, the colours are those of scopes, or of places if there
+  // are no scopes.
   let isGroupChosen = false;
   function offerGroups(origins) {
     const hasScopes = origins.some((origin) => origin.scope.length > 0);
@@ -626,7 +630,7 @@ function start() {
     if (!isGroupChosen || isHidden) $('by').value = kinds.size > 1 ? 'kind' : hasScopes ? 'scope' : 'place';
   }
 
-  // What is live at the end has a part of the curve too.
+  // Memory that is live at the end has a part of the curve too.
   function wholeTime() {
     return Math.max(1, data.about.end * 1.01);
   }
@@ -665,7 +669,7 @@ function start() {
     draw();
   }
 
-  // A square of a colour; of none for what has several.
+  // Returns a square of a colour. It has no colour if the sum has several.
   function swatch(colour = '') {
     const square = document.createElement('i');
     square.className = 'swatch';
@@ -721,7 +725,7 @@ function start() {
     const [, top] = curves.extremes(Math.max(0, from), to + 1);
     const above = segments ? segments.sum[segments.extremes(Math.max(0, from), to + 1)[1]] : 0;
     const live = Math.max(1, curves.sum[top] ?? 1, above ?? 0);
-    // What the device has, unless the curve would be low then: in that case only a text says it.
+    // Draws the size of the device, unless the curve would become too low. In that case only a text says it.
     const capacity = curves.pool.isOnDevice ? data.about.devices[curves.pool.device].total : null;
     const hasLine = capacity !== null && capacity <= live * 3;
     const most = (hasLine ? Math.max(live, capacity) : live) * 1.05;
@@ -779,7 +783,7 @@ function start() {
     if (capacity !== null) drawCapacity(context, width, capacity, hasLine ? y(capacity) : undefined);
   }
 
-  // The most that PyTorch has from the driver in each column, as a line.
+  // Draws the highest value that PyTorch has from the driver in each column, as a line.
   function drawSegments(context, width, columns, y) {
     const begin = Math.min(width - MARGIN.right, x(unknownUntil(data, curves.pool), width));
     context.strokeStyle = style('--text');
@@ -799,7 +803,7 @@ function start() {
     context.lineWidth = 1;
   }
 
-  // All memory of the device: above a line where it is, or at the top, over the curve.
+  // Writes the size of the device above its line, or at the top, over the curve.
   function drawCapacity(context, width, bytes, at) {
     if (at !== undefined) {
       context.strokeStyle = style('--text');
@@ -822,7 +826,7 @@ function start() {
     context.fillText(text, ...place);
   }
 
-  // Where it is not known what was live, there is no curve.
+  // There is no curve where the live memory is not known.
   function drawUnknown(context, width, height, columns) {
     const parts = [];
     columns.forEach((values, column) => {
@@ -842,7 +846,7 @@ function start() {
     }
   }
 
-  // A short line at each moment that the program marked; a long one with its name where there is room.
+  // Draws a short line at each moment that the program marked, and a long one with its name where there is room.
   function drawMarks(context, width, top, bottom) {
     context.strokeStyle = context.fillStyle = style('--faint');
     context.textAlign = 'left';
@@ -866,7 +870,7 @@ function start() {
     }
   }
 
-  // A line where the driver refused an allocation, with a cross at its top.
+  // Draws a line where the driver refused an allocation, with a cross at its top.
   function markRefused(context, width, top, bottom) {
     if (!data.about.refused) return;
     context.strokeStyle = style('--alarm');
@@ -899,7 +903,7 @@ function start() {
     context.setLineDash([]);
   }
 
-  // Steps of 1, 2 or 5, times a power of 10; of bytes, a power of 2.
+  // Steps are 1, 2 or 5, times a power of 10. For bytes, they are times a power of 2.
   function axes(context, width, height, most, y) {
     context.font = '11px system-ui, sans-serif';
     context.fillStyle = style('--faint');
@@ -970,7 +974,7 @@ function start() {
     map = rows;
   }
 
-  // Where an address of a row is on the canvas.
+  // Returns the position of an address of a row on the canvas.
   function onMap(row, address, width) {
     const most = map[0].end - map[0].begin;
     return MARGIN.left + ((address - row.begin) / most) * (width - MARGIN.left - MARGIN.right);
@@ -1002,11 +1006,11 @@ function start() {
     });
   }
 
-  // What is in a segment at a place of the canvas: a tensor, or how much is unused there.
+  // Returns the tensor of a segment at a place of the canvas, or the unused bytes there.
   function mapAt(left, top, width) {
     const row = map[Math.floor((top - 4) / ROW)];
     if (!row || left < MARGIN.left || left > onMap(row, row.end, width)) return '';
-    // A tensor may be narrower than the pointer is exact.
+    // A tensor may be narrower than the precision of the pointer.
     const tensor = row.tensors.findLast(({ begin, end }) => left >= onMap(row, begin, width) - 1 && left <= onMap(row, end, width) + 1);
     if (tensor) return blockInWords(tensor.block);
     const after = row.tensors.findIndex(({ begin }) => onMap(row, begin, width) > left);
@@ -1044,7 +1048,7 @@ function start() {
   }
 
   function drawMoment() {
-    // Of a recording of the peaks, the last change stands for the end.
+    // In a recording of the peaks, the last change stands for the end.
     const isEnd = curves && data.about.hasOnlyPeaks && selected !== curves.peakAt;
     const time = selected < 0 ? 0 : isEnd ? data.about.end : data.time[selected];
     const isKnown = !curves || isEnd || data.about.hasOnlyPeaks || time >= unknownUntil(data, curves.pool);
@@ -1079,7 +1083,7 @@ function start() {
     $('places-note').textContent = places.length > rows.length ? `${countInWords(places.length - rows.length, 'smaller place')} left out.` : '';
   }
 
-  // The peak, unless it is not known: that of memory of the host, in a recording of the device's peaks.
+  // The peak is chosen if it is known. A recording of the device's peaks does not know that of host memory.
   function firstMoment() {
     return data.about.hasOnlyPeaks && !curves.pool.isOnDevice ? data.time.length - 1 : curves.peakAt;
   }
@@ -1127,7 +1131,7 @@ function start() {
         frame.classList.toggle('other', !inside.isFound);
         frame.style.cssText = `left:${at}%;width:${width}%;top:${depth * 19}px`;
         if (inside.colour) frame.style.cssText += `;background:${inside.colour};color:${textOn(inside.colour)}`;
-        // A sign or two say nothing.
+        // One or two characters say nothing.
         if ((width / 100) * room > 28) frame.textContent = inside.name;
         const share = ((inside.bytes * 100) / root.bytes).toFixed(1);
         const text = `${shortened(inside.name)}\n${bytesInWords(inside.bytes)}, ${share} %, ${countInWords(inside.blocks, what())}`;
@@ -1182,7 +1186,7 @@ function start() {
     box.style.top = `${Math.max(4, event.clientY + 16 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 16)}px`;
   }
 
-  // Where the tip of an element is that has the focus.
+  // Returns the place for the tip of the element that has the focus.
   function below(element) {
     const { left, bottom } = element.getBoundingClientRect();
     return { clientX: left, clientY: bottom - 10 };
@@ -1232,7 +1236,7 @@ function start() {
     ].join('\n'));
   });
   $('chart').addEventListener('pointerup', (event) => {
-    // The column of a click stands for all its changes: the highest is meant.
+    // The column of a click stands for all its changes. The highest one is selected.
     if (curves && data.about.hasOnlyPeaks && drag && !drag.isMoved) {
       const known = knownIn(data, curves, ...[0, 1].map((more) => timeAt(position(event) + more, width())));
       if (known !== 'nothing') select(known === 'peak' ? curves.peakAt : data.time.length - 1);
@@ -1372,7 +1376,8 @@ function start() {
     });
   }
 
-  // Many recordings: the numbers of those in the rows, their names, and what all have over time.
+  // Sets up the view of many recordings: the numbers of those in the rows, their names, and the memory of all over
+  // time.
   let rows = [];
   let rankNames = [];
   let allOverTime = [];
@@ -1403,7 +1408,7 @@ function start() {
     drawFleet();
   }
 
-  // The recordings of a line of pixels, of so many.
+  // Returns the recordings that are drawn on one line of pixels, if there are this many lines.
   const rowsIn = (line, height) =>
     rows.slice(Math.floor((line * rows.length) / height), Math.max(Math.floor(((line + 1) * rows.length) / height), Math.floor((line * rows.length) / height) + 1));
   const highestOf = (numbers) => numbers.reduce((a, b) => (peakOf(about.recordings[b]) > peakOf(about.recordings[a]) ? b : a));
@@ -1488,10 +1493,10 @@ function start() {
     context.fillText('0 B', NAMES_WIDE - 4, y(0));
   }
 
-  // In which places the selected recording has more or less at its peak than the median of all.
+  // Shows the places in which the selected recording has more or less at its peak than the median of all.
   function differences() {
     const places = about.fleet.places.map(({ name, bytes, median }) => ({ name, here: bytes[number], median, more: bytes[number] - median }));
-    // What is less than a fiftieth of the largest difference is noise beside it.
+    // A difference below a fiftieth of the largest one is noise.
     const largest = places.reduce((most, { more }) => Math.max(most, Math.abs(more)), 0);
     const shown = places.filter(({ more }) => more !== 0 && Math.abs(more) * 50 >= largest).sort((a, b) => Math.abs(b.more) - Math.abs(a.more)).slice(0, 10);
     $('fleet-selected').textContent = `${rankNames[number]} at its peak, compared with the median of all`;

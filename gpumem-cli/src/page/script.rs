@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use gpumem_core::model::one_line;
 use serde_json::ser::{CharEscape, CompactFormatter, Formatter};
 
-/// JSON in a script of the page. A page is text for people, so its names are shown as in a terminal.
+/// The JSON in a script of the page. A page is text for people, so its names are shown as in a terminal.
 pub(super) struct InScript;
 
 impl Formatter for InScript {

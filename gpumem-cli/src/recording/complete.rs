@@ -13,10 +13,12 @@ use gpumem_driver::{lock_file::LockFile, ring_memory::SharedMemory};
 use super::{content::Content, locks::lock_file, parts, symbols, torch};
 use crate::{failure::Failure, files, terminal};
 
-/// To complete a large recording takes some seconds. A process that has its lock for longer hangs, or wants to stop others.
+/// The completion of a large recording takes some seconds. A process that has its lock for longer hangs, or wants to block
+/// others.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The path of a file beside a recording. If there is such a file, no `gpumem run` completes the recording, so the next report does.
+/// Returns the path of a file beside a recording. If there is such a file, no `gpumem run` completes the recording, so the next
+/// report does.
 pub(crate) fn unattended_marker(recording: &Path) -> PathBuf {
     let mut marker = recording.as_os_str().to_owned();
     marker.push(".attached");
@@ -24,9 +26,9 @@ pub(crate) fn unattended_marker(recording: &Path) -> PathBuf {
 }
 
 /// Completes a recording before it is reported, if something is missing in its file. If that fails, an error on stderr says so, and
-/// the recording is readable up to where it was before.
+/// the recording is as readable as before.
 pub(crate) fn complete_for_report(recording: &Path) {
-    // A pipe would be waited for. Whoever reads the recording refuses it.
+    // Opening a pipe would wait for a writer. The reader of the recording refuses a pipe.
     if recording.metadata().is_ok_and(|known| !known.is_file()) || !is_unfinished(recording) {
         return;
     }
@@ -44,19 +46,19 @@ pub(crate) fn complete_for_report(recording: &Path) {
     }
 }
 
-/// Whether something belongs to a recording that is not in its file.
+/// Returns whether data of a recording is not in its file yet.
 fn is_unfinished(recording: &Path) -> bool {
     has_ring(recording, &SharedMemory) || unattended_marker(recording).exists() || torch::has_history(recording)
 }
 
 /// Adds what a killed process left in its ring, the older part of a recording of the newest events, the functions at the addresses of
-/// stacks, and PyTorch's history. Returns what the recording has after the ring and the older part were added, before
-/// functions and PyTorch's history; `None` if the process still records.
+/// stacks, and PyTorch's history. Returns the content of the recording after the ring and the older part were added, before functions
+/// and PyTorch's history; `None` if the process still records.
 ///
 /// # Errors
-/// If a file cannot be read or written. The recording is readable up to where it was before.
+/// If a file cannot be read or written. The recording is as readable as before.
 pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
-    // Of all processes that complete it at the same time, one does it; the others wait until it is complete.
+    // If several processes want to complete it at the same time, one does it, and the others wait.
     let lock = lock_file(path, "completing");
     let _turn = LockFile::wait(&lock, PATIENCE, || {
         let (path, lock) = (path.display(), lock.display());
@@ -68,7 +70,7 @@ pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
     let (content, end) = Content::read(io::BufReader::new(files::open_to_read(path)?))?;
     match end {
         End::Complete => {}
-        // The disk was full. What is added has to follow a complete record.
+        // The disk was full. Added data has to follow a complete record.
         End::Cut { at } => files::open(path, File::options().write(true))?.set_len(at)?,
         End::Damaged { .. } | End::AboveLimit { .. } => return Ok(Some(content)),
     }

@@ -1,4 +1,4 @@
-//! What has to be known of a recording to complete it.
+//! The content of a recording that completing it needs.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -11,7 +11,7 @@ use gpumem_core::{
     recording::{CodeAddress, End, Item, ModuleDefinition, RecordedEvent, for_each_item},
 };
 
-/// What has to be known of a recording to complete it.
+/// The content of a recording that completing it needs.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     /// The time when its session began, since 1970.
@@ -21,9 +21,9 @@ pub(crate) struct Content {
     pub(super) addresses: BTreeSet<CodeAddress>,
     /// The largest number of a stack.
     pub(super) last_stack: u32,
-    /// Whether the history of a caching allocator is there.
+    /// True if the history of a caching allocator is there.
     pub(super) has_allocator: bool,
-    /// Whether its process asked for memory, and got it or not.
+    /// True if its process asked for memory, and got it or not.
     pub(crate) has_requests: bool,
     /// The devices on which its process allocated.
     pub(crate) devices: BTreeSet<u32>,

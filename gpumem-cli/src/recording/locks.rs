@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// For `train.capture`, `.train.capture.PURPOSE`. The recording itself is not locked: children that outlive their process hold its lock.
+/// The lock of `train.capture` is `.train.capture.PURPOSE`. The recording itself is not locked: children that outlive their process hold
+/// its lock.
 pub(crate) fn lock_file(recording: &Path, purpose: &str) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(recording.file_name().unwrap_or_default());

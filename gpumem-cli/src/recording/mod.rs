@@ -1,8 +1,8 @@
 //! The files of recordings, below the history that is made of them.
 //!
-//! A program that ends by itself writes its recording to the end. What a killed program left, and what would delay the end of a program,
-//! is added later: [`complete`] joins the parts of `--max-size`, adds the ring, the functions at the addresses of stacks and PyTorch's
-//! history. It reads recordings as streams, so its memory does not grow with the number of events.
+//! A program that ends by itself writes its recording to the end. The data that a killed program left, and data that would delay the end
+//! of a program, is added later: [`complete`] joins the parts of `--max-size`, adds the ring, the functions at the addresses of stacks
+//! and PyTorch's history. It reads recordings as streams, so its memory does not grow with the number of events.
 
 mod complete;
 mod content;
@@ -23,7 +23,8 @@ pub(crate) use self::{
 };
 use crate::files::is_recording;
 
-/// Why this existing file must not be replaced: only recordings and empty files are. `None` if it may be, or if there is no file.
+/// Returns the reason why this existing file must not be replaced: only recordings and empty files are. `None` if it may be, or
+/// if there is no file.
 pub(crate) fn why_not_replaceable(file: &Path) -> Option<&'static str> {
     let known = file.metadata().ok()?;
     if known.is_dir() {

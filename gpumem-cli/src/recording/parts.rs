@@ -1,4 +1,4 @@
-//! `--max-size`: the recording of the newest events is in two files while the program runs.
+//! With `--max-size`, the recording of the newest events is in two files while the program runs.
 
 use std::{
     collections::HashSet,
@@ -16,7 +16,7 @@ use crate::files;
 pub(super) fn join(recording: &Path) -> io::Result<()> {
     let (old, new) = (old_path(recording), new_path(recording));
     if is_same_file(&old, recording) {
-        // The process was killed before the newer part got the recording's name. So both names are the same file.
+        // The process was killed before the newer part got the recording's name, so both names are the same file.
         fs::remove_file(&old)?;
     } else if old.exists() {
         let read = |path: &Path| Ok::<_, io::Error>(BufReader::new(files::open_to_read(path)?));
@@ -29,7 +29,7 @@ pub(super) fn join(recording: &Path) -> io::Result<()> {
             }
             Ok(())
         })?;
-        // What lies there is not opened: it may be a pipe.
+        // The existing file is not opened: it may be a pipe.
         _ = fs::remove_file(&new);
         let mut writer = Writer::new(BufWriter::new(File::options().write(true).create_new(true).open(&new)?))?;
         for_each_item(read(&old)?, |item| {
@@ -54,14 +54,14 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// What decides which items of the newer part are written.
+/// The data that decides which items of the newer part are written.
 #[derive(Default)]
 struct Join {
-    /// The newer part has only what was live of the events up to this number.
+    /// Of the events up to this number, the newer part has only the live blocks.
     after: Option<u64>,
-    /// The newer part says where what was live ends. Early recordings do not say it.
+    /// The newer part says where the list of live blocks ends. Early recordings do not say it.
     has_totals: bool,
-    /// That was not reached yet.
+    /// The end of that list was not reached yet.
     is_in_totals: bool,
     /// The newest clock of the older part.
     ticks: Option<u64>,
@@ -80,7 +80,7 @@ impl Join {
         }
     }
 
-    /// Whether an item of the newer part is not in the older one. The newer part begins with what was live.
+    /// Returns whether an item of the newer part is not in the older one. The newer part begins with the live blocks.
     fn follows(&mut self, item: &Item) -> bool {
         match item {
             Item::Process(_) | Item::Part(_) | Item::Inside(_) | Item::PoolBlock(_) => false,
@@ -89,7 +89,7 @@ impl Join {
                 false
             }
             Item::ThreadReused(_) => !self.is_in_totals,
-            // The sum of all that the older part has, and then what comes after it.
+            // The sum of all that the older part has, and then the later items.
             Item::Missed(_) if self.has_totals => !self.is_in_totals,
             Item::Event(event) => Some(event.number) > self.after,
             Item::Clock(pair) => self.ticks < Some(pair.ticks),

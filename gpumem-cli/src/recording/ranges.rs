@@ -1,8 +1,8 @@
-//! Ranges of addresses of which parts come and go.
+//! Ranges of addresses whose parts are mapped and unmapped.
 
 use std::collections::BTreeMap;
 
-/// A range of addresses. A map has where it begins.
+/// A range of addresses. Its start is the key in a map.
 pub(crate) trait AddressRange: Copy {
     fn length(self) -> u64;
     fn with_length(self, length: u64) -> Self;
@@ -28,7 +28,8 @@ impl<T: Copy> AddressRange for (u64, T) {
     }
 }
 
-/// Removes a range of addresses from parts that are known by where they begin. `removed` gets how much of each part that is.
+/// Removes a range of addresses from parts, whose keys are their starts. `removed` gets the number of bytes of each part
+/// that is removed.
 pub(crate) fn remove_range<T: AddressRange>(
     parts: &mut BTreeMap<u64, T>,
     address: u64,

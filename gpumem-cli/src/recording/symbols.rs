@@ -15,7 +15,7 @@ use object::{Object, ObjectSegment, ReadCache};
 use super::content::Content;
 use crate::files;
 
-/// Adds what the addresses stand for to a complete recording, which has this.
+/// Adds the functions and lines of the addresses to a complete recording, which has this content.
 pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
     let addresses: Vec<_> = content.addresses.iter().collect();
     let mut file = files::open(recording, File::options().append(true))?;
@@ -31,7 +31,7 @@ pub(super) fn add(recording: &Path, content: &Content) -> io::Result<()> {
     writer.flush()
 }
 
-/// What these addresses in a module stand for, as far as that is known.
+/// Returns the functions and lines of these addresses in a module, as far as they are known.
 pub(crate) fn of_module(module: &ModuleDefinition, offsets: impl Iterator<Item = u64>) -> Vec<SymbolsDefinition> {
     let Some(resolver) = Resolver::new(module) else { return Vec::new() };
     let of = |offset| SymbolsDefinition {
@@ -45,7 +45,7 @@ pub(crate) fn of_module(module: &ModuleDefinition, offsets: impl Iterator<Item =
 /// Reads the debug information of one file.
 struct Resolver {
     loader: Loader,
-    /// Where the file is mapped if its base address is 0.
+    /// The address at which the file is mapped if its base address is 0.
     first: u64,
 }
 
@@ -62,7 +62,7 @@ impl Resolver {
         Some(Self { loader: Loader::new(&module.path).ok()?, first })
     }
 
-    /// What is at a return address, inlined functions first.
+    /// Returns the functions at a return address, inlined functions first.
     fn symbols(&self, offset: u64) -> Vec<Symbol> {
         // The call is before the address to which it returns.
         let at = self.first.wrapping_add(offset).wrapping_sub(1);
@@ -79,7 +79,7 @@ impl Resolver {
                 });
             }
         }
-        // Without debug information there is still the table of functions.
+        // The table of functions is there even without debug information.
         if symbols.iter().all(|symbol| symbol.function.is_none())
             && let Some(name) = self.loader.find_symbol(at)
         {

@@ -1,4 +1,4 @@
-//! `--annotations`: how limits that were not kept are told to CI.
+//! Reports exceeded limits to CI, for `--annotations`.
 
 use std::{
     io::{self, Write},
@@ -11,7 +11,7 @@ use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use crate::{failure::Failure, terminal};
 
-/// The form in which CI reads them.
+/// The form that CI reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Annotations {
     /// Commands of GitHub's workflows.
@@ -37,17 +37,17 @@ impl FromStr for Annotations {
 pub(crate) struct Check {
     /// The recording. Empty if it is about all of them.
     pub(crate) of: String,
-    /// What must be so, such as `the peak is at most 20 GiB`.
+    /// The condition, such as `the peak is at most 20 GiB`.
     pub(crate) name: String,
-    /// Why it is not so. Empty if it is.
+    /// The reason why the condition is not met. Empty if it is met.
     pub(crate) found: Vec<Finding>,
 }
 
-/// Why a limit was not kept.
+/// The reason why a limit was not kept.
 #[derive(Debug)]
 pub(crate) struct Finding {
     pub(crate) text: String,
-    /// Where in the program, such as `train.py:31`.
+    /// The place in the program, such as `train.py:31`.
     pub(crate) place: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl Finding {
     }
 }
 
-/// The file, the line and the column of a place: `train.py:31` has no column.
+/// Returns the file, the line and the column of a place. `train.py:31` has no column.
 pub(super) fn position(place: &str) -> Option<(&str, u32, Option<u32>)> {
     let number = |text: &'_ str| -> Option<(usize, u32)> {
         let (before, number) = text.rsplit_once(':')?;
@@ -83,7 +83,7 @@ pub(super) fn position(place: &str) -> Option<(&str, u32, Option<u32>)> {
 }
 
 impl Annotations {
-    /// Says on stderr what was not kept, and writes the file that is asked for. Returns whether something was not kept.
+    /// Prints exceeded limits on stderr, and writes the file that is asked for. Returns whether a limit was exceeded.
     pub(crate) fn tell(asked: Option<&Self>, checks: &[Check]) -> Result<bool, Failure> {
         let found = || checks.iter().flat_map(|check| &check.found);
         for finding in found() {

@@ -1,4 +1,4 @@
-//! `gpumem baseline`: the peaks of recordings as lines of a file, and what changed since it was written.
+//! The peaks of recordings as lines of a file, and the changes since it was written, for `gpumem baseline`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,12 +33,12 @@ pub(crate) struct Lines(BTreeMap<String, Line>);
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     bytes: u64,
-    /// With less than this, it is not written.
+    /// A place with less than this is not written.
     least: u64,
 }
 
 impl Lines {
-    /// Adds the peaks of a recording. Of processes that have the same name without their number, each line has the highest peak.
+    /// Adds the peaks of a recording. If processes have the same name without their number, each line has their highest peak.
     pub(crate) fn add(&mut self, history: &History, overview: &Overview) -> Result<(), Failure> {
         let failed = |why: &str, next| {
             let what = format!("the peaks of `{}` cannot be compared with a baseline", overview.file);
@@ -83,20 +83,21 @@ impl Lines {
         }
     }
 
-    /// What is written to the file.
+    /// Returns the lines of the file.
     pub(crate) fn written(&self) -> BTreeMap<String, Peak> {
         let lines = self.0.iter().filter(|(_, line)| line.bytes >= line.least);
         lines.map(|(name, line)| (name.clone(), Peak(rounded(line.bytes)))).collect()
     }
 }
 
-/// Rounded up by less than 1 %, so that most changes that do not matter change no line.
+/// Rounds up by less than 1 %, so that most small changes change no line.
 fn rounded(bytes: u64) -> Bytes {
     let step = (bytes.checked_ilog2().map_or(0, |bits| 1 << bits) / 128).max(MIB);
     Bytes::new(bytes.div_ceil(step).saturating_mul(step))
 }
 
-/// The name of a recording without the numbers of its devices and its process: `train.rank3` of `train.rank3.gpu0.pid17.capture`.
+/// Returns the name of a recording without the numbers of its devices and its process: `train.rank3` for
+/// `train.rank3.gpu0.pid17.capture`.
 fn name_of(recording: &Path) -> String {
     let stem = recording.file_stem().unwrap_or_default().to_string_lossy();
     let is_number = |part: &str, of: &str| {
@@ -108,12 +109,12 @@ fn name_of(recording: &Path) -> String {
     one_line(if name.is_empty() { &stem } else { &name }).into_owned()
 }
 
-/// Whether a line is that of a device, and not of a place.
+/// Returns whether a line belongs to a device, and not to a place.
 fn is_of_device(name: &str) -> bool {
     name.rsplit_once("device ").is_some_and(|(_, number)| number.parse::<u32>().is_ok())
 }
 
-/// Whether a line is of a recording. The file may also have the peaks of tests.
+/// Returns whether a line belongs to a recording. The file may also have the peaks of tests.
 pub(crate) fn is_of_recording(name: &str) -> bool {
     name.match_indices([':', ',']).map(|(end, _)| &name[..end]).chain([name]).any(is_of_device)
 }
@@ -123,22 +124,22 @@ fn source(name: &str) -> Option<&str> {
     position(name).map(|(source, ..)| source)
 }
 
-/// What changed since a baseline was written. The names of the fields are those in JSON.
+/// The changes since a baseline was written. The names of the fields are those in JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
     file: String,
     limit: Limit,
-    /// How many lines were compared.
+    /// The number of lines that were compared.
     compared: usize,
-    /// The lines that changed by more than the limit. Rounded, as they would be written.
+    /// The lines that changed by more than the limit. They are rounded as in the file.
     changed: Vec<Named>,
-    /// The names of those that have more.
+    /// The names of the lines that increased.
     higher: BTreeSet<String>,
-    /// Peaks without a line: what they had before is not known.
+    /// Peaks without a line: their earlier values are not known.
     new: Vec<New>,
     /// Devices that no recording has.
     gone: Vec<String>,
-    /// Places that are in another line of the same file, before and now.
+    /// Places that moved to another line of the same file, before and now.
     moved: Vec<[String; 2]>,
 }
 
@@ -156,7 +157,7 @@ impl Comparison {
         let bytes = |name: &String| before.get(name).map(|peak| peak.0.get());
         let change = |name: &String| {
             let line = now.0.get(name).copied().unwrap_or_default();
-            // A place without a line may have had nearly as much as the least that is written.
+            // A place without a line may have had nearly the smallest amount that is written.
             Change::new(signed(bytes(name).unwrap_or(line.least)), signed(line.bytes))
         };
         let rounded_after = |change: Change| signed(rounded(change.after.unsigned_abs()).get());
@@ -213,7 +214,7 @@ impl Comparison {
         !self.higher.is_empty() || !self.new.is_empty() || !self.gone.is_empty()
     }
 
-    /// Each peak that has more or no line, and each line whose device is gone, as a limit that was checked.
+    /// Returns a checked limit for each peak that increased or has no line, and for each line whose device is gone.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let Self { file, limit, .. } = self;
         let of = |name: &str, text: String, place: Option<&str>| {
@@ -364,14 +365,14 @@ mod tests {
         );
         assert!(!moved.is_exceeded() && moved.changed.is_empty(), "{moved:?}");
         assert_eq!(moved.moved.len(), 2, "{moved:?}");
-        // Another file, and more than before.
+        // The place is in another file and has more than before.
         let new = compared(
             &before,
             &[("a, device 0", 400, 0), ("a, device 0: y.py:1", 100, 4), ("a, device 0: x.py:11", 60, 4)],
         );
         assert_eq!(new.new.len(), 2, "{new:?}");
         assert_eq!(new.changed.len(), 2, "{new:?}");
-        // What has hardly enough for a line is not new.
+        // A place with hardly enough for a line is not new.
         let small =
             compared(&before[..1], &[("a, device 0", 200, 0), ("a, device 0: y.py:1", 4, 4), ("b, device 0", 1, 0)]);
         assert_eq!(small.new.iter().map(|new| new.name.as_str()).collect::<Vec<_>>(), ["b, device 0"], "{small:?}");

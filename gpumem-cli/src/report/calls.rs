@@ -1,4 +1,4 @@
-//! `--calls`: the scopes and functions whose calls allocated what was live at the peak, as a tree.
+//! The tree of scopes and functions whose calls allocated the blocks that were live at the peak, for `--calls`.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,7 +26,7 @@ use crate::{
     history::{History, Moment},
 };
 
-/// Which part of the tree is shown.
+/// The options that choose a part of the tree.
 #[derive(Debug, Args)]
 pub(crate) struct Part {
     /// With --calls: begin at the functions, Python packages, libraries and scopes that have this in their names.
@@ -35,18 +35,19 @@ pub(crate) struct Part {
     /// With --calls: at most this many rows inside each other.
     #[arg(long, value_name = "ROWS", requires = "calls", conflicts_with = "json")]
     depth: Option<NonZeroUsize>,
-    /// With --calls: one row for all that have less than this, such as 1% of the total, or 100MiB. Without it, 40 rows.
+    /// With --calls: one row for all that have less than this, such as 1% of the total, or 100MiB. Without this option,
+    /// 40 rows.
     #[arg(long, value_name = "LIMIT", requires = "calls", conflicts_with = "json")]
     min: Option<Limit>,
 }
 
 impl Part {
-    /// What `--json` prints.
+    /// The JSON of the report.
     pub(crate) fn of(&self, history: &History) -> AllCalls {
         calls(history, self.inside.as_deref())
     }
 
-    /// Whether there is something inside of what was asked for.
+    /// Returns whether there is something inside of what was asked for.
     pub(crate) fn check(&self, history: &History) -> Result<(), Failure> {
         let Some(inside) = &self.inside else { return Ok(()) };
         let AllCalls { all, names } = calls(history, None);
@@ -61,7 +62,7 @@ impl Part {
     }
 }
 
-/// What each stack allocated and was live at the peak of its device, those with the most bytes first. `Serialize` is a list of them.
+/// The blocks of each stack that were live at the peak of its device, the most bytes first. `Serialize` writes a list of them.
 #[derive(Debug, Default)]
 pub(crate) struct AllCalls {
     all: Vec<Calls>,
@@ -76,7 +77,7 @@ struct Calls {
     blocks: i64,
     /// The numbers of its scopes and then of its functions in `names`, the outermost first.
     frames: Vec<usize>,
-    /// How many of them are scopes.
+    /// The number of those that are scopes.
     scopes: usize,
     /// The number of the device in the history.
     number: u16,
@@ -162,14 +163,14 @@ pub(crate) fn write(history: &History, part: &Part, out: &mut dyn Write, paint: 
     Ok(())
 }
 
-/// A function that called only one other has no row, because it has the same bytes. Of the functions between a row and an innermost
-/// function inside of it, the outermost one is a note.
+/// A function that called only one other has no row, because it has the same bytes. If there are functions between a row and an
+/// innermost function inside of it, the outermost of them is a note.
 fn tree(calls: &[&Calls], names: &[String]) -> Tree {
     /// The path of no function.
     const OUTSIDE: usize = usize::MAX;
 
-    // The functions that each path of functions calls. Stacks share the beginnings of their paths, so a path is the number of the one
-    // before it and a function.
+    // The functions that each path of functions calls. Stacks share the beginnings of their paths, so a path is the number of its
+    // parent and a function.
     let mut paths = Numbers::<(usize, usize)>::default();
     let mut called: HashMap<usize, HashSet<usize>> = HashMap::new();
     let numbered: Vec<Vec<usize>> = calls

@@ -1,4 +1,5 @@
-//! Which of several recordings differs from the others, and in which place. It keeps a few numbers of each recording.
+//! Finds out which of several recordings differs from the others, and in which place. It keeps a few numbers of each
+//! recording.
 
 use std::{
     cmp::Reverse,
@@ -24,7 +25,7 @@ pub(crate) struct Comparison {
     numbers: HashMap<String, u32>,
 }
 
-/// What is compared of a recording.
+/// The compared figures of a recording.
 #[derive(Debug)]
 struct Compared {
     file: String,
@@ -33,11 +34,11 @@ struct Compared {
     peak: Option<u64>,
     /// The first refusal, if the program did not get the memory afterwards.
     out_of_memory: Option<f64>,
-    /// What places have at the peak: their numbers and bytes.
+    /// The numbers of places and their bytes at the peak.
     places: Vec<(u32, i64)>,
 }
 
-/// What one place has at the peak of each recording.
+/// The bytes of one place at the peak of each recording.
 #[derive(Debug, Serialize)]
 pub(crate) struct ComparedPlace {
     pub(crate) name: String,
@@ -45,11 +46,12 @@ pub(crate) struct ComparedPlace {
     pub(crate) median: i64,
 }
 
-/// What one place has at the peaks, by which places are chosen.
+/// The figures by which a place is chosen.
 pub(crate) struct Spread<'a> {
     least: i64,
     median: i64,
-    /// Of each recording that has the place: the number of the place, the bytes, and the number of the recording, by bytes.
+    /// The number of the place, its bytes and the number of the recording, for each recording that has the place, sorted by
+    /// bytes.
     cells: &'a [(u32, i64, usize)],
 }
 
@@ -59,7 +61,7 @@ impl Spread<'_> {
     }
 }
 
-/// The most that a recording has in a place.
+/// The largest amount that a recording has in a place.
 pub(crate) fn most(place: &Spread<'_>) -> i64 {
     place.cells.last().map_or(0, |(_, bytes, _)| *bytes)
 }
@@ -108,7 +110,7 @@ impl Comparison {
         });
     }
 
-    /// The names of the files, as short as they can be told apart.
+    /// Returns the shortest names of the files that can be told apart.
     pub(crate) fn names(&self) -> Vec<String> {
         let files: Vec<_> = self.recordings.iter().map(|recording| Path::new(&recording.file)).collect();
         let short = |file: &Path| file.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -117,7 +119,7 @@ impl Comparison {
         files.iter().map(|file| if is_clear { short(file) } else { file.display().to_string() }).collect()
     }
 
-    /// The places for which `by` is the largest, the largest first.
+    /// Returns the places for which `by` is the largest, the largest first.
     pub(crate) fn places(&self, count: usize, by: impl Fn(&Spread<'_>) -> i64) -> Vec<ComparedPlace> {
         let all = (0..).zip(&self.recordings);
         let mut cells: Vec<_> =
@@ -143,7 +145,8 @@ impl Comparison {
         Spread { least, median, cells }
     }
 
-    /// `None` if nothing was allocated. Of equal peaks, the first one is the highest and the lowest.
+    /// Returns the recordings with the highest and the lowest peak. `None` if nothing was allocated. If peaks are
+    /// equal, the first one counts.
     pub(crate) fn extremes(&self) -> Option<Extremes> {
         let mut known: Vec<_> = (0..self.recordings.len()).filter(|at| self.recordings[*at].peak.is_some()).collect();
         known.sort_by_key(|at| self.recordings[*at].peak);
@@ -159,7 +162,7 @@ impl Comparison {
         all.into_iter().map(|(_, at)| at).collect()
     }
 
-    /// Which programs ran out of memory. `None` if none did.
+    /// Returns a text about the programs that ran out of memory. `None` if none did.
     pub(crate) fn out_of_memory_in_words(&self) -> Option<String> {
         const MOST: usize = 8;
         let (all, names) = (self.out_of_memory(), headings(&self.names(), 20));
@@ -173,7 +176,7 @@ impl Comparison {
         (0..).zip(&self.recordings).filter(move |(_, recording)| recording.rank == Some(rank)).map(|(at, _)| at)
     }
 
-    /// How far the peaks are apart, and the place that made the highest one.
+    /// Returns the spread of the peaks, and the place that made the highest one.
     pub(crate) fn in_words(&self) -> Vec<String> {
         let Some(Extremes { highest, median, lowest }) = self.extremes() else { return Vec::new() };
         let names = headings(&self.names(), 20);
@@ -203,15 +206,15 @@ impl Comparison {
     }
 }
 
-/// Names for headings, in so many columns. If one of them is longer, they have what tells them apart: `rank0`, `rank1` of
-/// `train.rank0.gpu0.pid4711` and `train.rank1.gpu1.pid4712`.
+/// Returns names for headings, in this many columns. If a name is longer, only the part that tells it apart is returned:
+/// `rank0` for `train.rank0.gpu0.pid4711`, `rank1` for `train.rank1.gpu1.pid4712`.
 pub(crate) fn headings(names: &[String], room: usize) -> Vec<String> {
     let cut = |name: &String| shortened(name, room);
     if names.iter().all(|name| name.width() <= room) {
         return names.iter().map(cut).collect();
     }
     let parts: Vec<Vec<&str>> = names.iter().map(|name| name.split('.').collect()).collect();
-    // The first part that tells all of them apart: the rank comes first.
+    // The first part that tells all of them apart is used. The rank comes first.
     let part = |at: usize| parts.iter().map(move |parts| parts.get(at).or(parts.last()).copied().unwrap_or_default());
     let is_clear = |at: &usize| part(*at).collect::<BTreeSet<_>>().len() == names.len();
     match (0..parts.iter().map(Vec::len).max().unwrap_or(0)).find(is_clear) {
@@ -230,12 +233,12 @@ mod tests {
         let ranks = names(&["train.rank0.gpu0.pid4711", "train.rank10.gpu0.pid4712"]);
         assert_eq!(headings(&ranks, 30), ranks);
         assert_eq!(headings(&ranks, 12), ["rank0", "rank10"]);
-        // The first two recordings have no ranks, and the last two are of two runs.
+        // The first two recordings have no ranks, and the last two belong to two runs.
         assert_eq!(headings(&names(&["train.gpu0.pid1", "train.gpu1.pid2"]), 8), ["gpu0", "gpu1"]);
         assert_eq!(headings(&names(&["a.rank0.pid1", "b.rank0.pid2"]), 8), ["a", "b"]);
         // The first process has the file that was asked for.
         assert_eq!(headings(&names(&["train", "train.pid1"]), 8), ["train", "pid1"]);
-        // Nothing tells them apart in so few columns.
+        // No part tells them apart in this number of columns.
         assert_eq!(
             headings(&names(&["/runs/a/train", "/runs/b/train"]), 8),
             ["/train", "/train"].map(|name| format!("…{name}"))

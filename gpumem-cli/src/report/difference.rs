@@ -1,4 +1,4 @@
-//! `gpumem diff`: the peaks of two recordings, by scope, place, library and kind of memory.
+//! The difference between the peaks of two recordings, by scope, place, library and kind of memory, for `gpumem diff`.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use gpumem_driver::settings::size;
 /// At most this many rows of a table are printed; JSON has all.
 const MOST_ROWS: usize = 20;
 
-/// How much more a peak may be: `5%` or `100MiB`.
+/// The allowed increase of a peak, such as `5%` or `100MiB`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Limit {
     Percent(f64),
@@ -42,7 +42,7 @@ impl FromStr for Limit {
             let percent: f64 = percent.trim().parse().map_err(|_| refused())?;
             return if percent.is_finite() && percent >= 0.0 { Ok(Self::Percent(percent)) } else { Err(refused()) };
         }
-        // 5 is no size: it is most likely meant as 5 %.
+        // `5` is no size. It most likely means 5 %.
         size(text).map(Self::Bytes).map_err(|_| refused())
     }
 }
@@ -83,12 +83,12 @@ pub(crate) struct Difference {
     pub(crate) before: Side,
     pub(crate) after: Side,
     pub(crate) devices: Vec<DeviceDifference>,
-    /// Why the tensors of PyTorch are not compared, or what is missing of them. Empty if neither recording has tensors.
+    /// The reasons why tensors of PyTorch are not compared or are incomplete. Empty if neither recording has tensors.
     pub(crate) tensors_missing: Vec<String>,
     pub(crate) limit: Option<Limit>,
     /// `None` without a limit, and if the peaks are not known.
     pub(crate) is_exceeded: Option<bool>,
-    /// Why a comparison says nothing.
+    /// The reason why a comparison says nothing.
     pub(crate) not_measured: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct DeviceDifference {
     pub(crate) tensors: Option<TensorsDifference>,
 }
 
-/// The most that tensors had on one device. They are a part of the device's memory. All that an estimate counts is tensors.
+/// The peak of tensors on one device. They are a part of the device's memory. An estimate counts only tensors.
 #[derive(Debug, Serialize)]
 pub(crate) struct TensorsDifference {
     #[serde(flatten)]
@@ -126,7 +126,7 @@ pub(crate) struct TensorsDifference {
     pub(crate) by_place: Vec<Named>,
 }
 
-/// What something had at the peak before, and at the peak after.
+/// The bytes of a row at the peak before, and at the peak after.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Change {
     #[serde(rename = "before_bytes")]
@@ -149,13 +149,13 @@ impl Change {
         Self { before, after, bytes: after.saturating_sub(before) }
     }
 
-    /// Whether more was added than the limit allows.
+    /// Returns whether the increase is above the limit.
     pub(super) fn exceeds(self, limit: Limit) -> bool {
         let [before, after] = [self.before, self.after].map(i64::unsigned_abs);
         after.saturating_sub(before) > limit.of(before)
     }
 
-    /// `+66 MiB (+5.3 %)`
+    /// Returns a text such as `+66 MiB (+5.3 %)`.
     #[expect(clippy::cast_precision_loss, reason = "a share is no exact figure")]
     pub(super) fn in_words(self) -> String {
         let Self { before, bytes, .. } = self;
@@ -180,7 +180,7 @@ const BY: [(&str, Name); 4] = [
     ("kind", |sum| sum.kind.to_owned()),
 ];
 
-/// `sides` are the places at the peak before, and at the peak after.
+/// Compares the places at the peak before with those at the peak after.
 fn by_name(sides: [&[PlaceSum]; 2], name: Name) -> Vec<Named> {
     named(sides.map(|side| side.iter().map(move |sum| (name(sum), sum.bytes))))
 }
@@ -202,7 +202,7 @@ fn named<S: Into<String>>(sides: [impl IntoIterator<Item = (S, i64)>; 2]) -> Vec
 
 type Sums = Vec<(String, i64)>;
 
-/// What tensors had on one device, on one side.
+/// The tensors on one device, on one side.
 #[derive(Default)]
 struct TensorSide<'a> {
     bytes: i64,
@@ -233,7 +233,7 @@ impl<'a> TensorSide<'a> {
 }
 
 impl TensorsDifference {
-    /// `None` if a recording has no tensors. A device without any had none.
+    /// `None` if a recording has no tensors. A device without tensors has 0 bytes.
     fn of(sides: [&Overview; 2], device: u32) -> Option<Self> {
         let is_known = |side: &&Overview| side.has_tensors() || side.is_estimate();
         let has_any = |side: &&Overview| side.tensors_at_peak(device).is_some();
@@ -254,12 +254,12 @@ impl TensorsDifference {
         })
     }
 
-    /// The tables, each with what its rows are.
+    /// The tables, each with the name of its rows.
     fn all(&self) -> [(&'static str, &[Named]); 3] {
         [("used for", &self.by_class), ("module", &self.by_module), ("tensors at", &self.by_place)]
     }
 
-    /// Why tensors are not compared, or what is missing of them.
+    /// The reasons why tensors are not compared or are incomplete.
     fn missing(sides: [&Overview; 2]) -> Vec<String> {
         let mut lines = Vec::new();
         let [has, has_not] = [true, false].map(|has| sides.iter().find(|side| side.has_tensors() == has));
@@ -291,7 +291,7 @@ pub(super) fn signed(bytes: u64) -> i64 {
     bytes.try_into().unwrap_or(i64::MAX)
 }
 
-/// What is said of a limit at the end.
+/// Returns the sentence about a limit at the end.
 pub(super) fn verdict(limit: Option<Limit>, is_exceeded: Option<bool>) -> Option<String> {
     let limit = limit?;
     Some(match is_exceeded {
@@ -301,7 +301,7 @@ pub(super) fn verdict(limit: Option<Limit>, is_exceeded: Option<bool>) -> Option
     })
 }
 
-/// A peak that was compared with that of `of`. `place` is where it grew.
+/// A peak that was compared with that of `of`. `place` is the place that grew.
 pub(super) fn check(of: &str, words: &str, peak: Change, limit: Option<Limit>, place: Option<String>) -> Check {
     let limit = limit.unwrap_or(Limit::Percent(0.0));
     let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
@@ -369,7 +369,7 @@ impl Difference {
         }
     }
 
-    /// What snapshots of PyTorch do not have. The peak is compared all the same.
+    /// Snapshots of PyTorch lack these data. The peak is compared all the same.
     fn notes(&self) -> Vec<String> {
         let snapshots = [&self.before, &self.after].into_iter().filter(|side| side.missing.has_only_pytorch);
         let in_words = |side: &Side| (side.file.clone(), side.missing.in_words());
@@ -378,7 +378,7 @@ impl Difference {
         notes.iter().flat_map(|(file, lines)| lines.iter().map(move |line| format!("{file}: {line}"))).collect()
     }
 
-    /// Each device as a limit that was checked.
+    /// Returns a checked limit for each device.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let check = |device: &DeviceDifference| {
             let place = device.by_place.first().filter(|place| place.change.bytes > 0).map(|place| place.name.clone());
@@ -453,7 +453,7 @@ impl Difference {
     }
 }
 
-/// The heading of what is pasted into a pull request.
+/// The heading of the text for a pull request.
 pub(super) const MARKDOWN_TITLE: &str = "### GPU memory";
 
 pub(super) fn write_verdict(
@@ -471,7 +471,7 @@ fn changed(all: &[Named]) -> Vec<&Named> {
     all.iter().filter(|named| named.change.bytes != 0).collect()
 }
 
-/// A table of what changed, if anything did.
+/// Writes a table of the changes, if there are any.
 pub(super) fn write_rows(by: &str, all: &[Named], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let changed = changed(all);
     if changed.is_empty() {
@@ -500,13 +500,13 @@ pub(super) fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) 
     writeln!(out)
 }
 
-/// A text in a cell of a table in Markdown: it is code, so that no sign has a meaning.
+/// Returns a text for a cell of a table in Markdown. It is code, so that no character has a meaning.
 pub(super) fn escaped(text: &str) -> String {
     let text = one_line(text);
     if !text.is_empty() && !text.contains(['|', '`']) {
         return format!("`{text}`");
     }
-    // Programs that read Markdown do not agree where a cell ends that has these signs between backticks.
+    // Readers of Markdown disagree about the end of a cell that has these characters between backticks.
     let mut cell = "<code>".to_owned();
     for c in text.chars() {
         if c.is_ascii_punctuation() {

@@ -1,4 +1,4 @@
-//! JSON. Bytes are exact, and what was not measured is `null`.
+//! Writes JSON. Bytes are exact, and a value that was not measured is `null`.
 
 use std::{
     io::{self, Write},
@@ -8,7 +8,7 @@ use std::{
 use gpumem_core::export::JsonEscapes;
 use serde::{Serialize, Serializer};
 
-/// Writes a report: one object, indented.
+/// Writes a report as one indented object.
 pub(crate) fn write(report: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer_pretty(JsonEscapes(&mut *out), report)?;
     writeln!(out)
@@ -20,12 +20,12 @@ pub(crate) fn write_line(value: &impl Serialize, out: &mut dyn Write) -> io::Res
     writeln!(out)
 }
 
-/// A path, which need not be UTF-8, as JSON must be: what is not is replaced.
+/// Writes a path. JSON must be UTF-8, so other bytes are replaced.
 pub(crate) fn path<S: Serializer>(path: &impl AsRef<Path>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&path.as_ref().to_string_lossy())
 }
 
-/// Several paths as JSON, like [`path`].
+/// Writes several paths, like [`path`].
 pub(crate) fn paths<S: Serializer>(paths: &impl AsRef<[PathBuf]>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(paths.as_ref().iter().map(|path| path.to_string_lossy()))
 }

@@ -1,4 +1,4 @@
-//! `--max-peak` and `--fail-if`: recordings are compared with limits.
+//! Compares recordings with limits, for `--max-peak` and `--fail-if`.
 
 use std::{collections::BTreeSet, fmt, path::Path, str::FromStr};
 
@@ -18,20 +18,20 @@ use crate::{exit::Exit, failure::Failure, history::History};
 #[command(group(ArgGroup::new("limits").args(["max_peak", "fail_if"]).multiple(true)))]
 #[group(skip)]
 pub(crate) struct Limits {
-    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool keeps unused counts. A limit
-    /// such as 'train.py:31=2GiB' is that of a place, which has its name in reports: the most that it had on a device at one time. May be
-    /// given several times.
+    /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool keeps unused counts. A limit such
+    /// as 'train.py:31=2GiB' is for a place, with its name in reports: the most that it had on a device at one time. May be given several
+    /// times.
     #[arg(long, value_name = "[PLACE=]SIZE")]
     max_peak: Vec<PeakLimit>,
     /// End with 1 if something was lost, so that figures may be wrong: events, the end of a recording, or what came before it.
     #[arg(long, value_enum, value_name = "WHAT")]
     fail_if: Option<FailIf>,
-    /// How limits that were not kept are told to CI: `github` marks the lines in a pull request, and `junit=FILE` writes a report of tests.
+    /// Report exceeded limits to CI: `github` marks the lines in a pull request, and `junit=FILE` writes a report of tests.
     #[arg(long, value_name = "FORM", requires = "limits")]
     annotations: Option<Annotations>,
 }
 
-/// Such as `20GiB`, or `train.py:31=2GiB`.
+/// A limit such as `20GiB` or `train.py:31=2GiB`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PeakLimit {
     place: Option<String>,
@@ -79,7 +79,8 @@ impl<'a> Judge<'a> {
         Self { limits, checks: Vec::new(), places: BTreeSet::new(), is_measured: false }
     }
 
-    /// Whether a loss is an answer of the command, and no reason to doubt its answer.
+    /// Returns whether the user asked about losses. A loss is then an answer of the command, and no reason to doubt the
+    /// answer.
     pub(crate) fn asks_for_losses(&self) -> bool {
         self.limits.fail_if == Some(FailIf::Lost)
     }
@@ -108,7 +109,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// A recording is not known. What is not measured keeps no limit.
+    /// Notes a recording that cannot be read. No limit is known to be kept then.
     pub(crate) fn unknown(&mut self, file: &Path, why: &dyn fmt::Display) {
         if self.has_limits() {
             let file = file.display().to_string();
@@ -189,7 +190,7 @@ fn of_place(overview: &Overview, peaks: &[PlacePeak], place: &str, limit: Bytes)
     vec![here(format!("{file}: the peak of `{place}` may have been above the limit of {limit}. {reasons}"))]
 }
 
-/// The peak that has to fit on the card: what a pool keeps unused is in it.
+/// Returns the peak that has to fit on the card. It includes the unused memory of pools.
 fn highest(device: &DeviceOverview) -> Option<u64> {
     device.driver_peak_bytes.filter(|peak| *peak > 0).or(device.peak_bytes)
 }
@@ -205,7 +206,7 @@ fn may_be_higher(missing: &Missing) -> bool {
         || missing.begins_after_seconds.is_some()
 }
 
-/// The next step for a place that no recording has: the names that are most like it.
+/// Returns the next step for a place that no recording has: the most similar names.
 fn nearest(places: &BTreeSet<String>, place: &str) -> String {
     const MOST: usize = 3;
     let mut near: Vec<_> = places.iter().collect();

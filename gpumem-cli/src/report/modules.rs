@@ -1,4 +1,4 @@
-//! The modules of a network and what tensors are for, at one moment.
+//! The modules of a network and the classes of tensors, at one moment.
 
 use std::{
     cmp::Reverse,
@@ -20,17 +20,17 @@ const MOST_ROWS: usize = 6;
 
 /// The class of a tensor whose class is not known.
 pub(crate) const NOT_CLASSIFIED: &str = "not classified";
-/// Where a module has no name.
+/// The row of tensors that no module allocated.
 const NO_MODULE: &str = "outside of all modules";
 
-/// The tensors of modules that are equal but for numbers in their paths.
+/// The tensors of modules whose paths differ only in numbers.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ModuleSum {
-    /// Such as `GPT2LMHeadModel.transformer.h.0 … 11.mlp.act`. `None` outside of all modules.
+    /// The path, such as `GPT2LMHeadModel.transformer.h.0 … 11.mlp.act`. `None` outside of all modules.
     pub(crate) module: Option<String>,
     /// Their type, such as `NewGELUActivation`. `None` for the outermost module.
     pub(crate) kind: Option<String>,
-    /// How many modules they are.
+    /// The number of these modules.
     pub(crate) modules: usize,
     pub(crate) bytes: u64,
     pub(crate) tensors: u64,
@@ -43,7 +43,7 @@ pub(crate) struct ClassSum {
     /// `not classified` if it is not known.
     pub(crate) class: &'static str,
     pub(crate) bytes: u64,
-    /// What the program asked for.
+    /// The bytes that the program asked for.
     pub(crate) requested_bytes: u64,
     pub(crate) tensors: u64,
 }
@@ -55,7 +55,7 @@ struct Sum {
     by_class: BTreeMap<Option<TensorClass>, (u64, u64, u64)>,
 }
 
-/// The sums by module and by class, the largest first. `None` if the program was recorded without modules.
+/// Returns the sums by module and by class, the largest first. `None` if the program was recorded without modules.
 pub(crate) fn sums(tensors: &Tensors, state: &AllocatorState) -> Option<(Vec<ModuleSum>, Vec<ClassSum>)> {
     let classes = tensors.classes.as_ref()?;
     let mut by_module: HashMap<(Vec<&str>, &str), Sum> = HashMap::new();
@@ -79,13 +79,14 @@ pub(crate) fn sums(tensors: &Tensors, state: &AllocatorState) -> Option<(Vec<Mod
     Some((modules, class_sums(by_class)))
 }
 
-/// The text before the number of a layer, and the number: `3` and `encoder_layer_3` have one, `conv3` is not one of several equal layers.
+/// Returns the text before the number of a layer, and the number. `3` and `encoder_layer_3` have one. `conv3` has none, because it is not
+/// one of several equal layers.
 fn parted(part: &str) -> (&str, Option<u64>) {
     let (text, number) = part.split_at(part.rfind('_').map_or(0, |at| at + 1));
     number.parse().map_or((part, None), |number| (text, Some(number)))
 }
 
-/// `0 … 11`, or `0, 3` if some are missing.
+/// Returns `0 … 11`, or `0, 3` if some are missing.
 fn range(numbers: &BTreeSet<u64>) -> String {
     let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return String::new() };
     let count = numbers.len() as u64;
@@ -124,7 +125,7 @@ impl ModuleSum {
         }
     }
 
-    /// `transformer.h.0 … 11.mlp.act (12×)`. `top` is the outermost module of all.
+    /// Returns a name such as `transformer.h.0 … 11.mlp.act (12×)`. `top` is the outermost module of all.
     pub(super) fn name(&self, top: Option<&str>) -> String {
         let Some(module) = &self.module else { return NO_MODULE.to_owned() };
         let below = top.and_then(|top| module.strip_prefix(top)?.strip_prefix('.'));
@@ -198,7 +199,7 @@ mod tests {
     fn equal_layers_are_one_row() {
         let layers = ["Net.h.0.act: GELU", "Net.h.1.act: GELU", "Net.h.2.act: GELU", "Net.h.2.fc: Linear", "Net"];
         assert_eq!(names(&layers), ["h.0 … 2.act (3×)", "Net", "h.2.fc"]);
-        // Of the same type, and not all of them.
+        // These modules have the same type, and some layers are missing.
         let parts = ["Net.0: Linear", "Net.1: GELU", "Net.3: Linear"];
         assert_eq!(names(&parts), ["0, 3 Linear (2×)", "1 GELU"]);
         assert_eq!(

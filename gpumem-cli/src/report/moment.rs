@@ -1,4 +1,4 @@
-//! `--at` and `--between`: what was live at one moment, and what came and went between two.
+//! The memory at one moment, and the changes between two moments, for `--at` and `--between`.
 
 use std::{
     io::{self, Write},
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::history::{History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
 
-/// What was live on one device at one moment; or how much more that was than at another one.
+/// The memory that was live on one device at one moment, or its increase since another one.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DeviceMoment {
     pub(crate) device: u32,
@@ -31,10 +31,10 @@ pub(crate) struct DeviceMoment {
     pub(crate) by_place: Option<Vec<PlaceSum>>,
 }
 
-/// What is held on each device, in the order of the history; `None` if it is not in the recording.
+/// The memory of each device, in the order of the history; `None` if it is not in the recording.
 type AllHeld<'a> = Vec<Option<Vec<OriginSum<'a>>>>;
 
-/// What is known of what came to `held` at these moments.
+/// Returns `held`, or `None` for each device if a moment is not known.
 fn known<'a>(history: &History, moments: &[Moment], held: impl FnOnce() -> Vec<Vec<OriginSum<'a>>>) -> AllHeld<'a> {
     if !moments.iter().all(|moment| history.is_known_at(*moment)) {
         return history.devices.iter().map(|_| None).collect();
@@ -85,7 +85,7 @@ pub(crate) fn between(history: &History, from: Moment, to: Moment) -> Vec<Device
     figures(history, &held_between(history, from, to))
 }
 
-/// The time of a moment, in words: that of the first device that was used.
+/// Returns the time of a moment in words. It is the time of the first device that was used.
 fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
     match moment {
         Moment::Time(time) if time > history.end => {
@@ -128,7 +128,7 @@ pub(crate) fn write_between(
     write(history, &held_between(history, from, to), title, false, out, paint)
 }
 
-/// Writes what each device holds. `title` says what the amount of a device is; `has_shares`: of what it consists is said, too.
+/// Writes the memory of each device. `title` names the amount of a device. With `has_shares`, its parts are written, too.
 fn write(
     history: &History,
     all: &AllHeld<'_>,

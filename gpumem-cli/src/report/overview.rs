@@ -1,4 +1,5 @@
-//! What a recording comes to: the peak of each device, what it consisted of, what was not freed, what was not seen.
+//! The overview of a recording: the peak of each device and its parts, the memory that was not freed, and the data that
+//! is missing.
 
 use std::time::Duration;
 
@@ -21,21 +22,21 @@ use crate::{
     history::{ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by},
 };
 
-/// What a recording comes to. The names of the fields are those in JSON.
+/// The overview of a recording. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Overview {
     pub(crate) file: String,
     pub(crate) command: Vec<String>,
-    /// `None` if it is not known, as of an estimate and of a snapshot of PyTorch.
+    /// `None` if it is not known, as for an estimate and for a snapshot of PyTorch.
     pub(crate) pid: Option<u32>,
     /// The name of the machine or the container. `None` if it is not known.
     pub(crate) host: Option<String>,
     /// The number of the process in its job. `None` if it has none, or if it is not known.
     pub(crate) rank: Option<u64>,
     pub(crate) seconds: f64,
-    /// How the cards that the process saw differ from the real ones. `None`: they are the real ones.
+    /// The differences between the cards that the process saw and the real ones. `None` if they are the real ones.
     pub(crate) cards: Option<String>,
-    /// How many allocations there were. `None` if only some of them are in the recording.
+    /// The number of allocations. `None` if only some of them are in the recording.
     pub(crate) allocations: Option<u64>,
     pub(crate) frees: Option<u64>,
     pub(crate) sources: Vec<SourceOverview>,
@@ -62,28 +63,28 @@ pub(crate) struct DeviceOverview {
     pub(crate) simulated: bool,
     pub(crate) name: Option<String>,
     pub(crate) total_bytes: Option<u64>,
-    /// The most that was live of what was seen. `None` if nothing was allocated.
+    /// The highest value of the live memory that was seen. `None` if nothing was allocated.
     pub(crate) peak_bytes: Option<u64>,
     pub(crate) peak_seconds: Option<f64>,
     pub(crate) peak_by_kind: Vec<Sum>,
     pub(crate) peak_by_library: Vec<Sum>,
     pub(crate) peak_by_scope: Vec<Sum>,
     pub(crate) peak_by_place: Vec<PlaceSum>,
-    /// What the functions of packages allocated that the place with most of the peak calls.
+    /// The memory of the package functions that the place with most of the peak calls.
     pub(crate) inside_most: Vec<Sum>,
-    /// Managed and pinned host memory, which is not in the peak: the most that was live of each, at its own moment. `None` if it is not
-    /// in the recording.
+    /// The peaks of managed and pinned host memory, each at its own moment. They are not in the peak of the device. `None` if they are
+    /// not in the recording.
     pub(crate) besides: Option<Vec<Sum>>,
-    /// The most that the driver's blocks had. `None` without a registered pool: it is the peak then.
+    /// The highest value of the driver's blocks. `None` if there is no registered pool, because it is the peak then.
     pub(crate) driver_peak_bytes: Option<u64>,
-    /// The registered pools at the peak, or at the end. What they keep unused is not in the peak.
+    /// The registered pools at the peak, or at the end. Their unused memory is not in the peak.
     pub(crate) pools: Vec<PoolOverview>,
     pub(crate) live_at_end_bytes: u64,
     /// Readings of the whole device, with the context and other processes.
     pub(crate) samples: u64,
     pub(crate) highest_sample_bytes: Option<u64>,
     pub(crate) highest_sample_seconds: Option<f64>,
-    /// The peak as the library prints it. Only a report that shows it has it.
+    /// The peak as the library prints it. Only reports that show it have it.
     #[serde(skip)]
     pub(crate) holders: Option<PeakHolders>,
 }
@@ -92,16 +93,16 @@ pub(crate) struct DeviceOverview {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PoolOverview {
     pub(crate) name: String,
-    /// It had nothing at the peak, so the figures are those at the end.
+    /// True if the pool had nothing at the peak. The figures are those at the end then.
     pub(crate) is_at_end: bool,
-    /// What its parts had.
+    /// The bytes of its parts.
     pub(crate) used_bytes: u64,
     pub(crate) reserved_bytes: u64,
     /// `None` if its parts had more than it had reserved, so that one of the two is wrong.
     pub(crate) unused_bytes: Option<u64>,
-    /// How many calls of the whole recording cannot be right.
+    /// The number of calls in the whole recording that cannot be right.
     pub(crate) wrong_calls: u64,
-    /// The row of reports.
+    /// The row for reports.
     #[serde(skip)]
     pub(crate) words: String,
 }
@@ -126,39 +127,40 @@ pub(crate) struct NotFreedPlace {
 /// For more devices than this, only the peak is shown, without a table of what made it.
 const IN_DETAIL: usize = 32;
 
-/// What the recording does not have. All 0 and empty: nothing is known to be missing.
+/// The data that the recording lacks. If all fields are 0 and empty, nothing is known to be missing.
 #[derive(Clone, Debug, Default, Serialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Missing {
-    /// Why the file ends too early.
+    /// The reason why the file ends too early.
     pub(crate) incomplete: Option<String>,
-    /// Why the symbols of the program are not there. `None`: they are, or it has none.
+    /// The reason why the symbols of the program are missing. `None` if they are there, or if the program has none.
     pub(crate) symbols: Option<&'static str>,
-    /// The recording has the events up to this number only of blocks that were live then. A peak before that is not known.
+    /// Of the events up to this number, the recording has only the blocks that were live then. An earlier peak is not
+    /// known.
     pub(crate) begins_after_event: Option<u64>,
-    /// Only what was live at the peaks and at the end is there.
+    /// True if only the blocks that were live at the peaks and at the end are there.
     pub(crate) has_only_peaks: bool,
-    /// How long the process had run when the recording began. What it had allocated before is not known.
+    /// The running time of the process when the recording began. Earlier allocations are not known.
     pub(crate) begins_after_seconds: Option<f64>,
-    /// Whether the file is a snapshot of PyTorch's allocator: nothing else of the process is in it.
+    /// True if the file is a snapshot of PyTorch's allocator. It has nothing else of the process.
     pub(crate) has_only_pytorch: bool,
-    /// Whether it has no history: only what is live in it is known.
+    /// True if the snapshot has no history. Only its live blocks are known.
     #[serde(skip)]
     has_no_history: bool,
-    /// Whether no allocations were intercepted.
+    /// True if no allocations were intercepted.
     pub(crate) not_intercepted: bool,
     pub(crate) lost_events: u64,
-    /// How many frees were of unknown blocks.
+    /// The number of frees of unknown blocks.
     pub(crate) untracked_frees: u64,
-    /// How many frees were missed: the address was given to another block.
+    /// The number of missed frees: the address was given to another block.
     pub(crate) missed_frees: u64,
     /// The command and the ledger of the library disagree: figures may be wrong.
     pub(crate) contradictory: bool,
-    /// How many items the reader left out.
+    /// The number of items that the reader left out.
     pub(crate) unreadable_items: u64,
 }
 
-/// Why a recording without an end has no lines.
+/// The reason why a recording without an end has no lines.
 const NO_SYMBOLS: &str =
     "the recording has no end, where its symbols are; those of a process that still records come when it ends";
 
@@ -192,8 +194,8 @@ impl Missing {
         }
     }
 
-    /// The peak may be another one than the recording has. A snapshot has what PyTorch was asked to keep: its peak is the highest value since
-    /// then.
+    /// Returns whether the real peak may differ from that of the recording. A snapshot has the events since its history began, and its peak
+    /// is the highest value since then.
     pub(crate) fn leaves_peak_unknown(&self) -> bool {
         self.incomplete.is_some()
             || self.begins_after_event.is_some() && !self.has_only_pytorch
@@ -220,7 +222,7 @@ impl Missing {
         lines
     }
 
-    /// The same without what such a recording never has.
+    /// Returns the same without the lines that always hold for such a recording.
     pub(super) fn lost_in_words(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(why) = &self.incomplete {
@@ -318,7 +320,7 @@ impl Overview {
         }
     }
 
-    /// The overview for the summary of a single recording, which shows the peaks in detail.
+    /// Makes the overview for the summary of a single recording, which shows the peaks in detail.
     pub(crate) fn in_detail(history: &mut History) -> Self {
         let mut overview = Self::of(history);
         for of in overview.devices.iter_mut().take(IN_DETAIL) {
@@ -333,28 +335,28 @@ impl Overview {
         [self.missing.in_words(), self.tensors_missing_in_words()].concat()
     }
 
-    /// What is missing of the tensors of PyTorch.
+    /// Returns lines about missing data of the tensors of PyTorch.
     pub(super) fn tensors_missing_in_words(&self) -> Vec<String> {
         self.torch.iter().flat_map(TensorsOverview::missing_in_words).collect()
     }
 
-    /// The most that tensors had on a device.
+    /// The peak of tensors on a device.
     pub(crate) fn tensors_peak(&self, device: u32) -> Option<u64> {
         self.tensors_at_peak(device).map(|peak| peak.allocated_bytes)
     }
 
-    /// What tensors had on a device when they had most.
+    /// The tensors of a device at their peak.
     pub(super) fn tensors_at_peak(&self, device: u32) -> Option<&TensorMoment> {
         let devices = &self.torch.as_ref()?.devices;
         devices.iter().find(|tensors| tensors.device == device)?.peak.as_ref()
     }
 
-    /// Whether the history of the tensors of PyTorch is there.
+    /// Returns whether the history of the tensors of PyTorch is there.
     pub(super) fn has_tensors(&self) -> bool {
         self.torch.as_ref().is_some_and(|torch| torch.missing.is_none())
     }
 
-    /// Whether `gpumem estimate` made the recording.
+    /// Returns whether `gpumem estimate` made the recording.
     pub(super) fn is_estimate(&self) -> bool {
         self.sources.iter().any(|by| by.library == "gpumem-estimate")
     }
@@ -378,12 +380,12 @@ impl NotFreed {
     }
 }
 
-/// The place that holds most, of those to which a reader could go: it has a line, a library or a scope.
+/// Returns the place that holds most, among those with a line, a library or a scope.
 fn most(places: &[PlaceSum]) -> Option<&PlaceSum> {
     places.iter().find(|sum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty())
 }
 
-/// What the functions of packages allocated that are called by this place.
+/// Returns the memory of the package functions that this place calls.
 fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Sum> {
     let is_of_place = |origin: &Origin| {
         (&origin.line, &origin.caller, &origin.path) == (&place.line, &place.caller, &place.scope)
@@ -396,11 +398,15 @@ fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Su
 }
 
 impl PoolOverview {
-    /// The pools of a device at its peak. Those that had nothing then follow as they are at the end.
+    /// Returns the pools of a device at its peak. Pools that had nothing then follow, with their figures at the end.
     fn all(history: &History, of: &DeviceHistory) -> Vec<Self> {
         let at_end: Vec<_> = history.ledger().pools().into_iter().filter(|pool| pool.device == of.device).collect();
-        let wrong = |pool| at_end.iter().find(|end| end.pool == pool).map(|end| end.wrong).unwrap_or_default();
-        let at_peak = of.pools.iter().map(|pool| KnownPool { wrong: wrong(pool.pool), ..*pool });
+        // What makes figures wrong counts until the end.
+        let with_wrong = |pool: &KnownPool| {
+            let end = at_end.iter().find(|end| end.pool == pool.pool);
+            end.map_or(*pool, |end| KnownPool { wrong: end.wrong, read_early: end.read_early, ..*pool })
+        };
+        let at_peak = of.pools.iter().map(with_wrong);
         let (mut pools, names) = (Vec::new(), history.definitions());
         for (known, is_at_end) in at_peak.map(|pool| (pool, false)).chain(at_end.iter().map(|pool| (*pool, true))) {
             let pool = registered_pool(&known, names);
@@ -426,7 +432,7 @@ impl PoolOverview {
 }
 
 impl DeviceOverview {
-    /// `held` is what was live at its peak.
+    /// Makes the overview of a device. `held` is the memory at its peak.
     fn of(history: &History, all: &DeviceHistory, held: Vec<OriginSum<'_>>, besides: Vec<Sum>) -> Self {
         let device = all.device;
         let defined = history.definitions().device(device);
@@ -466,7 +472,8 @@ impl DeviceOverview {
         most(&self.peak_by_place)?.line.clone()
     }
 
-    /// The place that holds most of the peak: `src/adam.rs:30 in train > step, called from src/main.rs:9, holds 60 % of the peak`.
+    /// Returns the sentence about the place that holds most of the peak: `src/adam.rs:30 in train > step, called from
+    /// src/main.rs:9, holds 60 % of the peak`.
     pub(crate) fn most(&self) -> Option<String> {
         let peak = self.peak_bytes?;
         let PlaceSum { scope, place, caller, bytes, .. } = most(&self.peak_by_place)?;

@@ -1,21 +1,22 @@
-//! The most that each place had at one time.
+//! The peak of each place.
 
 use std::collections::HashMap;
 
 use super::sums::NO_LINE;
 use crate::history::{DeviceHistory, History, Lives, Origin, tensors::Tensors};
 
-/// The most that a place had at one time on a device.
+/// The peak of a place on a device.
 #[derive(Debug)]
 pub(super) struct PlacePeak {
     pub(super) device: u32,
-    /// It allocated tensors of PyTorch, which are in blocks of the driver.
+    /// True if the place allocated tensors of PyTorch, which are in blocks of the driver.
     pub(super) is_of_tensors: bool,
     pub(super) place: String,
     pub(super) bytes: u64,
 }
 
-/// The most that each place had, whenever that was. If PyTorch's tensors are known, they stand for its blocks of the driver.
+/// Returns the peak of each place, each at its own time. If PyTorch's tensors are known, they stand for its blocks of the
+/// driver.
 pub(super) fn place_peaks(history: &History) -> Vec<PlacePeak> {
     let tensors = history.tensors.as_ref().filter(|tensors| tensors.missing.is_none());
     let place = |origin: &Origin| {
@@ -30,7 +31,7 @@ pub(super) fn place_peaks(history: &History) -> Vec<PlacePeak> {
     all
 }
 
-/// `place` names the origins that count.
+/// Returns the peaks of places. `place` names the origins that count.
 fn peaks<'a>(
     lives: &Lives,
     origins: &[Origin],
@@ -48,7 +49,7 @@ fn peaks<'a>(
     };
     let of_origin: Vec<_> = origins.iter().map(|origin| place(origin).map(&mut number)).collect();
     let devices: Vec<_> = devices.into_iter().map(|history| history.device.ordinal).collect();
-    // What each place has on each device now, and the most of that.
+    // The current memory of each place on each device, and its peak.
     let mut sums = vec![[0_i64; 2]; names.len() * devices.len()];
     for change in lives.changes() {
         let block = lives.block(change.block);

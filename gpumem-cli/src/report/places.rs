@@ -1,4 +1,4 @@
-//! `--table`: each place, with what it has at the peak and what it ever allocated.
+//! A table of places with their memory at the peak and all that they allocated, for `--table`.
 
 use std::{
     cmp::Reverse,

@@ -65,7 +65,7 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
     missing.iter().try_for_each(|line| writeln!(out, "{}", paint.on(Role::Alarm, line)))
 }
 
-/// Whether a recording has no allocation because something is missing in it.
+/// Returns whether a recording has no allocation because something is missing in it.
 fn is_unknown(overview: &Overview) -> bool {
     overview.busiest().is_none() && overview.missing.leaves_peak_unknown()
 }

@@ -1,5 +1,5 @@
-//! Allocations that the driver refused: programs run out of memory there. But an allocator with a cache empties the cache and tries
-//! again, so a refused allocation alone is no fault of the program.
+//! Allocations that the driver refused, because memory ran out. An allocator with a cache empties the cache and tries again, so a
+//! refused allocation alone is no fault of the program.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ const MOST: usize = 1_000;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Refused {
     pub(crate) count: u64,
-    /// How many of them were followed within a second by an allocation of as much memory on the same thread.
+    /// The number of those after which the same thread obtained as much memory within a second.
     pub(crate) obtained_soon: u64,
     pub(crate) largest_bytes: u64,
-    /// The refusal that matters most: the last one after which the thread did not obtain the memory, else the last one.
+    /// The main refusal: the last one after which the thread did not obtain the memory, else the last one.
     pub(crate) main: RefusedAllocation,
     /// The newest refusals.
     pub(crate) newest: Vec<RefusedAllocation>,
-    /// Who refused them: on a card that is not the real one, gpumem does.
+    /// Who refused them: gpumem, if the card is not the real one, else the driver.
     #[serde(skip)]
     by: &'static str,
-    /// Whether the recording has what was live at the main refusal.
+    /// True if the recording has the memory that was live at the main refusal.
     #[serde(skip)]
     pub(crate) is_live_known: bool,
 }
@@ -47,13 +47,13 @@ pub(crate) struct RefusedAllocation {
     pub(crate) place: Option<String>,
     pub(crate) caller: Option<String>,
     pub(crate) library: Option<String>,
-    /// What was live on the device, of what was seen. `None` if that is not in the recording.
+    /// The live memory of the device that was seen. `None` if it is not in the recording.
     pub(crate) live_bytes: Option<u64>,
     /// The size of the device's memory.
     pub(crate) total_bytes: Option<u64>,
-    /// What was free when the device was read next, shortly after. `None` if it was not read.
+    /// The free memory at the next reading of the device, shortly after. `None` if it was not read.
     pub(crate) free_bytes: Option<u64>,
-    /// What was in use then and is not in `live_bytes`: the CUDA context and kernels, other processes, and what was not seen.
+    /// The memory in use then that is not in `live_bytes`: the CUDA context and kernels, other processes, and unseen memory.
     pub(crate) rest_bytes: Option<u64>,
     pub(crate) obtained_soon: bool,
 }
@@ -83,7 +83,7 @@ impl RefusedAllocation {
         }
     }
 
-    /// `2 GiB (device) after 3.2 s, at train.py:5, while 14 GiB of device 0 were in use`
+    /// Returns a text such as `2 GiB (device) after 3.2 s, at train.py:5, while 14 GiB of device 0 were in use`.
     fn in_words(&self) -> String {
         let after = in_words(Duration::try_from_secs_f64(self.seconds).unwrap_or_default());
         let place = self.place.as_ref().map(|place| format!("at {place}"));
@@ -97,7 +97,8 @@ impl RefusedAllocation {
         words.join(", ")
     }
 
-    /// `Device 0 has 15.40 GiB, of which 1.2 GiB were free shortly after. Besides the process's blocks, 527 MiB were in use: …`
+    /// Returns a text such as `Device 0 has 15.40 GiB, of which 1.2 GiB were free shortly after. Besides the process's blocks,
+    /// 527 MiB were in use: …`.
     fn device_in_words(&self) -> Option<String> {
         let simulated = if self.simulated { "The simulated device" } else { "Device" };
         let size = format!("{simulated} {} has {}", self.device?, Bytes::new(self.total_bytes?));
@@ -130,7 +131,7 @@ impl Refused {
         })
     }
 
-    /// What happened, in at most three lines.
+    /// Describes the refusals in at most three lines.
     pub(crate) fn in_words(&self) -> Vec<String> {
         let Self { count, obtained_soon, largest_bytes, main, by, .. } = self;
         let (largest, soon) = (Bytes::new(*largest_bytes), "as allocators with a cache do that empty it and try again");

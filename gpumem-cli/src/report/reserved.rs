@@ -1,4 +1,4 @@
-//! What the memory consists of that PyTorch has from the driver, and why a part of it is of no use.
+//! The parts of the memory that PyTorch has from the driver, and the reasons why a part of it is unused.
 
 use std::{
     cmp::Reverse,
@@ -20,20 +20,20 @@ use crate::history::{
     tensors::{AllocatorState, Piece, Segment, SegmentUse, Tensor, TensorHistory, Tensors},
 };
 
-/// What is unused is explained if it is at least one part in this many.
+/// Unused memory is explained if it is at least one part in this many.
 const MATTERS: u64 = 20;
 /// At most this many lines are printed that keep segments; JSON has all. The second number is for a report that has tables of modules.
 const MOST_KEEPERS: [usize; 2] = [4, 2];
 /// At most this many segments are drawn; JSON has all.
 const MOST_SEGMENTS: usize = 10;
-/// The most columns of a segment.
+/// The largest number of columns of a segment.
 const MOST_COLUMNS: u64 = 60;
 /// PyTorch has segments of this size for requests of at most half of it, and for no others.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// So many segments of which a part is unused are many.
+/// From this number on, partly unused segments count as many.
 const MANY: u64 = 4;
 
-/// What PyTorch has from the driver at one moment. `requested_bytes` of the moment, and the figures from `rounding_bytes` to
+/// The memory that PyTorch has from the driver at one moment. `requested_bytes` of the moment, and the figures from `rounding_bytes` to
 /// `unused_in_private_pools_bytes`, add up to `reserved_bytes` and `outside_segments_bytes`. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct AllocatorSums {
@@ -43,7 +43,8 @@ pub(crate) struct AllocatorSums {
     pub(crate) rounding_bytes: u64,
     /// The bytes of tensors that the program has freed, but that work on another stream may use.
     pub(crate) awaiting_bytes: u64,
-    /// The unused bytes in segments with tensors. Like the next figure, it is of the stream of the newest request, outside of private pools.
+    /// The unused bytes in segments with tensors. This figure and the next one are about the stream of the newest request, outside of
+    /// private pools.
     pub(crate) unused_beside_tensors_bytes: u64,
     /// The bytes of segments without tensors.
     pub(crate) unused_segments_bytes: u64,
@@ -51,7 +52,7 @@ pub(crate) struct AllocatorSums {
     pub(crate) unused_of_other_streams_bytes: u64,
     /// The unused bytes of private pools, such as those of captured graphs.
     pub(crate) unused_in_private_pools_bytes: u64,
-    /// How much of the unused bytes is in segments whose pool is not known: PyTorch names the pools of the segments that it has at the end.
+    /// The unused bytes in segments whose pool is not known: PyTorch names the pools of the segments that it has at the end.
     pub(crate) unused_in_unknown_pools_bytes: u64,
     /// The bytes of tensors that lie in no segment, or over other tensors. If it is not 0, the file contradicts itself.
     pub(crate) outside_segments_bytes: u64,
@@ -63,7 +64,7 @@ pub(crate) struct AllocatorSums {
     pub(crate) kept_by: Vec<Keeper>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) segments: Option<Vec<SegmentFigures>>,
-    /// How many segments have tensors and unused room, outside of private pools.
+    /// The number of segments that have tensors and unused room, outside of private pools.
     #[serde(skip)]
     partly_used: u64,
     #[serde(skip)]
@@ -85,7 +86,7 @@ pub(crate) struct Keeper {
     pub(crate) segments: u64,
     /// The unused bytes of these segments. Tensors of other lines may keep them too.
     pub(crate) unused_bytes: u64,
-    /// Each segment has the same number of their bytes if this is true.
+    /// True if each segment has the same number of their bytes.
     #[serde(skip)]
     is_even: bool,
 }
@@ -96,19 +97,20 @@ pub(crate) struct SegmentFigures {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) stream: u64,
-    /// 0 for the pool that all of the program shares, else the number of a private pool. `None` if it is not known.
+    /// The number of the pool: 0 for the pool that the whole program shares, else the number of a private pool. `None`
+    /// if it is not known.
     pub(crate) pool: Option<u16>,
     pub(crate) used_bytes: u64,
     pub(crate) blocks: Vec<BlockFigures>,
 }
 
-/// A tensor in a segment. What is between two of them is unused.
+/// A tensor in a segment. The room between two of them is unused.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct BlockFigures {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) requested_bytes: u64,
-    /// Whether the program has freed it, while work on another stream may use it.
+    /// True if the program has freed it, while work on another stream may use it.
     pub(crate) is_awaiting: bool,
     pub(crate) line: Option<String>,
     pub(crate) caller: Option<String>,
@@ -138,7 +140,8 @@ fn known<'a>(tensors: &'a Tensors, tensor: &Tensor) -> (Option<&'a Origin>, Opti
 }
 
 impl AllocatorSums {
-    /// The memory after this many steps of a device, which is `state`. With `has_segments`, each segment is listed.
+    /// Returns the memory `state`, which a device has after this many steps. With `has_segments`, each segment is
+    /// listed.
     pub(super) fn of(
         tensors: &Tensors,
         device: &TensorHistory,
@@ -187,7 +190,7 @@ impl AllocatorSums {
         all
     }
 
-    /// Adds a segment of which so many bytes are used.
+    /// Adds a segment with this number of used bytes.
     fn add(&mut self, segment: &Segment, used: u64, stream: u64) {
         let Segment { bytes, of: SegmentUse { stream: of, pool }, .. } = *segment;
         let unused = bytes - used;
@@ -214,7 +217,7 @@ impl AllocatorSums {
         }
     }
 
-    /// All that no tensor has.
+    /// Returns the bytes that no tensor has.
     fn unused(&self) -> u64 {
         self.unused_beside_tensors_bytes
             + self.unused_segments_bytes
@@ -222,7 +225,8 @@ impl AllocatorSums {
             + self.unused_in_private_pools_bytes
     }
 
-    /// `400 MiB from the driver: asked for 305 MiB (76 %), unused beside tensors 50 MiB (12 %), unused segments 45 MiB (11 %)`
+    /// Returns a text such as `400 MiB from the driver: asked for 305 MiB (76 %), unused beside tensors 50 MiB (12 %), unused
+    /// segments 45 MiB (11 %)`.
     pub(super) fn in_words(&self, requested: u64) -> String {
         let parts = [
             ("asked for", requested),
@@ -233,7 +237,7 @@ impl AllocatorSums {
             ("unused of other streams", self.unused_of_other_streams_bytes),
             ("unused in private pools of graphs", self.unused_in_private_pools_bytes),
         ];
-        // It is more than the segments have if the file contradicts itself.
+        // The sum is more than the segments have if the file contradicts itself.
         let whole = parts.iter().map(|(_, bytes)| bytes).sum();
         let share = |bytes: u64| percent(bytes.try_into().unwrap_or(i64::MAX), whole);
         let words: Vec<_> = parts
@@ -245,7 +249,7 @@ impl AllocatorSums {
         format!("{} from the driver: {nothing}", Bytes::new(self.reserved_bytes))
     }
 
-    /// Why a part is unused, each line with its name. Empty if that is little.
+    /// Returns the reasons why a part is unused, each line with its name. Empty if little is unused.
     pub(super) fn reasons(&self, has_modules: bool) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         if self.unused() == 0 || self.unused().saturating_mul(MATTERS) < self.reserved_bytes {
@@ -303,18 +307,18 @@ impl AllocatorSums {
     }
 }
 
-/// How many bytes tensors have.
+/// Returns the bytes of tensors.
 fn used_in(pieces: &[Piece<'_>]) -> u64 {
     pieces.iter().filter(|piece| piece.tensor.is_some()).map(|piece| piece.bytes).sum()
 }
 
-/// The same share of `of` as this part is of a whole.
+/// Returns the part of `of` that has the same share as this part has of a whole.
 fn share_of(part: u64, whole: u64, of: u64) -> u64 {
     let share = u128::from(part) * u128::from(of) / u128::from(whole.max(1));
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
-/// Adds the tensors of a segment, of which so many bytes are unused, to those that keep segments.
+/// Adds the tensors of a segment with this number of unused bytes to those that keep segments.
 fn keep<'a>(keepers: &mut HashMap<Key<'a>, Kept<'a>>, tensors: &'a Tensors, pieces: &[Piece<'_>], unused: u64) {
     let mut here: HashMap<Key<'_>, Kept<'_>> = HashMap::new();
     for tensor in pieces.iter().filter_map(|piece| piece.tensor) {
@@ -352,7 +356,7 @@ impl Keeper {
         Self { line, caller, class, module, bytes, tensors, segments, unused_bytes: unused, is_even: each.is_some() }
     }
 
-    /// `train.py:31 (optimizer) holds 2 MiB in each of 14 segments: 280 MiB cannot be returned`
+    /// Returns a text such as `train.py:31 (optimizer) holds 2 MiB in each of 14 segments: 280 MiB cannot be returned`.
     fn in_words(&self) -> String {
         let names: Vec<_> = self.class.into_iter().chain(self.module.as_deref()).collect();
         let names = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
@@ -387,7 +391,7 @@ impl SegmentFigures {
         Self { address, bytes, stream, pool: pool.checked_sub(1), used_bytes, blocks }
     }
 
-    /// Which parts are used.
+    /// Returns a bar in which the used parts are marked.
     fn bar(&self, columns: u64) -> String {
         let mut used: Vec<(u64, u64)> = (0..columns).map(|column| (column, 0)).collect();
         let edge = |column: u64| self.address + share_of(column, columns, self.bytes);
@@ -420,7 +424,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// What follows from some steps: what they do, an address and a size in MiB, a stream, and the origin of a tensor or the pool of a segment.
+    /// Returns the memory after some steps. A step has an action, an address and a size in MiB, a stream, and the origin of a tensor or the
+    /// pool of a segment.
     fn reserved(is_expandable: bool, steps: &[(Action, u64, u64, u64, u16)]) -> (AllocatorSums, u64) {
         let step = |&(action, address, bytes, stream, of): &(Action, u64, u64, u64, u16)| AllocatorStep {
             time: 1,
@@ -471,7 +476,7 @@ mod tests {
             (Alloc, 300, 40, 0, 0),
             (FreeRequested, 300, 0, 0, 0),
             (SegmentAlloc, 400, 2, 0, 1),
-            // One is of another stream, and one of a captured graph.
+            // One belongs to another stream, and one to a captured graph.
             (SegmentAlloc, 500, 50, 7, 1),
             (Alloc, 500, 10, 7, 0),
             (SegmentAlloc, 600, 60, 0, 3),
@@ -512,7 +517,7 @@ mod tests {
         // The request of another stream has other memory.
         let (other, _) = reserved(false, &[&steps[..14], &[(OutOfMemory, 0, 0, 7, 0)]].concat());
         assert_eq!((other.largest_fit_bytes, other.unused_of_other_streams_bytes), (40 * MIB, 65 * MIB));
-        // A segment says it of a tensor that is older than the history.
+        // The stream of a tensor that is older than the history is that of its segment.
         let (older, _) = reserved(false, &[(SegmentAlloc, 500, 50, 7, 1), (Alloc, 500, 10, 0, 0)]);
         assert_eq!((older.largest_fit_bytes, older.unused_of_other_streams_bytes), (40 * MIB, 0));
         assert_eq!(reserved(false, &[(SegmentAlloc, 400, 2, 0, 1)]).0.largest_fit_bytes, MIB);
@@ -527,7 +532,7 @@ mod tests {
         assert_eq!(kept, "a.py:1 (weights, Net.a) holds 1 MiB in each of 4 segments: 76 MiB cannot be returned");
         assert!(*name == "advice" && advice.contains(" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "));
         assert_eq!(reserved(false, &steps[..6]).0.reasons(false).len(), 2, "three are not many");
-        // They are one segment then, with room up to 20 MiB long between the tensors.
+        // They are one segment in that case, with room up to 20 MiB long between the tensors.
         let (all, _) = reserved(true, &steps);
         assert_eq!((all.segments.as_ref().unwrap().len(), all.largest_fit_bytes), (1, 19 * MIB));
         assert_eq!(all.reasons(false).len(), 1, "{:?}", all.reasons(false));

@@ -1,4 +1,4 @@
-//! `gpumem diff before/ after/`: the peaks of two runs of several processes.
+//! The difference between the peaks of two runs of several processes, for `gpumem diff before/ after/`.
 
 use std::{
     cmp::Reverse,
@@ -28,7 +28,7 @@ use super::{
 pub(crate) struct RunDifference {
     pub(crate) before: String,
     pub(crate) after: String,
-    /// All that have a partner, together.
+    /// The sum of all that have a partner.
     pub(crate) sum: Change,
     /// The peaks that have a partner, the one that grew most first.
     pub(crate) peaks: Vec<RankDifference>,
@@ -37,7 +37,7 @@ pub(crate) struct RunDifference {
     pub(crate) limit: Option<Limit>,
     /// `None` without a limit, and if a peak is not known or has no partner.
     pub(crate) is_exceeded: Option<bool>,
-    /// Why a comparison says nothing.
+    /// The reason why a comparison says nothing.
     pub(crate) not_measured: Vec<String>,
     /// The two recordings of the peak that grew most, or shrank most if none grew.
     pub(crate) worst: Option<Difference>,
@@ -67,7 +67,7 @@ pub(crate) struct RankPeak {
     peak_bytes: u64,
 }
 
-/// The peaks of one run, and why some of them are not known.
+/// The peaks of one run, and the reasons why some of them are not known.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     peaks: Vec<RankPeak>,
@@ -91,7 +91,7 @@ impl Run {
 }
 
 impl RankPeak {
-    /// Such as `rank 3, device 0`.
+    /// The name, such as `rank 3, device 0`.
     fn words(&self) -> String {
         const MOST: usize = 40;
         let simulated = if self.simulated { "simulated " } else { "" };
@@ -102,7 +102,7 @@ impl RankPeak {
         format!("{whose}, {simulated}device {}", self.device)
     }
 
-    /// Whether this is the same peak in another run, where the process has another number.
+    /// Returns whether this is the same peak in another run, where the process has another number.
     fn is_partner_of(&self, other: &Self, has_other_command: bool) -> bool {
         let of_device = |peak: &Self| (peak.rank, peak.simulated, peak.device);
         let has_its_command = if has_other_command { self.rank.is_some() } else { self.command == other.command };
@@ -123,7 +123,7 @@ impl RankPeak {
 }
 
 impl RunDifference {
-    /// `names` are those of the two runs.
+    /// Compares two runs, which have these names.
     pub(crate) fn of(names: [String; 2], [before, after]: [Run; 2], limit: Option<Limit>) -> Self {
         let (mut only_before, mut only_after, mut peaks) = (before.peaks, after.peaks, Vec::new());
         // A rank may have another command in the other run, such as another learning rate.
@@ -160,7 +160,7 @@ impl RunDifference {
         }
     }
 
-    /// Each peak as a limit that was checked.
+    /// Returns a checked limit for each peak.
     pub(crate) fn checks(&self) -> Vec<Check> {
         let of = |RankDifference { after_file, named, .. }: &RankDifference| {
             check(&after_file.display().to_string(), &named.name, named.change, self.limit, None)
@@ -168,7 +168,7 @@ impl RunDifference {
         self.peaks.iter().map(of).collect()
     }
 
-    /// Why not all peaks can be compared.
+    /// Returns the reason why not all peaks can be compared.
     pub(crate) fn alone(&self) -> Vec<String> {
         let before = self.only_before.iter().map(|peak| peak.alone_in(&self.before));
         before.chain(self.only_after.iter().map(|peak| peak.alone_in(&self.after))).collect()

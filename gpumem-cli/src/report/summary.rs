@@ -31,7 +31,7 @@ pub(crate) fn write_all(overviews: &[Overview], out: &mut dyn Write, paint: Pain
     }
 }
 
-/// Most users come because memory ran out, so this comes first.
+/// Most users run the command because memory ran out, so this part comes first.
 fn write_refused(refused: &Refused, overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let mut alarm = |line: &str| writeln!(out, "{}", paint.on(Role::Alarm, line));
     refused.in_words().iter().try_for_each(|line| alarm(line))?;
@@ -51,7 +51,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         overview;
     let number =
         |count: &Option<u64>, one, many| count.map_or_else(|| format!("? {many}"), |count| counted(count, one, many));
-    // What is in a snapshot, PyTorch calls segments.
+    // PyTorch calls the blocks of a snapshot segments.
     let [one, many] =
         if overview.missing.has_only_pytorch { ["segment", "segments"] } else { ["allocation", "allocations"] };
     let count = number(allocations, one, many);
@@ -84,7 +84,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
             None => false,
         };
         writeln!(out)?;
-        // The blocks of the driver are only what the cache of PyTorch got for the tensors.
+        // The blocks of the driver are only those that the cache of PyTorch got for the tensors.
         write_device(device, overview.missing.symbols, has_tensors && holds_cache(device), out, paint)?;
         if torch.is_none() && holds_cache(device) {
             let text = "PyTorch keeps what is freed in a cache: a line is where the cache grew. `gpumem run --modules` shows the tensors.";
@@ -112,14 +112,14 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
     writeln!(out, "{}", paint.on(Role::Faint, not_seen))
 }
 
-/// Whether most of the peak is PyTorch's: segments of its caching allocator, or what it asked the driver's pool for.
+/// Returns whether most of the peak is PyTorch's: segments of its caching allocator, or blocks of the driver's pool.
 fn holds_cache(device: &DeviceOverview) -> bool {
     let sums = device.peak_by_library.iter().filter(|sum| sum.name == "PyTorch");
     let bytes: u64 = sums.map(|sum| sum.bytes.unsigned_abs()).sum();
     device.peak_bytes.is_some_and(|peak| bytes * 2 > peak)
 }
 
-/// Programs that keep their memory in a cache free nothing: a table of it would repeat that of the peak. What they have besides, such
+/// Programs that keep their memory in a cache free nothing, so a table of it would repeat that of the peak. Their other memory, such
 /// as a few bytes of pinned host memory, is in no peak.
 fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
     let peaks: u64 = devices.iter().filter_map(|device| device.peak_bytes).sum();
@@ -200,7 +200,7 @@ fn write_pools(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {
     device.pools.iter().try_for_each(|pool| writeln!(out, "{}", pool.words))
 }
 
-/// What the whole device had in use: more than what was seen.
+/// The memory in use on the whole device is more than was seen.
 fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {
     // If the readings missed the peak, they say nothing.
     let highest = device.highest_sample_bytes.filter(|highest| Some(*highest) >= device.peak_bytes);
@@ -212,8 +212,8 @@ fn write_samples(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()>
     Ok(())
 }
 
-/// Whether a place is as exact as can be: `src/train.rs:12` is, an operation of the backward pass, and a block without a stack, but not the name of a function such
-/// as `train::step`.
+/// Returns whether a place cannot be more exact. This holds for `src/train.rs:12`, for an operation of the backward pass and for a block
+/// without a stack, but not for the name of a function such as `train::step`.
 fn is_exact(line: &str) -> bool {
     Phase::is_in(line)
         || line.ends_with(NO_STACK)

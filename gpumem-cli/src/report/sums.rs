@@ -1,4 +1,4 @@
-//! Bytes and blocks by what they have in common.
+//! Sums of bytes and blocks by a common property.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ pub(crate) const NO_LINE: &str = "no line of Python (such as in the backward pas
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PlaceSum {
     pub(crate) scope: Vec<String>,
-    /// The line; else the library, or the place where the scope was opened.
+    /// The line, else the library or the place where the scope was opened.
     pub(crate) place: String,
     pub(crate) line: Option<String>,
     pub(crate) caller: Option<String>,

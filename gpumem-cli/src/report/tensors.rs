@@ -26,16 +26,17 @@ use crate::history::{
 
 /// At most this many lines are printed; JSON has all.
 const MOST_ROWS: usize = 12;
-/// The same beside the tables of classes and modules, so that the whole report has 40 lines, and up to 4 more if much is unused.
+/// The limit if there are also tables of classes and modules, so that the whole report has 40 lines, and up to 4 more if much is
+/// unused.
 const ROWS_BESIDE_MODULES: usize = 2;
 
-/// What is known of a caching allocator. The names of the fields are those in JSON.
+/// The data of a caching allocator. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TensorsOverview {
     pub(crate) allocator: String,
-    /// Why its history is not in the recording.
+    /// The reason why its history is not in the recording.
     pub(crate) missing: Option<String>,
-    /// Why their modules are not in the recording, although they were asked for.
+    /// The reason why their modules are not in the recording, although they were asked for.
     pub(crate) missing_modules: Option<String>,
     pub(crate) devices: Vec<DeviceTensors>,
 }
@@ -44,20 +45,20 @@ pub(crate) struct TensorsOverview {
 pub(crate) struct DeviceTensors {
     pub(crate) device: u32,
     pub(crate) events: u64,
-    /// When the history begins, if the allocator did something before.
+    /// The time when the history begins, if the allocator did something before.
     pub(crate) known_from_seconds: Option<f64>,
-    /// The moment when tensors had most.
+    /// The moment of the tensors' peak.
     pub(crate) peak: Option<TensorMoment>,
-    /// The moment when tensors had most while the device had most.
+    /// The moment of the tensors' highest value during the peak of the device.
     pub(crate) at_device_peak: Option<TensorMoment>,
     pub(crate) at_end: Option<TensorMoment>,
-    /// The moment when the driver refused the allocation that matters most.
+    /// The moment of the main refusal by the driver.
     pub(crate) at_refusal: Option<TensorMoment>,
-    /// What the allocator says of itself at the end.
+    /// The statistics of the allocator at the end.
     pub(crate) said: Option<Said>,
 }
 
-/// What `torch.cuda.memory_allocated()` and the like say, in bytes.
+/// The values of `torch.cuda.memory_allocated()` and similar functions, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Said {
     pub(crate) memory_allocated: u64,
@@ -80,21 +81,21 @@ pub(crate) struct TensorMoment {
     pub(crate) by_place: Vec<PlaceSum>,
     /// `None` if the program was recorded without modules.
     pub(crate) by_module: Option<Vec<ModuleSum>>,
-    /// As for `by_module`.
+    /// `None` as for `by_module`.
     pub(crate) by_class: Option<Vec<ClassSum>>,
-    /// What refers to the largest ones at the end.
+    /// The objects that refer to the largest tensors at the end.
     pub(crate) held: Vec<HeldTensor>,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct HeldTensor {
     pub(crate) bytes: u64,
-    /// Such as `list in losses in __main__`.
+    /// The referring object, such as `list in losses in __main__`.
     pub(crate) by: String,
 }
 
 impl TensorMoment {
-    /// The memory after this many steps, at a time. With `has_segments`, each segment is listed.
+    /// Returns the memory after this many steps, at a time. With `has_segments`, each segment is listed.
     fn of(
         history: &History,
         all: &Tensors,
@@ -124,7 +125,7 @@ impl TensorMoment {
         self.sums.in_words(self.requested_bytes)
     }
 
-    /// Why a part of the memory is unused, each line with its name.
+    /// Returns the reasons why a part of the memory is unused, each line with its name.
     fn reasons(&self) -> Vec<(&'static str, String)> {
         self.sums.reasons(self.by_module.is_some())
     }
@@ -134,7 +135,7 @@ impl TensorMoment {
     }
 }
 
-/// A line with its name before it.
+/// Returns a line with its name before it.
 pub(super) fn line(out: &mut dyn Write, paint: Paint, name: &str, text: &str) -> io::Result<()> {
     writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), paint.on(Role::Text, text))
 }
@@ -178,7 +179,7 @@ impl TensorsOverview {
                     "Tensors on device {device} are known from {from} on: PyTorch keeps the newest events (--torch-events).{before}"
                 ));
             }
-            // The program may have reset PyTorch's highest value, but not this one.
+            // The program may have reset PyTorch's highest value, but it cannot reset this one.
             if end != said.memory_allocated || known_from_seconds.is_none() && most < said.max_memory_allocated {
                 lines.push(format!(
                     "PyTorch contradicts its history on device {device}: tensors {} at the end and {} at most, by the history {} and {}. Figures may be wrong.",
@@ -192,7 +193,8 @@ impl TensorsOverview {
         lines
     }
 
-    /// What PyTorch had when the driver refused an allocation, and why a part of it was unused. Each line has a name.
+    /// Returns lines about PyTorch's memory when the driver refused an allocation, with the reasons why a part of it
+    /// was unused. Each line has a name.
     pub(crate) fn refusal_in_words(&self) -> Vec<(&'static str, String)> {
         let moments = self.devices.iter().filter_map(|device| device.at_refusal.as_ref());
         let lines = moments.flat_map(|moment| {
@@ -208,7 +210,7 @@ impl TensorsOverview {
         format!("{}, device {}: tensors had {bytes} at most, after {after}", self.allocator, peak.device)
     }
 
-    /// The most that tensors had on each device.
+    /// Returns the peak of tensors on each device.
     pub(crate) fn peaks_in_words(&self) -> Vec<String> {
         let peaks = self.devices.iter().filter_map(|of_device| of_device.peak.as_ref());
         peaks.map(|peak| self.peak_in_words(peak)).collect()
@@ -228,7 +230,7 @@ impl TensorsOverview {
             let at = in_words(Duration::from_secs_f64(most.seconds));
             line(out, paint, "at peak", &format!("of the device, after {at}: {}", most.segments_in_words()))?;
         }
-        // The report of the refused request, which comes first, has said it.
+        // The report of the refused request comes first and has said it.
         if of_device.at_refusal.is_none() {
             most.write_reasons(out, paint)?;
         }
@@ -262,7 +264,7 @@ impl DeviceTensors {
     }
 }
 
-/// The refusal that matters most, if it was on this device and what the allocator had then is known.
+/// Returns the main refusal, if it was on this device and the allocator's memory then is known.
 fn refusal_on<'a>(history: &'a History, tensors: &TensorHistory) -> Option<&'a Refusal> {
     let refusal = history.oom().filter(|refusal| !refusal.was_obtained)?;
     let device = history.devices.get(usize::from(refusal.device?))?.device;
@@ -270,7 +272,7 @@ fn refusal_on<'a>(history: &'a History, tensors: &TensorHistory) -> Option<&'a R
     (device == tensors.about.device && is_known && !tensors.steps.is_empty()).then_some(refusal)
 }
 
-/// What refers to tensors at the end, the largest tensor first.
+/// Returns the objects that refer to tensors at the end, the largest tensor first.
 fn held(history: &History, tensors: &TensorHistory, state: &AllocatorState) -> Vec<HeldTensor> {
     let holders = history.definitions().tensor_holders().iter();
     let mut held: Vec<_> = holders
@@ -286,7 +288,7 @@ fn held(history: &History, tensors: &TensorHistory, state: &AllocatorState) -> V
 }
 
 fn write_places(moment: &TensorMoment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    // A line stands once, whatever modules it allocates in.
+    // A line has one row, whatever modules it allocates in.
     let mut sums: BTreeMap<(&str, &Option<String>), (i64, u64)> = BTreeMap::new();
     for PlaceSum { place, line, caller, bytes, blocks, .. } in &moment.by_place {
         let name = if line.is_some() { place } else { NO_LINE };
@@ -313,7 +315,7 @@ pub(crate) fn at(history: &History, moment: Moment, has_segments: bool) -> Optio
     let of_device = |tensors: &TensorHistory| {
         let window = match moment {
             Moment::Start => (0, 0),
-            // The step after which tensors had most while the device had its peak.
+            // The moment is the step after which tensors had their highest value during the peak of the device.
             Moment::Peak => history.peak_of(tensors.about.device)?,
             Moment::End => (u64::MAX, u64::MAX),
             Moment::Oom => [history.oom()?.time; 2].into(),

@@ -12,7 +12,7 @@ use crate::history::{OriginSum, Sum};
 /// The most rows of a tree that are shown.
 const MOST_ROWS: usize = 24;
 
-/// `60 %`; less than half a percent is `<1 %`.
+/// Returns a text such as `60 %`. Less than half a percent is `<1 %`.
 pub(super) fn percent(part: i64, whole: u64) -> String {
     let (part, whole) = (i128::from(part), i128::from(whole.max(1)));
     match (part * 200 / whole + 1) / 2 {
@@ -21,7 +21,7 @@ pub(super) fn percent(part: i64, whole: u64) -> String {
     }
 }
 
-/// `pool 800 MiB (66 %), vmm 400 MiB (33 %)`: the largest, and how many there are besides.
+/// Returns a text such as `pool 800 MiB (66 %), vmm 400 MiB (33 %)`: the largest, and the number of others.
 pub(super) fn shares(sums: &[Sum], whole: u64) -> String {
     const MOST: usize = 4;
     let share = |Sum { name, bytes, .. }: &Sum| {
@@ -34,17 +34,17 @@ pub(super) fn shares(sums: &[Sum], whole: u64) -> String {
     words.join(", ")
 }
 
-/// `device 0`, with what the driver calls it.
+/// Returns `device 0`, with the driver's name of it.
 pub(super) fn device_in_words(device: Device, name: Option<&str>) -> String {
     name.map_or_else(|| device.to_string(), |name| format!("{device} ({})", one_line(name)))
 }
 
-/// Whether any of this was allocated in a scope. If not, reports do not mention scopes.
+/// Returns whether any of this memory was allocated in a scope. If not, reports do not mention scopes.
 pub(super) fn has_scopes(held: &[OriginSum<'_>]) -> bool {
     held.iter().any(|held| !held.origin.path.is_empty())
 }
 
-/// Scopes inside scopes, each with its places, the largest first.
+/// Returns rows of scopes inside scopes, each with its places, the largest first.
 pub(super) fn tree(held: &[OriginSum<'_>]) -> Vec<Row> {
     let has_scopes = has_scopes(held);
     let mut tree = Tree::new();

@@ -1,4 +1,4 @@
-//! `gpumem attach`: a program in Python 3.14 or newer runs code on request, and loads the library of `gpumem run`.
+//! A program in Python 3.14 or newer runs code on request, and loads the library of `gpumem run`, for `gpumem attach`.
 
 use std::{
     env, fs,
@@ -18,25 +18,25 @@ use gpumem_inject::variable;
 use super::{Recorded, control, destination, library};
 use crate::{failure::Failure, recording, terminal};
 
-/// What the program runs.
+/// The script that the program runs.
 const CODE: &str = include_str!("attach.py");
 
-/// The program is waited for so long: it runs code between two instructions of Python on its main thread.
+/// The command waits this long for the program, which runs code between two instructions of Python on its main thread.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What to do with a program that cannot be attached to.
+/// The next step for a program that cannot be attached to.
 const DORMANT: &str =
     "start the program with `gpumem run --dormant`, then `gpumem start` begins to record it at any time";
 
 /// Python runs code on request from this version on.
 const OLDEST: (u32, u32) = (3, 14);
 
-/// Begins to record a process. Returns the file of the recording, which is one in the current folder without `output`.
+/// Begins to record a process. Returns the file of the recording. Without `output`, it is in the current folder.
 pub(crate) fn attach(pid: u32, output: Option<PathBuf>, recorded: &Recorded) -> Result<String, Failure> {
     let what = format!("process {pid}");
     let failed = |error: io::Error| Failure::new(&what, error, "");
     let folder = control::folder().map_err(failed)?;
-    // The library in the process waits already.
+    // The library is already in the process and waits.
     if control::socket(&folder, pid).exists() {
         return begin(pid);
     }
@@ -104,13 +104,13 @@ pub(crate) fn complete_if_unattended(file: &str) {
     }
 }
 
-/// Writes a script that only its owner may change: otherwise another user could choose what the program runs.
+/// Writes a script that only its owner may change: otherwise another user could change the code that the program runs.
 fn write_script(path: &Path, code: &str) -> io::Result<()> {
     _ = fs::remove_file(path);
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(code.as_bytes())
 }
 
-/// Why a process cannot be attached to, and what to do instead.
+/// The reason why a process cannot be attached to, and the next step.
 #[derive(Debug, PartialEq, Eq)]
 struct AttachError {
     cause: String,
@@ -129,12 +129,12 @@ struct Target {
     pid: u32,
     /// An interpreter of the same version.
     python: PathBuf,
-    /// The script or the program.
+    /// The script or the program that it runs.
     arguments: Vec<Vec<u8>>,
 }
 
 impl Target {
-    /// What can be known before anything is tried.
+    /// Checks what can be known before the attempt.
     fn new(pid: u32) -> Result<Self, AttachError> {
         let proc = PathBuf::from(format!("/proc/{pid}"));
         let Ok(known) = proc.metadata() else { return Err(AttachError::new("it does not run", "")) };
@@ -168,7 +168,7 @@ impl Target {
         Ok(Self { pid, python, arguments })
     }
 
-    /// `server.capture`, if it runs `server.py`.
+    /// Returns a name such as `server.capture` for a process that runs `server.py`.
     fn default_name(&self) -> PathBuf {
         let script = self.arguments.iter().find_map(|argument| {
             let path = Path::new(std::ffi::OsStr::from_bytes(argument));
@@ -180,7 +180,7 @@ impl Target {
         name.into()
     }
 
-    /// Has the process run a script.
+    /// Makes the process run a script.
     fn run(&self, script: &Path) -> Result<(), AttachError> {
         const CODE: &str = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])";
         let mut command = Command::new(&self.python);
@@ -199,7 +199,7 @@ impl Target {
     }
 }
 
-/// Why Python could not reach the other process.
+/// The reason why Python could not reach the other process.
 fn explain(error: &str, ptrace_scope: &str) -> AttachError {
     let is_permission = ["PermissionError", "Operation not permitted", "Permission denied"];
     if !is_permission.iter().any(|text| error.contains(text)) {
@@ -224,7 +224,7 @@ fn explain(error: &str, ptrace_scope: &str) -> AttachError {
     }
 }
 
-/// Whether another command of gpumem is responsible.
+/// Returns whether another command of gpumem is responsible.
 fn check_environment(pid: u32, environment: &[Vec<u8>]) -> Result<(), AttachError> {
     let is_set = |name: &str| value(environment, name).is_some_and(|value| !value.is_empty());
     if is_set(variable::CONTROL) {
@@ -243,7 +243,7 @@ fn value<'a>(environment: &'a [Vec<u8>], name: &str) -> Option<&'a [u8]> {
     environment.iter().find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
-/// Whether Python was told to run no code of others.
+/// Returns whether a setting forbids Python to run the code of others.
 fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), AttachError> {
     const VARIABLE: &str = "PYTHON_DISABLE_REMOTE_DEBUG";
     let by = if value(environment, VARIABLE).is_some_and(|value| !value.is_empty()) {
@@ -256,7 +256,7 @@ fn check_switches(environment: &[Vec<u8>], arguments: &[Vec<u8>]) -> Result<(), 
     Err(AttachError::new(format!("{by} forbids its Python to run code on request"), DORMANT))
 }
 
-/// The interpreter of a process, as a program.
+/// Returns the path of the interpreter of a process.
 fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, AttachError> {
     let too_old = |(major, minor): (u32, u32)| {
         let cause =
@@ -271,7 +271,7 @@ fn interpreter(executable: &Path, maps: &str) -> Result<PathBuf, AttachError> {
         })?;
         return if version < OLDEST { Err(too_old(version)) } else { Ok(executable.to_owned()) };
     }
-    // It is another program that has Python in it.
+    // The process is another program that has Python in it.
     let library = maps.lines().find_map(|line| {
         let (_, version) = line.rsplit_once("/libpython")?;
         let (major, minor) = version.split_once(".so")?.0.split_once('.')?;

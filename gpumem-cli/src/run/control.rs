@@ -34,7 +34,7 @@ pub(super) fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Where a process waits for commands.
+/// Returns the socket at which a process waits for commands.
 pub(super) fn socket(folder: &Path, pid: u32) -> PathBuf {
     folder.join(format!("{pid}.sock"))
 }
@@ -49,7 +49,7 @@ fn remove_old(folder: &Path) {
     }
 }
 
-/// Whether a signal or a debugger has stopped the process.
+/// Returns whether a signal or a debugger has stopped the process.
 fn is_stopped(pid: u32) -> bool {
     let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
@@ -59,7 +59,7 @@ fn is_stopped(pid: u32) -> bool {
         .is_some_and(|state| matches!(state.trim().get(..1), Some("T" | "t")))
 }
 
-/// Why what the system says of a process cannot be read, and what to do.
+/// The error that the system's data of a process cannot be read, and the next step.
 pub(super) fn unreadable(error: &io::Error) -> (String, &'static str) {
     match error.kind() {
         io::ErrorKind::NotFound => ("it does not run".to_owned(), ""),
@@ -87,7 +87,7 @@ pub(crate) fn send(pid: u32, command: &str) -> Result<String, Failure> {
     let named = named.and_then(|folder| std::str::from_utf8(folder).ok()).filter(|folder| !folder.is_empty());
     let socket = match named {
         Some(named) => socket(Path::new(named), pid),
-        // `gpumem attach` made it wait.
+        // `gpumem attach` made the program wait.
         None => match folder().map(|folder| self::socket(&folder, pid)) {
             Ok(socket) if socket.exists() => socket,
             _ => return Err(Failure::new(process, "it has no library of gpumem that waits", next)),

@@ -1,4 +1,4 @@
-//! Where the recordings of a run are.
+//! The files of the recordings of a run.
 
 use std::{
     env,
@@ -21,17 +21,18 @@ const EXTENSION: &str = "capture";
 #[derive(Debug)]
 pub(super) struct Destination {
     file: PathBuf,
-    /// Files that were there before the run and have such names.
+    /// The files that had such names before the run.
     older: Vec<PathBuf>,
-    /// What the user named, if another run records to it.
+    /// The file that the user named, if another run records to it.
     pub(super) instead_of: Option<PathBuf>,
-    /// Keeps other runs away: the files of both would have the same names, and the later one would replace the other.
+    /// A lock against other runs: the files of both would have the same names, and the later run would replace those of
+    /// the other.
     _claim: Option<LockFile>,
 }
 
 impl Destination {
-    /// The file that the user named, else a new one that is named after the program. If another run records to it, one with the number
-    /// of this process. The error says which file cannot be written.
+    /// Returns the file that the user named, else a new one that is named after the program. If another run records to it, the file
+    /// has the number of this process. The error names the file that cannot be written.
     pub(super) fn new(
         output: Option<&Path>,
         program: &OsStr,
@@ -49,7 +50,7 @@ impl Destination {
             let lock = || LockFile::try_new(&lock_file(&file, "lock")).map_err(|error| of_folder(&file, error));
             let claim = refused.map_or_else(lock, Err);
             let Some(claim) = claim.map_err(|error| (file.clone(), error))? else { continue };
-            // A run that ended meanwhile has the name.
+            // Another run that has ended meanwhile has used the name.
             if asked.is_none() && file.exists() {
                 continue;
             }
@@ -62,12 +63,12 @@ impl Destination {
         Err((file, io::Error::other("no name is free; give another --output")))
     }
 
-    /// The file that the user knows.
+    /// Returns the file that the user knows.
     pub(super) fn file(&self) -> &Path {
         &self.file
     }
 
-    /// The recordings that the processes of this run have written, by name.
+    /// Returns the recordings that the processes of this run have written, by name.
     pub(super) fn of_processes(&self) -> Vec<PathBuf> {
         let folder = self.file.parent().unwrap_or(Path::new("."));
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -81,7 +82,8 @@ impl Destination {
         files
     }
 
-    /// Whether the path is that of a process: `train.rank3.pid17.2.capture`, if the file is `train.capture`.
+    /// Returns whether the path belongs to a process of this run: `train.rank3.pid17.2.capture`, if the file is
+    /// `train.capture`.
     fn is_of_a_process(&self, path: &Path) -> bool {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let between = || {
@@ -112,12 +114,13 @@ impl Destination {
         path.with_file_name(OsString::from_vec(name))
     }
 
-    /// Where the process with this number records, unless its name has a rank.
+    /// Returns the file of the process with this number, unless its name has a rank.
     pub(super) fn of_process(&self, pid: u32) -> PathBuf {
         with_number(&self.file, &format!("pid{pid}"))
     }
 
-    /// The processes of this run that have not ended, as far as this user may see them: they have inherited the name of the file.
+    /// Returns the processes of this run that have not ended, if this user may see them: they have inherited the name of the
+    /// file.
     pub(super) fn running(&self) -> Vec<u32> {
         let named = [variable::FILE.as_bytes(), b"=", self.file.as_os_str().as_bytes()].concat();
         let is_of_the_run = |pid: &u32| {
@@ -132,7 +135,7 @@ impl Destination {
     }
 }
 
-/// Why no file can be created beside this one. Only an error that is about the lock itself names the lock.
+/// Returns the reason why no file can be created beside this one. Only an error about the lock itself names the lock.
 fn of_folder(file: &Path, error: io::Error) -> io::Error {
     let folder = file.parent().unwrap_or(file);
     let (is_there, folder) = (folder.is_dir(), folder.display());
@@ -149,7 +152,8 @@ fn of_folder(file: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), why)
 }
 
-/// Whether a file can be created in this folder. Without this check, the error appears only when the program initialises CUDA.
+/// Returns whether a file can be created in this folder. Without this check, the error appears only when the program
+/// initialises CUDA.
 pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     let probe = file.with_file_name(format!(".gpumem-{}", process::id()));
     let tried = File::create(&probe).map(drop);
@@ -157,7 +161,7 @@ pub(super) fn try_folder(file: &Path) -> io::Result<()> {
     tried.map_err(|error| of_folder(file, error))
 }
 
-/// `train.capture` for `python train.py`; with a number if there is such a file.
+/// Returns `train.capture` for `python train.py`, with a number if there is such a file.
 fn free_names(program: &OsStr, arguments: &[OsString]) -> impl Iterator<Item = PathBuf> {
     let stem = |path: &OsStr| Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned());
     let script = || {

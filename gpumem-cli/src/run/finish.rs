@@ -17,7 +17,7 @@ pub(super) struct Finished {
 }
 
 /// Completes the recordings of the run, removes those of processes that asked for nothing, and gives them the names that users know.
-/// If `keeps_names`, `gpumem start` and `gpumem stop` have printed the names that they have.
+/// With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed them.
 pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
     let (mut recorded, mut unfinished) = (Vec::new(), Vec::new());
     for path in destination.of_processes() {
@@ -42,17 +42,17 @@ pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
     Finished { recordings: recorded.into_iter().map(name).collect(), unfinished }
 }
 
-/// What a recording has.
+/// The content of a recording.
 enum Found {
     /// Its process allocated on these devices.
     Devices(Vec<u32>),
     /// Its process asked for nothing.
     Nothing,
-    /// Its process runs still.
+    /// Its process still runs.
     Unfinished,
 }
 
-/// The devices on which the process allocated. An empty recording is removed.
+/// Returns the devices on which the process allocated. An empty recording is removed.
 fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
     let Some(content) = complete(path)? else { return Ok(Found::Unfinished) };
     if !content.has_requests && !keeps_empty {

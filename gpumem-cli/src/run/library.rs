@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 use crate::files;
 
 /// The library that the build script has built. It is empty on systems where gpumem does not record programs. As a
-/// constant, it would be four times in what the compiler keeps of this crate.
+/// constant, it would be four times in the compiler's files of this crate.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libgpumem_inject.so"));
 
 /// The path of the unpacked library, whose content is that of this command.
@@ -25,7 +25,7 @@ pub(super) fn unpacked() -> io::Result<PathBuf> {
     let is_root = rustix::process::geteuid().is_root();
     for folder in folders() {
         match unpack(&folder, LIBRARY) {
-            // Programs of root often go on as another user before they use the GPU.
+            // Programs of root often become another user before they use the GPU.
             Ok(path) if is_root && !is_readable_for_all(&folder) => _ = for_the_user.get_or_insert(path),
             Ok(path) => return Ok(path),
             Err(error) => {
@@ -37,7 +37,7 @@ pub(super) fn unpacked() -> io::Result<PathBuf> {
     for_the_user.ok_or(last)
 }
 
-/// Whether users other than the owner can reach what is in this folder.
+/// Returns whether users other than the owner can reach the content of this folder.
 fn is_readable_for_all(folder: &Path) -> bool {
     let is_open = |part: &Path| part.metadata().is_ok_and(|known| known.mode() & 0o001 != 0);
     folder.canonicalize().is_ok_and(|folder| folder.ancestors().all(is_open))
@@ -57,7 +57,7 @@ fn unpack(folder: &Path, library: &[u8]) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// A number that says which content a library has. The content is compared before it is used, so a checksum is enough.
+/// Returns a number for the content of a library. The content is compared before it is used, so a checksum is enough.
 pub(super) fn hash(library: &[u8]) -> u32 {
     let mut sum = flate2::Crc::new();
     sum.update(library);
@@ -68,7 +68,7 @@ pub(super) fn hash(library: &[u8]) -> u32 {
 pub(super) fn unpack_as(path: &Path, library: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::NotFound)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    // The program runs what is in this folder.
+    // The program runs code from this folder.
     let known = folder.symlink_metadata()?;
     if !known.is_dir() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a link, which others may have put there"));
@@ -81,8 +81,8 @@ pub(super) fn unpack_as(path: &Path, library: &[u8]) -> io::Result<()> {
         make_readable(path, FILE_MODE);
         return Ok(());
     }
-    // The file gets its name at the end: a program that begins meanwhile must not load a part of it. What a running program has loaded
-    // stays.
+    // The file gets its name at the end: a program that begins meanwhile must not load a part of it. The file that a running program
+    // has loaded is not changed.
     let mut part = NamedTempFile::new_in(folder)?;
     make_readable(part.path(), FILE_MODE);
     part.write_all(library)?;
@@ -128,7 +128,7 @@ mod tests {
         let link = above.join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
         assert_eq!(unpack(&link, b"the library").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        // What is above the folder is not changed.
+        // The folders above are not changed.
         assert_eq!((mode(&above), is_readable_for_all(&folder)), (0o700, false));
         fs::set_permissions(&above, fs::Permissions::from_mode(0o711)).unwrap();
         assert_eq!(is_readable_for_all(&folder), is_readable_for_all(&env::temp_dir()));

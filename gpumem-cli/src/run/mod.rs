@@ -38,7 +38,7 @@ use crate::{
     terminal,
 };
 
-/// Whether programs could be recorded: the path of the injected library, or why not.
+/// Returns the path of the injected library, or the reason why programs cannot be recorded.
 pub(crate) fn check() -> io::Result<std::path::PathBuf> {
     let library = library::unpacked()?;
     control::folder()?;
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
     let account = options.cards.account();
     let destination = match prepare(options, account.as_ref(), &mut program) {
         Ok(destination) => Some(destination),
-        // What was asked for is not to use the real card.
+        // The user asked for a program that does not use the real card.
         Err(failure) if options.cards.are_replaced() => {
             terminal::error(&failure);
             terminal::error(&"the program was not started, because it would have used the real card");
@@ -150,7 +150,7 @@ fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Resul
     Ok(())
 }
 
-/// Says which recordings are not finished, and why nothing was recorded.
+/// Prints the recordings that are not finished, and the reason if nothing was recorded.
 fn explain(finished: &Finished, destination: &Destination, options: &RunOptions) {
     let running = || destination.running();
     let who = |pid: u32| format!("process {pid}, which the program started, runs on");

@@ -1,8 +1,8 @@
 //! The library that stands before NVML in programs whose cards are not the real ones.
 //!
 //! Programs reach NVML by `dlopen("libnvidia-ml.so.1")` and `dlsym`, often before they initialise CUDA. So a folder with a library of this
-//! name is the first on their `LD_LIBRARY_PATH`. It depends on the injected library and on the real one, where `dlsym` finds what it does not
-//! have itself. Its functions only call `gpumem_pass` of the injected library.
+//! name is the first on their `LD_LIBRARY_PATH`. It depends on the injected library and on the real one, in which `dlsym` finds all other
+//! functions. Its functions only call `gpumem_pass` of the injected library.
 
 use std::{
     fs, io,
@@ -18,8 +18,8 @@ use super::{library, passing::Passing, program::Program};
 
 const NAME: &str = "libnvidia-ml.so.1";
 
-/// From now on, the program's NVML shows its cards. With `all`, handles are not those of NVML, so each function is replaced. Nothing is done
-/// if the machine has no NVML, or no device.
+/// Sets the environment in which the program's NVML shows its cards. With `all`, handles are not those of NVML, so each function is
+/// replaced. Nothing is done if the machine has no NVML, or no device.
 pub(super) fn put_before(program: &mut Program, injected: &Path, all: bool) -> io::Result<()> {
     let (Ok(real), Ok(devices)) = (nvml_file(), cuda_devices()) else { return Ok(()) };
     program.first_in("LD_LIBRARY_PATH", folder(injected, &real.canonicalize()?, all)?);

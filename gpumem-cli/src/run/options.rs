@@ -1,4 +1,4 @@
-//! What `gpumem run` and `gpumem attach` are asked for.
+//! The options of `gpumem run` and `gpumem attach`.
 
 use std::{ffi::OsString, io, path::PathBuf};
 
@@ -13,10 +13,11 @@ use gpumem_inject::variable;
 
 use crate::{report::limit::Limits, terminal, values::recording};
 
-/// How a program is run.
+/// The options for running a program.
 #[derive(Debug, Args)]
 pub(crate) struct RunOptions {
-    /// The file of the recording, which is replaced if it exists. Else a new file in the current folder, named after the program.
+    /// The file of the recording, which is replaced if it exists. Without this option, a new file in the current folder, named
+    /// after the program.
     #[arg(short, long, value_name = "FILE", value_parser = recording())]
     pub(super) output: Option<PathBuf>,
     #[command(flatten)]
@@ -26,7 +27,7 @@ pub(crate) struct RunOptions {
     pub(super) dormant: bool,
     #[command(flatten)]
     pub(super) cards: Cards,
-    // They count if the program ends well.
+    // The limits count if the program ends well.
     #[command(flatten)]
     pub(super) limits: Limits,
     /// The program and its arguments. `--` before it is needed if its name begins with a dash.
@@ -34,26 +35,28 @@ pub(crate) struct RunOptions {
     pub(super) command: Vec<OsString>,
 }
 
-/// Which cards the program sees.
+/// The cards that the program sees.
 #[derive(Debug, Args)]
 pub(super) struct Cards {
     /// Do not compute: blocks above 2 MiB are addresses without memory, and kernels that use them are skipped. The program needs a GPU of
     /// any size, and allocates as on the card of --card.
     #[arg(long)]
     dry: bool,
-    /// The card of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without it, the card of this machine.
+    /// The card of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without this option, the card of this
+    /// machine.
     #[arg(long, value_name = "CARD", requires = "dry", value_parser = card)]
     card: Option<Bytes>,
-    /// In a dry run, the program sees so many of these cards, on the first GPU of the machine.
+    /// In a dry run, the number of these cards that the program sees, on the first GPU of the machine.
     #[arg(long = "cards", value_name = "COUNT", requires = "dry", value_parser = clap::value_parser!(u32).range(1..=64))]
     count: Option<u32>,
-    /// In a dry run, each process has the card for itself, as ranks on a machine with a card for each. Without it, they share the card.
+    /// In a dry run, each process has a card of its own, as ranks on a machine with several cards. Without this option, they share the
+    /// card.
     #[arg(long = "card-per-process", requires = "dry", conflicts_with = "count")]
     per_process: bool,
-    /// What a dry run copies to the host from memory that is not there: bytes that are 0, or 1.
+    /// The bytes that a dry run copies to the host from memory that is not there: 0 or 1.
     #[arg(long, value_enum, value_name = "VALUE", requires = "dry", default_value_t = Fill::Zero)]
     dry_fill: Fill,
-    /// Refuse what a card of this size would not have. The program computes as always.
+    /// Refuse memory that a card of this size would not have. The program computes as always.
     #[arg(long, value_name = "CARD", conflicts_with_all = ["dry", "dormant"], value_parser = card)]
     limit: Option<Bytes>,
 }
@@ -65,34 +68,35 @@ enum Fill {
 }
 
 impl Cards {
-    /// Whether the program is not to use the real card as it is.
+    /// Returns whether the program is not to use the real card as it is.
     pub(super) fn are_replaced(&self) -> bool {
         self.dry || self.limit.is_some()
     }
 
-    /// Whether the program sees other cards than those of the machine.
+    /// Returns whether the program sees other cards than those of the machine.
     pub(super) fn are_counted(&self) -> bool {
         self.count.is_some()
     }
 
-    /// Whether the program is not to compute.
+    /// Returns whether the program is not to compute.
     pub(super) fn are_dry(&self) -> bool {
         self.dry
     }
 
-    /// The memory in which the program's processes say what they have on cards that are not the real ones. Without it, each has all of them.
+    /// The shared memory in which the program's processes note their memory on cards that are not the real ones. Without it, each process
+    /// has the cards for itself.
     pub(super) fn account(&self) -> Option<RingPages> {
         let pages = || RingPages::new(SHARED_WORDS.div_ceil(8));
         let shared = (self.are_replaced() && !self.per_process).then(pages)?.and_then(|pages| match pages.segment() {
             Some(_) => Ok(pages),
             None => Err(io::Error::other("this machine has no shared memory of System V")),
         });
-        // From now on it goes with the last process that has it.
+        // From now on the shared memory is removed with the last process that has it.
         let kept = shared.inspect(RingPages::discard);
         kept.inspect_err(|why| terminal::error(&format_args!("each process has the cards for itself: {why}"))).ok()
     }
 
-    /// See [`variable::CARDS`]. Empty if they are the real ones.
+    /// See [`variable::CARDS`]. It is empty if the cards are the real ones.
     pub(super) fn setting(&self, shared: Option<u64>) -> String {
         let Self { dry, card, count, dry_fill, limit, .. } = self;
         let shared = shared.map(|number| format!(" shared {number}")).unwrap_or_default();
@@ -107,18 +111,18 @@ impl Cards {
     }
 }
 
-/// The size of a recording with `--live`: half of it is a minute of a program with 27,000 events a second.
+/// The size of a recording with `--live`. Half of it holds a minute of a program with 27,000 events per second.
 const LIVE: Bytes = Bytes::mib(16);
 
-/// What is recorded of a program.
+/// The options for recording a program.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("tensors").args(["torch", "modules"]).multiple(true)))]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Recorded {
-    /// The stacks that are recorded of allocations of 1 MiB or more. Smaller ones have a library.
+    /// The stacks that are recorded for allocations of 1 MiB or more. Smaller ones have a library.
     #[arg(long, value_enum, default_value_t = Stacks::Python)]
     stacks: Stacks,
-    /// Keep the newest events only: about SIZE, such as 100MiB, and besides the blocks that were live before them.
+    /// Keep only the newest events, about SIZE such as 100MiB, and the blocks that were live before them.
     #[arg(long, value_name = "SIZE", value_parser = recording_size)]
     max_size: Option<Bytes>,
     /// For programs that run for months: like --max-size, with 16 MiB if no size is given. `gpumem watch` and `gpumem export` show all figures
@@ -128,26 +132,28 @@ pub(crate) struct Recorded {
     /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
     #[arg(long, conflicts_with_all = ["max_size", "live"])]
     only_peak: bool,
-    /// Record the tensors of PyTorch (2.1 or newer) as well: what is in the memory that its allocator gets from the driver.
+    /// Record the tensors of PyTorch (2.1 or newer) as well. They are in the memory that its allocator gets from the
+    /// driver.
     #[arg(long)]
     pub(super) torch: bool,
     /// Record for each tensor of PyTorch (2.10 or newer) the module that allocated it, and whether it is a weight, a gradient, or something
     /// else. Implies --torch.
     #[arg(long)]
     pub(super) modules: bool,
-    /// PyTorch keeps so many of the newest events of each device, three for a tensor, in the memory of the program: up to 1 KB each.
+    /// The number of newest events of each device that PyTorch keeps, three for a tensor. Each takes up to 1 KB of the program's
+    /// memory.
     #[arg(long, value_name = "COUNT", default_value_t = 500_000, requires = "tensors",
         value_parser = clap::value_parser!(u64).range(1_000..))]
     torch_events: u64,
 }
 
 impl Recorded {
-    /// Whether the tensors of PyTorch are recorded.
+    /// Returns whether the tensors of PyTorch are recorded.
     pub(super) fn has_torch(&self) -> bool {
         self.torch || self.modules
     }
 
-    /// Whether only the peak is recorded.
+    /// Returns whether only the peak is recorded.
     pub(super) fn keeps_only_peak(&self) -> bool {
         self.only_peak
     }
@@ -180,11 +186,11 @@ pub(super) struct Settings {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Stacks {
-    /// No stacks.
+    /// Records no stacks.
     None,
-    /// The functions of the program and of its libraries.
+    /// Records the functions of the program and of its libraries.
     Native,
-    /// The same, and the lines of Python (3.11 to 3.14).
+    /// Records the same, and the lines of Python (3.11 to 3.14).
     Python,
 }
 
@@ -199,7 +205,7 @@ impl Stacks {
     }
 }
 
-/// A recording has to have room for what is live.
+/// A recording needs room for the live blocks.
 fn recording_size(text: &str) -> Result<Bytes, String> {
     let size = size(text)?;
     if size < Bytes::kib(64) { Err("it is less than 64 KiB".to_owned()) } else { Ok(size) }

@@ -1,19 +1,20 @@
-//! Writes small libraries that stand before others: each of their functions passes six arguments to `gpumem_pass` of the injected library, and a
-//! text as the seventh, which says which function it is.
+//! Writes small libraries that the loader searches before others: each of their functions passes six arguments to `gpumem_pass` of the
+//! injected library, and a text as the seventh, which names the function.
 
 use object::elf;
 
 const EHDR: usize = 64;
 const PHDR: usize = 56;
 const SYMBOL: usize = 24;
-/// A function has so many bytes.
+/// Each function has this number of bytes.
 const FUNCTION: usize = 16;
-/// The part that the loader writes to is mapped so many bytes behind its place in the file. No machine has larger pages.
+/// The part that the loader writes to is mapped this number of bytes behind its place in the file. No machine has larger
+/// pages.
 const PAGE: usize = 1 << 16;
 
 /// A library whose functions pass their arguments to that function.
 pub(super) struct Passing<'a> {
-    /// Its name.
+    /// The name of the library.
     pub(super) name: &'a str,
     /// The libraries on which this one depends. The function is in the first.
     pub(super) needed: &'a [&'a [u8]],
@@ -22,10 +23,10 @@ pub(super) struct Passing<'a> {
 }
 
 impl Passing<'_> {
-    /// The file: what the loader reads and the functions, then what the loader writes.
+    /// Returns the file: the part that the loader reads with the functions, and then the part that it writes.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is a small file")]
     pub(super) fn image(&self) -> Vec<u8> {
-        // The texts: names of symbols and libraries, and what is passed on.
+        // The texts: names of symbols and libraries, and the texts that are passed on.
         let mut texts = vec![0];
         let mut text = |text: &[u8]| {
             let start = texts.len();
@@ -86,7 +87,7 @@ impl Passing<'_> {
             out.ints([kind.0, flags.0]);
             out.words([start, start + offset, start + offset, end - start, end - start, PAGE]);
         }
-        // The first symbol is none. The second is not here.
+        // The first symbol means none. The second one is not in this file.
         out.words([0, 0, 0]);
         let function = u32::from(elf::STB_GLOBAL.0 << 4 | elf::STT_FUNC.0);
         out.ints([imported as u32, function]);
@@ -95,7 +96,7 @@ impl Passing<'_> {
             out.ints([*name as u32, function | 1 << 16]);
             out.words([code + at * FUNCTION, FUNCTION]);
         }
-        // One list of all symbols.
+        // The hash table has one list of all symbols.
         let count = 2 + names.len() as u32;
         out.ints([1, count, 1, 0]);
         out.ints((2..=count).map(|next| next % count));
@@ -115,28 +116,28 @@ impl Passing<'_> {
     }
 }
 
-/// Calls what is at `pointer` with six arguments of the caller, and `text` as the seventh.
+/// Returns code that calls the function at `pointer` with six arguments of the caller, and `text` as the seventh.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::cast_possible_truncation, reason = "it is a small file")]
 fn function_at(here: usize, text: usize, pointer: usize) -> [u8; FUNCTION] {
-    // lea rax, [text]; push rax; call [pointer]; pop rcx; ret
+    // The code is `lea rax, [text]; push rax; call [pointer]; pop rcx; ret`.
     let mut code = *b"\x48\x8d\x05    \x50\xff\x15    \x59\xc3";
     code[3..7].copy_from_slice(&((text - here - 7) as u32).to_le_bytes());
     code[10..14].copy_from_slice(&((pointer - here - 14) as u32).to_le_bytes());
     code
 }
 
-/// Goes on at what is at `pointer` with six arguments of the caller, and `text` as the seventh.
+/// Returns code that jumps to the function at `pointer` with six arguments of the caller, and `text` as the seventh.
 #[cfg(not(target_arch = "x86_64"))]
 #[allow(clippy::cast_possible_truncation, reason = "it is a small file")]
 fn function_at(here: usize, text: usize, pointer: usize) -> [u8; FUNCTION] {
-    // adr x6, text; ldr x16, pointer; br x16; udf
+    // The code is `adr x6, text; ldr x16, pointer; br x16; udf`.
     let (text, pointer) = ((text - here) as u32, (pointer - here - 4) as u32);
     let code = [0x1000_0006 | (text & 3) << 29 | (text >> 2) << 5, 0x5800_0010 | (pointer >> 2) << 5, 0xd61f_0200, 0];
     std::array::from_fn(|at| code[at / 4].to_le_bytes()[at % 4])
 }
 
-/// Numbers as the machine has them.
+/// A file with numbers in the byte order of the machine.
 struct Image(Vec<u8>);
 
 impl Image {

@@ -1,4 +1,4 @@
-//! The program: how it is started, what signals it gets, how it ends.
+//! Starts the program, passes signals to it, and waits for its end.
 
 use std::{
     env,
@@ -30,12 +30,12 @@ pub(super) struct Program {
     environment: Vec<(String, OsString)>,
 }
 
-/// How a program ended.
+/// The end of a program.
 pub(super) struct Ended {
     code: i32,
     /// The signal that ended the program.
     pub(super) signal: Option<i32>,
-    /// Whether it was started. If not, an error was printed, and there is nothing to report.
+    /// True if it was started. If not, an error was printed, and there is no report.
     pub(super) has_started: bool,
 }
 
@@ -63,7 +63,8 @@ impl Program {
         self.environment.push((name.to_owned(), value.as_ref().to_owned()));
     }
 
-    /// This entry is the first of a list with colons, before those that the list has here. An empty entry would be the current folder.
+    /// Returns a list with colons in which this entry is the first one, before those of this environment. An empty entry would be the
+    /// current folder.
     pub(super) fn first_in(&mut self, list: &str, entry: impl AsRef<OsStr>) {
         let mut entries = entry.as_ref().to_owned();
         if let Some(rest) = env::var_os(list).filter(|rest| !rest.is_empty()) {
@@ -94,7 +95,8 @@ impl Program {
     ///
     /// `started` gets its number.
     pub(super) fn run(self, started: impl FnOnce(u32)) -> Result<Ended, Failure> {
-        // Before the program begins: a signal in between would end this process and leave the program alone.
+        // The handlers are set before the program begins: a signal in between would end this process and leave the
+        // program alone.
         let forwarder = Forwarder::new();
         let child = match self.start() {
             Ok(child) => child,
@@ -118,7 +120,7 @@ struct Forwarder {
 
 impl Forwarder {
     fn new() -> Self {
-        // What this process ignores (`nohup`), the program is to ignore as well: with a handler here it would not.
+        // The program has to ignore the signals that this process ignores (`nohup`). With a handler here it would not.
         let ignored = ignored_signals();
         let wanted = SIGNALS.iter().filter(|signal| ignored & (1 << (**signal - 1)) == 0);
         // Without handlers a signal ends this process, and the program goes on.
@@ -129,7 +131,7 @@ impl Forwarder {
         let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
             return child.wait().map(Ended::from);
         };
-        // Locked while a signal is sent: after the program was waited for, another process may have its number.
+        // The lock is held while a signal is sent: after the wait for the program, another process may have its number.
         let is_over = Arc::new(Mutex::new(false));
         let handle = self.signals.as_ref().map(SignalsInfo::handle);
         if let Some(mut signals) = self.signals {
@@ -161,23 +163,24 @@ impl Forwarder {
     }
 }
 
-/// The program has stopped: it did that itself, or was stopped. Whoever waits for `gpumem run` must see the stop, as if it waited for the
-/// program. So this process stops as well, and goes on with the program.
+/// The program has stopped. A process that waits for `gpumem run` must see the stop, as if it waited for the program. So this process
+/// stops as well, and continues with the program.
 fn stop_with(program: Pid) {
     // Each stop is reported once.
     _ = waitid(WaitId::Pid(program), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-    // Signals of the terminal stop and continue both: it may run again.
+    // Signals of the terminal stop and continue both processes, so the program may run again.
     thread::sleep(Duration::from_millis(20));
     if !is_stopped(program) {
         return;
     }
     let own = rustix::process::getpid();
-    // Somebody may continue the program alone, which a stopped process does not notice. Without the watcher this one does not stop.
+    // Somebody may continue only the program, and a stopped process does not notice it. So this process stops only if the watcher
+    // runs.
     let pids = [program, own].map(|pid| pid.as_raw_nonzero().to_string());
     let mut watcher = Command::new(SHELL);
     watcher.args(["-c", WATCH, "sh"]).args(pids).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(mut watcher) = watcher.spawn() else { return };
-    // The system delivers it before this returns.
+    // The system delivers the signal before this call returns.
     _ = kill_process(own, Signal::STOP);
     // Somebody has continued this process.
     _ = watcher.kill();
@@ -185,7 +188,8 @@ fn stop_with(program: Pid) {
     _ = kill_process(program, Signal::CONT);
 }
 
-/// Continues the second process as soon as the first one is not stopped any more. It uses what every shell has, and `sleep`.
+/// Continues the second process as soon as the first one is not stopped any more. The script uses only builtins of every
+/// shell, and `sleep`.
 const WATCH: &str = "while read -r stat < /proc/$1/stat; do case ${stat##*)} in ' T'*|' t'*) sleep 0.05;; *) break;; esac; done; kill -CONT $2";
 
 fn is_stopped(process: Pid) -> bool {
@@ -196,10 +200,10 @@ fn is_stopped(process: Pid) -> bool {
 
 const SHELL: &str = "/bin/sh";
 
-/// What the kernel says of a file that it cannot execute: `ENOEXEC`.
+/// The kernel's error for a file that it cannot execute: `ENOEXEC`.
 const NO_PROGRAM: i32 = rustix::io::Errno::NOEXEC.raw_os_error();
 
-/// Where a program is, if it may be a script: its first line is text.
+/// Returns the path of a program, if it may be a script: its first line is text.
 fn script(program: &OsStr) -> Option<PathBuf> {
     let path = if program.as_bytes().contains(&b'/') {
         PathBuf::from(program)
@@ -216,7 +220,8 @@ fn script(program: &OsStr) -> Option<PathBuf> {
     is_text.then_some(path)
 }
 
-/// The recordings are finished now, which takes a moment. A signal does not interrupt that; a second one does.
+/// The recordings are finished now, which takes a moment. The first signal does not interrupt this, but a second one
+/// does.
 fn end_at_second_signal() {
     let was_signalled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -225,8 +230,8 @@ fn end_at_second_signal() {
     }
 }
 
-/// The kernel sends the signals of a terminal to all processes in its foreground, and so to the program. Those of other processes were
-/// sent to this one.
+/// The kernel sends the signals of a terminal to all processes in its foreground, and so to the program. Signals of other processes
+/// were sent to this process only.
 fn is_for_us_alone(origin: &Origin) -> bool {
     matches!(origin.cause, Cause::Sent(Sent::User | Sent::TKill | Sent::Queue))
 }
@@ -238,7 +243,7 @@ fn send(pid: Pid, signal: i32) {
     }
 }
 
-/// A bit for each signal that this process ignores.
+/// Returns a bit for each signal that this process ignores.
 fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let digits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,5 +1,6 @@
-//! The library that stands before the CUDA runtime in programs that see several cards. It is preloaded, so the loader finds its functions before
-//! those of the runtime. They only call `gpumem_pass` of the injected library. No other program gets it.
+//! The library that the loader searches before the CUDA runtime, in programs that see several cards. It is preloaded, so the loader finds
+//! its functions before those of the runtime. They only call `gpumem_pass` of the injected library. Other programs do not get the
+//! library.
 
 use std::{
     io,

@@ -30,10 +30,10 @@ const HELP: &[(&str, &str)] = &[
     ("?", "this help"),
 ];
 
-/// What the terminal can and may show.
+/// The abilities of the terminal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looks {
-    /// Whether colours are shown: `NO_COLOR` is not set.
+    /// True if colours are shown: `NO_COLOR` is not set.
     pub(crate) has_colours: bool,
     pub(crate) every: Duration,
 }
@@ -53,8 +53,8 @@ pub(crate) fn draw(frame: &mut Frame<'_>, state: &mut State, looks: Looks) {
         Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)]).areas(area);
     header(frame, top, state, looks);
     frame.render_widget(footer(area.width), bottom);
-    // A recording has half of what GPUs leave, and at least its name, a device and two places. The list of processes has at least three
-    // lines, and two on a small screen.
+    // A recording has half of the lines below the GPUs, and at least its name, a device and two places. The list of processes has at
+    // least three lines, and two on a small screen.
     let height = usize::from(middle.height);
     let (of_recording, of_rows) = match state.recording() {
         Some(_) => (4, if height < 9 { 2 } else { 3 }),
@@ -122,7 +122,7 @@ fn footer(width: u16) -> Line<'static> {
     Line::from(text).dim()
 }
 
-/// Bytes in words, such as `38.12 GiB`; `-` if they are not known.
+/// Returns bytes in words, such as `38.12 GiB`; `-` if they are not known.
 fn amount(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".to_owned(), |bytes| Bytes::new(bytes).to_string())
 }
@@ -205,7 +205,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, rows: &[Row], state: &mut State,
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// NVML's number, such as `GPU 3, `, if it is not the program's.
+/// Returns NVML's number, such as `GPU 3, `, if it is not the program's.
 fn number_of(device: &DeviceView, gpus: &[Gpu]) -> String {
     let index = index_of(device, gpus).filter(|index| *index != device.device);
     index.map(|index| format!("GPU {index}, ")).unwrap_or_default()

@@ -21,39 +21,39 @@ use serde::Serialize;
 
 use crate::{files, history::Origin, recording::of_module, report::json};
 
-/// At most so many files are read on after another at once.
+/// At most this many files are read one after another at a time.
 const MOST_FILES: usize = 8;
 
 /// At most this many places of a device are shown.
 const MOST_PLACES: usize = 32;
 
-/// What a running recording says. The names of the fields are those in JSON.
+/// The figures of a running recording. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RecordingView {
     #[serde(serialize_with = "json::path")]
     pub(crate) file: PathBuf,
     pub(crate) pid: Option<u32>,
     pub(crate) command: Option<String>,
-    /// Whether a process writes it.
+    /// True if a process writes it.
     pub(crate) is_running: bool,
-    /// How long the recording has run: up to now, or up to the newest event if no process writes it.
+    /// The running time of the recording: up to now, or up to the newest event if no process writes it.
     pub(crate) seconds: f64,
-    /// When the recording began, in seconds since 1970.
+    /// The time when the recording began, in seconds since 1970.
     #[serde(skip)]
     pub(crate) began: Option<f64>,
-    /// Since the recording began: allocations and frees.
+    /// The number of allocations and frees since the recording began.
     pub(crate) allocations: u64,
     pub(crate) frees: u64,
-    /// Allocations that the driver refused, and how many of them the same thread obtained within a second.
+    /// The number of allocations that the driver refused, and of those that the same thread obtained within a second.
     pub(crate) refused: u64,
     pub(crate) obtained_soon: u64,
-    /// How many events were lost. If it is not 0, the figures may be wrong.
+    /// The number of lost events. If it is not 0, the figures may be wrong.
     pub(crate) lost_events: u64,
-    /// How many events this reader has not seen, because the file was begun again several times between two readings. Peaks since the last
-    /// reading may be higher then; all other figures are right.
+    /// The number of events that this reader has not seen, because the file was begun again several times between two readings. Peaks
+    /// since the last reading may be higher then; all other figures are right.
     pub(crate) unread_events: u64,
     pub(crate) devices: Vec<DeviceView>,
-    /// Why it cannot be read. What is here was read before.
+    /// The reason why it cannot be read. The figures are older then.
     pub(crate) error: Option<String>,
 }
 
@@ -63,17 +63,17 @@ pub(crate) struct DeviceView {
     pub(crate) device: u32,
     pub(crate) simulated: bool,
     pub(crate) uuid: Option<String>,
-    /// What the program has allocated.
+    /// The bytes that the program has allocated.
     pub(crate) used_bytes: u64,
-    /// The most that it had, since the recording began.
+    /// The peak since the recording began.
     pub(crate) peak_bytes: u64,
-    /// When that was reached first, since the recording began.
+    /// The time when the peak was reached first, since the recording began.
     pub(crate) peak_seconds: f64,
-    /// The most that it had since the last reading of this reader. `None` if a recording of the peaks does not say it.
+    /// The peak since the last reading of this reader. `None` if a recording of the peaks does not say it.
     pub(crate) recent_peak_bytes: Option<u64>,
-    /// What is in use now, the largest first.
+    /// The memory that is in use now, the largest place first.
     pub(crate) now: Vec<PlaceView>,
-    /// What the peak consisted of.
+    /// The parts of the peak.
     pub(crate) at_peak: Vec<PlaceView>,
 }
 
@@ -92,9 +92,9 @@ pub(crate) struct Live {
     follower: Follower,
     lines: Lines,
     unread: u64,
-    /// The figures at the end of the file that was read before. Those of the next one may be lower while it is being written.
+    /// The figures at the end of the previous file. Those of the next file may be lower while it is being written.
     before: Totals,
-    /// Whether all was read that was there.
+    /// True if the reader has reached the end.
     is_caught_up: bool,
     error: Option<String>,
 }
@@ -119,7 +119,7 @@ impl Opened {
         Ok(Self { file, identity: (known.dev(), known.ino()), beginning })
     }
 
-    /// False if somebody has made it shorter.
+    /// False if somebody has truncated it.
     fn is_as_long_as_read(&self) -> io::Result<bool> {
         Ok((&self.file).stream_position()? <= self.file.metadata()?.len())
     }
@@ -179,23 +179,24 @@ impl Live {
         }
     }
 
-    /// Whether all was read that was there, and is right.
+    /// Returns whether the reader has reached the end, and the figures are right.
     pub(crate) fn is_read(&self) -> bool {
         self.is_caught_up && self.error.is_none()
     }
 
-    /// Reads what was written since, but only so many bytes.
+    /// Reads new data, but only this number of bytes.
     pub(crate) fn read(&mut self, most: u64) {
         self.is_caught_up = false;
         self.error = self.read_on(most).err().map(|error| error.to_string());
     }
 
     fn read_on(&mut self, mut most: u64) -> io::Result<()> {
-        // A program that begins its file again faster than it is read is read on next time.
+        // If a program begins its file again faster than it is read, reading continues next time.
         for _ in 0..MOST_FILES {
-            // Opened first: if it has taken the place of the one that is read, that one does not become longer any more.
+            // The new file is opened first: if it has replaced the one that is read, the old one does not become longer
+            // any more.
             let mut newest = match Opened::at(&self.path) {
-                // The file or its container is gone, and what is open can still be read.
+                // The file or its container is gone, and the open file can still be read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => None,
                 newest => Some(newest?),
             };
@@ -215,7 +216,7 @@ impl Live {
                     self.is_caught_up = true;
                     return Ok(());
                 }
-                // The file before it, if this one begins after events that were not read.
+                // The file before it is needed if this one begins after events that were not read.
                 let after = self.follower.beginning().after;
                 let older = Opened::at(&old_path(&self.path)).ok();
                 let older = older.filter(|older| older.identity != open.identity && older.beginning.after > after);
@@ -306,7 +307,7 @@ impl Live {
         largest(places)
     }
 
-    /// Nothing if the peak is in a file that this reader has not read.
+    /// The list is empty if the peak is in a file that this reader has not read.
     fn at_peak(&mut self, device: Device, bytes: u64) -> Vec<PlaceView> {
         let peak = self.follower.device_peak(device).filter(|peak| peak.bytes.get() == bytes);
         let holders = peak.map(|peak| peak.holders).unwrap_or_default();
@@ -318,7 +319,7 @@ impl Live {
     }
 }
 
-/// The lines at the addresses of stacks. To read the debug information of large libraries takes seconds, so a thread does it: until then,
+/// The lines at the addresses of stacks. Reading the debug information of large libraries takes seconds, so a thread does it. Until then,
 /// lines are not known.
 #[derive(Debug, Default)]
 struct Lines {
@@ -327,7 +328,7 @@ struct Lines {
     found: Option<mpsc::Receiver<Vec<SymbolsDefinition>>>,
 }
 
-/// Lines are looked up for the largest groups of blocks, and for so many groups at a time.
+/// Lines are looked up for the largest groups of blocks, for this many groups at a time.
 const MOST_GROUPS: usize = 1_000;
 const MOST_AT_ONCE: usize = 64;
 
@@ -379,13 +380,13 @@ impl Lines {
     }
 }
 
-/// Debug information takes much memory, so one thread reads that of all recordings, one after the other.
+/// Debug information takes much memory, so one thread reads that of all recordings in turn.
 fn later(work: impl FnOnce() + Send + 'static) -> bool {
     type Work = Box<dyn FnOnce() + Send>;
     static TO: OnceLock<Option<mpsc::Sender<Work>>> = OnceLock::new();
     let to = TO.get_or_init(|| {
         let (to, from) = mpsc::channel::<Work>();
-        // Debug information that is wrong may make one fail, and the others go on.
+        // Wrong debug information may make one lookup panic. The others go on.
         let work = move || from.into_iter().for_each(|work| drop(panic::catch_unwind(AssertUnwindSafe(work))));
         thread::Builder::new().name("gpumem-lines".to_owned()).spawn(work).ok().map(|_| to)
     });
@@ -421,7 +422,7 @@ mod tests {
         report::overview::Overview,
     };
 
-    /// A program that allocates and frees: the bytes of the blocks, one after the other.
+    /// A program that allocates and frees blocks of these sizes, one after the other.
     fn events(bytes: impl IntoIterator<Item = u64>) -> Vec<Item> {
         let device = Device { family: Family::Cuda, ordinal: 0 };
         let kinds = bytes.into_iter().zip(1..).flat_map(|(bytes, number)| {
@@ -444,7 +445,7 @@ mod tests {
         assert_eq!(from.recv_timeout(Duration::from_secs(60)), Ok(()));
     }
 
-    /// `--max-size`: a reader that is not too slow sees each peak, and one that is says how many events it has not seen.
+    /// With `--max-size`, a fast reader sees each peak, and a slow one says how many events it has not seen.
     #[test]
     fn a_recording_that_is_begun_again_is_read_on() {
         let folder = tempfile::tempdir().unwrap();
@@ -479,7 +480,8 @@ mod tests {
         assert!(live.view().devices.is_empty());
         fs::write(&path, first).unwrap();
         fs::hard_link(&path, old_path(&path)).unwrap();
-        // The newest file and the one before, what is seen of the peaks since the last reading, and events that are not seen.
+        // The cases have the newest file and the one before, the visible peaks since the last reading, and the events that
+        // are not seen.
         for (number, recent, unread) in [(1, 1_000, 0), (2, 14, 0), (4, 24, 0), (7, 39, 20), (8, 44, 20)] {
             if number > 1 {
                 write(&old_path(&path), &file(number - 1));
@@ -534,7 +536,7 @@ mod tests {
         fs::rename(folder.join("new"), &path).unwrap();
         live.read(u64::MAX);
         let replaced = live.view();
-        // It is another program's.
+        // The file belongs to another program.
         assert!(replaced.error.is_none() && replaced.devices[0].peak_bytes < device.peak_bytes);
         assert!(replaced.devices[0].used_bytes <= 32 * MIB && !replaced.devices[0].at_peak.is_empty());
         fs::write(&path, "something else, and no recording").unwrap();

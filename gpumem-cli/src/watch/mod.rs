@@ -1,7 +1,7 @@
-//! `gpumem watch`: the memory of GPUs, processes and running recordings, in a terminal.
+//! Shows the memory of GPUs, processes and running recordings in a terminal, for `gpumem watch`.
 //!
-//! `sample.rs` reads, `state.rs` has what is shown and how it changes, `draw.rs` draws it, `screen.rs` has the terminal. A thread reads, so
-//! that keys are answered while it waits for the driver.
+//! `sample.rs` reads, `state.rs` has the state and its changes, `draw.rs` draws it, `screen.rs` has the terminal. A thread reads, so that
+//! keys are answered while it waits for the driver.
 
 mod draw;
 mod live;
@@ -49,7 +49,7 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
             if to.send(sampler.sample()).is_err() {
                 break;
             }
-            // Readings take at most half of the time of a processor, however slow one is.
+            // Readings take at most half of the time of a processor, even if a reading is slow.
             thread::sleep(every.saturating_sub(began.elapsed()).max(began.elapsed()));
         }
     });
@@ -80,7 +80,7 @@ pub(crate) fn show(mut sampler: Sampler, every: Duration, count: Option<u64>, ha
                 }
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) if is_over.load(Relaxed) => break,
-                // Its panic has closed the screen already.
+                // The panic of the thread has closed the screen already.
                 Err(mpsc::TryRecvError::Disconnected) => return Err(io::Error::other("nothing is read any more")),
             }
         }

@@ -1,4 +1,4 @@
-//! What is shown: one reading of everything.
+//! One reading of everything that is shown.
 
 use std::{
     collections::HashSet,
@@ -22,7 +22,7 @@ pub(crate) struct Sample {
     pub(crate) recordings: Vec<RecordingView>,
 }
 
-/// Makes readings. It asks NVML and `/proc`, reads recordings, and asks no program for anything.
+/// Makes readings. It asks NVML and `/proc`, reads recordings, and asks no program.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     known: Known,
@@ -63,7 +63,7 @@ impl Sampler {
             let mut view = live.view();
             let writer = running().find(|(file, _)| **file == view.file).map(|(_, of)| of);
             view.is_running = writer.is_some();
-            // The program runs on, also without an event.
+            // The program runs on, even without an event.
             if let Some(began) = view.began.filter(|_| view.is_running) {
                 view.seconds = view.seconds.max(now - began);
             }

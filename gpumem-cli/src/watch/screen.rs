@@ -1,4 +1,4 @@
-//! The terminal. It is as it was before, however the command ends.
+//! The terminal. Its earlier state is restored, however the command ends.
 
 use std::{io, panic, sync::Once};
 
@@ -30,8 +30,8 @@ impl Screen {
         enter().map(Self).inspect_err(|_| close())
     }
 
-    /// Stops this process and those that run with it, as Ctrl-Z does without raw mode. Returns when it goes on: at once if nobody could
-    /// let it go on, because there is no shell.
+    /// Stops this process and those that run with it, as Ctrl-Z does without raw mode. Returns when it continues, or at once if there
+    /// is no shell that could continue it.
     #[expect(clippy::unused_self, reason = "there must be a screen")]
     pub(super) fn suspend(&mut self) -> io::Result<()> {
         close();

@@ -1,4 +1,4 @@
-//! What the terminal shows, and how it changes: `State::after` is a function of the state and an event alone.
+//! The state that the terminal shows. `State::after` depends only on the state and an event.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,7 +22,7 @@ pub(crate) struct State {
     pub(crate) sample: Option<Sample>,
     /// The graphs of the GPUs, by NVML's numbers.
     pub(crate) gpus: HashMap<u32, Readings>,
-    /// Which row is selected.
+    /// The selected row.
     pub(crate) selected: usize,
     pub(crate) shows: Shows,
     pub(crate) shows_help: bool,
@@ -30,11 +30,11 @@ pub(crate) struct State {
     pub(crate) is_over: bool,
     /// The user wants the shell back for a while.
     pub(crate) is_suspended: bool,
-    /// Where the rows were drawn, and the first of them.
+    /// The area of the rows, and the first of them.
     pub(crate) rows_at: (Rect, usize),
 }
 
-/// What was in use on a GPU.
+/// The memory in use on a GPU over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Readings {
     /// The bytes in use at each reading, the newest last; `None` if they could not be read.
@@ -43,17 +43,17 @@ pub(crate) struct Readings {
     pub(crate) most: u64,
 }
 
-/// Which places of a recording are shown.
+/// The places of a recording that are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Shows {
-    /// What is in use.
+    /// The places that are in use.
     #[default]
     Now,
-    /// What the peak consisted of.
+    /// The places at the peak.
     Peak,
 }
 
-/// A row of the list: a process on a GPU; what else is recorded, on each of its devices; and what else is dormant.
+/// A row of the list: a process on a GPU, another recorded process on one of its devices, or another dormant one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) pid: Option<u32>,
@@ -61,7 +61,7 @@ pub(crate) struct Row {
     pub(crate) user: Option<String>,
     pub(crate) command: Option<String>,
     pub(crate) used: Option<u64>,
-    /// Whether `used` is what the recording has: without the context, and without what else it does not see.
+    /// True if `used` comes from the recording: it lacks the context and other memory that the recording does not see.
     pub(crate) is_of_recording: bool,
     pub(crate) is_visible: bool,
     pub(crate) is_dormant: bool,
@@ -102,7 +102,7 @@ impl State {
         self
     }
 
-    /// Does what a key or the mouse asks for.
+    /// Handles a key or the mouse.
     pub(crate) fn after(mut self, event: &Event) -> Self {
         match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => self.key(*key),
@@ -158,7 +158,7 @@ impl State {
         let Some(sample) = &self.sample else { return Vec::new() };
         let of_pid = |pid: u32| sample.recordings.iter().position(|recording| recording.pid == Some(pid));
         let gpus = &sample.machine.gpus;
-        // What a recording has on a GPU, if the driver does not say what the process has there.
+        // The recording's memory on a GPU is shown if the driver does not report that of the process.
         let recorded = |recording: Option<usize>, gpu: u32| {
             let devices = &sample.recordings.get(recording?)?.devices;
             devices.iter().find(|device| index_of(device, gpus) == Some(gpu)).map(|device| device.used_bytes)

@@ -1,4 +1,4 @@
-//! States and what is drawn of them, with fixed data.
+//! Tests of states and their drawings, with fixed data.
 
 use std::time::Duration;
 
@@ -142,7 +142,7 @@ fn small_and_large_terminals() {
     let large = drawn(&mut state(), 200, 50);
     assert_eq!(large.len(), 50);
     assert!(large.join("\n").contains("train > step: src/adam.rs:30"));
-    // Nothing is drawn where there is no room, and nothing panics.
+    // Nothing is drawn if there is no room, and nothing panics.
     for (width, height) in [(1, 1), (5, 3), (10, 2), (80, 4), (20, 100), (300, 5)] {
         let mut state = press(state(), &[KeyCode::Char('?')]);
         assert_eq!(drawn(&mut state, width, height).len(), usize::from(height));
@@ -180,7 +180,7 @@ fn keys_change_the_state() {
     assert!(suspended.is_suspended && !suspended.is_over);
     let interrupted = Event::Key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
     assert!(state().after(&interrupted).is_over);
-    // Other keys with Ctrl are not those without: a terminal sends Ctrl-Space for a byte that is 0.
+    // Other keys with Ctrl do not count as the plain keys: a terminal sends Ctrl-Space for a byte that is 0.
     for code in [' ', 'q', 'p'] {
         let with_ctrl = state().after(&Event::Key(KeyEvent::new(KeyCode::Char(code), KeyModifiers::CONTROL)));
         assert!(!with_ctrl.is_over && !with_ctrl.is_paused, "{code}");
@@ -231,7 +231,7 @@ fn the_mouse_selects() {
     assert_eq!(state.clone().after(&at(row, MouseEventKind::ScrollDown)).selected, state.selected + 1);
 }
 
-/// In a container the driver may list no process: then the recording says where a process allocates, and how much.
+/// In a container the driver may list no process. The recording says where a process allocates, and how much.
 #[test]
 fn what_the_driver_does_not_list_is_known_from_the_recording() {
     let mut other = sample(GIB);
@@ -261,7 +261,7 @@ fn a_small_screen_keeps_the_places() {
         let lines = drawn(&mut state(), width, height).join("\n");
         assert!(lines.contains("adam.rs:30") && lines.contains("       7 "), "{width} × {height}:\n{lines}");
     }
-    // Of many devices, those with the most have their places.
+    // If there are many devices, those with the most memory show their places.
     let mut many = sample(GIB);
     let device = many.recordings[0].devices[0].clone();
     many.recordings[0].devices = (0..8)
@@ -274,7 +274,7 @@ fn a_small_screen_keeps_the_places() {
     );
 }
 
-/// A terminal obeys some characters, and others turn text around.
+/// A terminal obeys some characters, and others reverse the text.
 #[test]
 fn names_are_shown_and_not_obeyed() {
     let name = "x\u{1b}[31m\n\r\t\u{7f}\u{9b}\u{202e}\u{2066}\u{200b}\u{2028}y".to_owned();

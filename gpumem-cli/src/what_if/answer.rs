@@ -1,4 +1,4 @@
-//! The answer says what each setting would need, as a table and as JSON.
+//! The answer has the needs of each setting, as a table and as JSON.
 
 use std::{
     fmt,
@@ -16,7 +16,7 @@ use super::{recorded::Recorded, search::PRECISION};
 
 /// The variable of PyTorch's allocator.
 pub(super) const ALLOCATOR: &str = "PYTORCH_CUDA_ALLOC_CONF";
-/// What is tried unless the user says what: each changes how PyTorch's allocator splits or keeps memory.
+/// The settings that are tried by default. Each changes how PyTorch's allocator splits or keeps memory.
 pub(super) const SETTINGS: [&str; 6] = [
     "expandable_segments:True",
     "max_split_size_mb:128",
@@ -26,29 +26,31 @@ pub(super) const SETTINGS: [&str; 6] = [
     "backend:cudaMallocAsync",
 ];
 
-/// What the program needs with one environment. The names of the fields are those in JSON.
+/// The needs of the program with one environment. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
-    /// The variables that were set. Empty: as the program is.
+    /// The variables that were set. Empty for the program as it is.
     pub(crate) environment: String,
-    /// The most that the driver gave to a process; in a replay, to PyTorch's allocator. `None` if the program failed.
+    /// The highest value that the driver gave to a process, or to PyTorch's allocator in a replay. `None` if the
+    /// program failed.
     pub(crate) most_bytes: Option<u64>,
-    /// Only replays have it: what of `most_bytes` no tensor had.
+    /// The bytes of `most_bytes` that no tensor had. Only replays have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) unused_bytes: Option<u64>,
-    /// Only replays have it: how often the allocator emptied its cache because the card was full.
+    /// The number of times that the allocator emptied its cache because the card was full. Only replays have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retries: Option<u64>,
-    /// How many requests were refused for good: what an allocator obtained after it had emptied its cache does not count.
+    /// The number of requests that were refused for good. A request that succeeds after the allocator has emptied its
+    /// cache does not count.
     pub(crate) refused: u64,
     /// The smallest card with which the program ends well and gets what it asks for, up to 2 % too large. `None` if it failed.
     pub(crate) smallest_card_bytes: Option<u64>,
-    /// Why there are no figures.
+    /// The reason why there are no figures.
     pub(crate) failed: Option<String>,
 }
 
 impl Row {
-    /// What a user does to get this row.
+    /// The settings that give a user this row.
     fn name(&self) -> String {
         match self.environment.strip_suffix('=') {
             Some(variable) => format!("without {variable}"),
@@ -68,11 +70,11 @@ pub(crate) struct Answer {
     pub(crate) by: By,
 }
 
-/// Where the rows come from.
+/// The origin of the rows.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum By {
-    /// So many dry runs.
+    /// This number of dry runs.
     DryRuns(usize),
     /// Replays of a recording in a model of PyTorch's allocator.
     #[serde(rename = "modelled")]
@@ -84,7 +86,7 @@ impl Answer {
         let rank = |row: &&Row| (row.smallest_card_bytes.unwrap_or(u64::MAX), row.most_bytes.unwrap_or(u64::MAX));
         let best = rows.iter().min_by_key(rank).filter(|best| {
             let [own, best] = [&rows[0], *best].map(|row| row.smallest_card_bytes.unwrap_or(u64::MAX));
-            // A difference that is smaller than the error of the search is none. Replays search to the end, and less than 1 % helps nobody.
+            // A difference below the error of the search does not count. Replays have no such error, but less than 1 % helps nobody.
             let error = if matches!(by, By::DryRuns(_)) { best / (PRECISION / 2) } else { best / 100 };
             own > best && own - best > error
         });
@@ -98,7 +100,7 @@ impl Answer {
         Self { rows, best, least, by }
     }
 
-    /// Whether the program runs with one of the environments.
+    /// Returns whether the program runs with one of the environments.
     pub(crate) fn has_any(&self) -> bool {
         self.rows.iter().any(|row| row.failed.is_none())
     }

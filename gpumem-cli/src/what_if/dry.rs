@@ -12,15 +12,15 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// What is asked.
+/// The question of the user.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) command: Vec<OsString>,
-    /// Environments, such as `BATCH=16 LENGTH=512`. Empty: PyTorch's settings.
+    /// Environments, such as `BATCH=16 LENGTH=512`. If there are none, PyTorch's settings are tried.
     pub(crate) tries: Vec<String>,
     /// The card on which all is tried.
     pub(crate) card: Bytes,
-    /// How many dry runs there are at a time.
+    /// The number of dry runs at a time.
     pub(crate) jobs: usize,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
     } else {
         environments.extend(question.tries.iter().cloned());
     }
-    // If the program does not run as it is, nothing else says anything.
+    // If the program does not run as it is, other settings say nothing.
     let own = trials.run("", question.card)?;
     if let (Outcome { failed: Some(why), refused: 0, .. }, true) = (&own, question.tries.is_empty()) {
         return Err(Failure::new(
@@ -49,7 +49,7 @@ pub(crate) fn ask(question: &Question) -> Result<Answer, Failure> {
     Ok(Answer::of(rows, By::DryRuns(trials.count())))
 }
 
-/// The largest value of a variable with which the program ends well. `None` if there is none.
+/// Returns the largest value of a variable with which the program ends well. `None` if there is none.
 pub(crate) fn largest(question: &Question, name: &str) -> Result<Option<u64>, Failure> {
     let trials = Trials::new(&question.command)?;
     let fits = |value: u64| {
@@ -80,7 +80,7 @@ pub(crate) fn largest(question: &Question, name: &str) -> Result<Option<u64>, Fa
 }
 
 impl Trials {
-    /// What the program needs, and the smallest card with which it ends well.
+    /// Returns the needs of the program, and the smallest card with which it ends well.
     fn row(&self, environment: &str, outcome: Outcome) -> Result<Row, Failure> {
         let Outcome { most, enough, refused, failed } = outcome;
         let most_bytes = failed.is_none().then_some(most);

@@ -1,4 +1,5 @@
-//! `gpumem what-if`: dry runs of one program with different settings, or replays of its requests, and what each would need.
+//! Runs one program dry with different settings, or replays its requests, to find the needs of each setting, for `gpumem
+//! what-if`.
 
 mod answer;
 mod dry;

@@ -1,28 +1,28 @@
-//! What is known of a recording that is replayed.
+//! The data of a recording that is replayed.
 
 use gpumem_core::{model::Bytes, report::counted};
 use gpumem_driver::settings::CONTEXT;
 use serde::Serialize;
 
-/// What is known of the replayed recording. The names of the fields are those in JSON.
+/// The data of the replayed recording. The names of the fields are those in JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Recorded {
     pub(crate) device: u32,
-    /// How many devices PyTorch used. The replay is that of the one with the most reserved.
+    /// The number of devices that PyTorch used. The one with the most reserved memory is replayed.
     pub(crate) devices: usize,
-    /// The most that PyTorch's allocator had from the driver in the recording.
+    /// The highest value that PyTorch's allocator had from the driver in the recording.
     pub(crate) reserved_bytes: u64,
-    /// The most that it has in a replay with the same settings. `None` if no card has so much.
+    /// The highest value in a replay with the same settings. `None` if no card has so much.
     pub(crate) replayed_bytes: Option<u64>,
-    /// Whether the recording says which settings it had. If not, the replay has PyTorch's defaults.
+    /// True if the recording has the settings of the allocator. If not, the replay uses PyTorch's defaults.
     pub(crate) has_settings: bool,
-    /// What the allocator had when the history begins, if that is after its first request.
+    /// The memory of the allocator when the history begins, if this is after its first request.
     pub(crate) older_bytes: u64,
     /// The number of times that the program emptied its cache. Each replay empties it at the same requests.
     pub(crate) emptied: u64,
     /// Requests that were refused, and that the program never obtained. Each replay has them.
     pub(crate) refused: u64,
-    /// How much more the process had from the driver at its peak.
+    /// The further memory that the process had from the driver at its peak.
     pub(crate) others_bytes: u64,
 }
 
@@ -37,12 +37,12 @@ impl Recorded {
         format!("Modelled, not measured: the recorded requests of PyTorch{of}, with other settings of its allocator.")
     }
 
-    /// Whether the replay with the recorded settings reserves what the program reserved.
+    /// Returns whether the replay with the recorded settings reserves what the program reserved.
     pub(super) fn is_exact(&self) -> bool {
         self.replayed_bytes == Some(self.reserved_bytes)
     }
 
-    /// How far the rows can be trusted.
+    /// Returns sentences on how far the rows can be trusted.
     pub(super) fn notes(&self) -> Vec<String> {
         let bytes = Bytes::new;
         let mut notes = Vec::new();

@@ -1,4 +1,5 @@
-//! What other settings of PyTorch's allocator would need, by the requests of a recording and the model of the allocator.
+//! Finds the needs of other settings of PyTorch's allocator, from the requests of a recording and the model of the
+//! allocator.
 
 use gpumem_core::{model::Bytes, recording::AllocatorSettings};
 use gpumem_driver::settings::CONTEXT;
@@ -62,7 +63,8 @@ pub(crate) fn ask(history: &History, card: Bytes, jobs: usize) -> Result<Answer,
     Ok(Answer::of(rows, By::Replay(recorded)))
 }
 
-/// What the requests need with one setting. `limit` is what PyTorch may have of the card, `fixed` what it may not.
+/// Returns the needs of the requests with one setting. `limit` is the part of the card that PyTorch may have, `fixed`
+/// the rest.
 fn row(environment: &str, requests: &[Request], settings: &AllocatorSettings, limit: u64, fixed: u64) -> Row {
     let mut row = Row { environment: environment.to_owned(), ..Row::default() };
     let Some(Outcome { reserved, .. }) = replay(requests, settings, u64::MAX) else {

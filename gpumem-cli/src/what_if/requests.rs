@@ -54,7 +54,7 @@ fn never_obtained(steps: &[AllocatorStep]) -> Vec<usize> {
     refused
 }
 
-/// The number of a value, in the order in which they come.
+/// Returns the number of a value, in the order of first use.
 fn number<T: Eq + Hash>(known: &mut HashMap<T, u32>, value: T) -> u32 {
     let next = u32::try_from(known.len()).unwrap_or(u32::MAX - 1);
     *known.entry(value).or_insert(next)
@@ -72,11 +72,11 @@ struct Making {
     at: usize,
     /// The number of the block at each address, and whether its free was requested.
     live: HashMap<u64, (u32, bool)>,
-    /// How many blocks there were.
+    /// The number of blocks so far.
     count: u32,
     /// The segment that the driver gave last, if no block was taken since.
     segment: Option<(u64, u64)>,
-    /// Whether the last step returned a segment: those that are returned together are one request.
+    /// True if the last step returned a segment: those that are returned together are one request.
     is_emptying: bool,
     emptied: u64,
 }
@@ -94,7 +94,7 @@ impl Making {
         self.live.insert(address, (self.count - 1, false))
     }
 
-    /// Adds what the allocator had before its history begins. Returns how much that was.
+    /// Adds the memory of the allocator from before its history begins. Returns its bytes.
     fn add_older(&mut self, older: &[AllocatorStep], is_expandable: bool) -> u64 {
         for step in older {
             self.state.apply(step);

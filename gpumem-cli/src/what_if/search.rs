@@ -1,4 +1,4 @@
-//! How the smallest card is found, and several things at a time.
+//! Finds the smallest card, and runs several jobs at a time.
 
 use std::{
     sync::{
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// The search for the smallest card ends when the error is at most this part of the card.
 pub(super) const PRECISION: u64 = 50;
 
-/// The smallest number that fits, up to an error. `enough` fits, and `too_small` does not.
+/// Returns the smallest number that fits, up to an error. `enough` fits, and `too_small` does not.
 pub(super) fn smallest(
     mut too_small: u64,
     mut enough: u64,
@@ -31,7 +31,7 @@ pub(super) fn smallest(
     Ok(enough)
 }
 
-/// The results, in the order of the items. The first failure ends it.
+/// Returns the results in the order of the items. The first failure ends the work.
 pub(super) fn in_parallel<I: Sync, T: Send>(
     jobs: usize,
     items: &[I],

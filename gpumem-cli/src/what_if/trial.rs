@@ -1,4 +1,4 @@
-//! One dry run, and what came of it.
+//! One dry run and its result.
 
 use std::{
     env,
@@ -23,16 +23,16 @@ use tempfile::TempDir;
 
 use crate::{failure::Failure, history::History, recording::complete_for_report, report::overview::Overview};
 
-/// What came of a dry run.
+/// The result of a dry run.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
-    /// The most that the driver gave to a process on one device.
+    /// The highest value that the driver gave to a process on one device.
     pub(super) most: u64,
-    /// A card on which nothing is refused: what all processes had at their peaks, with their contexts.
+    /// The size of a card on which nothing is refused: the sum of all processes at their peaks, with their contexts.
     pub(super) enough: u64,
-    /// How many requests were refused for good.
+    /// The number of requests that were refused for good.
     pub(super) refused: u64,
-    /// Why the program did not end well.
+    /// The reason why the program did not end well.
     pub(super) failed: Option<String>,
 }
 
@@ -74,7 +74,7 @@ impl Trials {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
         command.envs(environment.split_whitespace().filter_map(|variable| variable.split_once('=')));
         let status = self.wait(command.process_group(0).spawn().map_err(failed)?);
-        // What was killed has left a part of its recording in shared memory.
+        // A killed process has left a part of its recording in shared memory.
         recordings(&folder).for_each(|recording| complete_for_report(&recording));
         let status = status?;
         let outcome = outcome(&folder, status.success(), &status.to_string());
@@ -82,7 +82,8 @@ impl Trials {
         Ok(outcome)
     }
 
-    /// Waits for a dry run, and ends what it has left behind. If the user ends this command, the dry run ends as well.
+    /// Waits for a dry run, and ends the processes that it has left behind. If the user ends this command, the dry run
+    /// ends as well.
     fn wait(&self, mut child: Child) -> Result<ExitStatus, Failure> {
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let end = |signal| _ = group.map(|group| kill_process_group(group, signal));
@@ -122,7 +123,7 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
         recordings(folder).filter_map(|path| Some(Overview::of(&History::read(&path).ok()?))).collect();
     let most = |overview: &Overview| overview.devices.iter().filter_map(|device| device.peak_bytes).max();
     let peaks: Vec<u64> = overviews.iter().filter_map(most).collect();
-    // What an allocator asked for again, after it had emptied its cache, was not missed.
+    // A request that the allocator repeated successfully, after it had emptied its cache, is not a refusal for good.
     let missed =
         |overview: &Overview| overview.refused.as_ref().map_or(0, |refused| refused.count - refused.obtained_soon);
     let refused = overviews.iter().map(missed).sum();
@@ -137,7 +138,7 @@ fn outcome(folder: &Path, is_success: bool, status: &str) -> Outcome {
             let output = String::from_utf8_lossy(&output);
             // The summary of `gpumem run` begins after an empty line, with the file.
             let own = output.split_once("\n\n").map_or(&*output, |(own, _)| own);
-            // That nothing was recorded names a file of this command.
+            // The message that nothing was recorded names a file of this command, so it is left out.
             let is_told = |line: &&str| !line.trim().is_empty() && !line.starts_with("gpumem: nothing was recorded");
             let lines = || own.lines().rev().filter(is_told);
             let last = lines().find(|line| !line.starts_with("gpumem: ")).or_else(|| lines().next());

@@ -1,6 +1,6 @@
-//! A client of Chromium's protocol `DevTools`, for what these tests need of it. `--remote-debugging-pipe` reads and writes JSON, each
-//! message with a 0 at its end, so it needs no socket. The crates that drive browsers bring at least 60 others, and a dev-dependency
-//! cannot be optional.
+//! A client of Chromium's protocol `DevTools` with the parts that these tests need. `--remote-debugging-pipe` reads and writes JSON,
+//! each message with a 0 at its end, so it needs no socket. The crates that drive browsers bring at least 60 others, and a
+//! dev-dependency cannot be optional.
 
 use std::{
     env, fs,
@@ -16,7 +16,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// What takes longer than this is broken.
+/// A step that takes longer than this is broken.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome-stable", "google-chrome"];
@@ -26,7 +26,7 @@ pub(crate) struct Browser {
     process: Child,
     input: ChildStdin,
     messages: Receiver<Value>,
-    /// What the page reported meanwhile.
+    /// The events that the page reported meanwhile.
     events: Vec<Value>,
     session: Option<String>,
     calls: u64,
@@ -122,13 +122,13 @@ impl Browser {
         self.drawn();
     }
 
-    /// Waits until the page has drawn what it has to draw.
+    /// Waits until the page has drawn everything.
     #[track_caller]
     pub(crate) fn drawn(&mut self) {
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))");
     }
 
-    /// The value of an expression, or of its promise.
+    /// Returns the value of an expression, or of its promise.
     #[track_caller]
     pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
         let parameters = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
@@ -143,7 +143,7 @@ impl Browser {
         value.as_f64().unwrap_or_else(|| panic!("{expression} is {value}"))
     }
 
-    /// The text of the first element that a selector finds.
+    /// Returns the text of the first element that a selector finds.
     #[track_caller]
     pub(crate) fn text(&mut self, selector: &str) -> String {
         let text = self.evaluate(&format!("document.querySelector({selector:?}).innerText"));
@@ -167,7 +167,7 @@ impl Browser {
         assert_eq!(is_met, true, "{condition}");
     }
 
-    /// Where an element is in the window: left, top, width, height. It is scrolled to.
+    /// Scrolls to an element. Returns its place in the window: left, top, width, height.
     #[track_caller]
     pub(crate) fn place(&mut self, selector: &str) -> [f64; 4] {
         let script = format!(
@@ -215,7 +215,7 @@ impl Browser {
         self.drawn();
     }
 
-    /// A picture of the whole page, in `target/browser`.
+    /// Writes a picture of the whole page to `target/browser`.
     pub(crate) fn picture(&mut self, name: &str) {
         let parameters = json!({ "format": "png", "captureBeyondViewport": true });
         let picture = self.call("Page.captureScreenshot", &parameters);
@@ -225,7 +225,7 @@ impl Browser {
         fs::write(folder.join(name).with_extension("png"), picture).expect("the picture can be written");
     }
 
-    /// What the page requested, and what it reported as errors, since it was asked last.
+    /// Returns the requests and the errors of the page since the last call.
     pub(crate) fn requests_and_errors(&mut self) -> (Vec<String>, Vec<Value>) {
         let (mut requests, mut errors) = (Vec::new(), Vec::new());
         for event in self.events.drain(..) {
@@ -243,7 +243,8 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Its processes write to the profile until it has ended. There is no answer to wait for if a test failed because of that.
+        // The processes of Chromium write to the profile until it has ended. If a test failed because Chromium does not answer,
+        // there is no answer to wait for.
         _ = write!(self.input, "{}\0", json!({ "id": 0, "method": "Browser.close" })).and_then(|()| self.input.flush());
         while self.messages.recv_timeout(Duration::from_secs(5)).is_ok() {}
         _ = self.process.kill();

@@ -1,4 +1,5 @@
-//! The page of `gpumem report --html` in Chromium. `cargo test` leaves these tests out, because not every machine has it:
+//! The page of `gpumem report --html` in Chromium. `cargo test` leaves these tests out, because not every machine has
+//! Chromium:
 //!
 //! ```text
 //! cargo test -p gpumem-cli --test browser
@@ -36,7 +37,7 @@ fn gpumem(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("the output is text")
 }
 
-/// The page of some recordings, and what `gpumem report` says of each.
+/// The page of some recordings, and the report of each.
 fn page(name: &str, recordings: Vec<(&str, Made)>) -> (PathBuf, Vec<Value>) {
     let page = file(&format!("{name}.html"));
     let mut files = Vec::new();
@@ -52,7 +53,7 @@ fn page(name: &str, recordings: Vec<(&str, Made)>) -> (PathBuf, Vec<Value>) {
     (page, reports.collect())
 }
 
-/// The page requested itself only, and reported no errors.
+/// Checks that the page requested only itself, and reported no errors.
 #[track_caller]
 fn is_quiet(browser: &mut Browser) {
     let (requests, errors) = browser.requests_and_errors();
@@ -61,7 +62,7 @@ fn is_quiet(browser: &mut Browser) {
     assert!(errors.is_empty(), "{errors:?}");
 }
 
-/// As wide as the window is: nothing has to be scrolled from side to side.
+/// The page is as wide as the window, so nothing has to be scrolled from side to side.
 #[track_caller]
 fn fits(browser: &mut Browser) {
     let [width, window] =
@@ -74,7 +75,8 @@ fn fits(browser: &mut Browser) {
     assert_eq!(wide, json!([]));
 }
 
-/// The curve as it is drawn: of each column, the top of what is coloured. The margins of `page.js` are left out.
+/// The script returns the drawn curve: the top of the coloured area in each column. The margins of `page.js` are left
+/// out.
 const TOPS: &str = "(() => {
     const chart = document.getElementById('chart');
     const copy = new OffscreenCanvas(chart.width, chart.height).getContext('2d', { willReadFrequently: true });
@@ -97,12 +99,13 @@ fn tops(browser: &mut Browser) -> Vec<u64> {
     serde_json::from_value(browser.evaluate(TOPS)).expect("they are numbers")
 }
 
-/// What the table of the selected moment sums up to, if it has all places.
+/// Returns the sum of the table of the selected moment, if it has all places.
 fn moment(browser: &mut Browser) -> String {
     browser.text("#moment")
 }
 
-/// The bytes of the lowest row of the flame graph, as its tips have them, and the part of the width that it fills.
+/// Returns the bytes of the lowest row of the flame graph, as its tips have them, and the part of the width that it
+/// fills.
 fn flame(browser: &mut Browser) -> (Vec<String>, f64) {
     let of = "[...document.querySelectorAll('.frame')].filter((frame) => frame.style.top === '0px')";
     let labels = browser.evaluate(&format!("{of}.map((frame) => frame.getAttribute('aria-label'))"));
@@ -110,7 +113,7 @@ fn flame(browser: &mut Browser) -> (Vec<String>, f64) {
     (serde_json::from_value(labels).expect("they are texts"), width)
 }
 
-/// What the tip says at a place of the curve: a part of its width.
+/// Returns the tip at a place of the curve, which is a part of its width.
 fn hover(browser: &mut Browser, part: f64) -> String {
     let [left, top, width, height] = browser.place("#chart");
     let at = [left + 66.5 + (width - 66.0 - 22.0 - 1.0) * part, top + height / 2.0];
@@ -119,7 +122,7 @@ fn hover(browser: &mut Browser, part: f64) -> String {
     browser.text("#tip")
 }
 
-/// `15.24` of `after 15.24 s: 63.6 GiB`.
+/// Returns `15.24` for `after 15.24 s: 63.6 GiB`.
 #[track_caller]
 fn seconds(tip: &str) -> f64 {
     let text = tip.strip_prefix("after ").and_then(|text| text.split_once(':')).map(|(time, _)| time);
@@ -134,7 +137,8 @@ fn seconds(tip: &str) -> f64 {
     number.parse::<f64>().unwrap_or_else(|_| panic!("{tip}")) * scale
 }
 
-/// The part of the width where the curve is the highest first. Edges of light columns are a pixel higher or lower.
+/// Returns the part of the width where the curve reaches its top first. Edges of light columns are a pixel higher or
+/// lower.
 fn highest(browser: &mut Browser) -> f64 {
     let tops = tops(browser);
     let most = tops.iter().max().expect("the curve has columns");
@@ -149,7 +153,8 @@ fn click_on_curve(browser: &mut Browser, part: f64) {
     browser.click([left + 66.5 + (width - 66.0 - 22.0 - 1.0) * part, top + height / 2.0]);
 }
 
-/// What the chart draws of the card's memory, and how far below its top: a line of dashes, and a text.
+/// Returns the line of dashes and the text that the chart draws for the card's memory, with their distances from its
+/// top.
 fn capacity(browser: &mut Browser) -> Value {
     browser.evaluate(
         "new Promise((done) => {
@@ -205,7 +210,7 @@ fn many_ranks() {
     let [left, top, width, height] = browser.place("#fleet-map");
     browser.mouse("mouseMoved", [left + width / 4.0, top + 1.0], &json!({}));
     assert!(browser.text("#tip").starts_with("rank 17: 17.2 GiB at most\nafter "), "{}", browser.text("#tip"));
-    // A recording without events has its curve and its places only.
+    // A recording without events has only its curve and its places.
     browser.click([left + width / 4.0, top + height / 3.0]);
     assert!(browser.text("#fleet-selected").ends_with(" at its peak, compared with the median of all"));
     assert_eq!(browser.evaluate("document.getElementById('events').hidden"), json!(true));
@@ -229,17 +234,18 @@ fn a_million_events() {
     // The curve is drawn, and is the highest where the report says.
     let tops_of_all = tops(&mut browser);
     assert!(tops_of_all.iter().all(|top| *top > 0), "each column has some memory: {tops_of_all:?}");
-    // A hundredth is for what is live at the end.
+    // A hundredth is for the memory that is live at the end.
     let end = reports[0]["seconds"].as_f64().expect("it has an end") * 1.01;
     let part = highest(&mut browser);
     assert!((part - peak_seconds / end).abs() < 0.002, "{part} is not {peak_seconds} of {end} s");
-    // The axis ends 5 % above the 141 GiB of the card, of which the peak has 63.6; of 320 pixels, margins have 30.
+    // The axis ends 5 % above the 141 GiB of the card, and the peak has 63.6 GiB of them. Margins take 30 of 320
+    // pixels.
     let tallest = tops_of_all.iter().max().expect("the curve has columns");
     assert!((122..=126).contains(tallest), "the peak is {tallest} pixels high");
     assert_eq!(capacity(&mut browser), json!([["line", 22], ["141 GiB, the card's memory", 20]]));
     browser.picture("million-1280");
 
-    // A click on the peak shows what was live then.
+    // A click on the peak shows the memory that was live then.
     click_on_curve(&mut browser, 0.05);
     assert!(!moment(&mut browser).contains("the peak"), "{}", moment(&mut browser));
     click_on_curve(&mut browser, part);
@@ -298,7 +304,7 @@ fn a_million_events() {
     browser.click([left + width / 2.0, top + height / 2.0]);
     assert!(seconds(&hover(&mut browser, 1.0)) > end * 0.99);
 
-    // In a small window.
+    // The window is small.
     browser.size(400, 800);
     browser.drawn();
     fits(&mut browser);
@@ -386,7 +392,7 @@ fn functions_that_pass_a_call_on_are_shown_when_they_are_asked_for() {
     let (lowest_of_all, width_of_all) = flame(&mut browser);
     assert_eq!(lowest[0], lowest_of_all[0]);
     assert!((width - width_of_all).abs() < 0.5, "{width} {width_of_all}");
-    // What is searched for is summed up and marked.
+    // The page sums up and marks the results of a search.
     assert_eq!(browser.evaluate("document.title"), "gpt2.py: 8.86 GiB at most");
     browser.evaluate("document.getElementById('search').focus()");
     for key in ["G", "E", "L", "U"] {
@@ -474,7 +480,7 @@ fn tensors_are_shown_in_place_of_the_memory_from_the_driver() {
     browser.drawn();
     fits(&mut browser);
     browser.picture("tensors-400");
-    // The moment stays, the curve of the driver comes back.
+    // The moment stays, and the curve of the driver comes back.
     browser.size(1280, 900);
     browser.drawn();
     click_on_curve(&mut browser, 0.9);
@@ -533,7 +539,7 @@ fn recordings_with_little_in_them() {
     browser.open(&empty);
     assert_eq!(moment(&mut browser), "Nothing was allocated");
     browser.picture("empty-1280");
-    // What can be clicked and typed does nothing.
+    // Clicks and keys do nothing.
     click_on_curve(&mut browser, 0.5);
     browser.evaluate("document.getElementById('chart').focus()");
     for key in ["+", "-", "ArrowLeft", "ArrowRight"] {
@@ -553,7 +559,7 @@ fn recordings_with_little_in_them() {
     assert_eq!(browser.text("#places th"), "place");
     browser.picture("one-1280");
 
-    // No stacks, no scopes, two devices, and host memory besides.
+    // The recording has no stacks, no scopes, two devices, and host memory besides.
     let mut bare = Made::new("train");
     let second = Device { family: Family::Cuda, ordinal: 1 };
     bare.device(second, "NVIDIA H200");
@@ -576,7 +582,7 @@ fn recordings_with_little_in_them() {
 
 #[test]
 fn a_place_has_one_colour_in_all_views() {
-    // On the device, the places have the opposite order of what they have on the host.
+    // The places on the device have the opposite order of those on the host.
     let mut made = Made::new("train");
     for place in 0..4 {
         made.alloc(MIB * u64::from(1 + place), MemKind::Device, place);
@@ -586,7 +592,8 @@ fn a_place_has_one_colour_in_all_views() {
     let mut browser = Browser::start();
     browser.open(&page);
     choose(&mut browser, "by", "place");
-    // The colours of the legend by name; if another view has other colours, their names in that view.
+    // The script returns the colours of the legend by name. If another view has other colours, it returns their names
+    // in that view.
     let colours = "(() => {
         const colour = (element) => getComputedStyle(element).backgroundColor;
         const legend = Object.fromEntries(

@@ -1,4 +1,4 @@
-//! The pages of the book about the command: each command in them is run, and what it prints is compared with the page.
+//! Runs each command of the book's pages about the command, and compares its output with the page.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use crate::{
     within,
 };
 
-/// The blocks of the page that begin with a command, and their lines.
+/// Returns the blocks of the page that begin with a command, and their lines.
 fn commands(page: &str) -> Vec<(String, String)> {
     let mut blocks = Vec::new();
     for block in page.split("```console\n").skip(1) {

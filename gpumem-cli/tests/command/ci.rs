@@ -1,4 +1,4 @@
-//! What CI asks of recordings: limits, baselines, and the difference of two runs.
+//! The questions of CI about recordings: limits, baselines, and the difference of two runs.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ use crate::{
     within,
 };
 
-/// The recordings of a run with such ranks: each with the sizes of its layers, in MiB.
+/// Writes the recordings of a run with such ranks: each with the sizes of its layers, in MiB.
 fn run(folder: &std::path::Path, name: &str, pid: u32, ranks: &[(u32, u64)]) {
     let run = folder.join(name);
     fs::create_dir_all(&run).expect("it can be made");
@@ -65,7 +65,7 @@ fn a_place_has_a_limit_of_its_own() {
     assert!(both.code == Some(1) && both.stderr.lines().count() == 1, "{both:?}");
 }
 
-/// What was live between the peaks is not in such a recording, and tensors stand for PyTorch's blocks.
+/// Such a recording lacks the memory that was live between the peaks, and tensors stand for PyTorch's blocks.
 #[test]
 fn a_limit_of_a_place_knows_what_is_in_a_recording() {
     let mut peaks = Made::new("train");
@@ -104,7 +104,7 @@ fn what_was_lost_fails_if_that_is_asked() {
         assert_eq!(ran.code, Some(1), "{ran:?}");
         assert!(ran.stderr.contains(&format!("gpumem: {file}: {why}")), "{ran:?}");
     }
-    // A recording of the peaks has what it was asked for.
+    // A recording of the peaks has all that its option asks for.
     let mut peaks = Made::new("train");
     peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
     let peaks = recorded("ci-lost-peaks.capture", peaks.training(1, 1, MIB));
@@ -113,7 +113,7 @@ fn what_was_lost_fails_if_that_is_asked() {
     assert_eq!(ran(&["report", "--fail-if", "lost", &empty]).code, Some(1), "nothing was measured");
 }
 
-/// What is not in a recording is no 0 beside those of other ranks.
+/// A value that is not in a recording is not shown as 0 beside those of other ranks.
 #[test]
 fn a_rank_that_is_not_known_has_no_figures() {
     let mut lost = Made::new("train");
@@ -182,7 +182,7 @@ fn runs_are_compared_rank_by_rank() {
     let json: Value = serde_json::from_str(&within(&folder, &["diff", "before", "after", "--json"]).stdout).unwrap();
     assert_eq!((&json["sum"]["change_bytes"], &json["peaks"][0]["rank"]), (&(81 * MIB).into(), &1.into()));
 
-    // The other way round, and without a change.
+    // The test also compares in the other direction, and without a change.
     let fell = within(&folder, &["diff", "after/*rank[12].*", "before/*rank[12].*"]).stdout;
     assert!(fell.contains("\nwhat shrank most: rank 1, device 0:\n") && !fell.contains("grew most"), "{fell}");
     let same = within(&folder, &["diff", "before", "before"]).stdout;
@@ -196,7 +196,7 @@ fn runs_are_compared_rank_by_rank() {
     assert_eq!([limited("18%").code, limited("19%").code], [Some(1), Some(2)]);
     let why = limited("19%").stderr;
     assert!(why.ends_with("with a peak of 437 MiB; record what is missing again\n"), "{why}");
-    // A loss in one of them leaves all unknown.
+    // A loss in one recording leaves all unknown.
     let mut lost = Made::new("train");
     lost.alloc(MIB, MemKind::Pool, 0);
     lost.event(EventKind::Lost { count: 3 });
@@ -208,7 +208,7 @@ fn runs_are_compared_rank_by_rank() {
     );
 }
 
-/// The number of a process is another one in each run, and so may be the arguments of a rank.
+/// The number of a process differs in each run, and the arguments of a rank may differ.
 #[test]
 fn processes_without_a_rank_are_matched_by_their_command() {
     let folder = folder("ci-commands");
@@ -275,7 +275,7 @@ fn a_baseline_is_a_file_for_reviews() {
     );
     let github = peaks(&["check", "--annotations", "github"]).stderr;
     assert!(github.contains("::error file=src/adam.rs,line=30,title=GPU memory::train, device 0: src/adam.rs:30: the peak was 200 MiB and is 240 MiB"), "{github}");
-    // What is wanted is one changed line for each, and nothing fails after it.
+    // Each change has to change one line, and nothing fails after it.
     assert_eq!([peaks(&["write"]).code, peaks(&["check"]).code], [Some(0), Some(0)]);
     training(10).unwrap();
     let less = peaks(&["check"]);
@@ -286,11 +286,11 @@ fn a_baseline_is_a_file_for_reviews() {
             ),
         "{less:?}"
     );
-    // A device that is not recorded any more is not compared, which is no success.
+    // A device that is not recorded any more is not compared. This is no success.
     fs::rename(folder.join("train.capture"), folder.join("other.capture")).unwrap();
     let gone = within(&folder, &["baseline", "check", "peaks.json", "other.capture"]);
     assert!(gone.code == Some(1) && gone.stdout.contains("\nNo recording has train, device 0.\n"), "{gone:?}");
-    // What is not known is not 0.
+    // An unknown value is not 0.
     assert!(gone.stdout.contains("\nNew: other, device 0: src/adam.rs:30 has 200 MiB.\n"), "{gone:?}");
     assert!(!gone.stdout.contains("train, device 0: "), "{gone:?}");
 

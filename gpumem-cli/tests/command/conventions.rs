@@ -1,4 +1,4 @@
-//! What all commands have in common.
+//! Tests of the rules that all commands share.
 
 use std::fs;
 
@@ -57,7 +57,7 @@ fn completions_are_those_of_each_shell() {
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
         assert!(ran.stdout.contains("report"), "{shell}: {}", ran.stdout);
     }
-    // Bash itself reads it.
+    // Bash itself reads the completions.
     let script = file("gpumem.bash");
     fs::write(&script, ran(&["completions", "bash"]).stdout).expect("it is written");
     if let Some(checked) = output_of("bash", &["-n", script.to_str().expect("the name is text")]) {
@@ -78,7 +78,8 @@ fn each_command_has_a_manual_page() {
     assert!(ran.stderr.starts_with("gpumem: manual pages cannot be written to `/dev/null/x`: "), "{}", ran.stderr);
 }
 
-/// What begins with a dash is a value if the option has one that is no path, and the option says what is wrong with it.
+/// A word that begins with a dash is a value if the option takes one that is no path, and the option reports an error
+/// about it.
 #[test]
 fn a_value_that_begins_with_a_dash() {
     for (arguments, why) in [
@@ -111,7 +112,7 @@ fn an_unknown_option_of_run_is_no_program() {
     assert!(help.stdout.contains("Usage: gpumem run [OPTIONS] <COMMAND>..."), "{help:?}");
 }
 
-/// What `gpumem run` cannot do, with its cause and the next step. The program runs on.
+/// `gpumem run` names what it cannot do, the cause and the next step. The program still runs.
 #[test]
 fn run_says_why_it_records_nothing() {
     let folder = folder("run-nothing");
@@ -130,7 +131,7 @@ fn run_says_why_it_records_nothing() {
     assert!(!run("x.capture", "").stderr.contains("GPUMEM_SIM"));
 }
 
-/// As elsewhere, `-` is stdout. A recording is no stream.
+/// `-` is stdout, as elsewhere. A recording is no stream.
 #[test]
 fn a_dash_is_stdout() {
     let folder = folder("dash");

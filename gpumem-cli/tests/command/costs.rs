@@ -19,7 +19,7 @@ use crate::{
     made::{allocator_event, callsite},
 };
 
-/// A recording in the making, which has so many items.
+/// A recording that is being made, with a number of items.
 pub(crate) struct Costly {
     writer: Writer<Vec<u8>>,
     number: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Costly {
 }
 
 impl Costly {
-    /// Whether more may be added.
+    /// Returns whether more items may be added.
     fn has_room(&self) -> bool {
         self.writer.written().items < self.most
     }
@@ -78,7 +78,8 @@ impl Costly {
         self.item(&Item::Callsite(callsite(id, name, "a.rs", id)));
     }
 
-    /// A stack of so many addresses, each of which stands for so many functions with names of `length` bytes.
+    /// Adds a stack of this number of addresses, each of which stands for this number of functions with names of
+    /// `length` bytes.
     fn stack(&mut self, id: u32, addresses: u64, functions: u64, length: usize) {
         let address = |at| CodeAddress { module: 1, offset: u64::from(id) << 32 | at };
         let addresses: Vec<_> = (0..addresses).map(address).collect();
@@ -104,10 +105,10 @@ fn block(device: Device, bytes: u64, stack: u32) -> Block {
     Block { device, bytes: Bytes::new(bytes), kind: MemKind::Device, context: 1, stack: StackId(stack) }
 }
 
-/// A kind of recording: its name, and what adds items as long as there is room.
+/// A kind of recording: its name, and the function that adds items as long as there is room.
 pub(crate) type Case = (&'static str, fn(&mut Costly));
 
-/// A recording of about so many items.
+/// Makes a recording of about this number of items.
 pub(crate) fn made((_, add): &Case, most: u64) -> Vec<u8> {
     let writer = Writer::new(Vec::new()).expect("memory takes all");
     let mut made = Costly { writer, number: 0, most };
@@ -347,7 +348,7 @@ pub(crate) const CASES: [Case; 28] = [
     }),
 ];
 
-/// An event of the allocator: what it does, the address, and the bytes.
+/// An event of the allocator: its action, the address, and the bytes.
 type Step<'a> = &'a dyn Fn(u64) -> (AllocatorAction, u64, u64);
 
 fn allocator_events(made: &mut Costly, ordinal: u32, first: u64, step: Step<'_>) {
@@ -413,7 +414,7 @@ fn no_output_is_without_end() {
     }
 }
 
-/// Writes each kind of recording to a folder, with so many items and bytes: `GPUMEM_COSTS=FOLDER,ITEMS,BYTES`.
+/// Writes each kind of recording to a folder, with these numbers of items and bytes: `GPUMEM_COSTS=FOLDER,ITEMS,BYTES`.
 #[test]
 fn recordings_can_be_kept() {
     let Ok(wanted) = env::var("GPUMEM_COSTS") else { return };

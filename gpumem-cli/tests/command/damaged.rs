@@ -1,5 +1,5 @@
-//! Damaged files: each command ends with 0 or 2, and says why in lines that begin with `gpumem: `. The same mutations each time.
-//! `fuzz.rs` damages recordings.
+//! With damaged files, each command ends with 0 or 2, and gives the reason in lines that begin with `gpumem: `. The mutations are the same
+//! each time. `fuzz.rs` damages recordings.
 
 use std::{
     fs,
@@ -39,7 +39,7 @@ pub(crate) fn damage(random: &mut Rng, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Whatever is wrong with a file: no panic, no signal, and an error is said.
+/// Checks that a damaged file causes no panic and no signal, and that an error is printed.
 #[track_caller]
 fn ends_well(arguments: &[&str]) -> bool {
     let ran = ran(arguments);
@@ -54,7 +54,7 @@ fn ends_well(arguments: &[&str]) -> bool {
 
 pub(crate) const HEADER: usize = 16;
 
-/// The items of each record of a recording.
+/// Returns the items of each record of a recording.
 pub(crate) fn records(file: &[u8]) -> Vec<Vec<u8>> {
     let mut records = Vec::new();
     let mut rest = &file[HEADER..];
@@ -73,7 +73,7 @@ pub(crate) fn records(file: &[u8]) -> Vec<Vec<u8>> {
     records
 }
 
-/// A recording of these records, with checksums that are correct. If it is `dense`, they are as short as a reader allows.
+/// Makes a recording of these records, with correct checksums. If it is `dense`, they are as short as a reader allows.
 pub(crate) fn recording(begin: &[u8], records: &[Vec<u8>], dense: bool) -> Vec<u8> {
     let mut file = begin.to_vec();
     for items in records {
@@ -85,7 +85,7 @@ pub(crate) fn recording(begin: &[u8], records: &[Vec<u8>], dense: bool) -> Vec<u
     file
 }
 
-/// A record of this type and method.
+/// Makes a record of this type and method.
 fn record(kind: [u8; 2], plain: usize, stored: &[u8]) -> Vec<u8> {
     let [plain, length] = [plain, stored.len()].map(|length| u32::try_from(length).expect("it is small").to_le_bytes());
     let header = [&kind[..], &[0, 0], &length, &plain].concat();
@@ -95,7 +95,7 @@ fn record(kind: [u8; 2], plain: usize, stored: &[u8]) -> Vec<u8> {
     [&*header, &sum.sum().to_le_bytes(), stored].concat()
 }
 
-/// A byte may come to 64. Blocks without bytes make what would come to more as long as it has to be.
+/// A byte may expand to 64. Blocks without bytes lengthen data that would expand to more.
 fn compressed(items: &[u8]) -> Vec<u8> {
     let mut stored = DeflateEncoder::new(Vec::new(), Compression::best());
     stored.write_all(items).expect("memory takes all");
@@ -105,7 +105,7 @@ fn compressed(items: &[u8]) -> Vec<u8> {
     [empty, stored].concat()
 }
 
-/// The recording with so many bytes: the rest are records of a type that nobody knows.
+/// Lengthens the recording to this number of bytes with records of an unknown type.
 pub(crate) fn padded(mut file: Vec<u8>, bytes: usize) -> Vec<u8> {
     while file.len() + 2 * HEADER < bytes {
         let length = (bytes - file.len() - HEADER).min(1 << 20);
@@ -150,7 +150,7 @@ fn damaged_models() {
     for (name, whole, from) in [
         ("damaged/config.json", config.as_bytes(), 0),
         ("damaged/model.safetensors", &*safetensors, 0),
-        // Most of it is names of tokens.
+        // Most of the file is names of tokens.
         ("damaged/model.gguf", &*gguf, gguf.len().saturating_sub(4000)),
     ] {
         let (path, text) = path(name);

@@ -55,7 +55,7 @@ fn the_device_of_an_estimate_stands_for_the_real_one() {
     assert!(back.contains("\ndevice 0: the peak was 12 MiB and is 10 MiB: -2 MiB (-16.7 %)\n"), "{back}");
 }
 
-/// The classes of a run are those of the estimate then: `rounding` is a class of its own.
+/// The classes of a run are then those of the estimate: `rounding` is a class of its own.
 #[test]
 fn an_estimate_is_compared_with_the_classes_of_tensors() {
     let config = written("diff-estimate.json", br#"{"model_type": "gpt2", "n_layer": 2}"#);
@@ -115,7 +115,7 @@ fn tensors_are_compared_if_both_recordings_have_them() {
     let places = tensors["by_place"].as_array().expect("it is a list");
     assert_eq!(places.iter().map(|place| place["change_bytes"].as_u64().unwrap()).sum::<u64>(), 41 * MIB);
 
-    // Without tensors in one of them, a sentence says so; without any in both, nothing does.
+    // If one of them has no tensors, a sentence says so. If both have none, no sentence does.
     let without = training("diff-no-tensors.capture");
     for files in [[&before, &without], [&without, &before]] {
         let text = printed(&["diff", files[0], files[1]]);
@@ -126,7 +126,7 @@ fn tensors_are_compared_if_both_recordings_have_them() {
     }
     assert!(!printed(&["diff", &without, &without]).contains("ensors "));
 
-    // What is missing of a history is not hidden.
+    // Missing parts of a history are not hidden.
     let late = recorded("diff-tensors-late.capture", made(10, Some(std::time::Duration::from_micros(100))));
     let text = printed(&["diff", &before, &late]);
     assert!(text.contains("diff-tensors-late.capture: Tensors on device 0 are known from 100 µs on: "), "{text}");
@@ -139,7 +139,7 @@ fn a_limit_decides_the_exit_code() {
     assert_eq!([code("18%", &before, &after), code("19%", &before, &after)], [Some(1), Some(0)]);
     assert_eq!([code("80MiB", &before, &after), code("81MiB", &before, &after)], [Some(1), Some(0)]);
     assert_eq!(code("0%", &after, &before), Some(0));
-    // It is about the device, not about tensors: here these need more, and the device does not.
+    // The limit is about the device, not about tensors: here tensors need more, and the device does not.
     let tensors = [10, 12].map(|layers| {
         let mut made = Made::new("train");
         made.alloc(1000 * MIB - 3 * layers * 10 * MIB, MemKind::Device, 5);

@@ -34,7 +34,7 @@ fn the_peak_what_fits_and_what_would_save() {
     }
     let fit = "\nwith 8 GiB: the CUDA context and libraries have 1 GiB, and 2 % stay free\n  the largest batch is ";
     assert!(text.contains(fit), "{text}");
-    // What fits depends on the length, and on the batch.
+    // The answer depends on the length, and on the batch.
     let batch = text.split("\n  the largest batch is ").nth(1).and_then(|rest| rest.lines().next());
     assert!(batch.is_some_and(|batch| batch.ends_with(" inputs of 64 tokens")), "{text}");
     assert!(
@@ -77,7 +77,7 @@ fn the_events_are_a_recording() {
     assert_eq!(ran(&["diff", recording, recording, "--fail-on-increase", "0%"]).code, Some(0));
 }
 
-/// What a file of weights does not say is not estimated: it is unknown, and the exit code says so.
+/// Values that a file of weights does not have are not estimated: they are unknown, and the exit code says so.
 #[test]
 fn weights_alone_have_no_estimate() {
     let weights = written("estimate.safetensors", &safetensors("F32"));
@@ -154,7 +154,7 @@ fn a_file_that_is_no_recording_is_kept() {
     }
 }
 
-/// A script can tell that nothing fits, and its user why.
+/// A script sees that nothing fits, and its user sees the reason.
 #[test]
 fn nothing_that_fits_is_exit_code_1() {
     let config = written("estimate-nothing.json", CONFIG);
@@ -175,7 +175,7 @@ fn nothing_that_fits_is_exit_code_1() {
     assert!(stderr.starts_with("gpumem: no input of this length fits: one needs "), "{stderr}");
 }
 
-/// Types by the names that people use, and where each comes from.
+/// Types have the names that people use, and the origin of each is named.
 #[test]
 fn types_have_their_usual_names_and_say_where_they_come_from() {
     let none = written("estimate-none.json", CONFIG);

@@ -1,4 +1,4 @@
-//! `gpumem report --format`: each file is read back, with the crate of its format where there is one. `tests/proof/formats.py` reads
+//! Reads each file of `gpumem report --format` back, with the crate of its format if there is one. `tests/proof/formats.py` reads
 //! them with the tools that they are for.
 
 use std::{
@@ -30,7 +30,7 @@ use crate::{
     skipped::skipped,
 };
 
-/// As in the tests of reports.
+/// The figures are those in the tests of reports.
 const PEAK: u64 = 437 * MIB;
 const CUBLAS: u64 = 32 * MIB;
 
@@ -40,7 +40,7 @@ fn bytes(format: &str, recording: &str) -> Vec<u8> {
     output.stdout
 }
 
-/// What folded stacks add up to.
+/// Returns the sum of folded stacks.
 fn sum(text: &str) -> u64 {
     text.lines().map(|line| line.rsplit_once(' ').expect("a stack, and bytes").1.parse::<u64>().unwrap()).sum()
 }
@@ -55,7 +55,7 @@ fn folded_stacks_add_up_to_the_peak() {
     assert_eq!(sum(&printed(&["report", "--format", "folded", "--at", "end", &file])), CUBLAS);
 }
 
-/// Folding moves no byte, and each format of stacks folds.
+/// Folding keeps all bytes, and each format of stacks folds.
 #[test]
 fn folded_functions_add_up_to_the_same() {
     let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/gpt2.capture");
@@ -143,7 +143,7 @@ enum Wire {
     Bytes(Vec<u8>),
 }
 
-/// The fields of a message of protocol buffers, without a schema. The numbers that the tests give are those of the `.proto` files.
+/// The fields of a message of protocol buffers, without a schema. The numbers in the tests are those of the `.proto` files.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields(Vec<(u64, Wire)>);
 
@@ -231,7 +231,7 @@ fn pprof_has_what_is_live_and_what_was_allocated() {
     let samples = profile.messages(2);
     let sum = |at: usize| samples.iter().map(|sample| sample.numbers(2)[at]).sum::<u64>();
     assert_eq!([sum(1), sum(2), sum(3)], [PEAK, 81, 782 * MIB]);
-    // Each number of a location and a function stands for one.
+    // Each number stands for one location or one function.
     let functions: BTreeMap<u64, (String, String)> = profile
         .messages(5)
         .iter()
@@ -264,18 +264,18 @@ fn pprof_has_what_is_live_and_what_was_allocated() {
     );
 }
 
-/// The events of a trace of this type.
+/// Returns the events of a trace of this type.
 fn events_of(trace: &[u8], kind: u64) -> Vec<Fields> {
     let packets = Fields::of(trace).messages(1);
     packets.iter().flat_map(|packet| packet.messages(11)).filter(|event| event.number(9) == Some(kind)).collect()
 }
 
-/// The values of all counters of a trace.
+/// Returns the values of all counters of a trace.
 pub(crate) fn counters(trace: &[u8]) -> Vec<i64> {
     events_of(trace, 4).iter().map(|event| event.number(30).expect("it has a value").cast_signed()).collect()
 }
 
-/// What a trace says of single moments.
+/// Returns the marks of single moments in a trace.
 pub(crate) fn instants(trace: &[u8]) -> Vec<String> {
     events_of(trace, 3).iter().map(|event| event.text(23).expect("it has a name")).collect()
 }
@@ -325,13 +325,13 @@ fn perfetto_has_counters_and_slices() {
 #[test]
 fn torch_reads_the_snapshot() {
     let mut made = Made::new("train").training(3, 100, 10 * MIB);
-    // Numbers of all lengths.
+    // The numbers have all lengths.
     for bytes in [1, 255, 256, 65_536, (1 << 31) - 1, 1 << 31, 1 << 40] {
         made.alloc(bytes, MemKind::Pool, 1);
     }
     let pickle = bytes("torch", &recorded("torch.capture", made));
     let snapshot = unpickled(&pickle);
-    // Where there is Python, it reads the same.
+    // If there is Python, it reads the same.
     let script = "import json, pickle, sys; json.dump(pickle.load(open(sys.argv[1], 'rb')), sys.stdout)";
     let file = file("snapshot.pickle");
     fs::write(&file, &pickle).unwrap();
@@ -358,7 +358,7 @@ fn torch_reads_the_snapshot() {
             "segment_alloc" | "segment_free" | "free_requested" => {}
             other => panic!("{other}"),
         }
-        // Then come those of all lengths.
+        // Numbers of all lengths follow.
         if at < trace.len() - 14 {
             most = most.max(live);
         }
@@ -483,7 +483,8 @@ fn the_tables_have_events_and_blocks() {
     assert!(ran.code == Some(2) && ran.stderr.contains("another recording has the same name"), "{ran:?}");
 }
 
-/// `python3` with `DuckDB`, which is installed beside the tests once. `None`, and a line that says so, where that cannot be had.
+/// Returns `python3` with `DuckDB`, which is installed beside the tests once. If it cannot be installed, it prints a line and
+/// returns `None`.
 fn duckdb(script: &str) -> Option<Output> {
     const PACKAGE: &str = "duckdb==2.0.0";
     let packages = file(PACKAGE);
@@ -500,7 +501,7 @@ fn duckdb(script: &str) -> Option<Output> {
     Some(python.expect("it was there before"))
 }
 
-/// The query in the book names the rank with the highest peak, and the place that makes the difference.
+/// The query in the book finds the rank with the highest peak, and the place that makes the difference.
 #[test]
 fn the_query_of_the_book_finds_the_rank_that_differs() {
     let [runs, folder] = ["runs-of-a-fleet", "fleet"].map(folder);
@@ -545,7 +546,7 @@ fn modules_and_classes_are_columns_of_the_table_of_tensors() {
     assert_eq!(*field(known[0], "class"), Field::Str("gradients".to_owned()));
 }
 
-/// The table of tensors has what the summary says of their peak; the other tables have the driver's blocks only.
+/// The table of tensors agrees with the summary on their peak. The other tables have only the driver's blocks.
 #[test]
 fn the_table_of_tensors_has_the_peak_of_the_summary() {
     let folder = folder("tables-of-tensors");
@@ -556,14 +557,14 @@ fn the_table_of_tensors_has_the_peak_of_the_summary() {
     assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &file]), "");
     let path = folder.join("tensor-rows.tensors.parquet");
     let tensors = rows(&path);
-    // Weights, and two in each layer of each step.
+    // There are weights, and two tensors in each layer of each step.
     assert_eq!(tensors.len(), 10 + 3 * 20);
     let at_peak = tensors.iter().filter(|row| *field(row, "is_live_at_peak") == Field::Bool(true));
     let (bytes, requested): (Vec<_>, Vec<_>) =
         at_peak.map(|row| (long(row, "bytes").unwrap(), long(row, "requested_bytes").unwrap())).unzip();
     let sums = [bytes, requested].map(|all| all.into_iter().sum::<i64>().unsigned_abs());
     assert_eq!(sums, [205 * MIB; 2]);
-    // What is older than the history: when it came is not known.
+    // The time of tensors that are older than the history is not known.
     let older: Vec<_> = tensors.iter().filter(|row| long(row, "allocated_ns").is_none()).collect();
     assert_eq!(older.len(), 10);
     assert!(older.iter().all(|row| long(row, "freed_ns").is_none()), "the weights stay");
@@ -614,7 +615,7 @@ fn perfetto_has_counters_of_tensors() {
         })
     };
     assert_eq!(most_and_end(None), [(42_000, 205, 100), (21_000, 300, 100), (21_000, 300, 100)]);
-    // Nothing is said of the time before the history begins.
+    // The counter has no value before the history begins.
     let [tensors, segments, _] = most_and_end(Some(Duration::from_micros(60)));
     assert_eq!([(tensors.1, tensors.2), (segments.1, segments.2)], [(205, 100), (300, 100)]);
     assert!(tensors.0 > 60_000 && segments.0 == tensors.0, "{tensors:?} {segments:?}");
@@ -646,7 +647,7 @@ fn a_file_gets_its_name_when_all_of_it_is_written() {
     let path = out.to_str().unwrap();
     printed(&["report", "--format", "folded", "-o", path, &recording]);
     assert!(fs::read_to_string(&out).unwrap().contains("train::Adam::step"));
-    // What is no file is written in place.
+    // A path that is no regular file is written in place.
     assert_eq!(
         printed(&["report", "--format", "folded", "-o", "/dev/stdout", &recording]),
         fs::read_to_string(&out).unwrap()

@@ -1,5 +1,5 @@
-//! Recordings that are changed at random, with checksums that are correct: whatever the command makes of them, it takes little time and
-//! memory. The same files each time; `fuzz/` makes others.
+//! Changes recordings at random: the command takes little time and memory for all of them. The files are the same each time. `fuzz/` makes
+//! others.
 
 use std::{fs, time::Duration};
 
@@ -13,13 +13,13 @@ use crate::{
     made::{MIB, Made},
 };
 
-/// A file has at most so many bytes.
+/// A file has at most this many bytes.
 const MOST: usize = 10_000_000;
 
 /// Without optimisation, small recordings take long enough.
 const ITEMS: u64 = 2_000;
 
-/// What is changed: items of recordings that a session could have written, and of those that cost much.
+/// The items that are changed: those of recordings that a session could have written, and of expensive ones.
 struct Seeds {
     begin: Vec<u8>,
     all: Vec<Vec<Vec<u8>>>,
@@ -46,14 +46,14 @@ impl Seeds {
         &self.all[random.usize(..self.all.len())]
     }
 
-    /// A recording that nobody wrote.
+    /// Makes a random recording.
     fn mutated(&self, random: &mut Rng) -> Vec<u8> {
         let mut parts = self.any(random).to_vec();
         for _ in 0..random.usize(..6) {
             let at = random.usize(..parts.len());
             match random.usize(..7) {
                 0 => damage(random, &mut parts[at]),
-                // A part again and again. What is too much is cut off.
+                // A part is repeated. The excess is cut off.
                 1 => {
                     let times = 1 << random.usize(..12);
                     let part = parts[at].clone();
@@ -70,7 +70,7 @@ impl Seeds {
                     let other = random.usize(..parts.len());
                     parts.swap(at, other);
                 }
-                // Items of two records in one, as far as there is room.
+                // Items of two records are put into one, as far as there is room.
                 5 => {
                     let more = parts[random.usize(..parts.len())].clone();
                     if parts[at].len() + more.len() <= 1 << 20 {
@@ -90,7 +90,7 @@ impl Seeds {
         file.truncate(MOST);
         match random.usize(..8) {
             0 => file.truncate(HEADER + random.usize(..=file.len() - HEADER)),
-            // Without correct checksums.
+            // The checksums are not correct then.
             1 => damage(random, &mut file),
             2 => file = padded(file, random.usize(..MOST)),
             _ => {}
@@ -99,7 +99,7 @@ impl Seeds {
     }
 }
 
-/// Each report and each format.
+/// Each file is read by each report and each format.
 const VIEWS: &str = "report IN|report --json IN|report IN OTHER|report --tree IN|report --json --tree IN|report --calls --min 0% IN|\
                      report --json --calls IN|report --table IN|report --json --table IN|report --leaks IN|\
                      report --json --at peak IN|report --at 1ms IN|report --between start peak IN|report --html OUT IN|\

@@ -8,16 +8,16 @@ use std::{
     time::Duration,
 };
 
-/// What the command may take.
+/// The limits of the command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// How much memory it may have at once.
+    /// The memory that it may have at once.
     megabytes: u64,
-    /// How long a processor may work for it.
+    /// The time of a processor that it may use.
     seconds: u64,
 }
 
-/// What it took.
+/// The resources that it used.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     pub(crate) megabytes: u64,
@@ -29,12 +29,12 @@ pub(crate) struct Spent {
 const SECOND: u64 = if cfg!(debug_assertions) { 6 } else { 1 };
 
 impl Limits {
-    /// For a recording of up to 10 MB, whatever is in it.
+    /// The limits for any recording of up to 10 MB.
     pub(crate) const OF_A_RECORDING: Self = Self { megabytes: 500, seconds: 5 * SECOND };
 
-    /// Runs the command; says what went wrong: it took too much, panicked, or gave no reason for its error.
+    /// Runs the command. Returns an error if it took too much, panicked, or gave no reason for its error.
     pub(crate) fn run(self, arguments: &[&str]) -> Result<Spent, String> {
-        // What is reserved and never used is no memory: there may be more of it, but not without end.
+        // Reserved addresses that are never used are no memory: there may be more of them, but not without a limit.
         let script = format!("ulimit -v {}; ulimit -t {}; exec \"$0\" \"$@\"", self.megabytes * 4_000, self.seconds);
         let mut command = Command::new("sh");
         command.args(["-c", &script, env!("CARGO_BIN_EXE_gpumem")]).args(arguments);
@@ -68,7 +68,7 @@ impl Limits {
 }
 
 impl Spent {
-    /// What the kernel says of a process that runs.
+    /// Returns the kernel's data of a running process.
     fn and_now(self, child: &Child) -> Self {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
         let peak =

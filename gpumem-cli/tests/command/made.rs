@@ -18,7 +18,7 @@ use gpumem_core::{
 pub(crate) const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A recording in the making. Its clock goes on by a microsecond with each event.
+/// A recording that is being made. Its clock advances by a microsecond with each event.
 pub(crate) struct Made {
     writer: Writer<Vec<u8>>,
     number: u64,
@@ -40,7 +40,7 @@ const PLACES: [(&str, &str, u32, u32); 6] = [
     ("train::main", "/home/ada/train/src/main.rs", 9, 1),
 ];
 
-/// An event of PyTorch, outside of all modules.
+/// Makes an event of PyTorch that is in no module.
 pub(crate) fn allocator_event(
     time: Duration,
     action: AllocatorAction,
@@ -52,6 +52,7 @@ pub(crate) fn allocator_event(
     AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack, group: 0 }
 }
 
+/// Makes the definition of a callsite.
 pub(crate) fn callsite(id: u32, name: &str, file: &str, line: u32) -> CallsiteDefinition {
     let (id, name, file) = (CallsiteId(id), Some(name.to_owned()), file.to_owned());
     CallsiteDefinition { id, name, file, line, column: 5, module_path: None }
@@ -62,13 +63,13 @@ impl Made {
         Self::begun(name, true, None)
     }
 
-    /// What a program has written before its end: its symbols come last.
+    /// Returns the data that a program has written before its end. Its symbols come last.
     pub(crate) fn without_symbols(name: &str) -> Self {
         Self::begun(name, false, None)
     }
 
-    /// A rank of a run that trains 50 layers in Python, with about 2,000 events. Rank 17 keeps 6 GiB more than the others in the forward pass
-    /// of layer 30, and the driver refuses an allocation of rank 29, which ends before the others.
+    /// Makes a rank of a run that trains 50 layers in Python, with about 2,000 events. Rank 17 keeps 6 GiB more than the others in the
+    /// forward pass of layer 30, and the driver refuses an allocation of rank 29, which ends before the others.
     pub(crate) fn of_rank(rank: u64) -> Self {
         const LAYERS: u32 = 50;
         let mut made = Self::begun("train", true, Some(rank));
@@ -158,7 +159,7 @@ impl Made {
             if has_symbols {
                 made.item(&Item::Symbols(SymbolsDefinition { address, symbols: vec![symbol] }));
             }
-            // Each place is called by the last one.
+            // The last place calls each of the others.
             let last = CodeAddress { module: 1, offset: PLACES.len() as u64 * 16 };
             made.item(&Item::Stack(StackDefinition { id: StackId(at), addresses: vec![address, last] }));
         }
@@ -187,18 +188,18 @@ impl Made {
         self.item(&Item::Clock(pair));
     }
 
-    /// The clock goes on by so much.
+    /// Advances the clock by this time.
     pub(crate) fn wait(&mut self, micros: u64) {
         self.micros += micros;
         self.clock();
     }
 
-    /// The clock goes on to this time.
+    /// Advances the clock to this time.
     pub(crate) fn wait_until(&mut self, micros: u64) {
         self.wait(micros - self.micros);
     }
 
-    /// The next events are of this thread.
+    /// The next events belong to this thread.
     pub(crate) fn on_thread(&mut self, thread: u32) {
         self.thread = ThreadId(thread);
     }
@@ -206,7 +207,7 @@ impl Made {
     pub(crate) fn event(&mut self, kind: EventKind) {
         self.number += 1;
         self.micros += 1;
-        // As a session has it: stream-ordered events have the time of an earlier event.
+        // As in a session, stream-ordered events have the time of an earlier event.
         let time = Duration::from_micros(self.micros / 100 * 100);
         let event = RecordedEvent { number: self.number, ticks: self.micros * 2000, time, thread: self.thread, kind };
         self.writer.write_event(&event).expect("memory takes all");
@@ -241,7 +242,7 @@ impl Made {
         self.event(EventKind::Alloc { key, block });
     }
 
-    /// The driver refuses an allocation on the device of the tests.
+    /// Adds a refusal of an allocation by the driver, on the device of the tests.
     pub(crate) fn refused(&mut self, bytes: u64, kind: MemKind, place: u32) {
         let (device, stack) = (Some(DEVICE), StackId(place + 1));
         self.event(EventKind::Refused { device, bytes: Bytes::new(bytes), kind, stack });
@@ -251,7 +252,7 @@ impl Made {
         self.event(EventKind::Free { key, block: None });
     }
 
-    /// A stack of PyTorch below two lines of Python. It is a place after those of [`PLACES`].
+    /// Adds a stack of PyTorch below two lines of Python. It is a place after those of [`PLACES`].
     pub(crate) fn python(&mut self) -> u32 {
         let path = "/home/ada/venv/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so".to_owned();
         self.item(&Item::Module(ModuleDefinition { id: 3, path, build_id: vec![4], base: 0 }));
@@ -263,7 +264,8 @@ impl Made {
         stack.0 - 1
     }
 
-    /// A stack of these functions, the innermost first. Each has its module, which is 0 for Python, its name, its file and its line.
+    /// Adds a stack of these functions, the innermost first. Each has its module, which is 0 for Python, its name, its file and its
+    /// line.
     pub(crate) fn stack(&mut self, frames: &[(u32, &str, &str, u32)]) -> StackId {
         self.last_stack += 1;
         let mut addresses = Vec::new();
@@ -281,7 +283,7 @@ impl Made {
         id
     }
 
-    /// The places of [`PLACES`] and the scopes have this in their names.
+    /// Adds this text to the names of [`PLACES`] and of the scopes.
     pub(crate) fn long_names(&mut self, name: &str) {
         for at in 1..=u32::try_from(PLACES.len()).expect("there are few") {
             let address = CodeAddress { module: 1, offset: 0x10_0000 + u64::from(at) };
@@ -303,8 +305,8 @@ impl Made {
         }
     }
 
-    /// So many steps of a training run, each with `layers` blocks of activations of `bytes` each. The peak is in `step` of the first
-    /// step: weights, gradients and the state of the optimizer, which stay. One block of cuBLAS stays as well.
+    /// Adds this number of steps of a training run, each with `layers` blocks of activations of `bytes` each. The peak is in `step`
+    /// of the first step: weights, gradients and the state of the optimizer, which stay. One block of cuBLAS stays as well.
     pub(crate) fn training(mut self, steps: u64, layers: u64, bytes: u64) -> Self {
         let load = self.open(0);
         let weights: Vec<Key> = (0..layers).map(|_| self.alloc(bytes, MemKind::Pool, 0)).collect();
@@ -340,9 +342,10 @@ impl Made {
         self
     }
 
-    /// PyTorch trains for so many steps, with `layers` tensors of `bytes` for weights and for gradients, and half of it for activations.
-    /// The peak is at the end of each backward pass: weights, gradients and the last activation. Of two segments, the second goes
-    /// back to the driver at the end. If `known_from`, what PyTorch did before is not known.
+    /// Adds a training run of PyTorch with this number of steps, with `layers` tensors of `bytes` for weights and for gradients, and
+    /// half of it for activations. The peak is at the end of each backward pass: weights, gradients and the last activation. There
+    /// are two segments, and the second one is returned to the driver at the end. With `known_from`, the earlier events of PyTorch
+    /// are not known.
     pub(crate) fn tensors(mut self, steps: u64, layers: u64, bytes: u64, known_from: Option<Duration>) -> Self {
         use AllocatorAction as Action;
         let python = self.python();
@@ -372,7 +375,7 @@ impl Made {
             }
             for at in (0..layers).rev() {
                 self.micros += 10;
-                // In the backward pass, no line is known.
+                // No line is known in the backward pass.
                 add(self.micros, Action::Alloc, gradient(at), bytes, 0);
                 add(self.micros + 1, Action::FreeRequested, activation(at), 0, 0);
                 add(self.micros + 1, Action::FreeCompleted, activation(at), 0, 0);
@@ -407,7 +410,7 @@ impl Made {
         }));
     }
 
-    /// PyTorch got blocks of the driver, each with its address, its size and PyTorch's stack.
+    /// Adds blocks that PyTorch got from the driver, each with its address, its size and PyTorch's stack.
     pub(crate) fn segments(&mut self, blocks: &[(u64, Bytes, StackId)]) {
         let time = Duration::from_micros(self.micros);
         let event = |(address, bytes, stack): &(u64, Bytes, StackId)| {
@@ -460,7 +463,7 @@ impl Made {
         self
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     pub(crate) fn file(mut self) -> Vec<u8> {
         // A pair of the clocks is later than the one before it.
         self.wait(1);

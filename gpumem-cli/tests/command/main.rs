@@ -31,19 +31,19 @@ use std::{
     process::{Command, Output},
 };
 
-/// `gpumem` with these arguments.
+/// Runs `gpumem` with these arguments.
 fn gpumem(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpumem"));
     command.args(arguments).env_remove("NO_COLOR");
     command
 }
 
-/// What it printed and how it ended.
+/// The output and the end of a command.
 fn ran(arguments: &[&str]) -> Ran {
     Ran::of(&gpumem(arguments).output().expect("the command starts"))
 }
 
-/// The same in a folder.
+/// Runs the command in this folder.
 fn within(folder: &Path, arguments: &[&str]) -> Ran {
     Ran::of(&gpumem(arguments).current_dir(folder).output().expect("the command starts"))
 }
@@ -62,7 +62,7 @@ impl Ran {
     }
 }
 
-/// What another program printed. `None`, and a line that says so, where there is no such program.
+/// Returns the output of another program. If there is no such program, it prints a line and returns `None`.
 fn output_of(program: &str, arguments: &[&str]) -> Option<Output> {
     match Command::new(program).args(arguments).output() {
         Ok(output) => Some(output),
@@ -73,12 +73,12 @@ fn output_of(program: &str, arguments: &[&str]) -> Option<Output> {
     }
 }
 
-/// A file for one test.
+/// Returns the path of a file for one test.
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// An empty folder for one test.
+/// Makes an empty folder for one test.
 fn folder(name: &str) -> PathBuf {
     let folder = file(name);
     _ = fs::remove_dir_all(&folder);

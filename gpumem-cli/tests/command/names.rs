@@ -1,8 +1,8 @@
 //! Hostile names in all that the command prints and writes: text shows them on one line, as escapes; JSON has them as they are, in
 //! escapes of its own; formats of other tools are data, which have them as they are and can be read.
 //!
-//! Commands, options and formats are those of the command's help: a new one fails these tests until it is listed here. What has its
-//! names from the driver and from other processes is in `tests/tests/machine/names.rs`.
+//! Commands, options and formats are those of the command's help: a new one fails these tests until it is listed here. Names from
+//! the driver and from other processes are tested in `tests/tests/machine/names.rs`.
 
 use std::{
     collections::BTreeSet,
@@ -36,7 +36,8 @@ use crate::{
     report::written,
 };
 
-/// What a terminal obeys, what turns text around, what nobody sees, and what tables, Markdown, HTML and stacks are made of.
+/// A name with characters that a terminal obeys, that reverse text or that are invisible, and with the delimiters of
+/// tables, Markdown, HTML and stacks.
 const NAME: &str = "x\u{1b}[31m\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{2029}\u{202e}\u{2066}\u{61c}\u{feff}\u{e0041}\
                     |`;<script>\"'\\\nFORGED: y";
 
@@ -56,7 +57,7 @@ fn path(name: &str) -> PathBuf {
     folder.join(OsString::from_vec([NAME.as_bytes(), b"\xff", name.as_bytes()].concat()))
 }
 
-/// What the command printed, as a terminal of 60 columns shows it, or as a file has it.
+/// The output of the command, as a terminal of 60 columns shows it, or as a file has it.
 fn ran(arguments: &[&OsStr], columns: Option<&str>) -> Ran {
     let mut command = gpumem(&[]);
     command.args(arguments).env("GPUMEM_GAUGE", NAME).env("GPUMEM_CUPTI", NAME).env("CUDA_INJECTION64_PATH", NAME);
@@ -69,7 +70,7 @@ fn words<'a>(words: &'a str, files: &[&'a Path]) -> Vec<&'a OsStr> {
     words.split_whitespace().map(OsStr::new).chain(files.iter().map(|file| file.as_os_str())).collect()
 }
 
-/// Both outputs as text.
+/// Returns both outputs as text.
 #[track_caller]
 fn prints_text(arguments: &[&OsStr]) {
     for columns in [None, Some("60")] {
@@ -110,7 +111,7 @@ fn define_stacks(made: &mut Made) {
     made.item(&Item::Stack(StackDefinition { id: StackId(51), addresses: vec![address(3)] }));
 }
 
-/// All that a recording names.
+/// Makes a recording in which all names are hostile.
 fn made() -> Made {
     let name = || NAME.to_owned();
     let mut made = Made::new(NAME);
@@ -196,7 +197,8 @@ fn written_recordings() -> [PathBuf; 3] {
     })
 }
 
-/// Each command, and its options, with or without a value: a test in this file runs each that has an output of its own.
+/// Each command, and its options, with or without a value. A test in this file runs each option that changes the
+/// output.
 const COMMANDS: [&str; 16] = [
     "run --annotations --card --card-per-process --cards --dormant --dry --dry-fill --fail-if --limit --live --max-peak \
      --max-size --modules --only-peak --output --stacks --torch --torch-events",
@@ -226,7 +228,7 @@ fn known_commands() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
     })
 }
 
-/// The lines of a part of the help.
+/// Returns the lines of a part of the help.
 fn listed(help: &str, heading: &str) -> Vec<String> {
     let lines = help.lines().skip_while(|line| *line != heading).skip(1).take_while(|line| !line.is_empty());
     lines.map(str::to_owned).collect()
@@ -285,7 +287,7 @@ fn differences() {
         prints_text(&words("diff --markdown", &files));
         let markdown = ran(&words("diff --markdown", &files), None).stdout;
         for line in markdown.lines().filter(|line| line.starts_with("| ") || line.starts_with("> ")) {
-            // Nothing outside of code has a meaning, and a row has four cells.
+            // Characters outside of code have no meaning, and a row has four cells.
             let outside: String = line.split('`').step_by(2).collect();
             assert!(!outside.replace("<code>", "").replace("</code>", "").contains('<'), "{line}");
             assert!(!line.starts_with('|') || line.matches('|').count() == 5, "{line}");
@@ -295,7 +297,7 @@ fn differences() {
     assert!(tables.contains("| tensors at |") || tables.contains("<code>x&#92;u&#123;1b&#125;"), "{tables}");
 }
 
-/// Two folders of recordings, their baselines, and what CI reads.
+/// The test uses two folders of recordings, their baselines, and the files for CI.
 #[test]
 fn what_ci_reads() {
     let [tensors, _, plain] = recordings();
@@ -348,7 +350,7 @@ fn pages() {
     assert!(!about.contains('<') && about.contains("FORGED"), "names do not end the script");
 }
 
-/// The formats that the help lists.
+/// Returns the formats that the help lists.
 fn formats() -> Vec<String> {
     let stderr = crate::ran(&["report", "--format", "?", "x"]).stderr;
     let (_, list) = stderr.split_once("[possible values: ").unwrap_or_else(|| panic!("{stderr}"));
@@ -368,7 +370,7 @@ fn formats_of_other_tools() {
             assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), ""), "{format}: {ran:?}");
             let text = || fs::read_to_string(&out).unwrap_or_else(|error| panic!("{format} is text: {error}"));
             match format.as_str() {
-                // Text.
+                // The format is text.
                 "folded" => {
                     let text = text();
                     assert_printable(&text);
@@ -381,10 +383,10 @@ fn formats_of_other_tools() {
                     assert_printable(&text());
                     assert!(csv::Reader::from_path(&out).unwrap().records().all(|row| row.unwrap().len() == 6));
                 }
-                // JSON, which a terminal can print.
+                // The format is JSON that a terminal can print.
                 "json" => text().lines().for_each(|line| drop(assert_json(line, line.contains("x\\u001b")))),
                 "speedscope" | "dhat" => drop(assert_json(&text(), true)),
-                // Data, with the names as they are.
+                // The format is data, with the names as they are.
                 "pprof" => {
                     let mut plain = Vec::new();
                     flate2::read::GzDecoder::new(fs::File::open(&out).unwrap()).read_to_end(&mut plain).unwrap();
@@ -459,10 +461,10 @@ fn the_machine() {
     assert!(reading["recordings"].as_array().is_some_and(|all| !all.is_empty()), "{reading}");
 }
 
-/// What is wrong is one line for each thing, whatever the arguments are.
+/// Each error is one line, whatever the arguments are.
 #[test]
 fn errors() {
-    // In one width: there are hundreds.
+    // The test uses one width, because there are hundreds of errors.
     let prints_error = |arguments: &[&OsStr]| prints_text_in(Some("60"), arguments);
     let none = path("none");
     for (command, _) in known_commands() {
@@ -470,13 +472,13 @@ fn errors() {
         prints_error(&[command.as_ref(), option.as_ref()]);
         prints_error(&[command.as_ref(), OsStr::from_bytes(b"--\xff\x1b")]);
         prints_error(&[command.as_ref(), none.as_ref(), none.as_ref()]);
-        // This one would go on for ever.
+        // This command would run for ever.
         let count = if command == "watch" { "--count=1" } else { "--json" };
         prints_error(&[command.as_ref(), "--json".as_ref(), count.as_ref(), none.as_ref(), none.as_ref()]);
     }
     for (command, options) in known_commands().filter(|(command, _)| *command != "watch") {
         for option in options {
-            // Some take it as a name of a file.
+            // Some commands take it as a name of a file.
             prints_error(&[command.as_ref(), option.as_ref(), NAME.as_ref(), none.as_ref()]);
         }
     }

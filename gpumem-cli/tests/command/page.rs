@@ -1,4 +1,4 @@
-//! `gpumem report --html`. What the script of the page computes is compared with the report, where there is Node.js.
+//! Tests of `gpumem report --html`. If there is Node.js, the results of the page's script are compared with the report.
 
 use std::{fs, time::Duration};
 
@@ -80,7 +80,8 @@ fn names_cannot_become_code() {
     assert_eq!(text.matches("</script>").count(), 3, "the scripts of the page end where they should");
 }
 
-/// Two devices, several kinds, parts that are freed, frees that fail or are missed, contexts that end.
+/// The recording has two devices, several kinds, parts that are freed, frees that fail or are missed, and contexts that
+/// end.
 fn varied() -> Made {
     let mut made = Made::new("varied").training(4, 10, 3 * MIB);
     let second = Device { family: Family::Cuda, ordinal: 1 };
@@ -128,7 +129,7 @@ vm.runInThisContext(script);
     const data = decode(recording, await inflate(html.match(new RegExp(`id=.${id}.>([^]*?)</script>`))[1]));
     for (const pool of pools(data)) {
       const curves = series(data, pool, 'scope');
-      // What is drawn is what a plain sum over all changes says.
+      // The drawn values are those of a plain sum over all changes.
       let live = 0;
       let wrong = 0;
       for (let change = 0; change < data.time.length; change++) {
@@ -193,7 +194,7 @@ fn the_script_computes_what_the_report_says() {
                 assert_eq!(on_device["places"][0]["name"], "train > step: src/adam.rs:30, from src/main.rs:9");
                 assert_eq!((&on_device["bands"], &on_device["left"]), (&json!(50), &json!(31)));
             } else {
-                // What is not on the device comes after it.
+                // Memory outside of the device comes after that on it.
                 let besides = all.next().unwrap();
                 assert_eq!((&besides["isOnDevice"], &besides["wrong"]), (&json!(false), &json!(0)), "{besides}");
                 assert!(besides["peak"].as_u64() > Some(MIB), "{besides}");
@@ -203,7 +204,7 @@ fn the_script_computes_what_the_report_says() {
     assert!(all.next().is_none());
 }
 
-/// The tensors are a second list of blocks in the page. What it computes of them is what the report says.
+/// The tensors are a second list of blocks in the page. Its figures for them are those of the report.
 #[test]
 fn the_script_computes_what_the_report_says_of_tensors() {
     let known_from = Some(Duration::from_micros(60));
@@ -211,7 +212,7 @@ fn the_script_computes_what_the_report_says_of_tensors() {
         let name = format!("page-tensors-{}.capture", from.is_some());
         let mut made = Made::new("train");
         if from.is_none() {
-            // The peak is then after 1.2348 s, which the reports cut off.
+            // The peak is after 1.2348 s. Reports cut this number off.
             made.wait(1_234_567);
         }
         recorded(&name, made.tensors(3, 10, 10 * MIB, from))
@@ -243,7 +244,8 @@ fn the_script_computes_what_the_report_says_of_tensors() {
     }
 }
 
-/// Of many recordings, the page has all curves, and the events of those at the extremes and of those that are asked for.
+/// If there are many recordings, the page has all curves, the events of those at the extremes, and the events of those
+/// that a user asks for.
 #[test]
 fn a_page_of_many_ranks_has_the_events_of_a_few() {
     let folder = folder("page-ranks");

@@ -1,4 +1,5 @@
-//! Recordings of `--only-peak` and `--max-size`: what is not in them is `?`, `null` or not there, in each report and format, and never 0.
+//! Tests recordings of `--only-peak` and `--max-size`. A value that they lack is `?`, `null` or missing in each report and format, and
+//! never 0.
 
 use std::fs;
 
@@ -41,7 +42,7 @@ fn program() -> Made {
     made
 }
 
-/// What is written of a program whose recording is a part: what was live after `after` events, or the peaks. Then the other events.
+/// Writes a partial recording: the blocks that were live after `after` events, or at the peaks, and then the other events.
 fn part_of(made: Made, mut part: Part, after: usize) -> Vec<u8> {
     let (items, _) = items_of(&*made.file()).expect("it is a recording");
     let (events, others): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| matches!(item, Item::Event(_)));
@@ -151,7 +152,7 @@ fn formats_have_what_is_known() {
     assert_eq!(live(&peaks), [Value::Null, json!(800 * MIB), Value::Null]);
     let expected = [0, 790, 800, 10, 10, 210, 10].map(|bytes| json!(bytes * MIB));
     assert_eq!(live(&newest), expected);
-    // Perfetto: no counter where it would be wrong.
+    // Perfetto gets no counter where it would be wrong.
     let out = file("peaks.pftrace").into_os_string().into_string().unwrap();
     let perfetto = |recording: &str| {
         printed(&["report", "--format", "perfetto", "-o", &out, recording]);
@@ -182,7 +183,7 @@ fn formats_have_what_is_known() {
     assert_eq!(live, [Field::Null, Field::Long((800 * MIB).cast_signed()), Field::Null]);
 }
 
-/// Writes a format to a file; gives the error.
+/// Writes a format to a file. Returns the error.
 fn ran_to(format: &str, more: &[&str], recording: &str) -> Option<String> {
     let out = file("part.out").into_os_string().into_string().unwrap();
     let ran = ran(&[&["report", "--format", format, "-o", &out], more, &[recording]].concat());
@@ -198,10 +199,10 @@ fn the_page_draws_what_is_known() {
     assert!(text.contains("\"hasOnlyPeaks\":true"), "{text}");
     let Some(all) = computed(&out) else { return };
     let on_device: Vec<_> = all.as_array().unwrap().iter().filter(|pool| pool["isOnDevice"] == true).collect();
-    // At 250, 600 and 850 ms, and at the end.
+    // The moments are 250, 600 and 850 ms, and the end.
     assert_eq!(on_device[0]["known"], json!(["nothing", "peak", "nothing", "all"]), "{}", on_device[0]);
     assert_eq!(on_device[1]["known"], json!(["nothing", "all", "all", "all"]), "{}", on_device[1]);
-    // Of the small curve, only the peak and the end are drawn.
+    // Only the peak and the end of the small curve are drawn.
     let drawn = |pool: &Value| -> Vec<u64> {
         pool["curve"].as_array().unwrap().iter().filter_map(Value::as_u64).filter(|bytes| *bytes > 0).collect()
     };

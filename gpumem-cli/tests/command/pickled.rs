@@ -4,7 +4,7 @@ use std::{cell::RefCell, rc::Rc};
 
 use serde_json::Value;
 
-/// A value on the stack of a pickle; values that are memoized are shared.
+/// A value on the stack of a pickle. Memoized values are shared.
 #[derive(Clone, Debug)]
 enum Pickled {
     Number(u64),

@@ -14,7 +14,7 @@ use crate::{
     ran,
 };
 
-/// A recording in a file of this name.
+/// Writes a recording to a file of this name.
 pub(crate) fn recorded(name: &str, made: Made) -> String {
     written(name, &made.file())
 }
@@ -45,7 +45,7 @@ pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("it is JSON")
 }
 
-/// Weights 100 MiB, cuBLAS 32, the state of the optimizer 200, gradients 100, the last activation 5.
+/// Weights have 100 MiB, cuBLAS 32, the state of the optimizer 200, gradients 100, and the last activation 5.
 const PEAK: u64 = 437 * MIB;
 
 #[test]
@@ -70,7 +70,7 @@ fn the_summary_says_what_made_the_peak() {
     assert!(text.lines().skip(1).filter(|line| line.starts_with(' ')).all(|line| line.chars().count() <= 80), "{text}");
 }
 
-/// The exit code, and stderr without the name of the file.
+/// Returns the exit code, and stderr without the name of the file.
 fn compared(limit: &str, file: &str) -> (Option<i32>, String) {
     let Ran { code, stdout, stderr } = ran(&["report", "--max-peak", limit, file]);
     assert!(stdout.contains("allocation"), "{stdout}");
@@ -84,7 +84,7 @@ fn a_peak_above_the_limit_ends_with_1() {
     let above = "gpumem: FILE: the peak of device 0 was 437 MiB, 1 MiB above the limit of 436 MiB\n";
     assert_eq!(compared("436MiB", &file), (Some(1), above.to_owned()));
     assert_eq!(ran(&["report", "--json", "--max-peak", "436MiB", &file]).code, Some(1));
-    // What is not measured keeps no limit.
+    // A value that is not measured keeps no limit.
     let bytes = fs::read(&file).expect("it is there");
     let cut = written("limit-cut.capture", &bytes[..bytes.len() - 10]);
     let (code, stderr) = compared("1TiB", &cut);
@@ -116,7 +116,7 @@ fn a_moment_after_the_end_is_named_so() {
     assert!(text.starts_with(words), "{text}");
 }
 
-/// The folder of an interpreter says least of a command line, and the arguments say most.
+/// The arguments are the most useful part of a command line, and the folder of an interpreter the least.
 #[test]
 fn a_command_line_keeps_its_arguments() {
     let mut made = Made::new("long");
@@ -154,7 +154,7 @@ fn a_moment_shows_what_was_live_then() {
     let file = training("at.capture");
     let bytes = |moment: &str| json(&["report", "--json", "--at", moment, &file])["devices"][0]["bytes"].clone();
     assert_eq!((bytes("peak"), bytes("start"), bytes("end")), (PEAK.into(), 0.into(), (32 * MIB).into()));
-    // The clock goes on by a microsecond with each event: the scope, then five weights.
+    // The clock advances by a microsecond with each event: the scope, then five weights.
     assert_eq!(
         (bytes("6us"), bytes("0.006ms"), bytes("0.0069 ms")),
         ((50 * MIB).into(), (50 * MIB).into(), (50 * MIB).into())
@@ -191,7 +191,7 @@ fn tree_table_and_leaks_are_those_of_the_library() {
     let places = json(&["report", "--table", "--json", &file]);
     let allocated: u64 =
         places["places"].as_array().unwrap().iter().map(|place| place["allocated_bytes"].as_u64().unwrap()).sum();
-    // Weights, cuBLAS, the state; activations and gradients of three steps.
+    // The blocks are weights, cuBLAS, the state, and activations and gradients of three steps.
     assert_eq!(allocated, (100 + 32 + 200 + 3 * 150) * MIB);
     assert_eq!(json(&["report", "--tree", "--json", &file])["scopes"][0]["peak_bytes"], PEAK);
     assert_eq!(json(&["report", "--leaks", "--json", &file])["not_freed"]["blocks"], 1);
@@ -386,7 +386,7 @@ fn what_is_no_recording_is_refused() {
             assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
         }
     }
-    // Nobody writes into the pipe: who opens it waits.
+    // Nobody writes into the pipe, so opening it would wait.
     let pipe = file("pipe");
     let _ = std::fs::remove_file(&pipe);
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo starts").success());
@@ -399,7 +399,7 @@ fn what_is_no_recording_is_refused() {
 
 #[test]
 fn a_cut_file_is_reported_up_to_its_last_record() {
-    // Several records: each has some 64 KiB before compression.
+    // The recording has several records: each has some 64 KiB before compression.
     let bytes = Made::new("train").training(200, 100, MIB).file();
     let cut = written("cut.capture", &bytes[..bytes.len() * 2 / 3]);
     let Ran { code, stdout, stderr } = ran(&["report", &cut]);
@@ -449,7 +449,7 @@ fn the_summary_begins_with_the_allocation_that_was_refused() {
     let mut made = Made::new("oom");
     made.alloc(100 * MIB, MemKind::Device, 0);
     made.refused(200 * MIB, MemKind::Device, 2);
-    // Another thread, another size, or too late: not what was refused.
+    // An allocation of another thread, of another size, or too late is not the refused one.
     made.on_thread(2);
     made.alloc(200 * MIB, MemKind::Device, 1);
     made.on_thread(1);

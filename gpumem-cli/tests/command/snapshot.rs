@@ -1,5 +1,5 @@
-//! Snapshots of PyTorch as input. `tests/data/snapshot-2.pickle` to `snapshot-5.pickle` are one snapshot in each protocol of Python's
-//! pickle, with an allocation that was refused, an expandable segment, and blocks that are older than the first event.
+//! Tests snapshots of PyTorch as input. `tests/data/snapshot-2.pickle` to `snapshot-5.pickle` are one snapshot in each protocol of
+//! Python's pickle, with an allocation that was refused, an expandable segment, and blocks that are older than the first event.
 //! `snapshot-h200.pickle` is the end of one that PyTorch 2.11 wrote on an H200. `old.rs` compares the reports.
 
 use std::{fs, path::Path};
@@ -14,7 +14,7 @@ use crate::{
     report::{json, printed, recorded, written},
 };
 
-/// The overview in JSON, without the name of the file.
+/// Returns the overview in JSON, without the name of the file.
 fn overview(file: &str) -> Value {
     let mut json = json(&["report", "--json", file]);
     json["file"].take();
@@ -31,7 +31,7 @@ fn all_protocols_say_the_same() {
     assert!(others.iter().all(|other| *other == first));
 }
 
-/// What gpumem writes for PyTorch's viewer is read again.
+/// gpumem reads the file again that it writes for PyTorch's viewer.
 #[test]
 fn a_recording_survives_the_way_through_a_snapshot() {
     let recording = recorded("through.capture", Made::new("train").tensors(3, 4, MIB, None));
@@ -59,7 +59,7 @@ fn a_recording_survives_the_way_through_a_snapshot() {
     assert_eq!(peak(&second), expected);
 }
 
-/// A snapshot without a history: one segment of a private pool, with one block at its beginning.
+/// The snapshot has no history, but one segment of a private pool, with one block at its beginning.
 fn without_history(name: &str, segment_mib: u64, block_mib: u64) -> String {
     let text = |text: &str| [&[0x8c, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let number = |number: u64| [b"J", &i32::try_from(number).unwrap().to_le_bytes()[..]].concat();
@@ -109,7 +109,7 @@ fn the_pools_of_a_snapshot_are_known() {
     assert_eq!(torch["reserved_bytes"], reserved);
 }
 
-/// The history of a snapshot often begins late. What it has is compared all the same.
+/// The history of a snapshot often begins late. Its data is compared all the same.
 #[test]
 fn snapshots_are_compared_as_recordings_are() {
     let file = data("snapshot-4.pickle");

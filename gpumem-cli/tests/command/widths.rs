@@ -1,4 +1,4 @@
-//! Reports in terminals that are not 80 columns wide.
+//! Tests reports in terminals that are not 80 columns wide.
 
 use std::sync::LazyLock;
 
@@ -28,9 +28,9 @@ fn in_columns(columns: &str, arguments: &[&str]) -> String {
     stdout
 }
 
-/// Names that are longer than a narrow terminal is wide, stacks and scopes, and something that is not freed.
+/// The recording has names that are too long for a narrow terminal, stacks, scopes, and memory that is not freed.
 fn long_names() -> String {
-    // It is written once: another test may read it at the same time.
+    // The file is written once, because another test may read it at the same time.
     static FILE: LazyLock<String> = LazyLock::new(write_long_names);
     FILE.clone()
 }
@@ -50,7 +50,7 @@ fn no_line_is_longer_than_the_terminal_is_wide() {
         let check = |arguments: &[&str]| {
             let text = in_columns(&columns.to_string(), arguments);
             for line in text.lines() {
-                // A word alone may be longer: it is left to the terminal, so that it can be copied.
+                // A single word may be longer: the terminal breaks it, so that it can be copied.
                 let is_word = !line.trim().contains(' ');
                 assert!(line.width() <= columns || is_word, "{columns} columns: {line}\n{arguments:?}:\n{text}");
             }
@@ -75,7 +75,7 @@ fn names_keep_their_end_and_figures_stay() {
     assert!(wide.contains(&format!(" {name}: {name}.rs:6  device ")) && wide.contains('█'), "{wide}");
 }
 
-/// What is no terminal is 80 columns wide, and sentences are not broken. A width that is no number is none.
+/// Output to a file is 80 columns wide, and sentences are not broken. A width that is no number is ignored.
 #[test]
 fn a_file_has_80_columns() {
     let file = long_names();
@@ -88,7 +88,7 @@ fn a_file_has_80_columns() {
     assert!(text.lines().filter(table).count() > 1, "{text}");
 }
 
-/// A number of columns does not break what programs read.
+/// The number of columns does not change output for programs.
 #[test]
 fn json_and_formats_are_not_broken() {
     let file = long_names();

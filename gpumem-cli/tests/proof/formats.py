@@ -1,4 +1,4 @@
-"""Reads the formats of `gpumem report --format` with the tools that they are for. It is run by hand, since it needs packages:
+"""Reads the formats of `gpumem report --format` with the tools that they are for. Run it by hand, because it needs packages:
 
     $ pip install duckdb perfetto torch
     $ cargo run -p gpumem-cli --example million -- /tmp/train.capture 30

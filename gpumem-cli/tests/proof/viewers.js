@@ -70,7 +70,7 @@ async function main() {
   await picture('dh_view');
   console.log((await evaluate('document.body.innerText')).split('\n').filter((line) => /Total:|At t-/.test(line)).slice(0, 3).join('\n'));
 
-  // As the command `speedscope` opens a file.
+  // The page is opened as the command `speedscope` opens a file.
   const base64 = fs.readFileSync(written('speedscope')).toString('base64');
   const script = path.resolve(folder, 'speedscope.js');
   fs.writeFileSync(script, `speedscope.loadFileFromBase64('train.speedscope', '${base64}')`);

@@ -14,7 +14,7 @@ pub fn pools(view: &dyn LedgerView, names: &dyn Names) -> Vec<RegisteredPool> {
 
 /// A pool as reports have it.
 pub fn registered_pool(known: &KnownPool, names: &dyn Names) -> RegisteredPool {
-    let KnownPool { pool, device, parts, part_bytes, reserved, wrong, .. } = *known;
+    let KnownPool { pool, device, parts, part_bytes, reserved, wrong, read_early, .. } = *known;
     let WrongCalls { unknown, doubled, outside, late } = wrong;
     RegisteredPool {
         name: names.pool(pool),
@@ -26,5 +26,6 @@ pub fn registered_pool(known: &KnownPool, names: &dyn Names) -> RegisteredPool {
         doubled,
         outside,
         late,
+        read_early,
     }
 }

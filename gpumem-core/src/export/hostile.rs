@@ -195,6 +195,7 @@ fn all_that_a_program_prints_itself() {
         doubled: 0,
         outside: 1,
         late: 0,
+        read_early: 1,
     };
     let summary =
         Summary { scopes: vec![scope], pools: vec![pool], untracked: 8, lost: 9, not_intercepted: Some(name()) };

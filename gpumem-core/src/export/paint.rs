@@ -31,7 +31,7 @@ impl Paint {
         Self { width, ..self }
     }
 
-    /// Whether text is coloured.
+    /// Returns whether text is coloured.
     pub fn is_coloured(self) -> bool {
         self.is_coloured
     }

@@ -23,7 +23,7 @@ struct Node {
     blocks: u64,
     note: Option<String>,
     inside: Vec<usize>,
-    /// Whether it has a row.
+    /// True if it has a row.
     is_kept: bool,
 }
 

@@ -52,7 +52,7 @@ pub trait Primitives: Debug + Sized + 'static {
     /// because only the inbox that lends it would know that it belongs to another thread now.
     fn inbox(created: bool);
 
-    /// Whether this process is the child of a fork. Threads that do not exist there may hold locks for ever.
+    /// Returns whether this process is the child of a fork. Threads that do not exist there may hold locks for ever.
     fn is_forked() -> bool;
 }
 
@@ -65,7 +65,7 @@ pub trait SpinLock<T> {
 
     /// An unlocked lock around the value.
     fn new(value: T) -> Self;
-    /// Whether a thread holds the lock. Only a hint, because that may change at once.
+    /// Returns whether a thread holds the lock. Only a hint, because that may change at once.
     fn is_locked(&self) -> bool;
     /// Locks without waiting. `None` if another thread holds the lock.
     fn try_lock(&self) -> Option<Self::Guard<'_>>;

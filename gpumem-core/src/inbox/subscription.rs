@@ -2,7 +2,7 @@
 
 use super::{Counter, Lock, Primitives, Std};
 
-/// Whether allocations are intercepted. `E` is the reason why they are not.
+/// The state of the interception of allocations. `E` is the reason why they are not intercepted.
 pub struct Subscription<E, P: Primitives = Std> {
     /// Locked while a thread begins or stops interception, so that the last request decides.
     state: P::Lock<SubscriptionState<E>>,

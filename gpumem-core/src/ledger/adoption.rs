@@ -25,7 +25,7 @@ impl Ledger {
         self.adopters.remove(scope);
     }
 
-    /// Whether the name of the thread decides who adopts what it allocates, and is not known.
+    /// Returns whether the name of the thread decides who adopts what it allocates, and is not known.
     pub fn needs_name(&mut self, thread: ThreadId) -> bool {
         if !self.adopters.is_by_name() {
             return false;

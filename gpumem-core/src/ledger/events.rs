@@ -47,8 +47,11 @@ impl Ledger {
             EventKind::Free { key, block } => self.free_observed(*key, block.as_ref(), event.thread, observer),
             _ => {
                 if self.has_open_questions && !event.kind.is_of_pool() {
-                    let concerns_all = event.kind.concerns_all_blocks();
-                    self.decide_for_program(|by, _| by == event.thread || concerns_all, observer);
+                    if event.kind.concerns_all_blocks() {
+                        self.decide_all(event.thread, observer);
+                    } else {
+                        self.decide_for_program(|by, _| by == event.thread, observer);
+                    }
                 }
                 self.flush_pending();
                 self.last_trace = self.apply_rare(event, observer);

@@ -29,6 +29,8 @@ pub(super) struct Range {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) pool: PoolId,
+    /// The block was undecided when another thread read figures, so it was counted for the program.
+    pub(super) was_read: bool,
 }
 
 /// One pool.
@@ -46,6 +48,7 @@ pub(super) struct Pool {
     /// Some of its blocks are known by their handles, so the addresses of its parts cannot be checked.
     pub(super) has_handles: bool,
     pub(super) wrong: WrongCalls,
+    pub(super) read_early: u64,
 }
 
 /// How often calls of a pool were wrong. Each of them also counts as lost. A call that lost events may explain is not among them.
@@ -80,6 +83,9 @@ pub struct KnownPool {
     pub block_bytes: Bytes,
     /// Its wrong calls.
     pub wrong: WrongCalls,
+    /// Blocks that were counted for the program until their first part, because another thread read figures in between. Peaks of that
+    /// time have them.
+    pub read_early: u64,
 }
 
 impl KnownPool {
@@ -109,7 +115,7 @@ impl Pools {
     /// The part lies in the block in which the newest part was found.
     #[inline]
     pub(super) fn is_in_newest(&self, address: u64, bytes: Bytes, pool: PoolId) -> bool {
-        let Range { start, end, pool: of } = self.newest;
+        let Range { start, end, pool: of, .. } = self.newest;
         start <= address && bytes.get() <= end.wrapping_sub(address) && address < end && of == pool
     }
 
@@ -121,7 +127,7 @@ impl Pools {
     pub(super) fn insert_range(&mut self, key: Key, bytes: Bytes, pool: PoolId) {
         let start = key.get();
         if key.is_address() {
-            self.ranges.insert(start, Range { start, end: start.saturating_add(bytes.get()), pool });
+            self.ranges.insert(start, Range { start, end: start.saturating_add(bytes.get()), pool, was_read: false });
         }
     }
 

@@ -62,7 +62,9 @@ impl Ledger {
         let Self { live, groups, pools, .. } = self;
         for (key, entry) in live.part(part) {
             let group = groups.get(entry.group());
-            if group.meter == meter && group.kind.is_on_device() && group.kind != MemKind::Part {
+            let is_block = group.meter == meter && group.kind.is_on_device() && group.kind != MemKind::Part;
+            // If the device has another pool, the block is known, and more is known of it.
+            if is_block && !pools.ranges.contains_key(&key.get()) {
                 pools.insert_range(key, entry.bytes, group.pool);
             }
         }
@@ -170,9 +172,11 @@ impl Ledger {
             Some(range) if range.pool == PoolId::NONE || range.pool == UNDECIDED => {
                 let block = Key::from_raw(range.start);
                 let since = of.since;
-                let is_late = range.pool == PoolId::NONE
+                let was_program = range.pool == PoolId::NONE
                     && self.live.get(block).is_some_and(|entry| entry.number() > since && entry.number() < number);
-                if is_late {
+                if was_program && range.was_read {
+                    of.read_early += 1;
+                } else if was_program {
                     self.wrong_call(pool, since, |wrong| &mut wrong.late);
                 }
                 self.decide(block, pool, observer);
@@ -217,10 +221,11 @@ impl Ledger {
     pub fn pools(&mut self) -> Vec<KnownPool> {
         self.flush_pending();
         let known = |(number, pool): (u8, &Pool)| {
-            let Pool { device, parts, part_bytes, block_bytes, reserved, wrong, .. } = *pool;
+            let Pool { device, parts, part_bytes, block_bytes, reserved, wrong, read_early, .. } = *pool;
             let [part_bytes, block_bytes] = [part_bytes, block_bytes].map(Bytes::new);
             let reserved = reserved.unwrap_or(block_bytes);
-            Some(KnownPool { pool: PoolId(number), device: device?, parts, part_bytes, reserved, block_bytes, wrong })
+            let pool = PoolId(number);
+            Some(KnownPool { pool, device: device?, parts, part_bytes, reserved, block_bytes, wrong, read_early })
         };
         (0..).zip(&self.pools.all).filter_map(known).collect()
     }

@@ -243,12 +243,12 @@ impl ScopeTree {
         &self.nodes[first..end]
     }
 
-    /// Whether the node stands for a scope, and not for what is outside all scopes.
+    /// Returns whether the node stands for a scope, and not for what is outside all scopes.
     pub(super) fn is_in_scope(&self, node: NodeId) -> bool {
         self.node(node).depth > 0
     }
 
-    /// Whether the path of `node` is that of `outer` or inside it. The two may be on different devices.
+    /// Returns whether the path of `node` is that of `outer` or inside it. The two may be on different devices.
     pub(super) fn is_inside(&self, mut node: NodeId, outer: NodeId) -> bool {
         let depth = self.node(outer).depth;
         while self.node(node).depth > depth {

@@ -1,8 +1,12 @@
 //! To whom a block of the driver belongs, on a device with a pool.
 //!
 //! The driver does not say for whom it allocates. So a new block is *undecided* until the next event of its thread: a part inside of
-//! it, or a pool that reserved as much, makes it the pool's; any other event, or a query of any thread, makes it the program's. So the
-//! growth of a pool never is a peak of the program, and no peak has to be lowered later.
+//! it, or a pool that reserved as much, makes it the pool's; any other event makes it the program's. So the growth of a pool never is a
+//! peak of the program, and no peak has to be lowered later.
+//!
+//! A query of any thread also makes it the program's, because a query must not miss a block whose thread does nothing more. If the first part
+//! comes after a query of another thread, the block is the pool's from then on. No call was wrong, but peaks of that time have the
+//! block, so these blocks are counted. A pool that says what it will have before it allocates (`set_reserved`) has none.
 
 use std::{mem, ops::Range};
 
@@ -92,6 +96,17 @@ impl Ledger {
         self.thread(thread).forget_newest();
         self.take_announced(key, thread, observer);
         self.update_has_open_questions();
+    }
+
+    /// All undecided blocks are the program's, because this thread reads figures.
+    #[cold]
+    pub(super) fn decide_all<O: Observer>(&mut self, reader: ThreadId, observer: &mut O) {
+        for (thread, key) in &self.pools.undecided {
+            if let Some(range) = self.pools.ranges.get_mut(&key.get()).filter(|_| key.is_address()) {
+                range.was_read = *thread != reader;
+            }
+        }
+        self.decide_for_program(|_, _| true, observer);
     }
 
     /// The undecided blocks for which `is_decided` is true are the program's.

@@ -141,7 +141,7 @@ impl Ledger {
         (period.since..=period.until).contains(&entry.number()) && period.owner.is_none_or(is_of)
     }
 
-    /// Whether the live block with this key was allocated in an open scope.
+    /// Returns whether the live block with this key was allocated in an open scope.
     #[cfg(test)]
     pub(super) fn is_inside(&self, key: Key, scope: ScopeId) -> bool {
         let period = self.scope_period(scope, u64::MAX).expect("it is open");

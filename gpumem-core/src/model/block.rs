@@ -54,8 +54,8 @@ impl MemKind {
         }
     }
 
-    /// Whether it is certainly in the device's memory. Traces count only such memory: managed memory may have moved to the
-    /// host, and pinned memory is on the host.
+    /// Returns whether it is certainly in the device's memory. Traces count only such memory: managed memory may have
+    /// moved to the host, and pinned memory is on the host.
     ///
     /// ```
     /// use gpumem::report::MemKind;
@@ -132,7 +132,7 @@ impl Key {
         Self(address & Self::ADDRESS | ((pool.0 as u64 + Self::PARTS) << 58))
     }
 
-    /// Whether it is the key of a part of a pool.
+    /// Returns whether it is the key of a part of a pool.
     #[inline]
     pub const fn is_part(self) -> bool {
         self.0 >> 58 >= Self::PARTS
@@ -143,7 +143,7 @@ impl Key {
         PoolId((self.0 >> 58).saturating_sub(Self::PARTS) as u8)
     }
 
-    /// Whether it is an address that the driver gave.
+    /// Returns whether it is an address that the driver gave.
     #[inline]
     pub const fn is_address(self) -> bool {
         self.0 >> 58 == Space::Address as u64

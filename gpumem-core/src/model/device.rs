@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Whether a device is one of the CUDA driver, simulated, or a gauge of the program.
+/// The kind of a device: one of the CUDA driver, a simulated one, or a gauge of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// A device of the CUDA driver.
@@ -14,7 +14,7 @@ pub enum Family {
 /// One device of this process. The ordinal is CUDA's, or the number of a simulated device or of a gauge of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
-    /// Whether it is simulated.
+    /// The kind of the device.
     pub family: Family,
     /// Its number, from 0 on.
     pub ordinal: u32,

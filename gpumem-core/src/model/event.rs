@@ -119,7 +119,6 @@ impl EventKind {
                 | Self::PoolsQueried
                 | Self::Lost { .. }
                 | Self::Displaced { .. }
-                | Self::ContextDestroyed { .. }
         )
     }
 
@@ -169,7 +168,7 @@ pub struct ScopeSpec {
     pub callsite: CallsiteId,
     /// Where the figures come from.
     pub source: Source,
-    /// Whether to record which allocations make its peak.
+    /// True if to record which allocations make its peak.
     pub at_peak: bool,
 }
 

@@ -2,7 +2,8 @@
 
 use std::{borrow::Cow, fmt::Write};
 
-/// Whether a terminal only shows this character. Others move its cursor, turn the direction of text around, or are seen by nobody.
+/// Returns whether a terminal only shows this character. Others move its cursor, turn the direction of text around, or are seen by
+/// nobody.
 pub fn is_printable(c: char) -> bool {
     let acts = c.is_control()
         || matches!(c,

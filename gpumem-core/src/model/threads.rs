@@ -48,7 +48,7 @@ impl Threads {
         if prefix.is_empty() { Self::Unscoped } else { Self::Named(ThreadName::new(prefix.as_bytes())) }
     }
 
-    /// Whether a thread with this name is one of them. `None`: its name is not known.
+    /// Returns whether a thread with this name is one of them. `None`: its name is not known.
     pub fn include(&self, name: Option<&ThreadName>) -> bool {
         match self {
             Self::Unscoped => true,

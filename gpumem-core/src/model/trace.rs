@@ -24,7 +24,7 @@ use super::{ByteDelta, Bytes, Gauge, Sampling, Source};
 pub struct Trace {
     /// The CUDA ordinal of the device.
     pub device: u32,
-    /// Whether the device is simulated.
+    /// True if the device is simulated.
     pub simulated: bool,
     /// How far the numbers can be trusted.
     pub gauge: Gauge,

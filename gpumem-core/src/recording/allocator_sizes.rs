@@ -25,8 +25,8 @@ impl AllocatorSettings {
         }
     }
 
-    /// Whether a rest of this many bytes is split off when a block of `size` bytes is taken: `should_split`. If not, the block has it as
-    /// well.
+    /// Returns whether a rest of this many bytes is split off when a block of `size` bytes is taken: `should_split`. If not, the block
+    /// has it as well.
     pub fn splits(&self, size: u64, rest: u64, is_expandable: bool) -> bool {
         if is_expandable || size <= Self::SMALL {
             rest >= MIN_BLOCK

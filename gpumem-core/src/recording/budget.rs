@@ -38,7 +38,7 @@ impl Exceeded {
     }
 }
 
-/// Whether a file with so many bytes may have so many items.
+/// Returns whether a file with so many bytes may have so many items.
 pub(super) const fn may_have(stored: u64, items: u64) -> bool {
     items <= stored * ITEMS_OF_THREE_BYTES / 3
 }
@@ -124,12 +124,13 @@ impl Budget {
         Self { reports: 0, ..*self }
     }
 
-    /// Whether any report may be made.
+    /// Returns whether any report may be made.
     pub(super) fn may_report(&self) -> bool {
         self.reports <= self.counted_size() * REPORTS
     }
 
-    /// Whether a report with this many bytes of text may be made. The report is paid for in any case, because finding its size was work.
+    /// Returns whether a report with this many bytes of text may be made. The report is paid for in any case, because finding its size
+    /// was work.
     pub(super) fn report(&mut self, texts: u64) -> bool {
         self.reports = self.reports.saturating_add(texts.min(self.counted_size() * ONE_REPORT));
         self.may_report() && texts <= self.counted_size() * ONE_REPORT

@@ -219,7 +219,7 @@ fn check_key(key: Key) -> Result {
 }
 
 impl Checks {
-    /// Whether the ledger can have an event. `known` is how many bytes the block of a key has, if it is live.
+    /// Returns whether the ledger can have an event. `known` is how many bytes the block of a key has, if it is live.
     pub(super) fn event(&mut self, event: &RecordedEvent, known: impl Fn(Key) -> Option<u64>) -> Result {
         limit(event.number < MOST_EVENTS)?;
         agree(event.number > self.number)?;

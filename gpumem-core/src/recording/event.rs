@@ -49,7 +49,7 @@ mod flag {
     pub(super) const SAME_KEY: u8 = 0x01;
 }
 
-/// Whether an item that begins with this byte is an allocation or a free.
+/// Returns whether an item that begins with this byte is an allocation or a free.
 pub(super) const fn is_short(first: u8) -> bool {
     first & flag::SHORT != 0
 }

@@ -226,7 +226,7 @@ impl Beginning {
         Ok(Self::of(None, ring))
     }
 
-    /// Whether both are files of one recording.
+    /// Returns whether both are files of one recording.
     pub fn is_same(&self, other: &Self) -> bool {
         self.recording.is_some() && self.recording == other.recording
     }

@@ -93,7 +93,7 @@ pub struct Finished;
 /// Which part of what happened is in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartDefinition {
-    /// Whether the recording has what was live at the peak of each device and at the end. If not, it has the newest events, and the
+    /// True if the recording has what was live at the peak of each device and at the end. If not, it has the newest events, and the
     /// blocks that were live before them.
     pub is_peaks: bool,
     /// Of the events up to this number, the recording has only the allocations of these blocks, refused allocations, and those that say
@@ -327,12 +327,12 @@ pub enum Request {
     },
     /// What was not freed, at the end of the process.
     Leaks {
-        /// Whether allocations are intercepted.
+        /// True if allocations are intercepted.
         is_intercepted: bool,
     },
     /// Which allocations made the peak of each device, at the end of the process.
     Peaks {
-        /// Whether allocations are intercepted.
+        /// True if allocations are intercepted.
         is_intercepted: bool,
     },
     /// Which allocations made the peak of a scope.
@@ -363,7 +363,7 @@ pub enum Request {
         ctx: Option<String>,
         /// In use on the device, if it could be read.
         used: Option<Bytes>,
-        /// Whether allocations are intercepted.
+        /// True if allocations are intercepted.
         is_intercepted: bool,
     },
     /// A tracker is gone.

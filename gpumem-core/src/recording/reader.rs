@@ -34,7 +34,7 @@ pub struct Reader<R> {
     state: State,
     allocator: AllocatorChecks,
     skipped: Skipped,
-    /// Whether definitions are added as they are read.
+    /// True if definitions are added as they are read.
     defines: bool,
     /// About how many bytes those have that were added.
     defined: u64,

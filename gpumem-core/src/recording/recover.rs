@@ -41,7 +41,7 @@ pub struct Segment {
     pub bytes: Vec<u8>,
     /// The process that made it; `None` if it is not visible here.
     pub creator: Option<u32>,
-    /// Whether a process uses it.
+    /// True if a process uses it.
     pub is_in_use: bool,
 }
 
@@ -74,7 +74,7 @@ pub struct Ended {
 struct Found {
     bytes: Vec<u8>,
     place: RingPlace,
-    /// Whether the process that fills it still runs. `None` if the ring does not say which process that is.
+    /// True if the process that fills it still runs. `None` if the ring does not say which process that is.
     writer_runs: Option<bool>,
 }
 
@@ -113,7 +113,8 @@ impl Found {
     }
 }
 
-/// Whether a recording has a ring: its process runs, or was killed and left something that can be added to the file.
+/// Returns whether a recording has a ring: its process runs, or was killed and left something that can be added to the
+/// file.
 pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
     // A pipe would be waited for.
     let file = recording.is_file().then(|| File::open(recording).ok()).flatten();
@@ -202,7 +203,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Whether the path still names this file.
+/// Returns whether the path still names this file.
 fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
     let (open, there) = (file.metadata()?, path.metadata()?);
     #[cfg(unix)]
@@ -215,7 +216,7 @@ fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
     Ok(open.is_file() && there.is_file())
 }
 
-/// Whether a process holds the lock of this file.
+/// Returns whether a process holds the lock of this file.
 fn is_held(path: &Path) -> bool {
     // A pipe that somebody has put there would be waited for.
     path.is_file() && File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
@@ -268,7 +269,7 @@ fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &
     })
 }
 
-/// Whether the process runs. Another one may have got its number.
+/// Returns whether the process runs. Another one may have got its number.
 fn is_running(owner: &RingOwner) -> bool {
     u32::try_from(owner.pid).is_ok_and(|pid| start_time(pid) == Some(owner.began))
 }

@@ -199,7 +199,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether the figures of a scope are not known, because events since it was opened are not in the recording.
+    /// Returns whether the figures of a scope are not known, because events since it was opened are not in the recording.
     pub(super) fn is_partial(&self, scope: ScopeId) -> bool {
         self.answers.get(&scope).is_some_and(|answer| answer.is_partial)
     }

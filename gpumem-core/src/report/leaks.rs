@@ -20,7 +20,7 @@ pub struct Leaks {
     pub places: Vec<Place>,
     /// The number of other blocks whose CUDA context was destroyed before they were freed.
     pub gone: u64,
-    /// Whether allocations were intercepted to the end. If not, there may be more leaks.
+    /// True if allocations were intercepted to the end. If not, there may be more leaks.
     pub is_intercepted: bool,
 }
 

@@ -142,7 +142,8 @@ impl Content {
         }
     }
 
-    /// Whether it is a report that the program requested by a call, or the statistics in its place. Such reports go to stdout by default, the rest to stderr.
+    /// Returns whether it is a report that the program requested by a call, or the statistics in its place. Such reports go to stdout by
+    /// default, the rest to stderr.
     #[doc(hidden)]
     pub const fn is_report(&self) -> bool {
         matches!(self, Self::Trace(_) | Self::Stats(_) | Self::Tracked(_))
@@ -196,7 +197,7 @@ impl Output {
 pub struct Peaks {
     /// One for each device, by its ordinal.
     pub devices: Vec<PeakHolders>,
-    /// Whether allocations were intercepted to the end. If not, there may have been higher peaks.
+    /// True if allocations were intercepted to the end. If not, there may have been higher peaks.
     pub is_intercepted: bool,
 }
 

@@ -20,7 +20,7 @@ pub struct PeakHolders {
     pub simulated: bool,
     /// The peak, which the holders add up to.
     pub bytes: Bytes,
-    /// Whether `bytes` is the peak of a trace, above what was in use at its start. Else it is the peak of the whole process on the
+    /// True if `bytes` is the peak of a trace, above what was in use at its start. Else it is the peak of the whole process on the
     /// device, of all allocations that gpumem recorded.
     pub is_over_start: bool,
     /// One for each scope and line, the largest first.

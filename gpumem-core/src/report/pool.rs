@@ -33,6 +33,9 @@ pub struct RegisteredPool {
     pub outside: u64,
     /// Blocks that were counted for the program before the pool reported its first part in them. Peaks of that time are too high.
     pub late: u64,
+    /// Blocks that were counted for the program until their first part, because another thread read figures in between. Peaks of that
+    /// time may be too high. A pool that calls `set_reserved` before it allocates has none.
+    pub read_early: u64,
 }
 
 impl RegisteredPool {
@@ -43,11 +46,11 @@ impl RegisteredPool {
         self.reserved.checked_sub(self.used)
     }
 
-    /// It has nothing, and was not called wrongly.
+    /// It has nothing, and peaks are right.
     ///
     /// Example: see `gpumem::pool`.
     pub fn is_empty(&self) -> bool {
-        self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() == 0
+        self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
     }
 
     /// Calls that cannot be right. If this is not 0, figures may be wrong.
@@ -60,7 +63,7 @@ impl RegisteredPool {
 
 impl fmt::Display for RegisteredPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, reserved, unknown_frees, doubled, outside, late, .. } = self;
+        let Self { name, reserved, unknown_frees, doubled, outside, late, read_early, .. } = self;
         let unused = self.unused().map_or_else(|| "?".to_owned(), |unused| unused.to_string());
         write!(f, "cache of {}: {unused} of {reserved}", one_line(name))?;
         let mut before = "; wrong calls: ";
@@ -74,6 +77,10 @@ impl fmt::Display for RegisteredPool {
                 write!(f, "{before}{}", counted(*count, one, many))?;
                 before = ", ";
             }
+        }
+        if *read_early > 0 {
+            let blocks = counted(*read_early, "block", "blocks");
+            write!(f, "; peaks may be too high by {blocks} that another thread read before the first part")?;
         }
         Ok(())
     }
@@ -95,6 +102,7 @@ mod tests {
             doubled: 0,
             outside: 0,
             late: 0,
+            read_early: 0,
         };
         assert_eq!(pool.to_string(), "cache of arena: 6 MiB of 8 MiB");
         (pool.outside, pool.late) = (1, 1);
@@ -108,5 +116,9 @@ mod tests {
         let wrong =
             "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
+        pool.read_early = 2;
+        let row = pool.to_string();
+        let early = "; peaks may be too high by 2 blocks that another thread read before the first part";
+        assert!(row.ends_with(&format!("{wrong}{early}")), "{row}");
     }
 }

@@ -38,7 +38,7 @@ pub struct Tracked {
     pub changes: Option<Vec<Change>>,
     /// Events since the last call that could not be recorded. If not 0, `live` and `changes` may be wrong.
     pub lost: u64,
-    /// Whether it is the first call of this tracker.
+    /// True if it is the first call of this tracker.
     pub is_first: bool,
 }
 

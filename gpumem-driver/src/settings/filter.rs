@@ -28,7 +28,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Whether the amounts are large enough for a line. An amount that is not known may be.
+    /// Returns whether the amounts are large enough for a line. An amount that is not known may be.
     pub fn is_large_enough(&self, trace: &Trace) -> bool {
         let most = trace.used.get().unsigned_abs().max(trace.peaked.get());
         most >= self.at_least.get() || !trace.is_measured()
@@ -130,7 +130,7 @@ fn distance(one: &str, other: &str) -> usize {
     row.last().copied().unwrap_or(0)
 }
 
-/// Whether these segments stand one after the other in the name. A `#` stands for any number.
+/// Returns whether these segments stand one after the other in the name. A `#` stands for any number.
 fn is_part(wanted: &str, segments: &[&str]) -> bool {
     let wanted: Vec<_> = wanted.split("::").collect();
     let is_same = |(wanted, segment): (&&str, &&str)| wanted == segment || **wanted == *alike(segment);

@@ -176,7 +176,7 @@ impl Settings {
         self.set.iter().filter_map(|set| set.problem.as_ref())
     }
 
-    /// Whether this error comes from a value that cannot be used. [`problems`](Self::problems) has its text.
+    /// Returns whether this error comes from a value that cannot be used. [`problems`](Self::problems) has its text.
     pub fn is_problem(&self, error: &Error) -> bool {
         self.errors().any(|(problem, _)| problem == error)
     }

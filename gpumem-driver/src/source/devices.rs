@@ -46,7 +46,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// One reading of the whole device. Never creates a context.
     fn read(&self, ordinal: u32) -> Result<GpuMemory>;
 
-    /// Whether the device has no memory of its own, but uses that of the machine.
+    /// Returns whether the device has no memory of its own, but uses that of the machine.
     fn is_integrated(&self, _ordinal: u32) -> bool {
         false
     }
@@ -105,5 +105,5 @@ pub struct Interception {
     pub library: &'static str,
 }
 
-/// Whether this process uses a family: `None` if not; an error if it would, but cannot.
+/// The use of a family by this process: `None` if the process does not use it, an error if it would but cannot.
 pub(super) type Selection = Option<Result<&'static dyn Devices>>;

@@ -52,7 +52,7 @@ impl Gpu {
     }
 }
 
-/// Whether CUDA's device with this UUID has no memory of its own. It initialises the driver.
+/// Returns whether CUDA's device with this UUID has no memory of its own. It initialises the driver.
 fn is_integrated(uuid: &str) -> bool {
     let uuid = uuid.split_once('-').map_or(uuid, |(_, uuid)| uuid);
     let device = cuda::devices().ok().and_then(|devices| devices.iter().find(|device| device.uuid() == uuid));

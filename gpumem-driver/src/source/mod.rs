@@ -69,7 +69,7 @@ pub fn devices() -> Result<&'static dyn Devices> {
     selected.unwrap_or_else(|| Err(Error::from(Kind::NotBuilt { feature: "cuda" })))
 }
 
-/// Whether this source could intercept the allocations of this process.
+/// Returns whether this source could intercept the allocations of this process.
 ///
 /// # Errors
 /// Why it could not.

@@ -15,7 +15,7 @@ const ASK: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Whether traces that request no gauge are off for as long as the process runs.
+/// Returns whether traces that request no gauge are off for as long as the process runs.
 #[inline]
 pub fn traces_are_off() -> bool {
     STATE.load(Acquire) == OFF

@@ -33,7 +33,7 @@ pub fn watch_allocations(watch: bool) {
     IS_WATCHED.set(watch);
 }
 
-/// Whether the handler waits for the next allocations of this thread.
+/// Returns whether the handler waits for the next allocations of this thread.
 #[inline]
 pub fn is_watched() -> bool {
     IS_WATCHED.get()

@@ -37,8 +37,8 @@ pub fn current_file() -> StackId {
     StackId(stack::caller(is_driver_file, |address| recorder::number_file(address).0))
 }
 
-/// Whether functions of this file, and what they call, are left out of stacks: those of the driver, and of our library in a foreign program, which
-/// is called in their place if the stub of the driver only jumps (up to 555).
+/// Returns whether functions of this file, and what they call, are left out of stacks: those of the driver, and of our library in a foreign
+/// program, which is called in their place if the stub of the driver only jumps (up to 555).
 fn is_driver_file(file: &[u8]) -> bool {
     let is_ours = |file: &str| file.rsplit('/').next().is_some_and(|name| name.starts_with("libgpumem_inject"));
     std::str::from_utf8(file).is_ok_and(|file| is_driver(file) || is_ours(file))

@@ -28,13 +28,13 @@ fn numbers(_: &Metadata) -> Option<(u64, u64)> {
     None
 }
 
-/// Whether a file that is open has no name any more.
+/// Returns whether a file that is open has no name any more.
 #[cfg(unix)]
 pub fn is_removed(known: &Metadata) -> bool {
     std::os::unix::fs::MetadataExt::nlink(known) == 0
 }
 
-/// Whether a file that is open has no name any more. This is not known here.
+/// Returns whether a file that is open has no name any more. This is not known here.
 #[cfg(not(unix))]
 pub fn is_removed(_: &Metadata) -> bool {
     false

@@ -135,7 +135,7 @@ impl Handle {
         self.device.name().map_err(failed("nvmlDeviceGetName", Some(index)))
     }
 
-    /// Whether the GPU is in MIG mode; `None` if it does not support MIG, or the driver is too old for it.
+    /// Returns whether the GPU is in MIG mode; `None` if it does not support MIG, or the driver is too old for it.
     #[doc(alias = "nvmlDeviceGetMigMode")]
     pub(crate) fn mig_mode(&self, index: u32) -> Result<Option<bool>, Error> {
         match self.device.mig_mode() {
@@ -210,7 +210,8 @@ impl Handle {
         Ok(computing.chain(if_available(graphics)?.into_iter().map(listed(true))).collect())
     }
 
-    /// Whether the driver keeps the most memory that each process had. It is off unless an administrator switches it on.
+    /// Returns whether the driver keeps the most memory that each process had. It is off unless an administrator
+    /// switches it on.
     #[doc(alias = "nvmlDeviceGetAccountingMode")]
     pub(crate) fn keeps_accounts(&self) -> bool {
         self.device.is_accounting_enabled().unwrap_or(false)

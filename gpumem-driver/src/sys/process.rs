@@ -166,7 +166,7 @@ pub fn exit_without_program() {
     }
 }
 
-/// Whether the main thread and all others of the program have ended.
+/// Returns whether the main thread and all others of the program have ended.
 #[cfg(target_os = "linux")]
 fn is_without_program() -> bool {
     use std::{fs, io};
@@ -262,10 +262,10 @@ unsafe extern "C" fn forked() {
     }
 }
 
-/// Whether this process is the child of a fork of a process that used this crate, if [`notice_forks`] was called before the fork. The
-/// other threads do not exist in the child, so locks that they held stay locked for ever, and the CUDA driver does not work there.
-/// So this crate takes no lock in the child, neither its own nor one of the standard library, and prints nothing. Every request
-/// returns an error.
+/// Returns whether this process is the child of a fork of a process that used this crate, if [`notice_forks`] was called before the
+/// fork. The other threads do not exist in the child, so locks that they held stay locked for ever, and the CUDA driver does not work
+/// there. So this crate takes no lock in the child, neither its own nor one of the standard library, and prints nothing. Every
+/// request returns an error.
 #[inline]
 pub fn is_forked() -> bool {
     <Std as Primitives>::is_forked()

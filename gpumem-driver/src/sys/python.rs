@@ -234,7 +234,7 @@ impl<'a> Frames<'a> {
         keys.iter().map(move |key| Frame { interpreter, key: *key, thread })
     }
 
-    /// Whether these are the frames of an earlier stack.
+    /// Returns whether these are the frames of an earlier stack.
     pub(crate) fn are_same(self, known: &[(FrameKey, CodeParts)]) -> bool {
         let is_same =
             |((key, parts), frame): (&(FrameKey, CodeParts), Frame<'_>)| *key == frame.key && parts.are(frame.parts());

@@ -15,13 +15,13 @@ use super::placement::Placement;
 
 /// `kSmallBuffer`: the segments of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// `kMinLargeAlloc`: requests of the large pool that are smaller than this get a segment of `LARGE_SEGMENT`.
+/// This is `kMinLargeAlloc`: smaller requests of the large pool get a segment of `LARGE_SEGMENT`.
 const OWN_SEGMENT: u64 = 10 << 20;
 /// `kLargeBuffer`.
 const LARGE_SEGMENT: u64 = 20 << 20;
 /// `kRoundLarge`: larger segments are multiples of this.
 const SEGMENT_ROUNDING: u64 = 2 << 20;
-/// `max_non_split_rounding_size`: a block that is not split because it is too large has less than this besides the request.
+/// This is `max_non_split_rounding_size`: a block that is too large to be split has less than this besides the request.
 const MOST_BESIDE: u64 = LARGE_SEGMENT;
 /// The first address is far from 0, and a multiple of each unit.
 const FIRST_ADDRESS: u64 = LARGE_SEGMENT << 22;
@@ -39,7 +39,7 @@ enum State {
     Unmapped,
 }
 
-/// What a request shares free blocks with: only requests of the same stream and the same private pool.
+/// The key of free blocks. Only requests of the same stream and the same private pool share them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
     /// A number for each stream.
@@ -87,21 +87,21 @@ pub(crate) struct Caching {
     unused: Vec<BlockId>,
     /// The pools of large and of small blocks. The first pair is not private.
     pools: Vec<[Pool; 2]>,
-    /// Blocks whose free was requested, while work on other streams may use them.
+    /// The blocks whose free was requested, while work on other streams may use them.
     awaiting: BTreeSet<BlockId>,
     segments_end: u64,
-    /// What the driver has for the segments.
+    /// The bytes of the segments from the driver.
     limit: u64,
     reserved: u64,
-    /// The most that it was.
+    /// The highest value of `reserved`.
     pub(super) reserved_peak: u64,
-    /// What the program has.
+    /// The bytes that the program has.
     allocated: u64,
-    /// What of `reserved_peak` the program did not have.
+    /// The part of `reserved_peak` that the program did not have.
     pub(super) unused_at_peak: u64,
-    /// How often the cache was emptied.
+    /// The number of times that the cache was emptied.
     pub(super) emptied: u64,
-    /// How often that was because the driver had not enough memory: `num_alloc_retries`.
+    /// The number of times that it was emptied because the driver did not have enough memory: `num_alloc_retries`.
     pub(super) retries: u64,
 }
 
@@ -114,8 +114,8 @@ impl Caching {
         self.alloc_for(bytes, Sharing::default(), None)
     }
 
-    /// `malloc`. If the driver gives a segment and it has the size of `segment`, it has its address as well: of free blocks with equal
-    /// sizes, the one with the lowest address is taken, and only the driver knows where it puts segments.
+    /// This is `malloc`. If the driver gives a segment of the size of `segment`, it also gets the address of `segment`: among free
+    /// blocks of equal size, the one with the lowest address is taken, and only the driver knows where it puts segments.
     pub(super) fn alloc_for(&mut self, bytes: u64, sharing: Sharing, segment: Option<(u64, u64)>) -> Option<Placement> {
         let size = self.settings.rounded(bytes)?;
         let wanted = Wanted { size, is_small: size <= AllocatorSettings::SMALL, sharing, segment };
@@ -143,7 +143,7 @@ impl Caching {
         Some(placement)
     }
 
-    /// The program has this block, which is in no set.
+    /// Notes that the program has this block, which is in no set.
     fn take(&mut self, block: BlockId) -> Placement {
         let Block { address, bytes, .. } = *self.at(block);
         self.allocated += bytes;
@@ -151,7 +151,7 @@ impl Caching {
     }
 
     /// Adds a segment that the allocator had before its first request, with blocks that the program had: their addresses and sizes, in
-    /// rising order. `None` if the driver has not enough memory.
+    /// rising order. `None` if the driver does not have enough memory.
     pub(super) fn add_old(
         &mut self,
         (address, bytes): (u64, u64),
@@ -184,19 +184,20 @@ impl Caching {
         self.join(block, State::Free);
     }
 
-    /// The program frees a block that work on another stream may still use.
+    /// Frees a block that work on another stream may still use.
     pub(super) fn request_free(&mut self, block: BlockId) {
         self.allocated -= self.at(block).bytes;
         self.awaiting.insert(block);
     }
 
-    /// That work is done. [`empty_cache`](Self::empty_cache) waits for it, and frees the block as well.
+    /// Notes that the work is done. [`empty_cache`](Self::empty_cache) waits for it, and frees the block as well.
     pub(super) fn complete_free(&mut self, block: BlockId) {
         self.awaiting.remove(&block);
         self.join(block, State::Free);
     }
 
-    /// `get_free_block`: the smallest free block that is large enough. A block that can grow counts as large as it can become.
+    /// Returns the smallest free block that is large enough (`get_free_block`). A block that can grow counts with its largest
+    /// size.
     fn best_fit(&self, wanted: Wanted) -> Option<BlockId> {
         let Wanted { size, is_small, sharing: Sharing { stream, pool }, .. } = wanted;
         let pool = &self.pools.get(pool as usize)?[usize::from(is_small)];
@@ -216,7 +217,8 @@ impl Caching {
         Some(found).filter(|_| !is_too_large)
     }
 
-    /// `alloc_block`: a free block of this size or more, with memory of the driver. `None` if the driver has not enough.
+    /// Returns a free block of this size or more, with memory of the driver (`alloc_block`). `None` if the driver does
+    /// not have enough.
     fn add_memory(&mut self, wanted: Wanted) -> Option<BlockId> {
         if self.settings.is_expandable { self.expand(wanted) } else { self.add_segment(wanted) }
     }
@@ -243,7 +245,7 @@ impl Caching {
         Some(self.new_block(address, bytes, (sharing, is_small), false, State::Free))
     }
 
-    /// `try_allocate_expandable_block`: maps memory at the lowest addresses where there is room for the size, in free and unmapped blocks.
+    /// Maps memory at the lowest addresses with room for the size, in free and unmapped blocks (`try_allocate_expandable_block`).
     fn expand(&mut self, wanted: Wanted) -> Option<BlockId> {
         let Wanted { size, is_small, sharing, .. } = wanted;
         let stream = sharing.stream;
@@ -275,13 +277,13 @@ impl Caching {
             let rest = size - self.at(block).bytes;
             let next = self.at(block).after?;
             self.map(next, rest)?;
-            // It is joined with the block before it.
+            // The block is joined with the block before it.
             block = next;
         }
         Some(block)
     }
 
-    /// A new expandable segment, without memory.
+    /// Makes an expandable segment without memory.
     fn add_addresses(&mut self, wanted: Wanted) -> Option<BlockId> {
         let Wanted { size, is_small, sharing, .. } = wanted;
         let addresses = self.limit.saturating_add(self.limit / 8).min(MOST_ADDRESSES);
@@ -296,7 +298,7 @@ impl Caching {
         if is_small { SMALL_SEGMENT } else { LARGE_SEGMENT }
     }
 
-    /// `map_block`: maps at least `size` bytes at the begin of an unmapped block, or all of it.
+    /// Maps at least `size` bytes at the begin of an unmapped block, or all of it (`map_block`).
     fn map(&mut self, block: BlockId, size: u64) -> Option<()> {
         let Block { bytes, is_small, .. } = *self.at(block);
         let mapped = size.checked_next_multiple_of(Self::granule(is_small))?.min(bytes);
@@ -316,8 +318,8 @@ impl Caching {
         Some(())
     }
 
-    /// `release_available_cached_blocks`: returns a block that is too large to be split and large enough for the request, or several ones
-    /// that are together. False if there are none.
+    /// Releases a block that is too large to be split and large enough for the request, or several ones that are together
+    /// (`release_available_cached_blocks`). Returns false if there are none.
     fn return_oversize(&mut self, wanted: Wanted) -> bool {
         let Wanted { size, is_small, sharing, .. } = wanted;
         let (stream, least) = (sharing.stream, self.settings.max_split);
@@ -326,7 +328,7 @@ impl Caching {
         let blocks = |from, to| free.range((stream, from, 0, 0)..to).map(|(.., block)| *block);
         let enough = blocks(size, (stream + 1, 0, 0, 0)).next();
         let smaller: Vec<_> = blocks(least, (stream, size, 0, 0)).rev().collect();
-        // Only a segment that came with other settings may be this large and split.
+        // Only a segment from before, with other settings, may be this large and split.
         let is_segment = |block: &BlockId| self.is_segment(*block);
         if let Some(block) = enough.filter(is_segment) {
             self.return_segment(block);
@@ -341,7 +343,7 @@ impl Caching {
         before - self.reserved >= size
     }
 
-    /// Whether a block is all of a segment that is not expandable.
+    /// Returns whether a block is all of a segment that is not expandable.
     fn is_segment(&self, block: BlockId) -> bool {
         let Block { before, after, is_expandable, .. } = self.blocks[block as usize];
         !is_expandable && before.is_none() && after.is_none()
@@ -354,8 +356,8 @@ impl Caching {
         self.reserved -= self.at(block).bytes;
     }
 
-    /// `release_cached_blocks`: returns memory without a block in use to the driver, whole segments, or whole units of expandable
-    /// segments. Private pools keep theirs as long as they are used.
+    /// Returns memory without a block in use to the driver, as whole segments or whole units of expandable segments
+    /// (`release_cached_blocks`). Private pools keep theirs as long as they are used.
     pub(super) fn empty_cache(&mut self) {
         self.emptied += 1;
         for block in std::mem::take(&mut self.awaiting) {
@@ -406,7 +408,7 @@ impl Caching {
         number
     }
 
-    /// A number for a block.
+    /// Returns a number for a block.
     fn number(&mut self, block: Block) -> BlockId {
         if let Some(number) = self.unused.pop() {
             *self.at(number) = block;
@@ -519,7 +521,7 @@ mod tests {
         caching.alloc(bytes).unwrap()
     }
 
-    /// Where the blocks begin, from the first address.
+    /// Returns the offset of a block from the first address.
     fn begin(placement: Placement) -> u64 {
         placement.address - FIRST_ADDRESS
     }
@@ -618,7 +620,7 @@ mod tests {
         assert_eq!(begin(alloc(&mut caching, 5 * MIB)), 20 * MIB, "the rest of the first block was kept");
     }
 
-    /// Random requests: blocks do not overlap, and all memory is free at the end.
+    /// After random requests, blocks do not overlap, and all memory is free at the end.
     #[test]
     fn blocks_never_overlap() {
         let oversize = AllocatorSettings { max_split: 24 * MIB, ..AllocatorSettings::default() };

@@ -1,4 +1,4 @@
-//! Allocators without a layout: what they have from the driver depends on the sum of the blocks only.
+//! Allocators without a layout: their memory from the driver depends only on the sum of the blocks.
 
 use super::placement::Placement;
 
@@ -6,7 +6,7 @@ use super::placement::Placement;
 ///
 /// With a step of 1 this is an allocator that adds nothing. The driver's stream-ordered pool (`cudaMallocAsync`) has a step of 32 MiB:
 /// it can put blocks together from parts that lie apart, so that a free part of it is never too small. Its release threshold says when
-/// it returns memory to the driver. It does not change the most that it had, since memory is returned before the driver refuses more.
+/// it returns memory to the driver. It does not change the highest value, because memory is returned before the driver refuses more.
 #[derive(Debug)]
 pub(crate) struct Counting {
     step: u64,
@@ -26,7 +26,7 @@ impl Counting {
         let reserved = in_use.checked_next_multiple_of(self.step).filter(|reserved| *reserved <= self.limit)?;
         self.in_use = in_use;
         self.reserved_peak = self.reserved_peak.max(reserved);
-        // Addresses are names here: a number for each block.
+        // The address of a block is only a number here.
         self.next += 1;
         Some(Placement { address: self.next, bytes, block: 0 })
     }

@@ -11,7 +11,7 @@ use super::placement::Placement;
 
 /// The alignment of slices on CUDA.
 const ALIGNMENT: u64 = 512;
-/// No smaller pages are made of pages that are smaller than this.
+/// Pages that are smaller than this have no smaller pages below them.
 const SMALL_PAGE: u64 = 32 << 20;
 /// A pool has addresses for this much.
 const ADDRESSES: u64 = 1 << 52;
@@ -41,7 +41,7 @@ pub(crate) struct Cubecl {
 }
 
 impl Cubecl {
-    /// For a card with this much memory.
+    /// Makes the pools for a card with this much memory.
     pub(super) fn new(card: u64, limit: u64) -> Self {
         let largest = card / 4;
         let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);

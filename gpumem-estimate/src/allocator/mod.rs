@@ -1,4 +1,4 @@
-//! Models of allocators: how many bytes a request takes, and how much the allocator has from the driver.
+//! Models of allocators: the bytes that a request takes, and the memory of the allocator from the driver.
 
 mod caching;
 mod counting;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::placement::Placement;
 use self::{caching::Caching, counting::Counting, cubecl::Cubecl};
 
-/// Which allocator a step uses.
+/// The allocator that a step uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -47,7 +47,7 @@ pub(crate) enum Allocator {
 }
 
 impl Allocator {
-    /// An allocator that may have this much memory.
+    /// Makes an allocator that may have this much memory.
     pub(crate) fn new(kind: AllocatorKind, limit: u64) -> Self {
         match kind {
             AllocatorKind::Exact => Self::Counting(Counting::new(1, limit)),
@@ -78,7 +78,7 @@ impl Allocator {
         }
     }
 
-    /// The most that the allocator had from the driver at one time.
+    /// Returns the highest memory that the allocator had from the driver.
     pub(crate) fn reserved_peak(&self) -> u64 {
         match self {
             Self::Counting(counting) => counting.reserved_peak,

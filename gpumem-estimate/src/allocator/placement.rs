@@ -1,10 +1,10 @@
-//! Where blocks lie.
+//! The places of blocks.
 
-/// Where a block is, and how many bytes it takes.
+/// The address of a block, and the bytes that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// What the allocator needs to free it.
+    /// The number by which the allocator frees the block.
     pub(super) block: u32,
 }

@@ -7,23 +7,23 @@ use gpumem_core::recording::AllocatorSettings;
 use super::caching::Caching;
 pub use super::caching::Sharing;
 
-/// One request. Blocks have numbers from 0 on, in the order in which they come.
+/// One request. Blocks have numbers from 0 on, in the order of allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// A segment that the allocator had before, with blocks that the program had. Each has its address and its size.
     Old {
         /// The segment.
         segment: (u64, u64),
-        /// Who may get its free blocks.
+        /// The stream and the pool that may get its free blocks.
         sharing: Sharing,
         /// The blocks, in the order of their addresses.
         blocks: Vec<(u64, u64)>,
     },
     /// A new block.
     Alloc {
-        /// What the program asks for.
+        /// The bytes that the program asks for.
         bytes: u64,
-        /// Who may get the block after it.
+        /// The stream and the pool that may get the block after its free.
         sharing: Sharing,
         /// The address and the size of the segment that the driver gave for it.
         segment: Option<(u64, u64)>,
@@ -32,7 +32,7 @@ pub enum Request {
     Free(u32),
     /// The program frees a block that work on another stream may still use.
     RequestFree(u32),
-    /// That work is done.
+    /// The work on the other stream is done.
     CompleteFree(u32),
     /// The cache is emptied.
     EmptyCache,
@@ -40,14 +40,14 @@ pub enum Request {
     Refused(u64, Sharing),
 }
 
-/// What the requests need.
+/// The memory that the requests need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The most that the allocator had from the driver.
+    /// The highest memory that the allocator had from the driver.
     pub reserved: u64,
-    /// What of it the program did not have then.
+    /// The part of it that the program did not have then.
     pub unused: u64,
-    /// How often the allocator emptied its cache because the driver had not enough memory.
+    /// The number of times that the allocator emptied its cache because the driver did not have enough memory.
     pub retries: u64,
 }
 
@@ -55,8 +55,8 @@ pub struct Outcome {
 pub fn replay(requests: &[Request], settings: &AllocatorSettings, limit: u64) -> Option<Outcome> {
     let mut caching = Caching::new(settings.clone(), limit);
     let mut blocks: Vec<u32> = Vec::new();
-    // How often the cache had been emptied when the free of a block was requested. If it was emptied since, the block is free already, and
-    // its place in the model may be that of another one.
+    // The number of times that the cache had been emptied when the free of a block was requested. If it was emptied since, the block is
+    // free already, and another one may have its place in the model.
     let mut requested = HashMap::new();
     for request in requests {
         match *request {
@@ -138,7 +138,8 @@ mod tests {
         script.split_whitespace().map(request).collect()
     }
 
-    /// PyTorch's defaults, `expandable_segments:True`, `max_split_size_mb:128`, `roundup_power2_divisions:4`.
+    /// The settings are PyTorch's defaults, `expandable_segments:True`, `max_split_size_mb:128` and
+    /// `roundup_power2_divisions:4`.
     fn settings() -> [AllocatorSettings; 4] {
         let plain = AllocatorSettings::default;
         [
@@ -149,7 +150,8 @@ mod tests {
         ]
     }
 
-    /// The MiB that are reserved with each of the settings, by the functions of `CUDACachingAllocator.cpp` in PyTorch 2.11 that are named.
+    /// The numbers are the MiB that are reserved with each of the settings. Comments name functions of `CUDACachingAllocator.cpp` in
+    /// PyTorch 2.11.
     #[test]
     fn as_much_is_reserved_as_pytorch_reserves() {
         for (script, expected) in [
@@ -174,7 +176,7 @@ mod tests {
             ("+30 +70 -0 empty +35", [106, 120, 106, 120]),
             ("+30/1 -0 empty +30", [60, 80, 60, 64]),
             ("+30 ?0 empty +30 !0 +30", [60, 60, 60, 64]),
-            // A refused request has room, and is freed.
+            // A refused request gets memory, and is freed.
             ("+30 x50 +50", [80, 80, 80, 88]),
             // A history may begin with segments. They have plain blocks, which are split with all settings.
             ("old80:10-20,30-35 +10 +40 -0 +18", [80, 80, 80, 80]),
@@ -185,7 +187,7 @@ mod tests {
         }
     }
 
-    /// How often the cache is emptied on a card of 400 MiB. `None`: the requests do not fit.
+    /// Returns how often the cache is emptied on a card of 400 MiB. `None` if the requests do not fit.
     #[test]
     fn the_cache_is_emptied_when_the_card_is_full() {
         for (script, expected) in [
@@ -194,7 +196,7 @@ mod tests {
             ("+200 +150 -0 -1 +300", [Some(1), Some(0), Some(0), Some(1)]),
             ("+300 -0 +250", [Some(0), Some(0), Some(0), Some(0)]),
             ("+200 +250 -0", [None; 4]),
-            // `synchronize_and_free_events`: blocks that other streams use are waited for. They are freed once.
+            // `synchronize_and_free_events` waits for blocks that other streams use. They are freed once.
             ("+200 ?0 +300 !0 +60 -1 +200", [Some(1), Some(1), Some(1), Some(1)]),
             ("+200/1 -0 +300", [None; 4]),
         ] {

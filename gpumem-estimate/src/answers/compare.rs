@@ -1,4 +1,4 @@
-//! How far an estimate was from a measured run.
+//! The difference between an estimate and a measured run.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::{class::Class, estimate::Estimate};
 
-/// What was measured of a run.
+/// The measured figures of a run.
 ///
-/// What is not known is not in it: an estimate is compared with what was measured only.
+/// Unknown figures are missing: an estimate is compared only with measured figures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Measured {
-    /// The most that tensors and workspaces took at one time: what is compared with `Estimate.peak`.
+    /// The peak of tensors and workspaces, which is compared with `Estimate.peak`.
     pub allocated: Option<Bytes>,
-    /// The most that the framework's allocator had from the driver: what is compared with `Estimate.reserved`.
+    /// The highest memory of the framework's allocator from the driver, which is compared with `Estimate.reserved`.
     pub reserved: Option<Bytes>,
-    /// What classes had at the peak, if that could be told. What `allocated` has beyond their sum is of the other classes.
+    /// The bytes of classes at the peak, if they are known. The rest of `allocated` belongs to the other classes.
     pub classes: BTreeMap<Class, Bytes>,
-    /// What was allocated in each phase and in use at the peak, by its name: `model`, `input`, `forward`, `backward`, `update`.
+    /// The bytes that were allocated in each phase and in use at the peak, by the name of the phase: `model`, `input`,
+    /// `forward`, `backward`, `update`.
     pub phases: BTreeMap<String, Bytes>,
 }
 
-/// How far an estimate was from a measured run. `Display` is a table.
+/// The difference between an estimate and a measured run. `Display` is a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Comparison {
     /// The peaks, if both are known.
     pub peak: Option<Difference>,
-    /// What the allocator had from the driver, if both are known.
+    /// The memory of the allocator from the driver, if both are known.
     pub reserved: Option<Difference>,
     /// The peaks by class. Classes that the measured run could not tell apart are together.
     pub classes: Vec<ClassDifference>,
@@ -45,11 +46,11 @@ pub struct Comparison {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Difference {
-    /// What was estimated.
+    /// The estimated amount.
     pub estimated: Bytes,
-    /// What was measured.
+    /// The measured amount.
     pub measured: Bytes,
-    /// The most that it may be according to the estimate, where that is a range that begins at `estimated`: workspaces of convolutions.
+    /// The upper end of the estimate, if it is a range that begins at `estimated`, because of workspaces of convolutions.
     pub at_most: Option<Bytes>,
 }
 
@@ -69,7 +70,7 @@ pub struct ClassDifference {
 pub struct PhaseDifference {
     /// The name of the phase.
     pub phase: String,
-    /// The difference between the estimate and what was measured.
+    /// The difference between the estimate and the measured amount.
     pub difference: Difference,
 }
 
@@ -78,20 +79,21 @@ impl Difference {
         Self { estimated, measured, at_most: None }
     }
 
-    /// The estimate minus what was measured.
+    /// Returns the estimate minus the measured amount.
     pub fn bytes(&self) -> i64 {
         let signed = |bytes: Bytes| i64::try_from(bytes.get()).unwrap_or(i64::MAX);
         signed(self.estimated).saturating_sub(signed(self.measured))
     }
 
-    /// The error in percent of what was measured; above 0 if the estimate is too high. `None` if nothing was measured.
+    /// Returns the error in percent of the measured amount. It is above 0 if the estimate is too high. `None` if
+    /// nothing was measured.
     #[expect(clippy::cast_precision_loss, reason = "a percentage is printed with two digits")]
     pub fn percent(&self) -> Option<f64> {
         let measured = self.measured.get() as f64;
         (measured > 0.0).then(|| self.bytes() as f64 / measured * 100.0)
     }
 
-    /// What was measured is in the range of the estimate. `None` if the estimate is no range.
+    /// Returns whether the measured amount is in the range of the estimate. `None` if the estimate is no range.
     pub fn is_in_range(&self) -> Option<bool> {
         self.at_most.map(|most| (self.estimated..=most).contains(&self.measured))
     }
@@ -158,7 +160,8 @@ const WORKSPACES: [&str; 6] = ["cuBLAS", "cuBLASLt", "cuDNN", "cuSOLVER", "cuSPA
 /// The library of PyTorch's allocator. Its blocks are segments.
 const PYTORCH: &str = "PyTorch";
 
-/// The peak of a trace over what was in use at its start: of a whole step, with the model and its inputs.
+/// Uses the peak of a trace above the memory in use at its start. The trace must cover a whole step, with the model and
+/// its inputs.
 impl From<&Trace> for Measured {
     fn from(trace: &Trace) -> Self {
         let allocated = trace.is_measured().then(|| trace.peak_over_start());
@@ -166,7 +169,7 @@ impl From<&Trace> for Measured {
     }
 }
 
-/// What made a peak: of a program or a recording of one (`device_peak`), or of a trace (`peak_holders`).
+/// Uses the parts of a peak: that of a program or of a recording (`device_peak`), or that of a trace (`peak_holders`).
 ///
 /// - A library that works for others (cuBLAS, cuDNN) has workspaces.
 /// - A scope with the name of a class (`weights`, `optimizer`) has blocks of this class; the innermost such scope counts.
@@ -181,14 +184,15 @@ impl From<&PeakHolders> for Measured {
         if segments.is_empty() {
             measured.allocated = Some(peak.bytes);
         } else {
-            // What other libraries have is beside the allocator, and the estimate of the allocator has nothing of it.
+            // The memory of other libraries is outside of the allocator, and the estimate of the allocator does not
+            // include it.
             measured.reserved = Some(segments.into_iter().map(bytes).sum());
             return measured;
         }
         for holder in blocks {
             let class = match holder.library.as_deref() {
                 Some(library) if WORKSPACES.contains(&library) => Some(Class::Workspace),
-                // An estimate that was recorded has its classes there.
+                // A recorded estimate has its classes there.
                 Some(library) => Class::with_name(library),
                 None => holder.path.iter().rev().find_map(|name| Class::with_name(name)),
             };

@@ -7,16 +7,17 @@ use crate::{
 };
 
 impl Step {
-    /// A batch with which the step does not need more than its limit, while batches that are up to 10 % larger do; 0 if none fits. It is
-    /// found by bisection. Sometimes a larger batch needs less, because its blocks fit better into the segments of the allocator: so
-    /// larger batches are tried as well, at most 16 of them.
+    /// Returns a batch with which the step does not need more than its limit, while batches that are up to 10 % larger do; 0 if none
+    /// fits. It is found by bisection. Sometimes a larger batch needs less, because its blocks fit better into the segments of the
+    /// allocator. So larger batches are tried as well, at most 16 of them.
     pub fn largest_batch(&self, model: &Model) -> Result<u64, Error> {
         self.check_limit()?;
         largest_with_gaps(|batch| fits(Self { batch, ..self.clone() }.estimate(model).map(drop)))
     }
 
-    /// The longest sequences with which the step does not need more than its limit, found as [`largest_batch`](Self::largest_batch)
-    /// finds a batch; 0 if none fits. A model with a table of positions has no longer sequences than that.
+    /// Returns the longest sequences with which the step does not need more than its limit, found as
+    /// [`largest_batch`](Self::largest_batch) finds a batch; 0 if none fits. Sequences are not longer than a model's table of
+    /// positions.
     pub fn largest_length(&self, model: &Model) -> Result<u64, Error> {
         self.check_limit()?;
         if !matches!(model.input, Input::Tokens(_)) {
@@ -45,7 +46,7 @@ fn fits(result: Result<(), Error>) -> Result<bool, Error> {
     }
 }
 
-/// The result of [`largest`], and then larger numbers up to 10 % above it: at most 16.
+/// Returns the result of [`largest`], improved by trying at most 16 larger numbers up to 10 % above it.
 fn largest_with_gaps(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
     let mut found = largest(&mut fits)?;
     let mut next = found;
@@ -58,8 +59,8 @@ fn largest_with_gaps(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result
     Ok(found)
 }
 
-/// The largest number for which `fits` is true, by bisection: `fits` must be false for all numbers after the first that it is false
-/// for. 0 if it is false for 1. For other sizes than the batch and the length of sequences.
+/// Returns the largest number for which `fits` is true, by bisection: `fits` must be false for all numbers after the first that it
+/// is false for. 0 if it is false for 1. It is for other sizes than the batch and the length of sequences.
 pub fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
     let (mut fitting, mut too_large) = (0, 1);
     while fits(too_large)? {

@@ -1,4 +1,4 @@
-//! Answers as JSON.
+//! Writes answers as JSON.
 
 use gpumem_core::model::Bytes;
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ impl Estimate {
     pub fn to_json(&self) -> String {
         let mut object = match serde_json::to_value(self) {
             Ok(Value::Object(object)) => object,
-            // All fields are numbers, texts and lists of them.
+            // All fields are numbers, texts and lists of them, so this cannot fail.
             _ => Map::new(),
         };
         let classes = self.classes().into_iter().map(|(class, bytes)| (class.name().to_owned(), json!(bytes)));

@@ -1,4 +1,4 @@
-//! What an estimate is asked for: text, data, what changes would save, and how far it was from a measured run.
+//! The answers of an estimate: text, data, the savings of changes, and the difference from a measured run.
 
 mod compare;
 mod fit;

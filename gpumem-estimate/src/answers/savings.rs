@@ -1,4 +1,4 @@
-//! What changes of a step would save.
+//! The savings of changes of a step.
 
 use gpumem_core::model::Bytes;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::{
     step::Step,
 };
 
-/// What each of some changes of a step would save, if it were the only one. `Display` is a table.
+/// The savings of some changes of a step, each alone. `Display` is a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Savings {
@@ -26,13 +26,13 @@ pub struct Savings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Saving {
-    /// What is changed, such as `AdamW with 8 bits`.
+    /// The name of the change, such as `AdamW with 8 bits`.
     pub change: String,
     /// The changed step.
     pub step: Step,
-    /// Its peak. `None`: there is none, and `why_not` says why.
+    /// Its peak. `None` if there is none; `why_not` has the reason.
     pub peak: Option<Bytes>,
-    /// Why the model or the step does not have this change.
+    /// The reason why the model or the step cannot have this change.
     pub why_not: Option<String>,
 }
 
@@ -43,9 +43,9 @@ const RANKS: u64 = 8;
 
 impl Step {
     /// Estimates the step with one change after the other: checkpointing, smaller types, an optimizer with a smaller state, adapters.
-    /// A change that the model cannot have says why; one that the step has already is left out.
+    /// A change that the model cannot have names the reason. One that the step has already is left out.
     pub fn savings(&self, model: &Model) -> Result<Savings, Error> {
-        // What does not fit now may fit with a change, so the limit is not the limit of the table.
+        // A step that does not fit now may fit with a change, so the table has no limit.
         let base = Self { limit: None, ..self.clone() };
         let peak = base.estimate(model)?.peak;
         let change = |(change, step): (String, Self)| {

@@ -1,4 +1,4 @@
-//! Answers as text of at most 80 columns, in the form of gpumem's other reports.
+//! Writes answers as text of at most 80 columns, in the form of gpumem's other reports.
 
 use std::{
     cmp::Reverse,
@@ -25,7 +25,7 @@ fn signed(bytes: Bytes) -> i64 {
     bytes.get().try_into().unwrap_or(i64::MAX)
 }
 
-/// `1,234,567`.
+/// Returns a number such as `1,234,567`.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -47,7 +47,7 @@ fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
     table
 }
 
-/// What the peak consists of, by class and by layer, and the peaks of the phases.
+/// Writes the parts of the peak by class and by layer, and the peaks of the phases.
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show(f, Paint::PLAIN)
@@ -62,7 +62,7 @@ impl Show for Estimate {
             ("the allocator has at most".to_owned(), *reserved),
             (format!("{} parameters", grouped(*parameters)), *parameter_bytes),
         ];
-        // What cuDNN takes is a range: the figures above are its low end.
+        // cuDNN's workspaces are a range. The figures above are its low end.
         if let Some(ConvolutionWorkspace { peak: highest, reserved, .. }) = self.convolutions {
             rows.insert(1, ("… with the largest workspaces".to_owned(), highest));
             rows.insert(3, ("… with the largest workspaces".to_owned(), reserved));
@@ -116,24 +116,24 @@ struct Run {
     /// The numbers of the first and of the last layer, if these are the ends of their names.
     numbers: Option<(u64, u64)>,
     bytes: Bytes,
-    /// What each of them has without what the allocator added, which differs from one to the next.
+    /// The bytes of each layer without the additions of the allocator, which differ between layers.
     each: Bytes,
 }
 
-/// What a layer has, and what of it the allocator did not add.
+/// The bytes of a layer, and those that the allocator did not add.
 #[derive(Clone, Copy, Default)]
 struct OfLayer {
     bytes: Bytes,
     each: Bytes,
 }
 
-/// What layers have, by name, with equal layers as one.
+/// Returns the bytes of layers by name, with equal layers as one.
 fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, OfLayer)>) -> Vec<Run> {
     let mut all: Vec<Run> = layers
         .into_iter()
         .map(|(path, OfLayer { bytes, each })| {
             let (before, last) = path.rsplit_once('.').unwrap_or(("", path));
-            // A number as `numbered` writes it.
+            // A number is as `numbered` writes it.
             let number: Option<u64> = last.parse().ok().filter(|number: &u64| number.to_string() == last);
             let name = if number.is_some() { before } else { path };
             Run { name: name.to_owned(), numbers: number.map(|number| (number, number)), bytes, each }
@@ -156,7 +156,7 @@ fn runs<'a>(layers: impl IntoIterator<Item = (&'a str, OfLayer)>) -> Vec<Run> {
 }
 
 impl Run {
-    /// `model.layers.0 … 31 (32×)`.
+    /// Returns a name such as `model.layers.0 … 31 (32×)`.
     fn shown(&self) -> String {
         let dot = if self.name.is_empty() { "" } else { "." };
         match self.numbers {
@@ -167,7 +167,7 @@ impl Run {
     }
 }
 
-/// A tree of phases and layers. A layer has what is in the layers inside it, see [`shown`].
+/// Returns a tree of phases and layers. A layer includes the layers inside it, see [`shown`].
 fn layers(parts: &[Part]) -> Tree {
     let mut phases: Vec<(&str, HashMap<&str, OfLayer>)> = Vec::new();
     for Part { phase, layer, bytes, class } in parts {
@@ -192,7 +192,7 @@ fn layers(parts: &[Part]) -> Tree {
     tree
 }
 
-/// The begin of a path: up to the first number, as in `model.layers.0`, or else two names.
+/// Returns the begin of a path: up to the first number, as in `model.layers.0`, or else two names.
 fn shown(path: &str) -> &str {
     let mut end = 0;
     for (at, name) in path.split('.').enumerate() {
@@ -207,13 +207,13 @@ fn shown(path: &str) -> &str {
     &path[..end]
 }
 
-/// `-12.3 %`, with a sign.
+/// Returns a number with a sign, such as `-12.3 %`.
 #[expect(clippy::cast_precision_loss, reason = "one decimal is printed")]
 fn percent(part: i64, whole: i64) -> String {
     if whole == 0 { String::new() } else { format!("{:+.1}", part as f64 / whole as f64 * 100.0) }
 }
 
-/// What a file says about weights, by type and module. What a step needs beside them is not in it.
+/// Writes the weights of a file, by type and module. The other needs of a step are not in it.
 impl fmt::Display for Tensors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show(f, Paint::PLAIN)
@@ -249,7 +249,7 @@ impl Show for Tensors {
     }
 }
 
-/// One row for each change, and the reasons of those that are not possible.
+/// Writes one row for each change, and the reasons of those that are not possible.
 impl fmt::Display for Savings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show(f, Paint::PLAIN)
@@ -298,7 +298,7 @@ impl Show for Savings {
     }
 }
 
-/// One row for each figure that both sides have.
+/// Writes one row for each figure that both sides have.
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show(f, Paint::PLAIN)

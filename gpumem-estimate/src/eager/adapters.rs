@@ -10,7 +10,7 @@ use crate::{
     shape::Shape,
 };
 
-/// What a linear layer has besides or instead of its weight.
+/// The tensors of a linear layer besides or instead of its weight.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Adapted {
     pub(crate) in_4_bits: Option<In4Bits>,
@@ -25,18 +25,19 @@ pub(crate) struct In4Bits {
     outputs: u64,
     inputs: u64,
     pub(crate) packed: ParameterId,
-    /// How many scales there are, if they are quantized as well.
+    /// The number of scales, if they are quantized as well.
     quantized_scales: Option<u64>,
     compute: Dtype,
 }
 
-/// How many elements share a scale.
+/// The number of elements that share a scale.
 const BLOCK: u64 = 64;
-/// How many scales share one.
+/// The number of scales that share a scale.
 const BLOCK_OF_SCALES: u64 = 256;
 
 impl Eager {
-    /// Sets what changes the linear layers that are built from now on. With adapters, all parameters of the model are frozen.
+    /// Sets the changes of the linear layers that are built from now on. With adapters, all parameters of the model are
+    /// frozen.
     pub(crate) fn set_adapters(&self, lora: Option<Lora>, quantized: Option<Quantized>) {
         self.adapters.lora.replace(lora.map(Rc::new));
         self.adapters.quantized.replace(quantized.map(Rc::new));
@@ -47,7 +48,7 @@ impl Eager {
         self.adapters.lora.borrow().is_some()
     }
 
-    /// Adds what a linear layer has besides or instead of its weight.
+    /// Adds the tensors of a linear layer besides or instead of its weight.
     pub(crate) fn adapt(&self, inputs: u64, outputs: u64, dtype: Dtype, is_tied: bool) -> Result<Adapted, Error> {
         let (lora, quantized) = (self.adapters.lora.borrow().clone(), self.adapters.quantized.borrow().clone());
         if lora.is_none() && quantized.is_none() {
@@ -80,7 +81,7 @@ impl Eager {
         Err(Kind::Invalid(what).into())
     }
 
-    /// `quantize_4bit` of bitsandbytes: packed elements and a `QuantState`.
+    /// Makes packed elements and a `QuantState`, like `quantize_4bit` of bitsandbytes.
     fn add_in_4_bits(&self, inputs: u64, outputs: u64, quantized: &Quantized) -> Result<In4Bits, Error> {
         let elements = inputs.checked_mul(outputs).ok_or_else(|| self.error(Kind::TooLarge))?;
         let packed = self.add_packed(&Shape::from([elements.div_ceil(2), 1]), elements)?;
@@ -137,20 +138,20 @@ impl Eager {
         self.to(&output, input.dtype)
     }
 
-    /// `dequantize_4bit`: the scales first, if they are quantized as well.
+    /// Runs `dequantize_4bit`. It begins with the scales, if they are quantized as well.
     fn widened(&self, weight: &In4Bits) -> Result<Tensor, Error> {
         let scales = weight.quantized_scales.map(|scales| self.output(&Shape::from([scales]), Dtype::F32));
         let _scales = scales.transpose()?;
         self.output(&Shape::from([weight.outputs, weight.inputs]), weight.compute)
     }
 
-    /// What an adapter adds to the output of a linear layer: `forward` of peft's `lora.Linear` and `lora.Linear4bit`.
+    /// Runs the adapter of a linear layer: `forward` of peft's `lora.Linear` and `lora.Linear4bit`.
     pub(crate) fn adapted(&self, adapted: &Adapted, input: &Tensor, output: Tensor) -> Result<Tensor, Error> {
         let Some([first, second]) = adapted.adapter else { return Ok(output) };
         let [first, second] = [first, second].map(|number| self.parameter(number));
         let dtype = output.dtype;
         let in_4_bits = adapted.in_4_bits.is_some();
-        // "For 4bit, we need to defensively clone here."
+        // The source says: "For 4bit, we need to defensively clone here."
         let output = if in_4_bits { self.copied(&output)? } else { output };
         let is_converted = !in_4_bits || self.autocast_dtype().is_none();
         let input = if is_converted { self.to(input, first.dtype)? } else { input.clone() };

@@ -4,7 +4,7 @@ use super::{Eager, Tensor};
 use crate::{class::Class, dtype::Dtype, error::Error};
 
 impl Eager {
-    /// Runs under autocast to this type, if any.
+    /// Runs `body` under autocast to this type, if any.
     pub(crate) fn with_autocast<R>(&self, dtype: Option<Dtype>, run: impl FnOnce() -> R) -> R {
         let before = self.autocast.dtype.replace(dtype);
         let result = run();
@@ -20,7 +20,7 @@ impl Eager {
         self.autocast.dtype.get()
     }
 
-    /// An input of a matrix product or a convolution.
+    /// Converts an input of a matrix product or a convolution.
     pub(crate) fn lowered(&self, input: &Tensor) -> Result<Tensor, Error> {
         let Some(dtype) = self.autocast.dtype.get() else { return Ok(input.clone()) };
         if input.dtype == dtype || !input.dtype.is_float() || input.dtype == Dtype::F64 {
@@ -43,7 +43,7 @@ impl Eager {
         Ok(copy)
     }
 
-    /// An input of an operation that autocast runs in `f32`.
+    /// Converts an input of an operation that autocast runs in `f32`.
     pub(crate) fn raised(&self, input: &Tensor) -> Result<Tensor, Error> {
         let is_small = matches!(input.dtype, Dtype::F16 | Dtype::Bf16);
         if self.autocast.dtype.get().is_some() && is_small { self.to(input, Dtype::F32) } else { Ok(input.clone()) }

@@ -32,8 +32,8 @@ impl Eager {
         outputs
     }
 
-    /// The output of an operation, recorded if an input needs a gradient. `function` makes the gradients of the inputs from that of the
-    /// output.
+    /// Returns the output of an operation, recorded if an input needs a gradient. `function` makes the gradients of the inputs from
+    /// that of the output.
     pub(crate) fn recorded(
         &self,
         inputs: &[&Tensor],
@@ -60,14 +60,14 @@ impl Eager {
         tensor
     }
 
-    /// The node that accumulates the gradient of a parameter.
+    /// Returns the node that accumulates the gradient of a parameter.
     pub(super) fn accumulation(&self, parameter: usize) -> Edge {
         let layers = self.memory.layers();
         let node = Node { function: None, inputs: Vec::new(), outputs: 1, parameter: Some(parameter), layers };
         Edge { node: self.tape.push(node), output: 0 }
     }
 
-    /// How many nodes were recorded.
+    /// Returns the number of recorded nodes.
     pub(super) fn node_count(&self) -> usize {
         self.tape.0.borrow().len()
     }
@@ -79,8 +79,8 @@ impl Eager {
         drop(removed);
     }
 
-    /// The backward pass from a loss. It runs each node when all gradients of its outputs are there, the newest node first, as
-    /// PyTorch's engine does. Gradients of parameters are accumulated as soon as they are there.
+    /// Runs the backward pass from a loss. Each node runs when all gradients of its outputs are there, the newest node first,
+    /// as in PyTorch's engine. Gradients of parameters are accumulated as soon as they are there.
     pub(crate) fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         self.in_backward.set(true);
         let result = loss.edge.map_or(Ok(()), |edge| {
@@ -134,7 +134,8 @@ impl Eager {
         Ok(())
     }
 
-    /// What a node saved lives until its results were checked. What a checkpointed block saved again does not.
+    /// Tensors that a node saved live until its results were checked. Tensors that a checkpointed block saved again do
+    /// not.
     pub(super) fn keep_until_checked(&self, tensor: &Tensor) {
         self.unpacked.borrow_mut().push(Rc::clone(&tensor.storage));
     }
@@ -143,7 +144,8 @@ impl Eager {
         self.unpacked.borrow_mut().clear();
     }
 
-    /// A gradient in the shape and type of its input: broadcast dimensions are summed, and another type is converted.
+    /// Returns a gradient in the shape and type of its input: broadcast dimensions are summed, and another type is
+    /// converted.
     fn validated(&self, input: &NodeInput, grad: Tensor) -> Result<Tensor, Error> {
         let class = if input.parameter { Class::Gradients } else { Class::Activations };
         let grad = if grad.shape.elements() == input.shape.elements() {
@@ -156,7 +158,7 @@ impl Eager {
         if grad.dtype == input.dtype { Ok(grad) } else { self.empty(&grad.shape, input.dtype, class) }
     }
 
-    /// Adds a gradient to those that came from other uses of the same tensor: in place if nothing else uses the older sum.
+    /// Adds a gradient to those from other uses of the same tensor, in place if nothing else uses the older sum.
     fn add_to_buffer(&self, waiting: &mut [Grads], edge: Edge, grad: Tensor) -> Result<(), Error> {
         let outputs = self.tape.0.borrow()[edge.node].outputs;
         let grads = &mut waiting[edge.node];
@@ -178,7 +180,7 @@ impl Tape {
         nodes.len() - 1
     }
 
-    /// Takes what runs a node. What it saved is freed with it.
+    /// Takes the function of a node. The tensors that it saved are freed with it.
     fn remove(&self, node: usize) -> Node {
         let node = &mut self.0.borrow_mut()[node];
         Node {
@@ -195,7 +197,7 @@ impl Tape {
         (if accumulates { usize::MAX } else { node }, node)
     }
 
-    /// How many gradients each node waits for.
+    /// Returns the number of gradients for which each node waits.
     fn dependencies(&self, root: usize) -> Vec<usize> {
         let nodes = self.0.borrow();
         let mut counts = vec![0; nodes.len()];

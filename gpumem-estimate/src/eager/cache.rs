@@ -13,14 +13,14 @@ impl Eager {
         self.cache.kind.set(kind);
     }
 
-    /// A pass over the next tokens begins: its layers find what they kept in the passes before.
+    /// Begins a pass over the next tokens. Its layers find the keys and values of earlier passes.
     pub(crate) fn begin_pass(&self) {
         self.cache.next.set(0);
         self.free_shared(false);
     }
 
-    /// Joins the keys and values of former tokens, (batch, heads, n, size), with new ones: `Cache.update` of transformers. With a window,
-    /// only the last `window - 1` tokens are kept, but all are returned.
+    /// Joins the keys and values of former tokens, (batch, heads, n, size), with new ones, as `Cache.update` of transformers. With a
+    /// window, only the last `window - 1` tokens are kept, but all are returned.
     pub(crate) fn append_to_cache(
         &self,
         keys: &Tensor,
@@ -41,7 +41,7 @@ impl Eager {
         both
     }
 
-    /// `DynamicLayer.update`: `torch.cat` of the keys, then of the values. At first there is an empty tensor of the type of the keys.
+    /// `DynamicLayer.update`: `torch.cat` of the keys, then of the values. The first tensor is empty and has the type of the keys.
     fn joined(&self, number: usize, keys: &Tensor, values: &Tensor, window: Option<u64>) -> Result<[Tensor; 2], Error> {
         let old_keys = self.cache.layers.borrow_mut()[number].keys.take();
         let all_keys = match &old_keys {
@@ -68,7 +68,7 @@ impl Eager {
         Ok([all_keys, all_values])
     }
 
-    /// `StaticLayer.update`: writes into tensors with room for all tokens.
+    /// Writes into tensors with room for all tokens (`StaticLayer.update`).
     fn placed(&self, number: usize, keys: &Tensor, values: &Tensor, room: u64) -> Result<[Tensor; 2], Error> {
         let allocate = |like: &Tensor| {
             let mut sizes = like.shape.sizes().to_vec();
@@ -95,7 +95,7 @@ impl Eager {
         }
     }
 
-    /// `PagedAttention`: new pages where the old ones are full.
+    /// Allocates new pages if the old ones are full (`PagedAttention`).
     fn paged(&self, number: usize, keys: &Tensor, values: &Tensor, of_page: u64) -> Result<[Tensor; 2], Error> {
         let mut layers = self.cache.layers.borrow_mut();
         let layer = &mut layers[number];
@@ -108,7 +108,7 @@ impl Eager {
         for like in [keys, values].into_iter().filter(|_| room > 0) {
             let mut sizes = like.shape.sizes().to_vec();
             sizes[2] = room;
-            // The pages of all sequences and heads that are allocated now.
+            // A new page holds tokens of all sequences and heads.
             layer.pages.push(self.empty(&sizes.into(), keys.dtype, Class::Cache)?);
         }
         // Attention finds the keys of all tokens by the numbers of their pages.

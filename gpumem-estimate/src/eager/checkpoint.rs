@@ -1,5 +1,5 @@
-//! Checkpointing: a block keeps its input only, and runs again in the backward pass when something is needed that it would have
-//! saved (`torch.utils.checkpoint` with `use_reentrant=False`).
+//! Checkpointing: a block keeps only its input, and runs again in the backward pass when one of its saved tensors is needed
+//! (`torch.utils.checkpoint` with `use_reentrant=False`).
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -21,7 +21,7 @@ pub(crate) struct RecomputedTensor {
 }
 
 impl Saved {
-    /// The tensor; a checkpointed block runs again if it has not done so.
+    /// Returns the tensor. A checkpointed block runs again if it has not done so.
     pub(crate) fn unpack(self, eager: &Eager) -> Result<Tensor, Error> {
         match self {
             Self::Tensor(tensor) => {
@@ -42,7 +42,7 @@ impl Saved {
 }
 
 impl Eager {
-    /// A checkpointed block runs again.
+    /// Runs a checkpointed block again.
     pub(super) fn runs_again(&self) -> bool {
         matches!(*self.checkpointing.borrow(), Some(BlockRun::Again(_)))
     }
@@ -85,14 +85,14 @@ impl Eager {
         }
     }
 
-    /// Keeps the factors of a product: each is the derivative of the other one.
+    /// Keeps the factors of a product, because each is the derivative of the other one.
     pub(crate) fn save_factors(&self, first: &Tensor, second: &Tensor) -> Result<Vec<Saved>, Error> {
         let mut saved = self.save_all(&[first], [second])?;
         saved.extend(self.save_all(&[second], [first])?);
         Ok(saved)
     }
 
-    /// What was kept.
+    /// Returns the tensors that were kept.
     pub(crate) fn unpack(&self, saved: Vec<Saved>) -> Result<Vec<Tensor>, Error> {
         saved.into_iter().map(|saved| saved.unpack(self)).collect()
     }

@@ -1,4 +1,4 @@
-//! What the layers of an encoder and a decoder share, besides what they pass on.
+//! The tensors that layers of an encoder and a decoder share, besides those that they pass on.
 
 use std::collections::HashMap;
 
@@ -44,7 +44,7 @@ impl Eager {
         drop(freed);
     }
 
-    /// The last tensor that was left under this name. `encoder` is the output of an encoder.
+    /// Returns the last tensor that was left under this name. `encoder` is the output of an encoder.
     pub(crate) fn left(&self, slot: &str) -> Result<Tensor, Error> {
         let context = self.context.borrow();
         let encoded = context.encoded.as_ref().filter(|_| slot == "encoder");
@@ -66,7 +66,7 @@ impl Eager {
         drop(freed);
     }
 
-    /// The model has made its output.
+    /// Drops the tensors when the model has made its output.
     pub(crate) fn free_left(&self) {
         let freed = std::mem::take(&mut self.context.borrow_mut().slots);
         drop(freed);

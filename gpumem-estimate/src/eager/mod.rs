@@ -1,5 +1,5 @@
-//! A model of PyTorch's eager mode: operations allocate what PyTorch's operations allocate, in the same order, keep for the backward
-//! pass what PyTorch keeps, and free a tensor with its last reference. There are no values.
+//! A model of PyTorch's eager mode. Operations make the same allocations as PyTorch's operations, in the same order, keep the same
+//! tensors for the backward pass, and free a tensor with its last reference. There are no values.
 
 mod adapters;
 mod autocast;
@@ -46,31 +46,31 @@ use crate::{
     shape::Shape,
 };
 
-/// What a shared tensor is for, with a number; its shape and type.
+/// The key of a shared tensor: its use with a number, its shape and its type.
 type SharedKey = (&'static str, u64, Shape, Dtype);
 
-/// What runs operations, with all that one model has beside its layers.
+/// The engine that runs operations, with all data of one model beside its layers.
 #[derive(Debug)]
 pub(crate) struct Eager {
     pub(crate) memory: Rc<Memory>,
-    /// Operations record what the backward pass needs.
+    /// True if operations are recorded for the backward pass.
     grad_enabled: Cell<bool>,
-    /// Dropout and batch norm are in training mode.
+    /// True if dropout and batch norm are in training mode.
     pub(crate) training: Cell<bool>,
-    /// The backward pass runs. It has a thread of its own, and so handles of its own of NVIDIA's libraries.
+    /// True while the backward pass runs. It has a thread of its own, and so its own handles of NVIDIA's libraries.
     in_backward: Cell<bool>,
     tape: Tape,
     parameters: RefCell<Vec<Parameter>>,
     autocast: Autocast,
-    /// `None`: no checkpointed block runs.
+    /// The checkpointed block that runs. `None` if none runs.
     checkpointing: RefCell<Option<BlockRun>>,
-    /// Which layers run again in the backward pass.
+    /// The layers that run again in the backward pass.
     segments: RefCell<Option<Rc<Segments>>>,
     cache: Cache,
     adapters: Adapters,
     sharding: Sharding,
     context: RefCell<Context>,
-    /// The memory of what the node that runs has saved.
+    /// The memory of the tensors that the running node has saved.
     unpacked: RefCell<Vec<Rc<Storage>>>,
     /// Tensors that the model makes once and all its layers read, such as the angles of positions.
     shared: RefCell<Vec<(SharedKey, Tensor)>>,
@@ -83,7 +83,7 @@ struct Tape(RefCell<Vec<Node>>);
 
 struct Node {
     function: Option<BackwardFunction>,
-    /// Where the gradients of the inputs go.
+    /// The targets of the gradients of the inputs.
     inputs: Vec<Option<NodeInput>>,
     outputs: usize,
     /// The parameter whose gradient this node accumulates.
@@ -100,11 +100,11 @@ struct NodeInput {
     parameter: bool,
 }
 
-/// Gradients of the outputs of a node, or of its inputs. `None`: there is none.
+/// The gradients of the outputs of a node, or of its inputs. `None` if there is none.
 pub(crate) type Grads = Vec<Option<Tensor>>;
 
-/// What a node does: from the gradients of its outputs it makes those of its inputs. What the forward pass saved belongs to it
-/// and is freed after it ran.
+/// The function of a node: it makes the gradients of the inputs from those of the outputs. It owns the tensors that the
+/// forward pass saved, and they are freed after it ran.
 type BackwardFunction = Box<dyn FnOnce(&Eager, &[Option<Tensor>]) -> Result<Grads, Error>>;
 
 impl fmt::Debug for Tape {
@@ -121,11 +121,11 @@ struct Parameter {
     edge: Option<Edge>,
     is_trainable: bool,
     is_buffer: bool,
-    /// How many elements it has, if several are in one byte.
+    /// The number of its elements, if several are in one byte.
     packed_elements: Option<u64>,
-    /// What its bytes are, if it is computed with in another type.
+    /// The stored type, if it differs from the type of computation.
     stored: Option<Dtype>,
-    /// What this rank has of it. `None`: all.
+    /// The part of it that this rank has. `None` for all of it.
     shard: Option<Shard>,
     /// The layer that it belongs to.
     layers: Rc<[CallsiteId]>,
@@ -142,12 +142,12 @@ struct Autocast {
     copies: RefCell<BTreeMap<usize, Tensor>>,
 }
 
-/// How a checkpointed block runs.
+/// The mode in which a checkpointed block runs.
 #[derive(Clone, Debug)]
 enum BlockRun {
-    /// A block runs for the first time: what it saves is counted and not kept.
+    /// A block runs for the first time. The tensors that it saves are counted and not kept.
     First(Rc<RecomputedBlock>),
-    /// A block runs again: what it saves is kept.
+    /// A block runs again. The tensors that it saves are kept.
     Again(Rc<RecomputedBlock>),
 }
 
@@ -163,9 +163,9 @@ struct RecomputedBlock {
 
 #[derive(Debug, Default)]
 struct RecomputedState {
-    /// How many tensors the first run saved.
+    /// The number of tensors that the first run saved.
     saved: usize,
-    /// What the second run saved and the backward pass has not used yet.
+    /// The tensors that the second run saved and the backward pass has not used yet.
     again: Vec<Option<Tensor>>,
 }
 
@@ -182,9 +182,9 @@ struct Cache {
     layers: RefCell<Vec<KeptTokens>>,
     /// The layer that is next.
     next: Cell<usize>,
-    /// Tokens are generated.
+    /// True while tokens are generated.
     is_generating: Cell<bool>,
-    /// What variables of the model refer to until its output is there.
+    /// The tensors to which variables of the model refer until its output is there.
     held: RefCell<Vec<Tensor>>,
 }
 
@@ -192,13 +192,13 @@ struct Cache {
 struct KeptTokens {
     keys: Option<Tensor>,
     values: Option<Tensor>,
-    /// How many tokens it has.
+    /// The number of tokens that it has.
     tokens: u64,
     /// Pages before the newest one.
     pages: Vec<Tensor>,
 }
 
-/// What changes the linear layers of a model.
+/// The changes of the linear layers of a model.
 #[derive(Debug, Default)]
 struct Adapters {
     lora: RefCell<Option<Rc<Lora>>>,
@@ -210,15 +210,15 @@ struct Adapters {
 #[derive(Debug, Default)]
 struct Sharding {
     parallel: Cell<Option<DataParallel>>,
-    /// `FSDPParamGroup`: what is gathered together.
+    /// The parameters that are gathered together (`FSDPParamGroup`).
     groups: RefCell<Vec<ParameterGroup>>,
     /// The group of the parameters that are being built.
     building: Cell<usize>,
-    /// `post_forward_order`.
+    /// The order of groups in the forward pass (`post_forward_order`).
     order: RefCell<Vec<usize>>,
-    /// `all_gather_state`: what the last group of the forward pass was gathered in.
+    /// The buffer of the last group of the forward pass (`all_gather_state`).
     gathered: RefCell<Option<Tensor>>,
-    /// `reduce_scatter_state`: the gradients that are being added up.
+    /// The gradients that are being added up (`reduce_scatter_state`).
     reduced: RefCell<Option<Tensor>>,
     /// The buckets of `DistributedDataParallel`.
     buckets: RefCell<Vec<Tensor>>,
@@ -228,33 +228,33 @@ struct Sharding {
 struct ParameterGroup {
     /// The numbers of its parameters.
     parameters: Vec<usize>,
-    /// `_all_gather_result`: it was requested, and not copied out yet.
+    /// The gathered parameters that were not copied out yet (`_all_gather_result`).
     pending: Option<Tensor>,
     is_gathered: bool,
-    /// Its gradients have been added up in this backward pass.
+    /// True if its gradients have been added up in this backward pass.
     is_reduced: bool,
 }
 
-/// What a rank has of a parameter.
+/// The part of a parameter that a rank has.
 #[derive(Debug)]
 struct Shard {
-    /// `_sharded_param_data`: with what is added so that all shards are of the same size.
+    /// The shard with its padding, so that all shards have the same size (`_sharded_param_data`).
     tensor: Tensor,
     gradient: Option<Tensor>,
     /// The bytes of the whole parameter, as it is gathered.
     whole_bytes: u64,
 }
 
-/// What the libraries take.
+/// The workspaces of the libraries.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Libraries {
-    /// The workspace of cuBLAS. 0: none has a workspace.
+    /// The workspace of cuBLAS. 0 if there are no workspaces.
     pub(crate) cublas: u64,
     /// The multiprocessors of the card.
     pub(crate) multiprocessors: u64,
-    /// Attention in 16 bits is `FlashAttention`'s instead of cuDNN's.
+    /// True if attention in 16 bits is `FlashAttention`'s instead of cuDNN's.
     pub(crate) prefers_flash_attention: bool,
-    /// Each convolution takes the most that cuDNN may want, instead of nothing.
+    /// True if each convolution takes the largest workspace of cuDNN, instead of none.
     pub(crate) convolutions_take_most: bool,
 }
 
@@ -264,7 +264,7 @@ struct Workspaces {
     /// One workspace for each thread: the first thread runs the forward pass, the second one the backward pass.
     cublas: RefCell<[Option<Tensor>; 2]>,
     cublaslt: RefCell<[Option<Tensor>; 2]>,
-    /// The most that a convolution may take.
+    /// The largest workspace of a convolution.
     largest: Cell<u64>,
 }
 
@@ -290,7 +290,7 @@ impl Eager {
         }
     }
 
-    /// Runs with or without recording for the backward pass.
+    /// Runs `body` with or without recording for the backward pass.
     pub(crate) fn with_grad<R>(&self, enabled: bool, run: impl FnOnce() -> R) -> R {
         let before = self.grad_enabled.replace(enabled);
         let result = run();
@@ -298,7 +298,7 @@ impl Eager {
         result
     }
 
-    /// A tensor that all layers with the same key share until the model has made its output.
+    /// Returns a tensor that all layers with the same key share until the model has made its output.
     pub(crate) fn shared(&self, key: (&'static str, u64), shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
         let key = (key.0, key.1, shape.clone(), dtype);
         if let Some((_, tensor)) = self.shared.borrow().iter().find(|(known, _)| *known == key) {
@@ -309,7 +309,7 @@ impl Eager {
         Ok(tensor)
     }
 
-    /// The model has made its output. Blocks that run again keep what they read.
+    /// Drops shared tensors when the model has made its output. Blocks that run again keep the tensors that they read.
     pub(crate) fn free_shared(&self, runs_again: bool) {
         if !runs_again {
             let freed = std::mem::take(&mut *self.shared.borrow_mut());
@@ -327,7 +327,7 @@ impl Eager {
         self.segments.borrow().as_ref().is_some_and(|segments| segments.groups_at(""))
     }
 
-    /// Which layers run again in the backward pass; `None` if none do.
+    /// Returns the layers that run again in the backward pass; `None` if none do.
     pub(crate) fn segments(&self) -> Option<Rc<Segments>> {
         self.segments.borrow().clone()
     }
@@ -340,7 +340,7 @@ impl Eager {
         self.error(Kind::Mismatch { expected: expected.into(), found: found.shape.clone() })
     }
 
-    /// A new tensor.
+    /// Makes a tensor.
     pub(crate) fn empty(&self, shape: &Shape, dtype: Dtype, class: Class) -> Result<Tensor, Error> {
         let bytes = shape.elements().and_then(|elements| dtype.bytes(elements));
         let bytes = bytes.ok_or_else(|| self.error(Kind::TooLarge))?;
@@ -348,12 +348,12 @@ impl Eager {
         Ok(Tensor::new(storage, shape.clone(), dtype))
     }
 
-    /// A new tensor for a result.
+    /// Makes a tensor for a result.
     pub(crate) fn output(&self, shape: &Shape, dtype: Dtype) -> Result<Tensor, Error> {
         self.empty(shape, dtype, Class::Activations)
     }
 
-    /// The operation has to be recorded for the backward pass.
+    /// Returns whether the operation has to be recorded for the backward pass.
     pub(crate) fn needs_grad(&self, inputs: &[&Tensor]) -> bool {
         self.grad_enabled.get() && inputs.iter().any(|input| input.edge.is_some())
     }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{class::Class, dtype::Dtype, error::Error, shape::Shape};
 
-/// Which optimizer makes the update.
+/// The optimizer that makes the update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -32,7 +32,7 @@ pub enum Optimizer {
     Adam8bit,
 }
 
-/// What an optimizer keeps from one update to the next.
+/// The tensors that an optimizer keeps from one update to the next.
 #[derive(Debug, Default)]
 pub(crate) struct OptimizerState {
     /// The tensors of the state, which the first update makes.
@@ -43,14 +43,14 @@ pub(crate) struct OptimizerState {
     gradients: Vec<Tensor>,
 }
 
-/// What bitsandbytes quantizes together.
+/// The number of elements that bitsandbytes quantizes together.
 const BLOCK_8BIT: u64 = 256;
 /// `min_8bit_size` of bitsandbytes.
 const LEAST_8BIT: u64 = 4096;
 
 impl Eager {
-    /// Copies of all parameters in `f32`, which the optimizer updates instead of them: `Float16OptimizerWithFloat16Params` of
-    /// Megatron-LM.
+    /// Makes copies of all parameters in `f32`, which the optimizer updates instead of them:
+    /// `Float16OptimizerWithFloat16Params` of Megatron-LM.
     pub(crate) fn make_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
         for Updated { tensor, layers, .. } in trainable(&self.parameters.borrow()) {
             self.memory.move_to(layers);
@@ -61,13 +61,13 @@ impl Eager {
         Ok(())
     }
 
-    /// `zero_grad(set_to_none=True)`.
+    /// Runs `zero_grad(set_to_none=True)`.
     pub(crate) fn zero_grad(&self, state: &mut OptimizerState) {
         self.free_gradients();
         state.gradients.clear();
     }
 
-    /// `step()`. The state is made in the first step, parameter by parameter.
+    /// Runs `step()`. The state is made in the first step, parameter by parameter.
     pub(crate) fn update(&self, optimizer: Optimizer, state: &mut OptimizerState) -> Result<(), Error> {
         if !state.masters.is_empty() {
             self.gradients_of_masters(state)?;
@@ -80,7 +80,7 @@ impl Eager {
             updated.retain(|_| of_this_rank.next() == Some(true));
         }
         let OptimizerState { states, masters, .. } = state;
-        // What is updated: the copies in `f32`, where there are such.
+        // The optimizer updates the copies in `f32`, if there are any.
         let tensors: Vec<&Tensor> = updated
             .iter()
             .map(|updated| masters.get(updated.position).and_then(Option::as_ref).unwrap_or(updated.tensor))
@@ -96,7 +96,7 @@ impl Eager {
             Optimizer::Sgd | Optimizer::Momentum | Optimizer::Adam8bit => {}
             // `_multi_tensor_adam`: `_foreach_sqrt(exp_avg_sqs)` for all parameters at the same time.
             Optimizer::Adam => {
-                // Their memory alone: of very many, the tensors would be large.
+                // Only the memory is kept, because very many tensors would be large.
                 let roots = tensors.iter().map(|tensor| Ok::<_, Error>(self.like(tensor, tensor.dtype)?.storage));
                 drop(roots.collect::<Result<Vec<_>, _>>()?);
             }
@@ -133,7 +133,7 @@ impl Eager {
             }
             Optimizer::Adam8bit => {
                 if !states.iter().any(|state| state.dtype == Dtype::U8) {
-                    // What the 256 values of a byte stand for, with and without a sign. All parameters share them.
+                    // The values of the 256 bytes, with and without a sign. All parameters share them.
                     states.extend([flat(256, Dtype::F32)?, flat(256, Dtype::F32)?]);
                 }
                 states.extend([self.like(tensor, Dtype::U8)?, self.like(tensor, Dtype::U8)?]);
@@ -144,7 +144,7 @@ impl Eager {
         Ok(())
     }
 
-    /// `_single_tensor_adafactor`. Python's variables keep what they refer to until they get another value, also from one parameter
+    /// Runs `_single_tensor_adafactor`. Python's variables keep their tensors until they get another value, even from one parameter
     /// to the next.
     fn adafactor(&self, tensors: &[&Tensor]) -> Result<(), Error> {
         let (mut means, mut squared, mut update) = ([const { None }; 2], None, None);
@@ -156,7 +156,7 @@ impl Eager {
                     *mean = Some(self.empty(shape, tensor.dtype, Class::Optimizer)?);
                 }
                 let estimate = self.like(tensor, tensor.dtype)?;
-                // The mean of all rows.
+                // The mean of all rows is a tensor.
                 let mut sizes = factors[0].sizes().to_vec();
                 let rows = sizes.len() - 2;
                 sizes[rows] = 1;
@@ -173,7 +173,7 @@ impl Eager {
         Ok(())
     }
 
-    /// Megatron-LM's `_copy_model_grads_to_main_grads`: each gradient is converted, and then freed.
+    /// Converts each gradient and then frees it, as Megatron-LM's `_copy_model_grads_to_main_grads`.
     fn gradients_of_masters(&self, state: &mut OptimizerState) -> Result<(), Error> {
         let has_gradient: Vec<_> =
             trainable(&self.parameters.borrow()).map(|updated| (updated.number, updated.has_gradient)).collect();
@@ -186,13 +186,13 @@ impl Eager {
         Ok(())
     }
 
-    /// A new tensor of the shape and order of another one.
+    /// Makes a tensor of the shape and order of another one.
     fn like(&self, tensor: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
         Ok(self.empty(&tensor.shape, dtype, Class::Optimizer)?.in_order_of(tensor))
     }
 }
 
-/// The shapes of `row_var` and `col_var` of Adafactor. `None` for vectors and numbers.
+/// Returns the shapes of `row_var` and `col_var` of Adafactor. `None` for vectors and numbers.
 fn factors(shape: &Shape) -> Option<[Shape; 2]> {
     let rank = shape.rank();
     if rank < 2 {

@@ -24,8 +24,8 @@ impl Eager {
         self.add_tensor(shape, dtype, is_trainable && dtype.is_float() && !self.is_frozen(), false)
     }
 
-    /// Adds the weight of products or a table of rows. If it is stored in another type than it is computed with, the kernels read what is
-    /// stored: there is no copy in the other type.
+    /// Adds the weight of products or a table of rows. If its stored type is not the type of computation, the kernels read the stored
+    /// one: there is no copy in the other type.
     pub(crate) fn add_weight(&self, shape: &Shape, stored: Dtype, computed: Dtype) -> Result<ParameterId, Error> {
         if stored == computed {
             return self.add_parameter(shape, computed, true);
@@ -84,7 +84,7 @@ impl Eager {
         ParameterId(all.len() - 1)
     }
 
-    /// A parameter as an input of an operation.
+    /// Returns a parameter as an input of an operation.
     pub(crate) fn parameter(&self, id: ParameterId) -> Tensor {
         let parameter = &mut self.parameters.borrow_mut()[id.0];
         let mut tensor = parameter.tensor.clone();
@@ -94,7 +94,7 @@ impl Eager {
         tensor
     }
 
-    /// All parameters, without buffers, with the paths of their layers.
+    /// Returns all parameters, without buffers, with the paths of their layers.
     pub(crate) fn list_parameters(&self) -> Vec<TensorInfo> {
         let all = self.parameters.borrow();
         let parameters = all.iter().filter(|parameter| !parameter.is_buffer);
@@ -107,7 +107,7 @@ impl Eager {
         described.collect()
     }
 
-    /// The sums of the elements and the bytes of all parameters, without buffers.
+    /// Returns the sums of the elements and the bytes of all parameters, without buffers.
     pub(crate) fn count_parameters(&self) -> (u64, u64) {
         let all = self.parameters.borrow();
         let sizes = all.iter().filter(|parameter| !parameter.is_buffer).filter_map(|parameter| {
@@ -128,7 +128,7 @@ impl Eager {
         self.forget_from(0);
     }
 
-    /// `zero_grad(set_to_none=True)`.
+    /// Runs `zero_grad(set_to_none=True)`.
     pub(crate) fn free_gradients(&self) {
         for parameter in &mut *self.parameters.borrow_mut() {
             parameter.grad = None;
@@ -138,7 +138,8 @@ impl Eager {
         }
     }
 
-    /// The first gradient of a parameter becomes its gradient. Later ones are added to it in place.
+    /// Accumulates a gradient. The first one becomes the gradient of the parameter, and later ones are added to it in
+    /// place.
     pub(super) fn accumulate(&self, parameter: usize, mut grads: Grads) {
         let Some(mut grad) = grads.pop().flatten() else { return };
         grad.edge = None;
@@ -154,7 +155,7 @@ impl Eager {
     }
 }
 
-/// The parameters that can have a gradient.
+/// Returns the parameters that can have a gradient.
 pub(super) fn trainable(all: &[Parameter]) -> impl Iterator<Item = Updated<'_>> {
     let trainable = all.iter().enumerate().filter(|(_, parameter)| parameter.is_trainable);
     trainable.enumerate().map(|(position, (number, parameter))| Updated {

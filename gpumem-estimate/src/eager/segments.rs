@@ -1,8 +1,8 @@
-//! Which layers run again in the backward pass.
+//! The layers that run again in the backward pass.
 
 use std::collections::{HashMap, HashSet};
 
-/// Which layers run again in the backward pass.
+/// The layers that run again in the backward pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Segments {
     /// Each block runs again by itself.

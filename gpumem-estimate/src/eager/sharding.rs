@@ -23,7 +23,7 @@ pub(crate) const ROOT: usize = 0;
 const BUCKETS: [u64; 2] = [1 << 20, 25 << 20];
 
 impl Eager {
-    /// Sets how the parameters that are built from now on are shared out.
+    /// Sets the sharding of the parameters that are built from now on.
     pub(crate) fn set_parallel(&self, parallel: Option<DataParallel>) {
         self.sharding.parallel.set(parallel);
         self.sharding.groups.replace(vec![ParameterGroup::default()]);
@@ -33,7 +33,7 @@ impl Eager {
         self.sharding.parallel.get().filter(|parallel| parallel.kind.has_shards())
     }
 
-    /// Runs what builds a block. Returns the block's group of parameters, if blocks have one.
+    /// Runs the function that builds a block. Returns the block's group of parameters, if blocks have one.
     pub(crate) fn build_group<R>(&self, build: impl FnOnce() -> R) -> (Option<usize>, R) {
         if self.shards().is_none() {
             return (None, build());
@@ -46,7 +46,8 @@ impl Eager {
         (Some(number), result)
     }
 
-    /// What a rank has of a parameter, and the parameter without its memory: `_init_sharded_param`. `None` if each rank has all of it.
+    /// Returns the shard of a parameter, and the parameter without its memory (`_init_sharded_param`). `None` if each rank has all of
+    /// it.
     pub(super) fn sharded(&self, number: usize, shape: &Shape, dtype: Dtype) -> Result<Option<(Tensor, Shard)>, Error> {
         let Some(parallel) = self.shards() else { return Ok(None) };
         let Some(rows) = shape.sizes().first() else {
@@ -72,7 +73,7 @@ impl Eager {
         input: &Tensor,
         run: impl FnOnce(&Tensor) -> Result<Tensor, Error>,
     ) -> Result<Tensor, Error> {
-        // While a block runs again, it has its parameters: its output's hook came before.
+        // While a block runs again, it has its parameters, because the hook of its output ran before.
         let Some(parallel) = self.shards().filter(|_| !self.runs_again()) else { return run(input) };
         self.gather(group)?;
         self.copy_out(group, true)?;
@@ -200,7 +201,7 @@ impl Eager {
         Ok(())
     }
 
-    /// `_root_post_backward_final_callback`: groups whose input needs no gradient, such as the root.
+    /// This is `_root_post_backward_final_callback`, for groups whose input needs no gradient, such as the root.
     pub(crate) fn finish_backward(&self) -> Result<(), Error> {
         let count = self.sharding.groups.borrow().len();
         for group in 0..count {
@@ -230,8 +231,8 @@ impl Eager {
         (Rc::clone(&all[number].tensor.storage), bytes)
     }
 
-    /// The buckets of `DistributedDataParallel`: `compute_bucket_assignment_by_size` of the parameters in reverse, a bucket for each
-    /// type at a time. Without `gradient_as_bucket_view` they are memory besides the gradients.
+    /// Makes the buckets of `DistributedDataParallel`: `compute_bucket_assignment_by_size` of the parameters in reverse, a bucket
+    /// for each type at a time. Without `gradient_as_bucket_view` they are memory besides the gradients.
     pub(crate) fn make_buckets(&self) -> Result<(), Error> {
         let is_replicated = self.sharding.parallel.get().is_some_and(|parallel| !parallel.kind.has_shards());
         if !is_replicated {
@@ -263,11 +264,11 @@ impl Eager {
         Ok(())
     }
 
-    /// `ZeroRedundancyOptimizer._partition_parameters`: from the largest parameter on, each goes to the rank with the fewest elements.
-    /// Returns which of these sizes the rank with the most elements updates.
+    /// Shares out parameters as `ZeroRedundancyOptimizer._partition_parameters`: from the largest one on, each goes to the rank with
+    /// the fewest elements. Returns which of these sizes the rank with the most elements updates.
     pub(super) fn partition(&self, sizes: &[u64]) -> Option<Vec<bool>> {
         let parallel = self.sharding.parallel.get().filter(|parallel| parallel.kind == DataParallelKind::Zero1)?;
-        // No more ranks than parameters get one.
+        // At most as many ranks as there are parameters get one.
         let ranks = usize::try_from(parallel.ranks).unwrap_or(usize::MAX).min(sizes.len()).max(1);
         let mut largest_first: Vec<_> = (0..sizes.len()).collect();
         largest_first.sort_by_key(|at| Reverse(sizes[*at]));

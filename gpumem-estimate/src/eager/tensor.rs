@@ -15,12 +15,13 @@ use crate::{
 pub(crate) struct Tensor {
     pub(crate) storage: Rc<Storage>,
     pub(crate) shape: Shape,
-    /// How many elements apart two neighbours of each dimension are. `None`: the elements lie in order, as they do in most tensors.
+    /// The distance of two neighbours of each dimension, in elements. `None` if the elements lie in order, as they do in most
+    /// tensors.
     strides: Option<Rc<[u64]>>,
     pub(crate) dtype: Dtype,
-    /// It was made as a view, so PyTorch keeps the tensor that it is a view of.
+    /// True if it was made as a view. PyTorch keeps the tensor that it is a view of.
     pub(crate) is_view: bool,
-    /// Where the gradient goes; `None` if it needs none.
+    /// The target of the gradient; `None` if it needs none.
     pub(crate) edge: Option<Edge>,
     /// The number of the parameter that this is, if it is one.
     pub(crate) parameter: Option<usize>,
@@ -33,7 +34,7 @@ pub(crate) struct Edge {
     pub(crate) output: usize,
 }
 
-/// The strides of a tensor whose elements lie in order.
+/// Returns the strides of a tensor whose elements lie in order.
 pub(crate) fn contiguous_strides(shape: &Shape) -> Numbers {
     let mut strides: Numbers = smallvec![1; shape.rank()];
     for at in (1..shape.rank()).rev() {
@@ -43,7 +44,7 @@ pub(crate) fn contiguous_strides(shape: &Shape) -> Numbers {
     strides
 }
 
-/// The strides of an image, (n, c, …), whose channels lie next to each other.
+/// Returns the strides of an image, (n, c, …), whose channels lie next to each other.
 pub(crate) fn channels_last_strides(shape: &Shape) -> Numbers {
     let mut sizes = shape.sizes().to_vec();
     if sizes.len() < 2 {
@@ -58,7 +59,7 @@ pub(crate) fn channels_last_strides(shape: &Shape) -> Numbers {
 }
 
 impl Tensor {
-    /// A tensor whose elements lie in order.
+    /// Makes a tensor whose elements lie in order.
     pub(crate) fn new(storage: Rc<Storage>, shape: Shape, dtype: Dtype) -> Self {
         Self { storage, shape, strides: None, dtype, is_view: false, edge: None, parameter: None }
     }
@@ -68,20 +69,20 @@ impl Tensor {
         self.strides.as_deref().map_or_else(|| contiguous_strides(&self.shape), Numbers::from_slice)
     }
 
-    /// The same memory with other strides.
+    /// Returns the same memory with other strides.
     #[must_use]
     pub(crate) fn with_strides(self, strides: &[u64]) -> Self {
         Self { strides: Some(strides.into()), ..self }
     }
 
-    /// An image whose channels lie next to each other.
+    /// Makes an image whose channels lie next to each other.
     #[must_use]
     pub(crate) fn with_channels_last(self) -> Self {
         let strides = channels_last_strides(&self.shape);
         self.with_strides(&strides)
     }
 
-    /// The same memory in another shape, with elements in order.
+    /// Returns the same memory in another shape, with elements in order.
     #[must_use]
     pub(crate) fn with_shape(self, shape: Shape) -> Self {
         Self { shape, strides: None, ..self }
@@ -96,7 +97,8 @@ impl Tensor {
         self
     }
 
-    /// The channels of an image lie next to each other: `is_channels_last_strides_2d` and `_3d` of `c10`.
+    /// Returns whether the channels of an image lie next to each other: `is_channels_last_strides_2d` and `_3d` of
+    /// `c10`.
     pub(crate) fn has_channels_last(&self) -> bool {
         let (rank, strides) = (self.shape.rank(), self.strides());
         if !(4..=5).contains(&rank) || strides[1] == 0 {
@@ -121,7 +123,7 @@ impl Tensor {
         sizes.into_iter().all(|((size, stride), expected)| *size == 1 || stride == expected)
     }
 
-    /// Its elements fill the storage without gaps and overlaps, in whatever order.
+    /// Returns whether its elements fill the storage without gaps and overlaps, in any order.
     pub(crate) fn is_dense(&self) -> bool {
         let Some(strides) = &self.strides else { return true };
         let mut dimensions: SmallVec<[_; 4]> =
@@ -135,22 +137,23 @@ impl Tensor {
         })
     }
 
-    /// Nothing else refers to its storage. A view is never alone: the tensor that it is a view of refers to the same storage.
+    /// Returns whether nothing else refers to its storage. A view is never alone: the tensor that it is a view of refers to
+    /// the same storage.
     pub(crate) fn is_sole(&self) -> bool {
         !self.is_view && Rc::strong_count(&self.storage) == 1
     }
 
-    /// The same tensor as if its elements lay in order.
+    /// Returns the same tensor as if its elements lay in order.
     pub(crate) fn in_order(&self) -> Self {
         Self { strides: None, ..self.clone() }
     }
 
-    /// The same memory as a view.
+    /// Returns the same memory as a view.
     pub(crate) fn as_view(&self) -> Self {
         Self { is_view: true, edge: None, parameter: None, ..self.clone() }
     }
 
-    /// The same memory without a place in the backward graph.
+    /// Returns the same memory without a place in the backward graph.
     pub(crate) fn detached(&self) -> Self {
         Self { edge: None, ..self.clone() }
     }

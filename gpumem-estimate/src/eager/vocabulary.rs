@@ -4,8 +4,8 @@ use super::{Eager, Tensor};
 use crate::{dtype::Dtype, error::Error, shape::Shape};
 
 impl Eager {
-    /// Cross entropy of logits (…, part of the vocabulary). The softmax is computed in place in the logits in `f32`, and is the gradient
-    /// as well.
+    /// Runs cross entropy of logits (…, part of the vocabulary). The softmax is computed in place in the logits in `f32`, and is the
+    /// gradient as well.
     pub(crate) fn cross_entropy_of_part(&self, logits: &Tensor, labels: &Tensor) -> Result<Tensor, Error> {
         let rows = labels.shape.clone();
         if logits.shape.elements() != rows.elements().and_then(|rows| rows.checked_mul(logits.shape.last())) {
@@ -21,7 +21,7 @@ impl Eager {
         let targets = of_rows(Dtype::I64)?;
         let predicted = of_rows(Dtype::F32)?;
         let sums = of_rows(Dtype::F32)?;
-        // `torch.log(sum_exp_logits) - predicted_logits`.
+        // The result is `torch.log(sum_exp_logits) - predicted_logits`.
         let logarithms = of_rows(Dtype::F32)?;
         let losses = of_rows(Dtype::F32)?;
         drop(logarithms);

@@ -1,4 +1,4 @@
-//! What files say about a model: its parameters, and the model itself if its architecture is known.
+//! Reads a model from files: its parameters, and the model itself if its architecture is known.
 
 use std::path::{Path, PathBuf};
 
@@ -41,22 +41,22 @@ const WEIGHTS: [&str; 4] = [
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Described {
-    /// The parameters: those of the files with weights, or those of the model where there is only its configuration.
+    /// The parameters: those of the files with weights, or those of the model if there is only its configuration.
     pub tensors: Tensors,
-    /// The model. Where the architecture is not known, the error says so, and nothing is known about activations.
+    /// The model. If the architecture is not known, the error says so, and nothing is known about activations.
     pub model: Result<Model, Error>,
-    /// The type of most parameters. `None`: the files do not say it.
+    /// The type of most parameters. `None` if the files do not say it.
     pub dtype: Option<Dtype>,
-    /// The longest sequences that the model was made for. `None`: the files do not say it. The model may run with longer ones.
+    /// The longest sequences that the model supports. `None` if the files do not say it. The model may run with longer ones.
     pub positions: Option<u64>,
-    /// What the files with weights and the configuration say differently.
+    /// The contradictions between the files with weights and the configuration.
     pub notes: Vec<String>,
 }
 
 impl Described {
-    /// Reads the headers and configurations at a path, and no weights. The path is that of a folder as Hugging Face has it, of a
-    /// `.safetensors` file or its index, of a `.gguf` file, of a `config.json`, or of a model as JSON or TOML. Sequences have
-    /// this length, unless the file says it.
+    /// Reads the headers and configurations at a path, and no weights. The path names a folder as Hugging Face has it, a
+    /// `.safetensors` file or its index, a `.gguf` file, a `config.json`, or a model as JSON or TOML. Sequences have this
+    /// length, unless the file says it.
     pub fn read(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.is_dir() {
@@ -86,7 +86,7 @@ impl Described {
                 }
                 match Model::from_config(&text, length) {
                     Ok(model) => only(model, stored_type(&fields), positions(&fields)),
-                    // At least the weights are known if they are beside it.
+                    // The weights are known if they are in the same folder.
                     Err(why) => {
                         let weights_beside = weights_in(path.parent().unwrap_or(Path::new("")));
                         let named = || {
@@ -133,18 +133,18 @@ fn weights(path: &Path, config: &Path, length: u64) -> Result<Described, Error> 
     Ok(Described { tensors, model, dtype, positions, notes })
 }
 
-/// A model without files for its weights.
+/// Describes a model without files for its weights.
 fn only(model: Model, dtype: Option<Dtype>, positions: Option<u64>) -> Result<Described, Error> {
     let tensors = model.parameters(dtype.unwrap_or_default())?;
     Ok(Described { tensors, model: Ok(model), dtype, positions, notes: vec![] })
 }
 
-/// A field of a configuration, or of the part of it that is about text.
+/// Returns a field of a configuration, or of its part about text.
 fn field<'a>(config: &'a Value, key: &str) -> &'a Value {
     if config[key].is_null() { &config["text_config"][key] } else { &config[key] }
 }
 
-/// The type of the parameters that a configuration names.
+/// Returns the type of the parameters that a configuration names.
 fn stored_type(config: &Value) -> Option<Dtype> {
     let name = field(config, "dtype").as_str().or(field(config, "torch_dtype").as_str())?;
     name.parse().ok().filter(|dtype: &Dtype| dtype.is_float())

@@ -1,4 +1,4 @@
-//! The headers of GGUF files: metadata, and where each tensor lies.
+//! Reads the headers of GGUF files: metadata, and the place of each tensor.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,9 +19,10 @@ use crate::{
 
 /// The longest header. The largest vocabularies take some 20 MB.
 const LONGEST_HEADER: u64 = 50_000_000;
-/// The most entries of the metadata, which has some 50.
+/// The largest number of entries of the metadata, which has some 50.
 const MOST_ENTRIES: u64 = 65_536;
-/// The most tensors of a file. A model of 1 T parameters has some 1,000, or 50,000 with a tensor for each expert.
+/// The largest number of tensors of a file. A model of 1 T parameters has some 1,000, or 50,000 with a tensor for each
+/// expert.
 const MOST_TENSORS: u64 = 1 << 18;
 /// The longest name and the longest key: the limit that the format has for keys.
 const LONGEST_NAME: u64 = 65_535;
@@ -29,10 +30,10 @@ const LONGEST_NAME: u64 = 65_535;
 const LONGEST_KEPT: u64 = 1 << 20;
 /// Longer arrays, such as vocabularies, are counted and not kept; settings of layers are shorter.
 const LONGEST_ARRAY: u64 = 4096;
-/// The most files that a model is split into.
+/// The largest number of files that a model is split into.
 const MOST_FILES: u64 = 10_000;
 
-/// The header of a GGUF file: what it says about the model, and its tensors.
+/// The header of a GGUF file: the metadata of the model, and its tensors.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), gpumem_estimate::Error> {
@@ -96,17 +97,17 @@ impl Gguf {
         Ok(header)
     }
 
-    /// Its tensors.
+    /// Returns the tensors.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
     }
 
-    /// The architecture of the model, such as `llama`.
+    /// Returns the architecture of the model, such as `llama`.
     pub fn architecture(&self) -> Option<&str> {
         self.text("general.architecture")
     }
 
-    /// The longest sequences that the model was made for.
+    /// Returns the longest sequences that the model supports.
     pub(crate) fn positions(&self) -> Option<u64> {
         match self.value(&format!("{}.context_length", self.architecture()?)) {
             Some(Value::Number(positions)) => Some(*positions),
@@ -123,7 +124,7 @@ impl Gguf {
     }
 }
 
-/// The tensors of the other files of a model: `name-00001-of-00003.gguf` is the first of three.
+/// Reads the tensors of the other files of a model: `name-00001-of-00003.gguf` is the first of three.
 fn other_parts(path: &Path, count: u64) -> Result<Vec<TensorInfo>, Error> {
     let wrong =
         || refused(path, format!("the model has {count} files, and the name does not end with the number of one"));
@@ -144,7 +145,7 @@ fn one_file(path: &Path) -> Result<Gguf, Error> {
     header(BufReader::new(file), length).map_err(|what| refused(path, what))
 }
 
-/// What is wrong with a header.
+/// The error of a header.
 type Wrong = String;
 
 /// A header that is being read.
@@ -185,7 +186,7 @@ impl<R: Read> Source<R> {
         self.bytes().map(u64::from_le_bytes)
     }
 
-    /// A length that fits into the rest of the header. `size`: what each element takes at least.
+    /// Reads a length that fits into the rest of the header. `size` is the least size of an element.
     fn count(&mut self, size: u64, of: &str) -> Result<u64, Wrong> {
         let count = self.u64()?;
         let rest = self.read.limit().min(self.file.saturating_sub(self.position()));
@@ -196,7 +197,7 @@ impl<R: Read> Source<R> {
         }
     }
 
-    /// A text with its length before it. `None`: it has more than `longest` bytes and is skipped.
+    /// Reads a text with its length before it. `None` if it has more than `longest` bytes and is skipped.
     fn text(&mut self, longest: u64) -> Result<Option<String>, Wrong> {
         let length = self.count(1, "bytes of a text")?;
         if length > longest {
@@ -224,7 +225,7 @@ impl<R: Read> Source<R> {
         }
     }
 
-    /// A value that is no array. The numbers of the types are those of the specification.
+    /// Reads a value that is no array. The numbers of the types are those of the specification.
     fn value(&mut self, kind: u32) -> Result<Value, Wrong> {
         let signed = |number: i64| u64::try_from(number).map_or(Value::Other, Value::Number);
         Ok(match kind {
@@ -272,7 +273,7 @@ impl<R: Read> Source<R> {
                 }
             }
         }
-        // A part of the numbers would be taken for all.
+        // A list with only a part of the numbers would look complete.
         if kept.len() as u64 != count {
             kept.clear();
         }
@@ -286,7 +287,7 @@ impl<R: Read> Source<R> {
         value.map(|value| (key.clone(), value)).map_err(|what| format!("key `{key}`: {what}"))
     }
 
-    /// A tensor, and where it begins in the data.
+    /// Reads a tensor, and its offset in the data.
     fn tensor(&mut self) -> Result<(TensorInfo, u64), Wrong> {
         let name = self.name()?;
         let of_tensor = |what: &dyn Display| format!("tensor `{name}`: {what}");
@@ -324,7 +325,7 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
         version if version.swap_bytes() == 3 => return Err("the numbers of the file are big-endian".to_owned()),
         version => return Err(format!("the version {version} of GGUF is not known")),
     }
-    // A tensor has a name, dimensions, a type and a place; an entry of the metadata a key, a type and a value.
+    // A tensor has a name, dimensions, a type and a place. An entry of the metadata has a key, a type and a value.
     let tensors = source.count(8 + 4 + 4 + 8, "tensors")?;
     let entries = source.count(8 + 4 + 1, "entries of the metadata")?;
     for (count, most, of) in [(tensors, MOST_TENSORS, "tensors"), (entries, MOST_ENTRIES, "entries of the metadata")] {
@@ -374,11 +375,11 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
     Ok(Gguf { metadata, tensors: Tensors { all } })
 }
 
-/// The types of elements by their numbers. `-`: it was removed from the format.
+/// The types of elements by their numbers. `-` stands for a type that was removed from the format.
 const TYPES: &str = "f32 f16 q4_0 q4_1 - - q5_0 q5_1 q8_0 q8_1 q2_k q3_k q4_k q5_k q6_k q8_k iq2_xxs iq2_xs iq3_xxs iq1_s iq4_nl iq3_s \
                      iq2_s iq4_xs i8 i16 i32 i64 f64 iq1_m bf16 - - - tq1_0 tq2_0 - - - mxfp4 nvfp4 q1_0";
 
-/// The type of elements with this number, and how many elements of a row are stored together.
+/// Returns the type of elements with this number, and the number of elements of a row that are stored together.
 fn dtype_of(kind: u32) -> Option<(Dtype, u64)> {
     let name = TYPES.split(' ').nth(kind as usize)?;
     let dtype: Dtype = name.parse().ok()?;
@@ -571,7 +572,7 @@ mod tests {
         }
     }
 
-    /// Zeros without end, after the first bytes of a file that says it is 2^60 bytes long.
+    /// The file gives endless zeros after its first bytes, and says that it is 2^60 bytes long.
     #[test]
     fn a_header_without_an_end_is_an_error() {
         let start = |count: u64| [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", &count.to_le_bytes()[..]].concat();

@@ -33,8 +33,8 @@ fn wrong(what: impl std::fmt::Display) -> Error {
 }
 
 impl Gguf {
-    /// The model that the metadata describes, with sequences of this length, as PyTorch would run it. An architecture that is not
-    /// known is an error, and so is a model whose parameters are not as many as those of the file.
+    /// Makes the model that the metadata describes, with sequences of this length, as PyTorch would run it. An unknown
+    /// architecture is an error, and so is a model whose number of parameters is not that of the file.
     pub fn model(&self, length: u64) -> Result<Model, Error> {
         let config = self.config()?;
         let model = Model::from_fields(&config, length)?;
@@ -50,7 +50,7 @@ impl Gguf {
         Ok(Model { name, ..model })
     }
 
-    /// The same as a `config.json` says it.
+    /// Returns the same as a `config.json`.
     fn config(&self) -> Result<Json, Error> {
         let architecture = self.architecture().ok_or_else(|| wrong("the file names no architecture"))?;
         let key = |name: &str| format!("{architecture}.{name}");
@@ -131,7 +131,7 @@ impl Gguf {
         set("attn_logit_softcapping", caps("attn_logit_softcapping"));
         set("final_logit_softcapping", caps("final_logit_softcapping"));
         if kind == "mixtral" {
-            // Its window is of no use, and its size inside an expert is that of the MLP.
+            // The architecture does not use its window, and its size inside an expert is that of the MLP.
             config.remove("sliding_window");
         }
         if kind == "phi3" && config["sliding_window"] == json!(0) {

@@ -1,4 +1,4 @@
-//! Reading files of users: how much of them is read has a limit, and what has no end is not opened.
+//! Reads files of users. The length has a limit, and endless files such as pipes are not opened.
 
 use std::{
     fs::{self, File},
@@ -8,11 +8,11 @@ use std::{
 
 use crate::error::{Error, Kind};
 
-/// The longest configuration or model that is read. Some bytes of JSON need a hundred times as much memory. That of a vision model with
-/// the names of 21,000 classes has 1.5 MB.
+/// The longest configuration or model that is read. JSON may need a hundred times its length in memory. The configuration of a vision
+/// model with the names of 21,000 classes has 1.5 MB.
 pub(crate) const LONGEST_TEXT: u64 = 4_000_000;
 
-/// Opens a regular file. Opening a pipe would wait for whoever writes to it, and a device may have no end.
+/// Opens a regular file. Opening a pipe would wait for a writer, and a device may have no end.
 pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
     let failed = |error: std::io::Error| refused(path, error);
     let known = fs::metadata(path).map_err(failed)?;
@@ -26,7 +26,7 @@ pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
 pub(super) fn bytes(path: &Path, longest: u64) -> Result<Vec<u8>, Error> {
     let (file, _) = open(path)?;
     let mut bytes = Vec::new();
-    // What the file system says about the length may be wrong, as in /proc.
+    // The file system may report a wrong length, as in /proc.
     file.take(longest + 1).read_to_end(&mut bytes).map_err(|error| refused(path, error))?;
     if bytes.len() as u64 > longest {
         return Err(refused(path, format!("it has more than {longest} bytes, and no such file needs so many")));
@@ -39,7 +39,7 @@ pub(crate) fn text(path: &Path, longest: u64) -> Result<String, Error> {
     String::from_utf8(bytes(path, longest)?).map_err(|_| refused(path, "it is no text in UTF-8"))
 }
 
-/// The error of a file.
+/// Returns the error of a file.
 pub(crate) fn refused(path: &Path, what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("{}: {what}", path.display())).into()
 }

@@ -1,4 +1,4 @@
-//! What files say about a model, without its weights.
+//! Reads descriptions of models from files, without their weights.
 
 mod config;
 mod described;

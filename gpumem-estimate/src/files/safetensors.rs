@@ -1,4 +1,4 @@
-//! The headers of safetensors files: eight bytes with the length of a JSON object, then that object.
+//! Reads the headers of safetensors files: eight bytes with the length of a JSON object, then that object.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ use crate::{
 
 /// The limit that the format has for its header.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// The longest index. That of a model of 1 T parameters has some 10 MB.
+/// The longest index. The index of a model of 1 T parameters has some 10 MB.
 const LONGEST_INDEX: u64 = 40_000_000;
 
 #[derive(Deserialize)]
@@ -33,7 +33,7 @@ struct Entry {
     data_offsets: [u64; 2],
 }
 
-/// The tensors by name. What is no tensor is not kept, so that a header needs little more memory than its bytes.
+/// The tensors by name. Only tensors are kept, so that a header needs little more memory than its bytes.
 struct Header(BTreeMap<String, Entry>);
 
 impl<'de> Deserialize<'de> for Header {
@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for Header {
 
 #[derive(Deserialize)]
 struct Index {
-    /// From the names of tensors to the names of files.
+    /// A map from the names of tensors to the names of files.
     weight_map: BTreeMap<String, String>,
 }
 
@@ -103,13 +103,13 @@ fn one_file(path: &Path) -> Result<Vec<TensorInfo>, Error> {
     }
     let data =
         length_of_file.checked_sub(8 + length).ok_or_else(|| refused(path, "the file ends inside its header"))?;
-    // The file has this many bytes, so no more memory is allocated than there is header.
+    // The file has this many bytes, so the allocated memory is at most the length of the header.
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header).map_err(failed)?;
     tensors(&header, data).map_err(|what| refused(path, what))
 }
 
-/// The tensors of a header. `data` is the length of the rest of the file.
+/// Returns the tensors of a header. `data` is the length of the rest of the file.
 fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
     let Header(entries) = serde_json::from_slice(header).map_err(|error| match error.to_string() {
         of_tensor if of_tensor.starts_with("tensor `") => of_tensor,

@@ -16,12 +16,12 @@ use crate::{
 pub struct Attention {
     /// The size of a token.
     pub size: u64,
-    /// How many heads the queries have.
+    /// The number of heads of the queries.
     pub heads: u64,
-    /// How many heads keys and values have; 0: as many as the queries.
+    /// The number of heads of keys and values; 0 for as many as the queries.
     #[serde(default)]
     pub key_value_heads: u64,
-    /// The size of a head; 0: the size of a token divided by the heads.
+    /// The size of a head; 0 for the size of a token divided by the heads.
     #[serde(default)]
     pub head_size: u64,
     /// Queries, keys and values are one matrix product together.
@@ -39,10 +39,10 @@ pub struct Attention {
     /// The projections of queries, keys and values have no bias.
     #[serde(default)]
     pub no_input_bias: bool,
-    /// Keys and values come from this: `encoder`, or what a layer before has left. This is cross attention.
+    /// The source of keys and values in cross attention: `encoder`, or a tensor that an earlier layer has left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reads: Option<String>,
-    /// The size of a token of what it reads; 0: the same as `size`.
+    /// The size of a token of that source; 0 for the same as `size`.
     #[serde(default)]
     pub source_size: u64,
     /// Queries are scaled in an operation of its own, and the heads of queries, keys and values are copied.
@@ -51,13 +51,13 @@ pub struct Attention {
     /// Parts of a joined product are taken one by one (`x[..., a:b]`), not with one split.
     #[serde(default)]
     pub takes_parts: bool,
-    /// How queries and keys are normalized.
+    /// The normalization of queries and keys.
     #[serde(default)]
     pub norm: HeadNorm,
     /// Queries and keys are rotated by their position.
     #[serde(default)]
     pub rotates: bool,
-    /// How many of the first elements of a head are rotated; the rest is joined with them. 0: all.
+    /// The number of first elements of a head that are rotated; the rest is joined with them. 0 for all.
     #[serde(default)]
     pub rotated: u64,
     /// Pairs of elements are rotated as complex numbers, in `f32`.
@@ -66,7 +66,7 @@ pub struct Attention {
     /// Queries are multiplied with a number for each position.
     #[serde(default)]
     pub scales_queries: bool,
-    /// How many tokens before it a token sees; 0: all.
+    /// The number of earlier tokens that a token sees; 0 for all.
     #[serde(default)]
     pub window: u64,
     /// Scores are limited: `cap * tanh(score / cap)`. This needs stored scores.
@@ -86,12 +86,12 @@ pub struct Attention {
     pub names: AttentionNames,
 }
 
-/// How queries and keys are normalized, each head by itself.
+/// The normalization of queries and keys, each head by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HeadNorm {
-    /// They are not.
+    /// They are not normalized.
     #[default]
     None,
     /// RMS norm.
@@ -125,7 +125,7 @@ pub struct AttentionNames {
     pub keys: String,
     /// The projection of values.
     pub values: String,
-    /// The projection of all three, if they are joined.
+    /// The projection of queries, keys and values, if they are joined.
     pub joined: String,
     /// The projection of the output.
     pub output: String,
@@ -140,21 +140,21 @@ impl Default for AttentionNames {
 }
 
 impl AttentionNames {
-    /// The names of the projections of queries, keys, values and output.
+    /// Sets the names of the projections of queries, keys, values and output.
     pub fn new([queries, keys, values, output]: [&str; 4]) -> Self {
         let [queries, keys, values, output] = [queries, keys, values, output].map(str::to_owned);
         let norms = ["q_norm", "k_norm"].map(str::to_owned);
         Self { queries, keys, values, joined: "qkv_proj".to_owned(), output, norms }
     }
 
-    /// The names of a joined projection and of the output's.
+    /// Sets the names of a joined projection and of the output's.
     pub fn joined(joined: &str, output: &str) -> Self {
         Self { joined: joined.to_owned(), output: output.to_owned(), ..Self::default() }
     }
 }
 
 impl Attention {
-    /// The heads of keys and values.
+    /// Returns the number of heads of keys and values.
     pub(crate) fn key_value_heads(&self) -> u64 {
         if self.key_value_heads == 0 { self.heads } else { self.key_value_heads }
     }
@@ -163,17 +163,17 @@ impl Attention {
         if self.head_size == 0 { self.size.checked_div(self.heads).unwrap_or(0) } else { self.head_size }
     }
 
-    /// The size of the tokens that keys and values come from.
+    /// Returns the size of the tokens of keys and values.
     pub(super) fn source_size(&self) -> u64 {
         if self.source_size == 0 { self.size } else { self.source_size }
     }
 
-    /// How many elements of a head are rotated.
+    /// Returns the number of elements of a head that are rotated.
     pub(super) fn rotated(&self) -> u64 {
         if self.rotated == 0 { self.head_size() } else { self.rotated }
     }
 
-    /// The sizes of all queries, of all keys and of all values of one token. `None` if they overflow.
+    /// Returns the sizes of all queries, of all keys and of all values of one token. `None` if they overflow.
     pub(super) fn widths(&self) -> Option<[u64; 3]> {
         let keys = self.key_value_heads().checked_mul(self.head_size())?;
         Some([self.heads.checked_mul(self.head_size())?, keys, keys])
@@ -203,7 +203,7 @@ impl Attention {
         };
         let names = &self.names;
         let [mut queries, mut keys, values];
-        // The joined product lives until the end where it has a name of its own, which it has where a part of the heads rotates.
+        // The joined product lives until the end if it has a name of its own. It has one if a part of the heads rotates.
         let mut joined = None;
         if self.is_joined {
             let all = built.child(&names.joined).forward(eager, input)?;
@@ -241,7 +241,7 @@ impl Attention {
         result
     }
 
-    /// Queries and keys with their positions. What they were before lives until both are there.
+    /// Returns queries and keys with their positions. The earlier tensors live until both are there.
     fn rotate(&self, eager: &Eager, queries: &Tensor, keys: &Tensor, dtype: Dtype) -> Result<(Tensor, Tensor), Error> {
         let (mut queries, mut keys) = (queries.clone(), keys.clone());
         if self.rotates {
@@ -283,7 +283,7 @@ impl Attention {
         eager.concatenate(&[&part, &rest], last)
     }
 
-    /// Keys and values as attention gets them, after inference has added them to its cache.
+    /// Returns keys and values as attention gets them, after inference has added them to its cache.
     fn kept(&self, eager: &Eager, [keys, values]: [Tensor; 2]) -> Result<[Tensor; 2], Error> {
         if !self.keeps_cache || eager.training.get() {
             return Ok([keys, values]);
@@ -292,7 +292,7 @@ impl Attention {
         eager.append_to_cache(&keys, &values, window)
     }
 
-    /// The values that the scores choose, and the scores if they are stored.
+    /// Returns the values that the scores choose, and the scores if they are stored.
     fn attend(&self, eager: &Eager, [queries, keys, values]: [&Tensor; 3]) -> Result<(Tensor, Option<Tensor>), Error> {
         let repeats = self.heads.checked_div(self.key_value_heads()).unwrap_or(1);
         let dtype = eager.autocast_dtype().unwrap_or(queries.dtype);
@@ -305,7 +305,7 @@ impl Attention {
             (_, 1) => Ok(eager.expand(tensor, 1, repeats)),
             _ => eager.repeat_heads(tensor, repeats),
         };
-        // Without a window, or while all tokens fit into it, the kernel knows by itself which tokens a token sees.
+        // The kernel needs no mask if there is no window, or while all tokens fit into it.
         let has_mask = self.window > 0 && key_length > self.window;
         if self.stores_scores || self.caps_scores {
             let (keys, values) = (repeated(keys)?, repeated(values)?);
@@ -323,7 +323,7 @@ impl Attention {
             return Ok((eager.fused_attention([queries, &keys, &values], arguments)?, None));
         }
         let output = if repeats > 1 && dtype == Dtype::F32 {
-            // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch does without a kernel.
+            // The kernel for `f32` needs as many heads of keys as of queries, so PyTorch uses no kernel.
             let arguments = AttentionArguments { dropout: self.dropout, ..AttentionArguments::default() };
             eager.attention_without_kernel([queries, keys, values], repeats, arguments)?
         } else {
@@ -333,7 +333,7 @@ impl Attention {
     }
 }
 
-/// `softmax(q @ k.T * scale + mask) @ v` with one operation for each step.
+/// Runs `softmax(q @ k.T * scale + mask) @ v` with one operation for each step.
 fn stored(
     eager: &Eager,
     [queries, keys, values]: [&Tensor; 3],
@@ -360,13 +360,13 @@ fn stored(
     Ok((eager.matmul(&weights, values)?, weights))
 }
 
-/// Pairs of elements times complex numbers, in `f32`.
+/// Multiplies pairs of elements with complex numbers, in `f32`.
 fn rotated_complex(eager: &Eager, input: &Tensor, angles: &Tensor) -> Result<Tensor, Error> {
     let product = eager.multiply(&eager.to(input, Dtype::F32)?, angles)?;
     eager.to(&product, input.dtype)
 }
 
-/// `x * cos + cat(-x2, x1) * sin`.
+/// Runs `x * cos + cat(-x2, x1) * sin`.
 fn rotated(eager: &Eager, input: &Tensor, [cosines, sines]: &[&Tensor; 2]) -> Result<Tensor, Error> {
     let last = input.shape.rank() - 1;
     let first = eager.multiply(input, cosines)?;

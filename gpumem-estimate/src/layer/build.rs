@@ -1,4 +1,4 @@
-//! From layers as data to layers with parameters.
+//! Makes layers with parameters from layers as data.
 
 use std::{collections::HashMap, rc::Rc};
 
@@ -13,12 +13,12 @@ use crate::{
     shape::Shape,
 };
 
-/// Layers are nested no deeper than this, so that a hostile file cannot overflow the stack.
+/// The deepest nesting of layers, so that a hostile file cannot overflow the stack.
 const DEEPEST: usize = 64;
 /// The longest path of a layer. Each layer and each part of an estimate has one.
 const LONGEST_PATH: usize = 500;
 
-/// What is known while the layers of a model are built.
+/// The state while the layers of a model are built.
 pub(super) struct Building<'a> {
     pub(super) eager: &'a Eager,
     pub(super) types: Types,
@@ -277,7 +277,7 @@ impl Building<'_> {
         Ok((table, children))
     }
 
-    /// The weight of the layer with this path.
+    /// Returns the weight of the layer with this path.
     pub(super) fn shared(&self, path: &str) -> Result<ParameterId, Error> {
         let unknown = || Kind::Invalid(format!("no layer before it has the path `{path}` and a weight to share"));
         self.weights.get(path).copied().ok_or_else(|| self.eager.error(unknown()))
@@ -315,7 +315,7 @@ impl Building<'_> {
         self.eager.add_parameter(&Shape::from(sizes), self.types.others, true)
     }
 
-    /// The weights of experts, or a table of rows.
+    /// Adds the weights of experts, or a table of rows.
     fn add_table<const N: usize>(&self, sizes: [u64; N]) -> Result<ParameterId, Error> {
         self.eager.add_weight(&Shape::from(sizes), self.types.tables, self.types.others)
     }
@@ -325,7 +325,7 @@ impl Building<'_> {
         self.weights.insert(self.eager.memory.path(), weight);
     }
 
-    /// One number for each dimension.
+    /// Returns one number for each dimension.
     fn spread(&self, sizes: &mut Vec<u64>, dimensions: usize, default: u64) -> Result<(), Error> {
         if sizes.len() < 2 {
             *sizes = vec![sizes.first().copied().unwrap_or(default); dimensions];

@@ -11,16 +11,16 @@ use crate::eager::{Adapted, Eager, ParameterId, Tensor};
 #[derive(Debug)]
 pub(crate) struct Built {
     pub(crate) name: String,
-    /// What the scope of the layer is called. `None`: it has no scope.
+    /// The name of the scope of the layer. `None` if it has no scope.
     pub(super) scope: Option<CallsiteId>,
     pub(super) kind: Layer,
     pub(super) parameters: Vec<ParameterId>,
-    /// What a linear layer has besides or instead of its weight.
+    /// The tensors of a linear layer besides or instead of its weight.
     pub(super) adapted: Adapted,
     /// The group of a block whose parameters are gathered from several ranks.
     pub(super) group: Option<usize>,
     pub(super) children: Vec<Rc<Built>>,
-    /// What the input of a residual layer passes through, or the decoder of an encoder and a decoder.
+    /// The layers on the shortcut of a residual layer, or the decoder of an encoder and a decoder.
     pub(super) shortcut: Vec<Rc<Built>>,
 }
 
@@ -31,7 +31,7 @@ impl Built {
         child.expect("`build` makes all inner layers that `forward` names")
     }
 
-    /// The parameter with this number, as the forward pass reads it.
+    /// Returns the parameter with this number, as the forward pass reads it.
     pub(super) fn parameter(&self, eager: &Eager, number: usize) -> Tensor {
         let id: ParameterId = self.parameters[number];
         eager.parameter(id)

@@ -16,11 +16,11 @@ use crate::{
 pub struct RelativeAttention {
     /// The size of a token.
     pub size: u64,
-    /// How many heads it has.
+    /// The number of heads.
     pub heads: u64,
     /// The size of a head.
     pub head_size: u64,
-    /// The rows of its table of biases; 0: it has none and uses the bias of the first layer that has one.
+    /// The rows of its table of biases; 0 if it has none and uses the bias of the first layer that has one.
     #[serde(default)]
     pub buckets: u64,
     /// The dropout of the weights.
@@ -69,7 +69,7 @@ impl RelativeAttention {
         built.child("o").forward(eager, &output)
     }
 
-    /// The bias of each head for each pair of positions. The first layer makes it for all layers.
+    /// Returns the bias of each head for each pair of positions. The first layer makes it for all layers.
     fn bias(&self, built: &Built, eager: &Eager, queries: &Tensor, keys: &Tensor) -> Result<Tensor, Error> {
         let mut context = eager.context();
         let known = if self.is_cross { &mut context.cross_bias } else { &mut context.bias };
@@ -97,7 +97,8 @@ impl RelativeAttention {
     }
 }
 
-/// The bucket of each pair of positions, from their distance. Small distances have a bucket each, larger ones share one.
+/// Returns the bucket of each pair of positions, from their distance. Small distances have a bucket each, larger ones
+/// share one.
 fn buckets(eager: &Eager, shape: &Shape) -> Result<Tensor, Error> {
     let distance = eager.integers(shape)?;
     let is_small = eager.output(shape, Dtype::Bool)?;

@@ -17,24 +17,24 @@ pub struct Experts {
     pub size: u64,
     /// The size inside an expert.
     pub hidden: u64,
-    /// How many experts there are.
+    /// The number of experts.
     pub experts: u64,
-    /// How many of them a token passes through.
+    /// The number of experts that a token passes through.
     pub per_token: u64,
-    /// What the gate of an expert passes through.
+    /// The activation of the gate of an expert.
     pub function: Function,
-    /// The size inside an expert that all tokens pass through; 0: there is none.
+    /// The size inside an expert that all tokens pass through; 0 if there is none.
     #[serde(default)]
     pub shared: u64,
     /// The output of the shared expert is multiplied with a gate of its own.
     #[serde(default)]
     pub gates_shared: bool,
-    /// How the experts run.
+    /// The way in which experts run.
     #[serde(default)]
     pub run: RunExperts,
 }
 
-/// How experts run.
+/// The ways in which experts run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -81,7 +81,7 @@ impl Experts {
         eager.reshape(&output, &input.shape)
     }
 
-    /// The scores of the chosen experts, and which they are: (tokens, experts of a token).
+    /// Returns the scores of the chosen experts, and their numbers: (tokens, experts of a token).
     fn route(&self, built: &Built, eager: &Eager, rows: &Tensor) -> Result<(Tensor, Tensor), Error> {
         let logits = built.child(self.router()).forward(eager, rows)?;
         let probabilities = eager.softmax(&eager.to(&logits, Dtype::F32)?)?;
@@ -122,7 +122,7 @@ impl Experts {
         drop(sorted);
         let by_token = eager.reshape(&weighted, &Shape::from([rows.shape[0], self.per_token, self.size]))?;
         let sum = eager.sum_over(&by_token, 1)?;
-        // The rows in the order of the experts and what the experts made of them live until here.
+        // The rows in the order of the experts and the outputs of the experts live until here.
         drop((selected, output, by_token, weighted));
         eager.to(&sum, rows.dtype)
     }

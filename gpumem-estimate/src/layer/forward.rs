@@ -10,7 +10,7 @@ use crate::{
     shape::Shape,
 };
 
-/// Runs a model. What its layers share is freed when the output is there.
+/// Runs a model. The tensors that its layers share are freed when the output is there.
 pub(crate) fn run_model(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let output = run_all(layers, eager, input)?;
     eager.free_left();
@@ -41,7 +41,8 @@ pub(crate) fn run_all(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Re
 fn run_each(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     let mut current = input.clone();
     for (at, layer) in layers.iter().enumerate() {
-        // The outermost last layer is the head. The part of the model before it has returned, with the variables of its function.
+        // The outermost last layer is the head. The earlier part of the model has returned, so the variables of its function are
+        // gone.
         if at > 0 && at + 1 == layers.len() && eager.memory.layers().is_empty() {
             eager.free_shared(eager.segments().is_some());
         }
@@ -53,7 +54,7 @@ fn run_each(layers: &[Rc<Built>], eager: &Eager, input: &Tensor) -> Result<Tenso
     Ok(current)
 }
 
-/// `cap * tanh(x / cap)`, where each result takes the name of the one before, so that only two are there at a time.
+/// Runs `cap * tanh(x / cap)`. Each result takes the name of the one before, so that only two are there at a time.
 fn soft_capped(eager: &Eager, input: Tensor) -> Result<Tensor, Error> {
     let divided = eager.multiply_by_number(&input)?;
     drop(input);
@@ -63,7 +64,7 @@ fn soft_capped(eager: &Eager, input: Tensor) -> Result<Tensor, Error> {
 }
 
 impl Built {
-    /// The output for an input.
+    /// Returns the output for an input.
     pub(crate) fn forward(self: &Rc<Self>, eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
         if let Some(scope) = self.scope {
             eager.memory.open_layer(scope);
@@ -189,7 +190,7 @@ impl Built {
         }
     }
 
-    /// `joined`: the size inside, if gate and up are one product.
+    /// Runs a gated MLP. `joined` is the size inside, if gate and up are one product.
     fn gated_mlp(
         &self,
         eager: &Eager,
@@ -231,7 +232,7 @@ impl Built {
             if name == positions && length > rows {
                 return Err(eager.error(Kind::TooLong { positions: rows, length }));
             }
-            // All sequences have the same positions, but `generate` has some for each.
+            // All sequences have the same positions, but `generate` has positions for each.
             let is_one = name == positions && !eager.is_generating();
             let shape = if is_one { Shape::from([1, input.shape.last()]) } else { input.shape.clone() };
             let rows = table.forward(eager, &eager.integers(&shape)?)?;

@@ -1,4 +1,4 @@
-//! Linear layers, with adapters where a step has them.
+//! Linear layers, with adapters if a step has them.
 
 use super::{Built, Linear, build::Building};
 use crate::{

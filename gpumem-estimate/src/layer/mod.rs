@@ -50,26 +50,26 @@ pub enum Layer {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// The sum of what each of the layers makes of the input, as where attention and MLP run side by side.
+    /// The sum of the outputs of all layers for the same input, as for attention and MLP side by side.
     Branches {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// The product of what each of the layers makes of the input.
+    /// The product of the outputs of all layers for the same input.
     Product {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// Layers whose parameters are there and that do not run, such as the part for images while there are none.
+    /// Layers with parameters that do not run, such as the part for images if there are no images.
     Idle {
         /// The layers.
         layers: Vec<Named>,
     },
-    /// The sum of its input, or of what `shortcut` makes of it, and of what the layers make of it.
+    /// The sum of its input, or of the output of `shortcut`, and of the output of the layers.
     Residual {
         /// The layers.
         layers: Vec<Named>,
-        /// What the input passes through before it is added.
+        /// The layers that the input passes through before it is added.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         shortcut: Vec<Named>,
         /// The sum overwrites the output of the layers.
@@ -89,7 +89,7 @@ pub enum Layer {
     Linear(Linear),
     /// Rows of a table.
     Embedding {
-        /// How many rows the table has.
+        /// The number of rows of the table.
         rows: u64,
         /// The size of a row.
         size: u64,
@@ -111,7 +111,7 @@ pub enum Layer {
         patch: u64,
         /// The size of a token.
         size: u64,
-        /// As CLIP has it: the convolution has no bias, and the positions are rows of a table.
+        /// True for CLIP: the convolution has no bias, and the positions are rows of a table.
         #[serde(default)]
         as_clip: bool,
     },
@@ -132,7 +132,7 @@ pub enum Layer {
         /// The size of that dimension.
         size: u64,
     },
-    /// RMS norm as Gemma has it: in `f32`, and the weight is what is added to 1.
+    /// RMS norm as Gemma has it: in `f32`, and the weight is added to 1.
     GemmaNorm {
         /// The size of the last dimension.
         size: u64,
@@ -141,7 +141,7 @@ pub enum Layer {
     SoftCap,
     /// An operation on each element.
     Activation {
-        /// Which one.
+        /// The operation.
         function: Function,
         /// It overwrites its input. Only `relu` and `relu6` can.
         #[serde(default)]
@@ -188,7 +188,7 @@ pub enum Layer {
         size: u64,
         /// The size in between.
         hidden: u64,
-        /// What the gate passes through.
+        /// The activation of the gate.
         function: Function,
         /// Gate and up are one matrix product together.
         #[serde(default)]
@@ -203,7 +203,7 @@ pub enum Layer {
     Normalize,
     /// Group norm over the channels of an image.
     GroupNorm {
-        /// How many groups the channels are split into.
+        /// The number of groups of channels.
         groups: u64,
         /// The channels.
         channels: u64,
@@ -213,7 +213,7 @@ pub enum Layer {
         /// The factor.
         factor: u64,
     },
-    /// The first half of the last dimension times what the function makes of the second half.
+    /// The first half of the last dimension times the function of the second half.
     GatedSplit {
         /// The function.
         function: Function,
@@ -238,25 +238,26 @@ pub enum Layer {
         rows: u64,
         /// The size of a row.
         size: u64,
-        /// What the table is.
+        /// The kind of the table.
         #[serde(default)]
         kind: PositionKind,
     },
-    /// Leaves its input for a later layer, and passes it on.
+    /// A layer that leaves its input for a later layer, and passes it on.
     Leave {
         /// The name under which it is left.
         slot: String,
     },
-    /// Passes its input on, and leaves what its layers make of something that was left.
+    /// A layer that passes its input on, and leaves the output of its layers for a tensor that was left.
     Derive {
-        /// What the layers read.
+        /// The name of the tensor that the layers read.
         from: String,
-        /// The name of what they make. What had this name is dropped.
+        /// The name of their output. An earlier tensor of this name is dropped.
         slot: String,
         /// The layers.
         layers: Vec<Named>,
     },
-    /// A second input of the model: passes its own input on, and leaves what its layers make of a new tensor.
+    /// A second input of the model. The layer passes its own input on, and leaves the output of its layers for a new
+    /// tensor.
     Provide {
         /// The name under which it is left.
         slot: String,
@@ -265,7 +266,7 @@ pub enum Layer {
         /// It has integers.
         #[serde(default)]
         integers: bool,
-        /// What its layers make of it is what the next layer reads.
+        /// True if the next layer reads the output of these layers.
         #[serde(default)]
         is_next: bool,
         /// The layers.
@@ -280,12 +281,12 @@ pub enum Layer {
         #[serde(default)]
         joined: String,
     },
-    /// Drops all that was left under a name.
+    /// A layer that drops all tensors that were left under a name.
     Release {
         /// The name.
         slot: String,
     },
-    /// The sum of its input and of what the layers make of something that was left, for all pixels or tokens.
+    /// The sum of its input and of the output of the layers for a tensor that was left, for all pixels or tokens.
     AddLeft {
         /// Its name.
         slot: String,
@@ -296,14 +297,14 @@ pub enum Layer {
     ScaleByLeft {
         /// Its name. It has this many vectors side by side.
         slot: String,
-        /// How many vectors.
+        /// The number of vectors.
         parts: u64,
     },
     /// Tokens times `1 + scale`, plus a shift: vectors that were left, for each sequence.
     Modulate {
         /// Its name. It has this many vectors side by side.
         slot: String,
-        /// How many vectors.
+        /// The number of vectors.
         parts: u64,
     },
     /// The products of vectors, each divided by its length, with those that were left, times a parameter.
@@ -313,7 +314,7 @@ pub enum Layer {
     },
 }
 
-/// What the table of positions is.
+/// The kinds of tables of positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -357,13 +358,13 @@ pub struct Conv {
     /// The step of the window; 1 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stride: Vec<u64>,
-    /// What is added on each side; 0 if empty.
+    /// The padding on each side; 0 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub padding: Vec<u64>,
     /// The distance between elements of the window; 1 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dilation: Vec<u64>,
-    /// How many groups the channels are split into; 0 counts as 1.
+    /// The number of groups of channels; 0 counts as 1.
     #[serde(default)]
     pub groups: u64,
     /// It has no bias.
@@ -384,7 +385,7 @@ pub struct Linear {
     /// It has no bias.
     #[serde(default)]
     pub no_bias: bool,
-    /// The weight is that of another layer: its path.
+    /// The path of the layer whose weight it shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tied_to: Option<String>,
 }
@@ -394,12 +395,12 @@ pub struct Linear {
 pub struct Embeddings {
     /// The size of a row.
     pub size: u64,
-    /// How many tokens there are.
+    /// The number of tokens.
     pub tokens: u64,
-    /// How many positions there are; 0: there is no table.
+    /// The number of positions; 0 if there is no table.
     #[serde(default)]
     pub positions: u64,
-    /// How many kinds of segments there are; 0: there is no table.
+    /// The number of kinds of segments; 0 if there is no table.
     #[serde(default)]
     pub segments: u64,
     /// The names of the tables for tokens, positions and segments; `tokens`, `positions` and `segments` if empty.
@@ -415,7 +416,7 @@ pub struct Pool {
     /// The step of the window; its size if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stride: Vec<u64>,
-    /// What is added on each side; 0 if empty.
+    /// The padding on each side; 0 if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub padding: Vec<u64>,
     /// A window may begin inside the input and end outside.
@@ -432,28 +433,28 @@ impl Embeddings {
 }
 
 impl Layer {
-    /// This layer under a name.
+    /// Gives this layer a name.
     pub fn named(self, name: impl Into<String>) -> Named {
         Named { name: name.into(), layer: self }
     }
 
-    /// Layers one after the other, with the names `0`, `1`, and so on.
+    /// Makes layers one after the other, with the names `0`, `1`, and so on.
     pub fn sequence(layers: impl IntoIterator<Item = Self>) -> Self {
         Self::Sequential { layers: numbered(layers) }
     }
 
-    /// A convolution over an image with two dimensions, with a square window.
+    /// Makes a convolution over an image with two dimensions, with a square window.
     pub fn conv2d(inputs: u64, outputs: u64, kernel: u64, stride: u64, padding: u64) -> Self {
         let (stride, padding) = (vec![stride], vec![padding]);
         Self::Conv(Conv { inputs, outputs, kernel: vec![kernel; 2], stride, padding, ..Conv::default() })
     }
 
-    /// A linear layer with a bias.
+    /// Makes a linear layer with a bias.
     pub fn linear(inputs: u64, outputs: u64) -> Self {
         Self::Linear(Linear { inputs, outputs, ..Linear::default() })
     }
 
-    /// Max pooling with a square window.
+    /// Makes max pooling with a square window.
     pub fn max_pool2d(kernel: u64, stride: u64, padding: u64) -> Self {
         Self::MaxPool(Pool { kernel: vec![kernel; 2], stride: vec![stride], padding: vec![padding], rounds_up: false })
     }

@@ -1,4 +1,4 @@
-//! Which layers run again in the backward pass.
+//! Chooses the layers that run again in the backward pass.
 
 use std::{collections::HashMap, rc::Rc};
 
@@ -9,7 +9,7 @@ use crate::{
     settings::Checkpointing,
 };
 
-/// What a setting means for the layers of a model.
+/// Returns the meaning of a setting for the layers of a model.
 pub(crate) fn segments(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> Result<Segments, Error> {
     let invalid = |what: String| Err(Kind::Invalid(what).into());
     let mut sequences = Vec::new();
@@ -51,7 +51,7 @@ pub(crate) fn segments(checkpointing: &Checkpointing, layers: &[Rc<Built>]) -> R
     }
 }
 
-/// It is a block, or has one inside.
+/// Returns whether it is a block, or has one inside.
 fn has_block(layer: &Rc<Built>) -> bool {
     is_block(layer) || layer.children.iter().chain(&layer.shortcut).any(has_block)
 }
@@ -116,7 +116,7 @@ fn walk<'a>(
                     walk(children, inner.clone(), sequences, paths);
                 }
             }
-            // What is inside runs in an order of its own.
+            // The layers inside run in an order of their own.
             _ => {
                 let mut others = Vec::new();
                 for children in [&layer.children[..], &layer.shortcut[..]] {

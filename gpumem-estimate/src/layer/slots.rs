@@ -1,4 +1,4 @@
-//! Layers that are connected with others than their neighbours, and that change images to tokens.
+//! Layers that are connected with distant layers, and layers that change images to tokens.
 
 use super::{Built, Layer, PositionKind, run_all};
 use crate::{
@@ -99,7 +99,7 @@ impl Built {
     }
 }
 
-/// (n, c, h, w) as (n, c, h * w). The permuted image of PyTorch is a view with the same strides as this one.
+/// Returns (n, c, h, w) as (n, c, h * w). The permuted image of PyTorch is a view with the same strides as this one.
 fn rows_of(eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     if input.shape.rank() != 4 {
         return Err(eager.mismatch("(…, …, …, …)", input));
@@ -108,7 +108,7 @@ fn rows_of(eager: &Eager, input: &Tensor) -> Result<Tensor, Error> {
     eager.reshape(input, &Shape::from([input.shape[0], input.shape[1], pixels]))
 }
 
-/// One of the vectors that were left side by side, (batch, parts * size), for the tokens of a sequence.
+/// Returns one of the vectors that were left side by side, (batch, parts * size), for the tokens of a sequence.
 fn vector(eager: &Eager, slot: &str, parts: u64, tokens: &Tensor) -> Result<Tensor, Error> {
     let left = eager.left(slot)?;
     let size = tokens.shape.last();
@@ -121,7 +121,7 @@ fn vector(eager: &Eager, slot: &str, parts: u64, tokens: &Tensor) -> Result<Tens
     Ok(eager.view(&part, &Shape::from([left.shape[0], 1, size])))
 }
 
-/// (n, h * w, patch * patch * channels) to (n, channels, h * patch, w * patch), which copies.
+/// Turns (n, h * w, patch * patch * channels) into (n, channels, h * patch, w * patch), which copies.
 fn image_from_patches(eager: &Eager, input: &Tensor, channels: u64, patch: u64) -> Result<Tensor, Error> {
     let side = if input.shape.rank() == 3 { input.shape[1].isqrt() } else { 0 };
     let expected = patch.checked_mul(patch).and_then(|pixels| pixels.checked_mul(channels));
@@ -130,7 +130,7 @@ fn image_from_patches(eager: &Eager, input: &Tensor, channels: u64, patch: u64) 
     }
     let batch = input.shape[0];
     let all = eager.reshape(input, &Shape::from([batch, side, side, patch, patch, channels]))?;
-    // nhwpqc to nchpwq.
+    // The order changes from nhwpqc to nchpwq.
     let mut image = eager.transpose(&all, 1, 5);
     image = eager.transpose(&image, 2, 5);
     image = eager.transpose(&image, 4, 5);

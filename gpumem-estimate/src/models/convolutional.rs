@@ -11,7 +11,7 @@ fn classifier_of_images(name: &str, layers: Vec<Named>) -> Model {
     Model { name: name.to_owned(), input, layers, loss: Loss::CrossEntropy }
 }
 
-/// VGG with these convolutions, with or without batch norm; 0 is max pooling.
+/// Makes VGG with these convolutions, with or without batch norm; 0 is max pooling.
 pub fn vgg(name: &str, plan: &[u64], has_norm: bool) -> Model {
     let mut layers = Vec::new();
     let mut inputs = 3;
@@ -93,7 +93,7 @@ pub fn alexnet() -> Model {
     classifier_of_images("alexnet", layers)
 }
 
-/// A convolution without a bias, and batch norm.
+/// Makes a convolution without a bias, and batch norm.
 fn normalized(conv: Conv) -> [Layer; 2] {
     let channels = conv.outputs;
     [Layer::Conv(Conv { no_bias: true, ..conv }), Layer::BatchNorm { channels }]
@@ -107,9 +107,9 @@ fn square(inputs: u64, outputs: u64, kernel: u64, stride: u64, padding: u64) -> 
 /// The sizes of a `ResNet`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResNet {
-    /// How many blocks each stage has.
+    /// The number of blocks of each stage.
     pub blocks: [usize; 4],
-    /// A block has three convolutions, not two.
+    /// True if a block has three convolutions, not two.
     pub has_bottleneck: bool,
     /// The groups of the second of three convolutions.
     pub groups: u64,
@@ -179,7 +179,7 @@ pub fn mobilenet_v2() -> Model {
     };
     let mut layers = vec![Layer::sequence(unit(square(3, 32, 3, 2, 1)))];
     let mut inputs = 32;
-    // Expansion, channels, blocks, stride of the first block.
+    // The numbers are expansion, channels, blocks and the stride of the first block.
     let stages =
         [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)];
     for (expansion, outputs, blocks, first_stride) in stages {

@@ -9,10 +9,10 @@ use crate::dtype::Dtype;
 /// each, which are trained instead.
 ///
 /// A linear layer of `inputs` and `outputs` gets matrices of the shapes (rank, inputs) and (outputs, rank), without a bias. They are
-/// `f32` where the parameters of the model are `f16` or `bf16`, as with peft's default `autocast_adapter_dtype`. The factor `alpha`
+/// `f32` if the parameters of the model are `f16` or `bf16`, as with peft's default `autocast_adapter_dtype`. The factor `alpha`
 /// changes no size.
 ///
-/// What a frozen layer would need for the gradient of its own weight is not kept; what the gradient of its input needs is.
+/// A frozen layer keeps no tensors for the gradient of its own weight, but those for the gradient of its input.
 ///
 /// ```
 /// use gpumem_estimate::{Lora, Optimizer, Step, models};
@@ -31,7 +31,7 @@ pub struct Lora {
     pub rank: u64,
     /// The linear layers that get an adapter. A name that stands for no linear layer is an error.
     pub targets: Names,
-    /// The dropout of what goes into an adapter: a probability.
+    /// The dropout of the input of an adapter: a probability.
     #[serde(default)]
     pub dropout: f64,
 }
@@ -61,7 +61,7 @@ pub struct Quantized {
     pub double: bool,
     /// The type of the products and of their inputs (`bnb_4bit_compute_dtype`), and of the weights that they are made with.
     pub compute: Dtype,
-    /// The linear layers that stay as they are. transformers leaves the head of a model alone.
+    /// The linear layers that stay as they are. transformers does not change the head of a model.
     pub except: Names,
 }
 

@@ -20,14 +20,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decode {
-    /// How many tokens are generated. 0 is an error.
+    /// The number of generated tokens. 0 is an error.
     pub tokens: u64,
-    /// How the keys and values of former tokens are kept.
+    /// The cache of keys and values of former tokens.
     #[serde(default)]
     pub cache: KvCache,
 }
 
-/// How attention keeps the keys and values of former tokens.
+/// The ways in which attention keeps the keys and values of former tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -39,7 +39,7 @@ pub enum KvCache {
     /// `StaticCache`: the first pass allocates room for this many tokens. A prompt and tokens that do not fit are an error.
     Static(u64),
     /// Pages of this many tokens for each sequence, which attention reads where they are: nothing is joined or copied. A page is
-    /// allocated when its first token comes. 0 is an error. (A server that takes all pages when it starts, as vLLM does, has what its
-    /// settings say, and no estimate is needed.)
+    /// allocated when its first token comes. 0 is an error. (A server such as vLLM takes all pages when it starts. Its settings say
+    /// how many, so no estimate is needed.)
     Paged(u64),
 }

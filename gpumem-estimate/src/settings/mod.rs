@@ -1,4 +1,4 @@
-//! The parts of a [`Step`](crate::Step), as data: what each of them does is in `eager/`, `layer/` and `step/`.
+//! The parts of a [`Step`](crate::Step), as data. `eager/`, `layer/` and `step/` implement them.
 
 mod adapters;
 mod checkpointing;

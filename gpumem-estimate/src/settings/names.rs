@@ -21,17 +21,17 @@ use serde::{Deserialize, Serialize};
 pub struct Names(Vec<String>);
 
 impl Names {
-    /// One of the names stands for this path.
+    /// Returns whether one of the names stands for this path.
     pub fn contains(&self, path: &str) -> bool {
         self.0.iter().any(|name| stands_for(name, path))
     }
 
-    /// No name at all.
+    /// Returns whether there is no name.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The first name that stands for none of these paths.
+    /// Returns the first name that stands for none of these paths.
     pub(crate) fn unused(&self, paths: &[String]) -> Option<&str> {
         let is_unused = |name: &&String| !paths.iter().any(|path| stands_for(name, path));
         self.0.iter().find(is_unused).map(String::as_str)

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::Dtype;
 
-/// Several GPUs, each of which reads a batch of its own. An estimate is for one of them: the one that needs most.
+/// Several GPUs, each of which reads a batch of its own. An estimate is for the one that needs most.
 ///
 /// ```
 /// use gpumem_estimate::{DataParallel, DataParallelKind, Dtype, Optimizer, Step, models};
@@ -19,17 +19,18 @@ use crate::dtype::Dtype;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataParallel {
-    /// What each rank has.
+    /// The tensors that each rank has.
     pub kind: DataParallelKind,
-    /// How many ranks there are: 2 or more.
+    /// The number of ranks: 2 or more.
     pub ranks: u64,
     /// Shards are gathered as this type, and the model computes in it (`MixedPrecisionPolicy(param_dtype=…)`); shards, their gradients
-    /// and the state of the optimizer keep [`Step::parameters`](crate::Step::parameters). Only with shards of the parameters.
+    /// and the state of the optimizer keep [`Step::parameters`](crate::Step::parameters). It needs shards of the parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gathered: Option<Dtype>,
 }
 
-/// How parameters, gradients and the state of the optimizer are shared out: the stages of `ZeRO` as PyTorch has them.
+/// The ways to share out parameters, gradients and the state of the optimizer: the stages of `ZeRO` as PyTorch has
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -48,7 +49,7 @@ pub enum DataParallelKind {
 }
 
 impl DataParallelKind {
-    /// Each rank has shards of the parameters.
+    /// Returns whether each rank has shards of the parameters.
     pub(crate) fn has_shards(self) -> bool {
         matches!(self, Self::Zero2 | Self::Zero3)
     }

@@ -25,7 +25,8 @@ use crate::{
     shape::Shape,
 };
 
-/// How a step is made. Fields that a file leaves out have their values of [`Step::default`]: inference in `f32` with one input.
+/// The settings of a step. Fields that a file leaves out have their values of [`Step::default`]: inference in `f32` with one
+/// input.
 ///
 /// A combination that makes no sense is an error of [`estimate`](Self::estimate) that says why.
 ///
@@ -48,22 +49,22 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, remote = "Self")]
 pub struct Step {
-    /// How many inputs are read at once.
+    /// The number of inputs that are read at once.
     pub batch: u64,
-    /// `None`: inference. Else a forward pass, a backward pass and an update by this optimizer.
+    /// The optimizer of a training step, which has a forward pass, a backward pass and an update. `None` for inference.
     pub optimizer: Option<Optimizer>,
-    /// How many passes forward and backward, with a batch each, come before an update: 1 or more. Their gradients are added up.
-    /// From the fifth pass on, nothing is allocated that the fourth one did not allocate, so these are not run.
+    /// The number of passes forward and backward, with a batch each, before an update: 1 or more. Their gradients are added up.
+    /// Passes from the fifth one on allocate the same as the fourth one, so these are not run.
     pub micro_batches: u64,
-    /// Inference goes on with tokens that the model generates. `None`: the prompt alone is read, and logits are computed for all of its
+    /// The tokens that the model generates in inference. `None` if only the prompt is read, and logits are computed for all of its
     /// positions.
     pub decode: Option<Decode>,
     /// The type of the parameters. If it [is only stored](Dtype::is_only_stored), it is the type of the weights of linear layers and
     /// experts and of the tables of embeddings, as llama.cpp has them: its kernels read them as they are. All else has the type `compute`.
-    /// `i8` is the type of linear layers without `lm_head` alone, as `load_in_8bit` of bitsandbytes has them.
+    /// `i8` is only the type of linear layers without `lm_head`, as `load_in_8bit` of bitsandbytes has them.
     pub parameters: Dtype,
     /// The type of activations, of the cache, of logits and of small parameters, if that of the parameters is only stored: `f16`, `bf16`
-    /// or `f32`. `None`: what autocast is to, else `bf16`.
+    /// or `f32`. `None` for the type of autocast, else `bf16`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<Dtype>,
     /// The optimizer updates copies of the parameters in `f32` and keeps its state in `f32`, as Megatron-LM does
@@ -76,19 +77,19 @@ pub struct Step {
     pub quantized: Option<Quantized>,
     /// Several GPUs, each with a batch of its own. The estimate is for one of them.
     pub data_parallel: Option<DataParallel>,
-    /// How many GPUs share each layer, as Megatron-LM splits it: attention by heads, an MLP by the size between its layers, the tokens
-    /// of the vocabulary. The estimate, its parameters as well, is for one of them. Each of them may be one of several of
-    /// [`data_parallel`](Self::data_parallel). 1: one GPU has all. Small tensors of integers, which say what tokens a GPU has,
-    /// are not counted.
+    /// The number of GPUs that share each layer, as Megatron-LM splits it: attention by heads, an MLP by the size between its layers,
+    /// the tokens of the vocabulary. The estimate, its parameters as well, is for one of them. Each of them may be one of several of
+    /// [`data_parallel`](Self::data_parallel). 1 if one GPU has all. Small tensors of integers, which say what tokens a GPU has, are
+    /// not counted.
     pub tensor_parallel: u64,
     /// Autocast to this type.
     pub autocast: Option<Dtype>,
-    /// Which layers the backward pass runs again.
+    /// The layers that the backward pass runs again.
     pub checkpointing: Checkpointing,
     /// The allocator.
     pub allocator: AllocatorKind,
-    /// What the allocator may have from the driver: the memory of the card, without the CUDA context and other processes. A step
-    /// that needs more is an error.
+    /// The memory that the allocator may have from the driver: that of the card, without the CUDA context and other processes. A
+    /// step that needs more is an error.
     pub limit: Option<Bytes>,
     /// The workspace that cuBLAS takes through the allocator: once for the forward pass and once for the backward pass. PyTorch
     /// gives it 32 MiB on cards of compute capability 9.0, and 8.125 MiB on others. cuBLASLt gets 1 MiB more.
@@ -158,23 +159,23 @@ const STEPS: usize = 2;
 /// A step has some fields, and may have a list of names of layers, which are compared with all layers.
 const LONGEST_STEP: u64 = 1 << 16;
 
-/// What is computed in, if the type of the parameters is only stored and no other is named.
+/// The type of computation, if the type of the parameters is only stored and no other is named.
 pub(crate) const COMPUTE: Dtype = Dtype::Bf16;
 
 /// The first pass makes the gradients, the second one adds to them: all later ones allocate what the second one does. A few more let the
 /// allocator settle.
 const MICRO_BATCHES: u64 = 4;
 
-/// Each of them is a pass through the model.
+/// Each token is a pass through the model.
 const MOST_TOKENS: u64 = 32_768;
 
 impl Step {
-    /// Inference with a batch.
+    /// Makes a step of inference with a batch.
     pub fn inference(batch: u64) -> Self {
         Self { batch, ..Self::default() }
     }
 
-    /// A training step with a batch.
+    /// Makes a training step with a batch.
     pub fn training(batch: u64, optimizer: Optimizer) -> Self {
         Self { batch, optimizer: Some(optimizer), ..Self::default() }
     }
@@ -191,8 +192,8 @@ impl Step {
         self.estimate_in(&Rc::new(self.memory()), model)
     }
 
-    /// The peak, and what the allocator has, if each convolution takes the largest workspace. A workspace that does not fit makes
-    /// PyTorch choose another algorithm, so then it is the limit.
+    /// Returns the peak and the allocator's memory, if each convolution takes the largest workspace. If a workspace does not fit,
+    /// PyTorch chooses another algorithm, so the result is the limit.
     fn with_workspaces(&self, high: u64, model: &Model) -> Result<ConvolutionWorkspace, Error> {
         let memory = Rc::new(self.memory());
         let high = Bytes::new(high);
@@ -231,7 +232,7 @@ impl Step {
         Types::new(self.parameters, self.computes_in())
     }
 
-    /// The type of activations and of the cache, and of parameters that are no weights of products.
+    /// Returns the type of activations and of the cache, and of parameters that are no weights of products.
     pub fn computes_in(&self) -> Dtype {
         if self.parameters.is_only_stored() {
             self.compute.or(self.autocast).unwrap_or(COMPUTE)
@@ -244,7 +245,7 @@ impl Step {
         Memory::new(self.allocator, self.limit.map_or(u64::MAX, Bytes::get))
     }
 
-    /// An estimate, and the most that a convolution may take as its workspace.
+    /// Returns an estimate, and the largest workspace of a convolution.
     fn run_in(
         &self,
         memory: &Rc<Memory>,
@@ -293,7 +294,7 @@ impl Step {
         let labels = self.labels(&eager, model, target.as_ref().unwrap_or(&shape))?;
         memory.close();
         let mut phases = Vec::new();
-        // It lives until the step is over, as the parameters do.
+        // The table lives until the step is over, as the parameters do.
         let mut state = OptimizerState::default();
         if let Some(decode) = &self.decode {
             self.generate(decode, &eager, model, &layers, &input, &mut phases)?;
@@ -312,7 +313,7 @@ impl Step {
         Ok((estimate, eager.largest_convolution_workspace()))
     }
 
-    /// Choices that make no sense together.
+    /// Refuses choices that make no sense together.
     fn check(&self) -> Result<(), Error> {
         let is_training = self.optimizer.is_some();
         let wrong = if self.batch == 0 || self.micro_batches == 0 || self.tensor_parallel == 0 {
@@ -365,7 +366,7 @@ impl Step {
         Err(Kind::Invalid(wrong.to_owned()).into())
     }
 
-    /// What makes no sense together with several GPUs.
+    /// Refuses choices that make no sense with several GPUs.
     fn wrong_parallel(&self, parallel: DataParallel) -> Option<&'static str> {
         let has_shards = parallel.kind.has_shards();
         let is_inference = self.optimizer.is_none();
@@ -444,7 +445,7 @@ impl Step {
             let result = eager.with_grad(self.optimizer.is_some(), || {
                 eager.with_autocast(self.autocast, || {
                     let result = eager.in_group(ROOT, input, |input| {
-                        // In transformers, what the head reads has a name until the loss is there.
+                        // In transformers, the input of the head has a name until the loss is there.
                         let has_head = model.loss != Loss::CrossEntropy && !eager.groups_whole_model();
                         let (hidden, output) = match layers.split_last().filter(|_| has_head) {
                             Some((head, body)) => {
@@ -503,7 +504,7 @@ impl Step {
         }
     }
 
-    /// `generate` of transformers, without sampling.
+    /// Runs `generate` of transformers, without sampling.
     fn generate(
         &self,
         decode: &Decode,
@@ -547,15 +548,15 @@ impl Step {
     }
 }
 
-/// The next token of each sequence, (batch, 1): the logits of the last position (`logits_to_keep=1`), a copy of them in `f32`, and the
-/// index of the largest.
+/// Makes the next token of each sequence, (batch, 1): the logits of the last position (`logits_to_keep=1`), a copy of them in `f32`,
+/// and the index of the largest.
 fn next_token(
     eager: &Eager,
     body: &[Rc<Built>],
     head: &Rc<Built>,
     (all, tokens): (&Tensor, &Tensor),
 ) -> Result<Tensor, Error> {
-    // `prepare_inputs_for_generation`: a copy of the tokens, their positions, and the mask of all tokens so far.
+    // `prepare_inputs_for_generation` makes a copy of the tokens, their positions, and the mask of all tokens so far.
     let tokens = &eager.integers(&tokens.shape)?;
     let _others = [eager.integers(&tokens.shape)?, eager.integers(&all.shape)?];
     let hidden = eager.while_generating(|| run_model(body, eager, tokens))?;

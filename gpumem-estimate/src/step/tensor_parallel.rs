@@ -6,10 +6,10 @@ use crate::{
     model::{Loss, Model},
 };
 
-/// `make_vocab_size_divisible_by` of Megatron-LM.
+/// This is `make_vocab_size_divisible_by` of Megatron-LM.
 const VOCABULARY: u64 = 128;
 
-/// The model of one of so many ranks.
+/// Returns the model of one of this many ranks.
 ///
 /// Attention is split by heads, an MLP by the size between its layers: the first matrix products by columns (`ColumnParallelLinear`), the
 /// last by rows (`RowParallelLinear`, whose bias each rank has). The table of tokens and the head are split by tokens, of which each rank
@@ -33,7 +33,7 @@ pub(super) fn of_one_rank(model: &Model, ranks: u64) -> Result<Model, Error> {
     Ok(part)
 }
 
-/// The last layer, if it is a matrix product.
+/// Returns the last layer, if it is a matrix product.
 fn head(layers: &mut [Named]) -> Option<&mut Linear> {
     match &mut layers.last_mut()?.layer {
         Layer::Linear(head) => Some(head),
@@ -44,7 +44,7 @@ fn head(layers: &mut [Named]) -> Option<&mut Linear> {
 
 struct Splitting {
     ranks: u64,
-    /// How many tokens there are; 0 if the model has no head for tokens.
+    /// The number of tokens; 0 if the model has no head for tokens.
     vocabulary: u64,
     is_split: bool,
 }
@@ -95,7 +95,8 @@ impl Splitting {
         Ok(())
     }
 
-    /// Splits the linear layers of an MLP: one whose output goes through an activation into another one of this size.
+    /// Splits the linear layers of an MLP: a linear layer whose output goes through an activation into another one of
+    /// this size.
     fn pairs(&mut self, leaves: &mut [(String, &mut Layer)]) -> Result<(), Error> {
         let mut first: Option<usize> = None;
         let mut has_activation = false;
@@ -140,14 +141,14 @@ impl Splitting {
         Err(Error::in_layer(path.to_owned(), Kind::Invalid(what)))
     }
 
-    /// The tokens of one rank.
+    /// Returns the tokens of one rank.
     fn tokens(&self, all: u64) -> Result<u64, Error> {
         let parts = self.ranks.checked_mul(VOCABULARY).ok_or(Kind::TooLarge)?;
         all.div_ceil(parts).checked_mul(VOCABULARY).ok_or_else(|| Kind::TooLarge.into())
     }
 }
 
-/// The layers of a block that have no layers inside, in the order in which they run.
+/// Returns the layers of a block that have no layers inside, in the order in which they run.
 fn collect_leaves<'a>(named: &'a mut Named, path: &str, leaves: &mut Vec<(String, &'a mut Layer)>) {
     let separator = if path.is_empty() || named.name.is_empty() { "" } else { "." };
     let path = format!("{path}{separator}{}", named.name);

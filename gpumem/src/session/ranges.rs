@@ -39,7 +39,7 @@ struct Ranges {
     deeper: u64,
 }
 
-/// Whether a recording is made. gpumem itself must not be asked before: its first use makes the settings of the process, and may call the
+/// True if a recording is made. gpumem itself must not be asked before: its first use makes the settings of the process, and may call the
 /// driver, which the program has not initialized.
 static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 

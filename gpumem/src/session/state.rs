@@ -106,7 +106,7 @@ impl Session {
         }
     }
 
-    /// Whether the sources record into it.
+    /// Returns whether the sources record into it.
     pub(super) fn is_begun(&self) -> bool {
         self.begun.get().is_some()
     }

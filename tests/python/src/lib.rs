@@ -129,7 +129,7 @@ pub extern "C" fn lines_when_told() {
     }
 }
 
-/// Whether a thread waits in [`lines_when_told`].
+/// Returns whether a thread waits in [`lines_when_told`].
 #[unsafe(no_mangle)]
 pub extern "C" fn is_waiting() -> bool {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner).is_some()

@@ -66,7 +66,7 @@ pub(crate) struct Cupti {
     pub(crate) version: u32,
     /// The tool that holds the subscription already.
     pub(crate) subscriber: Option<String>,
-    /// Whether that tool lets others in beside it.
+    /// True if that tool lets others in beside it.
     pub(crate) shared: bool,
 }
 
@@ -80,12 +80,12 @@ pub(crate) struct Config {
     pub(crate) integrated: bool,
     pub(crate) processes: Processes,
     pub(crate) others: Vec<Other>,
-    /// Whether CUDA's own order of the cards is the reverse of NVML's.
+    /// True if CUDA's own order of the cards is the reverse of NVML's.
     pub(crate) reversed: bool,
     pub(crate) cupti: Cupti,
-    /// Whether other threads are let in between a call and its callbacks.
+    /// True if other threads are let in between a call and its callbacks.
     pub(crate) yields: bool,
-    /// Whether some functions that allocate call `cuMemAlloc_v2` through its slot.
+    /// True if some functions that allocate call `cuMemAlloc_v2` through its slot.
     pub(crate) nested: bool,
     pub(crate) teardown: bool,
     /// The function that does not return.

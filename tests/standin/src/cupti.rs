@@ -61,7 +61,7 @@ struct Subscriber {
     handle: usize,
     listener: Listener,
     name: String,
-    /// Whether it lets others in beside it.
+    /// True if it lets others in beside it.
     shares: bool,
     /// Domains and ids.
     enabled: HashSet<(c_uint, c_uint)>,

@@ -204,7 +204,7 @@ impl Call {
     }
 }
 
-/// Whether a thread waits in [`block`].
+/// True if a thread waits in [`block`].
 static BLOCKED: AtomicBool = AtomicBool::new(false);
 
 #[unsafe(no_mangle)]

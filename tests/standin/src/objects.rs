@@ -49,7 +49,7 @@ pub(crate) struct Objects {
 pub(crate) struct Stream {
     pub(crate) card: usize,
     pub(crate) context: usize,
-    /// Whether it waits for the legacy stream, which then knows of it.
+    /// True if it waits for the legacy stream, which then knows of it.
     pub(crate) blocking: bool,
     pub(crate) capture: Option<Capture>,
 }

@@ -326,7 +326,7 @@ fn word(tokens: &[TokenTree], at: usize) -> Option<String> {
     }
 }
 
-/// Whether these are the brackets of `#[cfg(test)]` or `#[cfg(all(test, …))]`.
+/// Returns whether these are the brackets of `#[cfg(test)]` or `#[cfg(all(test, …))]`.
 fn is_test_only(attribute: Option<&TokenTree>) -> bool {
     let Some(TokenTree::Group(group)) = attribute else { return false };
     let text: String = group.stream().to_string().split_whitespace().collect();

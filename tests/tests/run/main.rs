@@ -71,7 +71,7 @@ fn machine() -> Standin {
     Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
 }
 
-/// A program in C, linked with a library that stands for one of NVIDIA's. `name` is the folder of their sources.
+/// Compiles a program in C, and the library that it is linked with, which stands for one of NVIDIA's. `name` is the folder of their sources.
 fn compiled(name: &str, source: &str, library: &str, options: &[&str]) -> String {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).expect("it can be made");
@@ -139,7 +139,7 @@ fn recorded(file: &str) -> Recorded {
     recorded
 }
 
-/// Whether the process of a recording runs, or has not written all.
+/// Returns whether the process of a recording runs, or has not written all.
 #[track_caller]
 fn lacks_end(file: &str) -> bool {
     let open = File::open(file).unwrap_or_else(|error| panic!("{file}: {error}"));

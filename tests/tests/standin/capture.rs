@@ -8,7 +8,7 @@ use gpumem_core::recording::{End, Reader, Step};
 use gpumem_tests::{CONTEXT, Library, Standin};
 use tempfile::TempDir;
 
-/// The file of a recording, which is removed with its folder.
+/// The file of a recording. It is removed with its folder.
 struct Recording(PathBuf, #[expect(dead_code, reason = "it is removed with its file")] TempDir);
 
 impl Recording {

@@ -1,7 +1,7 @@
-//! Which module each tensor belongs to, and what it is for.
+//! The module and the class of each tensor.
 //!
-//! Weights, gradients, states of optimizers and inputs are known by their addresses, which `modules.py` has noted. The others are told apart by
-//! their stacks, and by when they came and went.
+//! Weights, gradients, states of optimizers and inputs are known by their addresses, which `modules.py` has noted. The others are told
+//! apart by their stacks, and by their times.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,8 +13,8 @@ use gpumem_core::recording::{AllocatorAction as Action, Symbol, TensorClass, Ten
 
 use super::history::{DeviceHistory, LiveBlock, LoggedEvent, Mark, MarkedTensor, TorchHistory};
 
-/// cuBLAS works in this much, once for each handle and stream: `getChosenWorkspaceSize` in `CublasHandlePool.cpp` of PyTorch, on cards
-/// before Hopper and from it on.
+/// cuBLAS has a workspace of this size for each handle and stream: `getChosenWorkspaceSize` in `CublasHandlePool.cpp` of PyTorch, on
+/// cards before Hopper and from it on.
 const WORKSPACES: [u64; 2] = [8_519_680, 33_554_432];
 
 /// The groups of all tensors of a recording.
@@ -38,7 +38,7 @@ impl Groups {
     }
 }
 
-/// What the program does while it allocates.
+/// The activity of the program while it allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Activity {
     /// Runs a module.
@@ -67,7 +67,7 @@ impl Activity {
     }
 }
 
-/// A tensor whose class is not known yet.
+/// A tensor of an unknown class.
 struct Open {
     /// Its number among the tensors of the device.
     number: usize,
@@ -137,13 +137,13 @@ impl TorchHistory {
     }
 }
 
-/// Says of the tensors that are live what they are.
+/// Sets the classes of live tensors.
 fn note(open: &mut BTreeMap<u64, Open>, mark: &Mark, device: u32) {
     for MarkedTensor { class, address, module, .. } in mark.tensors.iter().filter(|tensor| tensor.device == device) {
         if let Some((begin, tensor)) = open.range_mut(..=*address).next_back()
             && *address - *begin < tensor.requested.max(1)
         {
-            // A bucket of gradients has several. The first one counts.
+            // A bucket of gradients has several origins. The first one counts.
             tensor.marked.get_or_insert_with(|| (*class, module.clone()));
         }
     }
@@ -151,13 +151,13 @@ fn note(open: &mut BTreeMap<u64, Open>, mark: &Mark, device: u32) {
 
 struct GroupReading<'a> {
     history: &'a TorchHistory,
-    /// What the program does with each stack, by the number of the stack.
+    /// The activity of the program with each stack, by the number of the stack.
     activities: Vec<Activity>,
     groups: &'a mut Groups,
     made: Vec<u32>,
-    /// What the program did when it allocated last.
+    /// The activity of the program when it allocated last.
     activity: Activity,
-    /// How often something was allocated outside of all modules.
+    /// The number of allocations outside of all modules.
     passes: u64,
 }
 
@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// The module and the class of each tensor, in the order in which they came.
+    /// The module and the class of each tensor, in the order of allocation.
     fn groups(events: &str) -> Vec<(Option<String>, Option<TensorClass>)> {
         let mut text = r#"{"torch": "2.11.0", "is_enabled": true, "most": 1000}
 {"mark": [10, 90], "tensors": [["weights", 0, 1100, "Net.fc: Linear"], ["gradients", 1, 1100, "Net"]]}
@@ -230,13 +230,13 @@ mod tests {
     fn stacks_and_times_say_what_tensors_are_for() {
         use TensorClass::*;
         let net = || Some("Net".to_owned());
-        // A mark is of the tensor that has this address at this time.
+        // A mark belongs to the tensor that has this address at this time.
         let marked = "\"alloc\",1000,200,0,5,1,0\n\"free_requested\",1000,200,0,20,0,0\n\"alloc\",1000,50,0,30,1,0";
         assert_eq!(groups(marked), [(Some("Net.fc: Linear".to_owned()), Some(Weights)), (None, None)]);
         let by_stack = "\"alloc\",1,1,0,5,2,0\n\"alloc\",2,1,0,5,3,0\n\"alloc\",3,1,0,5,4,0\n\"alloc\",4,1,0,5,0,0";
         let expected = [Weights, Optimizer, BackwardTemporary, BackwardTemporary].map(|class| (None, Some(class)));
         assert_eq!(groups(by_stack), expected);
-        // One goes before the forward pass ends, and one in the backward pass, as the loss does.
+        // One is freed before the forward pass ends, and one in the backward pass, like the loss.
         let by_time =
             "\"alloc\",1,1,0,5,1,1\n\"alloc\",2,1,0,6,1,1\n\"free_requested\",1,1,0,7,0,0\n\"alloc\",3,1,0,8,1,0
 \"alloc\",4,1,0,9,0,0\n\"free_requested\",3,1,0,11,0,0\n\"free_requested\",2,1,0,11,0,0";

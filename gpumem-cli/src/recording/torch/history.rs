@@ -1,7 +1,7 @@
-//! Reads what `torch.py` wrote: PyTorch's history of each device, and what was live at its end.
+//! Reads the file that `torch.py` wrote: PyTorch's history of each device, and its live memory at the end.
 //!
-//! The events are not kept. Where they lie in the file is kept, and they are read three times: to find them, backwards for what was
-//! live before the first one, and for the recording.
+//! Only the positions of events in the file are kept. The events are read three times: to find them, backwards for the memory that
+//! was live before the first one, and for the recording.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,18 +18,18 @@ use serde_json::Value;
 
 use super::passes::BackwardPass;
 
-/// What PyTorch said at the end of the program.
+/// PyTorch's data at the end of the program.
 #[derive(Debug, Default)]
 pub(super) struct TorchHistory {
     pub(super) version: String,
-    /// Why there is no history.
+    /// The reason why there is no history.
     pub(super) missing: Option<String>,
-    /// Why there are no modules, if they were asked for.
+    /// The reason why there are no modules, if they were asked for.
     pub(super) missing_modules: Option<String>,
     /// PyTorch keeps at most this many events of each device.
     pub(super) most: u64,
     pub(super) frames: Vec<Symbol>,
-    /// The paths of the libraries that frames are in.
+    /// The paths of the libraries of frames.
     pub(super) libraries: Vec<String>,
     /// The number of the library of each frame that is in one, from 1 on.
     pub(super) frame_libraries: HashMap<u32, u32>,
@@ -41,9 +41,9 @@ pub(super) struct TorchHistory {
     pub(super) devices: Vec<DeviceHistory>,
     /// The paths of modules. An event has the number of its module, from 1 on.
     pub(super) modules: Vec<String>,
-    /// Which tensors were something at some times.
+    /// The tensors that had a class at some times.
     pub(super) marks: Vec<Mark>,
-    /// Each entry has the device and an address of a tensor, and what refers to the tensor at the end.
+    /// Each entry has the device and an address of a tensor, and the objects that refer to the tensor at the end.
     pub(super) holders: Vec<(u32, u64, String)>,
 }
 
@@ -65,15 +65,15 @@ pub(super) struct MarkedTensor {
     pub(super) module: String,
 }
 
-/// What PyTorch said of one device.
+/// PyTorch's data of one device.
 #[derive(Debug, Default)]
 pub(super) struct DeviceHistory {
     pub(super) ordinal: u32,
     pub(super) said: Option<AllocatorFigures>,
     pub(super) trace: Trace,
-    /// What the allocator had from the driver at the end.
+    /// The segments that the allocator had from the driver at the end.
     pub(super) segments: Segments,
-    /// What was live at the end.
+    /// The blocks that were live at the end.
     pub(super) blocks: BTreeMap<u64, LiveBlock>,
 }
 
@@ -81,10 +81,10 @@ pub(super) struct DeviceHistory {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoggedEvent {
     pub(super) action: Action,
-    /// Whether the segment is expandable: parts of such a segment come and go.
+    /// True if the segment is expandable: parts of such a segment come and go.
     pub(super) is_part: bool,
     pub(super) address: u64,
-    /// What the program asked for.
+    /// The bytes that the program asked for.
     pub(super) bytes: u64,
     pub(super) stream: u64,
     pub(super) micros: u64,
@@ -93,7 +93,7 @@ pub(super) struct LoggedEvent {
     pub(super) module: u32,
 }
 
-/// Where segments begin, their sizes, and what else is known of them.
+/// The segments by their addresses.
 pub(super) type Segments = BTreeMap<u64, (u64, SegmentAbout)>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,8 +104,8 @@ pub(super) struct SegmentAbout {
     pub(super) pool: u32,
 }
 
-/// The number of the pool that PyTorch calls this. It numbers the private pools of captured graphs with the first number, and those that a
-/// program makes with the second one.
+/// Returns the number of a pool from PyTorch's pair of numbers. The first one numbers the private pools of captured graphs, and the second
+/// one those that a program makes.
 pub(super) fn pool_of(id: (u64, u64)) -> u32 {
     let number = match id {
         (0, 0) => 1,
@@ -122,7 +122,7 @@ pub(super) struct LiveBlock {
     pub(super) bytes: Option<u64>,
     pub(super) requested: u64,
     pub(super) stack: u32,
-    /// Whether its free was requested.
+    /// True if its free was requested.
     pub(super) is_awaiting: bool,
 }
 
@@ -135,12 +135,12 @@ pub(super) struct Trace {
     events: TraceEvents,
 }
 
-/// Where the events of a device are.
+/// The position of the events of a device.
 #[derive(Debug)]
 enum TraceEvents {
-    /// They are in the file. These are the bytes at which each piece of [`PIECE`] events begins.
+    /// The events are in the file. The numbers are the offsets at which each piece of [`PIECE`] events begins.
     InFile(Vec<u64>),
-    /// They are in memory. The number is that of the first one.
+    /// The events are in memory. The number is that of the first one.
     InMemory(Rc<Vec<LoggedEvent>>, usize),
 }
 
@@ -154,7 +154,7 @@ impl Default for TraceEvents {
 const PIECE: usize = 4096;
 
 impl Trace {
-    /// These events, of all that are in memory.
+    /// Returns a range of the events that are in memory.
     pub(super) fn in_memory(events: Rc<Vec<LoggedEvent>>, range: Range<usize>) -> Self {
         let (count, first) = (range.len(), events[range.clone()].first().map(|event| event.micros));
         Self { count, first, events: TraceEvents::InMemory(events, range.start) }
@@ -201,7 +201,7 @@ impl Trace {
     }
 }
 
-/// The events that begin at this byte of the file. There are other lines between them.
+/// Returns the events that begin at this byte of the file. There are other lines between them.
 fn piece(from: &mut (impl BufRead + Seek), at: u64, count: usize) -> io::Result<Vec<LoggedEvent>> {
     from.seek(SeekFrom::Start(at))?;
     let mut events = Vec::new();
@@ -243,15 +243,15 @@ fn number(value: &Value) -> u32 {
     value.as_u64().and_then(|number| number.try_into().ok()).unwrap_or(0)
 }
 
-/// An event is `["alloc",140000,512,0,1700000000,3]`: the action, and numbers. PyTorch's numbers are signed.
+/// Reads an event such as `["alloc",140000,512,0,1700000000,3]`: the action, and numbers. PyTorch's numbers are signed.
 fn event(line: &str) -> Option<(&str, Vec<u64>)> {
     let (action, numbers) = line.strip_prefix("[\"")?.strip_suffix(']')?.split_once("\",")?;
     let number = |text: &str| text.parse::<i64>().map(i64::cast_unsigned).or_else(|_| text.parse()).ok();
     Some((action, numbers.split(',').map(number).collect::<Option<_>>()?))
 }
 
-/// What an event does, and whether it does it to a part of an expandable segment. `None` if it is none of these: "inactive", "snapshot",
-/// and what later versions may log.
+/// Returns the action of an event, and whether it concerns a part of an expandable segment. `None` for other actions, such as
+/// "inactive", "snapshot", and those of later versions.
 pub(super) fn action_of(name: &str) -> Option<(Action, bool)> {
     Some(match name {
         "alloc" => (Action::Alloc, false),
@@ -282,7 +282,7 @@ impl LoggedEvent {
 }
 
 impl TorchHistory {
-    /// Reads the lines. A history that is not complete is of no use: what is live is at its end.
+    /// Reads the lines. An incomplete history is of no use, because the live blocks are at its end.
     pub(super) fn read(from: &mut impl BufRead, is_complete: bool) -> io::Result<Self> {
         let mut history = Self::default();
         let malformed =
@@ -382,7 +382,7 @@ impl TorchHistory {
 }
 
 impl MarkedTensor {
-    /// A tensor is `["weights", 0, 140000, "Net.conv"]`.
+    /// Reads a tensor such as `["weights", 0, 140000, "Net.conv"]`.
     fn of(value: &Value) -> Option<Self> {
         let class = TensorClass::ALL.into_iter().find(|class| value[0] == class.name())?;
         let module = text(&value[3]).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! PyTorch's history becomes a part of a recording: what `torch.py` wrote in the program (`--torch`), or a snapshot that the program saved.
+//! Makes PyTorch's history a part of a recording: the file that `torch.py` wrote in the program (`--torch`), or a snapshot that the program
+//! saved.
 
 mod groups;
 mod history;
@@ -39,7 +40,7 @@ fn address(history: &TorchHistory, frame: u32) -> CodeAddress {
     CodeAddress { module, offset: LINES | u64::from(frame) }
 }
 
-/// The file of the history, and the unfinished one.
+/// The names of the file of the history, and of the unfinished one.
 fn history_files(recording: &Path) -> [PathBuf; 2] {
     let file = variable::torch_file(recording);
     let mut part = file.clone().into_os_string();
@@ -47,7 +48,7 @@ fn history_files(recording: &Path) -> [PathBuf; 2] {
     [file, part.into()]
 }
 
-/// Whether a history lies beside the recording.
+/// Returns whether a history lies beside the recording.
 pub(super) fn has_history(recording: &Path) -> bool {
     history_files(recording).iter().any(|file| file.exists())
 }

@@ -1,4 +1,4 @@
-//! What is kept of a snapshot of PyTorch while its pickle is read: each event, block and segment takes a few bytes as soon as its
+//! The objects of a snapshot of PyTorch while its pickle is read. Each event, block and segment takes a few bytes as soon as its
 //! dictionary is complete, and equal stacks are kept once.
 
 use std::{
@@ -17,10 +17,11 @@ use super::history::{
 
 /// The library of PyTorch that calls the driver. It is the first one of the history.
 const LIBRARY: &str = "libc10_cuda.so";
-/// Stands for the library of a function in C++ of which only the name is known. It is the second one.
+/// The library of functions in C++ of which only the name is known. It is the second one of the history.
 const SOME_LIBRARY: &str = "libtorch.so";
 
-/// Whether a function in C or C++ is of the interpreter, begins a thread or the program, or reads the stack.
+/// Returns whether a function in C or C++ belongs to the interpreter, begins a thread or the program, or reads the
+/// stack.
 fn is_everywhere(name: &str) -> bool {
     const BEGINNINGS: [&str; 7] =
         ["Py", "_Py", "_start", "__libc_", "__clone", "torch::unwind::", "torch::CapturedTraceback::"];
@@ -58,7 +59,7 @@ enum Object {
     Record(Record, u32),
     /// A list of records that follow each other, up to the second number.
     Records(Record, u32, u32),
-    /// An event that is of no use.
+    /// An event that is not needed.
     Ignored,
 }
 
@@ -91,7 +92,7 @@ pub(super) struct Objects {
     texts: Vec<Rc<str>>,
     text_numbers: HashMap<Rc<str>, u32>,
     all: Vec<Object>,
-    /// The values of dictionaries and lists that are nothing special.
+    /// The values of all other dictionaries and lists.
     values: HashMap<u32, Vec<Value>>,
     values_count: usize,
     /// The numbers of frames, by their functions, files and lines.
@@ -126,7 +127,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Whether addresses and sizes are such that sums of them are numbers of 64 bits.
+    /// Returns whether addresses and sizes are such that sums of them are numbers of 64 bits.
     fn check(&self) -> Result<(), &'static str> {
         let is_small = ["size", "requested_size", "total_size"].iter().all(|name| self.number(name) <= MOST_BYTES);
         if is_small && ["addr", "address"].iter().all(|name| self.number(name) < 1 << 57) {
@@ -151,7 +152,8 @@ impl Fields<'_> {
     }
 }
 
-/// Whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers as names.
+/// Returns whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers
+/// as names.
 fn is_needed(name: &str) -> bool {
     const NAMES: [&str; 6] = [
         "segments",
@@ -165,9 +167,9 @@ fn is_needed(name: &str) -> bool {
 }
 
 impl Objects {
-    /// No objects yet. The file has this many bytes.
+    /// Begins without objects. The file has this many bytes.
     pub(super) fn new(length: u64) -> Self {
-        // A value that is kept takes at least 8 bytes of the snapshots that PyTorch writes, and most take far more.
+        // A kept value takes at least 8 bytes of PyTorch's snapshots, and most take far more.
         let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);
         let mut objects = Self { most: most.min(u32::MAX as usize), ..Self::default() };
         objects.history.libraries.extend([LIBRARY, SOME_LIBRARY].map(str::to_owned));
@@ -182,7 +184,7 @@ impl Objects {
         &self.texts[number as usize]
     }
 
-    /// The number of something that is added to this many others.
+    /// Returns the number of a value that is added to this many others.
     fn next(&self, count: usize) -> Result<u32, &'static str> {
         let number = u32::try_from(count).ok().filter(|_| count < self.most);
         number.ok_or("a snapshot of this size has fewer values")
@@ -199,12 +201,12 @@ impl Objects {
         Ok(Value::Text(number))
     }
 
-    /// A new list.
+    /// Adds a list.
     pub(super) fn list(&mut self) -> Result<Value, &'static str> {
         self.object(Object::List)
     }
 
-    /// A new dictionary.
+    /// Adds a dictionary.
     pub(super) fn dictionary(&mut self) -> Result<Value, &'static str> {
         self.object(Object::Dictionary)
     }
@@ -289,12 +291,12 @@ impl Objects {
         Ok(())
     }
 
-    /// What a dictionary with these fields is, if it is something that PyTorch writes often.
+    /// Returns the event, block or segment with these fields, if the dictionary is one.
     fn known(&mut self, values: &[Value]) -> Result<Option<Object>, &'static str> {
         let fields = Fields { objects: self, values };
         if let Some(Value::Text(action)) = fields.get("action") {
             let Some((action, is_part)) = action_of(self.known_text(action)) else { return Ok(Some(Object::Ignored)) };
-            // A program may ask for any size, and is refused it.
+            // The size of a refused request may be any number.
             let is_refused = action == AllocatorAction::OutOfMemory;
             if !is_refused {
                 fields.check()?;
@@ -355,7 +357,7 @@ impl Objects {
         Ok(None)
     }
 
-    /// The number of a frame. `None` for functions that every stack has, which are not the program's.
+    /// Returns the number of a frame. `None` for functions that every stack has, which are not the program's.
     fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> Option<u32> {
         // Code without debug information has the name `??`.
         let text = |value| match value {
@@ -363,7 +365,7 @@ impl Objects {
             _ => None,
         };
         let path = text(Some(file)).unwrap_or_default();
-        // Where the line is not known, PyTorch writes the path of the library and an address in it.
+        // If the line is not known, PyTorch writes the path of the library and an address in it.
         let ends_with = |end: &str| Path::new(path).extension().is_some_and(|known| known == end);
         let is_library = ends_with("so") || path.contains(".so.");
         let line = if is_library { 0 } else { line };
@@ -399,7 +401,7 @@ impl Objects {
         Some(number)
     }
 
-    /// The fields of a dictionary that is nothing special.
+    /// Returns the fields of any other dictionary.
     fn fields(&self, value: Option<Value>) -> Option<Fields<'_>> {
         let Some(Value::Object(object)) = value else { return None };
         self.values.get(&object).map(|values| Fields { objects: self, values })
@@ -424,7 +426,7 @@ impl Objects {
         })
     }
 
-    /// The history that a snapshot has, which is this value.
+    /// Returns the history of a snapshot, which is this value.
     pub(super) fn history(mut self, snapshot: Value) -> io::Result<TorchHistory> {
         let fields = self.fields(Some(snapshot)).filter(|fields| fields.get("segments").is_some());
         let no_snapshot =

@@ -1,4 +1,4 @@
-//! Which line of the program began the backward pass in which a tensor was allocated.
+//! Finds the line of the program that began the backward pass in which a tensor was allocated.
 //!
 //! PyTorch runs a backward pass on threads of its own, while the thread that began it waits. `torch.py` notes when passes run and which stacks
 //! begin them. The stack of an allocation in a pass gets the functions of the stack that began the pass as its callers.
@@ -21,9 +21,9 @@ pub(super) struct BackwardPass {
 pub(super) struct Stacks<'a> {
     /// The frames of each stack, from number 1 on.
     frames: &'a [Vec<u32>],
-    /// Whether PyTorch's own threads have a stack, by the number of the stack.
+    /// True for each stack that PyTorch's own threads have, by the number of the stack.
     is_of_pytorch: Vec<bool>,
-    /// The stack that begins all passes which run from a time on. `None` if none runs, or if different stacks began them.
+    /// The stack that begins all passes that run from a time on. `None` if none runs, or if different stacks began them.
     passes: Vec<(u64, Option<u32>)>,
     /// The numbers of stacks that were made of the stack of an allocation and the one that began its pass.
     made: HashMap<(u32, u32), u32>,
@@ -59,7 +59,8 @@ impl<'a> Stacks<'a> {
         Self { frames, is_of_pytorch, passes, made: HashMap::new() }
     }
 
-    /// The number of the stack of an allocation: that with this number, or one that goes on where its pass began.
+    /// Returns the number of the stack of an allocation: this number, or that of a stack that continues where its pass
+    /// began.
     pub(super) fn of_allocation(&mut self, stack: u32, micros: u64) -> u32 {
         if !self.is_of_pytorch.get(stack as usize).is_some_and(|is| *is) {
             return stack;
@@ -106,7 +107,7 @@ mod tests {
             [9, 10, 16, 18, 20, 21].map(|time| at(0, time)),
             [None, first.clone(), first.clone(), first.clone(), first.clone(), None]
         );
-        // Two run at once. Then it is not known which one allocates.
+        // Two passes run at once, so it is not known which one allocates.
         assert_eq!([34, 35, 40, 41].map(|time| at(0, time)), [first, None, None, Some(vec![3, 1])]);
         assert_eq!((at(3, 60), at(4, 60), at(0, 75), at(99, 60)), (Some(vec![2, 3, 1]), None, None, None));
     }

@@ -9,10 +9,10 @@ use super::objects::{Objects, Value, invalid};
 
 /// Python writes snapshots with at most seven values inside each other.
 const DEEPEST: usize = 100;
-/// The most bytes of a name that is shown in an error.
+/// The largest number of bytes of a name in an error.
 const LONGEST_NAME: u64 = 200;
 
-/// What the memo has under a number. Texts, dictionaries, lists and pairs get there as they are.
+/// The entries of the memo by their numbers. Texts, dictionaries, lists and pairs are stored unchanged.
 #[derive(Clone, Copy)]
 enum Memoized {
     Nothing,
@@ -22,7 +22,7 @@ enum Memoized {
     Other,
 }
 
-/// Whether the first bytes of a file are those of a pickle of protocol 2 to 5.
+/// Returns whether the first bytes of a file are those of a pickle of protocol 2 to 5.
 pub(super) fn is_pickle(head: [u8; 2]) -> bool {
     matches!(head, [0x80, 2..=5])
 }
@@ -44,13 +44,13 @@ pub(super) fn read(from: impl BufRead, length: u64, objects: &mut Objects) -> io
 struct Pickle<'a, R> {
     from: R,
     length: u64,
-    /// How many bytes were read.
+    /// The number of bytes that were read.
     at: u64,
     /// The byte of the file at which the opcode begins.
     begin: u64,
     objects: &'a mut Objects,
     stack: Vec<Value>,
-    /// How many values were on the stack at each mark.
+    /// The number of values on the stack at each mark.
     marks: Vec<usize>,
     memo: Vec<Memoized>,
     /// The bytes of a text.
@@ -110,7 +110,7 @@ impl<R: BufRead> Pickle<'_, R> {
         Ok(None)
     }
 
-    /// Refuses an opcode that no data needs.
+    /// Refuses an opcode that pickles of data do not need.
     #[cold]
     fn refuse<T>(&mut self, opcode: u8) -> io::Result<T> {
         let name = match opcode {
@@ -141,7 +141,7 @@ impl<R: BufRead> Pickle<'_, R> {
         self.damaged(&format!("the opcode {name} would run {called}. gpumem reads data only, and has run nothing"))
     }
 
-    /// The error that the pickle cannot be read at this opcode.
+    /// Returns the error that the pickle cannot be read at this opcode.
     #[cold]
     fn damaged<T>(&self, why: &str) -> io::Result<T> {
         Err(invalid(format!("byte {} of the pickle: {why}", self.begin)))
@@ -164,14 +164,14 @@ impl<R: BufRead> Pickle<'_, R> {
         Ok(())
     }
 
-    /// A number of `N` bytes, which is a length or a number of the memo.
+    /// Reads a number of `N` bytes, which is a length or a number of the memo.
     fn length<const N: usize>(&mut self) -> io::Result<u64> {
         let mut bytes = [0; 8];
         self.fill(&mut bytes[..N])?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// An error if the file has fewer bytes left than this.
+    /// Returns an error if the file has fewer bytes left than this.
     fn check(&self, length: u64) -> io::Result<()> {
         if length <= self.length.saturating_sub(self.at) {
             Ok(())
@@ -180,14 +180,14 @@ impl<R: BufRead> Pickle<'_, R> {
         }
     }
 
-    /// A line of text, which is cut if it is long.
+    /// Reads a line of text, which is cut if it is long.
     fn line(&mut self) -> io::Result<String> {
         let mut line = Vec::new();
         self.from.by_ref().take(LONGEST_NAME).read_until(b'\n', &mut line)?;
         Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
     }
 
-    /// A whole number in this many bytes, the lowest first. The last one has the sign.
+    /// Reads a whole number in this many bytes, the lowest first. The last one has the sign.
     fn long(&mut self, length: u64) -> io::Result<()> {
         let mut bytes = [0; 16];
         let Some(length) = usize::try_from(length).ok().filter(|length| *length <= bytes.len()) else {
@@ -212,7 +212,7 @@ impl<R: BufRead> Pickle<'_, R> {
         self.push_new(value)
     }
 
-    /// A value of this many bytes that is not needed.
+    /// Skips a value of this many bytes.
     fn skipped(&mut self, length: u64) -> io::Result<()> {
         self.check(length)?;
         self.at += io::copy(&mut self.from.by_ref().take(length), &mut io::sink())?;
@@ -234,7 +234,7 @@ impl<R: BufRead> Pickle<'_, R> {
         Ok(())
     }
 
-    /// Where the last values of the stack begin. They must be above the last mark.
+    /// Returns the index at which the last values of the stack begin. They must be above the last mark.
     fn last(&self, count: usize) -> io::Result<usize> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count).filter(|first| *first >= floor) {
@@ -284,7 +284,7 @@ impl<R: BufRead> Pickle<'_, R> {
             Some(_) => Memoized::Other,
             None => return self.damaged("it needs a value that is not there"),
         };
-        // Writers count them, and each one takes two bytes.
+        // Writers number them, and each one takes two bytes.
         if number > self.at / 2 {
             return self.damaged("the number of a value is too high");
         }

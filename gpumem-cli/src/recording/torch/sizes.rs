@@ -1,7 +1,7 @@
 //! The sizes of PyTorch's blocks. Those of its segments are as PyTorch logs them.
 //!
-//! PyTorch logs how much the program asked for. How much a block takes, which is what `torch.cuda.memory_allocated()` counts, follows from
-//! where it lies: PyTorch rounds up, and does not split off what is too small to be of use.
+//! PyTorch logs the bytes that the program asked for. The bytes of a block, which `torch.cuda.memory_allocated()` counts, follow from its
+//! place: PyTorch rounds up, and does not split off a rest that is too small to be of use.
 
 use std::{
     collections::BTreeMap,
@@ -27,12 +27,12 @@ pub(super) struct Before {
     pub(super) segments: Segments,
     /// The blocks that were live before the first event.
     pub(super) blocks: BTreeMap<u64, LiveBlock>,
-    /// The pool of each segment that comes. 0 if the segment is freed before the end, where PyTorch names the pools.
+    /// The pool of each new segment. It is 0 if the segment is freed before the end, where PyTorch names the pools.
     pools: Vec<u32>,
 }
 
 impl DeviceHistory {
-    /// Goes back from the end.
+    /// Computes the state by going back from the end.
     pub(super) fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<Before> {
         let (mut segments, mut blocks, mut pools) = (self.segments.clone(), self.blocks.clone(), Vec::new());
         for piece in self.trace.pieces(from).rev() {
@@ -65,9 +65,9 @@ impl DeviceHistory {
         Ok(Before { segments, blocks, pools })
     }
 
-    /// Hands over the events of this device, with the sizes of blocks: first those that stand for what was live before. Returns how many
-    /// these are. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. The groups of
-    /// tensors and the stacks of backward passes are added to those that are known.
+    /// Hands over the events of this device, with the sizes of blocks. The first events stand for the memory that was live before; the
+    /// result is their number. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. The groups
+    /// of tensors and the stacks of backward passes are added to those that are known.
     pub(super) fn events(
         &self,
         history: &TorchHistory,
@@ -137,7 +137,7 @@ impl DeviceHistory {
     }
 }
 
-/// The size of a new block: the rest of the room where it lies is a part of it, unless PyTorch splits that off.
+/// Returns the size of a new block. The rest of its room belongs to the block, unless PyTorch splits the rest off.
 fn size(
     segments: &Segments,
     occupied: &BTreeMap<u64, u64>,
@@ -165,7 +165,7 @@ mod tests {
         io::Cursor::new(lines.join("\n"))
     }
 
-    /// The events of the first device, and how many of them stand for what was live before.
+    /// Returns the events of the first device, and the number of those that stand for the memory that was live before.
     fn events(lines: &[String]) -> (Vec<AllocatorEvent>, u64) {
         let mut from = text(lines);
         let history = TorchHistory::read(&mut from, true).unwrap();
@@ -181,7 +181,7 @@ mod tests {
         (events, older)
     }
 
-    /// What blocks come to, in order.
+    /// The sizes of blocks, in order.
     fn sizes(lines: &[String]) -> Vec<(u64, u64)> {
         let (events, _) = events(lines);
         let allocated = events.iter().filter(|event| event.action == Action::Alloc);
@@ -206,7 +206,7 @@ mod tests {
             ("alloc", base + 10 * MIB + 512, 9 * MIB - 511),
             ("free_requested", base, 10 * MIB + 1),
             ("free_completed", base, 10 * MIB + 1),
-            // There is room for 10 MiB and 512 bytes up to the next block, of which 512 bytes are no rest.
+            // There is room for 10 MiB and 512 bytes up to the next block. 512 bytes are too small for a rest.
             ("alloc", base, 10 * MIB),
         ];
         let expected = [(base, 10 * MIB + 512), (base + 10 * MIB + 512, 10 * MIB - 512), (base, 10 * MIB + 512)];

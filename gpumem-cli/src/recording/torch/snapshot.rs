@@ -1,4 +1,4 @@
-//! A snapshot that a program saved with `torch.cuda.memory._dump_snapshot` becomes a recording: that of a program in which only PyTorch's
+//! Makes a recording of a snapshot that a program saved with `torch.cuda.memory._dump_snapshot`. In this recording, only PyTorch's
 //! allocator calls the driver.
 
 use std::{
@@ -28,7 +28,7 @@ use super::{
 /// The library of PyTorch that calls the driver is the first one of the history.
 const LIBRARY: CodeAddress = CodeAddress { module: 1, offset: 0 };
 
-/// Whether a file begins as the snapshots of PyTorch do.
+/// Returns whether a file begins as the snapshots of PyTorch do.
 pub(crate) fn is_snapshot(mut file: &File) -> io::Result<bool> {
     let mut head = [0; 2];
     let is_pickle = match file.read_exact(&mut head) {
@@ -59,8 +59,8 @@ pub(crate) fn recording_of(from: impl BufRead, length: u64) -> io::Result<Vec<u8
     writer.finish()
 }
 
-/// What PyTorch's allocator asked the driver for, with the times in microseconds since the recording began. First comes what it had
-/// before.
+/// The calls of PyTorch's allocator to the driver, with the times in microseconds since the recording began. The memory that it had
+/// before comes first.
 fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Device, LoggedEvent)>> {
     let mut events = Vec::new();
     for of_device in &history.devices {
@@ -80,7 +80,7 @@ fn driver_events(history: &TorchHistory, began: u64) -> io::Result<Vec<(u64, Dev
     Ok(events)
 }
 
-/// Writes what PyTorch's allocator asked the driver for.
+/// Writes the calls of PyTorch's allocator to the driver.
 fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>) -> io::Result<()> {
     let mut driver =
         Driver { history, writer, number: 0, stacks: BTreeSet::new(), parts: HashMap::new(), left: HashMap::new() };
@@ -107,12 +107,12 @@ fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>
     })
 }
 
-/// The counter of the processor at a time: it counts nanoseconds.
+/// Returns the counter of the processor at a time. It counts nanoseconds.
 fn ticks(micros: u64) -> u64 {
     micros.saturating_mul(1_000)
 }
 
-/// What the driver does for PyTorch's allocator.
+/// The driver's side of PyTorch's allocator.
 struct Driver<'a> {
     history: &'a TorchHistory,
     writer: &'a mut Writer<Vec<u8>>,
@@ -122,7 +122,7 @@ struct Driver<'a> {
     stacks: BTreeSet<u32>,
     /// For each part of a block, by its address: its length, and the number of the event that allocated the block.
     parts: HashMap<Device, BTreeMap<u64, (u64, u64)>>,
-    /// The key of each block, and how many of its bytes are not freed.
+    /// The key of each block, and the number of its bytes that are not freed.
     left: HashMap<u64, (Key, u64)>,
 }
 
@@ -150,7 +150,7 @@ impl Driver<'_> {
     ) -> io::Result<()> {
         let stack = self.stack(stack)?;
         let number = self.number + 1;
-        // Parts of an expandable segment are freed in other parts than they came in.
+        // Parts of an expandable segment are freed in other pieces than they were mapped in.
         let (key, kind) = if is_part {
             (Key::new(Space::Handle, number), MemKind::Vmm)
         } else {
@@ -185,7 +185,7 @@ impl Driver<'_> {
         self.writer.write_event(&RecordedEvent { number: self.number, ticks, time, thread: ThreadId(1), kind })
     }
 
-    /// The number of a stack of the history below which PyTorch's library called the driver.
+    /// Returns the number of a stack of the history below which PyTorch's library called the driver.
     fn stack(&mut self, number: u32) -> io::Result<StackId> {
         let id = StackId(
             u32::try_from(self.history.stacks.len()).unwrap_or(u32::MAX).saturating_add(number).saturating_add(1),
@@ -206,7 +206,7 @@ mod tests {
 
     const SNAPSHOT: &[u8] = include_bytes!("../../../tests/data/snapshot-4.pickle");
 
-    /// Why a pickle is refused.
+    /// Returns the reason why a pickle is refused.
     #[track_caller]
     fn refused(pickle: &[u8]) -> String {
         let error = recording_of(pickle, pickle.len() as u64).expect_err("it is refused");
@@ -290,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Whatever bytes are changed, a recording or an error is made.
+    /// Any change of bytes gives a recording or an error.
     #[test]
     fn changed_snapshots_do_no_harm() {
         let mut random = fastrand::Rng::with_seed(1);

@@ -75,6 +75,7 @@ object!(RegisteredPool as pool {
     "doubled": pool.doubled,
     "outside": pool.outside,
     "late": pool.late,
+    "read_early": pool.read_early,
 });
 
 object!(Breakdown as breakdown {

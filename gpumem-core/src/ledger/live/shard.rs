@@ -25,7 +25,8 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    /// Whether the key may be that of a possibly freed block, one of an event until `lost_at`. It is `true` if it is one.
+    /// Returns whether the key may be that of a possibly freed block, one of an event until `lost_at`. It is `true` if it
+    /// is one.
     pub(super) fn may_be_freed(&mut self, key: Key, lost_at: u64) -> bool {
         if self.possibly_freed == 0 {
             return false;

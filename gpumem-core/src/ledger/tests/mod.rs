@@ -179,7 +179,8 @@ impl Runner {
                 let WrongCalls { unknown, doubled, outside, late } = known.wrong;
                 let unused = known.unused().map_or("?".to_owned(), |unused| unused.mb().to_string());
                 let mut figures = format!("{} {} {unused}", known.parts, known.part_bytes.mb());
-                for (name, count) in [("unknown", unknown), ("doubled", doubled), ("outside", outside), ("late", late)]
+                let [known, too_late] = [("early", known.read_early), ("late", late)];
+                for (name, count) in [("unknown", unknown), ("doubled", doubled), ("outside", outside), too_late, known]
                 {
                     if count > 0 {
                         _ = write!(figures, " {name}={count}");
@@ -266,6 +267,7 @@ impl Runner {
             ["displaced", now, more] => {
                 EventKind::Displaced { now: now.parse().expect(line), more: more.parse().expect(line) }
             }
+            ["queried"] => EventKind::PoolsQueried,
             ["lost", count] => EventKind::Lost { count: count.parse().expect(line) },
             _ => panic!("not an event: {line}"),
         };

@@ -18,13 +18,13 @@ pub use self::{
 };
 use super::Frame;
 
-/// Whether a module, given by the path of its file, belongs to NVIDIA's driver or runtime. Its frames do not show which
-/// library allocates.
+/// Returns whether a module, given by the path of its file, belongs to NVIDIA's driver or runtime. Its frames do not
+/// show which library allocates.
 pub fn is_driver(module: &str) -> bool {
     DRIVER.iter().any(|pattern| fits(module, pattern))
 }
 
-/// Whether a module is the gpumem of a program in C, which counts as the program.
+/// Returns whether a module is the gpumem of a program in C, which counts as the program.
 pub fn is_gpumem_c(module: &str) -> bool {
     GPUMEM_C.iter().any(|pattern| fits(module, pattern))
 }
@@ -161,7 +161,7 @@ fn is_below(file: &str, folders: &[&str]) -> bool {
     folders.iter().any(|folder| file.contains(folder))
 }
 
-/// Whether a pattern of the tables fits the file of a module: `libcudart` fits `libcudart.so.12` and
+/// Returns whether a pattern of the tables fits the file of a module: `libcudart` fits `libcudart.so.12` and
 /// `libcudart-d0da41ae.so.11.0`.
 fn fits(module: &str, pattern: &str) -> bool {
     let file = file_name(module);
@@ -176,7 +176,7 @@ fn is_of_framework(name: &str) -> bool {
     FRAMEWORKS.iter().any(begins)
 }
 
-/// Whether a source file is in the folder `src` of a crate, in a registry, a git checkout or a workspace:
+/// Returns whether a source file is in the folder `src` of a crate, in a registry, a git checkout or a workspace:
 /// `cudarc-0.19.10/src/`, `cudarc-3f2a91c07be4d586/41d0a5b/src/`, `cudarc/src/`. The crates of the standard library are in
 /// other folders.
 fn is_in_crate(file: &str, name: &str) -> bool {

@@ -21,7 +21,7 @@ impl Phase {
         }
     }
 
-    /// Whether this place has a phase after its name.
+    /// Returns whether this place has a phase after its name.
     pub fn is_in(place: &str) -> bool {
         [Self::BackwardPass, Self::Recomputation, Self::PinThread]
             .iter()

@@ -61,7 +61,7 @@ pub(super) fn record_unknown_free(id_kind: IdKind, id: u64) {
     }
 }
 
-/// Whether the block was imported or belongs to a graph, and so was never counted.
+/// Returns whether the block was imported or belongs to a graph, and so was never counted.
 fn is_uncounted(id_kind: IdKind, id: u64) -> bool {
     let key = block_key(id_kind, id);
     if state().imported.remove(&key) {

@@ -21,7 +21,7 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// Whether this process releases memory with the reference.
+    /// Returns whether this process releases memory with the reference.
     pub(super) fn frees(&self) -> bool {
         self.was_last && self.memory != HandleMemory::Foreign
     }

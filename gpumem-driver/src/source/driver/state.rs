@@ -53,7 +53,7 @@ pub(super) fn state() -> MutexGuard<'static, DriverState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a stream is being captured, as far as intercepted calls show.
+/// Returns whether a stream is being captured, as far as intercepted calls show.
 pub(super) fn is_capture_active() -> bool {
     CAPTURES.load(SeqCst) > 0
 }

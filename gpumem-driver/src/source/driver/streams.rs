@@ -24,7 +24,7 @@ struct RecordedStream {
     generation: u32,
 }
 
-/// Whether there was a recording of this process. Otherwise a free does not look at its stream, which would take 15 ns.
+/// True if there was a recording of this process. Otherwise a free does not look at its stream, which would take 15 ns.
 static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -45,7 +45,7 @@ pub(super) fn allocates_on(stream: u64) {
     record_stream(&ALLOCATES_ON, false, stream);
 }
 
-/// Whether [`frees_on`] has something to record.
+/// Returns whether [`frees_on`] has something to record.
 #[inline]
 pub(super) fn is_new_for_frees(stream: u64) -> bool {
     IS_RECORDED.load(Relaxed) && !FREES_ON.get().is(stream)

@@ -33,8 +33,8 @@ pub(crate) fn record_graph_launches() -> bool {
     LAUNCHES.allocate.swap(true, Relaxed)
 }
 
-/// Whether graphs were launched since the last question, or are being launched, and the launches are not recorded. A launch says so
-/// before and after, so what it maps after this question is found by the next one.
+/// Returns whether graphs were launched since the last question, or are being launched, and the launches are not recorded. A launch
+/// says so before and after, so what it maps after this question is found by the next one.
 pub(crate) fn take_unrecorded_launches() -> bool {
     has_unrecorded_launches() && LAUNCHES.were_launched.swap(false, AcqRel)
 }

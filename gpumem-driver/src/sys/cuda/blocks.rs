@@ -72,8 +72,8 @@ fn number_of_a_page(device: sys::CUdevice) -> Option<u64> {
     }
 }
 
-/// Whether a live block of device memory belongs to a graph: then it is in no pool, and was allocated in no context. `None` if no
-/// block is at this address.
+/// Returns whether a live block of device memory belongs to a graph: then it is in no pool, and was allocated in no context.
+/// `None` if no block is at this address.
 #[doc(alias("CU_POINTER_ATTRIBUTE_CONTEXT", "CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE"))]
 pub(crate) fn belongs_to_graph(address: u64) -> Option<bool> {
     use sys::CUpointer_attribute as Attribute;

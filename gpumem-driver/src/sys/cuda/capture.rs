@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 use super::library::{LIBRARY, get_graph_mem_attribute};
 use crate::error::{Error, Kind};
 
-/// Whether a stream is being captured. Also true for a capture that became invalid and has not been ended. The driver allows this
-/// question during a capture.
+/// Returns whether a stream is being captured. Also true for a capture that became invalid and has not been ended. The driver
+/// allows this question during a capture.
 #[doc(alias = "cuStreamIsCapturing")]
 pub(crate) fn is_capturing(stream: u64) -> Option<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;

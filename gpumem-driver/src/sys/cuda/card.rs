@@ -27,7 +27,7 @@ pub(in crate::sys) fn selected_card() -> u32 {
     card
 }
 
-/// Whether a thread has selected this card since it was last reset.
+/// Returns whether a thread has selected this card since it was last reset.
 pub(in crate::sys) fn is_card_used(card: u32) -> bool {
     USED.load(Relaxed) & 1 << card != 0
 }
@@ -69,7 +69,7 @@ pub(in crate::sys) fn own<T>(question: impl FnOnce() -> T) -> T {
     question()
 }
 
-/// Whether the thread is in [`own`].
+/// Returns whether the thread is in [`own`].
 pub(in crate::sys) fn is_own() -> bool {
     IS_OWN.get()
 }

@@ -50,7 +50,7 @@ pub(crate) fn identify_context() -> Option<(u32, u64)> {
     Some((device, uid))
 }
 
-/// Whether the device's primary context exists.
+/// Returns whether the device's primary context exists.
 #[doc(alias = "cuDevicePrimaryCtxGetState")]
 pub(crate) fn has_primary_context(device: sys::CUdevice) -> bool {
     let (mut flags, mut active) = (0, 0);

@@ -66,8 +66,9 @@ fn device(number: c_int) -> Result<CudaDevice, Error> {
     Ok(CudaDevice { device, ordinal, uuid })
 }
 
-/// Whether a device has no memory of its own, but uses that of the machine. The driver is asked once for each device, which it allows
-/// at any time: hooks and callbacks may call this, for programs that are injected. False if the driver does not say. The driver must be loaded.
+/// Returns whether a device has no memory of its own, but uses that of the machine. The driver is asked once for each device, which
+/// it allows at any time: hooks and callbacks may call this, for programs that are injected. False if the driver does not say. The
+/// driver must be loaded.
 #[doc(alias = "CU_DEVICE_ATTRIBUTE_INTEGRATED")]
 pub(crate) fn is_integrated(ordinal: u32) -> bool {
     const MOST: usize = 64;

@@ -39,7 +39,7 @@ impl Processor {
         }
     }
 
-    /// Whether `code` begins with the instructions by which a stub returns [`RETURNED`].
+    /// Returns whether `code` begins with the instructions by which a stub returns [`RETURNED`].
     pub(super) fn is_refusal(self, code: &[u8; LENGTH]) -> bool {
         let first: &[&[u8]] = match self {
             // mov eax, 4; with a frame: mov r12d, 4

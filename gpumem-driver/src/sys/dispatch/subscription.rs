@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Whether the hooks are in their slots. Each new trace reads it.
+/// True if the hooks are in their slots. Each new trace reads it.
 static IS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
 /// Locked while slots are replaced, so that two threads do not replace them at once.

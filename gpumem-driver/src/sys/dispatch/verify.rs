@@ -10,7 +10,7 @@ pub(super) trait Library {
     /// The segment of code that contains an address.
     fn code_around(&self, address: usize) -> Option<Range<usize>>;
     fn is_readable(&self, address: usize, bytes: usize) -> bool;
-    /// Whether the memory is writable, also after relocation.
+    /// Returns whether the memory is writable, also after relocation.
     fn is_writable(&self, address: usize, bytes: usize) -> bool;
     /// A copy of this range; `None` unless all of it is in the library's code.
     fn code(&self, range: Range<usize>) -> Option<Vec<u8>>;

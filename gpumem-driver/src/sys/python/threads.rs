@@ -27,7 +27,7 @@ const SPINS: u32 = 50;
 /// `PyMutex`: the bit that is set while somebody has the lock.
 const LOCKED: u8 = 1;
 
-/// Whether the interpreter has ended. Locked while a thread reads its frames, so that threads of gpumem wait for each other and not
+/// True if the interpreter has ended. Locked while a thread reads its frames, so that threads of gpumem wait for each other and not
 /// with the interpreter's lock, and so that the interpreter, which calls [`ended`] at the end, waits for all of them.
 static ENDED: Mutex<bool> = Mutex::new(false);
 
@@ -145,7 +145,7 @@ impl Threads {
 }
 
 impl ThreadsGuard<'_> {
-    /// Whether this is the state of the calling thread, and exists. Any address may be asked for.
+    /// Returns whether this is the state of the calling thread, and exists. Any address may be asked for.
     pub(super) fn is_own(&self, state: usize) -> bool {
         let Threads { first_interpreter, next_interpreter, first_thread, next_thread, id, .. } = *self.threads;
         // SAFETY: the lists do not change while the lock is held. The functions read them, and call nothing. A state in a list has

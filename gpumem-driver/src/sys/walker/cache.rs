@@ -83,7 +83,7 @@ impl StackCache {
         Some(CachedStack { number: entry.number, offsets: &self.offsets[words.clone()], values: &self.values[words] })
     }
 
-    /// Whether all words of an entry are on the stack.
+    /// Returns whether all words of an entry are on the stack.
     fn is_same(&mut self, at: usize, sp: u64, read: &impl Fn(u64) -> u64) -> bool {
         let entry = &mut self.entries[at];
         let is_same = |(offset, value): (&u32, &u64)| read(sp + u64::from(*offset)) == *value;
@@ -98,7 +98,8 @@ impl StackCache {
         differs.is_none()
     }
 
-    /// Whether the words of an entry were not overwritten, and it is a stack that begins at `sp` and fits into `room` bytes.
+    /// Returns whether the words of an entry were not overwritten, and it is a stack that begins at `sp` and fits into
+    /// `room` bytes.
     #[inline]
     fn is_valid(&self, entry: &CacheEntry, sp: u64, room: u64) -> bool {
         entry.sp == sp && entry.count > 0 && self.next - entry.first <= WORDS as u64 && u64::from(entry.reach) <= room

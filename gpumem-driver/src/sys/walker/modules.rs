@@ -24,7 +24,7 @@ pub(super) struct Module {
     pub(super) index: Range<u64>,
     /// The readable segments of the file; `.eh_frame` is in one of them.
     readable: Arc<[Range<u64>]>,
-    /// Whether the functions of this file are left out of stacks.
+    /// True if the functions of this file are left out of stacks.
     pub(super) is_skipped: bool,
 }
 

@@ -9,10 +9,10 @@ use crate::{
     shape::Shape,
 };
 
-/// What attention is computed with, besides queries, keys and values.
+/// The arguments of attention besides queries, keys and values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AttentionArguments<'a> {
-    /// What is added to the scores: a tensor of the shape (batch or 1, heads or 1, n, m).
+    /// The tensor that is added to the scores, of the shape (batch or 1, heads or 1, n, m).
     pub(crate) mask: Option<&'a Tensor>,
     /// The dropout of the weights.
     pub(crate) dropout: f64,
@@ -21,7 +21,7 @@ pub(crate) struct AttentionArguments<'a> {
 /// The kernels of `scaled_dot_product_attention`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
-    /// `_scaled_dot_product_efficient_attention`, of CUTLASS.
+    /// `_scaled_dot_product_efficient_attention` of CUTLASS.
     Efficient,
     /// `_scaled_dot_product_cudnn_attention`.
     CuDnn,
@@ -30,7 +30,7 @@ enum Kernel {
 }
 
 impl Kernel {
-    /// What PyTorch chooses: on cards of compute capability 9.0 or 10.0 with cuDNN 9.15 or newer, cuDNN before the others
+    /// Returns the kernel that PyTorch chooses. On cards of compute capability 9.0 or 10.0 with cuDNN 9.15 or newer, it prefers cuDNN
     /// (`sdp_utils.cpp`, `check_prefer_cudnn_attention`), on other cards `FlashAttention`. Neither has a kernel for `f32`. cuDNN has no
     /// gradient of a mask.
     fn chosen(dtype: Dtype, mask: Option<&Tensor>, prefers_flash: bool) -> Self {
@@ -43,7 +43,7 @@ impl Kernel {
 }
 
 impl Eager {
-    /// Attention with a mask. No kernel takes a mask whose last dimension is not in order (`sdp_utils_cpp.h`,
+    /// Computes attention with a mask. No kernel takes a mask whose last dimension is not in order (`sdp_utils_cpp.h`,
     /// `check_last_dim_stride_equals_1_dense`).
     pub(crate) fn masked_attention(
         &self,
@@ -59,8 +59,8 @@ impl Eager {
         }
     }
 
-    /// What PyTorch does without a kernel (`_scaled_dot_product_attention_math`), with a causal mask if there is no other one: queries
-    /// and keys are scaled in `f32`, the scores are stored.
+    /// Computes attention without a kernel, as PyTorch does (`_scaled_dot_product_attention_math`), with a causal mask if there is no
+    /// other one: queries and keys are scaled in `f32`, the scores are stored.
     pub(crate) fn attention_without_kernel(
         &self,
         [queries, keys, values]: [&Tensor; 3],
@@ -96,8 +96,8 @@ impl Eager {
         })
     }
 
-    /// Attention of queries (batch, heads, n, size), keys and values (batch, heads, m, size). Several heads of queries may share one of keys. It
-    /// keeps its inputs, its output and one number for each query.
+    /// Computes attention of queries (batch, heads, n, size), keys and values (batch, heads, m, size). Several heads of queries may share
+    /// one of keys. It keeps its inputs, its output and one number for each query.
     pub(crate) fn fused_attention(
         &self,
         [queries, keys, values]: [&Tensor; 3],
@@ -143,7 +143,7 @@ impl Eager {
         Ok(self.recorded(&all, view, move |eager, _| {
             let _saved = eager.unpack(saved)?;
             let grads = likes.iter().map(|like| like.empty(eager)).collect::<Result<Vec<_>, Error>>()?;
-            // For each sequence, whatever the mask repeats.
+            // The gradient has a part for each sequence, even if the mask is repeated.
             let shape = Shape::from([batch, heads, length, sizes.keys.next_multiple_of(16)]);
             let mask_grad = mask_dtype.map(|dtype| eager.output(&shape, dtype)).transpose()?;
             match kernel {
@@ -151,7 +151,7 @@ impl Eager {
                 Kernel::CuDnn => eager.work_in(sizes.cudnn_workspace())?,
                 Kernel::Flash => eager.flash_backward(&sizes)?,
             }
-            // They have the order (batch, n, heads, size) as well.
+            // The gradients have the order (batch, n, heads, size) as well.
             let ordered = |grad: Tensor| {
                 let [batch, heads, length, size] = [0, 1, 2, 3].map(|at| grad.shape[at]);
                 let rows = Shape::from([batch, length, heads, size]);
@@ -164,7 +164,7 @@ impl Eager {
         }))
     }
 
-    /// A mask whose rows begin at multiples of 8 elements (`preprocess_mask`).
+    /// Copies a mask so that its rows begin at multiples of 8 elements (`preprocess_mask`).
     fn aligned(&self, mask: &Tensor) -> Result<Tensor, Error> {
         let strides = mask.strides();
         let Some((1, others)) = strides.split_last() else { return self.contiguous(mask) };
@@ -178,7 +178,7 @@ impl Eager {
         Ok(self.recorded(&[mask], padded, |_, grad| Ok(vec![Some(grad.clone())])))
     }
 
-    /// What `_efficient_attention_backward` needs besides its results (`attention_backward.cu`).
+    /// Allocates the temporary tensors of `_efficient_attention_backward` (`attention_backward.cu`).
     fn efficient_backward(&self, sizes: &Sizes, dtype: Dtype) -> Result<(), Error> {
         let Sizes { batch, heads, length, size, .. } = *sizes;
         // The sum of output times gradient for each query. The kernels for `f32` do not compute it.
@@ -190,14 +190,14 @@ impl Eager {
         self.work_in(sizes.efficient_workspace())
     }
 
-    /// What `mha_bwd` of `flash_api.cpp` needs besides its results.
+    /// Allocates the temporary tensors of `mha_bwd` of `flash_api.cpp`.
     fn flash_backward(&self, sizes: &Sizes) -> Result<(), Error> {
         let Sizes { batch, heads, key_heads, length, keys, size } = *sizes;
         let rounded = length.next_multiple_of(128);
         let _sums = self.output(&Shape::from([batch, heads, rounded]), Dtype::F32)?;
         let width = size.next_multiple_of(if size <= 128 { 32 } else { 64 });
         let _queries = self.output(&Shape::from([batch, rounded, heads, width]), Dtype::F32)?;
-        // Gradients of keys and values for each head of the queries.
+        // Gradients of keys and values are made for each head of the queries.
         let copies = if heads == key_heads { 0 } else { 2 };
         self.output(&Shape::from([copies, batch, keys, heads, size]), Dtype::Bf16).map(drop)
     }
@@ -234,8 +234,8 @@ impl Sizes {
         Shape::from(tiles).elements()?.checked_mul(16 + 4 * rows * columns)
     }
 
-    /// cudnn-frontend, `get_fe_workspace_size_node`: the gradient of the queries in `f32`, a number for each query, and gradients of keys
-    /// and values for each head of the queries if they share heads.
+    /// The workspace is that of `get_fe_workspace_size_node` of cudnn-frontend: the gradient of the queries in `f32`, a number for each
+    /// query, and gradients of keys and values for each head of the queries if they share heads.
     fn cudnn_workspace(&self) -> Option<u64> {
         let Self { batch, heads, key_heads, length, keys, size } = *self;
         let queries = Shape::from([batch, heads, length, size + 1, 4]).elements()?;

@@ -15,7 +15,7 @@ pub(crate) struct ConvArguments {
     pub(crate) padding: Vec<u64>,
     pub(crate) dilation: Vec<u64>,
     pub(crate) groups: u64,
-    /// `Some` if it is transposed: what is added to one side of the output.
+    /// The padding of one side of the output, if the convolution is transposed.
     pub(crate) output_padding: Option<Vec<u64>>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct PoolArguments {
     pub(crate) rounds_up: bool,
 }
 
-/// How many positions a window has. `None` if it does not fit or the sizes overflow.
+/// Returns the number of positions of a window. `None` if it does not fit or the sizes overflow.
 fn positions(size: u64, kernel: u64, stride: u64, padding: u64, dilation: u64, rounds_up: bool) -> Option<u64> {
     let window = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
     let room = size.checked_add(padding.checked_mul(2)?)?.checked_sub(window)?;
@@ -46,8 +46,8 @@ fn transposed(size: u64, kernel: u64, stride: u64, padding: u64, dilation: u64, 
 }
 
 impl Eager {
-    /// A convolution over an image of any number of dimensions. The weight has the shape (outputs, inputs / groups, …); the first two
-    /// are the other way round if it is transposed.
+    /// Convolves an image of any number of dimensions. The weight has the shape (outputs, inputs / groups, …); the first two are the
+    /// other way round if it is transposed.
     pub(crate) fn convolution(
         &self,
         input: &Tensor,
@@ -86,8 +86,8 @@ impl Eager {
         all.extend(&bias);
         let saved = self.save_all(&all, [&input, &weight])?;
         let channels_last = input.has_channels_last();
-        // PyTorch has a kernel of its own where each channel is convolved by itself, unless the channels are last or there are 32 or more
-        // in `f16` (`Convolution.cpp`, `use_cudnn_depthwise`).
+        // PyTorch has its own kernel if each channel is convolved by itself, unless the channels are last or there are 32 or more in
+        // `f16` (`Convolution.cpp`, `use_cudnn_depthwise`).
         let is_depthwise = arguments.groups > 1 && arguments.groups == inputs && !is_transposed;
         let is_half = input.dtype == Dtype::F16 && inputs >= 32 && arguments.dilation.iter().all(|size| *size == 1);
         let uses_cudnn = channels_last || !is_depthwise || is_half;
@@ -125,7 +125,7 @@ impl Eager {
                     result = result.map(Tensor::with_channels_last);
                 }
                 if at < 2 && result.is_some() {
-                    // The gradient of the input is made of the weight, and that of the weight of the input.
+                    // The gradient of the input needs the weight, and that of the weight needs the input.
                     let _copy = eager.in_order(&saved[1 - at], channels_last)?;
                     if uses_cudnn {
                         eager.use_cudnn(&convolution, at == 1)?;
@@ -137,7 +137,7 @@ impl Eager {
         }))
     }
 
-    /// A copy in the order that a convolution reads, if it is in another one.
+    /// Copies the tensor into the order that a convolution reads, if it is in another one.
     fn in_order(&self, tensor: &Tensor, channels_last: bool) -> Result<Option<Tensor>, Error> {
         // A dimension of size 1 has no order.
         let expected = if channels_last {
@@ -150,7 +150,7 @@ impl Eager {
         if is_so { Ok(None) } else { self.with_grad(false, || self.output(&tensor.shape, tensor.dtype)).map(Some) }
     }
 
-    /// Max pooling. It makes the positions of the largest elements as well, in `i64`.
+    /// Runs max pooling. It makes the positions of the largest elements as well, in `i64`.
     pub(crate) fn max_pool(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Tensor, Error> {
         let shape = self.pooled(input, arguments)?;
         let mut saved = self.save_all(&[input], [input])?;
@@ -160,13 +160,13 @@ impl Eager {
         Ok(self.with_gradient_like(input, output, saved))
     }
 
-    /// Average pooling.
+    /// Runs average pooling.
     pub(crate) fn average_pool(&self, input: &Tensor, arguments: &PoolArguments) -> Result<Tensor, Error> {
         let shape = self.pooled(input, arguments)?;
         self.averaged(input, &shape, true)
     }
 
-    /// Average pooling to an image of this size. To an image of one pixel it is a mean, which saves nothing.
+    /// Runs average pooling to an image of this size. An image of one pixel is a mean, which saves nothing.
     pub(crate) fn adaptive_average_pool(&self, input: &Tensor, size: &[u64]) -> Result<Tensor, Error> {
         if input.shape.rank() != size.len() + 2 {
             let image = vec!["…"; size.len() + 2].join(", ");

@@ -8,22 +8,22 @@ use crate::{
     shape::Shape,
 };
 
-/// What an operation with one input saves for its backward pass, and what that needs besides its result.
+/// The tensors that an operation with one input saves for its backward pass, and the temporary ones of that pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Saves {
-    /// Nothing; the gradient is passed on as it is.
+    /// It saves nothing. The gradient is passed on as it is.
     Nothing,
-    /// Nothing; the gradient is a new tensor.
+    /// It saves nothing. The gradient is a new tensor.
     NothingNew,
     Input,
     Output,
-    /// The input; this many temporary tensors are live together with the gradient.
+    /// It saves the input. This many temporary tensors are live together with the gradient.
     InputWith(usize),
-    /// The output, as above.
+    /// It saves the output, and this many tensors are temporary.
     OutputWith(usize),
 }
 
-/// Operations on each element, with what their backward passes need.
+/// Operations on each element, with the tensors that their backward passes need.
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident: $saves:ident;)*) => {$(
         $(#[$doc])*
@@ -55,7 +55,7 @@ impl Eager {
         }))
     }
 
-    /// An operation that keeps something. Its gradient is a new tensor like the gradient of its result.
+    /// Runs an operation that keeps something. Its gradient is a new tensor like the gradient of its result.
     fn with_gradient_of_result(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>) -> Tensor {
         self.recorded(&[input], output, move |eager, grad| {
             let _saved = eager.unpack(saved)?;
@@ -63,23 +63,24 @@ impl Eager {
         })
     }
 
-    /// A sum. Its gradient is that of the inputs that need one.
+    /// Adds two tensors. The gradient is passed on to the inputs that need one.
     fn sum(&self, inputs: [&Tensor; 2], output: Tensor) -> Tensor {
         let needs = inputs.map(|input| input.edge.is_some());
         self.recorded(&inputs, output, move |_, grad| Ok(needs.map(|needs| needs.then(|| grad.clone())).to_vec()))
     }
 
-    /// `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied before.
+    /// Runs `relu6_` (`hardtanh_`): the result overwrites the input. The backward pass needs the input, so it is copied
+    /// before.
     pub(crate) fn relu6_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.overwritten(input, || Ok(self.output(&input.shape, input.dtype)?.in_order_of(input)))
     }
 
-    /// `relu_`: the result overwrites the input, and is what the backward pass needs.
+    /// Runs `relu_`: the result overwrites the input, and the backward pass needs the result.
     pub(crate) fn relu_in_place(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.overwritten(input, || Ok(input.clone()))
     }
 
-    /// A result in the memory of the input. `kept` is what the backward pass needs, if there is one.
+    /// Returns a result in the memory of the input. `kept` has the tensors for the backward pass, if there is one.
     fn overwritten(&self, input: &Tensor, kept: impl FnOnce() -> Result<Tensor, Error>) -> Result<Tensor, Error> {
         if !self.needs_grad(&[input]) {
             return Ok(input.clone());
@@ -90,32 +91,32 @@ impl Eager {
 
     unary! {
         relu: Output;
-        /// `hardtanh`, which `relu6` calls.
+        /// Runs `hardtanh`, which `relu6` calls.
         relu6: Input;
         gelu: Input;
         silu: Input;
         tanh: Output;
         sigmoid: Output;
-        /// The logarithms of a softmax over the last dimension.
+        /// Returns the logarithms of a softmax over the last dimension.
         log_softmax: Output;
-        /// A sum with a number: the gradient is passed on.
+        /// Adds a number. The gradient is passed on.
         add_number: Nothing;
-        /// A product with a number.
+        /// Multiplies with a number.
         multiply_by_number: NothingNew;
     }
 
-    /// A power with a fixed exponent. Autocast runs it in `f32`. Its backward pass is `grad * (exponent * input ** (exponent - 1))`.
+    /// Raises to a fixed power. Autocast runs it in `f32`. Its backward pass is `grad * (exponent * input ** (exponent - 1))`.
     pub(crate) fn power(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.unary(&self.raised(input)?, Saves::InputWith(2))
     }
 
-    /// `rsqrt`; its backward pass is `-0.5 * grad * result ** 3`.
+    /// Runs `rsqrt`. Its backward pass is `-0.5 * grad * result ** 3`.
     pub(crate) fn rsqrt(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.unary(&self.raised(input)?, Saves::OutputWith(2))
     }
 
-    /// GELU with `tanh` as transformers writes it out (`NewGELUActivation`):
-    /// `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))`.
+    /// Runs GELU with `tanh` as transformers writes it out (`NewGELUActivation`): `0.5 * x * (1 + tanh(sqrt(2 / pi) *
+    /// (x + 0.044715 * x ** 3)))`.
     pub(crate) fn gelu_written_out(&self, input: &Tensor) -> Result<Tensor, Error> {
         let half = self.multiply_by_number(input)?;
         let cube = self.power(input)?;
@@ -132,7 +133,7 @@ impl Eager {
         self.multiply(&half, &factor)
     }
 
-    /// The type of a result of two tensors.
+    /// Returns the type of a result of two tensors.
     fn common_dtype(first: Dtype, second: Dtype) -> Dtype {
         let rank = |dtype| match dtype {
             Dtype::F64 => 3,
@@ -156,7 +157,7 @@ impl Eager {
         Ok(self.sum([first, second], output))
     }
 
-    /// `first += second`.
+    /// Runs `first += second`.
     pub(crate) fn add_in_place(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
         if first.shape.broadcast(&second.shape).as_ref() != Some(&first.shape) {
             let (first, second) = (first.shape.clone(), second.shape.clone());
@@ -176,7 +177,7 @@ impl Eager {
         }))
     }
 
-    /// Dropout keeps a mask of one byte for each element.
+    /// Runs dropout, which keeps a mask of one byte for each element.
     pub(crate) fn dropout(&self, input: &Tensor, probability: f64) -> Result<Tensor, Error> {
         if probability == 0.0 || !self.training.get() {
             return Ok(input.clone());
@@ -187,7 +188,7 @@ impl Eager {
         Ok(self.with_gradient_of_result(input, output, saved))
     }
 
-    /// `where(condition, input, number)` with a condition for the last two dimensions. It keeps the condition.
+    /// Runs `where(condition, input, number)` with a condition for the last two dimensions. It keeps the condition.
     pub(crate) fn select(&self, input: &Tensor) -> Result<Tensor, Error> {
         let sizes = input.shape.sizes();
         let condition = self.output(&Shape::from(sizes[sizes.len().saturating_sub(2)..].to_vec()), Dtype::Bool)?;
@@ -196,7 +197,7 @@ impl Eager {
         Ok(self.with_gradient_of_result(input, output, saved))
     }
 
-    /// Another type. The gradient is converted back.
+    /// Converts to another type. The gradient is converted back.
     pub(crate) fn to(&self, input: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
         if input.dtype == dtype {
             return Ok(input.clone());

@@ -1,4 +1,5 @@
-//! What a mixture of experts needs: the choice of experts, rows in the order of the experts, and products with many weights at once.
+//! The operations of a mixture of experts: the choice of experts, rows in the order of the experts, and products with many weights
+//! at once.
 
 use super::linear::Like;
 use crate::{
@@ -9,7 +10,7 @@ use crate::{
 };
 
 impl Eager {
-    /// The largest elements of each row, and their positions.
+    /// Returns the largest elements of each row, and their positions.
     pub(crate) fn top_k(&self, input: &Tensor, count: u64) -> Result<[Tensor; 2], Error> {
         if count > input.shape.last() {
             let expected = input.shape.with_last(count).to_string();
@@ -22,7 +23,7 @@ impl Eager {
         Ok([self.with_gradient_like(input, values, saved), positions])
     }
 
-    /// Rows of a tensor in another order: `input[index]`. It keeps the index. The gradient begins with zeros.
+    /// Returns rows of a tensor in another order: `input[index]`. It keeps the index. The gradient begins with zeros.
     pub(crate) fn rows(&self, input: &Tensor, index: &Tensor) -> Result<Tensor, Error> {
         let mut sizes = index.shape.sizes().to_vec();
         sizes.extend(&input.shape[1..]);
@@ -39,8 +40,8 @@ impl Eager {
         }))
     }
 
-    /// `grouped_mm`: groups of rows (n, inputs) are multiplied with their weights (groups, outputs, inputs), or (groups, inputs, outputs)
-    /// if they are transposed. Autocast does not know it: the rows get the type of the weights.
+    /// Runs `grouped_mm`: groups of rows (n, inputs) are multiplied with their weights (groups, outputs, inputs), or (groups, inputs,
+    /// outputs) if they are transposed. Autocast does not know it: the rows get the type of the weights.
     pub(crate) fn grouped_product(&self, rows: &Tensor, weights: &Tensor) -> Result<Tensor, Error> {
         if rows.shape.rank() != 2 || weights.shape.rank() != 3 || rows.shape[1] != weights.shape[2] {
             return Err(self.product_of(rows, weights));
@@ -49,7 +50,7 @@ impl Eager {
         self.product(&rows, weights, &Shape::from([rows.shape[0], weights.shape[1]]))
     }
 
-    /// `bmm` of (groups, n, inputs) and weights (groups, inputs, outputs).
+    /// Runs `bmm` of (groups, n, inputs) and weights (groups, inputs, outputs).
     pub(crate) fn batched_product(&self, rows: &Tensor, weights: &Tensor) -> Result<Tensor, Error> {
         let fits = rows.shape.rank() == 3 && weights.shape.rank() == 3;
         if !fits || rows.shape[0] != weights.shape[0] || rows.shape[2] != weights.shape[1] {
@@ -75,7 +76,7 @@ impl Eager {
         }))
     }
 
-    /// The sum over one dimension, which is gone afterwards. Its gradient is the gradient of the sum, repeated without a copy.
+    /// Sums over one dimension, which is gone afterwards. Its gradient is the gradient of the sum, repeated without a copy.
     pub(crate) fn sum_over(&self, input: &Tensor, dimension: usize) -> Result<Tensor, Error> {
         let mut sizes = input.shape.sizes().to_vec();
         sizes.remove(dimension);
@@ -88,14 +89,14 @@ impl Eager {
         }))
     }
 
-    /// A tensor several times, one after the other: a copy.
+    /// Copies a tensor several times, one after the other.
     pub(crate) fn repeat(&self, input: &Tensor, times: u64) -> Result<Tensor, Error> {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[0] = sizes[0].checked_mul(times).ok_or_else(|| self.error(Kind::TooLarge))?;
         self.copied_to(input, &sizes.into())
     }
 
-    /// A new tensor of elements of another type that no gradient flows through, such as sorted numbers.
+    /// Makes a tensor of another type without a gradient, such as sorted numbers.
     pub(crate) fn new_like(&self, input: &Tensor, dtype: Dtype) -> Result<Tensor, Error> {
         self.output(&input.shape, dtype)
     }

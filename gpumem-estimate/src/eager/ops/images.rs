@@ -10,7 +10,8 @@ use crate::{
 };
 
 impl Eager {
-    /// `group_norm` over dimension 1, which autocast runs in `f32`. It keeps its input, and a mean and a deviation of each group.
+    /// Runs `group_norm` over dimension 1, which autocast runs in `f32`. It keeps its input, and a mean and a deviation of each
+    /// group.
     pub(crate) fn group_norm(
         &self,
         input: &Tensor,
@@ -32,13 +33,13 @@ impl Eager {
         Ok(self.recorded(&all, output, move |eager, _| {
             let _saved = eager.unpack(saved)?;
             let grads = eager.gradients(&likes)?;
-            // Two sums over the pixels of each channel.
+            // There are two sums over the pixels of each channel.
             let _sums = [eager.output(&sums, Dtype::F32)?, eager.output(&sums, Dtype::F32)?];
             Ok(grads)
         }))
     }
 
-    /// `interpolate(mode="nearest")` of an image.
+    /// Runs `interpolate(mode="nearest")` of an image.
     pub(crate) fn upsample(&self, input: &Tensor, factor: u64) -> Result<Tensor, Error> {
         if input.shape.rank() != 4 {
             return Err(self.mismatch("(…, …, …, …)", input));
@@ -50,7 +51,7 @@ impl Eager {
         self.copied_to(input, &sizes.into())
     }
 
-    /// Each row divided by its length: `x / x.pow(2).sum(-1, keepdim=True).pow(0.5)`.
+    /// Divides each row by its length: `x / x.pow(2).sum(-1, keepdim=True).pow(0.5)`.
     pub(crate) fn unit_vectors(&self, input: &Tensor) -> Result<Tensor, Error> {
         let squares = self.power(input)?;
         let sums = self.mean_of_last(&squares)?;
@@ -59,18 +60,18 @@ impl Eager {
         self.multiply(input, &lengths)
     }
 
-    /// `mse_loss` with a target of the same shape, which autocast runs in `f32`. It keeps both.
+    /// Runs `mse_loss` with a target of the same shape, which autocast runs in `f32`. It keeps both.
     pub(crate) fn mean_squares(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = self.raised(input)?;
         let target = self.empty(&input.shape, input.dtype, Class::Inputs)?;
         let saved = self.save_all(&[&input], [&input, &target])?;
         let loss = self.output(&Shape::default(), input.dtype)?;
-        // The squares, before their mean.
+        // The squares are a tensor before their mean.
         drop(self.output(&input.shape, input.dtype)?);
         Ok(self.with_gradient_like(&input, loss, saved))
     }
 
-    /// A tensor with the same elements and strides. Dimensions of size 1 at its end give it this rank.
+    /// Returns a tensor with the same elements and strides. Dimensions of size 1 at its end give it this rank.
     pub(crate) fn with_rank(&self, input: &Tensor, rank: usize) -> Result<Tensor, Error> {
         if input.shape.rank() >= rank {
             return Ok(input.clone());

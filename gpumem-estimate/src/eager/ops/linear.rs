@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Eager {
-    /// `F.linear`: the weight has the shape (outputs, inputs).
+    /// Runs `F.linear`. The weight has the shape (outputs, inputs).
     pub(crate) fn linear(&self, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, Error> {
         let (outputs, inputs) = (weight.shape[0], weight.shape[1]);
         if input.shape.rank() == 0 || input.shape.last() != inputs {
@@ -41,13 +41,13 @@ impl Eager {
             for (result, is_view) in results.iter_mut().zip([is_of_rows, true]) {
                 *result = result.take().map(|grad| if is_view { grad.as_view() } else { grad });
             }
-            // It is summed where the gradient is checked against the shape of the bias.
+            // The gradient is summed when it is checked against the shape of the bias.
             results.extend(bias_needs.map(|needs| needs.then(|| grad.in_order())));
             Ok(results)
         }))
     }
 
-    /// A product of matrices in batches: (…, n, k) and (…, k, m).
+    /// Multiplies matrices in batches: (…, n, k) and (…, k, m).
     pub(crate) fn matmul(&self, first: &Tensor, second: &Tensor) -> Result<Tensor, Error> {
         let pair =
             || Kind::Pair { operation: "a matrix product", first: first.shape.clone(), second: second.shape.clone() };
@@ -70,7 +70,7 @@ impl Eager {
         }))
     }
 
-    /// Rows of a table. The gradient of the table is as large as the table.
+    /// Returns rows of a table. The gradient of the table is as large as the table.
     pub(crate) fn embedding(&self, indices: &Tensor, table: &Tensor) -> Result<Tensor, Error> {
         if indices.dtype.is_float() {
             return Err(self.error(Kind::Invalid(format!("an embedding needs integers and gets {}", indices.dtype))));
@@ -84,7 +84,7 @@ impl Eager {
         Ok(self.recorded(&[table], output, move |eager, _| {
             let _indices = eager.unpack(saved)?;
             let grads = eager.gradients(&likes)?;
-            // With more than 3072 indices they are sorted: two copies of the indices and two of their positions.
+            // More than 3072 indices are sorted, which needs two copies of the indices and two of their positions.
             if count > 3072 {
                 let _sorted = (0..4).map(|_| eager.integers(&Shape::from([count]))).collect::<Result<Vec<_>, _>>()?;
             }
@@ -94,7 +94,7 @@ impl Eager {
 }
 
 impl Eager {
-    /// The output of an operation with one input. Its gradient is a new tensor, and needs what was saved.
+    /// Returns the output of an operation with one input. Its gradient is a new tensor, and needs the saved tensors.
     pub(super) fn with_gradient_like(&self, input: &Tensor, output: Tensor, saved: Vec<Saved>) -> Tensor {
         let likes = Like::of_all(&[input]);
         self.recorded(&[input], output, move |eager, _| {
@@ -103,7 +103,7 @@ impl Eager {
         })
     }
 
-    /// New gradients of the inputs that need one.
+    /// Makes gradients of the inputs that need one.
     pub(super) fn gradients(&self, likes: &[Option<Like>]) -> Result<Grads, Error> {
         likes.iter().map(|like| like.as_ref().map(|like| like.empty(self)).transpose()).collect()
     }
@@ -122,12 +122,12 @@ impl Like {
         Self { shape: input.shape.clone(), dtype: input.dtype, is_parameter: input.parameter.is_some() }
     }
 
-    /// Those of the inputs that need a gradient.
+    /// The inputs that need a gradient.
     pub(super) fn of_all(inputs: &[&Tensor]) -> Vec<Option<Self>> {
         inputs.iter().map(|input| input.edge.map(|_| Self::of(input))).collect()
     }
 
-    /// A gradient of the input.
+    /// Makes a gradient of the input.
     pub(super) fn empty(&self, eager: &Eager) -> Result<Tensor, Error> {
         let class = if self.is_parameter { crate::Class::Gradients } else { crate::Class::Activations };
         eager.empty(&self.shape, self.dtype, class)

@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Eager {
-    /// `layer_norm` over the last dimension. It keeps its input and a mean and a deviation in `f32` for each row.
+    /// Runs `layer_norm` over the last dimension. It keeps its input and a mean and a deviation in `f32` for each row.
     pub(crate) fn layer_norm(&self, input: &Tensor, affine: Option<[&Tensor; 2]>) -> Result<Tensor, Error> {
         let input = self.contiguous(&self.raised(input)?)?;
         if let Some([weight, _]) = affine
@@ -31,7 +31,7 @@ impl Eager {
         }))
     }
 
-    /// RMS norm as transformers writes it out: in `f32`, `weight * (x * rsqrt(mean(x ** 2) + eps)).to(type of x)`.
+    /// Runs RMS norm as transformers writes it out: in `f32`, `weight * (x * rsqrt(mean(x ** 2) + eps)).to(type of x)`.
     pub(crate) fn rms_norm_written_out(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
         if weight.shape.last() != input.shape.last() {
             return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), input));
@@ -50,7 +50,7 @@ impl Eager {
         self.multiply(weight, &narrow)
     }
 
-    /// RMS norm as Gemma writes it out: in `f32`, `(x * rsqrt(mean(x ** 2) + eps) * (1 + weight)).to(type of x)`.
+    /// Runs RMS norm as Gemma writes it out: in `f32`, `(x * rsqrt(mean(x ** 2) + eps) * (1 + weight)).to(type of x)`.
     pub(crate) fn gemma_norm(&self, input: &Tensor, weight: &Tensor) -> Result<Tensor, Error> {
         if weight.shape.last() != input.shape.last() {
             return Err(self.mismatch(input.shape.with_last(weight.shape.last()).to_string(), input));
@@ -62,20 +62,21 @@ impl Eager {
         self.to(&output, input.dtype)
     }
 
-    /// `x * rsqrt(mean(x ** 2) + eps)`, with an operation for each step.
+    /// Runs `x * rsqrt(mean(x ** 2) + eps)`, with an operation for each step.
     pub(crate) fn normalized_by_square(&self, input: &Tensor) -> Result<Tensor, Error> {
         let variance = self.mean_of_last(&self.power(input)?)?;
         let factor = self.rsqrt(&self.add_number(&variance)?)?;
         self.multiply(input, &factor)
     }
 
-    /// The mean of the last dimension, which has size 1 afterwards.
+    /// Returns the mean of the last dimension, which has size 1 afterwards.
     pub(crate) fn mean_of_last(&self, input: &Tensor) -> Result<Tensor, Error> {
         let output = self.output(&input.shape.with_last(1), input.dtype)?;
         Ok(self.with_new_gradient(input, output))
     }
 
-    /// Batch norm over dimension 1. It keeps its input and, while training, a mean and a deviation of each channel.
+    /// Runs batch norm over dimension 1. It keeps its input and, while training, a mean and a deviation of each
+    /// channel.
     pub(crate) fn batch_norm(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, Error> {
         if input.shape.rank() < 2 || input.shape[1] != weight.shape.last() {
             return Err(self.channels(weight.shape.last(), input));
@@ -97,7 +98,7 @@ impl Eager {
         }))
     }
 
-    /// The error of an input with another number of channels.
+    /// Returns the error of an input with another number of channels.
     pub(super) fn channels(&self, channels: u64, input: &Tensor) -> Error {
         let mut sizes = input.shape.sizes().to_vec();
         if let Some(size) = sizes.get_mut(1) {

@@ -15,13 +15,13 @@ const WARP: u64 = 32;
 const FEWEST: u64 = 16;
 const MOST: u64 = 256;
 
-/// The largest power of two that is not above a number.
+/// Returns the largest power of two that is not above a number.
 fn last_power(number: u64) -> u64 {
     1 << number.max(1).ilog2()
 }
 
-/// The bytes of the buffer for `outputs` sums in `f32` of `inputs` elements each: `setReduceConfig` and `global_memory_size` of
-/// `Reduce.cuh`. The elements of a sum lie next to each other, or those of different sums do.
+/// Returns the bytes of the buffer for `outputs` sums in `f32` of `inputs` elements each: `setReduceConfig` and
+/// `global_memory_size` of `Reduce.cuh`. The elements of a sum lie next to each other, or those of different sums do.
 fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64) -> Option<u64> {
     let vector =
         if sums_neighbours { 1 } else { [4, 2].into_iter().find(|size| outputs.is_multiple_of(*size)).unwrap_or(1) };
@@ -53,7 +53,8 @@ fn buffer(outputs: u64, inputs: u64, sums_neighbours: bool, multiprocessors: u64
 }
 
 impl Eager {
-    /// The buffer of the sums over all dimensions that a result of this shape does not have. It lives while the kernel is started.
+    /// Allocates the buffer of the sums over all dimensions that a result of this shape does not have. It lives while the kernel
+    /// is started.
     pub(crate) fn sum_buffer(&self, input: &Tensor, result: &Shape) -> Result<(), Error> {
         let (Some(all), Some(outputs @ 1..)) = (input.shape.elements(), result.elements()) else { return Ok(()) };
         // The dimension whose elements lie next to each other is one of those that are summed.

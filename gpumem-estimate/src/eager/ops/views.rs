@@ -1,4 +1,4 @@
-//! Views share the memory of their input. A copy is made only where the order of the elements requires it.
+//! Views share the memory of their input. A copy is made only if the order of the elements requires it.
 
 use crate::{
     dtype::Dtype,
@@ -8,13 +8,14 @@ use crate::{
 };
 
 impl Eager {
-    /// A new tensor of another shape that consists of copies of the input. Its backward pass needs only the shape of the input.
+    /// Makes a tensor of another shape that consists of copies of the input. Its backward pass needs only the shape of the
+    /// input.
     pub(super) fn copied_to(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         let output = self.output(shape, input.dtype)?;
         Ok(self.with_gradient_like(input, output, Vec::new()))
     }
 
-    /// Records an operation whose gradient is a new tensor that needs nothing of the input but its shape.
+    /// Records an operation whose gradient is a new tensor that needs only the shape of the input.
     pub(super) fn with_new_gradient(&self, input: &Tensor, output: Tensor) -> Tensor {
         let (shape, dtype) = (input.shape.clone(), input.dtype);
         self.recorded(&[input], output, move |eager, _| Ok(vec![Some(eager.output(&shape, dtype)?)]))
@@ -32,7 +33,7 @@ impl Eager {
         self.recorded(&[input], view, move |_, grad| Ok(vec![Some(grad.as_view().with_shape(shape))]))
     }
 
-    /// Elements in order: a copy, if they are not.
+    /// Returns elements in order, as a copy if they are not in order.
     pub(crate) fn contiguous(&self, input: &Tensor) -> Result<Tensor, Error> {
         if input.is_contiguous() {
             return Ok(input.clone());
@@ -41,7 +42,7 @@ impl Eager {
         Ok(self.passing_on(input, output))
     }
 
-    /// Another shape with the same number of elements. Copies the elements if they are not in order.
+    /// Returns another shape with the same number of elements. It copies the elements if they are not in order.
     pub(crate) fn reshape(&self, input: &Tensor, shape: &Shape) -> Result<Tensor, Error> {
         if input.shape.elements() != shape.elements() {
             let (first, second) = (input.shape.clone(), shape.clone());
@@ -51,7 +52,8 @@ impl Eager {
         Ok(self.viewed(&input, shape.clone()))
     }
 
-    /// A view with another shape of a tensor whose last dimension is in order, such as a part of a joined projection.
+    /// Returns a view with another shape of a tensor whose last dimension is in order, such as a part of a joined
+    /// projection.
     pub(crate) fn view(&self, input: &Tensor, shape: &Shape) -> Tensor {
         self.viewed(input, shape.clone())
     }
@@ -63,11 +65,11 @@ impl Eager {
         let mut strides = input.strides();
         strides[dimension] = 0;
         let view = input.as_view().with_shape(sizes.into()).with_strides(&strides);
-        // The sum over the repeated dimension is made where the gradient is checked against the shape of the input.
+        // The sum over the repeated dimension is made when the gradient is checked against the shape of the input.
         self.passing_on(input, view)
     }
 
-    /// Each head of (batch, heads, n, size) is copied this many times.
+    /// Copies each head of (batch, heads, n, size) this many times.
     pub(crate) fn repeat_heads(&self, input: &Tensor, repeats: u64) -> Result<Tensor, Error> {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[1] = sizes[1].checked_mul(repeats).ok_or_else(|| self.error(Kind::TooLarge))?;
@@ -75,7 +77,7 @@ impl Eager {
         Ok(self.with_new_gradient(input, output))
     }
 
-    /// Two dimensions change places.
+    /// Exchanges two dimensions.
     pub(crate) fn transpose(&self, input: &Tensor, first: usize, second: usize) -> Tensor {
         let (mut sizes, mut strides) = (input.shape.sizes().to_vec(), input.strides());
         sizes.swap(first, second);
@@ -84,7 +86,7 @@ impl Eager {
         self.recorded(&[input], view, move |eager, grad| Ok(vec![Some(eager.transpose(grad, first, second))]))
     }
 
-    /// A view with a new first dimension of size 1.
+    /// Returns a view with a new first dimension of size 1.
     pub(crate) fn unsqueeze_first(&self, input: &Tensor) -> Tensor {
         let mut sizes = vec![1];
         sizes.extend(input.shape.sizes());
@@ -97,7 +99,7 @@ impl Eager {
         self.recorded(&[input], view, |_, grad| Ok(vec![Some(back(grad))]))
     }
 
-    /// Parts of the last dimension, as views. The gradients of all parts are copied into one tensor.
+    /// Returns parts of the last dimension, as views. The gradients of all parts are copied into one tensor.
     pub(crate) fn split_last<const N: usize>(&self, input: &Tensor, sizes: [u64; N]) -> Result<[Tensor; N], Error> {
         if sizes.iter().sum::<u64>() != input.shape.last() {
             return Err(self.mismatch(input.shape.with_last(sizes.iter().sum()).to_string(), input));
@@ -118,7 +120,7 @@ impl Eager {
         }))
     }
 
-    /// A part of one dimension, as a view. Its gradient is filled up with zeros.
+    /// Returns a part of one dimension, as a view. Its gradient is filled up with zeros.
     pub(crate) fn narrow(&self, input: &Tensor, dimension: usize, size: u64) -> Tensor {
         let mut sizes = input.shape.sizes().to_vec();
         sizes[dimension] = size;
@@ -126,7 +128,7 @@ impl Eager {
         self.with_new_gradient(input, view)
     }
 
-    /// One tensor of several along a dimension.
+    /// Joins several tensors along a dimension.
     pub(crate) fn concatenate(&self, inputs: &[&Tensor], dimension: usize) -> Result<Tensor, Error> {
         let Some(first) = inputs.first() else {
             return Err(self.error(Kind::Invalid("there is nothing to join".into())));
@@ -156,7 +158,7 @@ impl Eager {
         }))
     }
 
-    /// A new tensor of integers, such as positions.
+    /// Makes a tensor of integers, such as positions.
     pub(crate) fn integers(&self, shape: &Shape) -> Result<Tensor, Error> {
         self.output(shape, Dtype::I64)
     }

@@ -13,10 +13,10 @@ use crate::{
     model::{Input, Loss, Model},
 };
 
-/// What is around the blocks.
+/// The parts around the blocks.
 struct Frame<'a> {
     name: &'a str,
-    /// What the names of the modules begin with, such as `model`.
+    /// The prefix of the names of modules, such as `model`.
     prefix: &'a str,
     head: &'a str,
     embedding: &'a str,
@@ -26,7 +26,7 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// The sizes of the fields that most configurations have.
+    /// Reads the sizes from the fields that most configurations have.
     fn read(name: &'static str, fields: Fields<'_>, defaults: [u64; 2], is_tied: bool) -> Result<Self, Error> {
         let [vocabulary, size] = defaults;
         Ok(Self {
@@ -63,14 +63,14 @@ impl Frame<'_> {
         Model { name: self.name.to_owned(), input: Input::Tokens(length), layers, loss: Loss::NextToken }
     }
 
-    /// Embedding, blocks, RMS norm and head.
+    /// Makes embedding, blocks, RMS norm and head.
     fn plain(&self, length: u64, blocks: impl IntoIterator<Item = Vec<Named>>) -> Model {
         let norm = rms_norm(&self.path("norm"), self.size);
         self.model(length, vec![self.embedding(), self.blocks(blocks), norm, self.head(false)])
     }
 }
 
-/// Attention of a causal model with rotated queries and keys and without biases.
+/// Makes attention of a causal model with rotated queries and keys and without biases.
 fn attention(fields: Fields<'_>, size: u64, heads: u64, key_value_heads: Option<u64>) -> Result<Attention, Error> {
     let heads = fields.divisor("num_attention_heads", heads)?;
     let key_value_heads = fields.number("num_key_value_heads", key_value_heads.unwrap_or(heads))?;
@@ -93,14 +93,14 @@ fn attention(fields: Fields<'_>, size: u64, heads: u64, key_value_heads: Option<
     })
 }
 
-/// A gated MLP without biases.
+/// Makes a gated MLP without biases.
 fn gated(fields: Fields<'_>, size: u64, hidden: u64) -> Result<Named, Error> {
     let hidden = fields.number("intermediate_size", hidden)?;
     let function = fields.function("hidden_act", "silu")?;
     Ok(Layer::GatedMlp { size, hidden, function, is_joined: false, has_bias: false }.named("mlp"))
 }
 
-/// RMS norm, attention, a sum, RMS norm, MLP, a sum.
+/// Makes RMS norm, attention, a sum, RMS norm, MLP, a sum.
 fn block(attention: Attention, mlp: Named) -> Vec<Named> {
     let size = attention.size;
     vec![
@@ -109,8 +109,8 @@ fn block(attention: Attention, mlp: Named) -> Vec<Named> {
     ]
 }
 
-/// The sum of the input and of what the first layers make of it, then other layers. The Python function of the block gives what the first layers
-/// make a name of its own, so it lives until the block returns.
+/// Adds the output of the first layers to the input, and runs other layers on the sum. The Python function of the block has a name for the
+/// output of the first layers, so it lives until the block returns.
 fn held(mut first: Vec<Named>, others: Vec<Named>) -> Vec<Named> {
     let slot = "attention output".to_owned();
     first.push(Layer::Leave { slot: slot.clone() }.named(""));
@@ -120,7 +120,8 @@ fn held(mut first: Vec<Named>, others: Vec<Named>) -> Vec<Named> {
     layers
 }
 
-/// The window of each layer; 0: it has none. `slides` says which layers have one if the configuration does not.
+/// Returns the window of each layer; 0 if it has none. `slides` says which layers have one if the configuration does
+/// not.
 fn windows(fields: Fields<'_>, blocks: usize, window: u64, slides: impl Fn(usize) -> bool) -> Result<Vec<u64>, Error> {
     let of_layer = |slides| if slides { window } else { 0 };
     let Some(types) = fields.list("layer_types")? else {
@@ -166,7 +167,8 @@ pub(super) fn mixtral(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, vec![block(attention, mlp); fields.layers("num_hidden_layers", 32)?]))
 }
 
-/// Experts whose products are grouped, without a shared one. `defaults`: how many there are, and how many of them a token has.
+/// Makes experts whose products are grouped, without a shared one. `defaults` are the number of experts, and of those that a
+/// token has.
 fn experts(fields: Fields<'_>, size: u64, hidden: u64, defaults: [u64; 2]) -> Result<Experts, Error> {
     let count = fields.optional("num_experts")?.or(fields.optional("num_local_experts")?);
     Ok(Experts {
@@ -181,7 +183,7 @@ fn experts(fields: Fields<'_>, size: u64, hidden: u64, defaults: [u64; 2]) -> Re
     })
 }
 
-/// The window of each layer of Qwen 2 and 3.
+/// Returns the window of each layer of Qwen 2 and 3.
 fn qwen_windows(fields: Fields<'_>, blocks: usize) -> Result<Vec<u64>, Error> {
     let slides = fields.flag("use_sliding_window", false)?;
     let window = if slides { fields.number_or_null("sliding_window", 4096)? } else { 0 };
@@ -202,7 +204,7 @@ pub(super) fn qwen2(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, with_windows(&attention, windows).map(|attention| block(attention, mlp.clone()))))
 }
 
-/// Attention of Qwen 3, where a head has 128 elements by default.
+/// Makes attention of Qwen 3, where a head has 128 elements by default.
 fn qwen3_attention(fields: Fields<'_>, size: u64, key_value_heads: u64) -> Result<Attention, Error> {
     let attention = attention(fields, size, 32, Some(key_value_heads))?;
     let no_bias = !fields.flag("attention_bias", false)?;
@@ -218,7 +220,7 @@ pub(super) fn qwen3(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(frame.plain(length, with_windows(&attention, windows).map(|attention| block(attention, mlp.clone()))))
 }
 
-/// Which layers of Qwen's mixtures have experts; the others have a plain MLP.
+/// Returns which layers of Qwen's mixtures have experts; the others have a plain MLP.
 fn has_experts(fields: Fields<'_>) -> Result<impl Fn(usize) -> bool, Error> {
     let step = fields.divisor("decoder_sparse_step", 1)?;
     let plain: HashSet<u64> = fields.numbers("mlp_only_layers")?.unwrap_or_default().into_iter().collect();
@@ -376,7 +378,7 @@ pub(super) fn gemma3_with_images(fields: Fields<'_>, length: u64) -> Result<Mode
     Ok(frame.model(length, layers))
 }
 
-/// How many elements of a head are rotated. The factor is in one of two places.
+/// Returns the number of elements of a head that are rotated. The factor is in one of two places.
 fn rotated(fields: Fields<'_>, keys: [&str; 2], head_size: u64, default: f64) -> Result<u64, Error> {
     let factor = fields.fraction(keys[0], default)?;
     let factor = fields.inner("rope_parameters").fraction(keys[1], factor)?;

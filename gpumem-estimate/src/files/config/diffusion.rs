@@ -13,7 +13,7 @@ use crate::{
 
 const TIME: &str = "time";
 const SKIPPED: &str = "skipped";
-/// What a block joins lives until its end.
+/// The joined tensor of a block lives until the block's end.
 const JOINED: &str = "joined";
 const TEXT: &str = "text";
 
@@ -34,7 +34,7 @@ fn conv(name: &str, inputs: u64, outputs: u64, kernel: u64, stride: u64) -> Name
     Layer::conv2d(inputs, outputs, kernel, stride, kernel / 2).named(name)
 }
 
-/// Attention over the pixels of an image, or from them to a text.
+/// Makes attention over the pixels of an image, or from them to a text.
 fn attention(size: u64, heads: u64, text: Option<u64>, has_bias: bool) -> Layer {
     let mut names = AttentionNames::new(["to_q", "to_k", "to_v", "to_out.0"]);
     names.norms = ["norm_q", "norm_k"].map(str::to_owned);
@@ -115,7 +115,7 @@ impl UNet {
     }
 }
 
-/// A number for each part of the model, or one for all.
+/// Reads a number for each part of the model, or one for all.
 fn for_each(fields: Fields<'_>, key: &str, default: u64, count: usize) -> Result<Vec<u64>, Error> {
     let numbers = match fields.get(key) {
         Some(serde_json::Value::Array(_)) => fields.numbers(key)?.unwrap_or_default(),
@@ -124,7 +124,7 @@ fn for_each(fields: Fields<'_>, key: &str, default: u64, count: usize) -> Result
     if numbers.len() == count { Ok(numbers) } else { Err(wrong(format!("`{key}` has not {count} elements"))) }
 }
 
-/// The types of blocks: `true` for those with attention.
+/// Reads the types of blocks: `true` for those with attention.
 fn kinds(fields: Fields<'_>, key: &str, part: &str, default: &[bool]) -> Result<Vec<bool>, Error> {
     let Some(list) = fields.list(key)? else { return Ok(default.to_vec()) };
     let known = |kind: &serde_json::Value| match kind.as_str() {
@@ -135,7 +135,7 @@ fn kinds(fields: Fields<'_>, key: &str, part: &str, default: &[bool]) -> Result<
     list.iter().map(known).collect()
 }
 
-/// Settings of other models.
+/// These are settings of other models.
 fn refuse_others(fields: Fields<'_>) -> Result<(), Error> {
     for (key, known) in [
         ("class_embed_type", None),
@@ -211,7 +211,7 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
         provide_time(fields, first, sizes.time, sizes.function)?,
     ];
     layers.extend([conv("conv_in", inputs, first, 3, 1), leave(SKIPPED)]);
-    // The channels of what was left, the last one last.
+    // The channels of the tensors that were left, the last one last.
     let mut skipped = vec![first];
     let mut current = first;
     for stage in 0..stages {
@@ -289,7 +289,7 @@ pub(super) fn old_dit(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     }
 }
 
-/// A transformer that makes images of a class.
+/// Makes a transformer for images of a class.
 pub(super) fn dit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     fields.is("norm_type", "ada_norm_zero")?;
     fields.is("norm_elementwise_affine", false)?;

@@ -15,7 +15,7 @@ use crate::{
 
 /// The sizes of a T5.
 struct T5 {
-    /// How many tokens there are.
+    /// The number of tokens.
     vocabulary: u64,
     /// The size of a token.
     size: u64,
@@ -31,11 +31,11 @@ struct T5 {
     buckets: u64,
     /// The dropout of embeddings, blocks and attention.
     dropout: f64,
-    /// What the MLP passes through.
+    /// The activation of the MLP.
     function: Function,
     /// The MLP has a gate.
     is_gated: bool,
-    /// The input of the head, which has the weight of the embedding, is scaled. Not so in T5 1.1.
+    /// True if the input of the head, which has the weight of the embedding, is scaled. T5 1.1 does not scale it.
     scales_output: bool,
 }
 
@@ -43,7 +43,7 @@ struct T5 {
 const TOKENS: &str = "shared";
 
 impl T5 {
-    /// The model, with a head for the next token that shares the weight of the embedding.
+    /// Makes the model, with a head for the next token that shares the weight of the embedding.
     fn model(&self, length: u64) -> Model {
         let Self { vocabulary: rows, size, .. } = *self;
         let tied = || Layer::TiedEmbedding { tied_to: TOKENS.to_owned() }.named("embed_tokens");

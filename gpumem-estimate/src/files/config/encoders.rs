@@ -11,7 +11,7 @@ use crate::{
     shape::Shape,
 };
 
-/// Attention with biases, without positions.
+/// Makes attention with biases, without positions.
 fn attention(fields: Fields<'_>, size: u64, heads: u64) -> Result<Attention, Error> {
     let heads = fields.divisor("num_attention_heads", heads)?;
     head_size(size, heads)?;
@@ -63,7 +63,7 @@ pub(super) fn bert(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     Ok(Model { name: "bert".to_owned(), input: Input::Tokens(length), layers, loss: Loss::Token })
 }
 
-/// The number of classes of a model for images.
+/// Returns the number of classes of a model for images.
 fn classes(fields: Fields<'_>) -> Result<u64, Error> {
     let named = fields.get("id2label").and_then(serde_json::Value::as_object).map(|labels| labels.len() as u64);
     Ok(named.or(fields.optional("num_labels")?).unwrap_or(2))
@@ -95,13 +95,13 @@ pub(super) fn vit(fields: Fields<'_>, _: u64) -> Result<Model, Error> {
     Ok(Model { name: "vit".to_owned(), input, layers, loss: Loss::CrossEntropy })
 }
 
-/// How many patches an image has.
+/// Returns the number of patches of an image.
 fn patches(image: u64, patch: u64) -> Result<u64, Error> {
     let side = image.checked_div(patch).ok_or_else(|| wrong("`patch_size` is 0"))?;
     product(&[side, side])
 }
 
-/// The blocks of CLIP's and `SigLIP`'s encoders.
+/// Makes the blocks of CLIP's and `SigLIP`'s encoders.
 pub(super) fn clip_blocks(fields: Fields<'_>, defaults: [u64; 3], function: &'static str) -> Result<Vec<Layer>, Error> {
     let [size, hidden, heads] = defaults;
     let size = fields.number("hidden_size", size)?;
@@ -116,7 +116,7 @@ pub(super) fn clip_blocks(fields: Fields<'_>, defaults: [u64; 3], function: &'st
     Ok(vec![block; fields.layers("num_hidden_layers", 12)?])
 }
 
-/// `SigLIP`'s encoder of images, which other models have inside.
+/// Makes `SigLIP`'s encoder of images, which other models have inside.
 pub(super) fn siglip(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error> {
     let size = fields.number("hidden_size", 768)?;
     let hidden = fields.number("intermediate_size", 3072)?;
@@ -142,7 +142,7 @@ pub(super) fn siglip(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error
     Ok(vec![Layer::Sequential { layers }.named(name)])
 }
 
-/// Llama 4's encoder of images.
+/// Makes Llama 4's encoder of images.
 pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>, Error> {
     let size = fields.number("hidden_size", 768)?;
     let hidden = fields.number("intermediate_size", 5632)?;
@@ -161,7 +161,7 @@ pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>
     let [inputs, outputs] = [fields.number("projector_input_dim", 4096)?, fields.number("projector_output_dim", 4096)?];
     let rows = patches.checked_add(2).ok_or_else(|| wrong("the sizes are too large"))?;
     let layers = vec![
-        // The token for the class and the positions of all patches and of that token.
+        // There are the token for the class and the positions of all patches and of that token.
         Layer::Embedding { rows, size }.named(""),
         linear("patch_embedding.linear", product(&[channels, patch, patch])?, size, false),
         layer_norm("layernorm_pre", size),
@@ -173,7 +173,7 @@ pub(super) fn llama4_vision(fields: Fields<'_>, name: &str) -> Result<Vec<Named>
     Ok(vec![Layer::Sequential { layers }.named(name)])
 }
 
-/// CLIP with a batch of images and as many texts.
+/// Makes CLIP with a batch of images and as many texts.
 pub(super) fn clip(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let (text, vision) = (fields.inner("text_config"), fields.inner("vision_config"));
     let projection = fields.number("projection_dim", 512)?;

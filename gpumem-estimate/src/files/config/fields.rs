@@ -7,8 +7,8 @@ use crate::{
     layer::Function,
 };
 
-/// More blocks than any known model has. Each of them is run, because the allocator's free blocks differ from one to the next: so a short
-/// file could ask for any time and any memory.
+/// The limit of blocks, which no known model reaches. Each block is run, because the allocator's free blocks differ from one to the next.
+/// So a short file could ask for any time and any memory.
 pub(super) const MOST_BLOCKS: u64 = 2048;
 
 /// The fields of a configuration, or of an object inside it.
@@ -19,7 +19,7 @@ pub(super) fn wrong(what: impl std::fmt::Display) -> Error {
     Kind::Syntax(format!("config.json: {what}")).into()
 }
 
-/// The size of one of the heads that a layer of this size has.
+/// Returns the size of one head of a layer of this size.
 pub(super) fn head_size(size: u64, heads: u64) -> Result<u64, Error> {
     match size.checked_rem(heads) {
         Some(0) => Ok(size / heads),
@@ -27,7 +27,7 @@ pub(super) fn head_size(size: u64, heads: u64) -> Result<u64, Error> {
     }
 }
 
-/// A product of sizes.
+/// Returns a product of sizes.
 pub(super) fn product(sizes: &[u64]) -> Result<u64, Error> {
     let product = sizes.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
     product.ok_or_else(|| wrong("the sizes are too large"))
@@ -38,7 +38,7 @@ impl<'a> Fields<'a> {
         Self(fields)
     }
 
-    /// `None`: the field is not there. A field that is there may be `null`.
+    /// Returns a field, which may be `null`. `None` if it is not there.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
         self.0.get(key)
     }
@@ -47,7 +47,7 @@ impl<'a> Fields<'a> {
         self.get(key).filter(|value| !value.is_null())
     }
 
-    /// What `read` makes of the value of a field. `None`: it is not there or `null`.
+    /// Returns the result of `read` for a field. `None` if it is not there or `null`.
     fn read<T>(self, key: &str, expected: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>, Error> {
         let read = |value| read(value).ok_or_else(|| wrong(format!("`{key}` is {value} and not {expected}")));
         self.known(key).map(read).transpose()
@@ -57,17 +57,17 @@ impl<'a> Fields<'a> {
         Ok(self.optional(key)?.unwrap_or(default))
     }
 
-    /// `None`: it is not there or `null`.
+    /// `None` if it is not there or `null`.
     pub(super) fn optional(self, key: &str) -> Result<Option<u64>, Error> {
         self.read(key, "a whole number", Value::as_u64)
     }
 
-    /// A number that is 0 where the field is `null`, and this where it is not there.
+    /// Returns a number that is 0 if the field is `null`, and this default if it is not there.
     pub(super) fn number_or_null(self, key: &str, absent: u64) -> Result<u64, Error> {
         if self.get(key).is_none() { Ok(absent) } else { self.number(key, 0) }
     }
 
-    /// A number that something is divided by.
+    /// Returns a number that is used as a divisor.
     pub(super) fn divisor(self, key: &str, default: u64) -> Result<u64, Error> {
         let number = self.number(key, default)?;
         if number == 0 { Err(wrong(format!("`{key}` is 0"))) } else { Ok(number) }
@@ -95,7 +95,7 @@ impl<'a> Fields<'a> {
         Ok(self.read(key, "a list", Value::as_array)?.map(Vec::as_slice))
     }
 
-    /// A list of whole numbers. `None`: it is not there or `null`.
+    /// A list of whole numbers. `None` if it is not there or `null`.
     pub(super) fn numbers(self, key: &str) -> Result<Option<Vec<u64>>, Error> {
         let number = |value: &Value| {
             value.as_u64().ok_or_else(|| wrong(format!("`{key}` has {value}, which is not a whole number")))
@@ -103,12 +103,12 @@ impl<'a> Fields<'a> {
         self.list(key)?.map(|list| list.iter().map(number).collect()).transpose()
     }
 
-    /// The fields of an object inside; without fields if it is not there.
+    /// Returns the fields of an object inside; none if it is not there.
     pub(super) fn inner(self, key: &str) -> Fields<'a> {
         Fields(&self.0[key])
     }
 
-    /// A setting whose value changes the layers, and must be the one that the builders know.
+    /// Checks a setting that changes the layers. It must have the value that the builders know.
     pub(super) fn is(self, key: &str, known: impl Into<Value>) -> Result<(), Error> {
         let known = known.into();
         match self.known(key) {
@@ -119,7 +119,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The operation of a name of transformers' `ACT2FN`.
+    /// Returns the operation of a name of transformers' `ACT2FN`.
     pub(super) fn function(self, key: &str, default: &'a str) -> Result<Function, Error> {
         Ok(match self.text(key, default)? {
             "silu" | "swish" => Function::Silu,

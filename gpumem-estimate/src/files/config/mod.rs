@@ -41,7 +41,7 @@ const ARCHITECTURES: &[(&str, &str, Build)] = &[
     ("WhisperForConditionalGeneration", "whisper", encoder_decoder::whisper),
     ("UNet2DConditionModel", "unet_2d_condition", diffusion::unet),
     ("DiTTransformer2DModel", "dit_transformer_2d", diffusion::dit),
-    // The name that the class had before.
+    // This is the earlier name of the class.
     ("Transformer2DModel", "transformer_2d", diffusion::old_dit),
 ];
 
@@ -61,7 +61,7 @@ const SIZES: &[&str] = &[
     "num_layers",
 ];
 
-/// What would make the figures of any architecture wrong.
+/// Refuses settings that would make the figures of any architecture wrong.
 fn check(fields: &Value) -> Result<(), Error> {
     if let Some(quantization) = fields.get("quantization_config").filter(|quantization| !quantization.is_null()) {
         let method = quantization["quant_method"].as_str().unwrap_or("unknown");
@@ -77,10 +77,10 @@ fn check(fields: &Value) -> Result<(), Error> {
 }
 
 impl Model {
-    /// The model of a Hugging Face `config.json`, with sequences of this length. A configuration of another architecture, or with a
-    /// setting that is not known, is an error.
+    /// Reads the model of a Hugging Face `config.json`, with sequences of this length. A configuration of another architecture, or
+    /// with an unknown setting, is an error.
     ///
-    /// Where a model reads images as well as text, the part for images has its parameters and does not run.
+    /// If a model reads images as well as text, the part for images has its parameters and does not run.
     pub fn from_config(text: &str, length: u64) -> Result<Self, Error> {
         let no_json = |error| wrong(format!("this is no JSON: {error}; {READ}"));
         let fields: Value = serde_json::from_str(text).map_err(no_json)?;
@@ -107,7 +107,7 @@ impl Model {
         build(Fields::new(fields), length)
     }
 
-    /// The names of the architectures that [`from_config`](Self::from_config) knows.
+    /// Returns the names of the architectures that [`from_config`](Self::from_config) knows.
     pub fn known_architectures() -> impl Iterator<Item = &'static str> {
         ARCHITECTURES.iter().map(|(name, ..)| *name)
     }

@@ -2,12 +2,12 @@
 
 use crate::layer::{Function, Layer, Linear, Named};
 
-/// A layer that belongs to the layer around it.
+/// Makes a layer that belongs to the layer around it.
 pub(super) fn inline(layers: Vec<Named>) -> Named {
     Layer::Sequential { layers }.named("")
 }
 
-/// The sum of the input and of what the layers make of it.
+/// Adds the output of layers to their input.
 pub(super) fn residual(layers: Vec<Named>) -> Named {
     Layer::Residual { layers, shortcut: vec![], in_place: false }.named("")
 }
@@ -20,17 +20,17 @@ pub(super) fn activation(function: Function) -> Named {
     Layer::Activation { function, in_place: false }.named("")
 }
 
-/// Two linear layers with a function between them.
+/// Makes two linear layers with a function between them.
 pub(super) fn mlp(names: [&str; 2], size: u64, hidden: u64, function: Function) -> Named {
     inline(vec![linear(names[0], size, hidden, true), activation(function), linear(names[1], hidden, size, true)])
 }
 
-/// Dropout, where there is any.
+/// Makes dropout, if there is any.
 pub(super) fn dropout(probability: f64) -> Option<Named> {
     (probability != 0.0).then(|| Layer::Dropout { probability }.named(""))
 }
 
-/// These layers, and dropout after them where there is any.
+/// Returns these layers, and dropout after them if there is any.
 pub(super) fn dropped(mut layers: Vec<Named>, probability: f64) -> Vec<Named> {
     layers.extend(dropout(probability));
     layers

@@ -276,7 +276,7 @@ impl Budget {
     }
 }
 
-/// Whether the process has a GPU that the simulated device hides.
+/// True if the process has a GPU that the simulated device hides.
 #[cfg(feature = "sim")]
 static HIDDEN: OnceCell<bool> = OnceCell::new();
 

@@ -45,7 +45,7 @@ fn holders() -> MutexGuard<'static, Holders> {
     HOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether this thread waits for its turn.
+/// Returns whether this thread waits for its turn.
 pub(super) fn waits(thread: ThreadId) -> bool {
     holders().all.iter().any(|holder| holder.thread == thread && holder.waits)
 }

@@ -97,7 +97,7 @@ impl Sampler {
         state.polled.clone()
     }
 
-    /// Whether the idle thread may end: no scope has opened meanwhile.
+    /// Returns whether the idle thread may end: no scope has opened meanwhile.
     pub(super) fn may_end(&self) -> bool {
         let mut state = self.state();
         if !state.polled.is_empty() {

@@ -178,9 +178,9 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`.
-    /// It makes each allocation a little slower. Such a trace counts the whole process also if traces of other threads overlap it,
-    /// because what made the peak would not add up otherwise. It has no effect if the figures are not exact.
+    /// Returns whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is
+    /// `false`. It makes each allocation a little slower. Such a trace counts the whole process also if traces of other threads overlap
+    /// it, because what made the peak would not add up otherwise. It has no effect if the figures are not exact.
     ///
     /// Example: see [`GpuMemTrace::peak_holders`](crate::GpuMemTrace::peak_holders).
     pub fn at_peak(mut self, at_peak: bool) -> Self {
@@ -188,7 +188,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Whether the trace prints no reports. The default is `false`.
+    /// Returns whether the trace prints no reports. The default is `false`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn silent(mut self, silent: bool) -> Self {
@@ -196,7 +196,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Whether the drop of the trace prints a report. The default is `true`.
+    /// Returns whether the drop of the trace prints a report. The default is `true`.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn on_exit_report(mut self, report: bool) -> Self {
@@ -204,9 +204,9 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks enter it
-    /// through its [handle](crate::GpuMemTrace::handle), and exact figures count what they allocate in it, wherever that is freed. So each
-    /// of many such traces has its own figures, and marks no other trace.
+    /// Returns whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks
+    /// enter it through its [handle](crate::GpuMemTrace::handle), and exact figures count what they allocate in it, wherever
+    /// that is freed. So each of many such traces has its own figures, and marks no other trace.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -257,7 +257,7 @@ impl GpuMemTraceBuilder {
         if self.is_off() { self } else { self.ctx(ctx()) }
     }
 
-    /// Whether the trace will be off, because traces are off until the process ends.
+    /// Returns whether the trace will be off, because traces are off until the process ends.
     #[inline]
     pub(super) fn is_off(&self) -> bool {
         self.request.gauge.is_none() && traces_are_off()

@@ -167,7 +167,7 @@ impl GpuMemTrace {
 }
 
 impl ActiveTrace {
-    /// Whether a line with these figures is printed. Counts them, if the trace ends and is one for statistics.
+    /// Returns whether a line with these figures is printed. Counts them, if the trace ends and is one for statistics.
     fn prints(&self, trace: &Trace, is_end: bool) -> bool {
         let Some(callsite @ Numbered { id, rule, .. }) = self.callsite() else { return true };
         let is_chosen = |every: NonZeroU64| self.session.callsites.next_line(id).is_multiple_of(every.get());

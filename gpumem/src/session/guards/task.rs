@@ -55,7 +55,7 @@ impl GpuMemTraceBuilder {
     }
 }
 
-/// Whether the trace has started. Does not read the device.
+/// The output says whether the trace has started. Nothing reads the device.
 impl<F> fmt::Debug for Traced<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_started = !matches!(self.trace, Task::Waiting(_));

@@ -86,7 +86,7 @@ impl Session {
             let or_wrong = if self.pools.is_empty() {
                 ""
             } else {
-                ", or a pool made wrong calls (gpumem::summary() counts them),"
+                ", or a pool made wrong calls (its row in reports counts them),"
             };
             let text =
                 format_args!("allocations were missed{or_wrong} while a trace was open; its figures may be wrong");
@@ -106,7 +106,7 @@ impl Session {
         }
     }
 
-    /// Whether the notice is to be printed. A notice is new only once.
+    /// Returns whether the notice is to be printed. A notice is new only once.
     pub(super) fn is_new(&self, notice: Notice) -> bool {
         let (printed, bit) = (&self.notices.printed, 1 << notice as u32);
         printed.load(Relaxed) & bit == 0

@@ -62,12 +62,12 @@ impl Session {
         set.unwrap_or_else(|| self.settings.report.clone())
     }
 
-    /// Whether nothing is printed.
+    /// Returns whether nothing is printed.
     pub(in crate::session) fn is_silent(&self) -> bool {
         matches!(self.sink(), Sink::Off)
     }
 
-    /// Whether the calling thread runs the function of the sink, which does not get its own reports.
+    /// Returns whether the calling thread runs the function of the sink, which does not get its own reports.
     pub(in crate::session) fn is_inside_sink(&self) -> bool {
         INSIDE.try_with(Cell::get).unwrap_or(true) && matches!(self.sink(), Sink::Custom(_))
     }
@@ -121,7 +121,7 @@ impl Session {
         self.sink.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this is the line that the thread wrote last. It is counted then.
+    /// Returns whether this is the line that the thread wrote last. It is counted then.
     fn is_repeated(&self, text: &str) -> bool {
         let mut last = self.last_line();
         let Some(last) = last.as_mut().filter(|last| last.text == text && last.thread == thread::current().id()) else {

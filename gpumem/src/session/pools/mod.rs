@@ -94,8 +94,9 @@ impl Pool {
 
     /// How much the pool has from the driver, in use or not. With 0 it has been emptied: all its parts count as freed.
     ///
-    /// A block of the driver is known as the pool's from its first part on. If other allocations come before that, call this right
-    /// before or right after the driver gave the block, on the same thread.
+    /// Call it right before the driver is asked for a block, on the same thread, with what the pool will have: then the block is the pool's
+    /// at once. If the driver refuses, call it again with what the pool has. Without these calls, a block is known as the pool's from
+    /// its first part on; if another thread reads figures before that, they have the whole block.
     ///
     /// Example: see the [module](crate::pool).
     pub fn set_reserved(&self, bytes: Bytes) {

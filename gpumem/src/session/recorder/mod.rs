@@ -185,7 +185,7 @@ impl Session {
         }
     }
 
-    /// Whether a recording is made of this process.
+    /// Returns whether a recording is made of this process.
     pub(in crate::session) fn is_recorded(&self) -> bool {
         self.recorder.is_on.load(Relaxed) && !process::is_forked()
     }

@@ -16,7 +16,7 @@ use crate::{
     session::{GpuMemTrace, TestSession, set_sink},
 };
 
-/// A file, which is removed with its folder.
+/// A file that is removed with its folder.
 struct Recording(PathBuf, #[expect(dead_code, reason = "it is removed with its file")] TempDir);
 
 impl Recording {

@@ -31,7 +31,7 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 /// The clocks are compared so often.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
-/// Whether the program's threads have ended is looked at so often.
+/// The interval at which the recorder looks which threads of the program have ended.
 const THREADS_EVERY: Duration = Duration::from_millis(250);
 
 /// A recording of the peaks is written again so often while they rise.

@@ -156,7 +156,7 @@ impl Session {
         self.stack_texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether no file has to be read to describe the stack.
+    /// Returns whether no file has to be read to describe the stack.
     pub(in crate::session) fn is_resolved(&self, id: StackId) -> bool {
         id == StackId::NONE || self.stack_texts().contains_key(&id)
     }

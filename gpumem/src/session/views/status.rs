@@ -139,8 +139,8 @@ impl NewTrace {
         Self::of_devices(session).unwrap_or_else(|why| Self::inexact(Gauge::Off, Some(why)))
     }
 
-    /// Whether allocations are intercepted and counted, or will be from the next trace on. Simulated devices report their allocations
-    /// also before the session counts them.
+    /// Returns whether allocations are intercepted and counted, or will be from the next trace on. Simulated devices report their
+    /// allocations also before the session counts them.
     pub(in crate::session) fn is_intercepted(&self, session: &Session) -> bool {
         self.gauge == Gauge::Exact || self.intercepted_by.is_some() && session.is_begun()
     }

@@ -134,7 +134,7 @@ fn allocate_and_free() -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Whether a recording in this folder, which is still being written, has an allocation.
+/// Returns whether a recording in this folder, which is still being written, has an allocation.
 pub(crate) fn has_an_allocation(folder: &str) -> Result<bool, Trouble> {
     for entry in fs::read_dir(folder)? {
         // Until its first bytes are there, it is no recording.

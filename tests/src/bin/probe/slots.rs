@@ -48,7 +48,7 @@ static USED: Mutex<Vec<Use>> = Mutex::new(Vec::new());
 
 struct Use {
     function: String,
-    /// Whether it was not taken out of the slot.
+    /// True if it was not taken out of the slot.
     is_in_slot: bool,
 }
 

@@ -76,12 +76,12 @@ pub(super) fn count() -> u32 {
     COUNT.load(Relaxed)
 }
 
-/// Whether the program's devices are simulated cards.
+/// Returns whether the program's devices are simulated cards.
 pub(super) fn are_simulated() -> bool {
     count() > 0
 }
 
-/// Whether memory of a card is out of the reach of the others: they have other contexts.
+/// Returns whether memory of a card is out of the reach of the others: they have other contexts.
 pub(super) fn are_apart() -> bool {
     are_simulated() && !are_of_runtime()
 }
@@ -101,7 +101,7 @@ pub(super) fn of_stream(stream: u64) -> Option<u32> {
     are_simulated().then(|| cards().streams.get(&stream).copied())?
 }
 
-/// Whether the program uses the cards through the CUDA runtime.
+/// Returns whether the program uses the cards through the CUDA runtime.
 pub(super) fn are_of_runtime() -> bool {
     are_simulated() && OF_RUNTIME.load(Relaxed)
 }
@@ -127,8 +127,8 @@ pub(super) fn look_for_runtime() {
 /// How the names of the CUDA runtime's files begin.
 pub(super) const RUNTIME: &str = "libcudart";
 
-/// Whether the caller is to see the devices of the machine. The runtime compares them with a list that the driver gives it, and so do the
-/// libraries that contain a copy of it, such as cuBLAS. Who asks is not known, so this holds for all callers but gpumem.
+/// Returns whether the caller is to see the devices of the machine. The runtime compares them with a list that the driver gives it, and
+/// so do the libraries that contain a copy of it, such as cuBLAS. Who asks is not known, so this holds for all callers but gpumem.
 pub(super) fn show_machine() -> bool {
     are_of_runtime() && !cuda::is_own()
 }
@@ -138,7 +138,7 @@ pub(super) fn note_machine(devices: u32) {
     MACHINE.store(devices, Relaxed);
 }
 
-/// Whether this ordinal is one of the machine. The first device is the first card as well.
+/// Returns whether this ordinal is one of the machine. The first device is the first card as well.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) fn is_of_machine(ordinal: u64) -> bool {
     show_machine() && (ordinal as u32) < MACHINE.load(Relaxed)

@@ -216,7 +216,7 @@ impl Memory {
         0xd5 << 56 | self.dry
     }
 
-    /// Whether so much physical memory is left on the card. If so, it is taken.
+    /// Returns whether so much physical memory is left on the card. If so, it is taken.
     pub(super) fn hold(&mut self, device: u32, bytes: u64) -> bool {
         let bytes = bytes.next_multiple_of(PAGE);
         self.take(device, |card| card.hold(bytes), |card, ()| card.release(bytes)).is_ok()
@@ -243,7 +243,7 @@ impl Memory {
         handle
     }
 
-    /// Whether the handle is known.
+    /// Returns whether the handle is known.
     pub(super) fn retain(&mut self, handle: u64) -> bool {
         self.physical.get_mut(&handle).map(|physical| physical.references += 1).is_some()
     }

@@ -68,7 +68,7 @@ pub fn share(segment: u64, devices: Vec<String>) -> std::io::Result<()> {
         .ok_or_else(|| std::io::Error::other("too many processes use the cards"))
 }
 
-/// Whether the process that took a slot runs.
+/// Returns whether the process that took a slot runs.
 #[cfg(feature = "capture")]
 fn is_running(owner: u64) -> bool {
     let pid = u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(0);

@@ -110,17 +110,19 @@ pub(super) fn is_real(bytes: u64) -> bool {
     matches!(MODE.get(), Some(Mode::Limit { .. })) || bytes <= LARGEST_REAL
 }
 
-/// Whether nothing may be done with this address: it has no memory, or holds addresses that have none, or would get memory if it were touched.
+/// Returns whether nothing may be done with this address: it has no memory, or holds addresses that have none, or would get memory if it
+/// were touched.
 pub(super) fn is_dry(address: u64) -> bool {
     may_be_dry(address) && !matches!(memory().backing(address), None | Some(Backing::Real))
 }
 
-/// Whether a block or a mapping has this address.
+/// Returns whether a block or a mapping has this address.
 pub(super) fn is_on_card(address: u64) -> bool {
     memory().backing(address).is_some()
 }
 
-/// Whether no kernel may use this address: it is dry, or is memory of another card, which the context of this card cannot reach.
+/// Returns whether no kernel may use this address: it is dry, or is memory of another card, which the context of this card
+/// cannot reach.
 pub(super) fn is_out_of_reach(address: u64) -> bool {
     if !may_be_dry(address) {
         return false;
@@ -136,7 +138,7 @@ pub(super) fn is_out_of_reach(address: u64) -> bool {
     owner.is_some_and(|card| card != here().1)
 }
 
-/// Whether there was anything dry.
+/// Returns whether there was anything dry.
 pub(super) fn has_any_dry() -> bool {
     HIGHEST.load(Relaxed) > 0
 }

@@ -140,7 +140,7 @@ impl Shape {
         }
     }
 
-    /// Whether the function is replaced.
+    /// Returns whether the function is replaced.
     pub(super) const fn is_of(self, mode: Mode) -> bool {
         match mode {
             Mode::Dry { cards, .. } => cards > 0 || !matches!(self, Self::Card(_)),
@@ -148,7 +148,7 @@ impl Shape {
         }
     }
 
-    /// Whether it is replaced on a smaller card, where all memory is real.
+    /// Returns whether it is replaced on a smaller card, where all memory is real.
     const fn is_of_limit(self) -> bool {
         use Shape as S;
         matches!(

@@ -46,7 +46,7 @@ fn after_calculators(start: usize, words: &[u32], is_address: impl Fn(u64) -> bo
     .map(|end| start..end)
 }
 
-/// Whether a calculator may begin here: the dividers of its dimensions are as PyTorch computes them.
+/// Returns whether a calculator may begin here: the dividers of its dimensions are as PyTorch computes them.
 fn is_calculator(words: &[u32]) -> bool {
     let dimensions = words[0] as usize;
     let dividers = words.get(1..=dimensions.saturating_mul(DIVIDER));

@@ -40,13 +40,13 @@ pub(super) fn load() {
     });
 }
 
-/// Whether this is a kernel of NCCL. It waits for those of other ranks, of which some may be skipped, and finds its buffers through several
-/// tables.
+/// Returns whether this is a kernel of NCCL. It waits for those of other ranks, of which some may be skipped, and finds its buffers through
+/// several tables.
 fn is_collective(function: u64) -> bool {
     name_of(function).is_some_and(|name| name.starts_with("nccl"))
 }
 
-/// Whether the driver says that this is memory of the host, or knows nothing of it.
+/// Returns whether the driver says that this is memory of the host, or knows nothing of it.
 fn is_on_host(address: u64) -> bool {
     const CU_MEMORYTYPE_DEVICE: u32 = 2;
     let mut kind = 0_u32;
@@ -245,7 +245,8 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
     SUCCESS
 }
 
-/// Whether a launch is a collective, or a parameter of it contains an address that no kernel may use. If the driver does not say what parameters a function has, it is taken to have one.
+/// Returns whether a launch is a collective, or a parameter of it contains an address that no kernel may use. If the driver does not say
+/// what parameters a function has, it is taken to have one.
 ///
 /// # Safety
 /// The words are the function, the rows of the grid, and the parameters in one of the two forms, or 0.
@@ -307,7 +308,7 @@ fn name_of(function: u64) -> Option<&'static str> {
     })
 }
 
-/// Whether one of these words is an address that no kernel may use. What the kernel does not read does not count.
+/// Returns whether one of these words is an address that no kernel may use. What the kernel does not read does not count.
 ///
 /// # Safety
 /// So many bytes can be read there.
