@@ -42,7 +42,8 @@ fn ended(outcome: &Outcome, code: i32, lines: &[&str]) {
 /// allocates 4 MiB, and waits until the file `$end` is there.
 #[track_caller]
 fn script(machine: Standin, name: &str, script: &str) -> Outcome {
-    let folder = tempfile::Builder::new().prefix(name).tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+    let prefix = format!("machine-{name}-");
+    let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(env!("CARGO_TARGET_TMPDIR"));
     let folder = folder.expect("the folder for tests can be written");
     let [gpumem, probe] = ["gpumem-command", "probe"].map(built);
     let steps = "'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' \
