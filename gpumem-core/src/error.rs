@@ -26,7 +26,7 @@ use std::{
 /// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a question about GPU memory has no answer, or why an action failed.
+/// The reason why a question about GPU memory has no answer, or why an action failed.
 ///
 /// The message names the thing, the cause and the next step. It is complete: the text of [`source`](StdError::source) is part of
 /// it. `Debug` prints the same text, because `main` prints the `Debug` of the error that it returns.
@@ -54,7 +54,7 @@ struct Inner {
     cause: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// What an [`Error`] is about. `gpumem` does not export it.
+/// The kind of an [`Error`]. `gpumem` does not export it.
 #[allow(missing_docs, reason = "the fields have plain names")]
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +63,8 @@ pub enum Kind {
     NoLibrary { library: &'static str, detail: String },
     /// A driver library lacks a function that is needed.
     NoSymbol { library: &'static str, symbol: String },
-    /// A call of a driver library failed. `device` is the device that the call was about, if any. `fatal`: no later call can succeed.
+    /// A call of a driver library failed. `device` is the device that the call was about, if any. `fatal` means that no later call
+    /// can succeed.
     Call { library: &'static str, call: &'static str, code: u32, name: String, device: Option<u32>, fatal: bool },
     /// There is no device of that number.
     NoDevice { ordinal: u32, count: u32, simulated: bool },
@@ -85,7 +86,7 @@ pub enum Kind {
     Busy { holder: String },
     /// The process is the child of a fork.
     Forked,
-    /// No known block begins at this address. `why`: no block at all is known, for this reason.
+    /// No known block begins at this address. `why` is the reason if no block at all is known.
     UnknownBlock { address: u64, why: Option<Box<Error>> },
     /// A setting has a value that cannot be used.
     BadSetting { setting: &'static str, detail: String },

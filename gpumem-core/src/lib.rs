@@ -1,5 +1,5 @@
 //! The pure parts of [gpumem](https://docs.rs/gpumem): events, the ledger that applies them, the reports that are derived
-//! from it, and the formats in which they are written. No clock, no driver, no `unsafe`.
+//! from it, and the formats in which they are written. It has no clock, no driver and no `unsafe`.
 //!
 //! Programs use the crate `gpumem`. This crate is for its companions (the estimator, the command, the tests), and its
 //! interface may change with each release.

@@ -1,4 +1,5 @@
-//! Threads that have ended. This needs a process of its own: while there are several inboxes, no thread number is reused.
+//! Tests threads that have ended. This needs a process of its own: while there are several inboxes, no thread number is
+//! reused.
 
 use std::{
     cell::{Cell, OnceCell},

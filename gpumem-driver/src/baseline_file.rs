@@ -17,10 +17,10 @@ use crate::{
     sys::lock_file::LockFile,
 };
 
-/// Writing takes milliseconds. Only a process that hangs has the lock for so long.
+/// Writing takes milliseconds. Only a process that hangs has the lock for this time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The contents of the file. Sorted, so that a changed peak is one changed line.
+/// The contents of the file. They are sorted, so that a changed peak is one changed line.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
@@ -62,7 +62,7 @@ impl Serialize for Peak {
 }
 
 impl Baseline {
-    /// The baseline in a file. `None` if there is no such file.
+    /// Reads the baseline in a file. `None` if there is no such file.
     ///
     /// # Errors
     /// If the file cannot be read, or is no baseline.
@@ -121,15 +121,15 @@ impl Baseline {
     }
 }
 
-/// The file at the end of a chain of symbolic links. It need not exist. It is replaced, and the links stay.
+/// Returns the file at the end of a chain of symbolic links. It need not exist. It is replaced, and the links stay.
 fn resolve_links(path: &Path) -> io::Result<PathBuf> {
-    // Linux follows as many.
+    // Linux follows the same number of links.
     const MAX_LINKS: usize = 40;
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
         match fs::read_link(&path) {
             Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
-            // It is not a link, or there is no file.
+            // The path is not a link, or there is no file.
             Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
                 return Ok(path);
             }

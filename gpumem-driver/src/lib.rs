@@ -2,7 +2,7 @@
 //! calls that allocate memory, walks stacks, and has what code in a foreign program needs (locks, descriptors, shared memory).
 //!
 //! Programs use the crate `gpumem`. This one is for tools that are built beside it, such as the command and the library that it puts
-//! into programs. Everything here works without a GPU: what needs a library that is missing returns an error that names it.
+//! into programs. Everything here works without a GPU: a function that needs a missing library returns an error that names it.
 //!
 //! All `unsafe` code of gpumem's libraries is in the folder `sys` of this crate; its modules are re-exported here.
 

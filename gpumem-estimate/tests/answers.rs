@@ -1,4 +1,4 @@
-//! What an estimate answers: as text, as JSON, what changes save, and how far it is from a measured run.
+//! Tests the answers of an estimate: text, JSON, the savings of changes, and the difference from a measured run.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use gpumem_estimate::{
     Tensors, models, numbered,
 };
 
-/// 1 MiB and 4 KiB of weights, in two layers.
+/// The weights have 1 MiB and 4 KiB, in two layers.
 fn small() -> Model {
     let layers = vec![
         Layer::linear(512, 512).named("first"),
@@ -122,7 +122,7 @@ one change                    peak  change      %
     );
 }
 
-/// Each row is the estimate of its step, and what is saved is what is known to be saved.
+/// Each row is the estimate of its step, with the known savings.
 #[test]
 fn a_change_saves_what_its_step_needs_less() {
     let model = models::gpt2(512);
@@ -131,11 +131,11 @@ fn a_change_saves_what_its_step_needs_less() {
     assert_eq!(savings.peak, step.estimate(&model).unwrap().peak);
     for change in &savings.changes {
         assert_eq!(change.peak, Some(change.step.estimate(&model).unwrap().peak), "{}", change.change);
-        // The copies that autocast makes are more than it saves of so few activations.
+        // Autocast makes copies that are larger than its savings, because there are few activations.
         assert!(change.peak < Some(savings.peak) || change.change.starts_with("autocast"), "{}", change.change);
     }
     assert!(savings.changes.len() >= 8);
-    // With a limit that is too low, the table says what would be needed.
+    // If the limit is too low, the table still shows the needs.
     let limited = Step { limit: Some(Bytes::mib(100)), ..step };
     assert!(limited.estimate(&model).unwrap_err().is_out_of_memory());
     assert_eq!(limited.savings(&model).unwrap(), savings);
@@ -212,7 +212,7 @@ fn nothing_measured_is_nothing_compared() {
     assert_eq!(comparison.to_string(), "nothing was measured that can be compared");
 }
 
-/// What cuDNN takes is a range: both ends are in the report, and what was measured is in it.
+/// cuDNN's workspaces are a range: both ends are in the report, and the measured value is between them.
 #[test]
 fn workspaces_of_convolutions_are_a_range() {
     let estimate = Step::training(32, Optimizer::Sgd).estimate(&models::resnet50()).unwrap();
@@ -220,14 +220,14 @@ fn workspaces_of_convolutions_are_a_range() {
     assert!(range.peak > estimate.peak && range.reserved >= estimate.reserved, "{range:?}");
     let text = estimate.to_string();
     assert!(text.contains("\n … with the largest workspaces "), "{text}");
-    // One unit for the range in the first line, for the sentence and for all tables.
+    // The range in the first line, the sentence and all tables have one unit.
     #[expect(clippy::cast_precision_loss, reason = "whole MiB are compared")]
     let mib = |bytes: Bytes| format!("{:.0}", bytes.get() as f64 / f64::from(1 << 20));
     let first = format!("the estimated peak is {} to {} MiB\n", mib(estimate.peak), mib(range.peak));
     assert!(text.starts_with(&first), "{text}");
     assert!(text.contains(&format!("with a workspace of 0 to {} MiB.", mib(range.high))), "{text}");
     assert!(!text.contains("GiB"), "{text}");
-    // Only the workspace explains what was measured: 2168 MiB.
+    // Only the workspace explains the measured value, 2168 MiB.
     let vgg19 = Step::inference(32).estimate(&models::vgg19()).unwrap();
     let text = vgg19.to_string();
     assert!(text.starts_with("the estimated peak is 1384 to 2184 MiB\n"), "{text}");
@@ -287,7 +287,7 @@ fn the_longest_sequences_fit_and_longer_ones_do_not() {
     assert_eq!(unlimited, "what fits depends on a limit, and the step has none");
 }
 
-/// The weights of a file are no estimate: what a step needs beside them is unknown, and not 0.
+/// The weights of a file are no estimate: the other needs of a step are unknown, and not 0.
 #[test]
 fn weights_without_a_model_are_no_estimate() {
     let header = r#"{"model.layers.0.up.weight":{"dtype":"BF16","shape":[512,512],"data_offsets":[0,524288]},

@@ -1,4 +1,4 @@
-//! Choices of a step with each other: an estimate whose parts add up, or an error that says why.
+//! Combines the choices of a step: each gives an estimate whose parts add up, or an error with the reason.
 
 use gpumem_estimate::{
     Checkpointing, DataParallel, DataParallelKind, Decode, Dtype, KvCache, Lora, Model, Optimizer, Quantized, Step,
@@ -15,7 +15,7 @@ impl Digits {
     }
 }
 
-/// How many steps there are.
+/// The number of steps.
 const ALL: usize = 6 * 2 * 2 * 2 * 6 * 2 * 2 * 7 * 2 * 2 * 3;
 
 fn step(number: usize) -> Step {
@@ -71,7 +71,7 @@ fn parts_add_up_or_an_error_says_why() {
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}"#;
     let model = Model::from_config(config, 16).unwrap();
     let (mut estimates, mut reasons) = (0, Vec::new());
-    // Every 61st step: 61 is prime and divides no number of choices, so all choices meet.
+    // Every 61st step is tested. 61 is prime and divides no number of choices, so all choices meet.
     for number in (0..ALL).step_by(61) {
         let step = step(number);
         let estimate = match step.estimate(&model) {
@@ -92,7 +92,7 @@ fn parts_add_up_or_an_error_says_why() {
     }
     reasons.sort();
     reasons.dedup();
-    // As many reasons as there are senseless pairs among these choices; no layer is to blame for any of them.
+    // There are as many reasons as senseless pairs among these choices. No reason names a layer.
     assert!(estimates > 60 && reasons.len() >= 15, "{estimates} estimates, {reasons:#?}");
     assert!(reasons.iter().all(|reason| !reason.starts_with("layer `")), "{reasons:#?}");
 }

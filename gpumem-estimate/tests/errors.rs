@@ -1,4 +1,4 @@
-//! Models that do not fit together, and hostile files.
+//! Tests models that do not fit together, and hostile files.
 
 use gpumem_estimate::{Input, Layer, Linear, Loss, Model, Optimizer, RelativeAttention, Shape, Step, models, numbered};
 
@@ -86,7 +86,7 @@ fn hostile_json_is_an_error() {
     assert!(Model::from_json(&nested).is_err());
     let negative = r#"{"name": "", "input": {"tokens": -1}, "layers": []}"#;
     assert!(Model::from_json(negative).is_err());
-    // Not deep enough for the parser, and deeper than a model may be.
+    // The nesting is below the limit of the parser, and above that of a model.
     let mut layer = Layer::Flatten;
     for _ in 0..100 {
         layer = Layer::sequence([layer]);
@@ -133,7 +133,7 @@ fn models_are_read_from_toml() {
     assert!(error("name = 1").starts_with("this is no model: "));
 }
 
-/// A reader of the message finds the layer, its field, and what may stand there.
+/// The message has the layer, its field, and the allowed values.
 #[test]
 fn a_wrong_layer_is_named_with_its_field() {
     let error = |layer: &str| {
@@ -162,7 +162,7 @@ fn a_wrong_layer_is_named_with_its_field() {
     let typo = layer(r#""type": "linear", "inputs": 4, "outputs": 4, "no_bais": true"#);
     assert_eq!(typo, at("there is no field `no_bais`"));
     assert_eq!(error("7"), "layer `mlp` (`layers[0].layers[1]`): a layer is an object");
-    // What is around the layers, with its field too.
+    // The error names a field outside of the layers, too.
     let model = |fields: &str| Model::from_json(&format!(r#"{{{fields}, "layers": []}}"#)).unwrap_err().to_string();
     let of_model = "this is no model: beside the layers, the field `";
     assert_eq!(model(r#""input": {"tokens": 1}"#), format!("{of_model}name` is missing"));
@@ -185,7 +185,7 @@ fn hostile_layers_cost_little() {
     assert_eq!(error.to_string(), "the names of layers make a path of more than 500 bytes");
 }
 
-/// How deep hostile values are nested.
+/// The depth of hostile values.
 const DEEP: usize = 100_000;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Files on disk, and files that are cut off or lie about their length.
+//! Tests files on disk, and files that are cut off or claim a wrong length.
 
 use std::{fs, path::PathBuf};
 
@@ -77,7 +77,7 @@ fn files_that_lie_about_their_length_are_errors() {
     assert!(Tensors::from_safetensors(folder.0.path().join("none.safetensors")).is_err());
 }
 
-/// The file of a model: its parameters in `bf16`, without data in it but as long as with it.
+/// Writes the file of a model: its parameters in `bf16`, without data but as long as with data.
 fn weights_of(model: &Model) -> (String, usize) {
     let parameters = model.parameters(Dtype::Bf16).unwrap();
     let mut end = 0;
@@ -139,7 +139,7 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
     let beside = Described::read(folder.0.path().join("config.json"), 16).unwrap();
     assert_eq!(beside.tensors, unknown.tensors);
     assert_eq!(beside.model.unwrap_err().to_string(), why);
-    // Without weights nothing is known at all.
+    // Nothing is known without weights.
     std::fs::remove_file(index).unwrap();
     assert!(Described::read(folder.0.path().join("config.json"), 16).is_err());
     let other = folder.write("other.json", b"[]");
@@ -147,7 +147,7 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
     assert!(error.starts_with(&format!("{}: it names no architecture", other.display())), "{error}");
 }
 
-/// What files do not say is not taken for what they say.
+/// A value that is not in the files stays unknown.
 #[test]
 fn the_type_and_the_positions_are_those_of_the_files() {
     let folder = Folder::new();
@@ -167,7 +167,7 @@ fn the_type_and_the_positions_are_those_of_the_files() {
     assert!(found.dtype.is_some() && found.positions.is_none());
 }
 
-/// No file is waited for, and none is read without end.
+/// A test waits for no file, and reads no file without end.
 #[test]
 fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
     let folder = Folder::new();
@@ -191,7 +191,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
     assert!(error(&index).ends_with("2.safetensors: it is no regular file"));
     let step = |path: &std::path::Path| Step::read(path).unwrap_err().to_string();
     assert_eq!(step(std::path::Path::new("/dev/zero")), "/dev/zero: it is no regular file");
-    // Longer than any configuration, model or step.
+    // The file is longer than any configuration, model or step.
     for (name, length) in
         [("long.json", 4_000_001), ("long.toml", 4_000_001), ("long.safetensors.index.json", 40_000_001)]
     {

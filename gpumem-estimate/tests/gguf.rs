@@ -1,5 +1,5 @@
-//! GGUF files that the Python package `gguf` wrote: `measure/gguf_files.py` made the headers in `gguf/` and `files.jsonl`, which says what
-//! that package reads in them.
+//! Tests GGUF files that the Python package `gguf` wrote. `measure/gguf_files.py` made the headers in `gguf/` and `files.jsonl`, which has
+//! the values that this package reads in them.
 
 use std::{fs, path::PathBuf};
 
@@ -15,7 +15,7 @@ fn lines() -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The header of a file of the length that the model has.
+/// Reads the header of a file that has the length of the model.
 fn header(line: &Value) -> Gguf {
     let name = line["name"].as_str().unwrap();
     let bytes = fs::read(path(&format!("{name}.gguf"))).unwrap();

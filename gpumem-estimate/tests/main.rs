@@ -1,4 +1,4 @@
-//! What users of the crate ask of it, in one executable: none of these tests needs a process of its own.
+//! Tests the public interface of the crate in one executable: none of these tests needs a process of its own.
 
 mod answers;
 mod combinations;

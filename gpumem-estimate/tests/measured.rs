@@ -1,5 +1,5 @@
-//! Estimates against what the programs in `measure/` measured on an H200 or counted with PyTorch. `docs/ESTIMATE.md` says how rows were
-//! chosen. `cargo test -p gpumem-estimate measured -- --nocapture` prints the estimates.
+//! Compares estimates with figures that the programs in `measure/` measured on an H200 or counted with PyTorch. `docs/ESTIMATE.md` says
+//! how rows were chosen. `cargo test -p gpumem-estimate measured -- --nocapture` prints the estimates.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ mod rows;
 struct Row {
     name: String,
     chosen: String,
-    /// In percent of the measured peak.
+    /// The allowed error in percent of the measured peak.
     error: f64,
 }
 
@@ -34,13 +34,13 @@ fn number(row: &Value, key: &str) -> u64 {
     row[key].as_u64().expect("a number")
 }
 
-/// By how much an estimate is larger than what was measured.
+/// Returns the excess of an estimate over the measured value.
 #[expect(clippy::cast_precision_loss, reason = "percentages need no more")]
 fn percent(estimated: u64, measured: u64) -> f64 {
     (estimated as f64 / measured as f64 - 1.0) * 100.0
 }
 
-/// The model of a configuration that a row has.
+/// Returns the model of a row's configuration.
 fn configured(row: &Value) -> Model {
     Model::from_config(&row["config"].to_string(), number(row, "length")).expect("an architecture that is known")
 }
@@ -50,14 +50,15 @@ fn has_convolutions(row: &Value) -> bool {
     names.iter().any(|name| text(row, "model").starts_with(name))
 }
 
-/// What the libraries for matrix products and attention have at the peak.
+/// Returns the workspaces of the libraries for matrix products and attention at the peak.
 fn workspace(estimate: &Estimate) -> u64 {
     let classes = estimate.classes();
     let of_libraries = classes.iter().filter(|(class, _)| *class == Class::Workspace);
     of_libraries.map(|(_, bytes)| bytes.get()).sum()
 }
 
-/// The difference between an estimate and the measured peak. For convolution models, both without the workspaces of libraries.
+/// Returns the difference between an estimate and the measured peak. For convolution models, both are without the workspaces
+/// of libraries.
 fn compared(row: &Value, estimate: &Estimate) -> Row {
     let (key, estimated) = if has_convolutions(row) {
         ("peak_without_workspace", estimate.peak.get() - workspace(estimate))
@@ -68,8 +69,7 @@ fn compared(row: &Value, estimate: &Estimate) -> Row {
     Row { name: text(row, "row").to_owned(), chosen: text(row, "chosen").to_owned(), error }
 }
 
-/// The largest workspace is inside its range, and the peak is inside the range of peaks, except for what blocks take that lie in other
-/// places: 0.4 %.
+/// The largest workspace is inside its range. The peak is inside the range of peaks, up to 0.4 % for blocks that lie in other places.
 fn check_workspaces(row: &Value, estimate: &Estimate) {
     let name = text(row, "row");
     let range = estimate.convolutions.expect("the model has convolutions");
@@ -101,13 +101,13 @@ fn estimates_agree_with_an_h200() {
         let of_kind: Vec<_> = all.iter().filter(|row| row.chosen == chosen).collect();
         assert_eq!(of_kind.len(), 126);
         for row in of_kind {
-            // Most are much nearer; the target was 5 % for nine of ten and 10 % for all.
+            // Most errors are much smaller. The target was 5 % for nine of ten and 10 % for all.
             assert!(row.error.abs() <= 5.0, "{}: {:+.2} %", row.name, row.error);
         }
     }
 }
 
-/// Rows whose estimates were committed before they were measured: `blind_estimates.jsonl` has those.
+/// Tests rows whose estimates were committed before they were measured: `blind_estimates.jsonl` has them.
 #[test]
 fn estimates_agree_with_rows_that_were_measured_last() {
     let rows = read(include_str!("../measure/blind.jsonl"));
@@ -129,7 +129,7 @@ fn estimates_agree_with_rows_that_were_measured_last() {
     }
 }
 
-/// Steps that `measure/steps.py` measured: `docs/VERIFIED.md` has the table.
+/// Tests steps that `measure/steps.py` measured. `docs/VERIFIED.md` has the table.
 #[test]
 fn estimates_of_steps_agree_with_an_h200() {
     // A row of several ranks has the peak of the one that needs most.
@@ -151,7 +151,7 @@ fn estimates_of_steps_agree_with_an_h200() {
         };
         let estimate = estimate.expect("PyTorch runs it");
         let low = estimate.peak.get();
-        // With convolutions the truth is in a range.
+        // The memory of a step with convolutions is in a range.
         let high = estimate.convolutions.as_ref().map_or(low, |with| with.peak.get());
         println!("{name}: {low} to {high} estimated, {measured} measured");
         let distance = if measured < low { low - measured } else { measured.saturating_sub(high) };
@@ -163,8 +163,8 @@ fn estimates_of_steps_agree_with_an_h200() {
     assert_eq!((peaks.len(), near, wrong), (36, 35, Vec::new()));
 }
 
-/// Architectures of `config.json` that `measure/architectures.py` measured. The estimates that were made before are in
-/// `measure/architectures_first.txt`.
+/// Tests architectures of `config.json` that `measure/architectures.py` measured. The estimates that were made before
+/// are in `measure/architectures_first.txt`.
 #[test]
 fn estimates_of_architectures_agree_with_an_h200() {
     /// The largest difference, in percent of the measured peak.
@@ -198,11 +198,11 @@ fn estimates_of_architectures_agree_with_an_h200() {
     assert_eq!(count, 60, "rows; those of diffusers were not measured");
 }
 
-/// What `measure/bytes.py models` counted.
+/// Tests the models that `measure/bytes.py models` counted.
 #[test]
 fn steps_agree_with_pytorch_on_a_cpu() {
-    /// What an estimate may differ, in parts of a thousand: most differ by less than one, Adafactor's update by nine. A CPU has other
-    /// kernels than a GPU, which need other small tensors.
+    /// The allowed error of an estimate, in parts of a thousand: most differ by less than one, Adafactor's update by nine. A CPU has
+    /// other kernels than a GPU, which need other small tensors.
     const THOUSANDTHS: u64 = 10;
     let mut wrong = Vec::new();
     for row in read(include_str!("../measure/bytes.jsonl")) {
@@ -214,7 +214,8 @@ fn steps_agree_with_pytorch_on_a_cpu() {
             let (name, counted) = (phase[0].as_str().expect("a text"), phase[1].as_u64().expect("a number"));
             let estimated = phases.next().expect("as many phases");
             assert_eq!(estimated.name, name);
-            // What checkpointing keeps for nodes that no gradient reached lives as long as the loss: until the next step.
+            // Tensors that checkpointing keeps for nodes without a gradient live as long as the loss, until the next
+            // step.
             let is_left = name == "update" && step.checkpointing == Checkpointing::Blocks;
             let estimated = estimated.peak.get();
             if !is_left && estimated.abs_diff(counted) * 1000 > counted * THOUSANDTHS {
@@ -240,7 +241,7 @@ fn contexts_have_the_measured_sizes() {
     assert_eq!(ContextSize::measured((8, 0)), None, "nothing is guessed");
 }
 
-/// `parameters.txt` has what torchvision and transformers say; `measure/parameters.py` wrote it.
+/// `parameters.txt` has the figures of torchvision and transformers. `measure/parameters.py` wrote it.
 #[test]
 fn parameters_are_those_of_torchvision_and_transformers() {
     let lines: Vec<_> = include_str!("parameters.txt").lines().filter(|line| !line.starts_with('#')).collect();

@@ -1,5 +1,5 @@
-//! Models from configurations have the modules that transformers and diffusers make of them. `measure/modules.py` wrote
-//! `modules.jsonl`: the versions, then a configuration in each line, and the parameters of each module of the model that the library made.
+//! Checks that models from configurations have the same modules as in transformers and diffusers. `measure/modules.py` wrote
+//! `modules.jsonl`: the versions, then a configuration in each line, and the parameters of each module of the library's model.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! An estimate is the stream of events that the step would produce: recorded, it yields the same figures.
+//! An estimate is the stream of events that the step would produce. A recording of it has the same figures.
 
 use std::{collections::BTreeMap, io::Cursor};
 

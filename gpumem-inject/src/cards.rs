@@ -20,13 +20,13 @@ pub(crate) fn begin() -> Result<(), String> {
     dry::begin(mode).map_err(|why| refused(&why))
 }
 
-/// The devices as the command sees them. None, if it found no NVML.
+/// Returns the devices as the command sees them. None, if it found no NVML.
 fn devices() -> Vec<String> {
     let text = env::var(variable::DEVICES).unwrap_or_default();
     text.split(',').filter(|device| !device.is_empty()).map(str::to_owned).collect()
 }
 
-/// What NVML is to show. `None` if it is the real cards.
+/// Returns the cards that NVML has to show. `None` if they are the real ones.
 pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
     static CARDS: OnceLock<Option<nvml::Cards>> = OnceLock::new();
 
@@ -37,7 +37,7 @@ pub(crate) fn of_nvml() -> Option<&'static nvml::Cards> {
     CARDS.get_or_init(read).as_ref()
 }
 
-/// The mode, and the number of the memory in which processes share their cards.
+/// Returns the mode, and the number of the shared memory in which processes note their use of the cards.
 fn parsed(text: &str) -> Option<(Mode, Option<u64>)> {
     let mut words = text.split(' ');
     let kind = words.next()?;

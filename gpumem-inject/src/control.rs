@@ -1,4 +1,5 @@
-//! Switches the recording on and off while the program runs: `gpumem run --dormant`, `gpumem start`, `gpumem stop`.
+//! Switches the recording on and off while the program runs, for `gpumem run --dormant`, `gpumem start` and `gpumem
+//! stop`.
 
 use std::{
     env, fs,
@@ -27,13 +28,13 @@ use crate::{recordings, request::Request, torch, variable};
 /// The longest wait for a command that connects and sends nothing.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a thread looks whether the program has ended or has closed the socket.
+/// The interval at which a thread looks whether the program has ended or has closed the socket.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A command, and where its answer goes.
+/// A command, and the connection for its answer.
 type Command = (String, Sender<String>);
 
-/// Begins what the environment asks for: to record, or to wait for a command to do so.
+/// Begins to record, or to wait for a command to do so, as the environment asks.
 pub(crate) fn begin() -> Result<(), String> {
     let request = Request::of_environment()?;
     match env::var_os(variable::CONTROL).filter(|folder| !folder.is_empty()) {
@@ -58,7 +59,7 @@ pub(crate) fn listen(folder: &Path, request: Request) -> Result<(), String> {
     beside::run("gpumem-switch", move || obey(&received, &request)).map_err(failed)
 }
 
-/// Obeys commands, until nobody sends any.
+/// Obeys commands until the sender is gone.
 fn obey(received: &Receiver<Command>, request: &Request) {
     let mut recording = None;
     loop {
@@ -83,8 +84,8 @@ fn serve(socket: &Path, has_own_table: bool, bound: &SyncSender<io::Result<()>>,
     };
     _ = bound.send(Ok(()));
     loop {
-        // Only an older kernel comes to this. The program may still close the socket between this and the next line, whose connection
-        // would be one of the program's then.
+        // Only an older kernel needs this. The program may still close the socket between this line and the next one, and the
+        // accepted connection would then be one of the program.
         let is_own = || listener.local_addr().is_ok_and(|address| address.as_pathname() == Some(socket));
         if !has_own_table && !is_own() {
             // The program has closed all descriptors that it does not know. The number may be that of its own socket now.
@@ -92,30 +93,30 @@ fn serve(socket: &Path, has_own_table: bool, bound: &SyncSender<io::Result<()>>,
             forget(replace(&mut listener, again));
         }
         match listener.accept() {
-            // A command that has closed the connection has its reasons.
+            // An error is ignored if the command has closed the connection.
             Ok((stream, _)) => _ = converse(&with_high_number(stream.into()).into(), commands),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // It was closed meanwhile, or there is no free number.
+            // The descriptor was closed meanwhile, or there is no free number.
             Err(_) => sleep(LOOK_EVERY),
         }
     }
 }
 
-/// The same file or socket with a number that the program hardly uses.
+/// Returns the same file or socket with a number that the program hardly uses.
 fn with_high_number(descriptor: OwnedFd) -> OwnedFd {
     descriptor::with_high_number(descriptor.into()).into()
 }
 
-/// A listener whose `accept` returns after [`LOOK_EVERY`].
+/// Returns a listener whose `accept` returns after [`LOOK_EVERY`].
 fn bind(socket: &Path) -> io::Result<UnixListener> {
-    // An earlier process with this number may have left one, or the program before it called `exec`.
+    // An earlier process with this number may have left a socket, or the program before it called `exec`.
     _ = fs::remove_file(socket);
     let listener = UnixStream::from(with_high_number(UnixListener::bind(socket)?.into()));
     listener.set_read_timeout(Some(LOOK_EVERY))?;
     Ok(UnixListener::from(OwnedFd::from(listener)))
 }
 
-/// Has one command obeyed.
+/// Passes one command to the other thread, and its answer back.
 fn converse(mut stream: &UnixStream, commands: &Sender<Command>) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

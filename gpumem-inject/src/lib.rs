@@ -2,10 +2,10 @@
 //! as a shared object, and NVIDIA's driver loads it, because `CUDA_INJECTION64_PATH` names it.
 //!
 //! The driver calls `InitializeInjection` when the program calls `cuInit`. From then on gpumem intercepts every allocation on all
-//! threads and records it. The command says in [`variable`] what is to be recorded, and in which file. NVTX loads the library as well,
-//! because `NVTX_INJECTION64_PATH` names it: the ranges that the program marks are scopes.
+//! threads and records it. The command sets the variables in [`variable`]: the options of the recording, and its file. NVTX loads the
+//! library as well, because `NVTX_INJECTION64_PATH` names it: the ranges that the program marks are scopes.
 //!
-//! The program runs as without the library: nothing is printed on stdout, no panic leaves the library, and what fails is one line on
+//! The program runs as without the library: nothing is printed on stdout, no panic leaves the library, and an error is one line on
 //! stderr.
 
 #![deny(unsafe_code)]

@@ -6,27 +6,27 @@ import time
 import warnings
 import weakref
 
-# What the modules of the program are called, by their `id`: a weak reference, and the path and the type.
+# The names of the program's modules, by their `id`: a weak reference, and the path and the type.
 names = {}
 # The modules that parameters belong to, by the `id` of the parameter.
 paths = {}
 # The modules that each thread is in.
 here = threading.local()
-# Which tensors were something at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`.
+# The tensors that had a class at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`.
 marks = []
 # The newest mark of each owner.
 newest = {}
-# All marks together have at most so many tensors, and each has at most so many times.
+# All marks together have at most this many tensors, and each has at most this many times.
 MOST_MARKED = 300_000
 MOST_TIMES = 50_000
 marked = 0
 is_observing = False
-# So many modules have names at a time.
+# At most this many modules have names at a time.
 MOST_NAMES = 100_000
 
 
 def observe_modules(torch):
-    """Called when PyTorch has initialised CUDA. Returns why it cannot be done."""
+    """Called when PyTorch has initialised CUDA. Returns the reason if it fails."""
     global is_observing
     tell = getattr(torch._C, "_cuda_setMemoryMetadata", None)
     if tell is None:
@@ -44,7 +44,7 @@ def observe_modules(torch):
             stack = here.__dict__.setdefault("stack", [])
             known = names.get(id(module))
             if known is None or known[0]() is not module:
-                # A module may refuse to say what is in it. `leave` looks for it in the stack all the same.
+                # A module may refuse to list its parts. `leave` looks for it in the stack all the same.
                 known = weakref.ref(module), stack[-1][1] if stack else ""
                 try:
                     known = name_modules(torch, module, stack)
@@ -91,25 +91,25 @@ def observe_modules(torch):
 
 
 def places(torch, name, tensors, path):
-    """Those that are tensors on a device, as a mark has them."""
+    """Returns the tensors on a device, as a mark has them."""
     found = []
     for tensor in tensors:
-        # Those that torch.compile and torch.export compute with have no memory, and PyTorch warns when their addresses are asked for.
+        # Tensors of torch.compile and torch.export have no memory, and PyTorch warns when their addresses are read.
         if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
             continue
         try:
-            # What a rank has of a distributed tensor.
+            # This is a rank's part of a distributed tensor.
             tensor = getattr(tensor, "_local_tensor", tensor)
             if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.data_ptr():
                 found.append((name, tensor.device.index, tensor.data_ptr(), path))
         except Exception:
-            # It has no memory.
+            # The tensor has no memory.
             pass
     return found
 
 
 def name_modules(torch, module, stack):
-    """Names a module that nobody has named, and those in it."""
+    """Names a module without a name, and the modules in it."""
     if len(names) > MOST_NAMES:
         names.clear()
         paths.clear()
@@ -139,7 +139,7 @@ def mark_optimizer(torch, optimizer):
 
 
 def mark_gradients(torch):
-    """Those that are there at the end: no step of an optimizer has come after their backward pass, for example because memory ran out."""
+    """Returns the gradients at the end: no step of an optimizer came after their backward pass, for example because memory ran out."""
     found = []
     for reference, path in list(names.values()):
         parameters = getattr(reference(), "_parameters", None) or {}
@@ -148,7 +148,7 @@ def mark_gradients(torch):
 
 
 def mark(owner, found):
-    """`found` is there now."""
+    """Notes that the tensors `found` exist now."""
     global marked
     if not found:
         return
@@ -160,7 +160,7 @@ def mark(owner, found):
         newest[owner] = known = [[now], found]
         marks.append(known)
         marked += len(found)
-    # The first ones stay: a program often needs most in its first steps.
+    # The first marks stay: a program often needs most memory in its first steps.
     if len(known[0]) > MOST_TIMES:
         del known[0][1000 : MOST_TIMES // 2]
     while marked > MOST_MARKED and len(marks) > 20:
@@ -170,13 +170,13 @@ def mark(owner, found):
             del newest[owner]
 
 
-# Who refers to a tensor is found for so many of them, in so many seconds.
+# References are searched for at most this many tensors, and for at most this many seconds.
 MOST_HELD = 10
 MOST_SECONDS = 1
 
 
 def holders(torch):
-    """Who refers to the largest tensors that are there now: a list of `(device, address, words)`."""
+    """Returns the objects that refer to the largest tensors that exist now: a list of `(device, address, words)`."""
     import gc
 
     largest = []
@@ -186,7 +186,7 @@ def holders(torch):
             try:
                 largest.append((thing.numel() * thing.element_size(), weakref.ref(thing)))
             except Exception:
-                # It has no memory.
+                # The tensor has no memory.
                 pass
     del thing
     largest.sort(key=lambda found: -found[0])
@@ -203,8 +203,8 @@ def holders(torch):
 
 
 def held_by(gc, thing, own, depth, until):
-    """Who refers to it, in words. `own` are the lists of this function, which do so too. Here are no functions inside of functions: these
-    would refer to it."""
+    """Describes the objects that refer to a tensor. `own` are the lists of this function, which also refer to it. There are no functions
+    inside of functions here, because these would refer to it, too."""
     import types
 
     # Python looks at all objects of the program.
@@ -213,7 +213,7 @@ def held_by(gc, thing, own, depth, until):
     holders = gc.get_referrers(thing)
     own.add(id(holders))
     made = []
-    # A slice of the list would be one more that refers to it.
+    # A slice of the list would be one more object that refers to it.
     for at in range(min(20, len(holders))):
         holder = holders[at]
         if id(holder) in own or type(holder).__name__ == "list_iterator":
@@ -243,7 +243,7 @@ def held_by(gc, thing, own, depth, until):
 
 
 def modules_of(holder):
-    """The module whose global variables this is."""
+    """Returns the module that has these global variables."""
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", None) is holder:
             return [module.__name__]

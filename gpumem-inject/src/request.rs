@@ -1,4 +1,4 @@
-//! What the command asks for.
+//! The requests of the command.
 
 use std::{
     env,
@@ -11,25 +11,25 @@ use gpumem::recording::{self, Keep};
 
 use crate::{recordings, torch, variable};
 
-/// What is recorded, and where.
+/// The options of a recording, and its file.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     /// The name of this process's file has more before the extension.
     pub(crate) file: PathBuf,
     /// A value of the setting `GPUMEM_BACKTRACE`.
     pub(crate) backtrace: String,
-    /// As in [`variable::KEEP`].
+    /// The value of [`variable::KEEP`].
     pub(crate) keep: String,
-    /// As in [`variable::TORCH`].
+    /// The value of [`variable::TORCH`].
     pub(crate) torch: String,
-    /// The process may have allocated before.
+    /// True if the process may have allocated before.
     pub(crate) is_late: bool,
 }
 
 impl Request {
-    /// What the environment asks for.
+    /// Returns the request of the environment.
     pub(crate) fn of_environment() -> Result<Self, String> {
-        // Somebody else's `CUDA_INJECTION64_PATH` names this library: there is no file to write.
+        // `CUDA_INJECTION64_PATH` of another program names this library, so there is no file to write.
         let Some(file) = env::var_os(variable::FILE).filter(|file| !file.is_empty()) else {
             return Err(format!("{} is not set; start the program with `gpumem run`", variable::FILE));
         };
@@ -57,7 +57,7 @@ impl Request {
         Ok(file)
     }
 
-    /// The history of PyTorch's allocator is to be recorded.
+    /// Returns whether the history of PyTorch's allocator is recorded.
     pub(crate) fn has_torch(&self) -> bool {
         !self.torch.is_empty()
     }
@@ -74,8 +74,8 @@ fn parsed(keep: &str) -> Result<Keep, String> {
     }
 }
 
-/// `train.gpumem` is `train.rank3.pid17.gpumem` for this process. A process that calls `exec` keeps its number, so the next program in
-/// it has a file `train.rank3.pid17.2.gpumem`.
+/// Turns `train.gpumem` into `train.rank3.pid17.gpumem` for this process. A process that calls `exec` keeps its number, so the next
+/// program in it has a file `train.rank3.pid17.2.gpumem`.
 fn free_name(file: &Path, rank: Option<u64>, pid: u32) -> PathBuf {
     let name = |count: u32| {
         let mut name = file.file_stem().unwrap_or(file.as_os_str()).to_owned();
@@ -92,7 +92,7 @@ fn free_name(file: &Path, rank: Option<u64>, pid: u32) -> PathBuf {
         }
         file.with_file_name(name)
     };
-    // The name is of this process alone, so nobody else creates the file meanwhile.
+    // The name belongs only to this process, so nobody else creates the file meanwhile.
     (1..1_000).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(1_000))
 }
 

@@ -1,4 +1,4 @@
-//! What the driver and NVTX find in the library, and what `gpumem attach` calls.
+//! The functions that the driver and NVTX find in the library, and the one that `gpumem attach` calls.
 
 mod nccl;
 pub(crate) mod pools;
@@ -23,7 +23,7 @@ use gpumem_driver::{
 
 use crate::{cards, control, request::Request, variable};
 
-/// The library records the process, or waits for a command to do so.
+/// True once the library records the process, or waits for a command to do so.
 ///
 /// A driver that comes here again while gpumem begins must not wait for it: this thread would wait for itself.
 static CALLED: AtomicBool = AtomicBool::new(false);
@@ -31,8 +31,8 @@ static CALLED: AtomicBool = AtomicBool::new(false);
 /// The exit code of a program that would use the real card although it must not.
 const EXIT_WITHOUT_CARDS: c_int = 2;
 
-/// The loader calls it before any function of the library: the program does not depend on the library's file any more, which somebody
-/// may truncate. No other thread runs code of the library yet, whether the driver, NVTX or Python loads it.
+/// The loader calls this before any function of the library. After it, the program does not depend on the library's file any more,
+/// which somebody may truncate. No other thread runs code of the library yet, whether the driver, NVTX or Python loads it.
 #[cfg(all(target_os = "linux", not(test)))]
 #[expect(unsafe_code, reason = "the loader finds the function in this section")]
 #[used]
@@ -40,7 +40,7 @@ const EXIT_WITHOUT_CARDS: c_int = 2;
 #[unsafe(link_section = ".init_array")]
 static LEAVE_OWN_FILE: extern "C" fn() = {
     extern "C" fn leave_own_file() {
-        // A system may forbid it. Then the file is as any other library of the program.
+        // A system may forbid it. In that case the file is like any other library of the program.
         _ = catch_unwind(gpumem_driver::own_file::leave);
         _ = catch_unwind(name_host);
     }
@@ -64,7 +64,7 @@ fn name_host() {
     }
 }
 
-/// The driver calls it inside of `cuInit`. It returns 1, as NVIDIA's examples do.
+/// The driver calls this inside of `cuInit`. It returns 1, as NVIDIA's examples do.
 #[expect(unsafe_code, reason = "the driver finds the function by this name")]
 // SAFETY: no other function of a program has this name: it belongs to the libraries that the driver loads. The driver calls it as a C
 // function without arguments that returns an `int`.
@@ -74,10 +74,10 @@ pub extern "C" fn InitializeInjection() -> c_int {
         let replaced = catch_unwind(cards::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
         if replaced.is_err() {
             say("", replaced);
-            // What was asked for is not to use the real card.
+            // The user asked for a program that does not use the real card.
             std::process::exit(EXIT_WITHOUT_CARDS);
         }
-        // Nothing unwinds into C. The panic hook has printed the panic.
+        // A panic must not unwind into C. The panic hook has printed it.
         let begun = catch_unwind(control::begin).unwrap_or_else(|_| Err("gpumem panicked".to_owned()));
         say(" is not recorded", begun);
         if let Some(tool) = other_tool(variable::OTHER_INJECTION) {
@@ -87,13 +87,13 @@ pub extern "C" fn InitializeInjection() -> c_int {
     1
 }
 
-/// The library that the environment of `gpumem run` named in the place of ours.
+/// Passes the call on to the library that the environment of `gpumem run` named in the place of ours.
 fn other_tool(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Each copy of NVTX in the program calls it at its first use, with the function that returns its tables. It returns 1 if the tables are
-/// ours from now on.
+/// Each copy of NVTX in the program calls this at its first use, with the function that returns its tables. It returns 1 if the tables
+/// are ours from now on.
 ///
 /// # Safety
 /// It is called by NVTX.
@@ -108,7 +108,8 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTab
     1
 }
 
-/// The same for each extension that the copy has, with the table of the extension. It returns 0 if nobody uses the extension.
+/// NVTX calls this for each extension of the copy, with the table of the extension. It returns 0 if nobody uses the
+/// extension.
 ///
 /// # Safety
 /// It is called by NVTX.
@@ -127,8 +128,8 @@ pub unsafe extern "C" fn InitializeInjectionNvtxExtension(module: *const Extensi
     }
 }
 
-/// The functions of NVML come here where cards are not the real ones, and those of the CUDA runtime where there are several: `gpumem run` makes
-/// libraries that pass six arguments, and say which function it is.
+/// Handles the functions of NVML if cards are not the real ones, and those of the CUDA runtime if there are several cards. `gpumem run`
+/// makes libraries that pass six arguments and name the function.
 ///
 /// # Safety
 /// The last argument is the text that [`nvml::call`] takes, or the name of a function of the runtime; the others are those of the function.
@@ -157,7 +158,7 @@ pub unsafe extern "C-unwind" fn gpumem_pass(
     }
 }
 
-/// Says on stderr what failed, and what the process therefore is. The program may have closed stderr.
+/// Prints on stderr what failed, and the consequence for the process. The program may have closed stderr.
 fn say(what: &str, done: Result<(), String>) {
     if let Err(why) = done {
         let _ = writeln!(io::stderr(), "gpumem: process {}{what}: {why}", std::process::id());
@@ -165,8 +166,8 @@ fn say(what: &str, done: Result<(), String>) {
 }
 
 /// Waits for `gpumem start` in a program that runs already: `gpumem attach` has Python load the library and call this. The texts are the
-/// folder of the socket, the file of the recording, and what is recorded, as in the variables of [`crate::variable`]. Returns null, or
-/// why it does not wait.
+/// folder of the socket, the file of the recording, and the options of the recording, as in the variables of [`crate::variable`].
+/// Returns null, or the reason why it does not wait.
 ///
 /// # Safety
 /// Each argument is a string that ends with a zero.
@@ -199,7 +200,7 @@ pub unsafe extern "C" fn gpumem_attach(
     };
     match catch_unwind(std::panic::AssertUnwindSafe(listen)).unwrap_or_else(|_| Err("gpumem panicked".to_owned())) {
         Ok(()) => ptr::null(),
-        // Never released: it is called once.
+        // The text is never released, because this is called once.
         Err(why) => CString::new(why).map_or(c"it is not known why".as_ptr(), |why| why.into_raw().cast_const()),
     }
 }

@@ -10,18 +10,18 @@ import os
 import sys
 import time
 
-# Of the process in which `begin` ran: a child of `fork` has the handlers of its parent.
+# The number of the process in which `begin` ran. A child of `fork` has the handlers of its parent.
 process = None
 # The path of the file, as bytes.
 path = None
-# So many events PyTorch keeps of each device.
+# PyTorch keeps this many events of each device.
 most = 0
 is_on = False
-# What `modules.py` defines, with `--modules`. It returns why it cannot be done.
+# The function of `modules.py`, with `--modules`. It returns the reason if it fails.
 observe_modules = None
-# Why there are no modules.
+# The reason why there are no modules.
 missing_modules = None
-# The handlers for the end of the program are there.
+# True if the handlers for the end of the program are set.
 is_awaited = False
 # The newest backward passes: `[begin, end, frames]`. The times are in microseconds, and the frames are those of the line that began the pass.
 passes = collections.deque(maxlen=50_000)
@@ -68,7 +68,8 @@ def look():
     if cuda._initialized:
         enable()
     else:
-        # What `torch.cuda._lazy_call` does. It waits for a lock that this thread may have: this may be inside of `_lazy_init`.
+        # This does the same as `torch.cuda._lazy_call`, which would wait for a lock: this thread may have it, because this may
+        # run inside of `_lazy_init`.
         queue.append((enable, ["gpumem run --torch\n"]))
     return True
 
@@ -80,7 +81,7 @@ class Watch:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        # It is not removed here: somebody goes through the list of finders now.
+        # The finder is not removed here, because the interpreter iterates over the list of finders now.
         if not cls.is_over and name.startswith("torch."):
             try:
                 cls.is_over = look()
@@ -106,7 +107,7 @@ def enable():
             return
         is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)()
         if not is_enabled:
-            # Without the stacks of frees: the line that allocated is what is asked for.
+            # The stacks of frees are not kept, because reports show the line that allocated.
             memory._record_memory_history("all", context="alloc", stacks="python", max_entries=most)
         is_on = True
         note_backward(torch)
@@ -127,7 +128,7 @@ def note_backward(torch):
     code = getattr(run, "__code__", None)
     pass_of_thread = getattr(torch._C, "_current_graph_task_id", None)
     if is_noting or code is None or pass_of_thread is None:
-        # It is older than 2.3.
+        # PyTorch is older than 2.3.
         return
     is_noting = True
     first = {"filename": code.co_filename, "line": code.co_firstlineno, "name": code.co_name}
@@ -153,7 +154,7 @@ def note_backward(torch):
 
 
 def frames_from(frame, first):
-    """`first` and the frames from this one on, as PyTorch has frames. Equal lines have the same list."""
+    """Returns `first` and the frames from this one on, in the form of PyTorch. Equal lines have the same list."""
     key, at = [], frame
     while at is not None and len(key) < 2 * MOST_FRAMES:
         key += id(at.f_code), at.f_lasti
@@ -184,15 +185,15 @@ def version():
 
 
 def begun():
-    """A new file, which its owner can read whatever the umask of the program is."""
-    # Somebody may have put a pipe there, which is not waited for.
+    """Opens a new file, which its owner can read with any umask of the program."""
+    # Somebody may have put a pipe there. The open does not wait for it.
     file = open(path + b".part", "w", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
     os.fchmod(file.fileno(), (os.fstat(file.fileno()).st_mode & 0o777) | 0o600)
     return file
 
 
 def note(**what):
-    """A line for the report, in place of those before."""
+    """Replaces the file by one line for the report."""
     try:
         import json
 
@@ -223,7 +224,7 @@ def finish():
     except OSError:
         # PyTorch was not used.
         pass
-    # If the recording ended before the program: the end of the program is no end of it.
+    # The recording may have ended before the program. The end of the program is then no end of it.
     process = None
 
 
@@ -231,7 +232,7 @@ def write(torch):
     import json
 
     is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)()
-    # Before there are more objects. The program's own ones may raise anything.
+    # The references are searched before there are more objects. Objects of the program may raise anything.
     try:
         held = holders(torch) if observe_modules else []
         if observe_modules:
@@ -247,8 +248,8 @@ def write(torch):
             line({"mark": times, "tensors": tensors})
         for device, address, words in held:
             line({"held": address, "on": device, "by": words})
-        # Numbers by object: what several events share is the same object, which the snapshot keeps. And by content: the same line
-        # at two times is two objects.
+        # Frames have numbers by object, because several events share an object, and the snapshot keeps it. They also have numbers
+        # by content, because the same line at two times is two objects.
         frame_objects, frame_lines, stack_objects, stack_lines, module_numbers = {}, {}, {}, {}, {}
 
         def frame(known):

@@ -1,4 +1,4 @@
-//! The history of PyTorch's allocator: it is kept by PyTorch, and `torch.py` writes it to a file beside the recording.
+//! The history of PyTorch's allocator. PyTorch keeps it, and `torch.py` writes it to a file beside the recording.
 
 use std::{
     ffi::CString,
@@ -12,12 +12,12 @@ use gpumem_driver::python;
 
 use crate::variable;
 
-/// What runs in the program.
+/// The code that runs in the program.
 const CODE: &str = include_str!("torch.py");
-/// What runs after it, if modules are asked for.
+/// The code that runs after it, if modules are asked for.
 const MODULES: &str = include_str!("modules.py");
 
-/// The history is waited for so long when a recording ends before the program does.
+/// The longest wait for the history when a recording ends before the program.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Asks PyTorch to keep events of each device, as soon as the program has imported it and initialised CUDA. `wanted` is a value of
@@ -30,7 +30,7 @@ pub(crate) fn begin(recording: &Path, wanted: &str) -> Result<(), String> {
     let most: u64 = most.parse().map_err(|_| format!("{}={wanted} is no number of events", variable::TORCH))?;
     let path = variable::python_bytes(variable::torch_file(recording).as_os_str().as_bytes());
     let again = format!("begin({path}, {most})\n");
-    // Without an interpreter there is no PyTorch: the command says so.
+    // If there is no interpreter, there is no PyTorch. The command says so.
     run(&format!("{CODE}\n{modules}\n{again}"), &again);
     Ok(())
 }
@@ -53,7 +53,7 @@ fn unfinished(file: &Path) -> PathBuf {
 }
 
 fn run(first: &str, again: &str) -> bool {
-    // A text with a zero in it is none of ours.
+    // Our texts have no zero in them.
     let (Ok(first), Ok(again)) = (CString::new(first), CString::new(again)) else { return false };
     python::run(&first, &again)
 }

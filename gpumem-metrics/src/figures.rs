@@ -1,6 +1,6 @@
 //! The figures of one collection.
 
-use std::{cmp::Reverse, collections::HashMap};
+use std::collections::HashMap;
 
 use gpumem::{
     Result,
@@ -8,64 +8,7 @@ use gpumem::{
     report::Group,
 };
 
-/// The metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Metric {
-    Live,
-    Library,
-    Scope,
-    Place,
-    Peak,
-    IntervalPeak,
-    Refused,
-    Lost,
-}
-
-impl Metric {
-    #[cfg(feature = "opentelemetry")]
-    pub(crate) const ALL: [Self; 8] = [
-        Self::Live,
-        Self::Library,
-        Self::Scope,
-        Self::Place,
-        Self::Peak,
-        Self::IntervalPeak,
-        Self::Refused,
-        Self::Lost,
-    ];
-
-    /// The name in OpenTelemetry.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Live => "gpumem.process.live",
-            Self::Library => "gpumem.process.live.library",
-            Self::Scope => "gpumem.process.live.scope",
-            Self::Place => "gpumem.process.live.place",
-            Self::Peak => "gpumem.process.peak",
-            Self::IntervalPeak => "gpumem.process.interval.peak",
-            Self::Refused => "gpumem.process.refused",
-            Self::Lost => "gpumem.process.lost",
-        }
-    }
-
-    pub(crate) const fn description(self) -> &'static str {
-        match self {
-            Self::Live => "Live GPU memory of this process, by kind",
-            Self::Library => "Live GPU memory, by the library that allocated it",
-            Self::Scope => "Live GPU memory, by the scope in which it was allocated",
-            Self::Place => "Live GPU memory, by the line that allocated it",
-            Self::Peak => "The most GPU memory that was live at one time",
-            Self::IntervalPeak => "The most GPU memory that was live since the last collection",
-            Self::Refused => "Allocations that the driver refused",
-            Self::Lost => "Events that were lost: figures may be wrong",
-        }
-    }
-
-    /// It only rises. All others are bytes.
-    pub(crate) const fn is_counter(self) -> bool {
-        matches!(self, Self::Refused | Self::Lost)
-    }
-}
+use crate::shared::{INTERVAL_PEAK, LIBRARY, LIVE, LOST, Metric, OTHER, PEAK, PLACE, REFUSED, SCOPE, largest};
 
 /// One value of a metric.
 #[derive(Debug)]
@@ -84,7 +27,7 @@ pub(crate) fn collectors() -> Result<Vec<Collector>> {
 }
 
 /// The figures of all devices. In the child of a fork, there are none.
-pub(crate) fn collect(collectors: &mut [Collector], largest: usize) -> Vec<Figure> {
+pub(crate) fn collect(collectors: &mut [Collector], most: usize) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (at, collector) in collectors.iter_mut().enumerate() {
         let device = match collector.uuid() {
@@ -94,11 +37,11 @@ pub(crate) fn collect(collectors: &mut [Collector], largest: usize) -> Vec<Figur
         let Ok(collected) = collector.collect() else { return Vec::new() };
         // They are of all devices.
         if at == 0 {
-            for (metric, value) in [(Metric::Refused, collected.refused), (Metric::Lost, collected.lost)] {
+            for (metric, value) in [(REFUSED, collected.refused), (LOST, collected.lost)] {
                 figures.push(Figure { metric, labels: Vec::new(), value });
             }
         }
-        figures.extend(of_device(&collected, largest).into_iter().map(|mut figure| {
+        figures.extend(of_device(&collected, most).into_iter().map(|mut figure| {
             figure.labels.push(device.clone());
             figure
         }));
@@ -106,44 +49,46 @@ pub(crate) fn collect(collectors: &mut [Collector], largest: usize) -> Vec<Figur
     figures
 }
 
-fn of_device(collected: &Collected, largest: usize) -> Vec<Figure> {
-    let peaks = [(Metric::Peak, collected.peak), (Metric::IntervalPeak, collected.interval_peak)];
+fn of_device(collected: &Collected, most: usize) -> Vec<Figure> {
+    let peaks = [(PEAK, collected.peak), (INTERVAL_PEAK, collected.interval_peak)];
     let peaks = peaks.map(|(metric, bytes)| Figure { metric, labels: Vec::new(), value: bytes.get() });
     let kinds = collected.kinds.iter().map(|(kind, bytes)| Figure {
-        metric: Metric::Live,
+        metric: LIVE,
         labels: vec![("kind", kind.name().replace(' ', "_"))],
         value: bytes.get(),
     });
-    let library = |group: &Group| vec![("library", label(group.library.as_deref().unwrap_or("program")))];
-    let scope = |group: &Group| vec![("scope", label(&group.path.join(" > ")))];
-    let place = |group: &Group| {
-        let place = group.place.as_deref().or(group.library.as_deref()).unwrap_or_default();
-        vec![("place", label(place)), ("scope", label(&group.path.join(" > ")))]
-    };
-    let by = |metric, labels: &dyn Fn(&Group) -> _| sums(metric, &collected.groups, labels, largest);
-    let groups = [by(Metric::Library, &library), by(Metric::Scope, &scope), by(Metric::Place, &place)];
+    let library = |group: &Group| label(group.library.as_deref().unwrap_or("program"));
+    let scope = |group: &Group| label(&group.path.join(" > "));
+    let place = |group: &Group| label(group.place.as_deref().or(group.library.as_deref()).unwrap_or_default());
+    let groups = &collected.groups;
+    let groups = [
+        sums(LIBRARY, ["library"], groups, |group| [library(group)], most),
+        sums(SCOPE, ["scope"], groups, |group| [scope(group)], most),
+        sums(PLACE, ["place", "scope"], groups, |group| [place(group), scope(group)], most),
+    ];
     peaks.into_iter().chain(kinds).chain(groups.into_iter().flatten()).collect()
 }
 
 /// The sums of the groups that have the same labels: the largest ones, and one of all others.
-fn sums(
+fn sums<const N: usize>(
     metric: Metric,
+    names: [&'static str; N],
     groups: &[Group],
-    labels: &dyn Fn(&Group) -> Vec<(&'static str, String)>,
-    largest: usize,
+    labels: impl Fn(&Group) -> [String; N],
+    most: usize,
 ) -> Vec<Figure> {
-    let mut sums: HashMap<Vec<(&'static str, String)>, u64> = HashMap::new();
+    let mut sums = HashMap::new();
     for group in groups.iter().filter(|group| !group.is_cache) {
         *sums.entry(labels(group)).or_default() += group.bytes.get();
     }
-    let mut sums: Vec<_> = sums.into_iter().collect();
-    sums.sort_by(|(one, bytes), (other, more)| Reverse(bytes).cmp(&Reverse(more)).then_with(|| one.cmp(other)));
-    let rest = sums.split_off(largest.min(sums.len()));
-    if let Some((labels, _)) = rest.first() {
-        let other = labels.iter().map(|(name, _)| (*name, "other".to_owned())).collect();
-        sums.push((other, rest.iter().map(|(_, bytes)| bytes).sum()));
-    }
-    sums.into_iter().map(|(labels, value)| Figure { metric, labels, value }).collect()
+    let sums = largest(sums, most, || [OTHER; N].map(str::to_owned)).into_iter();
+    sums.map(|(labels, value)| Figure { metric, labels: names.into_iter().zip(labels).collect(), value }).collect()
+}
+
+/// OpenTelemetry's gauges and those of the crate `metrics` take such numbers.
+#[expect(clippy::cast_precision_loss, reason = "no device has 2^53 bytes")]
+pub(crate) fn to_float(value: u64) -> f64 {
+    value as f64
 }
 
 fn label(text: &str) -> String {

@@ -23,11 +23,20 @@ mod figures;
 mod metrics;
 #[cfg(feature = "opentelemetry")]
 mod opentelemetry;
+mod shared;
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::Reporter;
 #[cfg(feature = "opentelemetry")]
 pub use self::opentelemetry::observe;
+
+/// For `gpumem export`.
+#[doc(hidden)]
+pub mod __private {
+    #[cfg(feature = "opentelemetry")]
+    pub use crate::opentelemetry::instrument;
+    pub use crate::shared::*;
+}
 
 /// How many libraries, scopes and places of a device have series of their own.
 pub const LARGEST: usize = 10;

@@ -7,7 +7,8 @@ use metrics::{Key, Label, counter, gauge};
 
 use crate::{
     LARGEST,
-    figures::{Figure, Metric, collect, collectors},
+    figures::{Figure, collect, collectors, to_float},
+    shared::{Kind, Metric, label},
 };
 
 /// Sets the metrics of the recorder that the program has installed.
@@ -52,11 +53,10 @@ impl Reporter {
         }
         let mut now = HashMap::new();
         for Figure { metric, labels, value } in figures {
-            let labels: Vec<_> =
-                labels.into_iter().map(|(name, value)| Label::new(name.replace('.', "_"), value)).collect();
-            let name = name_of(metric);
+            let labels: Vec<_> = labels.into_iter().map(|(name, value)| Label::new(label(name), value)).collect();
+            let name = metric.prometheus_name();
             let key = Key::from_parts(name.clone(), labels.clone());
-            if metric.is_counter() {
+            if metric.kind == Kind::Counter {
                 counter!(key.name().to_owned(), key.labels()).absolute(value);
             } else {
                 gauge!(key.name().to_owned(), key.labels()).set(to_float(value));
@@ -70,15 +70,4 @@ impl Reporter {
         }
         self.before = now;
     }
-}
-
-/// The name in Prometheus.
-fn name_of(metric: Metric) -> String {
-    let unit = if metric.is_counter() { "total" } else { "bytes" };
-    format!("{}_{unit}", metric.name().replace('.', "_"))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "no device has 2^53 bytes")]
-fn to_float(bytes: u64) -> f64 {
-    bytes as f64
 }

@@ -35,8 +35,8 @@ pub trait LabelExt: Sized {
     /// Those of [`label`](crate::tracker::label), and when the number of elements in the shape is not that of the slice.
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
-    /// As [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel", &[3, 3])`. If
-    /// allocations are not intercepted, the slice has no label. A wrong shape is reported once on stderr.
+    /// Does the same as [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel",
+    /// &[3, 3])`. If allocations are not intercepted, the slice has no label. A wrong shape is reported once on stderr.
     ///
     /// Example: see [`LabelExt`].
     #[must_use]

@@ -137,7 +137,7 @@ impl Running {
     }
 }
 
-/// As [`Command::output`], with a deadline.
+/// Does the same as [`Command::output`], with a deadline.
 ///
 /// # Panics
 /// When the program cannot be started, or does not end in time.

@@ -1,8 +1,10 @@
 //! Serves metrics of the machine.
 
 use std::{
-    env, fs,
-    net::SocketAddr,
+    env,
+    fmt::Display,
+    fs,
+    net::{SocketAddr, ToSocketAddrs},
     path::{Path, PathBuf},
 };
 
@@ -27,7 +29,7 @@ Examples:
 pub(crate) struct ExportArguments {
     /// The address to listen on. One that other machines can reach needs --token-file.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9837")]
-    listen: SocketAddr,
+    listen: String,
     /// A Unix socket to listen on, in the place of --listen. Its owner and its group may use it.
     #[arg(long, value_name = "SOCKET", conflicts_with = "listen")]
     unix: Option<PathBuf>,
@@ -47,16 +49,23 @@ pub(crate) struct ExportArguments {
 pub(super) fn execute(arguments: ExportArguments) -> Result<Exit, Failure> {
     let ExportArguments { listen, unix, token_file, places, otlp } = arguments;
     let token = token_file.as_deref().map(token).transpose()?;
-    if token.is_none() && unix.is_none() && !listen.ip().is_loopback() {
-        let next = "give --token-file FILE, or --unix SOCKET";
-        return Err(Failure::new(
-            format!("cannot listen on {listen}"),
-            "other machines can reach it, and there is no token",
-            next,
-        ));
-    }
+    let addresses = if unix.is_some() { Vec::new() } else { addresses(&listen, token.is_some())? };
     let otlp = otlp.or_else(|| env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok().filter(|url| !url.is_empty()));
-    match export::serve(Options { listen, unix, token, places: usize::from(places), otlp })? {}
+    match export::serve(Options { listen: (listen, addresses), unix, token, places: usize::from(places), otlp })? {}
+}
+
+/// Resolves an address, or the name of a host.
+fn addresses(listen: &str, has_token: bool) -> Result<Vec<SocketAddr>, Failure> {
+    let failed = |why: &dyn Display, next| Failure::new(format!("cannot listen on {listen}"), why, next);
+    let found = listen.to_socket_addrs();
+    let mut found: Vec<_> = found.map_err(|error| failed(&error, "give another --listen ADDRESS:PORT"))?.collect();
+    if !has_token && !found.iter().all(|address| address.ip().is_loopback()) {
+        let next = "give --token-file FILE, or --unix SOCKET";
+        return Err(failed(&"other machines can reach it, and there is no token", next));
+    }
+    // The exporter listens on the first one. Clients that look up `localhost` try both kinds.
+    found.sort_by_key(SocketAddr::is_ipv6);
+    Ok(found)
 }
 
 fn token(file: &Path) -> Result<String, Failure> {

@@ -17,10 +17,10 @@ use gpumem_core::{
     recording::Follower,
 };
 use gpumem_driver::source::machine::accounted_peaks;
+use gpumem_metrics::__private::{OTHER, largest};
 
 use super::{
     cgroup::container,
-    metrics::{OTHER, largest},
     sample::{
         DeviceSample, GpuId, GpuSample, Hidden, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
     },
@@ -124,7 +124,11 @@ impl Exporter {
         self.followed.retain(|of| !is_taken(of));
         let now = Instant::now();
         for of in &mut self.followed {
-            of.ended = if is_wanted(of) { None } else { of.ended.or(Some(now)) };
+            if !is_wanted(of) {
+                of.ended.get_or_insert(now);
+            } else if of.ended.take().is_some() {
+                (of.handed, of.arrived) = Default::default();
+            }
         }
         self.not_followed = 0;
         for (pid, file) in &wanted {
@@ -541,7 +545,7 @@ mod tests {
         assert_eq!(live.places.iter().map(|(_, bytes)| bytes).sum::<u64>(), 500 * 501 / 2 * MIB);
         assert_eq!(live.places[10].1, (1..=490).sum::<u64>() * MIB);
         let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
-        let series: usize = METRICS.iter().map(|metric| points.of_metric(metric.name).count()).sum();
+        let series: usize = METRICS.iter().map(|metric| points.of_metric(metric).count()).sum();
         // Of these, 4 are about the exporter itself. The page of the book names the bound.
         assert!(series - 4 <= 3 + 72, "{series}");
     }
@@ -560,6 +564,12 @@ mod tests {
         assert_eq!((ended.devices[0].live.clone(), ended.devices[0].peak), (None, running.devices[0].peak));
         exporter.confirm(first);
         assert!(exporter.followed[0].arrived.contains(&first.0));
+        // The recording is found again, so it has not ended yet. Its end is handed over later.
+        exporter.follow_all(&file.recorded());
+        assert!(exporter.followed[0].arrived.is_empty());
+        exporter.follow_all(&[]);
+        let (_, first) = sample(&mut exporter, "first");
+        exporter.confirm(first);
         // The other collector has not got it yet.
         exporter.follow_all(&[]);
         let (_, second) = sample(&mut exporter, "second");

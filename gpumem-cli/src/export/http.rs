@@ -1,12 +1,16 @@
 //! Serves `/metrics`.
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     fs, io,
     net::{IpAddr, SocketAddr},
     os::unix::fs::{FileTypeExt, PermissionsExt},
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -23,6 +27,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener},
     sync::Semaphore,
+    task::{self, AbortHandle},
     time,
 };
 
@@ -32,8 +37,10 @@ use super::{
     prometheus,
 };
 
-/// At most this many connections are open at once. More have to wait.
-const MOST_CONNECTIONS: usize = 32;
+/// At most this many connections are open at once. A further one takes the place of the oldest one that has sent no request, or waits.
+const MOST_CONNECTIONS: usize = 64;
+/// A connection that has not sent a whole request ends after this time.
+const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 /// A connection ends after this time, even if its client reads or writes slowly.
 const LONGEST: Duration = Duration::from_secs(60);
 /// The largest number of characters in the name of a scraper.
@@ -47,8 +54,8 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    pub(super) fn tcp(address: SocketAddr) -> io::Result<Self> {
-        let listener = std::net::TcpListener::bind(address)?;
+    pub(super) fn tcp(addresses: &[SocketAddr]) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind(addresses)?;
         listener.set_nonblocking(true)?;
         Ok(Self::Tcp(listener))
     }
@@ -92,18 +99,30 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     runtime.block_on(async {
         let socket = Socket::of(listener)?;
+        // The connections, the oldest first, and whether each has sent its request.
+        let mut open: VecDeque<(AbortHandle, Arc<AtomicBool>)> = VecDeque::new();
         loop {
+            open.retain(|(task, is_asked)| !task.is_finished() && !is_asked.load(Ordering::Relaxed));
+            if places.available_permits() == 0
+                && let Some((oldest, _)) = open.pop_front()
+            {
+                oldest.abort();
+            }
             let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
             // The cause may be too many open files. Open connections end soon.
             let Ok((stream, from)) = socket.accept().await else {
                 time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let server = Arc::clone(&server);
-            tokio::spawn(async move {
-                _ = time::timeout(LONGEST, connection(stream, from, server)).await;
+            let (server, is_asked) = (Arc::clone(&server), Arc::new(AtomicBool::new(false)));
+            let has_come = Arc::clone(&is_asked);
+            let task = tokio::spawn(async move {
+                _ = time::timeout(LONGEST, connection(stream, from, server, &has_come)).await;
                 drop(place);
             });
+            open.push_back((task.abort_handle(), is_asked));
+            // A request that has arrived is read before further connections can take its place.
+            task::yield_now().await;
         }
     })
 }
@@ -137,11 +156,14 @@ impl Socket {
 }
 
 /// Answers one request.
-async fn connection(stream: Box<dyn Stream>, from: Option<IpAddr>, server: Arc<Server>) {
+async fn connection(stream: Box<dyn Stream>, from: Option<IpAddr>, server: Arc<Server>, is_asked: &AtomicBool) {
     let collected = Mutex::new(None);
-    let answer = service_fn(|request| answer(request, from, &server, &collected));
+    let answer = service_fn(|request| {
+        is_asked.store(true, Ordering::Relaxed);
+        answer(request, from, &server, &collected)
+    });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(10));
+    http.timer(TokioTimer::new()).header_read_timeout(LONGEST_REQUEST);
     // When a connection has ended without an error, the answer was written.
     let is_written = http.keep_alive(false).serve_connection(TokioIo::new(stream), answer).await.is_ok();
     let collected = collected.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -190,12 +212,14 @@ fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
     response
 }
 
-/// The comparison takes the same time whatever differs.
+/// True if the request has `Bearer TOKEN`. The comparison takes the same time whatever differs.
 fn is_authorised(request: &Request<Incoming>, token: &str) -> bool {
-    let given = request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    given.is_some_and(|given| {
+    let given =
+        request.headers().get(AUTHORIZATION).and_then(|value| value.as_bytes().split_at_checked(b"Bearer ".len()));
+    given.is_some_and(|(scheme, given)| {
+        let given = given.trim_ascii_start();
         let differs = given.iter().zip(token.as_bytes()).fold(0, |differs, (a, b)| differs | (a ^ b));
-        given.len() == token.len() && differs == 0
+        scheme.eq_ignore_ascii_case(b"Bearer ") && given.len() == token.len() && differs == 0
     })
 }
 

@@ -2,104 +2,56 @@
 
 use std::collections::BTreeMap;
 
+use gpumem_metrics::__private::{INTERVAL_PEAK, Kind, LIBRARY, LIVE, LOST, Metric, PEAK, PLACE, REFUSED, SCOPE, Unit};
+
 use super::sample::{
     DeviceSample, GpuId, GpuSample, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,
 };
 
-/// One metric.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Metric {
-    /// OpenTelemetry's name.
-    pub(super) name: &'static str,
-    pub(super) kind: Kind,
-    pub(super) unit: Unit,
-    pub(super) help: &'static str,
-}
+const LIMIT: Metric =
+    Metric::new("hw.gpu.memory.limit", Kind::UpDown, Unit::Bytes, "Memory of the GPU or of the MIG slice.");
+const USAGE: Metric =
+    Metric::new("hw.gpu.memory.usage", Kind::UpDown, Unit::Bytes, "Memory in use, as nvidia-smi shows it.");
+const UTILIZATION: Metric =
+    Metric::new("hw.gpu.memory.utilization", Kind::Gauge, Unit::Ratio, "Memory in use, as a part of all.");
+const FREE: Metric = Metric::bytes("gpumem.gpu.memory.free", "Memory that is free.");
+const RESERVED: Metric = Metric::bytes("gpumem.gpu.memory.reserved", "Memory that the driver reserves for itself.");
+const PROCESS_USAGE: Metric = Metric::bytes("gpumem.process.usage", "Memory of a process, as the driver says.");
+const ACCOUNTED: Metric =
+    Metric::bytes("gpumem.process.accounted.peak", "The most memory of a process, by NVML's accounting.");
+const POOL_USED: Metric = Metric::bytes("gpumem.process.pool.used", "What a registered pool has given out.");
+const POOL_RESERVED: Metric =
+    Metric::bytes("gpumem.process.pool.reserved", "What a registered pool has from the driver.");
+const LARGEST_HOLE: Metric =
+    Metric::bytes("gpumem.process.pool.largest.hole", "The largest unused piece in the blocks of a registered pool.");
+const RETRIED: Metric =
+    Metric::events("gpumem.process.retried", "Refused allocations that the same thread obtained within a second.");
+const HIDDEN: Metric =
+    Metric::new("gpumem.exporter.hidden", Kind::Gauge, Unit::Things, "How much the exporter cannot see.");
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// The sum over GPUs makes sense. The metric is a gauge for Prometheus.
-    UpDown,
-    Gauge,
-    Counter,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
-    Bytes,
-    Ratio,
-    Events,
-    Things,
-}
-
-impl Unit {
-    /// The name for OpenTelemetry.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Bytes => "By",
-            Self::Ratio | Self::Things => "1",
-            Self::Events => "{event}",
-        }
-    }
-}
-
-impl Metric {
-    const fn new(name: &'static str, kind: Kind, unit: Unit, help: &'static str) -> Self {
-        Self { name, kind, unit, help }
-    }
-
-    /// The name for Prometheus, as OpenTelemetry derives it.
-    pub(super) fn prometheus_name(&self) -> String {
-        let unit = match self.unit {
-            Unit::Bytes => "_bytes",
-            Unit::Ratio => "_ratio",
-            Unit::Events | Unit::Things => "",
-        };
-        let total = if self.kind == Kind::Counter { "_total" } else { "" };
-        format!("{}{unit}{total}", label(self.name))
-    }
-}
-
-/// The name of an attribute for Prometheus.
-pub(super) fn label(attribute: &str) -> String {
-    attribute.replace('.', "_")
-}
-
-macro_rules! metrics {
-    ($($name:ident = $text:literal, $kind:ident, $unit:ident, $help:literal;)*) => {
-        $(const $name: &str = $text;)*
-        pub(super) const METRICS: &[Metric] =
-            &[$(Metric::new($name, Kind::$kind, Unit::$unit, $help),)*];
-    };
-}
-
-metrics! {
-    LIMIT = "hw.gpu.memory.limit", UpDown, Bytes, "Memory of the GPU or of the MIG slice.";
-    USAGE = "hw.gpu.memory.usage", UpDown, Bytes, "Memory in use, as nvidia-smi shows it.";
-    UTILIZATION = "hw.gpu.memory.utilization", Gauge, Ratio, "Memory in use, as a part of all.";
-    FREE = "gpumem.gpu.memory.free", Gauge, Bytes, "Memory that is free.";
-    RESERVED = "gpumem.gpu.memory.reserved", Gauge, Bytes, "Memory that the driver reserves for itself.";
-    PROCESS_USAGE = "gpumem.process.usage", Gauge, Bytes, "Memory of a process, as the driver says.";
-    ACCOUNTED = "gpumem.process.accounted.peak", Gauge, Bytes, "The most memory of a process, by NVML's accounting.";
-    PEAK = "gpumem.process.peak", Gauge, Bytes, "The most that a recorded process had allocated since its recording began.";
-    INTERVAL_PEAK = "gpumem.process.interval.peak", Gauge, Bytes,
-        "The most that a recorded process had allocated since the same scraper has asked.";
-    LIVE = "gpumem.process.live", Gauge, Bytes, "What a recorded process has allocated, by kind of memory.";
-    LIBRARY = "gpumem.process.live.library", Gauge, Bytes, "What a recorded process has allocated, by the library that did it.";
-    SCOPE = "gpumem.process.live.scope", Gauge, Bytes, "What a recorded process has allocated, by scope.";
-    PLACE = "gpumem.process.live.place", Gauge, Bytes, "What a recorded process has allocated, by line and scope.";
-    POOL_USED = "gpumem.process.pool.used", Gauge, Bytes, "What a registered pool has given out.";
-    POOL_RESERVED = "gpumem.process.pool.reserved", Gauge, Bytes, "What a registered pool has from the driver.";
-    LARGEST_HOLE = "gpumem.process.pool.largest.hole", Gauge, Bytes, "The largest unused piece in the blocks of a registered pool.";
-    REFUSED = "gpumem.process.refused", Counter, Events, "Allocations that the driver refused: out of memory.";
-    RETRIED = "gpumem.process.retried", Counter, Events, "Refused allocations that the same thread obtained within a second.";
-    LOST = "gpumem.process.lost", Counter, Events,
-        "Events that the recording or the exporter lost. If there are any, the figures may be wrong.";
-    HIDDEN = "gpumem.exporter.hidden", Gauge, Things, "How much the exporter cannot see.";
-}
-
-/// The name of the sum of all that are not among the largest.
-pub(super) const OTHER: &str = "other";
+/// All metrics. `gpumem-metrics` has those of a program.
+pub(super) const METRICS: &[Metric] = &[
+    LIMIT,
+    USAGE,
+    UTILIZATION,
+    FREE,
+    RESERVED,
+    PROCESS_USAGE,
+    ACCOUNTED,
+    PEAK,
+    INTERVAL_PEAK,
+    LIVE,
+    LIBRARY,
+    SCOPE,
+    PLACE,
+    POOL_USED,
+    POOL_RESERVED,
+    LARGEST_HOLE,
+    REFUSED,
+    RETRIED,
+    LOST,
+    HIDDEN,
+];
 
 pub(super) type Attributes = Vec<(&'static str, String)>;
 
@@ -133,19 +85,19 @@ impl Points {
     }
 
     /// The values of a metric, by attributes.
-    pub(super) fn of_metric(&self, name: &str) -> impl Iterator<Item = (&Attributes, f64)> {
-        self.0.get(name).into_iter().flatten().map(|(attributes, value)| (attributes, *value))
+    pub(super) fn of_metric(&self, metric: &Metric) -> impl Iterator<Item = (&Attributes, f64)> {
+        self.0.get(metric.name).into_iter().flatten().map(|(attributes, value)| (attributes, *value))
     }
 
-    fn add(&mut self, name: &'static str, attributes: Attributes, value: Option<u64>) {
+    fn add(&mut self, metric: Metric, attributes: Attributes, value: Option<u64>) {
         // Amounts are below 2^53.
         #[expect(clippy::cast_precision_loss, reason = "they are exact")]
-        self.add_number(name, attributes, value.map(|value| value as f64));
+        self.add_number(metric, attributes, value.map(|value| value as f64));
     }
 
-    fn add_number(&mut self, name: &'static str, attributes: Attributes, value: Option<f64>) {
+    fn add_number(&mut self, metric: Metric, attributes: Attributes, value: Option<f64>) {
         if let Some(value) = value {
-            self.0.entry(name).or_default().entry(attributes).or_insert(value);
+            self.0.entry(metric.name).or_default().entry(attributes).or_insert(value);
         }
     }
 
@@ -154,13 +106,13 @@ impl Points {
         attributes.extend(of.parent.clone().map(|parent| ("hw.parent", parent)));
         attributes.extend(of.model.clone().map(|model| ("hw.model", model)));
         let memory = of.memory;
-        for (name, value) in [
+        for (metric, value) in [
             (LIMIT, memory.total_bytes),
             (USAGE, memory.used_bytes),
             (FREE, memory.free_bytes),
             (RESERVED, memory.reserved_bytes),
         ] {
-            self.add(name, attributes.clone(), value);
+            self.add(metric, attributes.clone(), value);
         }
         #[expect(clippy::cast_precision_loss, reason = "it is a ratio")]
         let ratio = |(used, total): (u64, u64)| used as f64 / total as f64;
@@ -176,8 +128,8 @@ impl Points {
 
     fn recording(&mut self, of: &RecordingSample) {
         let process = process_attributes(&of.process);
-        for (name, value) in [(REFUSED, of.refused), (RETRIED, of.retried), (LOST, of.lost)] {
-            self.add(name, process.clone(), Some(value));
+        for (metric, value) in [(REFUSED, of.refused), (RETRIED, of.retried), (LOST, of.lost)] {
+            self.add(metric, process.clone(), Some(value));
         }
         for DeviceSample { gpu, peak, interval_peak, live } in &of.devices {
             let attributes = [process.clone(), gpu_attributes(gpu)].concat();
@@ -235,26 +187,6 @@ fn known<const N: usize>(all: [(&'static str, Option<String>); N]) -> Attributes
     all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// The largest `most` of these sums, and the rest as one.
-pub(super) fn largest<N: Ord>(
-    sums: impl IntoIterator<Item = (N, u64)>,
-    most: usize,
-    other: impl FnOnce() -> N,
-) -> Vec<(N, u64)> {
-    let mut sums: Vec<_> = sums.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
-    sums.sort_by(|(a, x), (b, y)| y.cmp(x).then_with(|| a.cmp(b)));
-    let rest: u64 = sums.iter().skip(most).map(|(_, bytes)| bytes).sum();
-    sums.truncate(most);
-    if rest > 0 {
-        let other = other();
-        match sums.iter_mut().find(|(name, _)| *name == other) {
-            Some((_, bytes)) => *bytes += rest,
-            None => sums.push((other, rest)),
-        }
-    }
-    sums
-}
-
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeSet, fs};
@@ -284,13 +216,5 @@ mod tests {
             let others: Vec<_> = names(text).difference(&all).cloned().collect();
             assert!(others.is_empty(), "{others:?}");
         }
-    }
-
-    #[test]
-    fn the_largest_have_names() {
-        let sums = [("b", 3), ("a", 3), ("none", 0), ("c", 9), ("other", 4), ("d", 1)];
-        assert_eq!(largest(sums, 2, || OTHER), [("c", 9), ("other", 11)]);
-        assert_eq!(largest(sums, 3, || OTHER), [("c", 9), ("other", 8), ("a", 3)]);
-        assert_eq!(largest(sums, 9, || OTHER).len(), 5);
     }
 }

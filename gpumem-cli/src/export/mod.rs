@@ -37,7 +37,8 @@ const PART_OF_TIME: u32 = 20;
 /// The options that the user gave.
 #[derive(Debug)]
 pub(crate) struct Options {
-    pub(crate) listen: SocketAddr,
+    /// The address as the user gave it, and the addresses that it stands for.
+    pub(crate) listen: (String, Vec<SocketAddr>),
     pub(crate) unix: Option<PathBuf>,
     pub(crate) token: Option<String>,
     pub(crate) places: usize,
@@ -49,7 +50,7 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     let Options { listen, unix, token, places, otlp } = options;
     let (listener, address) = match &unix {
         Some(path) => (http::Listener::unix(path), path.display().to_string()),
-        None => (http::Listener::tcp(listen), listen.to_string()),
+        None => (http::Listener::tcp(&listen.1), listen.0),
     };
     let next = match unix {
         Some(_) => "give another --unix SOCKET",

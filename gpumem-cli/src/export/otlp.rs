@@ -10,10 +10,8 @@ use std::{
     time::Duration,
 };
 
-use opentelemetry::{
-    KeyValue,
-    metrics::{AsyncInstrument, Meter, MeterProvider},
-};
+use gpumem_metrics::__private::instrument;
+use opentelemetry::{KeyValue, metrics::MeterProvider};
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{MetricExporter, Protocol, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::{
@@ -23,7 +21,7 @@ use opentelemetry_sdk::{
 
 use super::{
     exporter::{Exporter, lock},
-    metrics::{Attributes, Kind, METRICS, Metric, Points, Unit},
+    metrics::{Attributes, METRICS, Points},
 };
 use crate::{failure::Failure, terminal};
 
@@ -75,7 +73,11 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
     let points = Arc::new(Mutex::new(Points::default()));
     let meter = provider.meter("gpumem");
     for metric in METRICS {
-        add(&meter, metric, &points);
+        let points = Arc::clone(&points);
+        let values = move || -> Vec<_> {
+            lock(&points).of_metric(metric).map(|(attributes, value)| (value, key_values(attributes))).collect()
+        };
+        instrument(&meter, metric, values);
     }
     let url = url.to_owned();
     let work = move || {
@@ -101,59 +103,6 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
     };
     thread::Builder::new().name("gpumem-otlp".to_owned()).spawn(work).map_err(|error| failed(&error, ""))?;
     Ok(())
-}
-
-/// An instrument that reads the newest points.
-fn add(meter: &Meter, metric: &'static Metric, points: &Arc<Mutex<Points>>) {
-    let points = Arc::clone(points);
-    let each = move |observe: &dyn Fn(f64, &[KeyValue])| {
-        for (attributes, value) in lock(&points).of_metric(metric.name) {
-            observe(value, &key_values(attributes));
-        }
-    };
-    let (unit, help) = (metric.unit.name(), metric.help);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "they are whole numbers, and not negative"
-    )]
-    let whole = |value: f64| value as u64;
-    match (metric.kind, metric.unit) {
-        (_, Unit::Ratio) => {
-            let observe = move |to: &dyn AsyncInstrument<f64>| each(&|value, of| to.observe(value, of));
-            meter
-                .f64_observable_gauge(metric.name)
-                .with_unit(unit)
-                .with_description(help)
-                .with_callback(observe)
-                .build();
-        }
-        (Kind::Gauge, _) => {
-            let observe = move |to: &dyn AsyncInstrument<u64>| each(&|value, of| to.observe(whole(value), of));
-            meter
-                .u64_observable_gauge(metric.name)
-                .with_unit(unit)
-                .with_description(help)
-                .with_callback(observe)
-                .build();
-        }
-        (Kind::Counter, _) => {
-            let observe = move |to: &dyn AsyncInstrument<u64>| each(&|value, of| to.observe(whole(value), of));
-            meter
-                .u64_observable_counter(metric.name)
-                .with_unit(unit)
-                .with_description(help)
-                .with_callback(observe)
-                .build();
-        }
-        (Kind::UpDown, _) => {
-            let observe = move |to: &dyn AsyncInstrument<i64>| {
-                each(&|value, of| to.observe(whole(value).cast_signed(), of));
-            };
-            let instrument = meter.i64_observable_up_down_counter(metric.name);
-            instrument.with_unit(unit).with_description(help).with_callback(observe).build();
-        }
-    }
 }
 
 fn key_values(attributes: &Attributes) -> Vec<KeyValue> {

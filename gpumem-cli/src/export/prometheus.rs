@@ -5,7 +5,9 @@ use ::prometheus::{
     proto::{Counter, Gauge, LabelPair, Metric as Line, MetricFamily, MetricType},
 };
 
-use super::metrics::{Attributes, Kind, METRICS, Metric, Points, label};
+use gpumem_metrics::__private::{Kind, Metric, label};
+
+use super::metrics::{Attributes, METRICS, Points};
 
 pub(super) const CONTENT_TYPE: &str = ::prometheus::TEXT_FORMAT;
 
@@ -38,7 +40,7 @@ fn family(metric: &Metric, points: &Points) -> MetricFamily {
     family.set_name(metric.prometheus_name());
     family.set_help(metric.help.to_owned());
     family.set_field_type(if is_counter { MetricType::COUNTER } else { MetricType::GAUGE });
-    family.set_metric(points.of_metric(metric.name).map(line).collect());
+    family.set_metric(points.of_metric(metric).map(line).collect());
     family
 }
 

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gpumem_core::recording::new_path;
 use gpumem_inject::variable;
 
 use crate::files::is_recording;
@@ -83,19 +84,38 @@ pub(super) fn has_loaded(pid: u32, library: &str) -> Option<bool> {
 /// The recordings that the process writes. An error if its files cannot be read.
 pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
     let mut recordings = Vec::new();
-    for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
-        let link = entry.path();
-        // The process opens a recording only for writing. The rights of the link say this.
-        let is_written = fs::symlink_metadata(&link).is_ok_and(|link| link.permissions().mode() & 0o600 == 0o200);
-        if !is_written {
-            continue;
+    // If a file was closed during a look, the process may have begun its recording again in another file. The next look finds that.
+    for _ in 0..MOST_LOOKS {
+        recordings.clear();
+        let mut has_changed = false;
+        for entry in fs::read_dir(place(pid, "fd"))?.flatten() {
+            let link = entry.path();
+            let (Ok(known), Ok(path)) = (fs::symlink_metadata(&link), fs::read_link(&link)) else {
+                has_changed = true;
+                continue;
+            };
+            // The process opens a recording only for writing. The rights of the link say this.
+            let is_written = known.permissions().mode() & 0o600 == 0o200;
+            if is_written && path.is_absolute() && !path.starts_with("/dev") {
+                let recording = recording_at(pid, &link, path);
+                recordings.extend(recording.filter(|recording| !recordings.contains(recording)));
+            }
         }
-        let Ok(path) = fs::read_link(&link) else { continue };
-        if path.is_absolute() && !path.starts_with("/dev") && is_recording(&link) {
-            recordings.push(visible_here(pid, path));
+        if !has_changed {
+            break;
         }
     }
     Ok(recordings)
+}
+
+const MOST_LOOKS: usize = 3;
+
+/// Returns the recording that the process writes through this link to a path. While a recording begins again, only the file that will replace
+/// it is open, and may still be empty: then this is the recording that will be replaced.
+fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
+    let replaced = path.with_extension("");
+    let replaced = (new_path(&replaced) == path).then(|| visible_here(pid, replaced)).filter(|file| is_recording(file));
+    replaced.or_else(|| is_recording(link).then(|| visible_here(pid, path)))
 }
 
 /// In a container, the path is that of its own file system.
@@ -145,15 +165,23 @@ mod tests {
     #[test]
     fn only_what_is_written_and_begins_as_a_recording_is_one() {
         let folder = tempfile::tempdir().unwrap();
-        let [recording, read, other] = ["a.capture", "b.capture", "c.capture"].map(|name| folder.path().join(name));
-        for file in [&recording, &read] {
+        let names = ["a.capture", "b.capture", "c.capture", "b.capture.new", "d.new"];
+        let [recording, read, other, new, named_new] = names.map(|name| folder.path().join(name));
+        for file in [&recording, &read, &named_new] {
             fs::write(file, crate::made::Made::new("train").file()).unwrap();
         }
         fs::write(&other, "not one of them").unwrap();
         let write = |path: &Path| fs::File::options().write(true).open(path).unwrap();
-        let _open = (write(&recording), fs::File::open(&read).unwrap(), write(&other));
-        let found = open_recordings(process::id()).unwrap();
-        let found: Vec<_> = found.iter().filter(|path| path.starts_with(&folder)).collect();
-        assert_eq!(found, [&recording]);
+        let _open = (write(&recording), fs::File::open(&read).unwrap(), write(&other), write(&named_new));
+        let in_folder = || -> Vec<PathBuf> {
+            let mut found = open_recordings(process::id()).unwrap();
+            found.retain(|path| path.starts_with(&folder));
+            found.sort();
+            found
+        };
+        assert_eq!(in_folder(), [recording.clone(), named_new.clone()]);
+        // While `b.capture` is begun again, the process has only the file open that takes its place.
+        let _new = fs::File::create(&new).unwrap();
+        assert_eq!(in_folder(), [recording, read, named_new]);
     }
 }

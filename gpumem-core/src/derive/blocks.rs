@@ -1,4 +1,4 @@
-//! Live blocks, with the names of where they come from.
+//! Live blocks, with the names of their origins.
 
 use std::cmp::Reverse;
 
@@ -9,10 +9,11 @@ use crate::{
     report::LiveBlock,
 };
 
-/// Live blocks with the names of where they come from, the largest first: all, or what was allocated in one scope.
+/// Returns live blocks with the names of their origins, the largest first: all, or those that were allocated in one
+/// scope.
 pub fn live_blocks(view: &dyn LedgerView, names: &dyn Names, within: Option<&ScopePeriod>) -> Vec<LiveBlock> {
     let mut known = view.blocks(within);
-    // The order is the same in each run: what was allocated first stands first among blocks that are alike.
+    // The order is the same in each run: among equal blocks, the one that was allocated first stands first.
     known.sort_by_key(|block| block.number);
     let paths = Paths::now(view, names);
     let mut blocks: Vec<_> = known.iter().map(|block| live_block(block, &paths, names)).collect();

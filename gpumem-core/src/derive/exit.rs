@@ -1,4 +1,4 @@
-//! What is reported when a process ends.
+//! The reports at the end of a process.
 
 use super::{KeptPeak, LedgerView, Names, live_blocks};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     report::{Leaks, Peaks},
 };
 
-/// What was not freed: `GPUMEM_LEAKS=1`.
+/// Returns the memory that was not freed, for `GPUMEM_LEAKS=1`.
 pub fn leaks(view: &dyn LedgerView, names: &dyn Names, is_intercepted: bool) -> Leaks {
     let mut leaks = Leaks::of(&live_blocks(view, names, None));
     leaks.gone = view.counts().removed_with_context;
@@ -14,7 +14,8 @@ pub fn leaks(view: &dyn LedgerView, names: &dyn Names, is_intercepted: bool) -> 
     leaks
 }
 
-/// Which allocations made the peak of each device: `GPUMEM_PEAK=1`. `under` is a number for a peak that is kept meanwhile.
+/// Returns the allocations that made the peak of each device, for `GPUMEM_PEAK=1`. `under` is a number for a peak that is
+/// kept meanwhile.
 pub fn device_peaks(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, is_intercepted: bool) -> Peaks {
     let mut devices: Vec<Device> = view.stats().iter().map(|stats| stats.device).collect();
     devices.sort_by_key(|device| device.ordinal);

@@ -1,4 +1,4 @@
-//! What the program calls its blocks. Kept beside the ledger and not in it, so that an allocation pays nothing for it.
+//! The program's labels of its blocks. They are kept beside the ledger and not in it, so that allocations stay cheap.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -8,14 +8,14 @@ use crate::{
     model::{Key, Label},
 };
 
-/// So many are not worth a sweep.
+/// With at most this many labels, no sweep is made.
 const FEW: usize = 1 << 10;
 
 /// Labels by the key of their block, with the number of its allocation, which no other block of this key has.
 #[derive(Debug)]
 pub struct Labels {
     by_key: HashMap<Key, (u64, Arc<Label>)>,
-    /// When there are so many, those of blocks that are gone are forgotten.
+    /// When there are this many labels, those of blocks that are gone are forgotten.
     sweep_at: usize,
 }
 
@@ -26,19 +26,19 @@ impl Default for Labels {
 }
 
 impl Labels {
-    /// How many there are, with some of blocks that are gone.
+    /// The number of labels, including some of blocks that are gone.
     #[expect(clippy::len_without_is_empty, reason = "nothing uses it")]
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
 
-    /// What the program calls a block.
+    /// Returns the program's label of a block.
     pub fn get(&self, block: &KnownBlock) -> Option<&Arc<Label>> {
         let (number, label) = self.by_key.get(&block.key)?;
         (*number == block.number).then_some(label)
     }
 
-    /// The labels of blocks, after those of blocks that are gone were forgotten.
+    /// Returns the labels of blocks, after those of blocks that are gone were forgotten.
     pub fn of_blocks(&mut self, view: &dyn LedgerView, blocks: &[KnownBlock]) -> Vec<Option<Arc<Label>>> {
         self.sweep(view);
         blocks.iter().map(|block| self.get(block).cloned()).collect()
@@ -50,7 +50,7 @@ impl Labels {
         self.sweep_at = (self.by_key.len() * 2).max(FEW);
     }
 
-    /// Labels a live block; gives it, or `None` if there is no such block.
+    /// Labels a live block. Returns the block, or `None` if there is no such block.
     pub fn set(&mut self, view: &dyn LedgerView, key: Key, label: Label) -> Option<KnownBlock> {
         let block = view.block(key)?;
         if self.by_key.len() >= self.sweep_at {

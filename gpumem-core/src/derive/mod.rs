@@ -1,7 +1,7 @@
-//! Reports, derived from the ledger behind an inbox and from the names of what it knows by number.
+//! Derives reports from the ledger behind an inbox and from the names that belong to its numbers.
 //!
-//! A session has the names in its tables, and the reader of a recording has them from the recording's definitions. What is derived
-//! is the same, character by character, because it is derived here.
+//! A session has the names in its tables, and the reader of a recording has them from the recording's definitions. Both get the
+//! same reports, character by character, because the reports are derived here.
 
 mod blocks;
 mod exit;

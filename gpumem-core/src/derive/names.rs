@@ -1,4 +1,4 @@
-//! What numbers stand for.
+//! The meaning of numbers.
 
 use std::{borrow::Cow, fmt};
 
@@ -7,20 +7,20 @@ use crate::model::{
     user_line,
 };
 
-/// What the numbers in a ledger stand for.
+/// The meaning of the numbers in a ledger.
 pub trait Names {
-    /// Where a scope is opened, and its name.
+    /// The place where a scope is opened, and its name.
     fn callsite(&self, id: CallsiteId) -> Callsite;
-    /// What a stack says. It may read files.
+    /// The meaning of a stack. It may read files.
     fn stack(&self, id: StackId) -> Stack;
     /// The name of a registered pool.
     fn pool(&self, id: PoolId) -> String;
 }
 
-/// Where a scope is opened, and its name.
+/// The place where a scope is opened, and its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Callsite {
-    /// The name of the scope. `None`: the place stands for it.
+    /// The name of the scope. `None` if the place stands for it.
     pub name: Option<Cow<'static, str>>,
     /// The source file; empty for a callsite that is not in the program.
     pub file: Cow<'static, str>,
@@ -39,13 +39,13 @@ impl Callsite {
         Some(Self { name: Some(name.into()), ..Self::default() })
     }
 
-    /// `src/main.rs:12`, without the column.
+    /// Returns the place without the column, such as `src/main.rs:12`.
     pub fn place(&self) -> Option<String> {
         (!self.file.is_empty()).then(|| format!("{}:{}", self.file, self.line))
     }
 }
 
-/// The name, else the place.
+/// Writes the name, else the place.
 impl fmt::Display for Callsite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.name.as_deref().map(Cow::Borrowed);
@@ -53,18 +53,18 @@ impl fmt::Display for Callsite {
     }
 }
 
-/// What follows the name of the program, which is the place of its blocks without a stack.
+/// The text after the name of the program, which is the place of its blocks without a stack.
 pub const NO_STACK: &str = " (no stack)";
 
-/// What a stack says.
+/// The meaning of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
     /// The library that allocated by itself; `None` for the program.
     pub library: Option<String>,
     /// The user's line. If the program has no names for the stack, it is `main`, or the program: `train (no symbols)`.
     pub line: Option<String>,
-    /// The line says more than the library, which is the same for almost all blocks of such programs: it is one of Python, or an
-    /// operation of PyTorch's backward pass.
+    /// True if the line says more than the library, which is the same for almost all blocks of such programs. This holds for a
+    /// line of Python, and for an operation of PyTorch's backward pass.
     pub is_place: bool,
     /// The line that called the function of the user's line.
     pub caller: Option<String>,
@@ -73,20 +73,20 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// The library, where it stands in the place of a line.
+    /// Returns the library, if it stands in the place of a line.
     pub fn library_as_place(&self) -> Option<&str> {
         self.library.as_deref().filter(|_| !self.is_place)
     }
 
-    /// Of a block without a stack, which code in this file has allocated.
+    /// Makes the stack of a block without a recorded stack, which code in this file has allocated.
     pub fn of_file(module: String, own_module: Option<&str>) -> Self {
         let stack = Self::new(&[Frame { module: Some(module), ..Frame::default() }], "", own_module);
         let own = own_module.filter(|_| stack.line.is_some());
         Self { line: own.map(|name| format!("{name}{NO_STACK}")), ..stack }
     }
 
-    /// Of these frames, the innermost first. Files in `folder` are named as from there. `own_module` is the file name of the module
-    /// that gpumem is in: it counts as the program.
+    /// Makes the stack of these frames, the innermost first. Files in `folder` have paths that begin there. `own_module` is the
+    /// file name of the module that gpumem is in: it counts as the program.
     pub fn new(frames: &[Frame], folder: &str, own_module: Option<&str>) -> Self {
         let seen = |frame: &Frame| frame.relative_to(folder).to_string();
         let (line, caller) = user_line(frames).map_or((None, None), |(line, caller)| (Some(line), caller));

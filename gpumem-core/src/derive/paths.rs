@@ -1,4 +1,4 @@
-//! The paths of nested scopes, by name, and the summary that is made of them.
+//! The paths of nested scopes by name, and their summary.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,8 +9,8 @@ use crate::{
     report::{Path, ScopeSummary, Summary},
 };
 
-/// What each scope holds, and held at most. `under` is a number for a peak that is kept meanwhile; `not_intercepted` says why
-/// nothing is intercepted, if that is so.
+/// Returns the current and the highest memory of each scope. `under` is a number for a peak that is kept meanwhile;
+/// `not_intercepted` is the reason if nothing is intercepted.
 pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_intercepted: Option<String>) -> Summary {
     let counts = view.counts();
     let mut paths = Paths::now(view, names);
@@ -19,7 +19,7 @@ pub fn summary(view: &dyn LedgerView, names: &dyn Names, under: ScopeId, not_int
     Summary { pools, ..Summary::of(paths.written_out(), counts.untracked, counts.lost, not_intercepted) }
 }
 
-/// The names of these scopes, as reports show them now.
+/// Returns the names of these scopes, as reports show them now.
 pub fn short_names(view: &dyn LedgerView, names: &dyn Names, scopes: &[CallsiteId]) -> Vec<String> {
     let known = view.nodes().into_iter().map(|(_, node)| node.callsite);
     let full: Vec<_> = known.chain(scopes.iter().copied()).map(|id| names.callsite(id).to_string()).collect();
@@ -27,22 +27,22 @@ pub fn short_names(view: &dyn LedgerView, names: &dyn Names, scopes: &[CallsiteI
     full[full.len() - scopes.len()..].iter().map(|name| short.get(name).to_owned()).collect()
 }
 
-/// The names of the scopes around the one with this period, as the line of its trace shows them.
+/// Returns the names of the scopes around the one with this period, as the line of its trace shows them.
 pub fn outer_names(view: &dyn LedgerView, names: &dyn Names, period: &ScopePeriod) -> Vec<String> {
     let name = |id| name_in_line(&names.callsite(id).to_string()).into_owned();
     view.scopes_around(period).into_iter().map(name).collect()
 }
 
-/// All paths of scopes. Paths share their names: written out, those of deep scopes are many times as long.
+/// All paths of scopes. Paths share their names, because those of deep scopes would be many times as long.
 #[derive(Clone, Debug, Default)]
 pub struct Paths {
-    /// Without their names and places.
+    /// The paths, without their names and places.
     all: Vec<Path>,
-    /// The innermost scope of each of them.
+    /// The innermost scope of each path.
     scopes: Vec<Arc<Scope>>,
-    /// The outermost of each device.
+    /// The outermost path of each device.
     roots: Vec<(Device, usize)>,
-    /// By the number of the node. Nowhere has none.
+    /// The names by the number of the node. The node for no scope has none.
     at: Vec<Option<usize>>,
 }
 
@@ -54,7 +54,7 @@ struct Scope {
 }
 
 impl Paths {
-    /// As they are now.
+    /// Reads the paths as they are now.
     pub fn now(view: &dyn LedgerView, names: &dyn Names) -> Self {
         let nodes = view.nodes();
         let mut scopes: HashMap<CallsiteId, (String, Option<String>)> = HashMap::new();
@@ -85,7 +85,7 @@ impl Paths {
         paths
     }
 
-    /// With names and places.
+    /// Returns the paths with names and places.
     fn written_out(self) -> Vec<Path> {
         let paths: Vec<_> = (0..self.all.len()).map(|at| self.names(at, |scope| scope.name.clone())).collect();
         let mut all = self.all;
@@ -95,7 +95,7 @@ impl Paths {
         all
     }
 
-    /// Fills in what each path, without the paths inside it, had in use at the peak of its device.
+    /// Sets the memory of each path at the peak of its device, without the paths inside it.
     fn find_peaks(&mut self, view: &dyn LedgerView, under: ScopeId) {
         for (device, root) in &self.roots {
             if !view.keep_device_peak(*device, under) {
@@ -105,11 +105,11 @@ impl Paths {
             view.release_peak(under);
             let Some((peak, groups)) = kept else { continue };
             let peak = Bytes::new(peak.bytes.get().max(0).unsigned_abs());
-            // Both of one moment: it may have risen since the paths were read.
+            // Both are of one moment. The peak may have risen since the paths were read.
             self.all[*root].own.peak = peak;
             self.all[*root].own.device_peak = peak;
             for GroupAtPeak { group, bytes } in groups {
-                // In scopes that are newer than the paths, it is of the process at least.
+                // Memory in scopes that are newer than the paths is at least that of the process.
                 let at = self.index(group.node).unwrap_or(*root);
                 let own = &mut self.all[at].own;
                 own.at_peak = own.at_peak + Bytes::new(bytes.get().max(0).unsigned_abs());
@@ -117,12 +117,12 @@ impl Paths {
         }
     }
 
-    /// `None` for a path that is newer than this.
+    /// Returns `None` for a path that is newer than this.
     fn index(&self, node: NodeId) -> Option<usize> {
         self.at.get(node.0 as usize).copied().flatten()
     }
 
-    /// Something of each scope of a path, the outermost first.
+    /// Returns a value for each scope of a path, the outermost first.
     fn names<T>(&self, index: usize, of: impl Fn(&Scope) -> T) -> Vec<T> {
         let (mut at, mut path) = (index, Vec::new());
         // The outermost node is the whole process.
@@ -134,24 +134,24 @@ impl Paths {
         path
     }
 
-    /// The full names of the scopes of a node, the outermost first. They stay the same, whatever other scopes there are.
+    /// Returns the full names of the scopes of a node, the outermost first. They do not depend on other scopes.
     pub(super) fn full_names_of(&self, node: NodeId) -> Vec<String> {
         self.index(node).map(|at| self.names(at, |scope| scope.full_name.clone())).unwrap_or_default()
     }
 
-    /// The names of the scopes of a node, the outermost first.
+    /// Returns the names of the scopes of a node, the outermost first.
     pub fn names_of(&self, node: NodeId) -> Vec<String> {
         self.index(node).map(|at| self.names(at, |scope| scope.name.clone())).unwrap_or_default()
     }
 
-    /// How many bytes these names have, and where the innermost scope is opened.
+    /// Returns the number of bytes of these names, and the place where the innermost scope is opened.
     pub fn length_of(&self, node: NodeId) -> usize {
         let Some(at) = self.index(node) else { return 0 };
         let names: usize = self.names(at, |scope| scope.name.len()).into_iter().sum();
         names + self.scopes[at].place.as_ref().map_or(0, String::len)
     }
 
-    /// Where the innermost scope of a node is opened.
+    /// Returns the place where the innermost scope of a node is opened.
     pub fn place_of(&self, node: NodeId) -> Option<String> {
         self.scopes[self.index(node)?].place.clone()
     }
@@ -167,8 +167,8 @@ fn own(device: Device, node: &ScopeNode) -> ScopeSummary {
         calls: node.calls,
         used: amount(node.in_use),
         peak: amount(node.peak),
-        // Of the root, and where the scope was not opened for this device, its own peak is all that is known. Where it was handed to
-        // other threads, they may have gone on in it after it was closed.
+        // For the root, and if the scope was not opened for this device, only its own peak is known. If the scope was handed to
+        // other threads, they may have stayed in it after it was closed.
         device_peak: amount(node.device_peak.max(node.peak)),
         at_peak: Bytes::ZERO,
         allocated: Bytes::new(node.allocated),

@@ -1,4 +1,4 @@
-//! Which allocations made a peak.
+//! Derives the allocations that made a peak.
 
 use std::fmt;
 
@@ -28,28 +28,30 @@ impl fmt::Debug for KeptPeak<'_> {
 }
 
 impl<'a> KeptPeak<'a> {
-    /// That of an open scope, so far, under a number that no scope has; `None` unless the scope was opened for that.
+    /// Keeps the peak of an open scope so far, under a number that no scope has; `None` unless the scope was opened
+    /// with this option.
     pub fn of_open(view: &'a dyn LedgerView, scope: ScopeId, under: ScopeId) -> Option<Self> {
         view.keep_peak(scope, under).then_some(Self { view, under })
     }
 
-    /// That of a scope that was opened for that, and is closed.
+    /// Returns the peak of a closed scope that was opened with this option.
     pub fn of_closed(view: &'a dyn LedgerView, scope: ScopeId) -> Self {
         Self { view, under: scope }
     }
 
-    /// Of the blocks that gpumem saw on a device, since the start of the session; `None` if there were none.
+    /// Keeps the peak of the blocks that gpumem saw on a device since the start of the session; `None` if there were
+    /// none.
     pub fn of_device(view: &'a dyn LedgerView, device: Device, under: ScopeId) -> Option<Self> {
         view.keep_device_peak(device, under).then_some(Self { view, under })
     }
 
-    /// Which allocations made it.
+    /// Returns the allocations that made the peak.
     pub fn holders(&self, names: &dyn Names) -> Option<PeakHolders> {
         peak_holders(self.view, names, self.under)
     }
 }
 
-/// Which allocations made a peak that the ledger keeps under this number.
+/// Returns the allocations that made a peak that the ledger keeps under this number.
 pub fn peak_holders(view: &dyn LedgerView, names: &dyn Names, under: ScopeId) -> Option<PeakHolders> {
     let (peak, groups) = view.kept_peak(under)?;
     let paths = Paths::now(view, names);

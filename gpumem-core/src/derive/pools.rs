@@ -6,13 +6,13 @@ use crate::{
     report::RegisteredPool,
 };
 
-/// All pools that have something, or that were called wrongly.
+/// Returns all pools that have memory, or that were called wrongly.
 pub fn pools(view: &dyn LedgerView, names: &dyn Names) -> Vec<RegisteredPool> {
     let pools = view.pools().into_iter().map(|known| registered_pool(&known, names));
     pools.filter(|pool| !pool.is_empty()).collect()
 }
 
-/// A pool as reports have it.
+/// Returns a pool as reports have it.
 pub fn registered_pool(known: &KnownPool, names: &dyn Names) -> RegisteredPool {
     let KnownPool { pool, device, parts, part_bytes, reserved, wrong, read_early, .. } = *known;
     let WrongCalls { unknown, doubled, outside, late } = wrong;

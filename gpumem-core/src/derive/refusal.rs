@@ -7,7 +7,7 @@ use crate::{
     report::{Breakdown, DeviceReading, OutOfMemory, PeakHolders},
 };
 
-/// Which allocation was refused.
+/// The refused allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The device on which memory ran out.
@@ -23,7 +23,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// What is known at once; `breakdown` says why no more is known.
+    /// Returns the facts that are known at once; `breakdown` is the reason why no more is known.
     pub fn report(&self, breakdown: Result<Breakdown>) -> OutOfMemory {
         OutOfMemory {
             device: self.device.ordinal,
@@ -38,7 +38,7 @@ impl Refusal {
         }
     }
 
-    /// The whole report: what was live then, and the reading of the driver. It may read files.
+    /// Returns the whole report: the memory that was live then, and the reading of the driver. It may read files.
     pub fn resolved(
         &self,
         snapshot: &Snapshot,

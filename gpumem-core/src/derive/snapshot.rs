@@ -1,4 +1,4 @@
-//! What is live in a device's memory at one moment.
+//! The memory of a device that is live at one moment.
 
 use super::{LedgerView, Names, Paths, Stack};
 use crate::{
@@ -7,19 +7,19 @@ use crate::{
     report::{Group, place_in_words},
 };
 
-/// What is live in a device's memory at one moment, and the paths of scopes.
+/// The memory of a device that is live at one moment, and the paths of scopes.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     live: Vec<GroupUsage>,
     paths: Paths,
-    /// What the pools of the device keep unused, by their names.
+    /// The unused memory of the device's pools, by their names.
     caches: Vec<(String, Bytes)>,
 }
 
 impl Snapshot {
-    /// As it is now.
+    /// Reads the live memory as it is now.
     pub fn now(view: &dyn LedgerView, names: &dyn Names, device: Device) -> Self {
-        // First, so that none is of a path that is newer.
+        // The groups are read first, so that none belongs to a newer path.
         let mut live = view.groups();
         live.retain(|live| live.device == device && live.group.kind.is_on_device());
         let pools = view.pools().into_iter().filter(|pool| pool.device == device);
@@ -27,7 +27,7 @@ impl Snapshot {
         Self { live, paths: Paths::now(view, names), caches }
     }
 
-    /// What is live, by where it comes from, and what pools keep unused.
+    /// Returns the live memory by its origin, and the unused memory of pools.
     pub fn groups(&self, stack: impl Fn(StackId) -> Stack) -> Vec<Group> {
         let group = |live: &GroupUsage| {
             let stack = stack(live.group.stack);
@@ -53,7 +53,7 @@ impl Snapshot {
         self.live.iter().map(group).chain(self.caches.iter().map(cache)).collect()
     }
 
-    /// The stacks of what is live.
+    /// Returns the stacks of the live memory.
     pub fn stacks(&self) -> impl Iterator<Item = StackId> {
         self.live.iter().map(|live| live.group.stack)
     }

@@ -1,4 +1,4 @@
-//! What the allocators of a device have done, for PyTorch's names.
+//! The statistics of a device's allocators, under PyTorch's names.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::{
     report::{AllocStats, KindStats, MemoryStats, ReservedStats, Tally},
 };
 
-/// The statistics of a device. `pool` is the usage of its current pool: `Some(None)` where it has none, `None` if it could not be
-/// read.
+/// Returns the statistics of a device. `pool` is the usage of its current pool: `Some(None)` if it has none, `None` if it could
+/// not be read.
 pub fn memory_stats(
     view: &dyn LedgerView,
     device: Device,
@@ -33,7 +33,8 @@ pub fn memory_stats(
     }
 }
 
-/// What is on the device for certain, and each kind. Where nothing was intercepted, nothing was allocated.
+/// Returns the memory that is on the device for certain, and that of each kind. If nothing was intercepted, nothing was
+/// allocated.
 pub fn of_device(view: &dyn LedgerView, device: Device) -> (AllocStats, KindStats) {
     let known = view.stats().into_iter().find(|stats| stats.device == device);
     known.map(|DeviceStats { on_device, kinds, .. }| (of_stat(&on_device), of_kinds(&kinds))).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The blocks on a device, by what they have in common.
+//! The blocks on a device, grouped by their common properties.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,7 +9,7 @@ use crate::{
     report::{AllocatedAt, Groups, Sort, What, place_of},
 };
 
-/// The blocks on a device that are live now. `labels` gives the label of each of the blocks that it is handed, if it has one.
+/// Returns the blocks on a device that are live now. `labels` returns the labels of the blocks that it gets.
 pub fn tracked_groups(
     view: &dyn LedgerView,
     names: &dyn Names,
@@ -25,7 +25,7 @@ pub fn tracked_groups(
         let AllocGroup { node, stack, kind, .. } = block.group;
         let what = match label {
             Some(label) => What::Labelled(label),
-            // With no lock held: what a stack says is in files.
+            // No lock is held here, because the lines of a stack are in files.
             None => What::Unlabelled(Arc::clone(known.entry((node, stack)).or_insert_with(|| {
                 let Stack { line, library, .. } = names.stack(stack);
                 Arc::new(AllocatedAt { path: paths.full_names_of(node), line, library })

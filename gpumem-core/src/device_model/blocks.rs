@@ -9,8 +9,8 @@ const FIRST: u64 = 0x7000_0000_0000;
 /// A device of up to 8 TiB has as many addresses for its blocks, and as many for its pool.
 const SPAN: u64 = 8 << 40;
 
-/// The addresses of the blocks and of the pool of a device with this much memory. A device of more than 8 TiB has two addresses for
-/// each byte, so that gaps between live blocks seldom keep a block from having one.
+/// Returns the addresses of the blocks and of the pool of a device with this much memory. A device of more than 8 TiB has two
+/// addresses for each byte, so that gaps between live blocks seldom keep a block from having one.
 pub(super) fn addresses(total: u64) -> [Range<u64>; 2] {
     let span = if total <= SPAN { SPAN } else { 2 * total.min(LARGEST) };
     [FIRST..FIRST + span, FIRST + span..FIRST + 2 * span]

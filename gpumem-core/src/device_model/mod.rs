@@ -48,40 +48,40 @@ impl DeviceModel {
         }
     }
 
-    /// Sets how much the driver reserves for itself. This is neither free nor used.
+    /// Sets the memory that the driver reserves for itself. It is neither free nor used.
     #[must_use]
     pub fn with_reserved(mut self, bytes: u64) -> Self {
         self.reserved = bytes.min(self.total);
         self
     }
 
-    /// All its addresses are below this one.
+    /// Returns the end of its addresses.
     pub fn addresses_end(&self) -> u64 {
         let [_, pooled] = addresses(self.total);
         pooled.end
     }
 
-    /// All memory of the device.
+    /// Returns all memory of the device.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// All pages in use, as NVML shows them. This is more than the sum of the requested bytes.
+    /// Returns all pages in use, as NVML shows them. This is more than the sum of the requested bytes.
     pub fn used(&self) -> u64 {
         self.held + self.large_backing + self.small_backing() + self.pool.reserved
     }
 
-    /// The memory that is not in use.
+    /// Returns the memory that is not in use.
     pub fn free(&self) -> u64 {
         self.total - self.reserved - self.used()
     }
 
-    /// What the driver reserves for itself.
+    /// Returns the memory that the driver reserves for itself.
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
 
-    /// `cuMemAlloc`. Like a real driver, it reuses the address of the last freed block of this size.
+    /// Allocates like `cuMemAlloc`. Like a real driver, it reuses the address of the last freed block of this size.
     pub fn alloc(&mut self, bytes: u64) -> Result<u64, ModelError> {
         if bytes == 0 {
             return Err(ModelError::ZeroBytes);
@@ -103,7 +103,7 @@ impl DeviceModel {
         Ok(address)
     }
 
-    /// `cuMemFree`: the memory is free at once. Returns the requested bytes.
+    /// Frees like `cuMemFree`: the memory is free at once. Returns the requested bytes.
     pub fn free_block(&mut self, address: u64) -> Result<u64, ModelError> {
         let bytes = self.blocks.remove(address)?;
         if bytes < PAGE {
@@ -114,7 +114,7 @@ impl DeviceModel {
         Ok(bytes)
     }
 
-    /// `cuMemAllocAsync` from the device's pool. The model has one stream.
+    /// Allocates like `cuMemAllocAsync` from the device's pool. The model has one stream.
     pub fn alloc_async(&mut self, bytes: u64) -> Result<u64, ModelError> {
         if bytes == 0 {
             return Err(ModelError::ZeroBytes);
@@ -136,7 +136,8 @@ impl DeviceModel {
         Ok(address)
     }
 
-    /// `cuMemFreeAsync`: the usage of the pool falls at once, its backing stays. Returns the requested bytes.
+    /// Frees like `cuMemFreeAsync`: the usage of the pool falls at once, its backing stays. Returns the requested
+    /// bytes.
     pub fn free_async(&mut self, address: u64) -> Result<u64, ModelError> {
         let bytes = self.pool.blocks.remove(address)?;
         self.pool.used -= bytes;
@@ -150,8 +151,8 @@ impl DeviceModel {
         self.pool.shrink_to(self.pool.release_threshold);
     }
 
-    /// `cuMemPoolTrimTo`. Memory that was freed since the last synchronise may still be used by work in flight, so it is not
-    /// returned.
+    /// Trims like `cuMemPoolTrimTo`. Memory that was freed since the last synchronise may still be used by work in flight,
+    /// so it is not returned.
     pub fn trim_to(&mut self, keep: u64) {
         self.pool.shrink_to(keep);
     }
@@ -186,7 +187,7 @@ impl DeviceModel {
         self.pool.reserved_high = self.pool.reserved;
     }
 
-    /// How much unused backing a synchronise leaves to the pool; 0 by default.
+    /// Returns the unused backing that a synchronise leaves to the pool; 0 by default.
     pub fn pool_release_threshold(&self) -> u64 {
         self.pool.release_threshold
     }

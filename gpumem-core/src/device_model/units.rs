@@ -9,7 +9,7 @@ pub(super) const ALIGNMENT: u64 = 512;
 /// The largest device that has an address for each byte: its addresses are below 2^57, where user space ends.
 pub(super) const LARGEST: u64 = 1 << 54;
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelError {
     /// The operation needs more memory than is free.

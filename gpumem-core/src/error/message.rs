@@ -55,7 +55,7 @@ impl fmt::Display for Kind {
                 write!(f, "{NO_DISPATCH}: {detail}; gpumem uses CUPTI instead, if it is installed")
             }
             Self::NoSource { dispatch, cupti } => match &dispatch.0.kind {
-                // Without its last part, which is about CUPTI.
+                // The message without its last part, which is about CUPTI.
                 Self::NoDispatch { detail } => write!(f, "{cupti}; and {NO_DISPATCH}: {detail}"),
                 _ => write!(f, "{cupti}; and {dispatch}"),
             },
@@ -119,7 +119,7 @@ fn no_device(f: &mut fmt::Formatter<'_>, ordinal: u32, count: u32, simulated: bo
     }
 }
 
-/// What to do about an error of the driver, where there is more to say than "look it up".
+/// Returns the next step for an error of the driver, if there is a better one than "look it up".
 fn next_step(name: &str) -> &'static str {
     match name {
         "NVML_ERROR_DRIVER_NOT_LOADED" => "load the NVIDIA kernel module (modprobe nvidia) or reinstall the driver",

@@ -54,7 +54,7 @@ fn detail() -> String {
     "detail".to_owned()
 }
 
-/// Every kind, and the predicates that are true for it.
+/// The list has every kind, and the predicates that are true for it.
 fn kinds() -> Vec<(Kind, Vec<&'static str>)> {
     vec![
         (no_library(), vec!["unavailable", "missing library"]),

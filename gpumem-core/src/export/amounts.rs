@@ -2,7 +2,7 @@
 
 const UNITS: [(&str, u32); 5] = [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
 
-/// How the amounts of one column are written: in one unit, with so many decimals that the largest has four significant digits.
+/// The format of the amounts of one column: one unit, with enough decimals for four significant digits of the largest amount.
 /// Decimals that are 0 in all rows are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amounts {
@@ -13,7 +13,7 @@ pub struct Amounts {
 }
 
 impl Amounts {
-    /// For a column with these amounts.
+    /// Returns the format for a column with these amounts.
     pub fn of(bytes: impl IntoIterator<Item = i64>) -> Self {
         let bytes: Vec<i64> = bytes.into_iter().collect();
         let largest = bytes.iter().copied().map(i64::unsigned_abs).max().unwrap_or(0);

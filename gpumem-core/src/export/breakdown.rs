@@ -1,4 +1,4 @@
-//! The parts of a device's memory, as a table.
+//! Writes the parts of a device's memory as a table.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::report::{Breakdown, Part, PartKind};
 
-/// The most rows for scopes, libraries and other parts of this process.
+/// The largest number of rows for scopes, libraries and other parts of this process.
 const MOST: usize = 20;
 
 /// A tree, the largest first. A row has the sum of the rows inside of it and its own memory.
@@ -64,12 +64,12 @@ impl Breakdown {
     }
 }
 
-/// Rows with a size, a number of blocks, and a bar.
+/// Writes rows with a size, a number of blocks, and a bar.
 pub fn table(what: &str, rows: &[Row]) -> Table {
     table_in(what, rows, Amounts::of(rows.iter().map(|row| row.bytes)))
 }
 
-/// The same, with the unit of other tables.
+/// Writes the same with the unit of other tables.
 pub fn table_in(what: &str, rows: &[Row], amounts: Amounts) -> Table {
     let has_blocks = rows.iter().any(|row| row.blocks > 0);
     let mut table = Table::new().column(what, Fit::LeftCutFront).amounts("", amounts);

@@ -1,4 +1,4 @@
-//! What holds memory: when an allocation is refused, at a peak, and at the end of the process.
+//! Writes the holders of memory: when an allocation is refused, at a peak, and at the end of the process.
 
 use std::fmt;
 
@@ -16,12 +16,12 @@ use crate::{
     },
 };
 
-/// The most rows of a peak.
+/// The largest number of rows of a peak.
 const MOST_AT_PEAK: usize = 24;
-/// The most places that are listed.
+/// The largest number of listed places.
 const MOST_PLACES: usize = 20;
 
-/// Several lines: the request, the parts of the device's memory, and what holds it.
+/// Writes several lines: the request, the parts of the device's memory, and its holders.
 impl Show for OutOfMemory {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { device, requested, kind, path, line, breakdown, scopes, places, peak } = self;
@@ -54,7 +54,7 @@ impl Show for OutOfMemory {
             table("place", &rows(places)).show(f, paint)?;
         }
         match peak {
-            // A peak that equals what is in use now would say nothing new.
+            // A peak that equals the memory in use now would say nothing new.
             Some(peak) if peak.bytes > places.iter().map(|place| place.bytes).sum::<Bytes>() => {
                 f.write_str("\n")?;
                 peak.show(f, paint)
@@ -120,7 +120,7 @@ impl PeakHolders {
     }
 }
 
-/// One line, and one for each place. Blocks of one size are `3 × 512 MiB`.
+/// Writes one line, and one for each place. Blocks of one size are `3 × 512 MiB`.
 impl Show for Leaks {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if self.blocks == 0 {
@@ -160,7 +160,7 @@ impl Leaks {
     }
 }
 
-/// `1 MiB device, allocated at src/train.rs:15, in train > step`.
+/// Writes a line such as `1 MiB device, allocated at src/train.rs:15, in train > step`.
 impl fmt::Display for LiveBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.bytes, self.kind)?;
@@ -341,7 +341,7 @@ device 0: the peak was 1.00 GiB over the start
 ";
         assert!(text.contains(places), "{text}");
         assert!(!text.ends_with('\n'));
-        // The peak is what is in use now.
+        // The peak is the memory in use now.
         let now =
             OutOfMemory { peak: oom.peak.clone().map(|peak| PeakHolders { bytes: Bytes::gib(1), ..peak }), ..oom };
         assert!(!now.to_string().contains("the peak was"), "{now}");

@@ -1,4 +1,5 @@
-//! Hostile names in all that the library prints: a terminal shows them and does not obey, and a reader of JSON gets them as they are.
+//! Tests hostile names in all outputs of the library: a terminal shows them and does not obey them, and a reader of JSON gets them as
+//! they are.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -88,7 +89,7 @@ fn out_of_memory() -> OutOfMemory {
     }
 }
 
-/// One of each kind of content. A new kind does not compile until it is here.
+/// The list has one of each kind of content. A new kind does not compile until it is here.
 fn after(content: Option<&Content>) -> Option<Content> {
     let at = SourceLine::new(NAME, 12, 9);
     let device = Device { family: Family::Cuda, ordinal: 0 };
@@ -140,7 +141,7 @@ fn assert_printable(text: &str) {
     assert!(text.contains("FORGED"), "its names are not there: {text:?}");
 }
 
-/// In which forms it is written. A new one does not compile until it is here.
+/// The forms in which it is written. A new one does not compile until it is here.
 fn check(form: Form, output: &Output) {
     match form {
         Form::Text => {

@@ -1,11 +1,11 @@
-//! JSON that a terminal may print.
+//! Writes JSON that a terminal may print.
 
 use std::io::{self, Write};
 
 use crate::model::is_printable;
 
-/// Stands between a writer of JSON and where it writes to: characters that a terminal obeys become escapes such as `\u009b`, which a
-/// parser reads as the same string. JSON itself demands that for those below a space only.
+/// A writer between a writer of JSON and its output. Characters that a terminal obeys become escapes such as `\u009b`, which a
+/// parser reads as the same string. JSON itself demands this only for characters below a space.
 #[derive(Debug)]
 pub struct JsonEscapes<W>(pub W);
 

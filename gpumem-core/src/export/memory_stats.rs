@@ -1,4 +1,4 @@
-//! The allocator's statistics: PyTorch's table, and its flat names.
+//! Writes the allocator's statistics: PyTorch's table, and its flat names.
 
 use std::fmt::{self, Display};
 
@@ -11,7 +11,7 @@ use crate::{
     report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally},
 };
 
-/// PyTorch's table, below lines that say how accurate it is.
+/// Writes PyTorch's table, below lines about its accuracy.
 impl Show for MemorySummary {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let MemoryStats { device, simulated, intercepted_by, since, untracked, lost, reserved, .. } = &self.stats;
@@ -83,7 +83,7 @@ fn reserved(reserved: Option<&ReservedStats>) -> [String; 4] {
     [current, peak, "-".to_owned(), "-".to_owned()]
 }
 
-/// PyTorch's names, one on each line. Figures that the driver does not report are left out.
+/// Writes PyTorch's names, one on each line. Figures that the driver does not report are left out.
 impl fmt::Display for MemoryStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = self.named();
@@ -211,7 +211,7 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
         }
     }
 
-    /// A PiB on the device, and in all as much as a long run comes to.
+    /// There is a PiB on the device, and the total of a long run.
     #[test]
     fn the_table_stands_in_80_columns() {
         let most = stat([(1 << 50) - 1; 3], [999_999_999_999; 3]);

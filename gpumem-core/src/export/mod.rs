@@ -1,5 +1,5 @@
-//! Writers of reports, one topic in each file. They only write: all figures are derived before.
-//! The parts of tables are public: the command `gpumem` writes its own tables with them.
+//! The writers of reports, one topic in each file. They only write: all figures are derived before. The parts of tables
+//! are public: the command `gpumem` writes its own tables with them.
 
 mod amounts;
 mod breakdown;
@@ -41,7 +41,8 @@ pub enum Form {
 }
 
 impl Form {
-    /// The output as one piece of text that ends in a line break, so that those of several threads and processes do not mix.
+    /// Returns the output as one piece of text that ends in a line break, so that outputs of several threads and processes
+    /// do not mix.
     pub fn write(self, output: &Output, paint: Paint) -> String {
         let mut text = match self {
             Self::Text => output::text(output, paint),

@@ -1,4 +1,4 @@
-//! Everything that gpumem prints, as text.
+//! Writes everything that gpumem prints as text.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(super) fn text(output: &Output, paint: Paint) -> String {
     InPaint(output, paint).to_string()
 }
 
-/// As it is printed.
+/// Writes the text as it is printed.
 impl Show for Output {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if !self.content.is_report() {

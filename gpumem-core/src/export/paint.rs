@@ -12,7 +12,7 @@ use crate::{
 /// The columns of reports, unless a terminal has others.
 const WIDTH: usize = 80;
 
-/// How text is written: with colours or without, and in how many columns.
+/// The style of text: with or without colours, and the number of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paint {
     is_coloured: bool,
@@ -25,7 +25,7 @@ impl Paint {
     /// Text with the escape codes of ANSI terminals, in 80 columns.
     pub const ANSI: Self = Self { is_coloured: true, width: WIDTH };
 
-    /// The same in so many columns.
+    /// Returns the same style with this number of columns.
     #[must_use]
     pub fn in_columns(self, width: usize) -> Self {
         Self { width, ..self }
@@ -36,7 +36,7 @@ impl Paint {
         self.is_coloured
     }
 
-    /// The most columns of a line.
+    /// Returns the largest number of columns of a line.
     pub fn width(self) -> usize {
         self.width
     }
@@ -58,7 +58,7 @@ pub enum Role {
     More,
     /// A fall.
     Less,
-    /// What the reader must not miss.
+    /// Text that the reader must not miss.
     Alarm,
 }
 
@@ -98,7 +98,7 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
 
 /// Text that can be written with and without colours. `Display` writes the same as [`Paint::PLAIN`].
 pub trait Show {
-    /// Writes it.
+    /// Writes the text.
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
 }
 

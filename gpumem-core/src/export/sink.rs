@@ -1,4 +1,4 @@
-//! Where gpumem prints, and in which form.
+//! The target of gpumem's output, and its form.
 
 use std::{
     fmt,
@@ -11,9 +11,9 @@ use std::{
 use super::Form;
 use crate::{model::parse_error, report::Output};
 
-/// Where gpumem prints everything: reports of traces, points of trackers, memory that ran out, leaks, peaks, budgets that were not
-/// checked, notices. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH` or `off`) sets
-/// it for a whole program, `gpumem::sink::set_sink` sets it from code.
+/// The target of everything that gpumem prints: reports of traces, points of trackers, reports when memory runs out, leaks, peaks,
+/// unchecked budgets, notices. The environment variable `GPUMEM_REPORT` (`stdout`, `stderr`, `file:PATH`, `json`, `json:PATH` or
+/// `off`) sets it for a whole program, `gpumem::sink::set_sink` sets it from code.
 ///
 /// [`FromStr`] reads the same values as the variable.
 ///
@@ -66,7 +66,7 @@ impl Sink {
         }))
     }
 
-    /// The form that is written there.
+    /// Returns the form that is written there.
     #[doc(hidden)]
     pub fn form(&self) -> Form {
         match self {
@@ -76,7 +76,7 @@ impl Sink {
     }
 }
 
-/// The value of `GPUMEM_REPORT` that stands for this sink.
+/// Writes the value of `GPUMEM_REPORT` that stands for this sink.
 impl fmt::Display for Sink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

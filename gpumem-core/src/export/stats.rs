@@ -1,4 +1,4 @@
-//! The statistics of traces, as a table.
+//! Writes the statistics of traces as a table.
 
 use std::{fmt, time::Duration};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::report::{CallFigures, NameStats, Stats};
 
-/// A table for each device, with two lines for each name: what its calls used, and what they peaked.
+/// Writes a table for each device, with two lines for each name: the used and the peaked amounts of its calls.
 impl Show for Stats {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if self.names.is_empty() {
@@ -30,7 +30,7 @@ impl Show for Stats {
     }
 }
 
-/// The amounts of a name: min, median, 99 %, max and sum of `used`, then without the sum those of `peaked`.
+/// Returns the amounts of a name: min, median, 99 %, max and sum of `used`, and the same without the sum for `peaked`.
 fn amounts_of(CallFigures { used, sum, peaked, .. }: &CallFigures) -> ([i64; 5], [i64; 4]) {
     let signed = |bytes: crate::model::Bytes| i64::try_from(bytes.get()).unwrap_or(i64::MAX);
     (

@@ -1,4 +1,4 @@
-//! The memory of each scope, as a table.
+//! Writes the memory of each scope as a table.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::{
     report::{ScopeSummary, Summary, missing_in_words},
 };
 
-/// A tree of scopes for each device, the highest peak first. The bars compare peaks.
+/// Writes a tree of scopes for each device, the highest peak first. The bars compare peaks.
 impl Show for Summary {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         if let Some(why) = &self.not_intercepted {

@@ -1,4 +1,4 @@
-//! Tables that fit into the columns of a terminal.
+//! Writes tables that fit into the columns of a terminal.
 
 use std::{
     borrow::Cow,
@@ -19,21 +19,21 @@ const BAR: usize = 8;
 const INDENT: usize = 2;
 /// The least width of a name that is cut.
 const LEAST: usize = 12;
-/// A name that is cut to less than this is worth more than a bar.
+/// Bars are left out before a name is cut to less than this.
 const ENOUGH: usize = 20;
 
 /// The alignment of a column, and how a text that is too long is cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
-    /// On the right.
+    /// Text stands on the right.
     Right,
-    /// On the left.
+    /// Text stands on the left.
     Left,
-    /// On the left. A text that is too long is cut at its beginning.
+    /// Text stands on the left. A text that is too long is cut at its beginning.
     LeftCutFront,
-    /// On the left. A text that is too long is cut at its end.
+    /// Text stands on the left. A text that is too long is cut at its end.
     LeftCutEnd,
-    /// On the left. A command line, see [`shortened_command`].
+    /// A command line stands on the left, see [`shortened_command`].
     LeftCutCommand,
 }
 
@@ -53,14 +53,14 @@ struct Column {
 
 enum TableLine {
     Row(Vec<Cell>),
-    /// A text across all columns, inside so many rows.
+    /// A text across all columns, and the number of rows that it is inside of.
     Note(usize, String),
 }
 
 /// A cell of a table.
 #[derive(Clone, Default)]
 pub struct Cell {
-    /// How many rows it is inside of.
+    /// The number of rows that it is inside of.
     depth: usize,
     text: String,
     role: Role,
@@ -82,7 +82,7 @@ impl Cell {
         Self { depth: 0, text, role: Role::Bar }
     }
 
-    /// With the colour of this role.
+    /// Makes a bar with the colour of this role.
     #[must_use]
     pub fn role(self, role: Role) -> Self {
         Self { role, ..self }
@@ -92,7 +92,7 @@ impl Cell {
         INDENT * self.depth + self.text.width()
     }
 
-    /// At least so much of it is shown.
+    /// Sets the least width of the text that is shown.
     fn least(&self) -> usize {
         self.text.width().min(LEAST)
     }
@@ -105,7 +105,7 @@ impl<T: AsRef<str>> From<T> for Cell {
 }
 
 impl Table {
-    /// Without columns.
+    /// Makes a table without columns.
     pub fn new() -> Self {
         Self::default()
     }
@@ -117,7 +117,7 @@ impl Table {
         self
     }
 
-    /// A column of amounts. Its unit is below its name; without a name, the unit is the heading.
+    /// Adds a column of amounts. Its unit is below its name. If there is no name, the unit is the heading.
     #[must_use]
     pub fn amounts(mut self, name: &str, amounts: Amounts) -> Self {
         let (name, unit) = if name.is_empty() { (amounts.unit, "") } else { (name, amounts.unit) };
@@ -130,7 +130,7 @@ impl Table {
         self.lines.push(TableLine::Row(cells.into_iter().collect()));
     }
 
-    /// A line below the last row, indented like the rows inside of it.
+    /// Adds a line below the last row, indented like the rows inside of it.
     pub fn note(&mut self, depth: usize, text: &str) {
         self.lines.push(TableLine::Note(depth, text.to_owned()));
     }
@@ -150,7 +150,7 @@ impl Table {
             |column: &Column| matches!(column.fit, Fit::LeftCutFront | Fit::LeftCutEnd | Fit::LeftCutCommand);
         let cut = self.columns.iter().position(can_be_cut);
         let name = cut.and_then(|at| layout.widths[at]).unwrap_or(0);
-        // What is left for the name.
+        // This room is left for the name.
         let room = |layout: &Layout| (width + name).saturating_sub(layout.width());
         if room(&layout) < name.min(ENOUGH) {
             for (at, width) in layout.widths.iter_mut().enumerate() {
@@ -165,7 +165,7 @@ impl Table {
             let room = room(&layout).max(LEAST);
             let width = name.min(room);
             layout.widths[at] = Some(width);
-            // All rows of a tree are indented in the same way: less, if one of them has no room else.
+            // All rows of a tree are indented in the same way, and less if one of them would have no room.
             let fits = |cell: &Cell| layout.indent * cell.depth + cell.least() <= width;
             if !rows().filter_map(|cells| cells.get(at)).all(fits) {
                 layout.indent = 1;
@@ -174,7 +174,7 @@ impl Table {
         layout
     }
 
-    /// The lines, without a line break after the last one.
+    /// Returns the lines, without a line break after the last one.
     pub fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let layout = self.layout(paint.width());
         let heading = |text: fn(&Column) -> &str, role: Role| {
@@ -226,7 +226,8 @@ impl Table {
     }
 }
 
-/// The width of each column, `None` if it is left out, the spaces between two, and those before a row for each that it is inside of.
+/// The width of each column (`None` if it is left out), the spaces between two columns, and the indentation of a row for each row
+/// that it is inside of.
 struct Layout {
     widths: Vec<Option<usize>>,
     gap: usize,
@@ -234,15 +235,15 @@ struct Layout {
 }
 
 impl Layout {
-    /// Of a line, with the space before it.
+    /// The width of a line, including the space before it.
     fn width(&self) -> usize {
         let shown = self.widths.iter().flatten();
         1 + shown.clone().sum::<usize>() + self.gap * shown.count().saturating_sub(1)
     }
 }
 
-/// At most so many columns. Of a longer name the end is kept, because it says most; of a path only whole names.
-/// Of `function (path)`, the function is kept too, if there is room.
+/// Cuts a name to this number of columns. The end of a longer name is kept, because it says most, and only whole names
+/// of a path. The function of `function (path)` is kept too, if there is room.
 pub fn shortened(name: &str, most: usize) -> String {
     let name = one_line(name);
     if name.width() <= most {
@@ -260,7 +261,8 @@ pub fn shortened(name: &str, most: usize) -> String {
     format!("…{}", &kept[begin..])
 }
 
-/// A command line in at most so many columns. Folders go first, from the left: that of an interpreter says least. Then the end is cut.
+/// Cuts a command line to this number of columns. Folders are removed first, from the left, because that of an interpreter says least.
+/// Then the end is cut.
 pub fn shortened_command(line: &str, most: usize) -> String {
     let line = one_line(line);
     let mut words: Vec<_> = line.split(' ').map(Cow::Borrowed).collect();
@@ -279,7 +281,7 @@ pub fn shortened_command(line: &str, most: usize) -> String {
     cut(&words.join(" "), most)
 }
 
-/// At most so many columns. Of a longer text the beginning is kept.
+/// Cuts a text to this number of columns. The beginning of a longer text is kept.
 fn cut(text: &str, most: usize) -> String {
     if text.width() <= most {
         return text.to_owned();
@@ -288,7 +290,7 @@ fn cut(text: &str, most: usize) -> String {
     format!("{}…", text[..end].trim_end())
 }
 
-/// The characters that fit together with `…`.
+/// Returns the characters that fit together with `…`.
 fn fitting(chars: impl Iterator<Item = (usize, char)>, most: usize) -> impl Iterator<Item = (usize, char)> {
     let mut room = most.saturating_sub(1);
     chars.take_while(move |(_, c)| {
@@ -349,7 +351,7 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
-    /// The column of the first letter of each row.
+    /// Returns the column of the first letter of each row.
     #[test]
     fn all_rows_of_a_tree_have_one_indentation() {
         let begins = |rows: &[(usize, &str)], columns: usize| {

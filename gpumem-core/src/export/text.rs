@@ -1,4 +1,4 @@
-//! fastai's line, to the byte.
+//! Writes fastai's line, to the byte.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::{
     report::{Line, Report},
 };
 
-/// The line, and below it each statement.
+/// Writes the line, and each statement below it.
 impl Show for Report {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         write!(f, "{self}")?;
@@ -24,7 +24,7 @@ impl Show for Report {
     }
 }
 
-/// One row for each statement, in the order of the source. The bars compare how much each statement needed.
+/// Writes one row for each statement, in the order of the source. The bars compare the needs of statements.
 fn statements(lines: &[Line]) -> Table {
     type Figure = (&'static str, fn(&Line) -> i64);
     let figures: [Figure; 3] = [
@@ -56,8 +56,8 @@ fn statements(lines: &[Line]) -> Table {
 
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
 /// ` (ctx: subctx)` or nothing. A nested trace has two more spaces for each scope around it, then ` (outer > ctx: subctx)`. Figures
-/// that were not measured are `?`. A trace that overlapped those of other threads, shares adopted threads with them, or whose thread
-/// allocated on another device only, ends in a note that fastai does not have.
+/// that were not measured are `?`. A line ends in a note that fastai does not have if the trace overlapped those of other threads,
+/// shares adopted threads with them, or if its thread allocated only on another device.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;
@@ -88,7 +88,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Commas between thousands, as Python's `,` format does.
+/// Writes commas between thousands, as Python's `,` format does.
 fn grouped(number: i64) -> String {
     let digits = number.unsigned_abs().to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3 + 1);

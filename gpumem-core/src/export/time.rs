@@ -1,20 +1,20 @@
-//! Times as text. They are in UTC, because std does not know time zones.
+//! Writes times as text. They are in UTC, because std does not know time zones.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Seconds and microseconds since 1970; before it, 0.
+/// Returns seconds and microseconds since 1970; 0 for earlier times.
 fn since_1970(time: SystemTime) -> (u64, u32) {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     (since.as_secs(), since.subsec_micros())
 }
 
-/// `13:59:03Z`
+/// Returns a time such as `13:59:03Z`.
 pub(super) fn clock(time: SystemTime) -> String {
     let (seconds, _) = since_1970(time);
     format!("{:02}:{:02}:{:02}Z", seconds / 3600 % 24, seconds / 60 % 60, seconds % 60)
 }
 
-/// `2018-09-15T13:59:03.000250Z`, as RFC 3339 has it.
+/// Returns a time such as `2018-09-15T13:59:03.000250Z`, as in RFC 3339.
 pub(super) fn rfc3339(time: SystemTime) -> String {
     let (seconds, micros) = since_1970(time);
     let (year, month, day) = date(seconds / 86_400);
@@ -22,7 +22,7 @@ pub(super) fn rfc3339(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{}.{micros:06}Z", clock.trim_end_matches('Z'))
 }
 
-/// Year, month and day of a day since 1970-01-01.
+/// Returns the year, the month and the day of a number of days since 1970-01-01.
 fn date(mut days: u64) -> (u64, u64, u64) {
     let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let mut year = 1970;
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn moments_are_those_of_the_calendar() {
-        // As `date --utc --date=@SECONDS` prints them.
+        // The texts are those of `date --utc --date=@SECONDS`.
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00.000250Z"),
             (951_782_400, "2000-02-29T00:00:00.000250Z"),

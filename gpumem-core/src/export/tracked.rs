@@ -1,4 +1,4 @@
-//! The text that `gpumem::tracker::MemTracker` prints, in 80 columns.
+//! Writes the text that `gpumem::tracker::MemTracker` prints, in 80 columns.
 
 use std::{borrow::Cow, fmt};
 
@@ -15,14 +15,14 @@ use crate::{
     report::{Change, Tracked, path_in_words},
 };
 
-/// The most columns of a label's type and shape.
+/// The largest number of columns of a label's type and shape.
 const MOST: usize = 36;
 /// The least width of the last column.
 const LEAST: usize = 16;
-/// The most lines for blocks that came, and for blocks that went. If there are more, the smallest share one line.
+/// The largest number of lines for new blocks, and for freed blocks. If there are more, the smallest share one line.
 const MOST_LINES: usize = 30;
 
-/// A line with the time, the place and the memory in use; below it the blocks that came and went.
+/// Writes a line with the time, the place and the memory in use, and the new and the freed blocks below it.
 impl Show for Tracked {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let ctx = self.ctx.as_deref().map(|ctx| format!(" ({})", one_line(ctx))).unwrap_or_default();
@@ -75,10 +75,10 @@ fn table(changes: &[Change], width: usize) -> Table {
 /// The text of one change, or of the smallest ones together.
 struct ChangeRow<'a> {
     is_less: bool,
-    /// Without a sign.
+    /// The amount without a sign.
     total: i64,
     blocks: String,
-    /// Type and shape of a label, and the kind of memory that is not on the device.
+    /// The type and the shape of a label, and the kind of memory that is not on the device.
     what: String,
     change: Option<&'a Change>,
 }
@@ -112,7 +112,7 @@ impl<'a> ChangeRow<'a> {
         }
     }
 
-    /// The names, or where the blocks were allocated, cut to the room that is left.
+    /// Returns the names, or the places of the allocations, cut to the remaining room.
     fn place(&self, room: usize) -> String {
         let Some(change) = self.change else { return String::new() };
         if change.dtype.is_some() {
@@ -129,7 +129,7 @@ impl<'a> ChangeRow<'a> {
     }
 }
 
-/// A place without the first folders, if it does not fit.
+/// Returns a place, without the first folders if it does not fit.
 fn without_folders(place: &str, room: usize) -> String {
     if place.width() <= room {
         return place.to_owned();
@@ -142,7 +142,7 @@ fn size(change: &Change) -> i64 {
     change.total().get().saturating_abs()
 }
 
-/// `a, 2 × b and 5 more`. If there is no room, only the end of the first name is shown.
+/// Returns a text such as `a, 2 × b and 5 more`. If there is no room, only the end of the first name is shown.
 fn names_in(names: &[(String, u64)], count: u64, room: usize) -> String {
     if let [(name, _)] = names {
         return shortened(name, room);

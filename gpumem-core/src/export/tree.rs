@@ -42,13 +42,13 @@ pub struct Leaf {
 /// One row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// How many rows it is inside of.
+    /// The number of rows that it is inside of.
     pub depth: usize,
     /// The name.
     pub name: String,
     /// The bytes, with those of the rows inside.
     pub bytes: i64,
-    /// 0 if there is no such number.
+    /// The number of blocks. It is 0 if there is no such number.
     pub blocks: u64,
     /// The size of each block, if all have one size.
     pub each: Option<Bytes>,
@@ -57,7 +57,7 @@ pub struct Row {
 }
 
 impl Tree {
-    /// An empty tree.
+    /// Makes an empty tree.
     pub fn new() -> Self {
         // The root. It has no row.
         Self { nodes: vec![Node::default()], scopes: HashMap::new() }
@@ -100,13 +100,14 @@ impl Tree {
         at
     }
 
-    /// The rows, the largest first. If there are more than `most`, the others of each scope share one row, so the rows inside a row
-    /// still add up to it.
+    /// Returns the rows, the largest first. If there are more than `most`, the others of each scope share one row, so the rows
+    /// inside a row still add up to it.
     pub fn rows(self, most: usize) -> Vec<Row> {
         self.pruned(most, usize::MAX, 0)
     }
 
-    /// The same with at most `depth` rows inside each other, and with rows of less than `least` bytes only where one is alone.
+    /// Returns the same with at most `depth` rows inside each other. Rows of less than `least` bytes share one row, unless one
+    /// is alone.
     pub fn pruned(mut self, most: usize, depth: usize, least: u64) -> Vec<Row> {
         let mut largest = BinaryHeap::from([(u64::MAX, Reverse(0), 0)]);
         let mut left = most.saturating_add(1);
@@ -130,7 +131,7 @@ impl Tree {
     fn collect(&self, outer: usize, depth: usize, rows: &mut Vec<Row>) {
         let mut inside: Vec<_> = self.nodes[outer].inside.iter().map(|at| (*at, &self.nodes[*at])).collect();
         inside.sort_by_key(|(_, node)| Reverse(node.bytes));
-        // If only one is left, its own row takes no more room than the shared row. What is inside of it is not shown.
+        // If only one is left, its own row takes no more room than the shared row. The rows inside of it are not shown.
         let keeps_all = inside.iter().filter(|(_, node)| !node.is_kept).count() <= 1;
         let (kept, rest): (Vec<_>, Vec<_>) = inside.into_iter().partition(|(_, node)| node.is_kept || keeps_all);
         for (at, Node { name, bytes, blocks, note, .. }) in kept {
@@ -186,7 +187,7 @@ mod tests {
         let scopes: Vec<_> = (1..=9).map(|at| (format!("a/{at}"), at)).chain([("b/x".to_owned(), 100)]).collect();
         let scopes: Vec<_> = scopes.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
         assert_eq!(rows(&scopes, 4), ["b 100", " x 100", "a 45", " 9 9", " (8 more scopes) 36"]);
-        // Eight fit. Only one is left, so it has its own row.
+        // Eight rows fit. Only one is left, so it has its own row.
         assert_eq!(rows(&scopes, 11).len(), 12);
     }
 

@@ -79,7 +79,7 @@ fn run_rare<P: Primitives, R>(code: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(code)).map_err(lose).ok()
 }
 
-/// Keeps what the newest event was until the thread has left the inbox, if a budget must know of it.
+/// Keeps the newest event until the thread has left the inbox, if a budget must know of it.
 #[inline]
 fn keep_noticed<P: Primitives>(ledger: &mut Ledger) {
     if let Some(noticed) = ledger.noticed() {
@@ -90,12 +90,12 @@ fn keep_noticed<P: Primitives>(ledger: &mut Ledger) {
 type StateGuard<'a, T, P> = <<P as Primitives>::SpinLock<InboxState<T>> as SpinLock<InboxState<T>>>::Guard<'a>;
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
-    /// An inbox without a tap in use. Its clock starts now.
+    /// Makes an inbox without a tap in use. Its clock starts now.
     pub fn new() -> Self {
         Self::with(T::default(), false)
     }
 
-    /// An inbox that passes all events to this tap, from the first event on.
+    /// Makes an inbox that passes all events to this tap, from the first event on.
     pub fn tapped(tap: T) -> Self {
         Self::with(tap, true)
     }
@@ -255,7 +255,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
     /// Applies an event of a recording, with its recorded number, time and thread, and tells the observer what it does to
     /// blocks. Returns the figures if the event is a query of a scope.
     ///
-    /// `inside`: the scope path that its thread was in, if the recording does not have how it came there.
+    /// `inside` is the scope path that its thread was in, if the recording does not have the events that led there.
     pub fn replay(
         &self,
         event: &Event<'_>,
@@ -275,12 +275,13 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.enter(1, replay).flatten()
     }
 
-    /// A recording lacks events before the one with this number.
+    /// Notes that a recording lacks events before the one with this number.
     pub fn replay_from(&self, number: u64) {
         self.enter(0, |state, _| state.ledger.lacks_events_before(number));
     }
 
-    /// The event of a shortened recording was applied. If it allocates a block of the driver, the block belongs to this pool, or to none.
+    /// Notes that an event of a shortened recording was applied. If it allocates a block of the driver, the block belongs to this pool,
+    /// or to none.
     pub fn replay_owner(&self, event: &EventKind, pool: PoolId, observer: &mut impl Observer) {
         self.enter(0, |state, _| state.ledger.decide_shortened(event, pool, observer));
     }
@@ -313,7 +314,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         }
     }
 
-    /// What remains to be done after an event, outside the lock: this thread lost events, or a budget must know of the event.
+    /// Does the remaining work after an event, outside the lock: this thread lost events, or a budget must know of the event.
     #[cold]
     fn finish(&self) {
         let (count, noticed) = P::with_thread(|thread| (thread.reset_lost(), thread.take_noticed()));
@@ -338,7 +339,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
 
     /// Runs `inside` under the lock. `None` if this thread is inside the inbox already; then `events` events count as lost.
     fn enter<R>(&self, events: u32, inside: impl FnOnce(&mut InboxState<T>, ThreadId) -> R) -> Option<R> {
-        // In the child of a fork, a thread that does not exist there may hold the lock for ever.
+        // A thread that does not exist in the child of a fork may hold the lock there for ever.
         if P::is_forked() { None } else { self.enter_alive(events, inside) }
     }
 

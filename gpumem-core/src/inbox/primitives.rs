@@ -17,7 +17,7 @@ use spin::mutex::{SpinMutex, SpinMutexGuard};
 use super::thread_state::ThreadState;
 use crate::model::ThreadName;
 
-/// What an inbox needs from its environment.
+/// The needs of an inbox from its environment.
 pub trait Primitives: Debug + Sized + 'static {
     /// The lock around the ledger. It is held for about ten nanoseconds.
     type SpinLock<T>: SpinLock<T>;
@@ -27,7 +27,7 @@ pub trait Primitives: Debug + Sized + 'static {
     type Counter: Counter;
     /// The clock.
     type Instant: Clock;
-    /// How a thread waits for the spin lock.
+    /// The way in which a thread waits for the spin lock.
     type Wait: Wait;
 
     /// Calls `use_it` with the state of the calling thread.
@@ -65,7 +65,7 @@ pub trait SpinLock<T> {
 
     /// An unlocked lock around the value.
     fn new(value: T) -> Self;
-    /// Returns whether a thread holds the lock. Only a hint, because that may change at once.
+    /// Returns whether a thread holds the lock. It is only a hint, because the answer may change at once.
     fn is_locked(&self) -> bool;
     /// Locks without waiting. `None` if another thread holds the lock.
     fn try_lock(&self) -> Option<Self::Guard<'_>>;
@@ -190,7 +190,8 @@ impl Wait for Backoff {
     }
 }
 
-/// Not the standard library's `sleep`, at which a thread may be cancelled (`pthread_cancel`): it would unwind out of a hook.
+/// The standard library's `sleep` is not used: a thread may be cancelled in it (`pthread_cancel`), and would unwind out of a
+/// hook.
 fn sleep(duration: Duration) {
     static NOBODY_NOTIFIES: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
     let (lock, never) = &NOBODY_NOTIFIES;
@@ -198,13 +199,13 @@ fn sleep(duration: Duration) {
     drop(never.wait_timeout(locked, duration));
 }
 
-/// Which thread numbers are lent.
+/// The thread numbers that are lent.
 struct Numbers {
     /// The largest number that was lent; they begin with 1.
     lent: u32,
     /// The numbers of threads that have ended.
     returned: Vec<u32>,
-    /// How many inboxes there are.
+    /// The number of inboxes.
     inboxes: usize,
 }
 
@@ -216,7 +217,7 @@ fn numbers() -> MutexGuard<'static, Numbers> {
 
 static NAME_OF_THREAD: OnceLock<fn() -> ThreadName> = OnceLock::new();
 
-/// From now on this function knows the name of the calling thread. It takes a fraction of a microsecond, and takes no lock. Only the first
+/// Sets the function that returns the name of the calling thread. It needs a fraction of a microsecond, and takes no lock. Only the first
 /// call has an effect.
 pub fn name_threads_with(name: fn() -> ThreadName) {
     let _ = NAME_OF_THREAD.set(name);

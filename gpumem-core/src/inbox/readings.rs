@@ -1,5 +1,4 @@
-//! Readings of a device are recorded in the order in which they are made. Otherwise an old reading could replace a newer
-//! one.
+//! Records readings of a device in the order in which they are made. Otherwise an old reading could replace a newer one.
 
 use std::collections::HashMap;
 
@@ -20,7 +19,7 @@ pub struct Readings<P: Primitives = Std> {
 #[derive(Debug, Default)]
 struct CustomReadings {
     begun: u64,
-    /// The number of the newest one that was recorded, of each gauge.
+    /// The number of the newest recorded reading of each gauge.
     recorded: HashMap<Device, u64>,
 }
 
@@ -31,7 +30,7 @@ impl<P: Primitives> Default for Readings<P> {
 }
 
 impl<P: Primitives> Readings<P> {
-    /// No reading is in progress.
+    /// Makes the locks. No reading is in progress.
     pub fn new() -> Self {
         let devices = std::array::from_fn(|_| P::Lock::new(()));
         Self { devices, custom: P::Lock::new(CustomReadings::default()) }

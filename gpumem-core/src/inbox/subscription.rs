@@ -1,20 +1,21 @@
-//! Whether allocations are intercepted. One thread may begin or stop interception while another one opens a scope.
+//! Knows whether allocations are intercepted. One thread may begin or stop interception while another one opens a
+//! scope.
 
 use super::{Counter, Lock, Primitives, Std};
 
 /// The state of the interception of allocations. `E` is the reason why they are not intercepted.
 pub struct Subscription<E, P: Primitives = Std> {
-    /// Locked while a thread begins or stops interception, so that the last request decides.
+    /// The state is locked while a thread begins or stops interception, so that the last request decides.
     state: P::Lock<SubscriptionState<E>>,
-    /// How often interception was stopped.
+    /// The number of times that interception was stopped.
     interruptions: P::Counter,
 }
 
 #[derive(Debug)]
 struct SubscriptionState<E> {
-    /// Interception was stopped on request, and does not begin again by itself.
+    /// True if interception was stopped on request. It does not begin again by itself.
     is_stopped: bool,
-    /// Why the newest attempt to begin failed.
+    /// The reason why the newest attempt to begin failed.
     refused: Option<E>,
 }
 
@@ -25,7 +26,7 @@ impl<E: Clone, P: Primitives> Default for Subscription<E, P> {
 }
 
 impl<E: Clone, P: Primitives> Subscription<E, P> {
-    /// Allocations are not intercepted, and nothing was tried.
+    /// Makes the state in which allocations are not intercepted, and nothing was tried.
     pub fn new() -> Self {
         let state = SubscriptionState { is_stopped: false, refused: None };
         Self { state: P::Lock::new(state), interruptions: P::Counter::new(0) }
@@ -61,13 +62,15 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
         }
     }
 
-    /// How often interception was stopped so far. A scope compares this number before interception begins and after the
-    /// scope is open. If it has changed, the scope may have opened after `report_loss`, so the loss must be recorded again.
+    /// Returns the number of times that interception was stopped. A scope compares this number before interception begins
+    /// and after the scope is open. If it has changed, the scope may have opened after `report_loss`, so the loss must be
+    /// recorded again.
     pub fn interruptions(&self) -> u64 {
         self.interruptions.get()
     }
 
-    /// Why allocations are not intercepted. `None` if they are, or if interception was neither tried nor stopped.
+    /// Returns the reason why allocations are not intercepted. `None` if they are, or if interception was neither tried
+    /// nor stopped.
     pub fn why_not(&self, stopped: impl FnOnce() -> E) -> Option<E> {
         let state = self.lock();
         if state.is_stopped { Some(stopped()) } else { state.refused.clone() }

@@ -13,7 +13,8 @@ pub trait Tap: Default {
     /// Receives an event that was applied.
     fn record(&mut self, event: &Event<'_>);
 
-    /// The calling thread begins, under this number. `is_reused`: a thread that has ended had the number before.
+    /// The calling thread begins, under this number. `is_reused` is true if a thread that has ended had the number
+    /// before.
     fn begin_thread(&mut self, _thread: ThreadId, _is_reused: bool) {}
 
     /// The ledger no longer keeps the peak with this number.

@@ -36,7 +36,7 @@ fn open_at(scope: u64, callsite: u32) -> EventKind {
     EventKind::Open { scope, spec: ScopeSpec { callsite: CallsiteId(callsite), ..spec } }
 }
 
-/// More than one part.
+/// The blocks need more than one part.
 const MANY: u64 = 3 * PART_LEN as u64 + 7;
 
 #[test]
@@ -48,7 +48,7 @@ fn many_paths_and_groups_are_read_in_parts() {
         if scope % 2 == 0 {
             inbox.ask(None, &close(scope));
         }
-        // So the scopes are not nested.
+        // The scopes are not nested then.
         inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
     }
     let (nodes, total) = (inbox.nodes(), MANY * (MANY + 1) / 2);

@@ -1,4 +1,4 @@
-//! The number that a thread is lent, and the thread-local variables of an inbox.
+//! The number that is lent to a thread, and the thread-local variables of an inbox.
 
 use std::{cell::Cell, marker::PhantomData};
 
@@ -13,7 +13,7 @@ pub struct LentNumber<P: Primitives> {
 }
 
 impl<P: Primitives> LentNumber<P> {
-    /// The thread has no number yet.
+    /// Makes the state in which the thread has no number yet.
     pub const fn none() -> Self {
         Self { number: Cell::new(0), primitives: PhantomData }
     }
@@ -69,7 +69,7 @@ macro_rules! thread_variables {
             // It has no destructor, so it exists as long as the thread.
             static STATE: $crate::inbox::ThreadState = const { $crate::inbox::ThreadState::new() };
             static LENT: $crate::inbox::LentNumber<$primitives> = const { $crate::inbox::LentNumber::none() };
-            // For a thread whose other variables free GPU memory when they are dropped, after `LENT` is gone.
+            // This is for a thread whose other variables free GPU memory when they are dropped, after `LENT` is gone.
             static LENT_AT_END: $crate::inbox::LentNumber<$primitives> = const { $crate::inbox::LentNumber::none() };
         }
     };

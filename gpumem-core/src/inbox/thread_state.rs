@@ -4,19 +4,20 @@ use std::cell::Cell;
 
 use crate::ledger::Noticed;
 
-/// In `ThreadState::lost`: there is something in `noticed`. One comparison finds out about both.
+/// This value of `ThreadState::lost` says that `noticed` has an event. One comparison finds both.
 const NOTICED: u32 = 1 << 31;
 
 /// The state of one thread.
 #[derive(Debug, Default)]
 pub struct ThreadState {
-    /// The thread is inside an inbox. A global allocator or a signal handler that allocates GPU memory may call the inbox
-    /// again while the ledger is being changed; without this flag the thread would wait for itself for ever.
+    /// True while the thread is inside an inbox. A global allocator or a signal handler that allocates GPU memory may
+    /// call the inbox again while the ledger is being changed; without this flag the thread would wait for itself for
+    /// ever.
     inside: Cell<bool>,
-    /// How many events of this thread were lost: they came while it was inside, or the ledger panicked. It records the loss
+    /// The number of lost events of this thread: they came while it was inside, or the ledger panicked. It records the loss
     /// when it leaves.
     lost: Cell<u32>,
-    /// What its newest event was, if a budget must know of it.
+    /// Its newest event, if a budget must know of it.
     noticed: Cell<Option<Noticed>>,
     /// Its number; 0 until it has one.
     number: Cell<u32>,

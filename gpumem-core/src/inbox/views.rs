@@ -1,6 +1,6 @@
-//! Queries of an inbox. What grows with the number of scopes, groups or blocks is read in parts, and other threads are
-//! served in between. So each item of a result is correct for some moment during the call, but not all items are of the same
-//! moment.
+//! Queries of an inbox. Lists that grow with the number of scopes, groups or blocks are read in parts, and other threads are
+//! served in between. So each item of a result is correct for some moment during the call, but not all items belong to the
+//! same moment.
 
 use std::{collections::HashMap, ops::Range, time::Duration};
 
@@ -13,9 +13,9 @@ use crate::{
     model::{CallsiteId, Device, EventKind, Key, PoolId, ScopeId, ThreadId},
 };
 
-/// What reports ask of an [`Inbox`], whatever it is built of.
+/// The queries of reports to an [`Inbox`] with any primitives.
 pub trait LedgerView: Send + Sync {
-    /// How many events were recorded or lost so far.
+    /// Returns the number of events that were recorded or lost so far.
     fn counts(&self) -> Counts;
     /// The statistics of each device.
     fn stats(&self) -> Vec<DeviceStats>;
@@ -24,10 +24,10 @@ pub trait LedgerView: Send + Sync {
     fn nodes(&self) -> Vec<(Option<Device>, ScopeNode)>;
     /// The groups that have live blocks, read in parts.
     fn groups(&self) -> Vec<GroupUsage>;
-    /// Keeps the peak of an open scope under the number `under`. `false` if the scope does not record which allocations make
-    /// its peak.
+    /// Keeps the peak of an open scope under the number `under`. Returns `false` if the scope does not record which
+    /// allocations make its peak.
     fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool;
-    /// Like [`keep_peak`](Self::keep_peak), for the most that the live blocks of a device ever were.
+    /// Like [`keep_peak`](Self::keep_peak), for the highest sum of the live blocks of a device.
     fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool;
     /// Releases a kept peak.
     fn release_peak(&self, under: ScopeId);
@@ -37,7 +37,8 @@ pub trait LedgerView: Send + Sync {
     fn block(&self, key: Key) -> Option<KnownBlock>;
     /// The registered pools, and closed ones that still have blocks.
     fn pools(&self) -> Vec<KnownPool>;
-    /// Where the blocks of pools lie, by address. Blocks that are known by their handles are not among them.
+    /// Returns the places of the blocks of pools, by address. Blocks that are known by their handles are not among
+    /// them.
     fn pool_blocks(&self) -> Vec<(PoolId, Range<u64>)>;
     /// The scopes around the one with this period, the outermost first.
     fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId>;
@@ -152,12 +153,12 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         }
     }
 
-    /// Of some block it is not known yet to whom it belongs.
+    /// The owner of some block is not known yet.
     pub(crate) fn has_undecided(&self) -> bool {
         self.enter(0, |state, _| state.ledger.has_undecided()).unwrap_or(false)
     }
 
-    /// How many threads the ledger keeps a record of: as many as ran at the same time.
+    /// Returns the number of threads of which the ledger keeps a record: as many as ran at the same time.
     pub fn thread_records(&self) -> usize {
         self.enter(0, |state, _| state.ledger.threads()).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What a budget is told of other threads.
+//! Tells budgets of other threads.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::{
 };
 
 impl<T: Tap, P: Primitives> Inbox<T, P> {
-    /// From now on `watch` is told of these allocations and frees on the device, until [`unwatch`](Self::unwatch) with the
-    /// number that this returns.
+    /// Tells `watch` of these allocations and frees on the device, until [`unwatch`](Self::unwatch) with the number that
+    /// this returns.
     pub fn watch(&self, device: Device, noticing: Noticing, watch: Arc<dyn Watch>) -> u64 {
-        // In the child of a fork, a thread that does not exist there may hold the lock.
+        // A thread that does not exist in the child of a fork may hold the lock there.
         if P::is_forked() {
             return 0;
         }
@@ -36,7 +36,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
         self.watches.lock().all.retain(|(known, _)| *known != id);
     }
 
-    /// Tells those that watch what this thread did.
+    /// Tells the watches what this thread did.
     #[cold]
     pub(super) fn tell(&self, noticed: &Noticed) {
         // An allocator that allocates GPU memory must not come here again.

@@ -1,4 +1,4 @@
-//! Which open scopes adopt threads.
+//! The open scopes that adopt threads.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use crate::model::{ScopeId, ThreadId, Threads};
 #[derive(Debug, Default)]
 pub(super) struct Adopters {
     scopes: BTreeMap<ScopeId, Threads>,
-    /// How many of them adopt by name.
+    /// The number of those that adopt by name.
     by_name: usize,
     /// The threads without a scope that have allocated since these scopes, or others of their threads, changed.
     pub(super) looked_up: Vec<ThreadId>,
 }
 
 impl Adopters {
-    /// No scope adopts threads.
+    /// Returns whether no scope adopts threads.
     pub(super) fn is_empty(&self) -> bool {
         self.scopes.is_empty()
     }
 
-    /// Some scope adopts threads by their names.
+    /// Returns whether some scope adopts threads by their names.
     pub(super) fn is_by_name(&self) -> bool {
         self.by_name > 0
     }
@@ -37,7 +37,7 @@ impl Adopters {
         }
     }
 
-    /// All of them, the newest first.
+    /// Returns all of them, the newest first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (ScopeId, Threads)> {
         self.scopes.iter().rev().map(|(scope, threads)| (*scope, *threads))
     }

@@ -1,10 +1,11 @@
-//! Scopes that adopt threads: what such a thread allocates while it is in no scope counts for the innermost scope of the thread that
-//! opened the adopting one.
+//! Scopes that adopt threads: the allocations of such a thread in no scope count for the innermost scope of the thread that opened
+//! the adopting one.
 
 use super::{Ledger, scope::Scope, thread::Thread, tree::NodeId};
 use crate::model::{OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
 
-/// A thread without a scope is compared with so many adopting scopes, the newest ones. Those before them adopt nothing meanwhile.
+/// A thread without a scope is compared with at most this many adopting scopes, the newest ones. Older ones adopt nothing
+/// meanwhile.
 const MOST: usize = 64;
 
 impl Ledger {
@@ -19,13 +20,13 @@ impl Ledger {
         self.look_up_again();
     }
 
-    /// The scope is closed, and adopts nothing any more.
+    /// Notes that the scope is closed, and adopts nothing any more.
     pub(super) fn end_adoption(&mut self, scope: ScopeId) {
         self.look_up_again();
         self.adopters.remove(scope);
     }
 
-    /// Returns whether the name of the thread decides who adopts what it allocates, and is not known.
+    /// Returns whether the name of the thread decides who adopts its allocations, and is not known.
     pub fn needs_name(&mut self, thread: ThreadId) -> bool {
         if !self.adopters.is_by_name() {
             return false;
@@ -40,8 +41,8 @@ impl Ledger {
         record.forget_newest();
     }
 
-    /// Threads in no scope look up at their next allocations who adopts these: the adopting scopes have changed, or a thread has entered or
-    /// left a scope, or the figures of a scope begin again.
+    /// Makes threads in no scope look up again who adopts their next allocations: the adopting scopes have changed, or a thread has entered
+    /// or left a scope, or the figures of a scope begin again.
     pub(super) fn look_up_again(&mut self) {
         let Self { adopters, threads, .. } = self;
         for thread in adopters.looked_up.drain(..) {
@@ -51,7 +52,7 @@ impl Ledger {
         }
     }
 
-    /// The path and the owner thread of what a thread allocates.
+    /// Returns the path and the owner thread for the allocations of a thread.
     pub(super) fn place_of(&mut self, thread: ThreadId) -> (NodeId, OwnerThread) {
         let Thread { node, owner, .. } = *self.thread(thread);
         let Some(adopter) = self.adopter_of(thread) else { return (node, owner) };
@@ -59,7 +60,7 @@ impl Ledger {
         (node, self.owner_in(host, thread))
     }
 
-    /// The newest scope that adopts the thread.
+    /// Returns the newest scope that adopts the thread.
     fn adopter_of(&mut self, thread: ThreadId) -> Option<ScopeId> {
         if self.adopters.is_empty() || !self.thread(thread).entered.is_empty() {
             return None;
@@ -67,15 +68,15 @@ impl Ledger {
         self.adopters_of(thread).next()
     }
 
-    /// The scopes that adopt this thread, which is in no scope, the newest first.
+    /// Returns the scopes that adopt this thread, which is in no scope, the newest first.
     fn adopters_of(&self, thread: ThreadId) -> impl Iterator<Item = ScopeId> {
         let name = self.threads.get(thread.0 as usize).and_then(|thread| thread.name);
         let adopters = self.adopters.newest_first().take(MOST);
         adopters.filter(move |(_, threads)| threads.include(name.as_ref())).map(|(scope, _)| scope)
     }
 
-    /// The innermost scope of the thread that opened this one: its path, and its owner thread. While the thread is not in this one, such
-    /// as between the polls of a task, it is this one.
+    /// Returns the path and the owner thread of the innermost scope of the thread that opened this one. While the thread is not in this
+    /// one, such as between the polls of a task, it is this one.
     fn innermost(&self, scope: &Scope) -> (NodeId, OwnerThread) {
         match self.opener_of(scope) {
             Some(opener) if opener.is_in_opened(scope.number) => (opener.node, opener.owner),
@@ -83,12 +84,12 @@ impl Ledger {
         }
     }
 
-    /// The thread that opened a scope, unless it has ended and its number is another thread's.
+    /// Returns the thread that opened a scope, unless it has ended and its number is another thread's.
     fn opener_of(&self, scope: &Scope) -> Option<&Thread> {
         self.threads.get(scope.opener.0 as usize).filter(|opener| opener.own == scope.own)
     }
 
-    /// The device of an allocation is noted for the thread for which it counts. If several threads adopt it, it is noted that their figures
+    /// Notes the device of an allocation for the thread for which it counts. If several threads adopt it, it also notes that their figures
     /// depend on which scope was opened last.
     pub(super) fn note_adoption(&mut self, thread: ThreadId, meter: u16, is_on_device: bool, number: u64) {
         let record = self.thread(thread);
@@ -115,7 +116,7 @@ impl Ledger {
         }
     }
 
-    /// Threads that this scope adopted, or another one of its thread, were adopted by other threads as well.
+    /// Returns whether other threads also adopted threads of this scope, or of another one of its thread.
     pub(super) fn is_adoption_shared(&self, scope: &Scope) -> bool {
         let of_thread = self.opener_of(scope).map_or(0, |opener| opener.shared_adoption);
         scope.shared_adoption.max(of_thread) > scope.start.number
@@ -124,7 +125,7 @@ impl Ledger {
 
 #[cfg(test)]
 impl Ledger {
-    /// How many threads look up again who adopts them.
+    /// Returns the number of threads that look up again who adopts them.
     pub(super) fn adoption_len(&self) -> usize {
         self.adopters.looked_up.len()
     }

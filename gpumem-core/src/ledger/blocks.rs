@@ -15,9 +15,9 @@ use super::{
 use crate::model::{Answer, Block, Bytes, Device, Gauge, Key, OwnerThread, Tag, ThreadId};
 
 impl Ledger {
-    /// Applies an allocation that differs from the newest events in its key and size only; most do. If it differs in more,
-    /// this returns `false` and changes nothing, and the caller calls [`alloc`](Self::alloc). It calls nothing and cannot
-    /// panic.
+    /// Applies an allocation that differs from the newest events only in its key and size, as most do. If it differs in
+    /// more, this returns `false` and changes nothing, and the caller calls [`alloc`](Self::alloc). It calls nothing and
+    /// cannot panic.
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub fn alloc_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
@@ -192,7 +192,7 @@ impl Ledger {
         *pending = PendingDelta::default();
     }
 
-    /// The owner thread and the group of an allocation.
+    /// Returns the owner thread and the group of an allocation.
     fn attribution(&mut self, tag: Tag, number: u64, thread: ThreadId) -> Attribution {
         let (newest, attribution) = self.thread(thread).newest;
         if newest == tag { attribution } else { self.find_attribution(tag, number, thread) }
@@ -218,7 +218,7 @@ impl Ledger {
         attribution
     }
 
-    /// The number of a group.
+    /// Returns the number of a group.
     pub(super) fn group_number(&mut self, group: AllocGroup) -> GroupId {
         let Self { threads, thread_levels, meters, groups, .. } = self;
         let in_use = || {
@@ -234,7 +234,8 @@ impl Ledger {
         groups.number(group, in_use, is_needed)
     }
 
-    /// A block that is older than the session is freed, or its free failed. It belongs to no thread and to no scope.
+    /// Counts a block that is older than the session and is freed, or whose free failed. It belongs to no thread and to
+    /// no scope.
     fn change_older(&mut self, device: Device, by: i64) {
         self.flush_pending();
         let Meter { level, peaks, driver, .. } = self.meters.of(device, Gauge::Exact);
@@ -246,7 +247,7 @@ impl Ledger {
         peaks.raise(level.in_use);
     }
 
-    /// Applies a free. `older` is what the source knows of a block that is older than the session.
+    /// Applies a free. `older` is the source's description of a block that is older than the session.
     pub fn free(&mut self, key: Key, older: Option<&Block>, thread: ThreadId) -> Answer {
         self.free_observed(key, older, thread, &mut ())
     }
@@ -282,7 +283,8 @@ impl Ledger {
         self.counts.events = self.counts.events.wrapping_add(1);
         let (freed, answer) = match older {
             Some(block) => (self.free_older(block), Answer::Applied),
-            // Counted when the late lookup has ended: a scope that opens until then begins before this free.
+            // The free is counted when the late lookup has ended: a scope that opens until then begins before this
+            // free.
             None => (Freed::Uncounted, Answer::Untracked),
         };
         self.thread(thread).freed = freed;
@@ -313,7 +315,7 @@ impl Ledger {
             Freed::Uncounted => {}
             Freed::Untracked(number) => {
                 self.counts.untracked = self.counts.untracked.saturating_sub(1);
-                // Scopes that began after this event have it in the count that they began with.
+                // Scopes that began after this event have it in their initial count.
                 for scope in self.scopes.values_mut().filter(|scope| scope.start.number > number) {
                     let before = &mut scope.start.before.untracked;
                     *before = before.saturating_sub(1);
@@ -338,7 +340,7 @@ impl Ledger {
         }
     }
 
-    /// Removes the blocks of a context that was destroyed: one part of the blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS).
+    /// Removes the blocks of a destroyed context, in one part of [`BLOCK_PARTS`](super::BLOCK_PARTS) parts of the blocks.
     pub fn remove_context(&mut self, context: u8, part: usize) {
         self.remove_context_observed(context, part, &mut ());
     }

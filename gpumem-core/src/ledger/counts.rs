@@ -2,7 +2,7 @@
 
 use crate::model::Bytes;
 
-/// How many events the ledger has applied or missed.
+/// The number of events that the ledger has applied or missed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Allocations and frees. A pending delta adds its events when it is applied. A block that is removed or inserted
@@ -16,7 +16,7 @@ pub struct Counts {
     pub removed_with_context: u64,
 }
 
-/// The most scopes, nodes or groups that are read under one lock. After them, other threads are served.
+/// The largest number of scopes, nodes or groups that are read under one lock. After them, other threads are served.
 pub const PART_LEN: usize = 1 << 9;
 
 /// No block and no device has 2^63 bytes.

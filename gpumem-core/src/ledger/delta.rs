@@ -35,7 +35,7 @@ pub(super) struct GroupDelta {
 }
 
 impl GroupDelta {
-    /// How many allocations and frees these were. Each block that was allocated and is not live was freed.
+    /// The number of allocations and frees. Each block that was allocated and is not live was freed.
     #[inline]
     pub(super) fn events(&self) -> i64 {
         2 * self.allocations.cast_signed() - self.blocks.net

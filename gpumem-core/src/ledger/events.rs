@@ -1,4 +1,4 @@
-//! What each event does. Allocations and frees are in `blocks.rs`, scopes in `scopes.rs`.
+//! Applies each event. Allocations and frees are in `blocks.rs`, scopes in `scopes.rs`.
 
 use super::{
     Ledger,
@@ -18,7 +18,7 @@ impl Ledger {
         self.apply_observed(event, &mut ())
     }
 
-    /// Like [`apply`](Self::apply), and tells the observer what the event does to blocks.
+    /// Applies an event like [`apply`](Self::apply), and tells the observer its effects on blocks.
     #[inline]
     pub fn apply_observed<O: Observer>(&mut self, event: &Event<'_>, observer: &mut O) -> Answer {
         match event.kind {
@@ -72,7 +72,7 @@ impl Ledger {
         match *event.kind {
             EventKind::Alloc { .. }
             | EventKind::Free { .. }
-            // These change nothing.
+            // These events change nothing.
             | EventKind::Refused { .. }
             | EventKind::Mark { .. }
             | EventKind::OnStream { .. }
@@ -133,8 +133,8 @@ impl Ledger {
         None
     }
 
-    /// `count` events before the one with this number were missed. While functions are displaced, later frees may be missed
-    /// as well.
+    /// Counts `count` events that were missed before the one with this number. While functions are displaced, later frees
+    /// may be missed as well.
     fn lost<O: Observer>(&mut self, count: u64, number: u64, observer: &mut O) {
         self.counts.lost += count;
         let until = if self.displaced > 0 { u64::MAX } else { number };
@@ -151,13 +151,13 @@ impl Ledger {
         self.last_trace.take()
     }
 
-    /// How many events were applied or missed so far.
+    /// Returns the number of events that were applied or missed so far.
     pub fn counts(&mut self) -> Counts {
         self.flush_pending();
         self.counts
     }
 
-    /// The statistics of each device on which allocations were observed.
+    /// Returns the statistics of each device on which allocations were observed.
     pub fn stats(&mut self) -> Vec<DeviceStats> {
         self.flush_pending();
         self.meters.stats()

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use super::{live::hash::KeyHashBuilder, peaks::GroupHistory, tree::NodeId};
 use crate::model::{MemKind, PoolId, StackId};
 
-/// What the blocks of one group have in common.
+/// The common properties of the blocks of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AllocGroup {
     /// The scope path.
@@ -20,7 +20,7 @@ pub struct AllocGroup {
     pub kind: MemKind,
     /// See [`Block::context`](crate::model::Block::context).
     pub context: u8,
-    /// Of parts: their pool. Of blocks of the driver: the pool that they belong to; [`PoolId::NONE`] if they belong to none.
+    /// The pool of parts, or the pool that blocks of the driver belong to; [`PoolId::NONE`] if they belong to none.
     pub pool: PoolId,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct GroupId(pub(super) u32);
 pub(super) const MOST_GROUPS: usize = 1 << 24;
 /// With no more groups than this, no sweep is made.
 const NO_SWEEP: usize = 1 << 12;
-/// How many groups a sweep checks. It begins after half as many new groups.
+/// The number of groups that a sweep checks. It begins after half as many new groups.
 const SWEEP: usize = 1 << 8;
 
 /// All allocation groups and the sums of their live blocks.
@@ -85,9 +85,9 @@ impl Default for AllocGroups {
 }
 
 impl AllocGroups {
-    /// The number of a group, which is created if it is new. This may sweep: a sweep reuses the numbers of groups without
-    /// live blocks. It keeps the groups in `in_use`, which is called only for a sweep, and those for which `is_needed` is
-    /// true because of a peak.
+    /// Returns the number of a group, which is created if it is new. This may sweep: a sweep reuses the numbers of groups
+    /// without live blocks. It keeps the groups in `in_use`, which is called only for a sweep, and those for which
+    /// `is_needed` is true because of a peak.
     pub(super) fn number(
         &mut self,
         mut group: AllocGroup,
@@ -137,7 +137,7 @@ impl AllocGroups {
         }
     }
 
-    /// How many numbers exist, of known and of forgotten groups.
+    /// Returns the number of groups, with forgotten ones.
     #[cfg(test)]
     pub(super) fn numbers(&self) -> usize {
         self.all.len()
@@ -152,7 +152,7 @@ impl AllocGroups {
         &self.all[number.0 as usize].group
     }
 
-    /// At most `count` groups from this number on. `None` after the last.
+    /// Returns at most `count` groups from this number on. `None` after the last.
     pub(super) fn range(&self, first: usize, count: usize) -> Option<&[GroupState]> {
         self.all.get(first..).filter(|rest| !rest.is_empty()).map(|rest| &rest[..count.min(rest.len())])
     }

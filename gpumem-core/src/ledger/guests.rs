@@ -14,18 +14,18 @@ const NO_SCAN: usize = if cfg!(test) { 4 } else { 512 };
 struct Guest {
     /// The owner thread of the guest itself.
     own: OwnerThread,
-    /// The owner thread that the scope was opened on. It may be a guest's as well.
+    /// The owner thread that opened the scope. It may be a guest's as well.
     host: OwnerThread,
 }
 
-/// The owner threads of all guests. An owner thread that is not in here is that of a thread itself.
+/// The owner threads of all guests. Any other owner thread is that of a thread itself.
 #[derive(Debug, Default)]
 pub(super) struct Guests {
     known: HashMap<OwnerThread, Guest, KeyHashBuilder>,
     owners: HashMap<Guest, OwnerThread, KeyHashBuilder>,
-    /// How many were in use at the last scan.
+    /// The number of guests that were in use at the last scan.
     in_use: usize,
-    /// The scan in progress, which finds out which are in use.
+    /// The scan in progress, which finds the guests in use.
     scan: Option<GuestScan>,
 }
 
@@ -36,14 +36,14 @@ pub(super) struct GuestScan {
     pub(super) next_part: usize,
     /// The last scope that was read.
     pub(super) last_scope: Option<ScopeId>,
-    /// The owner threads in use: of the blocks, scopes and threads that were read so far, and those entered since the scan
-    /// began.
+    /// The owner threads in use: those of the blocks, scopes and threads that were read so far, and those entered since
+    /// the scan began.
     used: HashSet<OwnerThread, KeyHashBuilder>,
 }
 
 impl Guests {
-    /// The owner thread of what the thread `own` allocates in a scope of the owner thread `host`. `next` creates a new owner
-    /// thread.
+    /// Returns the owner thread of allocations of the thread `own` in a scope of the owner thread `host`. `next` creates a
+    /// new owner thread.
     pub(super) fn owner(
         &mut self,
         own: OwnerThread,
@@ -67,7 +67,8 @@ impl Guests {
         owner
     }
 
-    /// What the task `own` allocates counts for the owner thread `host` as well. `false` if the number is not the task's alone.
+    /// Makes allocations of the task `own` count for the owner thread `host` as well. Returns `false` if the number does not
+    /// belong only to the task.
     pub(super) fn add_task(&mut self, own: OwnerThread, host: OwnerThread) -> bool {
         if own == OwnerThread::LAST {
             return false;
@@ -77,12 +78,12 @@ impl Guests {
         true
     }
 
-    /// The thread that allocates on this owner thread.
+    /// Returns the thread that allocates on this owner thread.
     fn own(&self, owner: OwnerThread) -> OwnerThread {
         self.known.get(&owner).map_or(owner, |guest| guest.own)
     }
 
-    /// The owner thread, its host, the host of that, and so on.
+    /// Returns the owner thread, its host, the host of that, and so on.
     pub(super) fn hosts(&self, owner: OwnerThread) -> impl Iterator<Item = OwnerThread> {
         std::iter::successors(Some(owner), |owner| self.known.get(owner).map(|guest| guest.host))
     }
@@ -96,12 +97,13 @@ impl Guests {
         self.hosts(owner).for_each(|host| count(self.own(host)));
     }
 
-    /// A scan is in progress, or is due: there are twice as many guests as were in use at the last scan.
+    /// Returns whether a scan is in progress, or is due: there are twice as many guests as were in use at the last
+    /// scan.
     pub(super) fn must_scan(&self) -> bool {
         self.scan.is_some() || self.known.len() >= NO_SCAN.max(2 * self.in_use)
     }
 
-    /// The scan in progress, and whether this call began it.
+    /// Returns the scan in progress, and whether this call began it.
     pub(super) fn scan(&mut self) -> (&mut GuestScan, bool) {
         let is_new = self.scan.is_none();
         (self.scan.get_or_insert_default(), is_new)

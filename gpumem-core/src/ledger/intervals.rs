@@ -1,18 +1,18 @@
-//! The most that was in use on a device between two questions of somebody who asks again and again, such as an exporter of metrics.
+//! The highest memory of a device between two questions of one reader, such as an exporter of metrics.
 
 use super::{Ledger, meters::Meter, watermark::Mark};
 use crate::model::{Device, Gauge};
 
-/// What a device has in use, and had at most.
+/// The memory in use on a device, and its peaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DevicePeaks {
-    /// The most since the interval began.
+    /// The highest value since the interval began.
     pub interval: u64,
-    /// The most that its live blocks ever were.
+    /// The highest sum of its live blocks.
     pub ever: u64,
 }
 
-/// The interval of one who asks.
+/// The interval of one reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeakInterval {
     meter: u16,
@@ -28,7 +28,7 @@ impl Ledger {
         PeakInterval { meter, mark: level.peaks.open(level.in_use) }
     }
 
-    /// The peaks now. The next interval begins at the same moment.
+    /// Returns the current peaks. The next interval begins at the same moment.
     pub fn next_interval(&mut self, interval: &mut PeakInterval) -> DevicePeaks {
         self.flush_pending();
         let Meter { level, peaks, .. } = &mut self.meters.0[usize::from(interval.meter)];

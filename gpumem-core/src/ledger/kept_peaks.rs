@@ -1,4 +1,4 @@
-//! Peaks that are kept, so that their groups can be read in parts: of an open scope, of a closed scope, or of a device.
+//! Peaks of open scopes, closed scopes or devices that are kept, so that their groups can be read in parts.
 
 use super::{
     Ledger, groups::AllocGroup, kept_range::KeptRange, meters::Meter, peaks::PeakHistory, scope::Scope,
@@ -6,12 +6,12 @@ use super::{
 };
 use crate::model::{ByteDelta, Device, Gauge, OwnerThread, ScopeId};
 
-/// How much more one group had in use at a peak than at the start of the scope.
+/// The increase of one group from the start of the scope to a peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupAtPeak {
     /// The group.
     pub group: AllocGroup,
-    /// Its bytes at the peak. Of a scope: minus those at its start.
+    /// Its bytes at the peak. For a scope, those at its start are subtracted.
     pub bytes: ByteDelta,
 }
 
@@ -24,12 +24,12 @@ pub struct PeakTotal {
     pub bytes: ByteDelta,
     /// The change by frees of blocks that are older than the session. It is above 0 only if such a free failed.
     pub older: ByteDelta,
-    /// The sum counts what is above the start of a scope. `false` for the peak of a device.
+    /// True if the sum counts the memory above the start of a scope. `false` for the peak of a device.
     pub is_over_start: bool,
 }
 
 impl Ledger {
-    /// The peaks that the peak of a scope is among, and the level that they belong to.
+    /// Returns the peaks that include the peak of a scope, and their level.
     fn peaks(&mut self, of_thread: Option<OwnerThread>, meter: u16) -> (&mut PeakHistory, i64) {
         match of_thread {
             None => {
@@ -82,7 +82,7 @@ impl Ledger {
         kept
     }
 
-    /// Like [`keep_peak`](Self::keep_peak), for the most that the live blocks of a device ever were. `None` if there were
+    /// Like [`keep_peak`](Self::keep_peak), for the highest sum of the live blocks of a device. `None` if there were
     /// none.
     pub fn keep_device_peak(&mut self, device: Device, under: ScopeId) -> Option<()> {
         self.flush_pending();
@@ -105,9 +105,10 @@ impl Ledger {
         Some(PeakTotal { device: *device, bytes, older, is_over_start })
     }
 
-    /// One part of the groups of a kept peak; `None` after the last part. Later events do not change these figures.
+    /// Returns one part of the groups of a kept peak; `None` after the last part. Later events do not change these
+    /// figures.
     pub fn peak_part(&mut self, under: ScopeId, part: usize) -> Option<Vec<GroupAtPeak>> {
-        /// Groups in one part. A thread that allocates waits until the part is read.
+        /// The number of groups in one part. A thread that allocates waits until the part is read.
         const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
         self.flush_pending();
         let KeptRange { meter, of_thread, range } = self.kept_peaks.get(&under)?;

@@ -1,4 +1,4 @@
-//! What the ledger keeps of each kept peak.
+//! The data that the ledger keeps of each kept peak.
 
 use super::peaks::PeakRange;
 use crate::model::OwnerThread;

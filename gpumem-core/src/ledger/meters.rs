@@ -1,4 +1,4 @@
-//! Bytes in use on each device: what allocations add up to, and what samples show.
+//! The bytes in use on each device: the sum of allocations, and the samples.
 
 use std::time::Duration;
 
@@ -14,23 +14,23 @@ pub(super) struct Meters(pub(super) Vec<Meter>);
 #[repr(C)]
 pub(super) struct Meter {
     pub(super) level: UsageLevel,
-    /// Used by [`Gauge::Exact`] only, as are `on_device` and `kinds`.
+    /// Only [`Gauge::Exact`] uses it, and `on_device` and `kinds`.
     pub(super) peaks: PeakHistory,
     /// The memory that traces count.
     pub(super) on_device: Stat,
-    /// Indexed as [`MemKind::ALL`].
+    /// The figures of each kind, in the order of [`MemKind::ALL`].
     pub(super) kinds: [Stat; MemKind::ALL.len()],
     pub(super) device: Device,
     pub(super) gauge: Gauge,
     pub(super) samples: Samples,
-    /// The open traces of all gauges on the device. Used at the meter of [`Gauge::Exact`] only.
+    /// The open traces of all gauges on the device. Only the meter of [`Gauge::Exact`] uses them.
     pub(super) open_traces: OpenTraces,
-    /// The driver's view, if a pool was registered on the device: then `level` is the program's. It counts exactly, whatever
-    /// the gauge.
+    /// The driver's view, if a pool was registered on the device: then `level` is the program's. It counts exactly for every
+    /// gauge.
     pub(super) driver: Option<UsageLevel>,
 }
 
-/// Bytes in use, and the most of them since each open scope began.
+/// The bytes in use, and their highest value since each open scope began.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UsageLevel {
     /// May be negative: blocks that are older than the session may be freed, and samples count down from what is free.
@@ -38,13 +38,13 @@ pub(super) struct UsageLevel {
     pub(super) peaks: Watermark<i64>,
 }
 
-/// How a device was read. A scope reports the readings since it began.
+/// The readings of a device. A scope reports those since it began.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
     pub(super) count: u64,
     pub(super) newest: Option<Time>,
     pub(super) gaps: Watermark<Duration>,
-    /// The newest reading failed.
+    /// True if the newest reading failed.
     pub(super) failed: bool,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Samples {
 pub struct DeviceStats {
     /// The device.
     pub device: Device,
-    /// All memory that is certainly on the device, as traces count it.
+    /// The memory that is certainly on the device, as traces count it.
     pub on_device: Stat,
     /// Each kind of memory, in the order of [`MemKind::ALL`].
     pub kinds: [Stat; MemKind::ALL.len()],
@@ -85,7 +85,7 @@ impl Meters {
         &mut self.0[usize::from(index)]
     }
 
-    /// The statistics of each device on which allocations were observed.
+    /// Returns the statistics of each device on which allocations were observed.
     pub(super) fn stats(&self) -> Vec<DeviceStats> {
         let exact = self.0.iter().filter(|meter| meter.gauge == Gauge::Exact);
         exact
@@ -99,7 +99,7 @@ impl Meters {
 }
 
 impl UsageLevel {
-    /// Changes by `net`; `high` is the most that was in use meanwhile.
+    /// Changes the bytes by `net`; `high` is the highest value meanwhile.
     #[inline]
     pub(super) fn apply(&mut self, high: i64, net: i64) {
         self.peaks.raise(high);
@@ -118,7 +118,7 @@ impl UsageLevel {
 
 impl Meter {
     /// A sample counts the bytes that are no longer free: this is the one figure on which both versions of NVML and
-    /// `cuMemGetInfo` agree. A gauge of the program knows only what is in use.
+    /// `cuMemGetInfo` agree. A gauge of the program knows only the bytes in use.
     pub(super) fn apply_sample(&mut self, time: Time, memory: &GpuMemory) {
         let is_custom = self.device.family == Family::Custom;
         self.level.set(if is_custom { signed(memory.used) } else { -signed(memory.free) });

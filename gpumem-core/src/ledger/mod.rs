@@ -65,28 +65,31 @@ use crate::model::{ScopeId, Trace};
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ledger {
-    /// The changes of the newest events, which the tree, the meters and the groups do not have yet.
+    /// The changes of the newest events that the tree, the meters and the groups do not have yet.
     pending: PendingDelta,
-    /// Indexed by thread number. There are as many as threads ran at the same time.
+    /// The threads by their number. There are as many as ran at the same time.
     threads: Vec<Thread>,
     /// The time of the next allocation, in tenths of a second.
     tenths: u32,
-    /// Some scope counts one thread only, or only what is allocated in it, or a budget must know what other threads do.
+    /// True if some scope counts only one thread or only its own allocations, or if a budget must know of other
+    /// threads.
     has_thread_scopes: bool,
-    /// A pool was registered.
+    /// True if a pool was registered.
     has_pools: bool,
-    /// One of the two is so: blocks of the driver are not only counted like the newest ones.
+    /// True if one of the two fields above is true: blocks of the driver are not only counted like the newest ones.
     is_special: bool,
-    /// Some block is undecided, or a pool waits for a block; see `undecided.rs`.
+    /// True if some block is undecided, or if a pool waits for a block; see `undecided.rs`.
     has_open_questions: bool,
-    /// Events are passed to a tap as well. The inbox sets it; it is here because each event reads this cache line anyway.
+    /// True if events are passed to a tap as well. The inbox sets it. It is here because each event reads this cache line
+    /// anyway.
     pub(crate) is_tapped: bool,
     live: LiveBlocks,
     counts: Counts,
-    /// How many of the driver's functions other tools have replaced at the moment. They are part of `counts.lost`, and a
-    /// scope that opens now reports them as well, because it misses their calls.
+    /// The number of the driver's functions that other tools have replaced at the moment. They are part of
+    /// `counts.lost`, and a scope that opens now reports them as well, because it misses their calls.
     displaced: u64,
-    /// The open scopes. Ordered, so that they can be read in parts. Boxed, because the map moves its values.
+    /// The open scopes. They are ordered, so that they can be read in parts, and boxed, because the map moves its
+    /// values.
     scopes: BTreeMap<ScopeId, Box<Scope>>,
     /// The result of the newest query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay
     /// cheap.
@@ -94,19 +97,19 @@ pub struct Ledger {
     tree: ScopeTree,
     meters: Meters,
     thread_levels: ThreadLevels,
-    /// The scopes that count only what is allocated in them.
+    /// The scopes that count only their own allocations.
     own_scopes: OwnScopes,
-    /// Some of them may have counted blocks with lower numbers while they counted the whole process.
+    /// Some of these scopes may have counted blocks with numbers below this one while they counted the whole process.
     separated_before: u64,
-    /// Some budget must know what other threads do.
+    /// The watches of budgets that must know of other threads.
     watched: Vec<Watched>,
-    /// The newest event, if it is such.
+    /// The newest event, if a budget must know of it.
     noticed: Option<Noticed>,
     groups: AllocGroups,
-    /// How many owner threads were created.
+    /// The number of owner threads that were created.
     owner_threads: u32,
     guests: Guests,
-    /// Peaks that are read while their scopes go on, or after they are closed.
+    /// The peaks that are read while their scopes stay open, or after they are closed.
     kept_peaks: HashMap<ScopeId, KeptRange>,
     pools: Pools,
     adopters: Adopters,

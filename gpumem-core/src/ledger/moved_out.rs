@@ -1,4 +1,4 @@
-//! Scopes whose outer scope is closed first: they move to the scope around that one.
+//! Moves scopes whose outer scope is closed first to the scope around that one.
 
 use super::{
     Ledger,
@@ -8,9 +8,9 @@ use super::{
 use crate::model::{CallsiteId, ScopeId, ThreadId};
 
 impl Ledger {
-    /// A scope was closed before the scopes that its thread opened inside it. These stand in `entered` from `at` on, and
-    /// move to the scope around the closed one: what they allocate from now on is not allocated in the closed one. There are
-    /// at most as many as scopes nest in the tree.
+    /// Handles a scope that was closed before the scopes that its thread opened inside it. These stand in `entered` from
+    /// `at` on, and move to the scope around the closed one: their later allocations are not in the closed one. There are at
+    /// most as many as scopes nest in the tree.
     #[cold]
     pub(super) fn move_out(&mut self, thread: ThreadId, at: usize, closed: NodeId) {
         let (mut left, mut outer) = (closed, self.tree.node(closed).parent);

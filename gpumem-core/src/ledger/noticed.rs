@@ -1,13 +1,13 @@
-//! An allocation or a free that is noticed, and who wants to know of it.
+//! Allocations and frees that are noticed, and the threads that want to know of them.
 
 use crate::model::{Bytes, Device, OwnerThread};
 
-/// Which allocations and frees on a device are noticed.
+/// The allocations and frees on a device that are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noticing {
-    /// The allocations of threads that are not the one that began to watch, nor in a scope of another thread.
+    /// The allocations of threads other than the watching one that are in no scope of another thread.
     AllocationsOfOthers,
-    /// What threads allocate and free that are not the one that began to watch, nor in a scope of it.
+    /// The allocations and frees of threads other than the watching one that are in no scope of it.
     OfOthers,
 }
 
@@ -20,11 +20,11 @@ pub struct Noticed {
     pub thread: OwnerThread,
     /// The size of the block.
     pub bytes: Bytes,
-    /// It is a free.
+    /// True if it is a free.
     pub is_free: bool,
-    /// The thread is in a scope that it opened itself.
+    /// True if the thread is in a scope that it opened itself.
     pub is_in_scope: bool,
-    /// The thread is in a scope that another thread opened, and works for that one.
+    /// True if the thread is in a scope that another thread opened, and works for that one.
     pub is_guest: bool,
 }
 

@@ -1,12 +1,12 @@
-//! Who is told what events do to blocks. The ledger is the only place that knows it.
+//! Observers of the effects of events on blocks. Only the ledger knows these effects.
 
 use super::groups::AllocGroup;
 use crate::model::{Bytes, Device, Key};
 
-/// What an event did to a block.
+/// The effect of an event on a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockChange {
-    /// How the block came, changed or went.
+    /// The kind of the change.
     pub kind: BlockChangeKind,
     /// The key of the block.
     pub key: Key,
@@ -22,7 +22,7 @@ pub struct BlockChange {
     pub group: AllocGroup,
 }
 
-/// How a block came, changed or went.
+/// The kinds of changes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockChangeKind {
     /// It was allocated.
@@ -56,7 +56,8 @@ impl BlockChangeKind {
         Self::GivenToProgram,
     ];
 
-    /// How many blocks more there are in the program's view, if the block counts there. It is 0 if a block has another size.
+    /// Returns the number of blocks that this change adds to the program's view, if the block counts there. It is 0 if only
+    /// the size changes.
     pub const fn blocks(self) -> i64 {
         match self {
             Self::Allocated | Self::FreeFailed | Self::GivenToProgram => 1,
@@ -65,7 +66,7 @@ impl BlockChangeKind {
         }
     }
 
-    /// The name that it has in files.
+    /// Returns its name in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allocated => "alloc",
@@ -80,24 +81,24 @@ impl BlockChangeKind {
     }
 }
 
-/// Is told of each block that an event changes, in the order in which that happens. The program's view has a block if
+/// An observer of each block that an event changes, in the order of the changes. The program's view has a block if
 /// [`AllocGroup::is_in_program`].
 pub trait Observer {
-    /// False if changes are not looked at: then they cost nothing.
+    /// False if the observer ignores changes. They cost nothing then.
     const OBSERVES: bool = true;
 
     /// A block has changed.
     fn changed(&mut self, change: BlockChange);
 }
 
-/// Nobody observes.
+/// An observer that ignores all changes.
 impl Observer for () {
     const OBSERVES: bool = false;
 
     fn changed(&mut self, _: BlockChange) {}
 }
 
-/// Keeps the changes.
+/// An observer that keeps the changes.
 impl Observer for Vec<BlockChange> {
     fn changed(&mut self, change: BlockChange) {
         self.push(change);

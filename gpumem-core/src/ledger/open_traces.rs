@@ -1,4 +1,4 @@
-//! Which threads have open traces on a device.
+//! The threads that have open traces on a device.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,12 +9,12 @@ use crate::model::{OwnerThread, ScopeId};
 /// traces there are.
 #[derive(Debug, Default)]
 pub(super) struct OpenTraces {
-    /// How many traces each thread has.
+    /// The number of traces of each thread.
     open: HashMap<OwnerThread, usize, KeyHashBuilder>,
     all: usize,
     /// The thread and the number of the newest event that closed a trace, and of the newest one by another thread.
     closed: [Option<(OwnerThread, u64)>; 2],
-    /// The open scopes that count the whole process and that no trace of another thread has overlapped yet. Sorted.
+    /// The open scopes that count the whole process and that no trace of another thread has overlapped yet, sorted.
     pub(super) alone: VecDeque<ScopeId>,
 }
 
@@ -39,12 +39,12 @@ impl OpenTraces {
         self.closed[0] = Some((thread, number));
     }
 
-    /// Another thread has a trace open now.
+    /// Returns whether another thread has a trace open now.
     pub(super) fn has_others(&self, thread: OwnerThread) -> bool {
         self.all > self.open.get(&thread).copied().unwrap_or(0)
     }
 
-    /// Another thread had a trace open at some time since the event with this number.
+    /// Returns whether another thread had a trace open at some time since the event with this number.
     pub(super) fn others_since(&self, thread: OwnerThread, number: u64) -> bool {
         self.has_others(thread) || self.closed.iter().flatten().any(|(of, closed)| *of != thread && *closed > number)
     }

@@ -1,4 +1,4 @@
-//! Allocations and frees that a budget must know of, although it does not count them or they are not its own.
+//! Notices allocations and frees that a budget must know of, although it does not count them or they are not its own.
 
 use super::{
     Ledger,
@@ -9,7 +9,7 @@ use super::{
 use crate::model::{Device, Gauge, ThreadId};
 
 impl Ledger {
-    /// From now on these allocations and frees on the device are [noticed](Self::noticed). Events are counted one by one meanwhile.
+    /// Begins to [notice](Self::noticed) these allocations and frees on the device. Events are counted one by one meanwhile.
     pub fn watch(&mut self, id: u64, device: Device, noticing: Noticing, thread: ThreadId) {
         let meter = self.meters.index(device, Gauge::Exact);
         let thread = self.thread(thread).own;
@@ -23,14 +23,14 @@ impl Ledger {
         self.update_has_thread_scopes();
     }
 
-    /// What the newest event was, if it was noticed.
+    /// Returns the newest event, if it was noticed.
     #[inline]
     pub fn noticed(&mut self) -> Option<Noticed> {
-        // The flag is where each event looks anyway.
+        // The flag is in a place that each event reads anyway.
         if self.has_thread_scopes { self.noticed.take() } else { None }
     }
 
-    /// `thread` allocated or freed this block.
+    /// Notes that `thread` allocated or freed this block.
     #[cold]
     pub(super) fn notice(&mut self, entry: &Entry, is_free: bool, thread: ThreadId) {
         let group = *self.groups.get(entry.group());

@@ -1,4 +1,4 @@
-//! What a scope counts by itself.
+//! The counts of a scope that counts only its own allocations.
 
 use std::collections::HashMap;
 
@@ -8,12 +8,12 @@ use crate::model::{OwnerThread, ScopeId};
 /// The scopes of each owner thread that count by themselves.
 pub(super) type OwnScopes = HashMap<OwnerThread, Vec<ScopeId>, KeyHashBuilder>;
 
-/// What a scope counts by itself.
+/// The counts of a scope that counts only its own allocations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnLevel {
-    /// On top of what the process had in use when the other trace opened.
+    /// The bytes above those that the process had in use when the other trace opened.
     pub(super) in_use: i64,
-    /// The most since the scope began.
+    /// The highest value since the scope began.
     pub(super) peak: i64,
     /// The scope counted the whole process before the event with this number.
     pub(super) whole_before: u64,

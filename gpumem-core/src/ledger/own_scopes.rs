@@ -5,16 +5,16 @@
 use super::{Ledger, live::Entry, own_level::OwnLevel, scope::Scope};
 use crate::model::{Gauge, OwnerThread, ScopeId};
 
-/// The most such scopes of one owner thread, because each block is compared with each of them. Further ones count the whole
-/// process.
+/// The largest number of such scopes of one owner thread, because each block is compared with each of them. Further ones
+/// count the whole process.
 const MOST: usize = 64;
 
 impl Ledger {
-    /// A thread opens a trace on the device of this meter. The open scopes of another thread count by themselves from now on, if
-    /// no trace has overlapped them before.
+    /// Notes that a thread opens a trace on the device of this meter. The open scopes of another thread count by themselves from
+    /// now on, if no trace has overlapped them before.
     pub(super) fn separate_others(&mut self, exact_meter: u16, thread: OwnerThread, number: u64) {
         let alone = &mut self.meters.0[usize::from(exact_meter)].open_traces.alone;
-        // All of them are of one thread: if two threads have open traces, these overlap.
+        // All of them belong to one thread: if two threads have open traces, these overlap.
         let is_others = alone.front().and_then(|first| self.scopes.get(first)).is_some_and(|scope| scope.own != thread);
         if !is_others {
             return;
@@ -28,9 +28,9 @@ impl Ledger {
         self.separated_before = number;
     }
 
-    /// A scope begins: it counts the whole process, unless a trace of another thread is open on its device.
+    /// Begins a scope, which counts the whole process unless a trace of another thread is open on its device.
     pub(super) fn begin_alone_or_not(&mut self, id: ScopeId, scope: &mut Scope) {
-        // What made a peak is recorded for the whole process, and would not add up to a peak of one scope.
+        // The allocations of a peak are recorded for the whole process, and would not add up to a peak of one scope.
         if scope.spec.gauge != Gauge::Exact || scope.of_thread.is_some() || scope.spec.at_peak {
             return;
         }

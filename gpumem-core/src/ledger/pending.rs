@@ -1,4 +1,4 @@
-//! The pending delta: the newest events, if all of them are of one group.
+//! The pending delta. It has the newest events, if all of them belong to one group.
 //!
 //! A block counts in a dozen places: for its kind, its device and all scopes around it. While events of one group follow
 //! each other, all these counters change by the same amounts. So the events are added up here, and the sum is applied to the
@@ -57,7 +57,7 @@ impl PendingDelta {
     /// Counts an allocation. Its block is added by [`add`](Self::add).
     #[inline]
     pub(super) fn allocated(&mut self, bytes: u64) {
-        // Wrapping: a hook must not panic, not even in a debug build.
+        // The sum wraps: a hook must not panic, even in a debug build.
         self.allocated = self.allocated.wrapping_add(bytes);
         self.allocations += 1;
     }

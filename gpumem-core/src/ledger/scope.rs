@@ -1,4 +1,4 @@
-//! What the ledger keeps of each open scope.
+//! The data that the ledger keeps of each open scope.
 
 use super::{counts::Counts, own_level::OwnLevel, peaks::WatchedScope, tree::NodeId, watermark::Mark};
 use crate::model::{Counted, OwnerThread, ScopeSpec, ThreadId};
@@ -15,7 +15,7 @@ pub(super) struct Scope {
     pub(super) previous_nodes: Vec<NodeId>,
     /// The meter of [`Gauge::Exact`](crate::model::Gauge::Exact) on its device.
     pub(super) exact_meter: u16,
-    /// The owner thread of what is allocated in it.
+    /// The owner thread of its allocations.
     pub(super) owner: OwnerThread,
     /// The thread that opened it.
     pub(super) opener: ThreadId,
@@ -29,19 +29,19 @@ pub(super) struct Scope {
     pub(super) start: ScopeStart,
     /// The number of the newest allocation that it adopted beside a scope of another thread.
     pub(super) shared_adoption: u64,
-    /// Set if it counts only what is allocated in it.
+    /// Set if it counts only its own allocations.
     pub(super) by_itself: Option<OwnLevel>,
-    /// Set if it was requested which allocations make its peak.
+    /// Set if the allocations of its peak were requested.
     pub(super) watched: Option<WatchedScope>,
 }
 
 impl Scope {
-    /// It counts a task. `false` if there was no owner thread left for the task.
+    /// Returns whether it counts a task. `false` if there was no owner thread left for the task.
     pub(super) fn is_task(&self) -> bool {
         self.spec.counts == Counted::Task && self.of_thread.is_some()
     }
 
-    /// Its path, and the paths that it had before.
+    /// Returns its path, and the paths that it had before.
     pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.previous_nodes.iter().copied().chain([self.node])
     }
@@ -56,12 +56,13 @@ pub(super) struct ScopeStart {
     pub(super) peak: Mark,
     /// The peak of the device by [`Gauge::Exact`](crate::model::Gauge::Exact).
     pub(super) device_peak: Mark,
-    /// What the driver's view had in use, and its peak.
+    /// The bytes in use in the driver's view, and its peak.
     pub(super) driver: Option<(i64, Mark)>,
     pub(super) gap: Mark,
-    /// How often the device was sampled before. The sample that the scope begins with is its own.
+    /// The number of earlier samples of the device. The sample at the start of the scope belongs to the scope.
     pub(super) samples_before: u64,
-    /// The device could not be read at this moment (this happens at a reset), so the figures at the start are not known.
+    /// True if the device could not be read at this moment (this happens at a reset), so that the figures at the start
+    /// are not known.
     pub(super) is_unread: bool,
     pub(super) before: Counts,
 }

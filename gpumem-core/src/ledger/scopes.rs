@@ -1,4 +1,4 @@
-//! Open scopes: they are opened, read, reset and closed. How threads enter and leave them is in `threads.rs`.
+//! Opens, reads, resets and closes scopes. Threads enter and leave them in `threads.rs`.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::model::{
 };
 
 impl Ledger {
-    /// Like [`apply_observed`](Self::apply_observed), of an allocation or the opening of a scope whose thread was in this scope path, or of a
-    /// thread that enters a scope that has this path. How they came there is not known.
+    /// Like [`apply_observed`](Self::apply_observed), for an allocation or the opening of a scope whose thread was in this scope path, or
+    /// for a thread that enters a scope with this path. The events that led there are not known.
     pub fn apply_inside(&mut self, path: &[CallsiteId], event: &Event<'_>, observer: &mut impl Observer) {
         let meter = match event.kind {
             EventKind::Alloc { block, .. } => Some(self.meters.index(block.device, Gauge::Exact)),
@@ -98,7 +98,7 @@ impl Ledger {
         self.look_up_again();
     }
 
-    /// The figures that a scope begins with now.
+    /// Returns the figures with which a scope begins now.
     fn begin(&mut self, scope: &Scope, number: u64) -> ScopeStart {
         let exact = &mut self.meters.0[usize::from(scope.exact_meter)].level;
         let device_peak = exact.peaks.open(exact.in_use);
@@ -117,8 +117,8 @@ impl Ledger {
         ScopeStart { number, in_use, peak, device_peak, driver, gap, samples_before, is_unread, before }
     }
 
-    /// Reads a scope, which then starts again from 0. Unless `keep_peak`, so does the record of which allocations make its
-    /// peak.
+    /// Reads a scope, which then starts again from 0. The record of the allocations of its peak also starts again, unless
+    /// `keep_peak` is true.
     pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
@@ -157,7 +157,7 @@ impl Ledger {
         Some(trace)
     }
 
-    /// The figures of all scope paths begin again. Scopes that are open count as opened now.
+    /// Begins the figures of all scope paths again. Open scopes count as opened now.
     pub(super) fn reset_summary(&mut self) {
         for Meter { level, peaks, .. } in &mut self.meters.0 {
             peaks.reset_record(level.in_use);
@@ -197,12 +197,12 @@ impl Ledger {
         }
     }
 
-    /// The most that the process had in use on the device since a scope began.
+    /// Returns the highest memory of the process on the device since a scope began.
     pub(super) fn device_peak(&self, scope: &Scope) -> i64 {
         self.meters.0[usize::from(scope.exact_meter)].level.peaks.max_since(scope.start.device_peak)
     }
 
-    /// The figures of a scope since it began.
+    /// Returns the figures of a scope since it began.
     pub(super) fn trace(&self, scope: &Scope) -> Trace {
         let Meter { device, gauge, samples, .. } = &self.meters.0[usize::from(scope.meter)];
         let ScopeStart { in_use: start, peak, gap, samples_before, is_unread, before, .. } = scope.start;
@@ -244,7 +244,7 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// The figures of the driver's view since a scope began.
+    /// Returns the figures of the driver's view since a scope began.
     fn driver_figures(&self, scope: &Scope) -> Option<DriverFigures> {
         let level = self.meters.0[usize::from(scope.exact_meter)].driver.as_ref()?;
         let (start, mark) = scope.start.driver?;
@@ -252,12 +252,13 @@ impl Ledger {
         Some(DriverFigures::new(ByteDelta::new(level.in_use - start), Bytes::new(peaked)))
     }
 
-    /// The device on which a scope's thread allocated since the scope began, if it allocated nothing on the scope's device.
+    /// Returns the device on which a scope's thread allocated since the scope began, if it allocated nothing on the scope's
+    /// device.
     fn allocated_only_on(&self, scope: &Scope) -> Option<u32> {
         if scope.spec.device.family == Family::Custom {
             return None;
         }
-        // The opener may have ended, or may be in the scope for the time of a poll only, and have other tasks.
+        // The opener may have ended, or may be in the scope only for the time of a poll, and have other tasks.
         let opener = self.threads.get(scope.opener.0 as usize)?;
         if opener.own != scope.own || !opener.is_in_opened(scope.number) {
             return None;
@@ -267,7 +268,7 @@ impl Ledger {
     }
 }
 
-/// How far a peak is above the larger of the figures at the start and at the end; `None` if it is below.
+/// Returns how far a peak is above the larger of the figures at the start and at the end; `None` if it is below.
 pub(super) fn peak_above(peak: i64, ends: i64) -> Option<u64> {
     peak.checked_sub(ends).and_then(|above| u64::try_from(above).ok())
 }

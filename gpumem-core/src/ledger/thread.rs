@@ -1,4 +1,4 @@
-//! What the ledger keeps of each thread: its newest allocation and free, and the scopes that it is in.
+//! The data that the ledger keeps of each thread: its newest allocation and free, and the scopes that it is in.
 
 use std::collections::VecDeque;
 
@@ -15,22 +15,22 @@ pub(super) struct Thread {
     /// The tag of its newest allocation, and the attribution that was found for it. The next allocation is likely to have
     /// the same.
     pub(super) newest: (Tag, Attribution),
-    /// What its newest free removed, in case that free fails.
+    /// The block that its newest free removed, in case that free fails.
     pub(super) freed: Freed,
     /// The scope path that it is in.
     pub(super) node: NodeId,
-    /// The owner thread of what it allocates: its own, unless it is in a scope of another thread.
+    /// The owner thread of its allocations: its own, unless it is in a scope of another thread.
     pub(super) owner: OwnerThread,
     pub(super) own: OwnerThread,
     /// The scopes that it is in, the innermost last. Programs that do not leave the last one first usually leave the first
     /// one, so this is a deque.
     pub(super) entered: VecDeque<Entered>,
-    /// On which devices it allocated, by meter, each with the number of the newest event at which that was found out: at the first
+    /// The devices on which it allocated, by meter, each with the number of the newest event at which this was noted: at the first
     /// allocation after a scope was opened, reset, entered or left, and whenever the device changed.
     allocated_on: Vec<(u16, u64)>,
     /// Its name, if it was needed.
     pub(super) name: Option<ThreadName>,
-    /// It is in the list of threads that look up again who adopts their allocations.
+    /// True if it is in the list of threads that look up again who adopts their allocations.
     pub(super) is_looked_up: bool,
     /// The number of the newest allocation that it adopted beside another thread.
     pub(super) shared_adoption: u64,
@@ -44,12 +44,12 @@ pub(super) struct Entered {
     pub(super) scope: ScopeId,
     pub(super) node: NodeId,
     pub(super) owner: OwnerThread,
-    /// The thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope, and leaves
-    /// it by an event of its own.
+    /// True if the thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope,
+    /// and leaves it by an event of its own.
     pub(super) by_opening: bool,
 }
 
-/// What the newest free of a thread removed.
+/// The block that the newest free of a thread removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Freed {
     #[default]
@@ -80,7 +80,7 @@ impl Thread {
         }
     }
 
-    /// It allocates on the device of this meter.
+    /// Notes that the thread allocates on the device of this meter.
     pub(super) fn allocates_on(&mut self, meter: u16, number: u64) {
         match self.allocated_on.iter_mut().find(|(known, _)| *known == meter) {
             Some((_, newest)) => *newest = number,
@@ -88,8 +88,8 @@ impl Thread {
         }
     }
 
-    /// If it allocated on other devices than that of this meter since the event with this number, and not on that one: the meter of
-    /// the newest one. That event must have been the opening or a reset of a scope that it opened.
+    /// Returns the meter of the newest device on which it allocated since the event with this number, if it did not allocate on the
+    /// device of this meter. That event must have been the opening or a reset of a scope that it opened.
     pub(super) fn allocated_only_on(&self, meter: u16, since: u64) -> Option<u16> {
         let on = || self.allocated_on.iter().filter(|(_, number)| *number > since);
         if on().any(|(known, _)| *known == meter) {
@@ -98,13 +98,13 @@ impl Thread {
         on().max_by_key(|(_, number)| *number).map(|(other, _)| *other)
     }
 
-    /// It opened this scope, and has been in it since.
+    /// Returns whether it opened this scope, and has been in it since.
     pub(super) fn is_in_opened(&self, number: u64) -> bool {
         let at = self.entered.binary_search_by_key(&number, |entered| entered.number);
         at.is_ok_and(|at| self.entered[at].by_opening)
     }
 
-    /// The next allocation looks up its attribution again.
+    /// Makes the next allocation look up its attribution again.
     pub(super) fn forget_newest(&mut self) {
         self.newest.0 = Tag::NONE;
     }
@@ -114,7 +114,7 @@ impl Thread {
         self.update_scope();
     }
 
-    /// Leaves the scope where the thread entered it last, if it is in it.
+    /// Leaves the scope at the place where the thread entered it last, if it is in it.
     pub(super) fn leave(&mut self, scope: ScopeId) {
         if let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) {
             self.leave_at(at);
@@ -122,7 +122,7 @@ impl Thread {
     }
 
     /// Leaves the scope that the thread opened by the event with this number, if it is still in it, and returns its index in
-    /// `entered`. A binary search, because `entered` may be long.
+    /// `entered`. It uses a binary search, because `entered` may be long.
     pub(super) fn leave_opened(&mut self, scope: ScopeId, number: u64) -> Option<usize> {
         let at = self.entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
         if (self.entered[at].scope, self.entered[at].by_opening) != (scope, true) {

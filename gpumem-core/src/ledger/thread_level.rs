@@ -1,4 +1,4 @@
-//! What one thread has in use.
+//! The bytes in use of one thread.
 
 use std::collections::HashMap;
 
@@ -10,17 +10,17 @@ use super::{
 };
 use crate::model::OwnerThread;
 
-/// What one thread has in use on one meter.
+/// The bytes in use of one thread on one meter.
 #[derive(Debug, Default)]
 pub(super) struct ThreadLevel {
     pub(super) level: UsageLevel,
-    /// How many open scopes and kept peaks need it.
+    /// The number of open scopes and kept peaks that need it.
     pub(super) users: usize,
-    /// Exists while one of them needs to know which allocations make a peak.
+    /// The peaks, while one of them needs to know which allocations make a peak.
     pub(super) groups: Option<Box<ThreadGroups>>,
 }
 
-/// What one thread has in use of each group. The counts begin when this is created.
+/// The bytes in use of one thread in each group. The counts begin when this is created.
 #[derive(Debug)]
 pub(super) struct ThreadGroups {
     pub(super) peaks: PeakHistory,
@@ -37,7 +37,7 @@ impl Default for ThreadGroups {
 }
 
 impl ThreadGroups {
-    /// Changes what the thread has of a group. `in_use` is what it has of all groups afterwards.
+    /// Changes the bytes of the thread in a group. `in_use` is the sum of all groups afterwards.
     pub(super) fn change(&mut self, group: GroupId, by: i64, in_use: i64) {
         let Self { peaks, all, known, newest } = self;
         if all.get(*newest).is_none_or(|(number, _)| *number != group) {
@@ -50,7 +50,7 @@ impl ThreadGroups {
         peaks.raise(in_use);
     }
 
-    /// The groups that are still needed. The others are removed.
+    /// Returns the groups that are still needed. The others are removed.
     pub(super) fn needed(&mut self) -> impl Iterator<Item = GroupId> {
         let Self { peaks, all, known, newest } = self;
         // While a kept peak is read in parts, the indices must not change.
@@ -64,5 +64,5 @@ impl ThreadGroups {
     }
 }
 
-/// What one thread has in use on one meter. An entry exists while a scope counts that thread only.
+/// The bytes in use of one thread on one meter. An entry exists while a scope counts only that thread.
 pub(super) type ThreadLevels = HashMap<(OwnerThread, u16), ThreadLevel, KeyHashBuilder>;

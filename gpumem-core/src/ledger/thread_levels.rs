@@ -1,4 +1,4 @@
-//! Scopes that count one thread only.
+//! Scopes that count only one thread.
 
 use super::{Ledger, live::Entry, thread_level::ThreadLevel};
 use crate::model::OwnerThread;
@@ -27,7 +27,7 @@ impl Ledger {
         }
     }
 
-    /// Allocations and frees need not be counted one by one any more, if nothing needs that.
+    /// Stops counting allocations and frees one by one, if nothing needs it.
     pub(super) fn update_has_thread_scopes(&mut self) {
         self.has_thread_scopes =
             !(self.thread_levels.is_empty() && self.own_scopes.is_empty() && self.watched.is_empty());
@@ -38,7 +38,7 @@ impl Ledger {
         self.is_special = self.has_thread_scopes || self.has_pools;
     }
 
-    /// A scope or a kept peak no longer needs the level of a thread.
+    /// Notes that a scope or a kept peak no longer needs the level of a thread.
     pub(super) fn release_thread_level(&mut self, of_thread: Option<OwnerThread>, meter: u16) {
         let Some(of) = of_thread else { return };
         let Some(level) = self.thread_levels.get_mut(&(of, meter)) else { return };

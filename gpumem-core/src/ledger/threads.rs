@@ -1,4 +1,4 @@
-//! Threads begin, and enter and leave scopes.
+//! Begins threads, and lets them enter and leave scopes.
 
 use std::ops::Bound;
 
@@ -29,13 +29,13 @@ impl Ledger {
         }
     }
 
-    /// How many threads it keeps a record of.
+    /// Returns the number of threads of which it keeps a record.
     pub(crate) fn threads(&self) -> usize {
         self.threads.len()
     }
 
-    /// A thread begins and has the number of a thread that has ended. It gets an owner thread of its own, so that it does
-    /// not own what the other one allocated.
+    /// Begins a thread with the number of a thread that has ended. It gets an owner thread of its own, so that it does
+    /// not own the blocks of the other one.
     pub fn begin_thread(&mut self, thread: ThreadId) {
         let own = next_owner(&mut self.owner_threads);
         if let Some(ended) = self.threads.get_mut(thread.0 as usize) {
@@ -46,19 +46,19 @@ impl Ledger {
         }
     }
 
-    /// The scope path that a thread is in.
+    /// Returns the scope path that a thread is in.
     #[cfg(test)]
     pub fn node_of(&mut self, thread: ThreadId) -> super::NodeId {
         self.thread(thread).node
     }
 
-    /// The scopes that a thread is in, the outermost first.
+    /// Returns the scopes that a thread is in, the outermost first.
     pub fn path_of(&mut self, thread: ThreadId) -> Vec<CallsiteId> {
         let (node, _) = self.place_of(thread);
         self.tree.path(node)
     }
 
-    /// A thread enters an open scope.
+    /// Lets a thread enter an open scope.
     pub(super) fn enter(&mut self, scope: ScopeId, event: &Event<'_>) {
         let open = self.scopes.get(&scope).map(|open| (open.node, open.owner));
         let open = open.map(|(node, host)| (node, self.owner_in(host, event.thread)));
@@ -69,7 +69,7 @@ impl Ledger {
         self.look_up_again();
     }
 
-    /// The owner thread of what `thread` allocates in a scope that was opened on the owner thread `host`.
+    /// Returns the owner thread for allocations of `thread` in a scope that was opened on the owner thread `host`.
     pub(super) fn owner_in(&mut self, host: OwnerThread, thread: ThreadId) -> OwnerThread {
         let own = self.thread(thread).own;
         if own == host {
@@ -82,7 +82,7 @@ impl Ledger {
         guests.owner(own, host, || next_owner(owner_threads))
     }
 
-    /// A new owner thread for a task that is started on the owner thread `host`. `None` if there is none left.
+    /// Returns a new owner thread for a task that is started on the owner thread `host`. `None` if there is none left.
     pub(super) fn task_in(&mut self, host: OwnerThread) -> Option<OwnerThread> {
         if self.guests.must_scan() {
             self.scan_for_guests();
@@ -91,17 +91,18 @@ impl Ledger {
         self.guests.add_task(own, host).then_some(own)
     }
 
-    /// Makes one step of the scan that finds out which owner threads of guests are in use; its last step forgets the others.
-    /// A block that is allocated during the scan has an owner thread that its thread had at the start, or has entered since.
+    /// Makes one step of the scan that finds the owner threads of guests in use. Its last step forgets the others. A block
+    /// that is allocated during the scan has an owner thread that its thread had at the start, or has entered since.
     #[cold]
     fn scan_for_guests(&mut self) {
-        /// Parts of the blocks in one step. More in tests, which have few guests, so that their scans end.
+        /// The number of parts of the blocks in one step. Tests have more, because they have few guests and their scans
+        /// must end.
         const STEP: usize = if cfg!(test) { 64 } else { 1 };
         let Self { guests, live, threads, scopes, .. } = self;
         let of_threads = threads.iter().flat_map(|thread| {
             let freed =
                 if let Freed::Block(_, entry) = &thread.freed { Some(entry.attribution().owner()) } else { None };
-            // What an adopting scope owns is in no `entered`, but the thread's next allocation may have it.
+            // The owner thread of an adopting scope is in no `entered`, but the thread's next allocation may have it.
             let newest = [thread.newest.1.owner()];
             thread.entered.iter().map(|entered| entered.owner).chain(newest).chain(freed)
         });
@@ -126,7 +127,7 @@ impl Ledger {
     }
 }
 
-/// A new owner thread. After 2^32 of them, all later threads and guests share the last one.
+/// Returns a new owner thread. After 2^32 of them, all later threads and guests share the last one.
 fn next_owner(owner_threads: &mut u32) -> OwnerThread {
     let next = *owner_threads;
     *owner_threads = next.saturating_add(1);

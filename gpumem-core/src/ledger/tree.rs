@@ -1,4 +1,5 @@
-//! The tree of scope paths: what each path has in use, and its peak. A node is a path of nested scopes on one device.
+//! The tree of scope paths, with the bytes in use of each path and its peak. A node is a path of nested scopes on one
+//! device.
 //!
 //! An allocation counts for its own node and for all nodes above it. But the next event is usually of the same node or of a
 //! node nearby. So each outermost scope has a cursor at the node of its newest event. When the cursor leaves a node towards
@@ -16,7 +17,7 @@ use crate::model::CallsiteId;
 
 /// Deeper scopes are counted together.
 const DEEPEST: u8 = 64;
-/// The most nodes. Further paths are counted together.
+/// The largest number of nodes. Further paths are counted together.
 const MOST_NODES: usize = 1 << 16;
 
 /// The number of a scope path on one device.
@@ -24,7 +25,7 @@ const MOST_NODES: usize = 1 << 16;
 pub struct NodeId(pub u32);
 
 impl NodeId {
-    /// Outside all scopes, on no device.
+    /// The node outside all scopes, on no device.
     pub const NONE: Self = Self(0);
 }
 
@@ -39,22 +40,22 @@ pub struct ScopeNode {
     depth: u8,
     /// The outermost scope of the path; `NONE` for a root.
     top: NodeId,
-    /// In an outermost scope: the node of its newest event. Only nodes from there up to the outermost scope have an
+    /// The node of the newest event in an outermost scope. Only nodes from there up to the outermost scope have an
     /// `unapplied` delta.
     cursor: NodeId,
     /// The changes that are not yet applied to the parent.
     unapplied: Delta,
-    /// How often the scope was opened.
+    /// The number of times that the scope was opened.
     pub calls: u64,
     /// Allocations in this scope, without the scopes inside.
     pub allocations: u64,
     /// The sum of their bytes.
     pub allocated: u64,
-    /// Bytes in use, with the scopes inside.
+    /// The bytes in use, with those of the scopes inside.
     pub in_use: i64,
     /// The highest value of `in_use`.
     pub peak: i64,
-    /// The most that the process had in use on the device while the scope was open.
+    /// The highest memory of the process on the device while the scope was open.
     pub device_peak: i64,
 }
 
@@ -144,7 +145,7 @@ impl ScopeTree {
         parent
     }
 
-    /// The node of a scope that is opened inside another one. The same callsite always has the same node.
+    /// Returns the node of a scope that is opened inside another one. The same callsite always has the same node.
     pub(super) fn child(&mut self, outer: NodeId, callsite: CallsiteId) -> NodeId {
         if let Some(known) = self.known.get(&(outer, callsite)) {
             return *known;
@@ -165,7 +166,7 @@ impl ScopeTree {
         next
     }
 
-    /// The node of the same path on another device.
+    /// Returns the node of the same path on another device.
     pub(super) fn same_path_on(&mut self, meter: u16, node: NodeId) -> NodeId {
         let ScopeNode { parent, callsite, meter: own, .. } = *self.node(node);
         if own == meter {
@@ -194,7 +195,7 @@ impl ScopeTree {
         &self.nodes[node.0 as usize]
     }
 
-    /// The scopes of a path, the outermost first.
+    /// Returns the scopes of a path, the outermost first.
     pub(super) fn path(&self, mut node: NodeId) -> Vec<CallsiteId> {
         let mut path = Vec::new();
         while self.node(node).depth > 0 {
@@ -205,7 +206,7 @@ impl ScopeTree {
         path
     }
 
-    /// All figures begin again, but for what is in use.
+    /// Begins all figures again, except the bytes in use.
     pub(super) fn reset(&mut self) {
         self.nodes(0, usize::MAX);
         for node in &mut self.nodes {
@@ -218,21 +219,21 @@ impl ScopeTree {
         self.nodes[node.0 as usize].calls += 1;
     }
 
-    /// A scope moves from one node to another. It counts as opened at the new node only.
+    /// Moves a scope from one node to another. It counts as opened only at the new node.
     pub(super) fn reopened(&mut self, from: NodeId, to: NodeId) {
         let calls = &mut self.nodes[from.0 as usize].calls;
         *calls = calls.saturating_sub(1);
         self.opened(to);
     }
 
-    /// Records that the process had so much in use on the device while the scope was open.
+    /// Records the memory of the process on the device while the scope was open.
     pub(super) fn raise_device_peak(&mut self, node: NodeId, in_use: i64) {
         let node = &mut self.nodes[node.0 as usize];
         node.device_peak = node.device_peak.max(in_use);
     }
 
-    /// At most `count` nodes from this number on, each after its parent. `in_use` and `peak` of a root are not set; its
-    /// meter has them.
+    /// Returns at most `count` nodes from this number on, each after its parent. `in_use` and `peak` of a root are not
+    /// set; its meter has them.
     pub(super) fn nodes(&mut self, first: usize, count: usize) -> &[ScopeNode] {
         let first = first.min(self.nodes.len());
         let end = self.nodes.len().min(first.saturating_add(count));
@@ -243,7 +244,7 @@ impl ScopeTree {
         &self.nodes[first..end]
     }
 
-    /// Returns whether the node stands for a scope, and not for what is outside all scopes.
+    /// Returns whether the node stands for a scope, and not for the memory outside all scopes.
     pub(super) fn is_in_scope(&self, node: NodeId) -> bool {
         self.node(node).depth > 0
     }

@@ -1,4 +1,4 @@
-//! What is read from the ledger in parts: the tree of scopes, the groups and the live blocks.
+//! Reads the tree of scopes, the groups and the live blocks of the ledger in parts.
 
 use std::ops::Bound;
 
@@ -28,7 +28,7 @@ pub struct KnownBlock {
     pub device: Device,
     /// Its allocation group.
     pub group: AllocGroup,
-    /// When it was allocated, to a tenth of a second.
+    /// The time of its allocation, to a tenth of a second.
     pub time: Time,
 }
 
@@ -37,7 +37,7 @@ pub struct KnownBlock {
 pub struct ScopePeriod {
     /// The paths that it had.
     nodes: Vec<NodeId>,
-    /// `None`: all blocks that were allocated in this time, in whatever scope.
+    /// The paths. `None` for all blocks that were allocated in this time, in any scope.
     owner: Option<OwnerThread>,
     /// The numbers of the first and the last event.
     since: u64,
@@ -58,8 +58,8 @@ pub struct GroupUsage {
 }
 
 impl Ledger {
-    /// Stores in the tree how much the device had in use while the open scopes were open: for one part of these scopes,
-    /// after the given one. Returns the last scope of the part; `None` if the part is empty.
+    /// Stores the highest memory of the device while the open scopes were open in the tree, for one part of these
+    /// scopes, after the given one. Returns the last scope of the part; `None` if the part is empty.
     pub fn store_device_peaks(&mut self, after: Option<ScopeId>) -> Option<ScopeId> {
         self.flush_pending();
         let rest = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
@@ -71,8 +71,8 @@ impl Ledger {
         part.last().map(|(id, ..)| *id)
     }
 
-    /// One part of the scope paths, from this number on, each with its device. Number 0 stands for no path and has no
-    /// device. The part is empty after the last path.
+    /// Returns one part of the scope paths, from this number on, each with its device. Number 0 stands for no path and
+    /// has no device. The part is empty after the last path.
     pub fn nodes_from(&mut self, first: usize) -> Vec<(Option<Device>, ScopeNode)> {
         self.flush_pending();
         let meters = &self.meters.0;
@@ -89,8 +89,8 @@ impl Ledger {
         self.tree.nodes(first, PART_LEN).iter().map(with_device).collect()
     }
 
-    /// One part of the groups, from this number on; groups without live blocks are left out, and those that only the driver's view
-    /// has. `None` after the last group.
+    /// Returns one part of the groups, from this number on. Groups without live blocks are left out, and those that only the
+    /// driver's view has. `None` after the last group.
     pub fn groups_from(&mut self, first: usize) -> Option<Vec<GroupUsage>> {
         self.flush_pending();
         let usage = |state: &GroupState| GroupUsage {
@@ -103,8 +103,8 @@ impl Ledger {
         Some(part.iter().filter(|state| state.blocks > 0 && !state.group.is_of_pool_only()).map(usage).collect())
     }
 
-    /// One part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were allocated in a
-    /// scope. Blocks that only the driver's view has are left out.
+    /// Returns one part of the live blocks, of [`BLOCK_PARTS`](super::BLOCK_PARTS): all of them, or those that were
+    /// allocated in a scope. Blocks that only the driver's view has are left out.
     pub fn blocks(&self, part: usize, allocated_in: Option<&ScopePeriod>) -> Vec<KnownBlock> {
         let entries = self.live.part(part).filter(|(_, entry)| !self.groups.get(entry.group()).is_of_pool_only());
         let selected =
@@ -112,7 +112,7 @@ impl Ledger {
         selected.map(|(key, entry)| self.known_block(key, entry)).collect()
     }
 
-    /// The live block with this key.
+    /// Returns the live block with this key.
     pub fn block(&self, key: Key) -> Option<KnownBlock> {
         self.live.get(key).map(|entry| self.known_block(key, entry))
     }
@@ -153,21 +153,21 @@ impl Ledger {
         self.tree.path(node)
     }
 
-    /// The path of a scope that a thread has entered by the event with this number, and is in.
+    /// Returns the path of a scope that a thread has entered by the event with this number, and is in.
     pub fn path_entered(&self, thread: ThreadId, number: u64) -> Option<Vec<CallsiteId>> {
         let Thread { entered, .. } = self.threads.get(thread.0 as usize)?;
         let at = entered.binary_search_by_key(&number, |entered| entered.number).ok()?;
         Some(self.tree.path(entered[at].node))
     }
 
-    /// The scopes around the one with this period, the outermost first.
+    /// Returns the scopes around the one with this period, the outermost first.
     pub fn scopes_around(&self, period: &ScopePeriod) -> Vec<CallsiteId> {
         let mut path = period.nodes.last().map(|node| self.tree.path(*node)).unwrap_or_default();
         path.pop();
         path
     }
 
-    /// The period of an open scope until the event with the number `now`.
+    /// Returns the period of an open scope until the event with the number `now`.
     pub fn scope_period(&self, scope: ScopeId, now: u64) -> Option<ScopePeriod> {
         let scope = self.scopes.get(&scope)?;
         Some(ScopePeriod { nodes: scope.nodes().collect(), owner: Some(scope.owner), since: scope.number, until: now })
@@ -175,7 +175,7 @@ impl Ledger {
 }
 
 impl ScopePeriod {
-    /// The same time, with the blocks that any thread allocated in it, in whatever scope.
+    /// Returns the same time, with the blocks that any thread allocated in it, in any scope.
     #[must_use]
     pub fn of_all_threads(self) -> Self {
         Self { owner: None, ..self }

@@ -1,6 +1,6 @@
 //! The maxima of a value during any number of open spans of time.
 //!
-//! A new value is compared with one number, however many spans are open. Opening a span starts a new segment of time, and a
+//! A new value is compared with one number for any number of open spans. Opening a span starts a new segment of time, and a
 //! value raises the maximum of the newest segment only. The maximum of a span is the maximum over the segment that it began
 //! in and all newer segments. If an older segment has no higher maximum than the next one, it cannot change any result, so
 //! the two are merged. The remaining maxima fall from the oldest segment to the newest. So the maximum of a span is that of
@@ -11,10 +11,10 @@
 pub(super) struct Watermark<T> {
     /// The newest segment's maximum. It is here so that [`raise`](Self::raise) reads one cache line only.
     top: T,
-    /// Oldest first: `last` rises, `max` falls. The newest segment always has an open span, and its maximum is `top`; its
-    /// `max` may be old.
+    /// The segments, the oldest first: `last` rises, `max` falls. The newest segment always has an open span, and its
+    /// maximum is `top`; its `max` may be old.
     segments: Vec<Segment<T>>,
-    /// How many segments have no open span. They are removed when they are more than half of all.
+    /// The number of segments that have no open span. They are removed when they are more than half of all.
     empty: usize,
     marks: u64,
 }
@@ -24,7 +24,7 @@ struct Segment<T> {
     /// The newest mark in this segment.
     last: u64,
     max: T,
-    /// How many open spans began in this segment.
+    /// The number of open spans that began in this segment.
     open: usize,
 }
 
@@ -43,7 +43,7 @@ impl<T: Copy + Ord> Watermark<T> {
         Mark(self.marks)
     }
 
-    /// The value is now this: raises the maximum of the newest segment, if it is lower.
+    /// Sets the current value. This raises the maximum of the newest segment, if it is lower.
     #[inline]
     pub(super) fn raise(&mut self, value: T) {
         if self.top < value {
@@ -51,14 +51,14 @@ impl<T: Copy + Ord> Watermark<T> {
         }
     }
 
-    /// Not inlined: most values are no new maxima, and their code stays small in the instruction cache.
+    /// This is not inlined: most values are no new maxima, and their code stays small in the instruction cache.
     #[inline(never)]
     fn raise_top(&mut self, value: T) {
         self.top = value;
         self.merge();
     }
 
-    /// The highest value since the span of `mark` was opened.
+    /// Returns the highest value since the span of `mark` was opened.
     pub(super) fn max_since(&self, mark: Mark) -> T {
         let segment = self.segment_of(mark);
         if segment + 1 == self.segments.len() { self.top } else { self.segments[segment].max }
@@ -85,21 +85,21 @@ impl<T: Copy + Ord> Watermark<T> {
         }
     }
 
-    /// The maxima of the oldest segment and of the newest one.
+    /// Returns the maxima of the oldest segment and of the newest one.
     pub(super) fn ends(&self) -> Option<(T, T)> {
         let [oldest, ..] = self.segments.as_slice() else { return None };
         let oldest = if self.segments.len() == 1 { self.top } else { oldest.max };
         Some((oldest, self.top))
     }
 
-    /// The oldest maximum for which `is_before` is false; it must be true for all older ones. Call
+    /// Returns the oldest maximum for which `is_before` is false; it must be true for all older ones. Call
     /// [`store_top`](Self::store_top) first.
     pub(super) fn first(&self, is_before: impl Fn(&T) -> bool) -> Option<T> {
         let at = self.segments.partition_point(|segment| is_before(&segment.max));
         self.segments.get(at).map(|segment| segment.max)
     }
 
-    /// How many segments there are.
+    /// Returns the number of segments.
     pub(super) fn len(&self) -> usize {
         self.segments.len()
     }
@@ -132,7 +132,7 @@ impl<T: Copy + Ord> Watermark<T> {
 mod tests {
     use super::{super::tests::numbers, *};
 
-    /// The simple way: each open span keeps its own maximum.
+    /// The simple implementation: each open span keeps its own maximum.
     #[derive(Default)]
     struct Simple {
         open: Vec<(Mark, i64)>,

@@ -18,7 +18,7 @@ use super::{Bytes, Device, Family, StackId};
 pub enum MemKind {
     /// Memory of the device: `cuMemAlloc`, arrays.
     Device,
-    /// Stream-ordered: `cuMemAllocAsync`.
+    /// Stream-ordered memory: `cuMemAllocAsync`.
     Pool,
     /// Managed memory, which moves to where it is used: `cuMemAllocManaged`.
     Managed,
@@ -67,8 +67,8 @@ impl MemKind {
         matches!(self, Self::Device | Self::Pool | Self::Vmm | Self::Graph | Self::Part)
     }
 
-    /// The clock is read for each allocation of this kind. Allocations from pools are cheaper than a reading of the clock;
-    /// the others cost more.
+    /// Returns whether the clock is read for each allocation of this kind. Allocations from pools are cheaper than a
+    /// reading of the clock; the others cost more.
     ///
     /// ```
     /// assert!(!gpumem::report::MemKind::Pool.needs_time());
@@ -111,12 +111,12 @@ impl Key {
     /// The key of no block.
     pub const NONE: Self = Self(u64::MAX);
 
-    /// The key as a number.
+    /// Returns the key as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The key of a number that [`get`](Self::get) returned.
+    /// Returns the key of a number that [`get`](Self::get) returned.
     pub const fn from_raw(key: u64) -> Self {
         Self(key)
     }
@@ -126,7 +126,7 @@ impl Key {
         Self(name ^ ((space as u64) << 58))
     }
 
-    /// The key of the part of a pool that begins at this address.
+    /// Returns the key of the part of a pool that begins at this address.
     #[inline]
     pub const fn of_part(pool: PoolId, address: u64) -> Self {
         Self(address & Self::ADDRESS | ((pool.0 as u64 + Self::PARTS) << 58))
@@ -138,7 +138,7 @@ impl Key {
         self.0 >> 58 >= Self::PARTS
     }
 
-    /// The pool of a part; no pool if it is not the key of a part.
+    /// Returns the pool of a part; no pool if it is not the key of a part.
     pub const fn pool(self) -> PoolId {
         PoolId((self.0 >> 58).saturating_sub(Self::PARTS) as u8)
     }
@@ -149,7 +149,7 @@ impl Key {
         self.0 >> 58 == Space::Address as u64
     }
 
-    /// The address in it.
+    /// Returns the address in it.
     #[inline]
     pub const fn address(self) -> u64 {
         self.0 & Self::ADDRESS
@@ -186,17 +186,17 @@ pub struct Block {
     pub stack: StackId,
 }
 
-/// What a block has besides its size, in one word: it is passed in a register and compared in one step.
+/// The properties of a block besides its size, in one word: it is passed in a register and compared in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag(u64);
 
 impl Tag {
-    /// The tag as a number.
+    /// Returns the tag as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The tag of a number that [`get`](Self::get) returned.
+    /// Returns the tag of a number that [`get`](Self::get) returned.
     pub const fn from_raw(tag: u64) -> Self {
         Self(tag)
     }
@@ -223,7 +223,7 @@ impl Tag {
         MemKind::ALL[(self.0 & 0xff) as usize]
     }
 
-    /// The driver knows the block: it is no part of a pool.
+    /// Returns whether the driver knows the block: it is no part of a pool.
     #[inline]
     pub const fn is_of_driver(self) -> bool {
         !matches!(self.kind(), MemKind::Part)
@@ -246,7 +246,7 @@ impl Tag {
 }
 
 impl Block {
-    /// A block with this size and tag.
+    /// Makes a block with this size and tag.
     pub fn from_tag(bytes: Bytes, tag: Tag) -> Self {
         Self { device: tag.device(), bytes, kind: tag.kind(), context: tag.context(), stack: tag.stack() }
     }
@@ -257,7 +257,7 @@ impl Block {
         Tag::new(self.device, self.kind, self.context, self.stack)
     }
 
-    /// A block without a context and without a stack.
+    /// Makes a block without a context and without a stack.
     pub const fn new(device: Device, bytes: Bytes, kind: MemKind) -> Self {
         Self { device, bytes, kind, context: 0, stack: StackId::NONE }
     }

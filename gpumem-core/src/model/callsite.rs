@@ -1,14 +1,15 @@
 //! The numbers of callsites and stacks. The ledger knows only the numbers; the session or the recording knows what they
 //! mean.
 
-/// What identifies a scope in the program: its full name, or the source line where it is opened if it has none. 0 is none.
+/// The number that identifies a scope in the program by its full name, or by the source line where it is opened if it has
+/// no name. 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallsiteId(pub u32);
 
 impl CallsiteId {
     /// No callsite.
     pub const NONE: Self = Self(0);
-    /// Stands for all scopes beyond the limits of depth and number.
+    /// The callsite that stands for all scopes beyond the limits of depth and number.
     pub const OTHERS: Self = Self(1);
 }
 

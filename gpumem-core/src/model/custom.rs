@@ -54,9 +54,9 @@ impl Gauge {
     }
 }
 
-/// What the function of a [custom gauge](Gauge::custom) may return.
+/// The types that the function of a [custom gauge](Gauge::custom) may return.
 pub trait InUse {
-    /// The bytes in use, or why they are not known.
+    /// Returns the bytes in use, or the reason why they are not known.
     ///
     /// # Errors
     /// If they are not known.

@@ -7,7 +7,7 @@ pub enum Family {
     Cuda,
     /// A simulated device.
     Simulated,
-    /// What a function of the program reads.
+    /// A function of the program, which reads memory.
     Custom,
 }
 

@@ -32,11 +32,12 @@ impl OwnerThread {
 #[allow(missing_docs, reason = "the fields of the variants have the names of their types")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Memory was allocated. Recorded after the call has succeeded. The context of a part of a pool is the number of the pool.
+    /// Memory was allocated. This is recorded after the call has succeeded. The context of a part of a pool is the number of
+    /// the pool.
     Alloc { key: Key, block: Block },
-    /// Memory is being freed. Recorded before the call, because its address may be reused afterwards. `block` is set if the
-    /// source knows the block, for blocks that are older than the session. The answer says whether the ledger knows the
-    /// block; if it does not, one of the next three events follows.
+    /// Memory is being freed. This is recorded before the call, because its address may be reused afterwards. `block` is
+    /// set if the source knows the block, for blocks that are older than the session. The answer says whether the ledger
+    /// knows the block; if it does not, one of the next three events follows.
     Free { key: Key, block: Option<Block> },
     /// The newest free of this thread was of an unknown block, and a late lookup has found it.
     LateLookup { block: Block },
@@ -50,7 +51,7 @@ pub enum EventKind {
     ContextDestroyed { context: u8 },
     /// A pool is registered on a device. From now on the device has two views: see `ledger/pools.rs`.
     PoolRegistered { pool: PoolId, device: Device },
-    /// A pool has so many bytes of the driver, in use or not.
+    /// A pool has this number of bytes of the driver, in use or not.
     PoolReserved { pool: PoolId, bytes: Bytes },
     /// All parts of a pool are freed at once.
     PoolEmptied { pool: PoolId },
@@ -70,42 +71,45 @@ pub enum EventKind {
     Read { scope: ScopeId },
     /// Queries the figures of a scope, which then starts again from 0.
     Reset { scope: ScopeId },
-    /// Like `Reset`, but the peak of which the allocations are recorded is still that since the start, and so is
-    /// [`Trace::allocated_on`](super::Trace::allocated_on). It comes between two statements of a function.
+    /// Like `Reset`, but the recorded allocations are still those of the peak since the start, and
+    /// [`Trace::allocated_on`](super::Trace::allocated_on) still counts from the start. It comes between two statements
+    /// of a function.
     ResetKeepingPeak { scope: ScopeId },
     /// Queries the figures of a scope and closes it.
     Close { scope: ScopeId },
     /// Resets the peaks of the device's allocator statistics. The peaks of scopes do not change.
     ResetPeaks { device: Device },
-    /// The summary by scope begins again: calls, allocations and peaks, also the record of each device. What is in use stays.
+    /// The summary by scope begins again: calls, allocations and peaks, and the record of each device. The bytes in use stay.
     ResetSummary,
     /// `count` events could not be recorded.
     Lost { count: u64 },
     /// Other tools have replaced `now` functions of the driver, `more` of them since the last such event. The calls of these
     /// functions are missed.
     Displaced { now: u64, more: u64 },
-    /// The driver refused an allocation, because there was not enough memory. Only posted while a recording is made. The device is
-    /// not known for some pools, and for memory of the host.
+    /// The driver refused an allocation, because there was not enough memory. This is posted only while a recording is made. The
+    /// device is not known for some pools, and for memory of the host.
     Refused { device: Option<Device>, bytes: Bytes, kind: MemKind, stack: StackId },
-    /// The program marked this moment. The callsite has the name of the mark. Only posted while a recording is made.
+    /// The program marked this moment. The callsite has the name of the mark. This is posted only while a recording is
+    /// made.
     Mark { callsite: CallsiteId },
     /// From now on, the stream-ordered frees of this thread, or else its stream-ordered allocations, are on this stream. 0 is the default
-    /// stream; the numbers of the others are those of the process. Only posted while a recording is made.
+    /// stream; the numbers of the others are those of the process. This is posted only while a recording is made.
     OnStream { frees: bool, stream: u32 },
-    /// From now on this open scope adopts these threads: what they allocate while they are in no scope counts for the innermost scope of
-    /// the thread that opened it.
+    /// From now on this open scope adopts these threads: their allocations in no scope count for the innermost scope of the thread that
+    /// opened it.
     Adopt { scope: ScopeId, threads: Threads },
-    /// This thread has this name. Recorded when it matters which scope adopts its next allocation.
+    /// This thread has this name. It is recorded if it decides which scope adopts the next allocation.
     Named { name: ThreadName },
 }
 
 impl EventKind {
-    /// A pool begins, or says how much it has. That decides of no block that it is the program's.
+    /// Returns whether a pool begins, or sets its memory. Such an event makes no block the program's.
     pub(crate) fn is_of_pool(&self) -> bool {
         matches!(self, Self::PoolRegistered { .. } | Self::PoolReserved { .. } | Self::PoolEmptied { .. })
     }
 
-    /// The event reads what is in use, or may free blocks of other threads. So it has to be known to whom each block belongs.
+    /// Returns whether the event reads the memory in use, or may free blocks of other threads. The owner of each block has to
+    /// be known then.
     pub(crate) fn concerns_all_blocks(&self) -> bool {
         matches!(
             self,
@@ -122,7 +126,7 @@ impl EventKind {
         )
     }
 
-    /// The stack of what was allocated, of the block that the source knows, or of what was refused.
+    /// Returns the stack of the allocated block, of the block that the source knows, or of the refused allocation.
     pub const fn stack(&self) -> Option<StackId> {
         match self {
             Self::Alloc { block, .. } | Self::Free { block: Some(block), .. } | Self::LateLookup { block } => {
@@ -133,8 +137,8 @@ impl EventKind {
         }
     }
 
-    /// The clock is read for each such event. Other events have the time of the newest event before them that the clock was
-    /// read for.
+    /// Returns whether the clock is read for such an event. Other events have the time of the newest earlier event for
+    /// which the clock was read.
     pub const fn needs_time(&self) -> bool {
         match self {
             Self::Alloc { block, .. } => block.kind.needs_time(),
@@ -153,39 +157,39 @@ impl EventKind {
     }
 }
 
-/// What a scope counts.
+/// The settings of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeSpec {
     /// The device.
     pub device: Device,
-    /// What measures it.
+    /// The gauge that measures it.
     pub gauge: Gauge,
     /// The requested time between samples; zero unless the gauge is sampled.
     pub every: Duration,
-    /// Whose allocations it counts.
+    /// The threads whose allocations it counts.
     pub counts: Counted,
-    /// Where it is opened.
+    /// The place where it is opened.
     pub callsite: CallsiteId,
-    /// Where the figures come from.
+    /// The source of the figures.
     pub source: Source,
     /// True if to record which allocations make its peak.
     pub at_peak: bool,
 }
 
-/// Whose allocations a scope counts.
+/// The threads whose allocations a scope counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
-    /// Those of the whole process.
+    /// All threads of the process.
     Process,
-    /// Those of one thread.
+    /// One thread.
     Thread(ThreadId),
-    /// Those of a task: of the threads that are in the scope, while they are in it. The thread that opens the scope does not enter it.
+    /// A task: the threads that are in the scope, while they are in it. The thread that opens the scope does not enter it.
     Task,
 }
 
 impl ScopeSpec {
-    /// A scope that counts each allocation of the whole process on this device, intercepted in the driver's dispatch table. It
-    /// has no callsite, and which allocations make its peak is not recorded.
+    /// Makes a scope that counts each allocation of the whole process on this device, intercepted in the driver's dispatch
+    /// table. It has no callsite, and does not record which allocations make its peak.
     pub const fn exact(device: Device) -> Self {
         Self {
             device,
@@ -213,10 +217,10 @@ pub enum Answer {
 pub struct Event<'a> {
     /// Its number. Numbers have no gaps.
     pub number: u64,
-    /// When it was recorded.
+    /// The time at which it was recorded.
     pub time: Time,
     /// The thread that recorded it.
     pub thread: ThreadId,
-    /// What happened. A reference, because a copy costs more than applying an allocation.
+    /// The kind of the event. It is a reference, because a copy costs more than applying an allocation.
     pub kind: &'a EventKind,
 }

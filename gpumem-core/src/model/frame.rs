@@ -7,7 +7,8 @@ use super::attribution::{REGISTRIES, file_name};
 /// A function on a stack, or a function that was inlined there. Each field is `None` if it is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// Demangled, such as `cudarc::driver::CudaStream::alloc`. It has no path if the debug information has none.
+    /// The demangled function, such as `cudarc::driver::CudaStream::alloc`. It has no path if the debug information has
+    /// none.
     pub function: Option<String>,
     /// The source file.
     pub file: Option<String>,
@@ -19,7 +20,8 @@ pub struct Frame {
     pub module: Option<String>,
 }
 
-/// As compilers print it: `src/train.rs:12:9`. If the file is not known, the function, or else the module.
+/// Writes the place as compilers print it: `src/train.rs:12:9`. If the file is not known, it writes the function, or
+/// else the module.
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(file) = &self.file else {
@@ -35,8 +37,9 @@ impl fmt::Display for Frame {
 }
 
 impl Frame {
-    /// The frame with a shorter path of its file: relative to this folder if the file is in it, or beginning with the crate
-    /// if cargo fetched the file. A file that `torch.compile` wrote has a name of 50 signs that say nothing: `compiled: cdkrsmzu….py`.
+    /// Returns the frame with a shorter path of its file: relative to this folder if the file is in it, or beginning with the crate if
+    /// cargo fetched the file. A file that `torch.compile` wrote has a meaningless name of 50 characters, which is shortened:
+    /// `compiled: cdkrsmzu….py`.
     #[must_use]
     pub fn relative_to(&self, folder: &str) -> Self {
         let shortened = |file: &String| {
@@ -51,7 +54,7 @@ impl Frame {
         Self { file: self.file.as_ref().map(shortened), ..self.clone() }
     }
 
-    /// The function and its line: `train::forward at src/model.rs:42`. If one is not known, the other.
+    /// Writes the function and its line: `train::forward at src/model.rs:42`. If one is not known, it writes the other.
     pub fn with_function(&self) -> String {
         match (&self.function, &self.file) {
             (Some(function), Some(_)) => format!("{function} at {self}"),

@@ -17,7 +17,7 @@ const CLOSURE: &str = "::{{closure}}";
 pub struct ShortNames(HashMap<String, String>);
 
 impl ShortNames {
-    /// Of these full names, and no others.
+    /// Makes the short names of these full names.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let (functions, given): (BTreeSet<_>, BTreeSet<_>) =
             names.into_iter().partition(|name: &&str| name.ends_with(CLOSURE));
@@ -33,16 +33,17 @@ impl ShortNames {
         Self(functions.iter().map(shortest).collect())
     }
 
-    /// The short name for a full one.
+    /// Returns the short name for a full one.
     pub fn get<'a>(&'a self, name: &'a str) -> &'a str {
         self.0.get(name).map_or(name, String::as_str)
     }
 }
 
-/// So many ends of a name are tried; then the whole name stands for it.
+/// At most this many ends of a name are tried. After that, the whole name is used.
 const MOST_ENDS: usize = 64;
 
-/// The ends of a function's full name that can stand for it, from the shortest to the whole: each with and without generic arguments.
+/// Returns the ends of a function's full name that can stand for it, from the shortest to the whole: each with and without generic
+/// arguments.
 fn ends_of(full: &str) -> Vec<String> {
     let path = without_closures(full);
     let (around, function) = split_last(path);
@@ -82,12 +83,12 @@ pub fn short_name(path: &str) -> String {
     }
 }
 
-/// The name of a scope in a line: of a function, the short one.
+/// Returns the name of a scope in a line. For a function, it is the short one.
 pub fn name_in_line(full: &str) -> Cow<'_, str> {
     if full.ends_with(CLOSURE) { short_name(full).into() } else { full.into() }
 }
 
-/// The name with a `#` for each number: names that differ only in numbers have the same one.
+/// Returns the name with a `#` for each number: names that differ only in numbers have the same one.
 pub fn alike(name: &str) -> Cow<'_, str> {
     if !name.contains(|c: char| c.is_ascii_digit()) {
         return name.into();
@@ -110,7 +111,8 @@ fn without_closures(mut path: &str) -> &str {
     path
 }
 
-/// The type in a segment of a path, if there is one: `Model<f32>`, `<app::Model as Trait>`, `<impl Trait for app::Model>`.
+/// Returns the type in a segment of a path, if there is one: `Model<f32>`, `<app::Model as Trait>`, `<impl Trait for
+/// app::Model>`.
 fn owner_type(segment: &str) -> Option<&str> {
     let Some(qualified) = segment.strip_prefix('<') else {
         let named = segment.starts_with(|first: char| first.is_alphabetic() && !first.is_lowercase());
@@ -124,7 +126,7 @@ fn owner_type(segment: &str) -> Option<&str> {
     })
 }
 
-/// The path of a type: without references and generic arguments.
+/// Returns the path of a type, without references and generic arguments.
 fn path_of_type(owner: &str) -> &str {
     let plain = owner.trim_start_matches(['&', ' ']);
     let plain = plain.strip_prefix("mut ").unwrap_or(plain);
@@ -140,7 +142,7 @@ fn name_of_type(owner: &str) -> &str {
     if name.is_empty() { owner } else { name }
 }
 
-/// `Vec<Model>` for `alloc::vec::Vec<app::Model>`.
+/// Returns `Vec<Model>` for `alloc::vec::Vec<app::Model>`.
 fn without_modules(text: &str) -> String {
     let (mut short, mut start, mut rest) = (String::new(), 0, text);
     while let Some(c) = rest.chars().next() {
@@ -167,7 +169,7 @@ fn without_arguments(segment: &str) -> &str {
     segment.split('<').next().unwrap_or(segment)
 }
 
-/// The last position of `wanted` outside all brackets. The `>` of an arrow is not a bracket.
+/// Returns the last position of `wanted` outside all brackets. The `>` of an arrow is not a bracket.
 fn rfind_outside(text: &str, wanted: &str) -> Option<usize> {
     let text = text.as_bytes();
     let mut depth = 0_usize;
@@ -195,20 +197,20 @@ mod tests {
             ("app::nn::forward::{{closure}}::{{closure}}", "forward"),
             ("app::forward<alloc::vec::Vec<u8>>::{{closure}}", "forward"),
             ("app::forward<fn(u8) -> a::B, a::main::{{closure}}>::{{closure}}", "forward"),
-            // methods
+            // These are methods.
             ("app::nn::Model::forward::{{closure}}", "Model::forward"),
             ("app::Model<app::nn::Layer<f32>>::forward<u8>::{{closure}}", "Model::forward"),
             ("app::View<'_>::forward::{{closure}}", "View::forward"),
             ("app::Array<3>::forward::{{closure}}", "Array::forward"),
             ("app::Model::match::{{closure}}", "Model::match"),
             ("app::Modèle::passe::{{closure}}", "Modèle::passe"),
-            // of traits, and of types of other modules
+            // These are methods of traits, and of types of other modules.
             ("<app::nn::Model as app::Layer>::forward::{{closure}}", "Model::forward"),
             ("<app::Model<f32> as app::Layer<fn() -> u8>>::forward::{{closure}}", "Model::forward"),
             ("app::ext::<impl app::Model>::forward::{{closure}}", "Model::forward"),
             ("app::ext::<impl app::Model<a::Vec<_>>>::forward::{{closure}}", "Model::forward"),
             ("app::ext::<impl app::Layer<u8> for app::Model>::forward::{{closure}}", "Model::forward"),
-            // of types without a path of their own
+            // These are methods of types without a path of their own.
             ("<u32 as app::Layer>::forward::{{closure}}", "u32::forward"),
             ("<&mut app::Model as app::Layer>::forward::{{closure}}", "Model::forward"),
             ("<dyn app::Other + core::marker::Send as app::Layer>::forward::{{closure}}", "Other::forward"),
@@ -217,13 +219,13 @@ mod tests {
             ("<(app::A, u8) as app::Layer>::forward::{{closure}}", "(app::A, u8)::forward"),
             ("<fn(app::A) -> u8 as app::Layer>::forward::{{closure}}", "fn::forward"),
             ("<app::main::{{closure}} as app::Layer>::forward::{{closure}}", "{{closure}}::forward"),
-            // inside another function: its own name
+            // A function inside another one has its own name.
             ("app::outer::inner::{{closure}}", "inner"),
             ("app::Model<_>::forward::inner::{{closure}}", "inner"),
             ("app::ext::<impl app::Model>::forward::inner::{{closure}}", "inner"),
             ("app::main::{{closure}}::inner::{{closure}}", "inner"),
             ("app::outer::Local::forward::{{closure}}", "Local::forward"),
-            // no function name: shown unchanged, without a panic
+            // These are no names of functions. They are shown unchanged, without a panic.
             ("", ""),
             ("::", ""),
             ("<", ""),
@@ -275,7 +277,7 @@ mod tests {
             &["<app::a::Model as app::Layer>::run::{{closure}}", "<app::b::Model as app::Layer>::run::{{closure}}"],
             &["a::Model::run", "b::Model::run"],
         );
-        // Two traits of one type.
+        // These are methods of two traits of one type.
         check(
             &["<app::Model as app::Layer>::run::{{closure}}", "<app::Model as app::Task>::run::{{closure}}"],
             &["<app::Model as app::Layer>::run", "<app::Model as app::Task>::run"],

@@ -1,6 +1,6 @@
 use std::{fmt, str::FromStr, time::Duration};
 
-/// How far the numbers of a trace can be trusted.
+/// The kind of measurement, which says how far the numbers of a trace can be trusted.
 ///
 /// ```
 /// use gpumem::Gauge;
@@ -63,7 +63,7 @@ impl FromStr for Gauge {
     }
 }
 
-/// How often a trace with [`Gauge::Sampled`] was sampled.
+/// The number of samples of a trace with [`Gauge::Sampled`].
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -3,7 +3,7 @@ use std::fmt;
 /// A name that the program gives to a block of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Label {
-    /// Such as `layer1.weight`.
+    /// The name, such as `layer1.weight`.
     pub name: String,
     /// The sizes of its dimensions.
     pub shape: Vec<usize>,

@@ -20,12 +20,12 @@ use super::Bytes;
 pub struct GpuMemory {
     /// All memory of the device.
     pub total: Bytes,
-    /// What can still be allocated.
+    /// The memory that can still be allocated.
     pub free: Bytes,
-    /// In use by any process, as `nvidia-smi` shows it.
+    /// The memory in use by any process, as `nvidia-smi` shows it.
     pub used: Bytes,
-    /// Reserved by the driver for itself: `total = free + used + reserved`. `None` if the source does not report it; then it
-    /// is part of `used`.
+    /// The memory that the driver reserves for itself: `total = free + used + reserved`. `None` if the source does not
+    /// report it; then it is part of `used`.
     pub reserved: Option<Bytes>,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for GpuMemory {
 pub struct PoolUsage {
     /// The driver's handle of the pool.
     pub pool: u64,
-    /// In use by the program.
+    /// The bytes in use by the program.
     pub used: Bytes,
     /// The high-water mark of `used`.
     pub used_high: Bytes,

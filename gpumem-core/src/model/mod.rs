@@ -1,6 +1,6 @@
 //! Plain data. All other modules may use it; it uses `std` only.
 
-/// Declares the error of a text that stands for no value. Its message has the text, and what to write instead.
+/// Declares the error of a text that stands for no value. Its message has the text, and the allowed values.
 macro_rules! parse_error {
     ($(#[$doc:meta])* $name:ident: $message:literal) => {
         $(#[$doc])*

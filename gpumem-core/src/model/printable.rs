@@ -1,21 +1,20 @@
-//! Names that a terminal shows and does not obey.
+//! Makes names that a terminal shows and does not obey.
 
 use std::{borrow::Cow, fmt::Write};
 
-/// Returns whether a terminal only shows this character. Others move its cursor, turn the direction of text around, or are seen by
-/// nobody.
+/// Returns whether a terminal only shows this character. Others move its cursor, change the direction of text, or are invisible.
 pub fn is_printable(c: char) -> bool {
     let acts = c.is_control()
         || matches!(c,
             // Characters without width, line and paragraph separators, and those that change the direction of text.
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-            // Tags: a copy of ASCII that is not shown.
+            // Tags are a copy of ASCII that is not shown.
             | '\u{e0000}'..='\u{e007f}');
     !acts
 }
 
-/// Text on one line. Characters that are not printable are escapes: `\n`, `\u{1b}`.
+/// Returns text on one line. Characters that are not printable are escapes: `\n`, `\u{1b}`.
 ///
 /// All text for people uses this for names that gpumem did not choose. Formats for programs keep names as they are.
 pub fn one_line(text: &str) -> Cow<'_, str> {

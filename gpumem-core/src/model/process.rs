@@ -15,19 +15,19 @@ pub struct GpuProcess {
     pub name: Option<String>,
     /// Its memory on the device. `None` if the driver does not report it (virtual GPUs, WSL).
     pub used: Option<Bytes>,
-    /// What it uses the device for.
+    /// The use of the device.
     pub kind: ProcessKind,
 }
 
 impl GpuProcess {
-    /// A process of which only this is known.
+    /// Makes a process of which only this is known.
     #[doc(hidden)]
     pub const fn new(pid: u32, kind: ProcessKind) -> Self {
         Self { pid, name: None, used: None, kind }
     }
 }
 
-/// What a process uses a device for. `Display` is the letter that `nvidia-smi` shows.
+/// The use of a device by a process. `Display` is the letter that `nvidia-smi` shows.
 ///
 /// ```
 /// assert_eq!(gpumem::report::ProcessKind::Compute.to_string(), "C");
@@ -36,11 +36,11 @@ impl GpuProcess {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum ProcessKind {
-    /// Computing: `C`.
+    /// The process computes: `C`.
     Compute,
-    /// Graphics: `G`.
+    /// The process uses graphics: `G`.
     Graphics,
-    /// Both: `C+G`.
+    /// The process does both: `C+G`.
     Both,
 }
 

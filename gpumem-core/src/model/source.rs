@@ -1,6 +1,6 @@
 use std::{fmt, str::FromStr};
 
-/// What measures the numbers of a trace.
+/// The source of the numbers of a trace.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -23,14 +23,15 @@ pub enum Source {
     Simulation,
     /// Samples of the whole device, one in each millisecond (`GPUMEM_SAMPLE_MS`).
     Sampling,
-    /// A function of the program, which is called as often: see [`Gauge::custom`](crate::model::Gauge::custom).
+    /// A function of the program, which is called at the same interval: see
+    /// [`Gauge::custom`](crate::model::Gauge::custom).
     Custom,
     /// Nothing is measured.
     Off,
 }
 
 impl Source {
-    /// The name in JSON. For the first two also the name in `GPUMEM_SOURCE`.
+    /// Returns the name in JSON. For the first two, it is also the name in `GPUMEM_SOURCE`.
     ///
     /// ```
     /// assert_eq!(gpumem::intercept::Source::Dispatch.name(), "dispatch");

@@ -1,14 +1,14 @@
-//! Which threads a scope adopts.
+//! The threads that a scope adopts.
 
 /// The beginning of the name of a thread: 15 bytes at most, because Linux keeps no more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ThreadName([u8; Self::LONGEST]);
 
 impl ThreadName {
-    /// The most bytes.
+    /// The largest number of bytes.
     pub const LONGEST: usize = 15;
 
-    /// A name, up to its first zero, cut off if it is longer.
+    /// Makes the beginning of a name, up to its first zero, cut off if it is longer.
     pub fn new(name: &[u8]) -> Self {
         let mut bytes = [0; Self::LONGEST];
         let name = name.iter().take_while(|byte| **byte != 0);
@@ -16,7 +16,7 @@ impl ThreadName {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn bytes(&self) -> &[u8] {
         let len = self.0.iter().position(|byte| *byte == 0).unwrap_or(Self::LONGEST);
         &self.0[..len]
@@ -37,7 +37,8 @@ impl ThreadName {
 pub enum Threads {
     /// All threads that are in no scope.
     Unscoped,
-    /// Those of them whose names begin so. A name is read once, before the first allocation that depends on it.
+    /// The threads in no scope whose names have this beginning. A name is read once, before the first allocation that
+    /// depends on it.
     Named(ThreadName),
 }
 
@@ -48,7 +49,7 @@ impl Threads {
         if prefix.is_empty() { Self::Unscoped } else { Self::Named(ThreadName::new(prefix.as_bytes())) }
     }
 
-    /// Returns whether a thread with this name is one of them. `None`: its name is not known.
+    /// Returns whether a thread with this name is one of them. `None` if its name is not known.
     pub fn include(&self, name: Option<&ThreadName>) -> bool {
         match self {
             Self::Unscoped => true,

@@ -26,30 +26,30 @@ pub struct Trace {
     pub device: u32,
     /// True if the device is simulated.
     pub simulated: bool,
-    /// How far the numbers can be trusted.
+    /// The kind of measurement, which says how far the numbers can be trusted.
     pub gauge: Gauge,
-    /// What measured the numbers.
+    /// The source of the numbers.
     pub source: Source,
     /// The change of the memory in use since the start. Negative if more was freed than allocated.
     pub used: ByteDelta,
-    /// The memory that was needed at the peak in addition to what was in use at the start or is in use now, whichever is
-    /// more.
+    /// The memory that was needed at the peak above the memory in use at the start or now, whichever is larger.
     pub peaked: Bytes,
-    /// How often the device was sampled. `None` unless the gauge is [`Gauge::Sampled`].
+    /// The number of samples of the device. `None` unless the gauge is [`Gauge::Sampled`].
     pub sampling: Option<Sampling>,
-    /// The device could not be read now, or at the start. The numbers are from the last readings that succeeded. Reports
-    /// print `?`.
+    /// True if the device could not be read now, or at the start. The numbers are from the last readings that succeeded.
+    /// Reports print `?`.
     pub stale: bool,
-    /// A trace of another thread was open on the same device at the same time. Reports show this. Always `false` for a trace that
-    /// counts one thread. `own_scope` says what the numbers count then.
+    /// True if a trace of another thread was open on the same device at the same time. Reports show this. It is always `false`
+    /// for a trace that counts one thread. `own_scope` says what the numbers count then.
     pub overlapped: bool,
-    /// The numbers count only what was allocated in the scope of this trace, by its thread or by threads that
-    /// entered it: so it is with exact figures from the moment on at which a trace of another thread overlaps. If this is `false` and
-    /// `overlapped` is `true`, the numbers may include allocations of that thread: the figures are not exact, the trace records what
-    /// makes its peak (`at_peak`), or its thread has more than 64 such scopes.
+    /// True if the numbers count only allocations in the scope of this trace, by its thread or by threads that entered it. Exact
+    /// figures do so from the moment at which a trace of another thread overlaps. If this is `false` and `overlapped` is `true`, the
+    /// numbers may include allocations of that thread: the figures are not exact, the trace records what makes its peak (`at_peak`),
+    /// or its thread has more than 64 such scopes.
     pub own_scope: bool,
-    /// Several threads have scopes that [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt)
-    /// the same thread, so its allocations may count here and belong to another one, or the other way round. Reports show this.
+    /// True if several threads have scopes that
+    /// [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt) the same thread. Its allocations
+    /// may count here and belong to another one, or the reverse. Reports show this.
     pub adoption_is_shared: bool,
     /// The thread that opened this trace allocated nothing on `device` since the start, but on the device with this number:
     /// probably the trace is of the wrong device. Reports show this. `None` also if it is not known.
@@ -61,7 +61,7 @@ pub struct Trace {
     /// another tool replaced, so that their calls are missed, plus calls of registered pools that cannot be right. If this is not 0, the
     /// numbers may be wrong.
     pub lost: u64,
-    /// What the driver's blocks of the whole process did on the device, if a pool was registered there
+    /// The figures of the driver's blocks of the whole process on the device, if a pool was registered there
     /// (`gpumem::pool`): the other figures count the parts of the pool in the place of its blocks.
     #[cfg_attr(feature = "serde", serde(default))]
     pub driver: Option<DriverFigures>,
@@ -76,7 +76,7 @@ pub struct Trace {
 pub struct DriverFigures {
     /// The change since the start.
     pub used: ByteDelta,
-    /// What was needed at the peak in addition to what was in use at the start or is in use now, whichever is more.
+    /// The memory that was needed at the peak above the memory in use at the start or now, whichever is larger.
     pub peaked: Bytes,
 }
 
@@ -87,7 +87,7 @@ impl DriverFigures {
     }
 }
 
-/// The figures of a span and of one that began at its end, as those of one span.
+/// Returns the figures of a span and of one that began at its end, as those of one span.
 fn joined(first: (ByteDelta, Bytes), next: (ByteDelta, Bytes)) -> (ByteDelta, Bytes) {
     let over_start = |(used, peaked): (ByteDelta, Bytes)| used.get().max(0) + peaked.get().cast_signed();
     let used = first.0.get().saturating_add(next.0.get());
@@ -96,7 +96,7 @@ fn joined(first: (ByteDelta, Bytes), next: (ByteDelta, Bytes)) -> (ByteDelta, By
 }
 
 impl Trace {
-    /// `P − S`: how far the peak was above the memory in use at the start.
+    /// Returns `P − S`: how far the peak was above the memory in use at the start.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -112,7 +112,7 @@ impl Trace {
         Bytes::new(self.used.get().max(0).unsigned_abs()) + self.peaked
     }
 
-    /// The numbers are valid: the gauge is not `Off`, and the readings succeeded.
+    /// Returns whether the numbers are valid: the gauge is not `Off`, and the readings succeeded.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -128,7 +128,7 @@ impl Trace {
         self.gauge != Gauge::Off && !self.stale
     }
 
-    /// This trace and one that began at its last reading, as one trace.
+    /// Returns this trace and one that began at its last reading, as one trace.
     #[doc(hidden)]
     #[must_use]
     pub fn then(self, next: Self) -> Self {
@@ -161,13 +161,13 @@ impl Trace {
         }
     }
 
-    /// The figures of a trace whose device could not be read.
+    /// Returns the figures of a trace whose device could not be read.
     #[doc(hidden)]
     pub fn stale(device: u32, gauge: Gauge) -> Self {
         Self { stale: true, gauge, ..Self::off(device) }
     }
 
-    /// The figures of a trace that measures nothing.
+    /// Returns the figures of a trace that measures nothing.
     #[doc(hidden)]
     pub fn off(device: u32) -> Self {
         Self {

@@ -6,16 +6,16 @@ use super::{
 };
 use crate::model::{Bytes, Device, StackId, Time};
 
-/// A caching allocator, and what is known of it.
+/// A caching allocator and its data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocatorDefinition {
-    /// Such as `PyTorch 2.11.0`. Empty if it was not found.
+    /// The name and version, such as `PyTorch 2.11.0`. Empty if it was not found.
     pub name: String,
-    /// Why its history is not in the recording.
+    /// The reason why its history is not in the recording.
     pub missing: Option<String>,
     /// The devices on which it allocated.
     pub devices: Vec<AllocatorDevice>,
-    /// Why the modules of its tensors are not in the recording, although they were asked for.
+    /// The reason why the modules of its tensors are not in the recording, although they were asked for.
     pub missing_modules: Option<String>,
     /// The settings of PyTorch's allocator, if they are known.
     pub settings: Option<AllocatorSettings>,
@@ -28,8 +28,8 @@ pub struct AllocatorSettings {
     pub is_expandable: bool,
     /// `max_split_size`: blocks of this many bytes or more are not split.
     pub max_split: u64,
-    /// `roundup_power2_divisions`: into how many parts the room between two powers of 2 is divided, from 1 MiB on. Where it is 1, and
-    /// everywhere if the list is empty, sizes are rounded to 512 bytes alone.
+    /// `roundup_power2_divisions`: the number of parts into which the room between two powers of 2 is divided, from 1 MiB on. In a
+    /// range where it is 1, and if the list is empty, sizes are only rounded to 512 bytes.
     pub divisions: Vec<u64>,
 }
 
@@ -39,33 +39,33 @@ impl Default for AllocatorSettings {
     }
 }
 
-/// What is known of an allocator on one device.
+/// The data of an allocator on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorDevice {
-    /// Which one.
+    /// The device.
     pub device: Device,
-    /// How many of the first events only describe what was live when the history begins.
+    /// The number of first events that only describe the memory that was live when the history begins.
     pub older: u64,
-    /// When the history begins, if the allocator did something before.
+    /// The time when the history begins, if the allocator did something before.
     pub known_from: Option<Time>,
-    /// What the allocator says of itself at the end.
+    /// The statistics of the allocator at the end.
     pub said: Option<AllocatorFigures>,
 }
 
-/// What an allocator says of itself. The highest values are those since the program reset them.
+/// The statistics of an allocator. The highest values are those since the program reset them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocatorFigures {
-    /// In blocks that the program has.
+    /// The bytes in blocks that the program has.
     pub allocated: Bytes,
-    /// The most of it.
+    /// Its highest value.
     pub allocated_high: Bytes,
-    /// In segments.
+    /// The bytes in segments.
     pub reserved: Bytes,
-    /// The most of it.
+    /// Its highest value.
     pub reserved_high: Bytes,
 }
 
-/// What an allocator does.
+/// The actions of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AllocatorAction {
     /// The allocator gets memory from the driver.
@@ -82,24 +82,24 @@ pub enum AllocatorAction {
     OutOfMemory,
 }
 
-/// What a tensor is for.
+/// The use of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TensorClass {
     /// A parameter or a buffer of a module, or a copy of one.
     Weights,
     /// The gradient of a parameter.
     Gradients,
-    /// The state of an optimizer, and what its steps allocate.
+    /// The state of an optimizer, and the allocations of its steps.
     Optimizer,
-    /// What the outermost module was called with.
+    /// An argument of the outermost module.
     Inputs,
-    /// What was allocated before the backward pass and lived until then.
+    /// A tensor that was allocated before the backward pass and lived until then.
     Activations,
-    /// What was freed before its forward pass ended.
+    /// A tensor that was freed before its forward pass ended.
     ForwardTemporary,
-    /// What the backward pass allocated, other than gradients.
+    /// A tensor of the backward pass that is no gradient.
     BackwardTemporary,
-    /// Memory that cuBLAS works in.
+    /// The workspace of cuBLAS.
     Workspace,
 }
 
@@ -138,49 +138,49 @@ pub struct TensorGroup {
     pub id: u32,
     /// The path of the module and its type, such as `GPT2LMHeadModel.transformer.h.3.mlp: GPT2MLP`. `None` outside of all modules.
     pub module: Option<String>,
-    /// `None` if it is not known.
+    /// The class. `None` if it is not known.
     pub class: Option<TensorClass>,
 }
 
-/// What refers to a tensor at the end.
+/// The object that refers to a tensor at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorHolder {
-    /// Where the tensor is.
+    /// The device of the tensor.
     pub device: Device,
     /// An address in the tensor.
     pub address: u64,
-    /// Such as `list in losses in __main__`.
+    /// The referring object, such as `list in losses in __main__`.
     pub holder: String,
 }
 
 /// One step of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorEvent {
-    /// Since the session began.
+    /// The time since the session began.
     pub time: Time,
-    /// What it does.
+    /// The action.
     pub action: AllocatorAction,
     /// Of the segment or the block.
     pub address: u64,
-    /// Of the segment or the block. 0 for a free of a whole block.
+    /// The size of the segment or the block. 0 for a free of a whole block.
     pub bytes: Bytes,
-    /// What the program asked for.
+    /// The bytes that the program asked for.
     pub requested: Bytes,
     /// The stream that the block belongs to.
     pub stream: u64,
-    /// Where the program asked for it.
+    /// The stack of the request.
     pub stack: StackId,
-    /// Of an allocation: the [`TensorGroup`] of the tensor. Of a segment: 1 if it is of the pool that all of the program shares, else the
-    /// number of its private pool. 0 if it is not known.
+    /// The [`TensorGroup`] of an allocated tensor. For a segment, it is 1 for the pool that the whole program shares, else the number of
+    /// its private pool. 0 if it is not known.
     pub group: u32,
 }
 
 /// Steps on one device, in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatorEvents {
-    /// Where.
+    /// The device.
     pub device: Device,
-    /// What was done.
+    /// The steps.
     pub events: Vec<AllocatorEvent>,
 }
 

@@ -1,4 +1,4 @@
-//! How PyTorch's caching allocator chooses the size of a block (`c10/cuda/CUDACachingAllocator.cpp`).
+//! Chooses the size of a block as PyTorch's caching allocator does (`c10/cuda/CUDACachingAllocator.cpp`).
 
 use super::AllocatorSettings;
 
@@ -6,10 +6,10 @@ use super::AllocatorSettings;
 const MIN_BLOCK: u64 = 512;
 
 impl AllocatorSettings {
-    /// `kSmallSize`: larger requests are of the large pool.
+    /// `kSmallSize`: larger requests belong to the large pool.
     pub const SMALL: u64 = 1 << 20;
 
-    /// The size of a block for a request, in bytes: `round_size`. `None` if no number is large enough.
+    /// Returns the size of a block for a request, in bytes (`round_size`). `None` if no number is large enough.
     pub fn rounded(&self, requested: u64) -> Option<u64> {
         let divisions = &self.divisions;
         let index = (requested.max(1).ilog2().saturating_sub(20) as usize).min(divisions.len().saturating_sub(1));
@@ -35,7 +35,8 @@ impl AllocatorSettings {
         }
     }
 
-    /// The size of a block for a request where this much room is free: with the rest, if that is not split off.
+    /// Returns the size of a block for a request if this much room is free. It includes the rest, if the rest is not
+    /// split off.
     pub fn size_in(&self, room: u64, requested: u64, is_expandable: bool) -> u64 {
         let size = self.rounded(requested).unwrap_or(requested);
         match room.checked_sub(size) {

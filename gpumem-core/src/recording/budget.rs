@@ -1,5 +1,5 @@
-//! What a recording may cost its reader. All of it depends on the size of the file: a small file takes little time and memory, whatever is
-//! in it, and a large one of gpumem is never refused.
+//! The allowed cost of a recording for its reader. It depends on the size of the file: a small file takes little time and memory, whatever
+//! is in it, and a large one of gpumem is never refused.
 
 /// A smaller file may cost as much as one of this size.
 const LEAST: u64 = 2 << 20;
@@ -18,7 +18,7 @@ const WORK: u64 = 80;
 const REPORTS: u64 = 1 << 10;
 const ONE_REPORT: u64 = 48;
 
-/// Why a reader reads no further.
+/// The reason why a reader stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exceeded {
     Items,
@@ -38,12 +38,12 @@ impl Exceeded {
     }
 }
 
-/// Returns whether a file with so many bytes may have so many items.
+/// Returns whether a file with this number of bytes may have this number of items.
 pub(super) const fn may_have(stored: u64, items: u64) -> bool {
     items <= stored * ITEMS_OF_THREE_BYTES / 3
 }
 
-/// What was spent so far.
+/// The cost so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Budget {
     /// The number of bytes of the file that are known.
@@ -56,12 +56,12 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// The budget of a file of this size whose definitions take this memory.
+    /// Makes the budget of a file of this size whose definitions take this memory.
     pub(super) fn new(stored: u64, memory: u64) -> Self {
         Self { stored, memory, ..Self::default() }
     }
 
-    /// The size from which all limits follow: that of the file, but at least [`LEAST`].
+    /// Returns the size from which all limits follow: that of the file, but at least [`LEAST`].
     fn counted_size(&self) -> u64 {
         self.stored.max(LEAST)
     }
@@ -96,12 +96,12 @@ impl Budget {
         Ok(())
     }
 
-    /// Gives back memory that is not needed any more.
+    /// Returns memory to the budget that is not needed any more.
     pub(super) fn give_back(&mut self, bytes: u64) {
         self.memory = self.memory.saturating_sub(bytes);
     }
 
-    /// The most bytes of names that may be read: a fixed part, and half of the memory that is left.
+    /// Returns the largest number of bytes of names: a fixed part, and half of the memory that is left.
     pub(super) fn names(&self) -> u64 {
         self.counted_size() * NAMES + (self.counted_size() * MEMORY).saturating_sub(self.memory) / 2
     }
@@ -119,7 +119,7 @@ impl Budget {
         Ok(())
     }
 
-    /// A copy of the budget, for one report that the command asks for. The reports before it do not count.
+    /// Returns a copy of the budget, for one report that the command asks for. Earlier reports do not count.
     pub(super) fn of_one_report(&self) -> Self {
         Self { reports: 0, ..*self }
     }

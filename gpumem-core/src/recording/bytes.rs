@@ -1,8 +1,9 @@
-//! Numbers and texts as bytes: little-endian base 128 (LEB128) for whole numbers, a length before each text.
+//! Writes and reads numbers and texts as bytes: little-endian base 128 (LEB128) for whole numbers, a length before each
+//! text.
 
 use std::{fmt, io};
 
-/// Bytes that are not what the format says.
+/// An error of bytes that contradict the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 
@@ -20,7 +21,7 @@ impl From<Malformed> for io::Error {
 
 pub(super) type Result<T> = std::result::Result<T, Malformed>;
 
-/// The most bytes of a text. A longer one is cut when it is written.
+/// The largest number of bytes of a text. A longer one is cut when it is written.
 pub(super) const LONGEST_TEXT: usize = 1 << 14;
 
 /// The end of a text that was cut, so that a reader does not take it for the program's text.
@@ -38,7 +39,7 @@ pub(super) fn put_number(to: &mut Vec<u8>, mut number: u64) {
     to.push(number as u8);
 }
 
-/// A difference as a number that is small where the difference is: 0, -1, 1, -2 are 0, 1, 2, 3.
+/// Returns a difference as a number that is small if the difference is small: 0, -1, 1, -2 are 0, 1, 2, 3.
 #[inline]
 pub(super) fn put_difference(to: &mut Vec<u8>, now: u64, before: u64) {
     let difference = now.wrapping_sub(before).cast_signed();
@@ -62,11 +63,11 @@ fn floor_char_boundary(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// What is left to be read.
+/// The bytes that are left to be read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Input<'a> {
     bytes: &'a [u8],
-    /// Texts so far that the writer has cut.
+    /// The number of texts that the writer has cut, so far.
     pub(super) cut_texts: u64,
 }
 
@@ -103,7 +104,7 @@ impl<'a> Input<'a> {
         Err(Malformed("a number has more than ten bytes"))
     }
 
-    /// A number of at most 32 bits.
+    /// Reads a number of at most 32 bits.
     pub(super) fn small(&mut self) -> Result<u32> {
         self.number()?.try_into().map_err(|_| Malformed("a number is above 2^32"))
     }
@@ -115,7 +116,7 @@ impl<'a> Input<'a> {
         Ok(before.wrapping_add(difference))
     }
 
-    /// The next `length` bytes.
+    /// Reads the next `length` bytes.
     pub(super) fn part(&mut self, length: u64) -> Result<Self> {
         let length = usize::try_from(length).ok().filter(|length| *length <= self.bytes.len());
         let (part, rest) = self.bytes.split_at(length.ok_or(Malformed("a length is above what there is"))?);

@@ -1,5 +1,5 @@
-//! What a recording may ask of its reader. A recording of gpumem is within these limits; a damaged or a hostile one must not make
-//! the reader panic, take memory without end or run for ever.
+//! The limits of a recording for its reader. A recording of gpumem is within these limits; a damaged or a hostile one must not
+//! make the reader panic, take memory without end or run for ever.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,69 +16,69 @@ use crate::{
     report::DeviceReading,
 };
 
-/// Threads that run at one time.
+/// The most threads that run at one time.
 const MOST_THREADS: u32 = 1 << 16;
-/// Devices of one family.
+/// The most devices of one family.
 const MOST_DEVICES: u32 = 1 << 8;
-/// Scopes that are open at one time, and peaks that are kept of closed ones.
+/// The most scopes that are open at one time, and the most peaks that are kept of closed ones.
 const MOST_SCOPES: usize = 1 << 17;
-/// Scopes that one thread is in.
+/// The most scopes that one thread is in.
 const DEEPEST: u32 = 1 << 14;
-/// Live blocks whose keys have the same hash, as far as it decides where they lie.
+/// The most live blocks whose keys have the same hash, in the bits that choose their place.
 const MOST_ALIKE: u32 = 1 << 12;
 /// The ledger keeps 48 bits of the number of an event.
 const MOST_EVENTS: u64 = 1 << 48;
 /// The ledger keeps 28 bits of the number of a stack.
 const MOST_STACKS: u32 = 1 << 28;
-/// Bytes of one block, or of one reading of a device: 64 TiB.
+/// The most bytes of one block, or of one reading of a device: 64 TiB.
 const MOST_BYTES: u64 = 1 << 46;
-/// Bytes that are live, or of blocks older than the session.
+/// The most bytes that are live, or of blocks older than the session.
 const MOST_LIVE: u64 = 1 << 54;
-/// Bytes that were ever allocated.
+/// The most bytes that were ever allocated.
 const MOST_ALLOCATED: u64 = 1 << 62;
-/// Events that were lost.
+/// The most lost events.
 const MOST_LOST: u64 = 1 << 48;
-/// Functions that the driver has.
+/// The most functions that the driver has.
 const MOST_FUNCTIONS: u64 = 1 << 10;
 /// The reader uses scope numbers from here on for peaks that it keeps itself.
 pub(super) const FIRST_OWN_SCOPE: u64 = 1 << 62;
 
-/// About how many bytes a reader and a report need for each live block: an entry of the ledger, and the place of the block in lists.
+/// The approximate bytes of a reader and a report for each live block: an entry of the ledger, and the place of the block in lists.
 const LIVE_BLOCK: u64 = 128;
-/// In addition, for each change of what is live.
+/// The additional bytes for each change of the live memory.
 const CHANGE: u64 = 32;
-/// In addition, for each block that was ever allocated.
+/// The additional bytes for each block that was ever allocated.
 const BLOCK: u64 = 32;
-/// For each time that a scope is opened.
+/// The bytes for each time that a scope is opened.
 const SCOPE: u64 = 64;
-/// In addition, while a scope is open.
+/// The additional bytes while a scope is open.
 const OPEN_SCOPE: u64 = 640;
-/// For each refused allocation.
+/// The bytes for each refused allocation.
 const REFUSAL: u64 = 96;
-/// For each mark, and each change of a thread's stream.
+/// The bytes for each mark, and for each change of a thread's stream.
 const MARK: u64 = 48;
-/// For each event of a caching allocator.
+/// The bytes for each event of a caching allocator.
 const ALLOCATOR_EVENT: u64 = 128;
 
-/// How many steps an event takes.
+/// The steps of an event.
 const EVENT: u64 = 20;
-/// How many steps an event about a scope takes.
+/// The steps of an event about a scope.
 pub(super) const SCOPE_EVENT: u64 = 400;
-/// How many steps an allocation takes for each scope that may adopt its thread.
+/// The steps of an allocation for each scope that may adopt its thread.
 const ADOPTER: u64 = 10;
 /// The most such scopes.
 const MOST_COMPARED: usize = 64;
-/// How many steps an event takes after which frees may be missing.
+/// The steps of an event after which frees may be missing.
 pub(super) const LOST: u64 = 4_000;
 
-/// Why an item is left out.
+/// The reason why an item is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rejection {
-    /// It contradicts what came before.
+    /// It contradicts earlier items.
     Contradiction,
     /// It is above a limit.
     Limit,
-    /// The file costs more than one of its size may: nothing more is read.
+    /// The file costs more than one of its size may, so reading stops.
     Exceeded(Exceeded),
 }
 
@@ -90,7 +90,8 @@ impl From<Exceeded> for Rejection {
 
 type Result<T = ()> = std::result::Result<T, Rejection>;
 
-/// What the checks remember of the events so far. It follows the ledger, but need not be exact: all is bounded here.
+/// The data that the checks keep of the events so far. It follows the ledger, but need not be exact, because all of it
+/// is bounded.
 #[derive(Debug)]
 pub(super) struct Checks {
     number: u64,
@@ -98,9 +99,9 @@ pub(super) struct Checks {
     threads: u32,
     /// The open scopes: the thread that opened each, and whether the ledger keeps its peak after it is closed.
     open: HashMap<ScopeId, (ThreadId, bool)>,
-    /// Scopes that are closed, of which the ledger keeps the peak.
+    /// The closed scopes of which the ledger keeps the peak.
     kept: HashSet<ScopeId>,
-    /// Open scopes that adopt threads.
+    /// The open scopes that adopt threads.
     adopting: HashSet<ScopeId>,
     entered: HashMap<(ThreadId, ScopeId), u32>,
     depths: HashMap<ThreadId, u32>,
@@ -108,7 +109,7 @@ pub(super) struct Checks {
     live: u64,
     allocated: u64,
     older: u64,
-    /// For each hash, the number of live blocks whose keys have it (see [`MOST_ALIKE`]).
+    /// The number of live blocks with each hash of keys (see [`MOST_ALIKE`]).
     alike: Vec<u32>,
     freed: HashMap<ThreadId, (Key, u64)>,
     lost: u64,
@@ -146,7 +147,7 @@ fn agree(is_so: bool) -> Result {
 }
 
 fn hash(key: Key) -> usize {
-    // As the ledger's tables: the bits of the product that choose the place in a table.
+    // Returns the bits of the product that choose the place in a table, as in the ledger's tables.
     (key.get().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & 0xffff
 }
 
@@ -188,7 +189,7 @@ fn check_block(block: &Block) -> Result {
     limit(block.stack.0 < MOST_STACKS)
 }
 
-/// What was read of a caching allocator.
+/// The data that was read of a caching allocator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AllocatorChecks {
     bytes: u64,
@@ -204,7 +205,7 @@ impl AllocatorChecks {
             check_bytes(event.bytes)?;
             check_bytes(event.requested)?;
             limit(event.stack.0 < MOST_STACKS)?;
-            // Where a block ends is an address as well.
+            // The end of a block must be an address as well.
             limit(event.address < 1 << 62)?;
             self.bytes += event.bytes.get() + event.requested.get();
             // No sum of them is too large.
@@ -219,7 +220,7 @@ fn check_key(key: Key) -> Result {
 }
 
 impl Checks {
-    /// Returns whether the ledger can have an event. `known` is how many bytes the block of a key has, if it is live.
+    /// Returns whether the ledger can have an event. `known` returns the bytes of the block of a key, if it is live.
     pub(super) fn event(&mut self, event: &RecordedEvent, known: impl Fn(Key) -> Option<u64>) -> Result {
         limit(event.number < MOST_EVENTS)?;
         agree(event.number > self.number)?;
@@ -299,7 +300,7 @@ impl Checks {
                 self.lost(more)?;
                 self.displaced = now;
             }
-            // However much was requested: nothing adds it up.
+            // The request may have any size, because nothing adds it up.
             EventKind::Refused { device, stack, .. } => {
                 device.map_or(Ok(()), check_device)?;
                 limit(stack.0 < MOST_STACKS)?;
@@ -384,7 +385,7 @@ impl Checks {
         }
     }
 
-    /// The thread with this number has ended, and so it is in no scope any more.
+    /// Notes that the thread with this number has ended, so it is in no scope any more.
     pub(super) fn reuse(&mut self, thread: ThreadId, budget: &mut Budget) -> Result {
         check_thread(thread)?;
         budget.work(SCOPE_EVENT + 16 * self.entered.len() as u64)?;
@@ -406,7 +407,7 @@ impl Checks {
         self.kept.remove(&scope)
     }
 
-    /// Blocks were removed with their context: these are left.
+    /// Notes the blocks that are left after others were removed with their context.
     pub(super) fn recount(&mut self, blocks: impl Iterator<Item = (Key, u64)>) {
         self.alike.fill(0);
         (self.blocks, self.live) = (0, 0);
@@ -430,7 +431,7 @@ impl Checks {
         self.number
     }
 
-    /// Pays for an event. What it frees is [given back](Self::given_back) when it was applied.
+    /// Pays for an event. Memory that it frees is [given back](Self::given_back) when it was applied.
     pub(super) fn spend(&self, event: &RecordedEvent, budget: &mut Budget) -> std::result::Result<(), Exceeded> {
         let depth = || u64::from(self.depths.get(&event.thread).copied().unwrap_or(0));
         let (memory, work) = match event.kind {
@@ -457,8 +458,9 @@ impl Checks {
         budget.take(memory)
     }
 
-    /// The memory that is not needed any more after an event that was paid for: that of blocks and scopes that are gone, and of
-    /// one that did not come because the event was refused. `before` is what [`count`](Self::count) gave.
+    /// Returns the memory that is not needed any more after an event that was paid for: that of blocks and scopes that are
+    /// gone, and of one that was not added because the event was refused. `before` is the earlier result of
+    /// [`count`](Self::count).
     pub(super) fn given_back(&self, event: &RecordedEvent, before: (u64, usize)) -> u64 {
         let new_block = matches!(event.kind, EventKind::Alloc { .. } | EventKind::FreeFailed);
         let new_scope = matches!(event.kind, EventKind::Open { .. });
@@ -467,12 +469,12 @@ impl Checks {
         blocks * LIVE_BLOCK + scopes as u64 * OPEN_SCOPE
     }
 
-    /// About how many bytes live blocks and open scopes take.
+    /// Returns the approximate bytes of live blocks and open scopes.
     pub(super) fn memory(&self) -> u64 {
         self.blocks * LIVE_BLOCK + self.open.len() as u64 * OPEN_SCOPE
     }
 
-    /// How many blocks are live, and how many scopes are open.
+    /// Returns the number of live blocks, and of open scopes.
     pub(super) fn count(&self) -> (u64, usize) {
         (self.blocks, self.open.len())
     }
@@ -497,7 +499,7 @@ mod tests {
         EventKind::Alloc { key: Key::from_raw(key), block }
     }
 
-    /// The events that a file of these bytes pays for.
+    /// Returns the number of events that a file of these bytes pays for.
     fn paid(bytes: u64, kind: impl Fn(u64) -> EventKind) -> u64 {
         let (mut budget, mut checks) = (Budget::new(bytes, 0), Checks::default());
         let mut live = HashMap::new();
@@ -521,15 +523,15 @@ mod tests {
     #[test]
     fn the_densest_programs_are_within_their_budget() {
         let bytes = 2 << 20;
-        // Each block is freed at once: five bytes for three events.
+        // Each block is freed at once, which takes five bytes for three events.
         let key = Key::from_raw(512);
         let churn =
             paid(bytes, |number| if number % 2 == 1 { alloc(512) } else { EventKind::Free { key, block: None } });
         assert!(churn >= bytes * 3 / 5, "{churn}");
-        // No block is freed: six bytes for each, of which four are the time and the address.
+        // No block is freed, which takes six bytes for each. Four of these are the time and the address.
         let leak = paid(bytes, |number| alloc(number * 512));
         assert!(leak >= bytes / 6, "{leak}");
-        // Twice as large, twice as many.
+        // A file that is twice as large pays for twice as many.
         assert!(paid(2 * bytes, |number| alloc(number * 512)).abs_diff(2 * leak) < 2);
     }
 

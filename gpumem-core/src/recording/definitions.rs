@@ -1,4 +1,4 @@
-//! What the numbers in a recording stand for.
+//! The meaning of the numbers in a recording.
 
 use std::{
     cell::RefCell,
@@ -19,29 +19,30 @@ use crate::{
     model::{CallsiteId, Device, Frame, PoolId, StackId, ThreadId, Time},
 };
 
-/// What a definition takes besides its own bytes, about.
+/// The approximate memory of a definition besides its own bytes.
 const OVERHEAD: u64 = 128;
 
 /// The cache of stacks in words is emptied before its texts would exceed this many bytes.
 const MOST_BYTES_IN_WORDS: u64 = 1 << 24;
 
-/// The most functions of a stack that are shown, the innermost ones.
+/// The largest number of functions of a stack that are shown, beginning with the innermost.
 const MOST_FRAMES: usize = 1 << 10;
 
-/// The most functions of another stack with which a stack goes on.
+/// The largest number of functions of another stack with which a stack continues.
 pub(super) const MOST_CALLERS: usize = 128;
 
 /// A cache of stacks in words, and of their lengths.
 #[derive(Debug, Default)]
 struct InWords {
     stacks: HashMap<StackId, Stack>,
-    /// How many bytes these have.
+    /// The bytes of these stacks.
     bytes: u64,
     /// The bytes that stacks have in words.
     lengths: HashMap<StackId, u64>,
 }
 
-/// About how much memory a definition takes that has `bytes` bytes in the file. `None` if the item is no definition.
+/// Returns the approximate memory of a definition that has `bytes` bytes in the file. `None` if the item is no
+/// definition.
 fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
     let lists = match item {
         Item::Stack(stack) => size_of_val(&*stack.addresses),
@@ -79,7 +80,7 @@ pub struct Definitions {
     devices: HashMap<Device, DeviceDefinition>,
     contexts: HashMap<u8, ContextDefinition>,
     pools: HashMap<PoolId, String>,
-    /// By the number of the block.
+    /// The pools by the number of the block.
     pool_blocks: HashMap<u64, PoolId>,
     interceptions: Vec<Interception>,
     part: Option<PartDefinition>,
@@ -114,7 +115,7 @@ impl Definitions {
                 }
                 is_later
             }
-            // Numbers of threads and contexts are given again.
+            // Numbers of threads and contexts are reused.
             Item::Thread(thread) => {
                 self.threads.insert(thread.thread, thread);
                 true
@@ -169,7 +170,7 @@ impl Definitions {
         self.contradictions += u64::from(!agrees);
     }
 
-    /// The same recording goes on in a new file, which says this again.
+    /// The same recording continues in a new file, which repeats this definition.
     pub(super) fn begin_file(&mut self) {
         self.clocks.clear();
         self.interceptions.clear();
@@ -206,12 +207,12 @@ impl Definitions {
         self.contexts.get(&context)
     }
 
-    /// Through what allocations were intercepted, one after the other.
+    /// Returns the sources that intercepted allocations, one after the other.
     pub fn interceptions(&self) -> &[Interception] {
         &self.interceptions
     }
 
-    /// Which part of what happened is in the recording; `None` if all of it is.
+    /// Returns the part of the events that the recording has; `None` if it has all of them.
     pub fn part(&self) -> Option<PartDefinition> {
         self.part
     }
@@ -221,7 +222,7 @@ impl Definitions {
         self.pool_blocks.get(&number).copied().unwrap_or(PoolId::NONE)
     }
 
-    /// Where the process keeps what is not in its recording yet.
+    /// Returns the place where the process keeps data that is not in its recording yet.
     pub(super) fn ring(&self) -> Option<RingDefinition> {
         self.ring
     }
@@ -236,17 +237,19 @@ impl Definitions {
         self.tensor_groups.get(&id)
     }
 
-    /// What refers to tensors at the end.
+    /// Returns the objects that refer to tensors at the end.
     pub fn tensor_holders(&self) -> &[TensorHolder] {
         &self.tensor_holders
     }
 
-    /// The process runs, or has ended without writing all that it recorded. Recordings of early versions do not say that.
+    /// Returns whether the process runs, or has ended without writing all that it recorded. Recordings of early versions
+    /// do not say it.
     pub fn lacks_end(&self) -> bool {
         self.ring.is_some() && !self.is_finished
     }
 
-    /// There are files with code, and none of their addresses stands for a function or a line. Lines of Python have no file.
+    /// Returns whether there are files with code, and none of their addresses stands for a function or a line. Lines of
+    /// Python have no file.
     pub fn lacks_symbols(&self) -> bool {
         !self.modules.is_empty() && self.symbols.keys().all(|address| address.module == 0)
     }
@@ -256,8 +259,8 @@ impl Definitions {
         self.stacks.get(&stack).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// When it was, by the counter of the processor: between two pairs of the clocks, interpolated; before and after them by the
-    /// nearest two. `None` if there are fewer than two.
+    /// Returns the time of a value of the processor's counter. It is interpolated between two pairs of the clocks, and
+    /// extrapolated from the nearest two before and after all pairs. `None` if there are fewer than two.
     pub fn time(&self, ticks: u64) -> Option<Time> {
         let after = self.clocks.partition_point(|pair| pair.ticks < ticks).clamp(1, self.clocks.len().max(1));
         let at = after.min(self.clocks.len().checked_sub(1)?);
@@ -270,17 +273,18 @@ impl Definitions {
         Some(Time::from_nanos(nanoseconds.try_into().unwrap_or(0)))
     }
 
-    /// The last moment at which the writer read the clock: the program ran at least until then.
+    /// Returns the last moment at which the writer read the clock: the program ran at least until then.
     pub fn last_clock(&self) -> Option<Time> {
         self.clocks.last().map(|pair| pair.time)
     }
 
-    /// The functions on a stack, the innermost first: the 1,024 innermost ones, if there are more.
+    /// Returns the functions on a stack, the innermost first: the 1,024 innermost ones, if there are more.
     pub fn frames(&self, stack: StackId) -> Vec<Frame> {
         self.addresses(stack).iter().flat_map(|address| self.frames_at(*address)).take(MOST_FRAMES).collect()
     }
 
-    /// The innermost frames of `callers` called those of `stack`, if they have lines of Python and `stack` has none.
+    /// Notes that the innermost frames of `callers` called those of `stack`, if they have lines of Python and `stack`
+    /// has none.
     pub(super) fn add_callers(&mut self, stack: StackId, callers: StackId) {
         let has_python = |stack| self.frames(stack).iter().any(Frame::is_python);
         if has_python(stack) || !has_python(callers) {
@@ -293,7 +297,7 @@ impl Definitions {
         }
     }
 
-    /// How many bytes a stack has in words, about.
+    /// Returns the approximate bytes of a stack in words.
     pub fn length_of(&self, stack: StackId) -> u64 {
         let Some(addresses) = self.stacks.get(&stack) else { return 0 };
         *self.in_words.borrow_mut().lengths.entry(stack).or_insert_with(|| {
@@ -303,7 +307,7 @@ impl Definitions {
                 let module = self.modules.get(&address.module).map_or(0, |module| module.path.len() as u64);
                 let symbols = self.symbols.get(address).map(Vec::as_slice).unwrap_or_default();
                 let lengths = symbols.iter().map(move |symbol| 64 + module + of_symbol(symbol));
-                // One without a name is shown by its module.
+                // A function without a name is shown by its module.
                 lengths.chain(symbols.is_empty().then_some(64 + module)).collect::<Vec<_>>()
             };
             addresses.iter().flat_map(at).take(MOST_FRAMES).sum()

@@ -1,5 +1,5 @@
-//! Events in a file. Allocations and frees come by the million, so they have a form of their own, in which a byte of flags says
-//! what is as in the event before; all others are rare and are written plainly.
+//! Writes and reads events in a file. There may be millions of allocations and frees, so they have a form of their own: a byte
+//! of flags says which values are those of the event before. All other events are rare and are written plainly.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,15 +15,15 @@ use crate::model::{
 /// An event as it came through the inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedEvent {
-    /// Rises. Numbers are missing where events were not recorded.
+    /// The number, which rises. Numbers are missing if events were not recorded.
     pub number: u64,
-    /// By the counter of the processor; [`ClockPair`](super::ClockPair) says what it means.
+    /// The time by the counter of the processor; [`ClockPair`](super::ClockPair) gives its meaning.
     pub ticks: u64,
-    /// The time that the ledger has for it. Older than the event if the clock was not read for it.
+    /// The time that the ledger has for it. It is older than the event if the clock was not read for it.
     pub time: Time,
     /// The thread that posted it.
     pub thread: ThreadId,
-    /// What happened.
+    /// The kind of the event.
     pub kind: EventKind,
 }
 
@@ -31,21 +31,21 @@ pub struct RecordedEvent {
 mod flag {
     pub(super) const SHORT: u8 = 0x80;
     pub(super) const FREE: u8 = 0x40;
-    /// Another thread than that of the event before.
+    /// The thread is not that of the event before.
     pub(super) const THREAD: u8 = 0x20;
     /// Numbers are left out.
     pub(super) const GAP: u8 = 0x10;
-    /// The ledger's time is another than at the event before.
+    /// The ledger's time is not that of the event before.
     pub(super) const TIME: u8 = 0x08;
     /// The difference of keys is in bytes, not in steps of 256.
     pub(super) const FINE: u8 = 0x04;
-    /// Of an allocation: as many bytes as the allocation before.
+    /// An allocation has the size of the allocation before.
     pub(super) const SAME_BYTES: u8 = 0x02;
-    /// Of a free: the source described the block.
+    /// The source described the block of a free.
     pub(super) const WITH_BLOCK: u8 = 0x02;
-    /// Of an allocation: device, kind, context and stack are those of the allocation before.
+    /// An allocation has the device, kind, context and stack of the allocation before.
     pub(super) const SAME_SORT: u8 = 0x01;
-    /// Of a free: the key is that of the event before.
+    /// A free has the key of the event before.
     pub(super) const SAME_KEY: u8 = 0x01;
 }
 
@@ -56,12 +56,13 @@ pub(super) const fn is_short(first: u8) -> bool {
 
 const STEP: u64 = 256;
 
-/// A block without its size: what blocks of one sort have in common.
+/// A block without its size, as blocks of one sort share it.
 fn sort_of(block: &Block) -> Block {
     Block { bytes: Bytes::ZERO, ..*block }
 }
 
-/// What the next event is compared with. Each record begins with a new one, so that it can be read by itself.
+/// The state with which the next event is compared. Each record begins with a new one, so that it can be read by
+/// itself.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
     number: u64,
@@ -88,13 +89,13 @@ pub(super) struct EventReader {
 }
 
 impl EventWriter {
-    /// The next event is the first of a record.
+    /// Begins a record with the next event.
     pub(super) fn begin_record(&mut self) {
         self.before = Before::default();
         self.sorts.clear();
     }
 
-    /// Writes an allocation or a free; false if it is neither.
+    /// Writes an allocation or a free. Returns false if it is neither.
     pub(super) fn put_short(&mut self, event: &RecordedEvent, to: &mut Vec<u8>) -> bool {
         let (key, block) = match &event.kind {
             EventKind::Alloc { key, block } => (key.get(), Some(block)),

@@ -21,7 +21,7 @@ use crate::{
     report::PeakHolders,
 };
 
-/// What a symbol takes, about.
+/// The approximate memory of a symbol.
 const SYMBOL_BYTES: u64 = 256;
 
 /// The bytes of a file that becomes longer. Only complete records are read from it.
@@ -29,7 +29,7 @@ const SYMBOL_BYTES: u64 = 256;
 pub struct Growing {
     has_header: bool,
     records: VecDeque<u8>,
-    /// The beginning of a record whose end is not there yet.
+    /// The bytes from the beginning of a record whose end is not there yet.
     rest: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ impl Read for Growing {
 }
 
 impl Growing {
-    /// Adds bytes that follow those before.
+    /// Adds bytes after the earlier ones.
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.rest.extend_from_slice(bytes);
         let mut at = 0;
@@ -59,12 +59,12 @@ impl Growing {
     }
 }
 
-/// Reads a recording as it becomes longer. What is read is applied to a ledger; reports that the program requested are left out.
+/// Reads a recording as it becomes longer. Its events are applied to a ledger; reports that the program requested are left out.
 ///
-/// What an event means is in the file before it, so nothing is read twice. The functions at the addresses of stacks are an exception: they are
-/// added when the program has ended.
+/// The definitions of an event are in the file before it, so nothing is read twice. The functions at the addresses of stacks are an
+/// exception: they are added when the program has ended.
 ///
-/// A recording of the newest events goes on in a new file when it is long: see [`go_on_in`](Self::go_on_in).
+/// A recording of the newest events continues in a new file when it is long: see [`go_on_in`](Self::go_on_in).
 #[derive(Debug)]
 pub struct Follower {
     reader: Reader<Growing>,
@@ -100,7 +100,7 @@ impl Follower {
         }
     }
 
-    /// Adds bytes that follow those before.
+    /// Adds bytes after the earlier ones.
     fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.reader.items.underlying().add(bytes)?;
         while let Some(step) = self.reader.step_observed(&mut self.changes)? {
@@ -122,8 +122,8 @@ impl Follower {
         Err(io::Error::new(io::ErrorKind::InvalidData, text))
     }
 
-    /// The file before has ended, and the recording goes on in the one that is read from now on. True if that one begins after events that were
-    /// read; otherwise nothing changes, and only a new follower can read it.
+    /// Continues with a new file after the end of the one before. Returns true if the new file begins after events that were read.
+    /// Otherwise nothing changes, and only a new follower can read it.
     pub fn go_on_in(&mut self, next: &Beginning) -> bool {
         let is_next = next.is_same(&self.beginning()) && !next.is_peaks && next.after <= self.reader.newest();
         if is_next {
@@ -133,73 +133,74 @@ impl Follower {
         is_next
     }
 
-    /// What the file that is read begins with.
+    /// Returns the beginning of the file that is read.
     pub fn beginning(&self) -> Beginning {
         let definitions = self.reader.definitions();
         Beginning::of(definitions.part(), definitions.ring())
     }
 
-    /// How many events there are between the newest one that was read and the first one after what a file begins with.
+    /// Returns the number of events between the newest one that was read and the first one after the beginning of a
+    /// file.
     pub fn events_before(&self, next: &Beginning) -> u64 {
         next.after.saturating_sub(self.reader.newest())
     }
 
-    /// Adds what an address stands for, which a recording has only after its program has ended.
+    /// Adds the functions at an address, which a recording has only after its program has ended.
     pub fn add_symbols(&mut self, symbols: SymbolsDefinition) {
         let bytes = symbols.symbols.len() as u64 * SYMBOL_BYTES;
         self.reader.define(Item::Symbols(symbols), bytes);
     }
 
-    /// About how many bytes of memory it takes.
+    /// Returns its approximate memory in bytes.
     pub fn memory(&self) -> u64 {
         self.reader.memory()
     }
 
-    /// What numbers stand for.
+    /// Returns the meaning of numbers.
     pub fn definitions(&self) -> &Definitions {
         self.reader.definitions()
     }
 
-    /// The ledger as of the newest event that was read.
+    /// Returns the ledger after the newest event that was read.
     pub fn ledger(&self) -> &dyn LedgerView {
         self.reader.ledger()
     }
 
-    /// The time of the newest event of the ledger.
+    /// Returns the time of the newest event of the ledger.
     pub fn time(&self) -> Time {
         self.reader.time()
     }
 
-    /// The figures since the recording began.
+    /// Returns the figures since the recording began.
     pub fn totals(&self) -> Totals {
         let lost = self.lost_before.saturating_add(self.reader.ledger().counts().lost);
         Totals { lost, ..self.tally.totals().clone() }
     }
 
-    /// The most that was in use on a device since the last call, including the level then.
+    /// Returns the peak of a device since the last call, including the level then.
     pub fn take_recent_peak(&mut self, device: Device) -> u64 {
         self.tally.take_recent(device)
     }
 
-    /// Which allocations made the peak of a device, as far as they were read; `None` also if there were none.
+    /// Returns the allocations that made the peak of a device, if they were read; `None` also if there were none.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
         self.reader.device_peak(device)
     }
 
-    /// What was left out so far.
+    /// Returns the data that was left out so far.
     pub fn skipped(&self) -> Skipped {
         self.reader.skipped()
     }
 }
 
-/// What a file of a recording begins with.
+/// The beginning of a file of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beginning {
     /// The number that no other recording has. Early recordings have none.
     recording: Option<u64>,
-    /// It has what was live after the events up to this number, and all later ones.
+    /// It has the blocks that were live after the events up to this number, and all later events.
     pub after: u64,
-    /// It has the peaks only.
+    /// True if it has only the peaks.
     pub is_peaks: bool,
 }
 
@@ -212,7 +213,7 @@ impl Beginning {
     /// Reads it.
     ///
     /// # Errors
-    /// Of reading, and if this is no recording.
+    /// If reading fails, or if this is no recording.
     pub fn read(from: impl Read) -> io::Result<Self> {
         let mut items = Items::of(Records::new(from)?, Budget::default());
         let mut ring = None;
@@ -306,14 +307,14 @@ mod tests {
         file[at] ^= 1;
         let error = Follower::default().read(&file[..]).unwrap_err();
         assert!(error.to_string().starts_with("it is damaged at byte "), "{error}");
-        // A length that no record has is not waited for.
+        // The reader does not wait for a length that no record has.
         let mut file = recording()[..FILE_HEADER].to_vec();
         file.extend([1, 0, 0, 0, 255, 255, 255, 255]);
         file.resize(1 << 21, 0);
         assert!(Follower::default().read(&file[..]).is_err());
     }
 
-    /// What a program did: events, and threads whose numbers are given again.
+    /// The actions of a program: events, and threads whose numbers are reused.
     fn program(seed: u64) -> Vec<Item> {
         let mut numbers = Rng::with_seed(seed);
         let mut random = |below: u64| numbers.u64(..below);
@@ -413,7 +414,8 @@ mod tests {
         (follower.totals(), live)
     }
 
-    /// A recording of the newest events is three files. One reader follows it, one begins with each file, and one reads all events.
+    /// The recording of the newest events is three files. One reader follows it, one begins with each file, and one reads all
+    /// events.
     #[test]
     fn a_reader_that_starts_late_knows_what_the_others_know() {
         for seed in 0..30 {

@@ -1,4 +1,4 @@
-//! What a recording consists of: definitions of what numbers stand for, events, and the reports that the program requested.
+//! The items of a recording: definitions of numbers, events, and the reports that the program requested.
 
 use std::time::Duration;
 
@@ -20,29 +20,29 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Item {
-    /// Which process was recorded. Near the beginning of a file.
+    /// The recorded process. It is near the beginning of a file.
     Process(Process),
-    /// What the counter of the processor means.
+    /// The meaning of the processor's counter.
     Clock(ClockPair),
     /// A thread.
     Thread(ThreadDefinition),
-    /// Where a scope is opened, and its name.
+    /// The place where a scope is opened, and its name.
     Callsite(CallsiteDefinition),
     /// The program or a library.
     Module(ModuleDefinition),
     /// A stack of return addresses.
     Stack(StackDefinition),
-    /// What an address in a module stands for. It may come long after the stack that has it.
+    /// The functions at an address in a module. They may come long after the stack that has it.
     Symbols(SymbolsDefinition),
     /// A device.
     Device(DeviceDefinition),
     /// A CUDA context.
     Context(ContextDefinition),
-    /// Through what allocations are intercepted.
+    /// The source that intercepts allocations.
     Interception(Interception),
-    /// What the program calls a block.
+    /// The program's label of a block.
     Label(BlockLabel),
-    /// What happened.
+    /// An event.
     Event(RecordedEvent),
     /// Another thread has the number of one that has ended.
     ThreadReused(ThreadId),
@@ -52,35 +52,37 @@ pub enum Item {
     Missed(u64),
     /// The program requested a report.
     Request(Request),
-    /// Only a part of what happened is in the recording.
+    /// Only a part of the events is in the recording.
     Part(PartDefinition),
-    /// A caching allocator of the program, and what is known of it.
+    /// A caching allocator of the program, and its data.
     Allocator(AllocatorDefinition),
-    /// What a caching allocator did.
+    /// The steps of a caching allocator.
     AllocatorEvents(AllocatorEvents),
     /// Tensors that belong together.
     TensorGroup(TensorGroup),
-    /// What refers to a tensor at the end.
+    /// The object that refers to a tensor at the end.
     TensorHolder(TensorHolder),
-    /// Where the process keeps what it has not written yet. Until [`Finished`](Self::Finished), the recording may lack that.
+    /// The place where the process keeps data that it has not written yet. The recording may lack this data until
+    /// [`Finished`](Self::Finished).
     Ring(RingDefinition),
     /// A pool that the program registered.
     Pool(PoolDefinition),
-    /// Whose a block is. Only a shortened recording has it, which may lack the event that says so.
+    /// The owner of a block. Only a shortened recording has it, because it may lack the event that decides it.
     PoolBlock(PoolBlock),
-    /// The end of what a recording of the newest events begins with, and the figures up to there.
+    /// The end of the initial state in a recording of the newest events, and the figures up to there.
     Totals(Totals),
-    /// The scopes that the thread of the next event was in, the outermost first: an allocation or the opening of a scope. If it enters one,
-    /// these are the scopes that it is in then.
+    /// The scopes that the thread of the next event was in, the outermost first: an allocation or the opening of a scope. If the event
+    /// enters a scope, the path includes this scope.
     Inside(Vec<CallsiteId>),
     /// All that the process recorded is in the file.
     Finished(Finished),
 }
 
-/// Where a process keeps what is not in its recording yet.
+/// The place where a process keeps data that is not in its recording yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingDefinition {
-    /// The number of a segment of shared memory, which outlives the process. `None`: memory that is lost with the process.
+    /// The number of a segment of shared memory, which outlives the process. `None` for memory that is lost with the
+    /// process.
     pub segment: Option<u64>,
     /// A random number, which is in the segment too: another segment may get the number later.
     pub recording: u64,
@@ -90,11 +92,11 @@ pub struct RingDefinition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished;
 
-/// Which part of what happened is in a recording.
+/// The part of the events that is in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartDefinition {
-    /// True if the recording has what was live at the peak of each device and at the end. If not, it has the newest events, and the
-    /// blocks that were live before them.
+    /// True if the recording has the blocks that were live at the peak of each device and at the end. Otherwise it has the newest
+    /// events, and the blocks that were live before them.
     pub is_peaks: bool,
     /// Of the events up to this number, the recording has only the allocations of these blocks, refused allocations, and those that say
     /// that figures may be wrong. Later events are all there.
@@ -108,19 +110,20 @@ pub struct Process {
     pub pid: u32,
     /// The path of its file.
     pub executable: String,
-    /// As it was started.
+    /// The command line.
     pub arguments: Vec<String>,
     /// The folder that it ran in: files below it are named from there.
     pub folder: String,
     /// The file name of the module that gpumem is in, which is shown as part of the program.
     pub own_module: Option<String>,
-    /// When the session began, since 1970.
+    /// The time when the session began, since 1970.
     pub began: Duration,
     /// The version of gpumem.
     pub version: String,
-    /// If the recording did not begin with the process: how long that had run. What was allocated before is not known.
+    /// The running time of the process when the recording began, if it did not begin with the process. Earlier
+    /// allocations are not known.
     pub ran_before: Option<Duration>,
-    /// How the cards that the process saw differ from the real ones, such as `dry run, card of 24 GiB`.
+    /// The difference between the cards that the process saw and the real ones, such as `dry run, card of 24 GiB`.
     pub cards: Option<String>,
     /// The name of the machine or the container.
     pub host: Option<String>,
@@ -128,12 +131,12 @@ pub struct Process {
     pub rank: Option<u64>,
 }
 
-/// One moment by two clocks. Between two pairs, times are interpolated.
+/// One moment by two clocks. Times between two pairs are interpolated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockPair {
-    /// By the counter of the processor.
+    /// The value of the processor's counter.
     pub ticks: u64,
-    /// Since the session began.
+    /// The time since the session began.
     pub time: Time,
 }
 
@@ -142,26 +145,26 @@ pub struct ClockPair {
 pub struct ThreadDefinition {
     /// The number by which events name it.
     pub thread: ThreadId,
-    /// As the operating system numbers it.
+    /// The number in the operating system.
     pub os_id: u64,
     /// Its name.
     pub name: Option<String>,
 }
 
-/// Where a scope is opened, and its name.
+/// The place where a scope is opened, and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallsiteDefinition {
     /// The number by which events name it.
     pub id: CallsiteId,
     /// The name of the scope.
     pub name: Option<String>,
-    /// As the compiler names it.
+    /// The file, as the compiler names it.
     pub file: String,
     /// The line, from 1 on.
     pub line: u32,
     /// The column, from 1 on. 0 in recordings of early versions.
     pub column: u32,
-    /// The path of the Rust module, such as `app::train`. Only known for functions under an attribute.
+    /// The path of the Rust module, such as `app::train`. It is known only for functions under an attribute.
     pub module_path: Option<String>,
 }
 
@@ -170,9 +173,9 @@ pub struct CallsiteDefinition {
 pub struct ModuleDefinition {
     /// The number by which stacks name it. 0 is no module.
     pub id: u32,
-    /// Of its file.
+    /// The path of its file.
     pub path: String,
-    /// What its linker calls this build. Empty if it does not say.
+    /// The linker's id of this build. Empty if there is none.
     pub build_id: Vec<u8>,
     /// The address in the process that its offset 0 has.
     pub base: u64,
@@ -183,7 +186,7 @@ pub struct ModuleDefinition {
 pub struct CodeAddress {
     /// 0 if no module is known; the offset is then the address.
     pub module: u32,
-    /// From the module's base.
+    /// The offset from the module's base.
     pub offset: u64,
 }
 
@@ -192,14 +195,14 @@ pub struct CodeAddress {
 pub struct StackDefinition {
     /// The number by which events name it.
     pub id: StackId,
-    /// Return addresses.
+    /// The return addresses.
     pub addresses: Vec<CodeAddress>,
 }
 
 /// One function that an address is in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbol {
-    /// Demangled.
+    /// The demangled name.
     pub function: Option<String>,
     /// The source file.
     pub file: Option<String>,
@@ -209,7 +212,7 @@ pub struct Symbol {
     pub column: Option<u32>,
 }
 
-/// What an address stands for.
+/// The functions at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymbolsDefinition {
     /// Which one.
@@ -223,11 +226,12 @@ pub struct SymbolsDefinition {
 pub struct DeviceDefinition {
     /// The device, as events name it.
     pub device: Device,
-    /// As the driver names it.
+    /// The driver's name of it.
     pub name: Option<String>,
     /// All of its memory.
     pub total: Option<Bytes>,
-    /// As `nvidia-smi -L` prints it, such as `GPU-f3a9…` or `MIG-1c8b…`; without `GPU-` or `MIG-` if NVML could not be used.
+    /// The UUID, as `nvidia-smi -L` prints it, such as `GPU-f3a9…` or `MIG-1c8b…`; without `GPU-` or `MIG-` if NVML could
+    /// not be used.
     pub uuid: Option<String>,
 }
 
@@ -236,7 +240,7 @@ pub struct DeviceDefinition {
 pub struct ContextDefinition {
     /// The number by which blocks name it. A later context may get the number of one that was destroyed.
     pub context: u8,
-    /// Where it is.
+    /// The device of the context.
     pub device: Device,
 }
 
@@ -258,23 +262,23 @@ pub struct PoolBlock {
     pub pool: PoolId,
 }
 
-/// Through what allocations are intercepted.
+/// The source that intercepts allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interception {
-    /// Which way.
+    /// The source.
     pub source: Source,
-    /// In which library.
+    /// The library.
     pub library: String,
 }
 
-/// What the program calls a block.
+/// The program's label of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockLabel {
-    /// Of the block.
+    /// The key of the block.
     pub key: Key,
-    /// Of the event that the block came with: a key may be given out again.
+    /// The number of the event that allocated the block, because a key may be reused.
     pub number: u64,
-    /// What it is called.
+    /// The label.
     pub label: Label,
 }
 
@@ -284,30 +288,30 @@ pub struct BlockLabel {
 pub enum Request {
     /// The report line of a trace. Its figures are the result of the newest query of the scope.
     Report {
-        /// Of the trace.
+        /// The scope of the trace.
         scope: ScopeId,
         /// The trace's own context.
         ctx: Option<String>,
-        /// Of this report.
+        /// The name of this report.
         subctx: Option<String>,
-        /// If each statement is reported: the last line of the function.
+        /// The last line of the function, if each statement is reported.
         lines: Option<u32>,
     },
     /// A statement of a function is over. Its figures are the result of the newest query of the scope.
     Line {
-        /// Of the function's trace.
+        /// The scope of the function's trace.
         scope: ScopeId,
-        /// On which it begins.
+        /// The line on which it begins.
         number: u32,
         /// Its text.
         source: String,
     },
-    /// Where the memory is, by scope.
+    /// The summary of memory by scope.
     Summary {
-        /// Why nothing is intercepted, if that is so.
+        /// The reason if nothing is intercepted.
         not_intercepted: Option<String>,
     },
-    /// Where a device's memory is.
+    /// The breakdown of a device's memory.
     Breakdown(DeviceReading),
     /// The allocator's statistics.
     MemoryStats {
@@ -315,43 +319,43 @@ pub enum Request {
         device: Device,
         /// The library.
         intercepted_by: String,
-        /// How long ago counting began.
+        /// The time since counting began.
         since: Duration,
-        /// The current pool; `Some(None)` where there are none, and `None` if it could not be read.
+        /// The current pool; `Some(None)` if there are none, and `None` if it could not be read.
         pool: Option<Option<PoolUsage>>,
     },
-    /// Blocks that are live: of a scope, or all.
+    /// The live blocks of a scope, or all of them.
     LiveBlocks {
-        /// Open, or the newest that was closed under this number.
+        /// The scope: an open one, or the newest that was closed under this number.
         scope: Option<ScopeId>,
     },
-    /// What was not freed, at the end of the process.
+    /// The memory that was not freed at the end of the process.
     Leaks {
         /// True if allocations are intercepted.
         is_intercepted: bool,
     },
-    /// Which allocations made the peak of each device, at the end of the process.
+    /// The allocations that made the peak of each device, at the end of the process.
     Peaks {
         /// True if allocations are intercepted.
         is_intercepted: bool,
     },
-    /// Which allocations made the peak of a scope.
+    /// The allocations that made the peak of a scope.
     PeakHolders {
-        /// Open or closed.
+        /// The scope, open or closed.
         scope: ScopeId,
     },
     /// A tracker begins.
     TrackerStarted {
         /// Its number.
         tracker: u64,
-        /// What it looks at.
+        /// The device that it looks at.
         device: Device,
     },
-    /// A tracker reports what came and went.
+    /// A tracker reports new and freed blocks.
     Tracked {
         /// Its number.
         tracker: u64,
-        /// When it was called, since 1970.
+        /// The time of the call, since 1970.
         time: Duration,
         /// The file of the line that called it.
         file: String,
@@ -359,9 +363,9 @@ pub enum Request {
         line: u32,
         /// The column.
         column: u32,
-        /// What the line was called.
+        /// The name of the call.
         ctx: Option<String>,
-        /// In use on the device, if it could be read.
+        /// The bytes in use on the device, if it could be read.
         used: Option<Bytes>,
         /// True if allocations are intercepted.
         is_intercepted: bool,
@@ -371,17 +375,17 @@ pub enum Request {
         /// Its number.
         tracker: u64,
     },
-    /// An allocation was refused: what is live now is what its report says.
+    /// An allocation was refused. Its report has the memory that is live now.
     Refused {
-        /// A number for it.
+        /// The number of the refusal.
         refusal: u64,
         /// Where.
         device: Device,
         /// The size of the refused allocation.
         requested: Bytes,
-        /// Of which kind.
+        /// The kind of memory.
         kind: MemKind,
-        /// Of the call.
+        /// The stack of the call.
         stack: StackId,
         /// The scopes that the thread was in.
         path: Vec<String>,
@@ -390,7 +394,7 @@ pub enum Request {
     OutOfMemory {
         /// Its number.
         refusal: u64,
-        /// The reading of the driver, or why there is none.
+        /// The reading of the driver, or the reason why there is none.
         reading: std::result::Result<DeviceReading, String>,
     },
 }
@@ -560,7 +564,7 @@ items! {
     Inside = 28,
 }
 
-/// Appends an item. `scratch` is for what comes after its length.
+/// Appends an item. `scratch` is a buffer for the bytes after its length.
 pub(super) fn put(item: &Item, events: &mut EventWriter, scratch: &mut Vec<u8>, to: &mut Vec<u8>) {
     if let Item::Event(event) = item
         && events.put_short(event, to)
@@ -574,7 +578,7 @@ pub(super) fn put(item: &Item, events: &mut EventWriter, scratch: &mut Vec<u8>, 
     to.extend_from_slice(scratch);
 }
 
-/// Reads an item; `Ok(None)` if this version does not understand it. After an error, the rest of the record is of no use.
+/// Reads an item; `Ok(None)` if this version does not understand it. The rest of the record is of no use after an error.
 pub(super) fn get(events: &mut EventReader, from: &mut Input<'_>) -> Result<Option<Item>> {
     let first = from.byte()?;
     if is_short(first) {

@@ -10,10 +10,10 @@ use super::{
     record::{End, Records},
 };
 
-/// What comes next in a file. Events come by the million, and the largest item has several times the size of one.
+/// The next part of a file. There may be millions of events, and the largest item has several times the size of one.
 pub(super) enum Next {
     Event(RecordedEvent),
-    /// Any other item, and how many bytes it has.
+    /// Any other item, and its number of bytes.
     Other(Box<Item>, u64),
 }
 
@@ -30,27 +30,27 @@ impl From<Next> for Item {
 #[derive(Debug)]
 pub(super) struct Items<R> {
     records: Records<R>,
-    /// What was spent on them.
+    /// The cost of the items so far.
     pub(super) budget: Budget,
     events: EventReader,
     /// The items of this record.
     plain: Vec<u8>,
-    /// Where the next one begins.
+    /// The offset at which the next item begins.
     at: usize,
-    /// Items that this version does not understand.
+    /// The number of items that this version does not understand.
     pub(super) not_understood: u64,
-    /// Texts that the writer has cut.
+    /// The number of texts that the writer has cut.
     pub(super) cut_texts: u64,
 }
 
 impl<R: Read> Items<R> {
-    /// Those of these records, which may cost so much.
+    /// Reads the items of these records, within this budget.
     pub(super) fn of(records: Records<R>, budget: Budget) -> Self {
         let (events, plain) = (EventReader::default(), Vec::new());
         Self { records, budget, events, plain, at: 0, not_understood: 0, cut_texts: 0 }
     }
 
-    /// The next item; `None` after the last.
+    /// Returns the next item; `None` after the last.
     pub(super) fn next(&mut self) -> io::Result<Option<Next>> {
         loop {
             if self.at >= self.plain.len() {
@@ -87,7 +87,7 @@ impl<R: Read> Items<R> {
             match next {
                 Ok(Some(next)) => return Ok(Some(next)),
                 Ok(None) => self.not_understood += u64::from(first != item::OLD_POOL),
-                // Where the next one begins is not known.
+                // The begin of the next item is not known.
                 Err(_) => {
                     self.not_understood += 1;
                     self.at = self.plain.len();
@@ -96,14 +96,14 @@ impl<R: Read> Items<R> {
         }
     }
 
-    /// Reads nothing more.
+    /// Stops reading.
     pub(super) fn stop(&mut self, limit: Exceeded) {
         self.plain.clear();
         self.at = 0;
         self.records.stop(limit.in_words());
     }
 
-    /// Where the bytes come from. If all of it was read, more may be added there, and is read then.
+    /// Returns the source of the bytes. If all of it was read, more may be added there, and is read then.
     pub(super) fn underlying(&mut self) -> &mut R {
         self.records.underlying()
     }
@@ -112,16 +112,16 @@ impl<R: Read> Items<R> {
         self.records.end()
     }
 
-    /// Records of types that this version does not know.
+    /// Returns the number of records of types that this version does not know.
     pub(super) fn unknown_records(&self) -> u64 {
         self.records.unknown
     }
 }
 
-/// All items of a file, and how it ends. Items that this version does not understand are left out.
+/// Reads all items of a file, and its end. Items that this version does not understand are left out.
 ///
 /// # Errors
-/// Of reading, and if this is no recording.
+/// If reading fails, or if this is no recording.
 pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
     let mut all = Vec::new();
     let end = for_each_item(from, |item| {
@@ -131,10 +131,10 @@ pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
     Ok((all, end))
 }
 
-/// Hands over the items of a file, one after the other, and gives how it ends. Items that this version does not understand are left out.
+/// Hands over the items of a file, one after the other, and returns its end. Items that this version does not understand are left out.
 ///
 /// # Errors
-/// Of reading, of `each`, and if this is no recording.
+/// If reading or `each` fails, or if this is no recording.
 pub fn for_each_item(from: impl Read, mut each: impl FnMut(Item) -> io::Result<()>) -> io::Result<End> {
     let mut items = Items::of(Records::new(from)?, Budget::default());
     while let Some(next) = items.next()? {

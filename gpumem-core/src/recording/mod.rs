@@ -1,4 +1,4 @@
-//! Recordings of a program: what it did with GPU memory, what the numbers in it stand for, and the reports that it requested.
+//! Recordings of a program: its use of GPU memory, the meaning of the numbers in it, and the reports that it requested.
 //!
 //! [`Writer`] writes them, [`Reader`] reads them and derives the same reports, on any machine and without the program. The format
 //! is in `docs/RECORDING.md`.

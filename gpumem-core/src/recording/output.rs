@@ -1,4 +1,4 @@
-//! The reports that the program requested, derived again.
+//! Derives the reports again that the program requested.
 
 use std::{fmt, time::UNIX_EPOCH};
 
@@ -6,8 +6,8 @@ use crate::report::{
     self, Breakdown, Content, LiveBlock, MemoryStats, OutOfMemory, PeakHolders, Report, Summary, Tracked,
 };
 
-/// A report that the program requested. `Display` is what the program printed, or would have printed, without the line break at
-/// the end.
+/// A report that the program requested. `Display` is the text that the program printed, or would have printed, without the line
+/// break at the end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ReplayedReport {
@@ -21,11 +21,11 @@ pub enum ReplayedReport {
     MemoryStats(Box<MemoryStats>),
     /// Live blocks.
     LiveBlocks(Vec<LiveBlock>),
-    /// What is reported when the process ends: leaks, and peaks.
+    /// The reports at the end of the process: leaks, and peaks.
     AtExit(Box<report::Output>),
-    /// Which allocations made the peak of a scope.
+    /// The allocations that made the peak of a scope.
     PeakHolders(PeakHolders),
-    /// What came and went between two lines.
+    /// The new and the freed blocks between two lines.
     Tracked(Tracked),
     /// An allocation was refused.
     OutOfMemory(OutOfMemory),
@@ -47,12 +47,12 @@ impl fmt::Display for ReplayedReport {
     }
 }
 
-/// What is printed as text has no time.
+/// Text has no time.
 fn printed(content: Content) -> report::Output {
     report::Output::new(content, UNIX_EPOCH, 0)
 }
 
-/// What is printed when the process ends.
+/// The texts that are printed when the process ends.
 pub(super) fn at_exit(content: Content, pid: u32) -> ReplayedReport {
     ReplayedReport::AtExit(Box::new(report::Output::new(content, UNIX_EPOCH, pid)))
 }

@@ -13,36 +13,36 @@ use crate::{
     model::{Block, CallsiteId, Device, Event, EventKind, PoolId, ScopeId, ThreadId},
 };
 
-/// The most events that are kept because they say that figures may be wrong.
+/// The largest number of kept events that say that figures may be wrong.
 const MOST_WARNINGS: usize = 1 << 10;
 
-/// The most refused allocations that are kept.
+/// The largest number of kept refused allocations.
 const MOST_REFUSALS: usize = 1 << 14;
 
-/// What is kept of the events of a program.
+/// The kept events of a program.
 #[derive(Debug)]
 pub struct Part {
-    /// Knows what an event does to blocks, and in which scopes they are allocated.
+    /// The ledger, which knows the effects of events on blocks, and the scopes of their allocations.
     ledger: Ledger,
     tally: Tally,
-    /// What the newest event has done to blocks.
+    /// The effects of the newest event on blocks.
     changes: Vec<BlockChange>,
     /// The live blocks, by the numbers of the events that allocated them.
     live: HashMap<u64, Kept>,
     /// The scope paths of these blocks.
     paths: HashMap<u64, NodeId>,
     scopes: OpenScopes,
-    /// What each thread freed last.
+    /// The newest free of each thread.
     freed_last: HashMap<ThreadId, Kept>,
-    /// Only if the peaks are kept.
+    /// The peaks, if they are kept.
     peaks: Option<HashMap<Device, Peak>>,
-    /// Events were lost, or not understood.
+    /// The events that say that events were lost, or not understood.
     warnings: Vec<RecordedEvent>,
-    /// Allocations were refused.
+    /// The refused allocations.
     refusals: Vec<RecordedEvent>,
-    /// On which stream each thread allocates, and frees, since when.
+    /// The streams on which each thread allocates and frees, with the events since when.
     streams: HashMap<(ThreadId, bool), RecordedEvent>,
-    /// The registered pools, and what each has reported last.
+    /// The registered pools, and the newest report of each.
     pools: HashMap<PoolId, RecordedEvent>,
     reserved: HashMap<PoolId, RecordedEvent>,
     newest: u64,
@@ -54,7 +54,7 @@ struct Kept {
     event: RecordedEvent,
     /// The pool that the block of the driver belongs to.
     pool: PoolId,
-    /// The program's view has the block.
+    /// True if the program's view has the block.
     is_in_program: bool,
 }
 
@@ -63,13 +63,13 @@ struct Kept {
 struct OpenScopes {
     /// The events that opened them.
     opened: HashMap<ScopeId, RecordedEvent>,
-    /// The events by which threads have entered scopes that they did not open, and are in them.
+    /// The events by which threads have entered scopes that they did not open and have not left.
     entered: HashMap<ThreadId, Vec<(ScopeId, RecordedEvent)>>,
-    /// Which of them adopt threads.
+    /// The events of scopes that adopt threads.
     adopting: HashMap<ScopeId, RecordedEvent>,
     /// The names of threads.
     named: HashMap<ThreadId, RecordedEvent>,
-    /// Another thread has these numbers since the event with this number.
+    /// The numbers that another thread has since the event with this number.
     reused: HashMap<ThreadId, u64>,
     /// A scope was opened.
     is_used: bool,
@@ -82,17 +82,17 @@ struct Peak {
     bytes: u64,
     /// The number of the event that made it.
     at: u64,
-    /// What was live at the peak and is gone since, with the events that ended it.
+    /// The blocks that were live at the peak and are gone since, with the events that ended them.
     since: Vec<Kept>,
 }
 
 impl Part {
-    /// Keeps what is live.
+    /// Keeps the live blocks.
     pub fn newest() -> Self {
         Self::new(None)
     }
 
-    /// Keeps what is live, and what was live at the peak of each device.
+    /// Keeps the live blocks, and those that were live at the peak of each device.
     pub fn peaks() -> Self {
         Self::new(Some(HashMap::new()))
     }
@@ -138,7 +138,7 @@ impl Part {
             _ => {}
         }
         self.scopes.apply(event);
-        // What made the peaks of scopes is not asked here, and their figures are not read.
+        // The allocations of scopes' peaks and the figures of scopes are not read here.
         let kind = match *kind {
             EventKind::Open { scope, mut spec } => {
                 spec.at_peak = false;
@@ -160,18 +160,18 @@ impl Part {
         self.changes = changes;
     }
 
-    /// A thread has the number of one that has ended.
+    /// Notes that a thread has the number of one that has ended.
     pub fn begin_thread(&mut self, thread: ThreadId) {
         self.ledger.begin_thread(thread);
         self.scopes.begin_thread(thread, self.newest);
     }
 
-    /// So many events are missing.
+    /// Notes the number of missing events.
     pub fn miss(&mut self, count: u64) {
         self.tally.lose(count);
     }
 
-    /// Notes what an event has done to a block.
+    /// Notes the effect of an event on a block.
     fn change(&mut self, event: &RecordedEvent, change: &BlockChange) {
         let number = change.number;
         match change.kind {
@@ -221,7 +221,7 @@ impl Part {
                     self.came(event.number, &now);
                 }
             }
-            // Nothing in the recording ends it.
+            // No event in the recording ends it.
             BlockChangeKind::FreeMissed => {
                 if let Some(missed) = self.remove(number) {
                     self.gone(&missed, None);
@@ -241,7 +241,7 @@ impl Part {
         self.live.remove(&number)
     }
 
-    /// The peak that a block counts for, and its bytes: 0 if the program's view does not have it.
+    /// Returns the peak that a block counts for, and its bytes: 0 if the program's view does not have it.
     fn peak_of(&mut self, of: &Kept) -> Option<(&mut Peak, u64)> {
         let EventKind::Alloc { block, .. } = of.event.kind else { return None };
         let peaks = self.peaks.as_mut().filter(|_| block.kind.is_on_device())?;
@@ -264,7 +264,7 @@ impl Part {
         }
     }
 
-    /// A block is gone.
+    /// Notes that a block is gone.
     fn gone(&mut self, of: &Kept, end: Option<&RecordedEvent>) {
         self.subtract(of);
         if let Some((peak, _)) = self.peak_of(of)
@@ -275,7 +275,7 @@ impl Part {
         }
     }
 
-    /// The free of a block failed.
+    /// Notes that the free of a block failed.
     fn came_back(&mut self, of: &Kept, number: u64) {
         self.came(number, of);
         let Some((peak, _)) = self.peak_of(of) else { return };
@@ -288,7 +288,7 @@ impl Part {
         }
     }
 
-    /// The events that are kept, in the order of their numbers, each with the pool that the new block of the driver belongs to.
+    /// Returns the kept events in the order of their numbers, each with the pool that the new block of the driver belongs to.
     fn events(&self) -> Vec<(RecordedEvent, PoolId)> {
         let mut events: BTreeMap<u64, (RecordedEvent, PoolId)> = BTreeMap::new();
         // A block that has shrunk since the peak comes several times, first as it was at the peak.
@@ -303,11 +303,11 @@ impl Part {
         events.into_values().collect()
     }
 
-    /// What a recording begins with: the events that are kept, and what says in which scopes they were made.
+    /// Returns the beginning of a recording: the kept events, and the scopes in which they were made.
     pub fn items(&self) -> Vec<Item> {
         let events = self.events().into_iter().map(|(event, pool)| (event.number, (event, pool)));
         let mut events: BTreeMap<u64, (RecordedEvent, PoolId)> = events.collect();
-        // Scopes are not in a recording of the peaks.
+        // A recording of the peaks has no scopes.
         let has_scopes = self.peaks.is_none() && self.scopes.is_used;
         if has_scopes {
             events.extend(self.scopes.events().map(|event| (event.number, (event, PoolId::NONE))));
@@ -332,7 +332,7 @@ impl Part {
         items
     }
 
-    /// The scopes that the thread of an event was in, or those of the scope that it entered.
+    /// Returns the scopes that the thread of an event was in, or those of the scope that it entered.
     fn path_of(&self, event: &RecordedEvent) -> Option<Vec<CallsiteId>> {
         match event.kind {
             EventKind::Alloc { .. } => {
@@ -347,12 +347,12 @@ impl Part {
         }
     }
 
-    /// The figures up to the newest event.
+    /// Returns the figures up to the newest event.
     pub fn totals(&self) -> &Totals {
         self.tally.totals()
     }
 
-    /// What a recording that begins with these events has to say.
+    /// Returns the definition for a recording that begins with these events.
     pub fn definition(&self) -> PartDefinition {
         PartDefinition { is_peaks: self.peaks.is_some(), after: self.newest }
     }
@@ -363,7 +363,7 @@ impl OpenScopes {
         match event.kind {
             EventKind::Open { scope, mut spec } => {
                 self.is_used = true;
-                // Which allocations made its peak cannot be said of events that are not all there.
+                // The allocations of its peak are not known, because events are missing.
                 spec.at_peak = false;
                 self.opened.insert(scope, RecordedEvent { kind: EventKind::Open { scope, spec }, ..*event });
             }
@@ -391,7 +391,7 @@ impl OpenScopes {
         self.reused.insert(thread, newest);
     }
 
-    /// What a reader needs to know them. A scope may be closed while threads are in it.
+    /// The reader needs these events. A scope may be closed while threads are in it.
     fn events(&self) -> impl Iterator<Item = RecordedEvent> {
         let entered = self.entered.values().flatten().map(|(_, event)| event);
         let events = self.opened.values().chain(self.adopting.values()).chain(self.named.values());
@@ -414,12 +414,12 @@ mod tests {
     /// The peak of each device, the live blocks, and the pools.
     type Figures = (Vec<(Device, u64)>, Vec<(Key, Bytes)>, Vec<KnownPool>);
 
-    /// What a ledger has after these events.
+    /// Returns the state of a ledger after these events.
     fn figures(events: &[RecordedEvent]) -> Figures {
         figures_of(&events.iter().map(|event| (*event, None)).collect::<Vec<_>>())
     }
 
-    /// The same. Events that were kept have pools.
+    /// Returns the same. Kept events have pools.
     fn figures_of(events: &[(RecordedEvent, Option<PoolId>)]) -> Figures {
         let mut ledger = Ledger::default();
         for (RecordedEvent { number, time, thread, kind, .. }, pool) in events {
@@ -443,7 +443,7 @@ mod tests {
         part.events().into_iter().map(|(event, _)| event).collect()
     }
 
-    /// A program with a pool that makes no mistake, by three threads, and with blocks of its own.
+    /// Makes a program with a pool that makes no mistake, with three threads, and with blocks of its own.
     fn program_with_pool(seed: u64) -> Vec<RecordedEvent> {
         // The pool has the blocks below this address.
         const POOL_END: u64 = 1_600;
@@ -494,7 +494,7 @@ mod tests {
         (1..).zip(kinds).map(event).collect()
     }
 
-    /// Whose each block is, although the events that decided it are not kept.
+    /// The owner of each block is known, although the events that decided it are not kept.
     #[test]
     fn the_peak_of_the_programs_view_is_kept_and_what_pools_have() {
         for seed in 1..=300 {
@@ -513,14 +513,14 @@ mod tests {
         }
     }
 
-    /// A program that allocates, frees, frees in vain and shrinks, on three devices.
+    /// Makes a program that allocates, frees, fails to free and shrinks blocks on three devices.
     fn program(seed: u64) -> Vec<RecordedEvent> {
         let mut numbers = Rng::with_seed(seed);
         let mut random = |below: u64| numbers.u64(..below);
         let (mut events, mut live) = (Vec::new(), Vec::<(u64, u64)>::new());
         let mut next = 0;
         for number in 1..=400 {
-            // First more allocations than frees, then fewer.
+            // There are first more allocations than frees, then fewer.
             let wanted = if number < 250 { 6 } else { 3 };
             let kind = match random(10) {
                 chance if chance < wanted || live.is_empty() => {
@@ -602,11 +602,11 @@ mod tests {
         for event in [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)] {
             part.apply(&event);
         }
-        // The peak is of the second event; the last one is as high.
+        // The peak belongs to the second event; the last one is as high.
         assert_eq!(without_pools(&part), [alloc(1, 1), alloc(2, 2), lost, gone, alloc(5, 3)]);
         part.apply(&alloc(6, 3));
         assert_eq!(without_pools(&part), [alloc(2, 2), lost, alloc(5, 3), alloc(6, 3)]);
-        // Of streams, the newest one that a thread allocates on, and frees on.
+        // The newest stream on which a thread allocates is kept, and the newest on which it frees.
         let on =
             |number, frees, stream| RecordedEvent { kind: EventKind::OnStream { frees, stream }, ..alloc(number, 0) };
         for event in [on(7, false, 1), on(8, true, 2), on(9, false, 3), alloc(10, 4)] {

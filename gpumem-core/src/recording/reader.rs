@@ -36,25 +36,26 @@ pub struct Reader<R> {
     skipped: Skipped,
     /// True if definitions are added as they are read.
     defines: bool,
-    /// About how many bytes those have that were added.
+    /// The approximate bytes of the added definitions.
     defined: u64,
     /// The number of the newest event.
     newest: u64,
-    /// The recording goes on in a new file, and what this one begins with was read in the one before.
+    /// True if the recording continues in a new file whose beginning was read in the one before.
     skips: bool,
 }
 
-/// What was read.
+/// The result of reading.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Step {
-    /// An event was applied. If it is a query of a scope: what the scope came to.
+    /// An event was applied. The figures are those of the scope, if it is a query of one.
     Event(RecordedEvent, Option<Box<Trace>>),
     /// The program named a live block.
     Label(Box<BlockLabel>),
-    /// What a caching allocator of the program did. It comes after all events.
+    /// The steps of a caching allocator of the program. They come after all events.
     Allocator(AllocatorEvents),
-    /// What was live before the events of a shortened recording was applied. These are the figures up to there.
+    /// The blocks that were live before the events of a shortened recording were applied. These are the figures up to
+    /// there.
     Totals(Box<Totals>),
 }
 
@@ -64,7 +65,7 @@ enum Read {
     Report(Box<ReplayedReport>),
 }
 
-/// What a reader does not have of the program, and why.
+/// The data of the program that a reader does not have, with the reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Skipped {
@@ -83,7 +84,7 @@ pub struct Skipped {
 }
 
 impl Skipped {
-    /// Nothing was left out: what is derived is what the program had.
+    /// Returns whether nothing was left out: the derived reports are those of the program.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
@@ -93,8 +94,8 @@ impl<R: io::Read + Seek> Reader<R> {
     /// Reads the definitions of a recording.
     ///
     /// # Errors
-    /// Of reading, and of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or one of a version that is
-    /// too new.
+    /// If reading fails, or with the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or one of a version
+    /// that is too new.
     pub fn new(mut from: R) -> io::Result<Self> {
         let begin = from.stream_position()?;
         let length = from.seek(SeekFrom::End(0))?.saturating_sub(begin);
@@ -102,8 +103,8 @@ impl<R: io::Read + Seek> Reader<R> {
         Self::of_size(from, length)
     }
 
-    /// Like [`new`](Self::new), of a recording that was made of a file with `length` bytes: reading it may cost as much time and memory
-    /// as reading a recording of this size.
+    /// Like [`new`](Self::new), for a recording that was made of a file with `length` bytes: reading it may cost as much time and
+    /// memory as reading a recording of this size.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -123,7 +124,7 @@ impl<R: io::Read + Seek> Reader<R> {
 }
 
 impl<R: io::Read> Reader<R> {
-    /// `defines`: what these items define is not in the definitions yet.
+    /// Makes a reader. `defines` is true if the definitions of these items are not in `definitions` yet.
     pub(super) fn of(items: Items<R>, definitions: Definitions, defines: bool) -> Self {
         let skipped = Skipped {
             contradictions: definitions.contradictions,
@@ -149,7 +150,7 @@ impl<R: io::Read> Reader<R> {
         self.defined += self.items.budget.memory() - before;
     }
 
-    /// About how many bytes of memory it takes, if definitions are added as they are read: these, live blocks and open scopes.
+    /// Returns the approximate memory of definitions that are added as they are read, live blocks and open scopes.
     pub(super) fn memory(&self) -> u64 {
         self.defined + self.state.memory()
     }
@@ -158,16 +159,16 @@ impl<R: io::Read> Reader<R> {
     /// requested are not derived.
     ///
     /// # Errors
-    /// Of reading.
+    /// If reading fails.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
         self.step_observed(&mut ())
     }
 
-    /// Like [`step`](Self::step), and tells the observer what the event does to blocks. The observer may also get
+    /// Like [`step`](Self::step), and tells the observer the effects of the event on blocks. The observer may also get
     /// changes of an item that has no step (`Item::Missed`). They come before the step of the next event.
     ///
     /// # Errors
-    /// Of reading.
+    /// If reading fails.
     pub fn step_observed(&mut self, observer: &mut impl Observer) -> io::Result<Option<Step>> {
         loop {
             match self.next(false, observer)? {
@@ -263,30 +264,30 @@ impl<R: io::Read> Reader<R> {
         Ok(Some(Read::Step(step)))
     }
 
-    /// What the caller keeps of the recording takes so much memory, and so much time (in nanoseconds, about). False if a file of this
-    /// size may not cost as much: then [`end`](Self::end) says so, and there are no more steps.
+    /// Pays for the memory and the approximate time (in nanoseconds) of data that the caller keeps of the recording. Returns false if
+    /// a file of this size may not cost as much. [`end`](Self::end) says so then, and there are no more steps.
     pub fn spend(&mut self, memory: u64, nanoseconds: u64) -> bool {
         let paid = self.items.budget.work(nanoseconds).and_then(|()| self.items.budget.take(memory));
         paid.map_err(|limit| self.items.stop(limit)).is_ok()
     }
 
-    /// A stack without a line of Python goes on with the 128 innermost functions of one that has some: they ran on another thread, which waited for
-    /// this one. Nothing happens if a file of this size may not cost as much.
+    /// Extends a stack without a line of Python by the 128 innermost functions of one that has some: they ran on another thread, which
+    /// waited for this one. Nothing happens if a file of this size may not cost as much.
     pub fn add_callers(&mut self, stack: StackId, callers: StackId) {
         if self.spend(MOST_CALLERS as u64 * 16, 3_000) {
             self.state.definitions.add_callers(stack, callers);
         }
     }
 
-    /// How many bytes the names of all that was read may have, written out: of scopes inside of scopes, and of functions on stacks.
+    /// Returns the largest number of bytes of all names: those of scopes inside of scopes, and of functions on stacks.
     pub fn names_left(&self) -> u64 {
         self.items.budget.names()
     }
 
-    /// Reads all that is left, and hands over the reports.
+    /// Reads the rest, and hands over the reports.
     ///
     /// # Errors
-    /// Of reading.
+    /// If reading fails.
     pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
         while let Some(read) = self.next(true, &mut ())? {
             if let Read::Report(output) = read {
@@ -296,7 +297,7 @@ impl<R: io::Read> Reader<R> {
         Ok(())
     }
 
-    /// The recording goes on in a new file, whose bytes come next.
+    /// Continues with a new file of the recording, whose bytes come next.
     pub(super) fn begin_file(&mut self) {
         self.skips = true;
         self.state.definitions.begin_file();
@@ -307,12 +308,12 @@ impl<R: io::Read> Reader<R> {
         self.newest
     }
 
-    /// How the file ends, once that was reached.
+    /// Returns the end of the file, once it was reached.
     pub fn end(&self) -> Option<&End> {
         self.items.end()
     }
 
-    /// What was left out so far.
+    /// Returns the data that was left out so far.
     pub fn skipped(&self) -> Skipped {
         Skipped {
             unknown_records: self.items.unknown_records(),
@@ -323,19 +324,19 @@ impl<R: io::Read> Reader<R> {
         }
     }
 
-    /// How many items were read.
+    /// Returns the number of items that were read.
     pub fn items(&self) -> u64 {
         self.items.budget.items()
     }
 }
 
 impl<R> Reader<R> {
-    /// What numbers stand for.
+    /// Returns the meaning of numbers.
     pub fn definitions(&self) -> &Definitions {
         &self.state.definitions
     }
 
-    /// The ledger as of the newest event that was read.
+    /// Returns the ledger after the newest event that was read.
     pub fn ledger(&self) -> &dyn LedgerView {
         &self.state.inbox
     }
@@ -346,47 +347,48 @@ impl<R> Reader<R> {
     }
 }
 
-/// Reports of the moment that was read last, whether or not the program requested them. `None` if the recording is too large for a report.
+/// The reports of the moment that was read last, whether or not the program requested them. `None` if the recording is too large for a
+/// report.
 impl<R> Reader<R> {
-    /// What each scope holds, and held at most.
+    /// Returns the current and the highest memory of each scope.
     pub fn summary(&mut self) -> Option<Summary> {
         self.charge(Extent::Groups)?;
         let under = self.state.next_scope();
         Some(derive::summary(&self.state.inbox, &self.state.definitions, under, None))
     }
 
-    /// The live blocks, the largest first.
+    /// Returns the live blocks, the largest first.
     pub fn live_blocks(&mut self) -> Option<Vec<LiveBlock>> {
         self.charge(Extent::Blocks)?;
         Some(derive::live_blocks(&self.state.inbox, &self.state.definitions, None))
     }
 
-    /// What was live, as it is reported when a process ends.
+    /// Returns the live memory, as it is reported when a process ends.
     pub fn leaks(&mut self) -> Option<Leaks> {
         self.charge(Extent::Blocks)?;
         Some(derive::leaks(&self.state.inbox, &self.state.definitions, true))
     }
 
-    /// The statistics of a device.
+    /// Returns the statistics of a device.
     pub fn memory_stats(&self, device: Device) -> MemoryStats {
         let State { inbox, definitions, time, .. } = &self.state;
         let intercepted_by = definitions.interceptions().last().map(|by| by.library.clone()).unwrap_or_default();
         derive::memory_stats(inbox, device, intercepted_by, *time, None)
     }
 
-    /// Which allocations made the peak of a device; `None` also if there were none.
+    /// Returns the allocations that made the peak of a device; `None` also if there were none.
     pub fn device_peak(&mut self, device: Device) -> Option<PeakHolders> {
         self.charge(Extent::Groups)?;
         let under = self.state.next_scope();
         KeptPeak::of_device(&self.state.inbox, device, under)?.holders(&self.state.definitions)
     }
 
-    /// The devices on which something was allocated.
+    /// Returns the devices on which something was allocated.
     pub fn used_devices(&self) -> Vec<Device> {
         self.state.inbox.stats().iter().map(|stats| stats.device).collect()
     }
 
-    /// `None` if a report would be too large.
+    /// Returns `None` if a report would be too large.
     fn charge(&self, extent: Extent) -> Option<()> {
         self.state.charge(extent, &mut self.items.budget.of_one_report()).ok()
     }

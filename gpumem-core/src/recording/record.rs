@@ -1,4 +1,4 @@
-//! The outer layer of a file: a header, then records, each with its length and a checksum. A record holds items, compressed.
+//! The outer layer of a file: a header, then records, each with its length and a checksum. A record holds compressed items.
 
 use std::{
     io::{self, Read, Write},
@@ -25,30 +25,29 @@ pub fn is_recording(file: impl Read) -> io::Result<bool> {
 /// A reader of this version understands files of this one and of all before it.
 pub const VERSION: u16 = 1;
 
-/// Magic, version, six bytes that are 0.
+/// The bytes are magic, version, and six bytes that are 0.
 pub(super) const FILE_HEADER: usize = 16;
 
-/// Type, method, two bytes that are 0, stored length, plain length, checksum.
+/// The fields are type, method, two bytes that are 0, stored length, plain length and checksum.
 pub(super) const RECORD_HEADER: usize = 16;
 
-/// The most bytes that the items of a record have before compression. It bounds what a reader reserves.
+/// The largest number of bytes of a record's items before compression. It bounds the memory that a reader reserves.
 pub(super) const LARGEST: usize = 1 << 20;
 
 /// A record that holds items.
 pub(super) const ITEMS: u8 = 1;
 
-/// The most bytes that a record has for each byte that is stored, beside [`ALLOWANCE`]. So a small file cannot keep its reader busy for
-/// long.
+/// The most bytes of a record for each stored byte, besides [`ALLOWANCE`]. So a small file cannot keep its reader busy for long.
 const MOST_FOR_A_BYTE: usize = 64;
 /// A record may have this many bytes in addition.
 const ALLOWANCE: usize = 1 << 12;
 
-/// How the items of a record are stored.
+/// The ways to store the items of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
-    /// As they are.
+    /// The items are stored as they are.
     Plain = 0,
-    /// Compressed by DEFLATE, without a header.
+    /// The items are compressed by DEFLATE, without a header.
     Deflate = 1,
 }
 
@@ -60,7 +59,7 @@ pub(super) fn write_header(to: &mut impl Write) -> io::Result<()> {
     to.write_all(&header)
 }
 
-/// How many bytes the first record of these has; `None` if it is not complete.
+/// Returns the number of bytes of the first of these records; `None` if it is not complete.
 pub(super) fn length_of(bytes: &[u8]) -> Option<usize> {
     let stored = bytes.get(4..8)?.try_into().map_or(0, u32::from_le_bytes) as usize;
     // No record stores more bytes. A longer length is cut here, and the reader then reports the error.
@@ -68,8 +67,8 @@ pub(super) fn length_of(bytes: &[u8]) -> Option<usize> {
     (bytes.len() >= length).then_some(length)
 }
 
-/// Makes a record of so many items: header and stored bytes, to be written by one call. It is not compressed if a reader would not accept
-/// it then.
+/// Makes a record of this number of items: header and stored bytes, which one call has to write. It is not compressed if a reader would
+/// not accept it then.
 pub(super) fn pack(plain: &[u8], items: u64, to: &mut Vec<u8>) {
     let compressed = miniz_oxide::deflate::compress_to_vec(plain, 1);
     let is_accepted = !is_bomb(compressed.len(), plain.len()) && budget::may_have(compressed.len() as u64, items);
@@ -97,7 +96,7 @@ const fn is_bomb(stored: usize, plain: usize) -> bool {
     plain > ALLOWANCE + stored * MOST_FOR_A_BYTE
 }
 
-/// Of the header up to the checksum, and of the stored bytes.
+/// Returns the checksum of the header up to the checksum, and of the stored bytes.
 fn checksum(header: &[u8], stored: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(header);
@@ -105,27 +104,28 @@ fn checksum(header: &[u8], stored: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Where a file ends for a reader.
+/// The place where a file ends for a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// After a complete record.
+    /// The file ends after a complete record.
     Complete,
-    /// Within a record, which is not read: the program was killed, or the file was cut.
+    /// The file ends within a record, which is not read: the program was killed, or the file was cut.
     Cut {
-        /// Where the incomplete record begins.
+        /// The offset of the incomplete record.
         at: u64,
     },
-    /// At a record that is not what its checksum says, or that no version of the format has. What follows is not read.
+    /// Reading ends at a record that contradicts its checksum, or that no version of the format has. The rest is not
+    /// read.
     Damaged {
-        /// Where it begins.
+        /// The offset at which it begins.
         at: u64,
-        /// What is wrong with it.
+        /// The error.
         why: &'static str,
     },
-    /// At a record that would cost the reader more than one in a file of this size may. gpumem writes no such files. What follows is not
-    /// read.
+    /// Reading ends at a record that would cost the reader more than one in a file of this size may. gpumem writes no such files. The
+    /// rest is not read.
     AboveLimit {
-        /// Where it begins.
+        /// The offset at which it begins.
         at: u64,
         /// The limit.
         limit: &'static str,
@@ -154,7 +154,7 @@ pub(super) fn check_header(header: &[u8; FILE_HEADER]) -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Records<R> {
     from: R,
-    /// Where the next record begins, and where the last one did.
+    /// The offsets of the next record, and of the last one.
     at: u64,
     last: u64,
     end: Option<End>,
@@ -175,34 +175,34 @@ impl<R: Read> Records<R> {
         Ok(Self::after_header(from))
     }
 
-    /// Reads what follows the header.
+    /// Reads the file after the header.
     pub(super) fn after_header(from: R) -> Self {
         let at = FILE_HEADER as u64;
         Self { from, at, last: at, end: None, stored: Vec::new(), unknown: 0 }
     }
 
-    /// Where the bytes come from. If all of it was read, more may be added there, and is read then.
+    /// Returns the source of the bytes. If all of it was read, more may be added there, and is read then.
     pub(super) fn underlying(&mut self) -> &mut R {
         self.end.take_if(|end| *end == End::Complete);
         &mut self.from
     }
 
-    /// Nothing more is read, because of this limit.
+    /// Stops reading because of this limit.
     pub(super) fn stop(&mut self, limit: &'static str) {
         self.end = Some(End::AboveLimit { at: self.last, limit });
     }
 
-    /// How many bytes were read.
+    /// Returns the number of bytes that were read.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Where the file ends, when that was reached.
+    /// Returns the end of the file, when it was reached.
     pub(super) fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }
 
-    /// Puts the items of the next record into `plain`: false if there is none.
+    /// Puts the items of the next record into `plain`. Returns false if there is none.
     pub(super) fn next(&mut self, plain: &mut Vec<u8>) -> io::Result<bool> {
         plain.clear();
         while self.end.is_none() {
@@ -220,7 +220,7 @@ impl<R: Read> Records<R> {
         Ok(false)
     }
 
-    /// Reads what follows the header of a record: false if it holds no items that can be read.
+    /// Reads the bytes after the header of a record. Returns false if it holds no items that can be read.
     fn read(&mut self, header: &[u8; RECORD_HEADER], plain: &mut Vec<u8>) -> io::Result<bool> {
         let number = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let [stored, length] = [number(4), number(8)].map(|length| length as usize);
@@ -270,7 +270,7 @@ impl<R: Read> Records<R> {
     }
 }
 
-/// Reads until the buffer is full or there is no more; gives how much that is.
+/// Reads until the buffer is full or the source ends. Returns the number of bytes.
 fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut read = 0;
     while read < buffer.len() {
@@ -308,7 +308,7 @@ mod tests {
         (all, records.end().unwrap().clone())
     }
 
-    /// Bytes that repeat, though not more than a record's may.
+    /// The bytes repeat, but not more than a record's may.
     fn repeated() -> Vec<u8> {
         (0..100_u8).flat_map(|round| (0..100_u8).map(move |at| at.wrapping_mul(round / 10 + 1))).collect()
     }
@@ -360,7 +360,7 @@ mod tests {
         let bomb = miniz_oxide::deflate::compress_to_vec(&zeros, 9);
         put_record(ITEMS, Method::Deflate, &bomb, LARGEST, &mut file);
         assert!(matches!(read(&file), (records, End::Damaged { .. }) if records.is_empty()));
-        // What is written is never refused.
+        // A written record is never refused.
         let whole = self::file(&[zeros.as_slice()]);
         assert_eq!(read(&whole), (vec![zeros], End::Complete));
     }

@@ -1,4 +1,4 @@
-//! After a process was killed: what was in the ring is added to its recording.
+//! Adds the ring of a killed process to its recording.
 
 use std::{
     collections::HashSet,
@@ -17,14 +17,14 @@ use super::{
 };
 use crate::model::StackId;
 
-/// Where early versions had the ring of a recording: in a file.
+/// Returns the file in which early versions had the ring of a recording.
 pub fn ring_path(recording: &Path) -> PathBuf {
     with(recording, ".ring")
 }
 
-/// The shared memory of this machine, in which rings are.
+/// The shared memory of this machine, which has the rings.
 pub trait Segments {
-    /// What is in a segment. `None` if there is no such segment.
+    /// Returns the content of a segment. `None` if there is no such segment.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -37,7 +37,7 @@ pub trait Segments {
 /// A segment of shared memory.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    /// What is in it.
+    /// The content.
     pub bytes: Vec<u8>,
     /// The process that made it; `None` if it is not visible here.
     pub creator: Option<u32>,
@@ -45,12 +45,12 @@ pub struct Segment {
     pub is_in_use: bool,
 }
 
-/// Where the older part of a recording of the newest events is.
+/// Returns the path of the older part of a recording of the newest events.
 pub fn old_path(recording: &Path) -> PathBuf {
     with(recording, ".old")
 }
 
-/// Where a file is written that is to take the place of a recording.
+/// Returns the path of a new file that will take the place of a recording.
 pub fn new_path(recording: &Path) -> PathBuf {
     with(recording, ".new")
 }
@@ -64,9 +64,9 @@ fn with(recording: &Path, end: &str) -> PathBuf {
 /// A recording to which its process does not write any more.
 #[derive(Debug)]
 pub struct Ended {
-    /// How many items were in the ring of a killed process, and are in the recording now.
+    /// The number of items that were in the ring of a killed process, and are in the recording now.
     pub added: u64,
-    /// Until it is closed, no process begins a recording with this name.
+    /// No process begins a recording with this name until it is closed.
     _lock: File,
 }
 
@@ -84,7 +84,7 @@ enum RingPlace {
 }
 
 impl Found {
-    /// The ring of a recording, if there is one.
+    /// Returns the ring of a recording, if there is one.
     fn of(recording: &Path, file: &File, segments: &dyn Segments) -> io::Result<Option<Self>> {
         let path = ring_path(recording);
         if let Some(bytes) = read(&path)? {
@@ -113,23 +113,22 @@ impl Found {
     }
 }
 
-/// Returns whether a recording has a ring: its process runs, or was killed and left something that can be added to the
-/// file.
+/// Returns whether a recording has a ring: its process runs, or was killed and left data that can be added to the file.
 pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
-    // A pipe would be waited for.
+    // Opening a pipe would wait for a writer.
     let file = recording.is_file().then(|| File::open(recording).ok()).flatten();
     let Some(file) = file else { return false };
     // A ring that cannot be read may be there, so the answer is yes.
     Found::of(recording, &file, segments).map_or(true, |found| found.is_some())
 }
 
-/// Adds what was in the ring of a process that was killed to its recording, and removes the ring. `None` if the process still
+/// Adds the content of the ring of a killed process to its recording, and removes the ring. `None` if the process still
 /// records: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
 ///
 /// # Errors
 /// If a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is kept in these cases.
 pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<Ended>> {
-    // A pipe is not waited for if it is opened for both.
+    // Opening a pipe for both reading and writing does not wait.
     let mut file = File::options().read(true).write(true).open(recording)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
@@ -140,8 +139,8 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
     }
     // The process holds a lock while it runs. Its children that did not call `exec` hold it too.
     let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    // The ring is looked up again, because the process may have ended before the lock was tried. A process that ends writes what is in
-    // its ring to the recording, and removes the ring.
+    // The ring is looked up again, because the process may have ended before the lock was tried. A process that ends writes the
+    // content of its ring to the recording, and removes the ring.
     let found = Found::of(recording, &file, segments)?;
     // The process has put another file in its place.
     if !is_same_file(&file, recording)? {
@@ -158,7 +157,7 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
         return Ok(None);
     }
     let Some(RingContent { recorded, definitions, items, .. }) = RingReader::from_bytes(&found.bytes) else {
-        // Killed before the ring was in use.
+        // The process was killed before the ring was in use.
         if found.bytes.iter().all(|byte| *byte == 0) {
             found.remove(segments)?;
             return Ok(Some(Ended { added: 0, _lock: file }));
@@ -178,7 +177,7 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
     file.seek(SeekFrom::End(0))?;
     let mut writer = Writer::append(&file, recorded);
     let items: Vec<Item> = items.collect();
-    // Before the events that need them. If they are in the recording too, they are the same.
+    // The definitions come before the events that need them. If they are in the recording too, they are the same.
     for definition in needed(&items, &definitions) {
         writer.write(definition)?;
     }
@@ -195,7 +194,7 @@ pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<E
     Ok(Some(Ended { added, _lock: file }))
 }
 
-/// The content of a file, if there is one.
+/// Returns the content of a file, if there is one.
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -218,11 +217,11 @@ fn is_same_file(file: &File, path: &Path) -> io::Result<bool> {
 
 /// Returns whether a process holds the lock of this file.
 fn is_held(path: &Path) -> bool {
-    // A pipe that somebody has put there would be waited for.
+    // Opening a pipe in its place would wait.
     path.is_file() && File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// What the beginning of a recording says, as far as it can be read.
+/// The facts at the beginning of a recording, as far as it can be read.
 #[derive(Default)]
 struct Head {
     /// The number of the process.
@@ -248,7 +247,7 @@ impl Head {
     }
 }
 
-/// Of these definitions, those of stacks that events have, and what those stacks consist of.
+/// Returns those of these definitions that are of stacks of events, and of the parts of these stacks.
 fn needed<'a>(items: &[Item], definitions: &'a [Item]) -> impl Iterator<Item = &'a Item> {
     let stack_of = |item: &Item| match item {
         Item::Event(event) => event.kind.stack(),
@@ -274,7 +273,7 @@ fn is_running(owner: &RingOwner) -> bool {
     u32::try_from(owner.pid).is_ok_and(|pid| start_time(pid) == Some(owner.began))
 }
 
-/// The start time of the process with this number. `None` if no such process runs.
+/// Returns the start time of the process with this number. `None` if no such process runs.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets need not be UTF-8.
@@ -312,7 +311,7 @@ mod tests {
         }
     }
 
-    /// `None` if the process still records.
+    /// Returns `None` if the process still records.
     #[track_caller]
     fn added(files: &Files) -> Option<u64> {
         recover(&files.0, &Shared::default()).unwrap().map(|ended| ended.added)
@@ -335,7 +334,7 @@ mod tests {
 
     const DEAD: RingOwner = RingOwner { pid: u32::MAX as u64, began: 1, recording: 0 };
 
-    /// A recording that ends in the middle of a record, and a ring with two events.
+    /// Makes a recording that ends in the middle of a record, and a ring with two events.
     fn killed(files: &Files, owner: RingOwner) {
         let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
         let thread = ThreadDefinition { thread: ThreadId(1), os_id: 5, name: None };
@@ -352,7 +351,7 @@ mod tests {
             let kind = EventKind::Free { key: Key::from_raw(512 * number), block: None };
             to.event(&Event { number, time: Duration::ZERO, thread: ThreadId(1), kind: &kind }, number * 10);
             if number == 2 {
-                // These two are in the file as well, as if the process had been killed before it gave them free.
+                // These two are in the file as well, as if the process had been killed before it released them.
                 assert_eq!(from.by_ref().count(), 2);
             }
         }
@@ -390,7 +389,8 @@ mod tests {
         let began = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse().ok());
         let Some(began) = began else { return };
         killed(&files, RingOwner { pid: process::id().into(), began, recording: 0 });
-        // Without its lock as well: not every file system has locks, and the process replaces the file with `--max-size`.
+        // The process still records without its lock as well: not every file system has locks, and the process replaces
+        // the file with `--max-size`.
         assert_eq!(added(&files), None);
         let held = File::open(&files.0).unwrap();
         held.lock().unwrap();
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(added(&files), Some(4));
     }
 
-    /// The ring is on the heap where space in a file cannot be reserved.
+    /// The ring is on the heap if space in a file cannot be reserved.
     #[test]
     fn a_process_without_a_ring_is_left_alone_too() {
         if !Path::new("/proc/self/stat").exists() {
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(added(&files), None);
         write(process::id());
         assert_eq!(added(&files), None);
-        // It writes a file that takes the place of this one.
+        // The process writes a file that takes the place of this one.
         held.unlock().unwrap();
         let new = File::create(new_path(&files.0)).unwrap();
         new.lock().unwrap();
@@ -449,7 +449,7 @@ mod tests {
         assert!(has_ring(&files.0, &shared(&segment)) && added(&shared(&segment)).is_none());
         segment.creator = None;
         assert_eq!(added(&shared(&segment)), None);
-        // One that has called `exec`; one whose child has the memory still.
+        // The process has called `exec`, or its child still has the memory.
         for (creator, is_in_use) in [(Some(process::id()), false), (Some(u32::MAX), true)] {
             segment = Segment { bytes: killed(9), creator, is_in_use };
             let shared = shared(&segment);
@@ -458,7 +458,8 @@ mod tests {
             assert!(shared.0.borrow().is_none() && !has_ring(&files.0, &shared) && !lacks_end());
             assert_eq!(added(&shared), Some(0));
         }
-        // The segment is another recording's now: what this one lacks is lost, and the file says that it lacks something.
+        // The segment belongs to another recording now. The missing data of this one is lost, and the file says that data
+        // is missing.
         killed(10);
         let shared = shared(&segment);
         assert_eq!((has_ring(&files.0, &shared), added(&shared)), (false, Some(0)));

@@ -21,13 +21,13 @@ use crate::{
     },
 };
 
-/// Trackers, and sorts of blocks that they remember.
+/// The most trackers, and the most sorts of blocks that they remember.
 const MOST_TRACKERS: usize = 1 << 10;
 const MOST_SORTS: usize = 1 << 21;
-/// Refusals that wait to be reported.
+/// The most refusals that wait to be reported.
 const MOST_REFUSALS: usize = 32;
 
-/// What a report looks at.
+/// The data of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Groups,
@@ -37,7 +37,7 @@ pub(super) enum Extent {
 type Result<T> = std::result::Result<T, Rejection>;
 
 impl State {
-    /// The report that the program requested; `None` if the request has no report.
+    /// Returns the report that the program requested; `None` if the request has no report.
     pub(super) fn output(&mut self, request: Request, budget: &mut Budget) -> Result<Option<ReplayedReport>> {
         Ok(match request {
             Request::Report { scope, .. } | Request::Line { scope, .. } | Request::PeakHolders { scope }
@@ -145,7 +145,7 @@ impl State {
         Ok(Report { lines, ..Report::new(trace, ctx, subctx) }.inside(outer))
     }
 
-    /// The period of a scope: until now, or until it was closed. `None` if it was never open.
+    /// Returns the period of a scope: until now, or until it was closed. `None` if it was never open.
     fn period(&mut self, scope: ScopeId) -> Result<Option<ScopePeriod>> {
         if self.is_open(scope) { Ok(self.inbox.scope_period(scope)) } else { Ok(self.answer(scope)?.within.clone()) }
     }
@@ -162,7 +162,7 @@ impl State {
         Ok(())
     }
 
-    /// Where a device's memory is now, by what was read of it.
+    /// Returns the breakdown of a device's memory, from a reading of it.
     fn breakdown(&mut self, reading: &DeviceReading, budget: &mut Budget) -> Result<Breakdown> {
         check_reading(reading)?;
         self.charge(Extent::Groups, budget)?;

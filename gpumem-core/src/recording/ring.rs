@@ -1,16 +1,17 @@
-//! From the threads of a program to the thread that writes the recording: a ring of fixed size that never blocks.
+//! A ring of fixed size that never blocks. It passes events from the threads of a program to the thread that writes the
+//! recording.
 //!
 //! The writing side belongs to the inbox, which fills the ring under its lock. An allocation or a free takes one slot, which is one
 //! cache line, so that an event writes no more lines than it must. Everything else is rare, and lies in as many slots as its bytes
-//! need. What has no room is counted, and the count is the next thing in the ring.
+//! need. Items without room are counted, and the count is the next item in the ring.
 //!
-//! The memory of the ring can outlive the program. It is there after the program was killed, and [`RingReader::from_bytes`] reads what
-//! is in it. A slot is released only after its event is in the recording, so an event is in the recording or in the ring.
+//! The memory of the ring can outlive the program. It remains after the program was killed, and [`RingReader::from_bytes`] reads its
+//! content. A slot is released only after its event is in the recording, so an event is in the recording or in the ring.
 //!
 //! Another process of the user may change that memory. Then the recording is wrong, but no side waits, panics, or reads outside of it.
 //!
-//! Behind the slots there is room for definitions: a thread that sees a stack for the first time puts there what the stack consists
-//! of, before its event. The thread that writes the recording defines it too, but only when it comes to that event.
+//! There is room for definitions behind the slots: a thread that sees a stack for the first time puts the parts of the stack there,
+//! before its event. The thread that writes the recording defines it too, but only when it comes to that event.
 
 use std::{
     fmt::Debug,
@@ -39,7 +40,7 @@ pub struct Line(pub [AtomicU64; WORDS]);
 
 /// The memory of a ring.
 pub trait RingMemory: Debug {
-    /// As many lines as [`lines_for`] says. They are 0 at first.
+    /// Returns the lines, as many as [`lines_for`] says. They are 0 at first.
     fn lines(&self) -> &[Line];
 }
 
@@ -49,13 +50,13 @@ impl RingMemory for Box<[Line]> {
     }
 }
 
-/// How many lines of memory a ring of at least `slots` slots takes, with half as many lines for definitions.
+/// Returns the number of lines of memory for a ring of at least `slots` slots, with half as many lines for definitions.
 pub const fn lines_for(slots: usize) -> usize {
     let slots = slots.next_power_of_two();
     HEADER + slots + slots / 2
 }
 
-/// How many slots memory of this many lines has; `None` if it is not the memory of a ring.
+/// Returns the number of slots in memory of this many lines; `None` if it is not the memory of a ring.
 fn slots_of(lines: usize) -> Option<usize> {
     let lines = lines.checked_sub(HEADER)?;
     let slots = lines / 3 * 2;
@@ -70,25 +71,29 @@ pub fn on_the_heap(slots: usize) -> Box<[Line]> {
 /// The first word, in memory that outlives the program.
 const MAGIC: u64 = u64::from_le_bytes(*b"gpumring");
 
-/// What the lines before the slots hold. The two sides write to different ones; two neighbours are often fetched together.
+/// The contents of the lines before the slots. The two sides write to different lines, because two neighbours are often
+/// fetched together.
 mod line {
-    /// Magic, version, process, its start, which of the two states is the newest, the number of the recording.
+    /// The words are magic, version, process, its start, the index of the newest of the two states, and the number of
+    /// the recording.
     pub(super) const ABOUT: usize = 0;
-    /// How long the recording is, and how many slots are in it. Two, so that one store replaces one by the other.
+    /// The length of the recording, and the number of slots that are in it. There are two such states, so that one
+    /// store replaces one by the other.
     pub(super) const STATES: [usize; 2] = [1, 2];
-    /// How many words of definitions there are.
+    /// The number of words of definitions.
     pub(super) const DEFINED: usize = 3;
-    /// How many slots were ever filled, and how many items had no room since that was last put into the ring.
+    /// The number of slots that were ever filled, and the number of items without room since that number was last put
+    /// into the ring.
     pub(super) const HEAD: usize = 4;
-    /// How many slots were ever released.
+    /// The number of slots that were ever released.
     pub(super) const TAIL: usize = 6;
 }
 const HEADER: usize = 8;
 
-/// Of the layout of this memory.
+/// The version of the layout of this memory.
 const VERSION: u64 = 2;
 
-/// The lowest byte of the first word of an item.
+/// These are the lowest byte of the first word of an item.
 const ALLOC: u64 = 1;
 const FREE: u64 = 2;
 const MISSED: u64 = 3;
@@ -97,7 +102,7 @@ const OTHER: u64 = 4;
 #[derive(Debug)]
 struct Ring<M> {
     memory: M,
-    /// The number of slots minus 1; that is a power of two.
+    /// The number of slots minus 1. That number is a power of two.
     mask: u64,
 }
 
@@ -152,7 +157,7 @@ impl<M: RingMemory> Ring<M> {
 pub struct RingWriter<M = Box<[Line]>> {
     ring: Arc<Ring<M>>,
     head: u64,
-    /// How many slots the other side had released when this side last looked.
+    /// The number of slots that the other side had released when this side last looked.
     tail: u64,
     missed: u64,
     events: EventWriter,
@@ -167,7 +172,7 @@ pub struct RingReader<M = Box<[Line]>> {
     head: u64,
     /// The next slot to read.
     next: u64,
-    /// How many slots were ever released.
+    /// The number of slots that were ever released.
     tail: u64,
     events: EventReader,
     bytes: Vec<u8>,
@@ -177,41 +182,41 @@ pub struct RingReader<M = Box<[Line]>> {
 #[derive(Debug)]
 pub struct RingDefinitions<M = Box<[Line]>> {
     ring: Arc<Ring<M>>,
-    /// How many words were written.
+    /// The number of words that were written.
     written: usize,
     events: EventWriter,
     scratch: Vec<u8>,
     bytes: Vec<u8>,
 }
 
-/// What is in the ring of a program that was killed.
+/// The content of the ring of a killed program.
 #[derive(Debug)]
 pub struct RingContent<I> {
-    /// How long the recording was when slots were last released.
+    /// The length of the recording when slots were last released.
     pub recorded: u64,
-    /// Who filled the ring.
+    /// The process that filled the ring.
     pub owner: RingOwner,
-    /// Of stacks, modules and addresses. Some may be in the recording as well.
+    /// The definitions of stacks, modules and addresses. Some may be in the recording as well.
     pub definitions: Vec<Item>,
-    /// What comes after the recording.
+    /// The items after the recording.
     pub items: I,
 }
 
 /// Stands in place of a length: every byte of the file counts. It is set while another file takes the place of the recording.
 pub const WHOLE_FILE: u64 = u64::MAX;
 
-/// Who fills a ring.
+/// The process that fills a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingOwner {
     /// The number of the process.
     pub pid: u64,
-    /// When it began, as `/proc/PID/stat` says; another process may get the number later.
+    /// The time when it began, as `/proc/PID/stat` says; another process may get the number later.
     pub began: u64,
     /// A random number, which the recording has too. 0 in rings that are files.
     pub recording: u64,
 }
 
-/// A ring in this memory, for a recording that has `recorded` bytes. An allocation or a free takes one slot.
+/// Makes a ring in this memory, for a recording that has `recorded` bytes. An allocation or a free takes one slot.
 ///
 /// # Panics
 /// If the memory has another number of lines than [`lines_for`] says.
@@ -237,7 +242,7 @@ pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingW
 }
 
 impl<M: RingMemory> RingDefinitions<M> {
-    /// Adds definitions, all or none. `false`: they have no room.
+    /// Adds definitions, all or none. Returns `false` if they have no room.
     pub fn add(&mut self, items: &[Item]) -> bool {
         self.bytes.clear();
         for item in items {
@@ -259,7 +264,7 @@ impl<M: RingMemory> RingDefinitions<M> {
     }
 }
 
-/// Bytes as words; the last one is filled up with 0.
+/// Returns bytes as words; the last one is filled up with 0.
 fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks(8).map(|bytes| {
         let mut word = [0; 8];
@@ -269,7 +274,7 @@ fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 impl<M: RingMemory> RingWriter<M> {
-    /// The side that defines stacks. To be called once.
+    /// Returns the side that defines stacks. It must be called only once.
     pub fn definitions(&self) -> RingDefinitions<M> {
         RingDefinitions {
             ring: Arc::clone(&self.ring),
@@ -311,13 +316,13 @@ impl<M: RingMemory> RingWriter<M> {
         self.publish(1);
     }
 
-    /// The line that is filled after this many others.
+    /// Returns the line that is filled after this many others.
     #[inline]
     pub fn line_ahead(&self, slots: u64) -> &Line {
         self.ring.slot_line(self.head + slots)
     }
 
-    /// How many items had no room since that was last put into the ring.
+    /// Returns the number of items without room since it was last put into the ring.
     pub fn missed(&self) -> u64 {
         self.missed
     }
@@ -345,7 +350,7 @@ impl<M: RingMemory> RingWriter<M> {
         (self.head + slots).wrapping_sub(self.tail) <= all
     }
 
-    /// Puts the number of items that had no room into the ring; false if it has none either.
+    /// Puts the number of items without room into the ring. Returns false if there is no room for it either.
     #[cold]
     fn say_missed(&mut self) -> bool {
         // The count waits until 64 slots are free. Otherwise almost every item would have a count of its own.
@@ -385,7 +390,7 @@ impl<M: RingMemory> RingReader<M> {
         Self { ring, head, next: tail, tail, events: EventReader::default(), bytes: Vec::new() }
     }
 
-    /// How many slots were read and are not released yet, and how many slots the ring has.
+    /// Returns the number of slots that were read and are not released yet, and the number of slots of the ring.
     pub fn held(&self) -> (u64, u64) {
         (self.next - self.tail, self.ring.mask + 1)
     }
@@ -395,7 +400,7 @@ impl<M: RingMemory> RingReader<M> {
         &self.ring.memory
     }
 
-    /// The words of that memory.
+    /// Returns the words of that memory.
     pub fn words(&self) -> impl Iterator<Item = &AtomicU64> {
         self.ring.memory.lines().iter().flat_map(|line| &line.0)
     }
@@ -410,8 +415,8 @@ impl<M: RingMemory> RingReader<M> {
         self.ring.tail().store(self.tail, Release);
     }
 
-    /// The recording has `recorded` bytes now, and all items of released slots are in it. [`WHOLE_FILE`]: all bytes of the file,
-    /// whatever file that is.
+    /// Notes that the recording has `recorded` bytes now, and all items of released slots are in it. [`WHOLE_FILE`] stands for
+    /// all bytes of the file, whatever file it is.
     pub fn set_recorded(&mut self, recorded: u64) {
         let other = 1 - self.ring.newest_state().load(Relaxed) % 2;
         let [length, slots, ..] = self.ring.line(line::STATES[usize::from(other == 1)]);
@@ -421,11 +426,11 @@ impl<M: RingMemory> RingReader<M> {
         self.ring.newest_state().store(other, Release);
     }
 
-    /// An item of `length` bytes, and how many slots it takes.
+    /// Returns an item of `length` bytes, and the number of its slots.
     fn other(&mut self, length: u64) -> (Item, u64) {
         let slots = length.saturating_add(8).div_ceil(BYTES as u64);
         if slots > self.head - self.next {
-            // The memory is of a damaged file.
+            // The memory comes from a damaged file.
             return (Item::Missed(1), self.head - self.next);
         }
         self.bytes.clear();
@@ -440,7 +445,8 @@ impl<M: RingMemory> RingReader<M> {
 }
 
 impl RingReader {
-    /// What was in the ring of a program that was killed, from the bytes of its file. `None` if these are not the bytes of a ring.
+    /// Returns the content of the ring of a killed program, from the bytes of its file. `None` if these are not the bytes of a
+    /// ring.
     pub fn from_bytes(bytes: &[u8]) -> Option<RingContent<impl Iterator<Item = Item>>> {
         let Found { ring, owner, recorded, tail, head } = Found::of(bytes, bytes.len() / BYTES)?;
         let missed = ring.missed().load(Relaxed);
@@ -450,18 +456,19 @@ impl RingReader {
         Some(RingContent { recorded, owner, definitions, items })
     }
 
-    /// Who fills the ring in these bytes. `None` where [`from_bytes`](Self::from_bytes) gives nothing. It reads the header alone.
+    /// Returns the process that fills the ring in these bytes. `None` if [`from_bytes`](Self::from_bytes) returns `None`. It
+    /// reads only the header.
     pub fn owner_in(bytes: &[u8]) -> Option<RingOwner> {
         Found::of(bytes, HEADER).map(|found| found.owner)
     }
 
-    /// The items before this slot.
+    /// Returns the items before this slot.
     fn take_while_in(mut self, head: u64) -> impl Iterator<Item = Item> {
         std::iter::from_fn(move || if self.next < head { self.next() } else { None })
     }
 }
 
-/// A ring in bytes, of which the first lines are read, and what its header says.
+/// A ring in bytes, of which the first lines are read, and the data of its header.
 struct Found {
     ring: Ring<Box<[Line]>>,
     owner: RingOwner,
@@ -492,7 +499,7 @@ impl Found {
     }
 }
 
-/// The definitions in a ring, as far as they can be read: the memory may be of a damaged file.
+/// Returns the definitions in a ring, as far as they can be read: the memory may come from a damaged file.
 fn definitions_in(ring: &Ring<Box<[Line]>>) -> Vec<Item> {
     let mut definitions = Vec::new();
     let defined = usize::try_from(ring.defined().load(Relaxed)).unwrap_or(0);
@@ -509,7 +516,7 @@ fn definitions_in(ring: &Ring<Box<[Line]>>) -> Vec<Item> {
     definitions
 }
 
-/// The items that are in the ring now.
+/// The items are those that are in the ring now.
 impl<M: RingMemory> Iterator for RingReader<M> {
     type Item = Item;
 
@@ -532,7 +539,7 @@ impl<M: RingMemory> Iterator for RingReader<M> {
             Item::Event(RecordedEvent { number, ticks, time: Duration::from_nanos(time), thread, kind })
         };
         let (item, slots) = match first & 0xff {
-            // The memory is of a damaged file.
+            // The memory comes from a damaged file.
             ALLOC if tag & 0xff >= MemKind::ALL.len() as u64 => (Item::Missed(1), 1),
             ALLOC => {
                 let block = Block::from_tag(Bytes::new(bytes), Tag::from_raw(tag));
@@ -659,7 +666,7 @@ mod tests {
         assert_eq!(reader.by_ref().count(), 8);
         reader.release(1_000);
         assert_eq!(defined(&reader), [1, 2, 3].map(stack));
-        // Half as many lines as there are slots.
+        // The definitions have half as many lines as there are slots.
         let more = (4..100).take_while(|number| definitions.add(&[stack(*number)])).count();
         assert!((10..30).contains(&more), "{more}");
         assert_eq!(defined(&reader).len(), 3 + more);
@@ -670,7 +677,7 @@ mod tests {
         reader.words().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect()
     }
 
-    /// The numbers of the events in the ring, and how long the recording was.
+    /// Returns the numbers of the events in the ring, and the length of the recording.
     fn recovered(bytes: &[u8]) -> (u64, Vec<u64>) {
         let RingContent { recorded, owner, items, .. } = RingReader::from_bytes(bytes).unwrap();
         assert_eq!(owner, OWNER);
@@ -691,14 +698,14 @@ mod tests {
         assert_eq!(recovered(&bytes(&reader)), (500, vec![]));
         (0..5).for_each(|number| put(&mut writer, number * 4));
         assert_eq!(reader.by_ref().take(3).count(), 3);
-        // Read, and not yet in the file.
+        // The items were read, and are not in the file yet.
         assert_eq!(recovered(&bytes(&reader)), (500, vec![0, 4, 8, 12, 16]));
         reader.release(1_000);
         assert_eq!(recovered(&bytes(&reader)), (1_000, vec![12, 16]));
         assert_eq!(reader.by_ref().count(), 2);
         reader.release(2_000);
         assert_eq!(recovered(&bytes(&reader)), (2_000, vec![]));
-        // More than there is room for, across the end of the memory.
+        // There is more than fits, across the end of the memory.
         (0..40).for_each(|number| put(&mut writer, number * 4));
         let numbers = (0..32).map(|number| number * 4).chain([1_000_008]).collect();
         assert_eq!(recovered(&bytes(&reader)), (2_000, numbers));
@@ -718,7 +725,7 @@ mod tests {
             (8..60).for_each(|number| put(&mut writer, number * 4));
             assert!(reader.by_ref().count() <= 32, "{wrong}");
             reader.release(0);
-            // What is right again is used again.
+            // Memory that is right again is used again.
             writer.ring.tail().store(writer.head, Relaxed);
             put(&mut writer, 400);
             assert!(writer.head > 8);

@@ -1,4 +1,4 @@
-//! What the reader of a recording knows: a ledger to which the events were applied, names, and the earlier requests.
+//! The state of a reader of a recording: a ledger to which the events were applied, names, and the earlier requests.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -21,9 +21,9 @@ use crate::{
 const MOST_CLOSED: usize = 1 << 14;
 /// The most statements that wait for the report of their function.
 pub(super) const MOST_LINES: usize = 1 << 18;
-/// The scopes of a path. The ledger counts deeper ones together.
+/// The most scopes of a path. The ledger counts deeper ones together.
 const DEEPEST_PATH: usize = 1 << 7;
-/// How many steps each of them takes.
+/// The steps of each of them.
 const SCOPE: u64 = 50;
 /// The bytes of the label of a block.
 const LONGEST_LABEL: u64 = 1 << 10;
@@ -34,7 +34,7 @@ pub(super) struct State {
     pub(super) inbox: Inbox,
     checks: Checks,
     pub(super) labels: Labels,
-    /// Of scopes that are open or were closed lately.
+    /// The scopes that are open or were closed lately.
     pub(super) answers: HashMap<ScopeId, ScopeResult>,
     /// The scope path that the thread of the next event was in, if the recording says it.
     inside: Option<Vec<CallsiteId>>,
@@ -53,16 +53,16 @@ pub(super) struct State {
 #[derive(Debug, Default)]
 pub(super) struct ScopeResult {
     pub(super) trace: Option<Trace>,
-    /// Selects the blocks that were allocated in it. Set when the scope is closed.
+    /// The period that selects the blocks of its allocations. It is set when the scope is closed.
     pub(super) within: Option<ScopePeriod>,
     /// Its statements so far.
     pub(super) lines: Lines,
     pub(super) number_of_lines: usize,
-    /// Events since it was opened, or reset, are not in the recording, so its figures are not known.
+    /// True if events since it was opened or reset are not in the recording, so that its figures are not known.
     pub(super) is_partial: bool,
 }
 
-/// What a tracker saw last.
+/// The blocks that a tracker saw last.
 #[derive(Debug)]
 pub(super) struct Tracker {
     pub(super) device: Device,
@@ -71,7 +71,7 @@ pub(super) struct Tracker {
     pub(super) is_first: bool,
 }
 
-/// What was live when an allocation was refused.
+/// The memory that was live when an allocation was refused.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) refusal: derive::Refusal,
@@ -101,19 +101,19 @@ impl State {
         state
     }
 
-    /// The events up to some number are not all there, if the recording is shortened.
+    /// The number up to which events are missing, if the recording is shortened.
     fn note_shortened(&self) {
         if let Some(part) = self.definitions.part().filter(|part| part.after > self.checks.number()) {
             self.inbox.replay_from(part.after.saturating_add(1));
         }
     }
 
-    /// About how many bytes live blocks and open scopes take.
+    /// Returns the approximate bytes of live blocks and open scopes.
     pub(super) fn memory(&self) -> u64 {
         self.checks.memory()
     }
 
-    /// A number that no scope has, for a peak that is kept for a while.
+    /// Returns a number that no scope has, for a peak that is kept for a while.
     pub(super) fn next_scope(&mut self) -> ScopeId {
         self.next_own += 1;
         ScopeId(self.next_own)
@@ -182,7 +182,7 @@ impl State {
     }
 
     fn forget_closed(&mut self) {
-        // One that was opened again meanwhile is not closed.
+        // A scope that was opened again meanwhile is not closed.
         if let Some(scope) = self.closed.pop_front().filter(|scope| !self.checks.is_open(*scope))
             && let Some(answer) = self.answers.remove(&scope)
         {
@@ -190,7 +190,7 @@ impl State {
         }
     }
 
-    /// The thread of the next event was in this scope path.
+    /// Notes that the thread of the next event was in this scope path.
     pub(super) fn set_inside(&mut self, path: Vec<CallsiteId>) -> Result<(), Rejection> {
         if path.len() > DEEPEST_PATH {
             return Err(Rejection::Limit);
@@ -204,7 +204,7 @@ impl State {
         self.answers.get(&scope).is_some_and(|answer| answer.is_partial)
     }
 
-    /// The recording missed `count` items: events may be among them.
+    /// Notes that the recording missed `count` items: events may be among them.
     pub(super) fn miss(
         &mut self,
         count: u64,
@@ -219,7 +219,7 @@ impl State {
         Ok(())
     }
 
-    /// Blocks of which it is not known yet to whom they belong are the program's.
+    /// Gives blocks whose owner is not known yet to the program.
     pub(super) fn end(&mut self, observer: &mut impl Observer) {
         if self.inbox.has_undecided() {
             self.add(&EventKind::PoolsQueried, observer);
@@ -232,7 +232,7 @@ impl State {
         self.inbox.replay(&event, None, observer);
     }
 
-    /// `is_kept`: whether requested reports may need the label.
+    /// Adds a label. `is_kept` is true if requested reports may need it.
     pub(super) fn label(
         &mut self,
         label: &BlockLabel,
@@ -262,14 +262,14 @@ impl State {
         Ok(())
     }
 
-    /// A peak is not kept any more. The program also keeps peaks for reports, which the reader keeps by itself.
+    /// Releases a kept peak. The program also keeps peaks for reports, which the reader keeps by itself.
     pub(super) fn release_peak(&mut self, scope: ScopeId) {
         if self.checks.release(scope) {
             self.inbox.release_peak(scope);
         }
     }
 
-    /// A scope of the recording, open or closed, of which the ledger keeps the peak.
+    /// Returns whether this is a scope of the recording, open or closed, of which the ledger keeps the peak.
     pub(super) fn is_kept(&self, scope: ScopeId) -> bool {
         self.checks.is_kept(scope)
     }

@@ -1,4 +1,4 @@
-//! Figures since the start of a program, for a reader that does not read its events from the first one on.
+//! The figures since the start of a program, for a reader that does not read its events from the first one on.
 
 use std::time::Duration;
 
@@ -11,39 +11,39 @@ use crate::{
 /// A thread that was refused memory and gets as much within this time has obtained it: its allocator has made room.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The most refused allocations whose thread may still obtain the memory.
+/// The largest number of refused allocations whose thread may still obtain the memory.
 const MOST_WAITING: usize = 1 << 10;
 
-/// The most devices whose peak is read.
+/// The largest number of devices whose peak is read.
 const MOST_PEAKS: usize = 1 << 10;
 
-/// What a program has done since it began.
+/// The totals of a program since it began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Allocations that were observed, without those that a registered pool made of the driver.
+    /// The number of observed allocations, without those that a registered pool made of the driver.
     pub allocations: u64,
-    /// Blocks that went.
+    /// The number of blocks that ended.
     pub frees: u64,
-    /// Allocations that were refused, because there was not enough memory.
+    /// The number of allocations that were refused, because there was not enough memory.
     pub refused: u64,
-    /// How many of them were followed within a second by an allocation of as much memory on the same thread.
+    /// The number of those after which the same thread obtained as much memory within a second.
     pub obtained: u64,
-    /// Events that were lost.
+    /// The number of lost events.
     pub lost: u64,
     /// The peak of each device.
     pub peaks: Vec<DevicePeak>,
-    /// Refused allocations whose thread may still obtain the memory.
+    /// The refused allocations whose thread may still obtain the memory.
     pub waiting: Vec<Waiting>,
 }
 
-/// The most that was in use on a device.
+/// The peak of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DevicePeak {
-    /// Which one.
+    /// The device.
     pub device: Device,
     /// The sum of its live blocks at the peak.
     pub bytes: u64,
-    /// When that was reached first.
+    /// The time when it was reached first.
     pub time: Time,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Tally {
     levels: Vec<Level>,
 }
 
-/// What is in use on a device.
+/// The bytes in use on a device.
 #[derive(Debug)]
 struct Level {
     device: Device,
@@ -72,18 +72,18 @@ struct Level {
 pub struct Waiting {
     /// The thread that asked for it.
     pub thread: ThreadId,
-    /// `None` if it is not known, or on the host.
+    /// The device. `None` if it is not known, or if the memory is on the host.
     pub device: Option<Device>,
     /// Its size.
     pub bytes: Bytes,
     /// Its kind.
     pub kind: MemKind,
-    /// When it was refused.
+    /// The time of the refusal.
     pub since: Time,
 }
 
 impl Tally {
-    /// Adds an event, and what it did to blocks.
+    /// Adds an event, and its effects on blocks.
     pub(super) fn add(&mut self, event: &RecordedEvent, changes: &[BlockChange]) {
         let RecordedEvent { time, thread, .. } = *event;
         for change in changes {
@@ -105,7 +105,7 @@ impl Tally {
         }
     }
 
-    /// So many events were lost.
+    /// Notes the number of lost events.
     pub(super) fn lose(&mut self, count: u64) {
         self.totals.lost = self.totals.lost.saturating_add(count);
     }
@@ -113,7 +113,7 @@ impl Tally {
     fn change(&mut self, change: &BlockChange, time: Time) {
         let BlockChange { kind, before, after, device, ref group, .. } = *change;
         let is_on_device = group.kind.is_on_device();
-        // A pool has taken a block that was nobody's before.
+        // A pool has taken a block that had no owner before.
         if kind == BlockChangeKind::TakenByPool || is_on_device && !group.is_in_program() {
             return;
         }
@@ -161,7 +161,7 @@ impl Tally {
         &self.totals
     }
 
-    /// What is live is known. These are the figures up to now.
+    /// The live blocks are known. These are the figures up to now.
     pub(super) fn go_on_from(&mut self, totals: Totals) {
         self.totals = totals;
         // A file of a stranger may have any number of them.
@@ -170,7 +170,7 @@ impl Tally {
         self.levels.iter_mut().for_each(|level| level.recent = level.in_use);
     }
 
-    /// The most that was in use on a device since the last call.
+    /// Returns the peak of a device since the last call.
     pub(super) fn take_recent(&mut self, device: Device) -> u64 {
         let level = self.levels.iter_mut().find(|level| level.device == device);
         level.map_or(0, |level| std::mem::replace(&mut level.recent, level.in_use))

@@ -1,5 +1,5 @@
-//! How values lie in a file. Each type of the model has its numbers and its order of fields here, so that the model can change
-//! while the format does not.
+//! The form of values in a file. Each type of the model has its numbers and its order of fields here, so that the model can
+//! change while the format does not.
 
 use std::time::Duration;
 
@@ -194,7 +194,8 @@ impl<T: Wire> Wire for std::result::Result<T, String> {
     }
 }
 
-/// Their number first. Each takes a byte at least, so that a number that is too large is noticed before anything is reserved.
+/// The number of elements comes first. Each takes at least a byte, so that a number that is too large is noticed before
+/// memory is reserved.
 impl<T: Wire> Wire for Vec<T> {
     fn put(&self, to: &mut Vec<u8>) {
         self.len().put(to);
@@ -212,7 +213,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// In nanoseconds.
+/// The time is in nanoseconds.
 impl Wire for Duration {
     fn put(&self, to: &mut Vec<u8>) {
         nanoseconds(*self).put(to);
@@ -248,7 +249,7 @@ impl Wire for Key {
     }
 }
 
-/// Numbers of things.
+/// These types are numbers.
 macro_rules! ids {
     ($($type:ident),*) => {$(
         impl Wire for $type {

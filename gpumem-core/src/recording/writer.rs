@@ -25,7 +25,7 @@ const LONGEST_ITEM: usize = record::LARGEST - RECORD - 64;
 pub struct Writer<W> {
     to: W,
     events: EventWriter,
-    /// The items of the next record, and how many these are.
+    /// The items of the next record, and their number.
     plain: Vec<u8>,
     waiting: u64,
     packed: Vec<u8>,
@@ -33,17 +33,17 @@ pub struct Writer<W> {
     written: Written,
 }
 
-/// What a [`Writer`] has written.
+/// The totals of a [`Writer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Written {
-    /// Items, of which some may still wait for their record to be written.
+    /// The number of items. Some may still wait for their record to be written.
     pub items: u64,
-    /// Items that are longer than an item can be, and were left out.
+    /// The number of items that were left out because they are too long.
     pub left_out: u64,
-    /// Records.
+    /// The number of records.
     pub records: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
@@ -51,13 +51,13 @@ impl<W: Write> Writer<W> {
     /// Writes the header of a recording.
     ///
     /// # Errors
-    /// Of writing.
+    /// If writing fails.
     pub fn new(mut to: W) -> io::Result<Self> {
         record::write_header(&mut to)?;
         Ok(Self::append(to, record::FILE_HEADER as u64))
     }
 
-    /// Goes on with a recording that has `bytes` bytes, after its last complete record.
+    /// Continues a recording that has `bytes` bytes, after its last complete record.
     pub fn append(to: W, bytes: u64) -> Self {
         Self {
             to,
@@ -70,15 +70,15 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// No item waits: all that was written is in the file.
+    /// Returns whether no item waits: all written items are in the file.
     pub fn is_flushed(&self) -> bool {
         self.plain.is_empty()
     }
 
-    /// Writes an item, now or with those that follow.
+    /// Writes an item, now or with later ones.
     ///
     /// # Errors
-    /// Of writing.
+    /// If writing fails.
     pub fn write(&mut self, item: &Item) -> io::Result<()> {
         let before = self.plain.len();
         item::put(item, &mut self.events, &mut self.scratch, &mut self.plain);
@@ -93,7 +93,7 @@ impl<W: Write> Writer<W> {
     /// Writes an event, as [`write`](Self::write) does.
     ///
     /// # Errors
-    /// Of writing.
+    /// If writing fails.
     pub fn write_event(&mut self, event: &RecordedEvent) -> io::Result<()> {
         if self.events.put_short(event, &mut self.plain) { self.wrote_one() } else { self.write(&Item::Event(*event)) }
     }
@@ -105,10 +105,10 @@ impl<W: Write> Writer<W> {
         if self.plain.len() < RECORD { Ok(()) } else { self.flush() }
     }
 
-    /// Writes all items that wait, as one record: a reader of the file finds them from now on.
+    /// Writes all waiting items as one record: a reader of the file finds them from now on.
     ///
     /// # Errors
-    /// Of writing.
+    /// If writing fails.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.plain.is_empty() {
             return self.to.flush();
@@ -116,22 +116,22 @@ impl<W: Write> Writer<W> {
         record::pack(&self.plain, mem::take(&mut self.waiting), &mut self.packed);
         self.plain.clear();
         self.events.begin_record();
-        // One call: what another process reads meanwhile is mostly a whole number of records.
+        // The record is written in one call, so another process mostly reads a whole number of records.
         self.to.write_all(&self.packed)?;
         self.written.records += 1;
         self.written.bytes += self.packed.len() as u64;
         self.to.flush()
     }
 
-    /// What was written so far.
+    /// Returns the totals so far.
     pub fn written(&self) -> Written {
         self.written
     }
 
-    /// Writes all items that wait, and gives back what was written to.
+    /// Writes all waiting items, and returns the target.
     ///
     /// # Errors
-    /// Of writing.
+    /// If writing fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.flush()?;
         Ok(self.to)

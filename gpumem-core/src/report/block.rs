@@ -24,43 +24,44 @@ pub struct LiveBlock {
     pub kind: MemKind,
     /// The path of scopes in which it was allocated, the outermost first. Empty: outside of all scopes.
     pub path: Vec<String>,
-    /// Where the innermost of them was opened, such as `src/train.rs:12`.
+    /// The place where the innermost of them was opened, such as `src/train.rs:12`.
     pub scope_place: Option<String>,
     /// The line of the program that allocated it, such as `src/train.rs:15`. `None` if its stack was not recorded: blocks below
     /// 1 MiB, unless `GPUMEM_BACKTRACE=1` is set.
     pub line: Option<String>,
-    /// The line that called the function of `line`: programs allocate through functions of their own.
+    /// The line that called the function of `line`, because programs allocate through functions of their own.
     pub caller: Option<String>,
-    /// The library that allocated it for itself (cuBLAS, cuDNN, NCCL…). `None`: the program allocated it, or the stack is not known.
+    /// The library that allocated it for itself (cuBLAS, cuDNN, NCCL…). `None` if the program allocated it, or if the stack is not
+    /// known.
     pub library: Option<String>,
     /// The functions that allocated it, the innermost first, with their lines. Empty if `line` is not known.
     pub backtrace: Vec<String>,
     /// Its owner thread: the thread that allocated it, or in whose scope that thread was. A number of this crate, from 1 on.
     pub thread: u32,
-    /// When it was allocated, since the first trace, to a tenth of a second. Stream-ordered memory has the time of an earlier event,
-    /// because the clock is not read for it.
+    /// The time of its allocation since the first trace, to a tenth of a second. Stream-ordered memory has the time of an earlier
+    /// event, because the clock is not read for it.
     pub time: Duration,
 }
 
-/// `1 block`, `2 blocks`
+/// Returns a text such as `1 block` or `2 blocks`.
 pub fn counted(count: impl Into<i128>, one: &str, many: &str) -> String {
     let count = count.into();
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// Why figures may be wrong, as text.
+/// Returns the reason why figures may be wrong, as text.
 pub(crate) fn missing_in_words(untracked: u64, lost: u64) -> String {
     let untracked = counted(untracked, "free of an unknown block", "frees of unknown blocks");
     format!("{untracked}, {}: some figures may be wrong", counted(lost, "lost event", "lost events"))
 }
 
-/// Where something was allocated, as text: the line, else the scope.
+/// Returns the place of an allocation as text: the line, else the scope.
 pub fn place_in_words(line: Option<&str>, scope_place: Option<&str>) -> Option<String> {
     line.map(str::to_owned).or_else(|| scope_place.map(|place| format!("scope of {place}")))
 }
 
 impl LiveBlock {
-    /// Where it was allocated: the line, else where its scope was opened.
+    /// Returns the place of its allocation: the line, else the place where its scope was opened.
     ///
     /// Example: see `gpumem::GpuMemTrace::live`.
     pub fn place(&self) -> Option<&str> {

@@ -6,9 +6,8 @@ use crate::model::{Bytes, Device, Family, GpuMemory, GpuProcess, PoolUsage};
 
 /// The parts of a device's used memory, which `gpumem::breakdown` returns.
 ///
-/// The parts always add up to what the driver reports as used: memory that cannot be attributed is a part of its own, whose name
-/// says so.
-/// `Display` is a table of at most 80 columns.
+/// The parts always add up to the used memory of the driver's report: memory that cannot be attributed is a part of its own,
+/// whose name says so. `Display` is a table of at most 80 columns.
 ///
 /// Example: see `gpumem::breakdown`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,11 +44,11 @@ pub struct Breakdown {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Part {
-    /// What holds it.
+    /// The kind of its holder.
     pub kind: PartKind,
-    /// What holds it, as text: the path of scopes, the library, or what the driver uses it for.
+    /// Its holder as text: the path of scopes, the library, or the driver's use of it.
     pub name: String,
-    /// Of [`PartKind::Scope`]: the path of scopes. Empty: outside of all scopes.
+    /// The path of scopes of a [`PartKind::Scope`]. Empty outside of all scopes.
     pub path: Vec<String>,
     /// Its size.
     pub bytes: Bytes,
@@ -57,7 +56,7 @@ pub struct Part {
     pub count: u64,
 }
 
-/// What holds a part of a device's used memory.
+/// The holder of a part of a device's used memory.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -74,17 +73,17 @@ pub struct Part {
 pub enum PartKind {
     /// Other processes.
     Others,
-    /// This process: live allocations of its own code, by the path of scopes that they were made in.
+    /// Live allocations of this process's own code, by the path of scopes in which they were made.
     Scope,
-    /// This process: live allocations that a library made for itself (cuBLAS, cuDNN, NCCL…).
+    /// Live allocations of this process that a library made for itself (cuBLAS, cuDNN, NCCL…).
     Library,
-    /// This process: memory that the stream-ordered pool keeps and no allocation uses.
-    /// `gpumem::torch::empty_cache` returns it to the device.
+    /// Memory of this process that the stream-ordered pool keeps and no allocation uses. `gpumem::torch::empty_cache`
+    /// returns it to the device.
     PoolCache,
-    /// This process: memory that a pool of the program's own keeps and no part of it uses (`gpumem::pool`).
+    /// Memory of this process that a pool of its own keeps and no part uses (`gpumem::pool`).
     RegisteredPool,
-    /// This process: the rest. The CUDA context, kernels and modules, blocks that are older than the first trace, and the rounding
-    /// of allocations to the driver's pages.
+    /// The rest of this process: the CUDA context, kernels and modules, blocks that are older than the first trace, and the
+    /// rounding of allocations to the driver's pages.
     Driver,
     /// Used memory that the driver reports for no process.
     Unknown,
@@ -95,7 +94,7 @@ pub enum PartKind {
 pub struct Group {
     /// The path of scopes.
     pub path: Vec<String>,
-    /// The library that allocated them. `None`: the program.
+    /// The library that allocated them. `None` for the program.
     pub library: Option<String>,
     /// The line of the program, or where the scope was opened.
     pub place: Option<String>,
@@ -105,16 +104,16 @@ pub struct Group {
     pub blocks: u64,
     /// The sum of their requested sizes.
     pub bytes: Bytes,
-    /// It is what a registered pool keeps unused; `library` has its name.
+    /// True if this is the unused memory of a registered pool; `library` has its name.
     pub is_cache: bool,
 }
 
-/// What the driver and NVML know of a device at one moment.
+/// The data of the driver and NVML about a device at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceReading {
-    /// Which one.
+    /// The device.
     pub device: Device,
-    /// As the driver names it.
+    /// The driver's name of it.
     pub name: Option<String>,
     /// All processes together.
     pub memory: GpuMemory,
@@ -130,7 +129,7 @@ pub fn path_in_words(path: &[String]) -> String {
 }
 
 impl Breakdown {
-    /// Of this reading, and of what the process with this number has live on the device.
+    /// Makes the breakdown of this reading, and of the live memory of the process with this number on the device.
     #[doc(hidden)]
     pub fn of(reading: &DeviceReading, own_pid: u32, live: &[Group]) -> Self {
         let DeviceReading { device, memory, processes, pool, .. } = reading;
@@ -182,7 +181,7 @@ impl Breakdown {
         Self { device: device.ordinal, name: reading.name.clone(), simulated, memory: *memory, parts }
     }
 
-    /// How much the device would get back if the pool were trimmed.
+    /// Returns the memory that trimming the pool would return to the device.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -5,12 +5,12 @@ use std::fmt::{self, Display, Write};
 use super::{OtherThread, PeakHolders, Place, counted};
 use crate::model::{ByteDelta, Gauge, Source, Trace, one_line};
 
-/// What can be limited.
+/// The figures that can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// The peak above what was in use at the start.
+    /// The peak above the memory in use at the start.
     Peak,
-    /// How much more is in use at the end than at the start.
+    /// The increase of the memory in use from the start to the end.
     Used,
     /// The number of blocks that were allocated inside and are still live.
     Leaks,
@@ -40,20 +40,20 @@ pub struct Limit {
     pub figure: Figure,
     /// The relation that must hold between the figure and `amount`.
     pub relation: Relation,
-    /// Bytes, or blocks.
+    /// The limit in bytes, or in blocks.
     pub amount: i128,
-    /// Where the amount comes from, if not from the condition itself.
+    /// The origin of the amount, if it is not the condition itself.
     pub origin: Option<String>,
 }
 
-/// Which threads a budget counts.
+/// The threads that a budget counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Counted {
-    /// The thread of the function, and threads in its scopes, because nothing else was asked for. If other threads allocate, it is not
-    /// known whether they do so for the function.
+    /// The thread of the function, and threads in its scopes, because no option was given. If other threads allocate, it is not known
+    /// whether they do so for the function.
     #[default]
     OwnThread,
-    /// The same, as the program asked: the option `thread_local`. What other threads allocate does not matter.
+    /// The same threads, with the option `thread_local`. Allocations of other threads do not matter.
     OwnThreadOnly,
     /// All threads of the process: the option `threads = "all"`. Other tests must not disturb.
     AllThreads,
@@ -61,19 +61,18 @@ pub enum Counted {
 
 /// The measured figures of a function.
 pub struct Measurement<'a> {
-    /// Which threads were counted.
+    /// The threads that were counted.
     pub counted: Counted,
-    /// The other threads because of which the figures do not say what the function needed. Called only if there is a limit, and if
-    /// nothing else is wrong.
+    /// The other threads that make the figures unusable. It is called only if there is a limit, and if nothing else is wrong.
     pub others: &'a dyn Fn() -> Vec<OtherThread>,
     /// The trace of the function.
     pub trace: Trace,
-    /// How many blocks were allocated inside and are still live. `None` if it is not known.
+    /// The number of blocks that were allocated inside and are still live. `None` if it is not known.
     pub live: Option<u64>,
-    /// The source locations with the most live memory, the largest first. `None` if they are not known. Called only if a limit is
-    /// exceeded, because resolving lines is slow.
+    /// The source locations with the most live memory, the largest first. `None` if they are not known. It is called only if a
+    /// limit is exceeded, because resolving lines is slow.
     pub places: &'a dyn Fn() -> Option<Vec<Place>>,
-    /// Which allocations made the peak. `None` if they are not known. Called only if the peak is too high.
+    /// The allocations that made the peak. `None` if they are not known. It is called only if the peak is too high.
     pub peak: &'a dyn Fn() -> Option<PeakHolders>,
 }
 
@@ -84,10 +83,10 @@ pub enum Verdict {
     Kept,
     /// Something could not be measured, for this reason.
     Unmeasured(String),
-    /// The figures are right, but other threads did something: whether the function kept the limits is not known. Has the reason and
-    /// what to do.
+    /// The figures are right, but other threads allocated or freed, so it is not known whether the function kept the limits. The
+    /// text has the reason and the next step.
     NotKnown(String),
-    /// A limit was exceeded. Has the message.
+    /// A limit was exceeded. The text is the message.
     Broken(String),
 }
 
@@ -127,7 +126,7 @@ pub fn judge(name: &str, limits: &[Limit], measured: &Measurement<'_>) -> Verdic
     }
 }
 
-/// Why the figures cannot be compared with a budget, if so.
+/// Returns the reason why the figures cannot be compared with a budget, if there is one.
 fn unmeasured(trace: &Trace) -> Option<String> {
     match trace.gauge {
         Gauge::Off => Some("traces are off".to_owned()),
@@ -140,7 +139,7 @@ fn unmeasured(trace: &Trace) -> Option<String> {
         )),
         Gauge::Exact if trace.lost > 0 => Some(format!("{} allocations or frees were missed", trace.lost)),
         Gauge::Exact => None,
-        // A peak that a gauge of the program has read was there. A higher one may have been missed.
+        // A peak that a gauge of the program has read is certain. A higher one may have been missed.
         Gauge::Sampled if trace.source == Source::Custom => {
             trace.stale.then(|| "the program's gauge could not be read".to_owned())
         }
@@ -192,7 +191,7 @@ impl Display for Relation {
     }
 }
 
-/// `peak <= 512 MiB: it was 640 MiB, 128 MiB over`
+/// A text such as `peak <= 512 MiB: it was 640 MiB, 128 MiB over`.
 struct Complaint<'a> {
     limit: &'a Limit,
     figure: i128,
@@ -218,14 +217,14 @@ impl Display for Complaint<'_> {
     }
 }
 
-/// An amount without rounding: in the largest unit in which it is a whole number, else in bytes.
+/// Returns an amount without rounding: in the largest unit in which it is a whole number, else in bytes.
 fn exactly(bytes: i128) -> String {
     let Ok(bytes) = i64::try_from(bytes) else { return format!("{bytes} B") };
     let text = ByteDelta::new(bytes).to_string();
     if text.contains('.') { format!("{bytes} B ({text})") } else { text }
 }
 
-/// Why it is not known whether a budget was kept, and what to do.
+/// Returns the reason why it is not known whether a budget was kept, and the next step.
 fn because_of_others(measured: &Measurement<'_>, others: &[OtherThread]) -> String {
     let device = device(&measured.trace);
     let (why, next) = match measured.counted {
@@ -255,7 +254,7 @@ fn rows(others: &[OtherThread]) -> String {
     text
 }
 
-/// `simulated device 0`
+/// Returns a text such as `simulated device 0`.
 fn device(trace: &Trace) -> String {
     if trace.source == Source::Custom {
         return "the program's gauge".to_owned();
@@ -264,7 +263,7 @@ fn device(trace: &Trace) -> String {
     format!("{simulated}device {}", trace.device)
 }
 
-/// How it was measured, and which places hold the memory.
+/// The text about the measurement, and the places that hold the memory.
 struct Circumstances<'a> {
     measured: &'a Measurement<'a>,
     others: &'a [OtherThread],
@@ -310,7 +309,7 @@ impl Display for Circumstances<'_> {
     }
 }
 
-/// The scopes and lines that made the peak. The smallest are in one row, so that all rows add up to the peak.
+/// Writes the scopes and lines that made the peak. The smallest are in one row, so that all rows add up to the peak.
 fn made_peak(f: &mut fmt::Formatter<'_>, peak: &PeakHolders) -> fmt::Result {
     const MOST: usize = 10;
     write!(f, "\n  the peak of {} was made of:", peak.bytes)?;
@@ -371,7 +370,7 @@ mod tests {
             text.contains("other tests allocated or freed on device 0") && text.contains("#[gpu_mem_test]"),
             "{text}"
         );
-        // Without a limit there is nothing to know, and what is broken for certain is broken.
+        // Without a limit there is no question, and a limit that is certainly broken is broken.
         let undisturbed = || -> Vec<OtherThread> { panic!("nobody asks") };
         assert_eq!(judge("f", &[], &Measurement { others: &undisturbed, ..measured(trace(0, 0)) }), Verdict::Kept);
         let broken = Measurement { others: &pool, ..measured(trace(0, 2 << 20)) };
@@ -471,7 +470,7 @@ mod tests {
         assert_eq!(unmeasured(&[], Trace { stale: true, ..trace(0, 0) }), "device 0 could not be read");
         let sampled = Trace { gauge: Gauge::Sampled, ..trace(0, 0) };
         assert_eq!(unmeasured(&[], sampled), "its figures are sampled, not exact");
-        // but a limit that is broken for certain is
+        // A limit that is certainly broken counts as broken.
         let both = [leaks[0].clone(), limit(Figure::Used, Relation::Less, 1)];
         assert!(matches!(judge("f", &both, &measured(trace(1, 0))), Verdict::Broken(_)));
     }

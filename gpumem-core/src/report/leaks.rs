@@ -1,4 +1,4 @@
-//! What was not freed.
+//! The blocks that were not freed.
 
 use super::{LiveBlock, Place, path_in_words, place_in_words};
 use crate::model::Bytes;
@@ -25,13 +25,13 @@ pub struct Leaks {
 }
 
 impl Leaks {
-    /// The leaks of these blocks.
+    /// Returns the leaks of these blocks.
     #[doc(hidden)]
     pub fn of(blocks: &[LiveBlock]) -> Self {
         Self::at(by_place(blocks))
     }
 
-    /// The leaks of these places, which come as [`Place::largest`] gives them.
+    /// Returns the leaks of these places, which come as [`Place::largest`] returns them.
     #[doc(hidden)]
     pub fn at(places: Vec<Place>) -> Self {
         let blocks = places.iter().map(|place| place.blocks).sum();
@@ -52,7 +52,7 @@ pub fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
     Place::largest(blocks.iter().map(place))
 }
 
-/// What allocated a block that was not freed: the library or the line, and the scopes if `has_scopes`.
+/// Returns the origin of a block that was not freed: the library or the line, and the scopes if `has_scopes`.
 #[doc(hidden)]
 pub fn leak_in_words(
     path: &[String],

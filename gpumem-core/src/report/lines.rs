@@ -29,7 +29,7 @@ impl SourceLine {
         Self { file: file.into(), line, column }
     }
 
-    /// From `src/train.rs:12` or `src/train.rs:12:9`.
+    /// Parses `src/train.rs:12` or `src/train.rs:12:9`.
     #[doc(hidden)]
     pub fn parse(text: &str) -> Option<Self> {
         let number = |text: &str| text.parse::<u32>().ok();
@@ -63,7 +63,7 @@ impl From<&'static Location<'static>> for SourceLine {
     }
 }
 
-/// `src/train.rs:12`.
+/// Writes a text such as `src/train.rs:12`.
 impl fmt::Display for SourceLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file, self.line)
@@ -98,11 +98,12 @@ pub struct Line {
     pub source: Cow<'static, str>,
     /// The figures of the statement alone.
     pub trace: Trace,
-    /// How much more is in use after the statement than at the start of the function.
+    /// The increase of the memory in use from the start of the function to the end of the statement.
     pub total: ByteDelta,
 }
 
-/// The statements of one call, in order. Each begins with the reading that ended the one before, so nothing is between them.
+/// The statements of one call, in order. Each begins with the reading that ended the one before, so there is no gap between
+/// them.
 #[derive(Debug, Default)]
 pub struct Lines {
     lines: Vec<Line>,

@@ -13,7 +13,7 @@ use crate::model::{Bytes, PoolUsage};
 pub struct Tally<T> {
     /// Now.
     pub current: T,
-    /// The most since counting began, or since `gpumem::torch::reset_peak_memory_stats`.
+    /// The highest value since counting began, or since `gpumem::torch::reset_peak_memory_stats`.
     pub peak: T,
     /// The sum of all allocations, freed or not.
     pub allocated: T,
@@ -28,9 +28,9 @@ pub struct Tally<T> {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct AllocStats {
-    /// Bytes.
+    /// The bytes.
     pub bytes: Tally<Bytes>,
-    /// Allocations.
+    /// The numbers of allocations.
     pub blocks: Tally<u64>,
 }
 
@@ -43,19 +43,20 @@ pub struct AllocStats {
 pub struct KindStats {
     /// Memory of the device: `cuMemAlloc`, arrays.
     pub device: AllocStats,
-    /// Stream-ordered: `cuMemAllocAsync`.
+    /// Stream-ordered memory: `cuMemAllocAsync`.
     pub pool: AllocStats,
     /// Physical memory behind a handle: `cuMemCreate`.
     pub vmm: AllocStats,
-    /// What the driver mapped for the memory nodes of graphs: `cuGraphLaunch`. An allocation is a rise of that figure.
+    /// Memory that the driver mapped for the memory nodes of graphs: `cuGraphLaunch`. An allocation is a rise of that
+    /// figure.
     pub graph: AllocStats,
-    /// Virtual, and wherever it was touched last: `cuMemAllocManaged`.
+    /// Managed memory, which is where it was touched last: `cuMemAllocManaged`.
     pub managed: AllocStats,
-    /// On the host, locked for the device: `cuMemAllocHost`, `cuMemHostRegister`.
+    /// Pinned memory of the host: `cuMemAllocHost`, `cuMemHostRegister`.
     pub pinned_host: AllocStats,
 }
 
-/// What this process allocated on one device. `gpumem::torch::memory_stats` returns it.
+/// The allocations of this process on one device. `gpumem::torch::memory_stats` returns them.
 ///
 /// `Display` has PyTorch's names, one a line: `allocated_bytes.all.current: 335544320`.
 ///
@@ -80,8 +81,8 @@ pub struct MemoryStats {
     pub all: AllocStats,
     /// The statistics of each kind.
     pub kinds: KindStats,
-    /// What the driver reserved on the device for these allocations. `None` if the device's pool cannot be read;
-    /// `gpumem::torch::memory_reserved` returns the reason.
+    /// The memory that the driver reserved on the device for these allocations. `None` if the device's pool cannot be
+    /// read; `gpumem::torch::memory_reserved` returns the reason.
     pub reserved: Option<ReservedStats>,
 }
 
@@ -102,7 +103,7 @@ impl MemoryStats {
     }
 }
 
-/// What the driver reserved on the device for this process's allocations, in use or kept for later ones.
+/// The memory that the driver reserved on the device for this process's allocations, in use or kept for later ones.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -118,13 +119,14 @@ impl MemoryStats {
 pub struct ReservedStats {
     /// Now.
     pub current: Bytes,
-    /// The most since counting began, or since the last reset. Only bounds of it are known.
+    /// The highest value since counting began, or since the last reset. Only bounds of it are known.
     pub peak: PeakBounds,
 }
 
 impl ReservedStats {
     /// Adds the kinds that the driver allocates in the requested size to the memory of the device's current pool. If the program has
-    /// other pools, more may be live in pools than this pool has: then that counts. `usage` is `None` if the device has no pools.
+    /// other pools, the live memory in pools may be more than that of this pool. The larger one counts. `usage` is `None` if the
+    /// device has no pools.
     #[doc(hidden)]
     pub fn new(kinds: &KindStats, usage: Option<&PoolUsage>) -> Self {
         let [device, pool, vmm, graph] = [kinds.device, kinds.pool, kinds.vmm, kinds.graph].map(|kind| kind.bytes);
@@ -202,21 +204,22 @@ mod tests {
         KindStats { device, pool, vmm, ..KindStats::default() }
     }
 
-    /// (current, peak) of each kind and (current, high) of the pool's backing come to so much now, at least and at most.
+    /// The (current, peak) of each kind and the (current, high) of the pool's backing give this current value, and these
+    /// bounds of the peak.
     #[test]
     fn the_peak_of_a_sum_has_bounds() {
         for (device, pool, vmm, backing, current, at_least, at_most) in [
-            // Nothing was there, or one part alone.
+            // There is no part, or only one.
             ((0, 0), (0, 0), (0, 0), Some((0, 0)), 0, 0, 0),
             ((3, 10), (0, 0), (0, 0), Some((0, 0)), 3, 10, 10),
             ((3, 10), (0, 0), (0, 0), None, 3, 10, 10),
             ((0, 0), (5, 20), (0, 0), Some((32, 64)), 32, 64, 64),
-            // Several: all at one time, or one after the other.
+            // There are several parts: all at one time, or one after the other.
             ((10, 10), (5, 5), (2, 2), Some((32, 32)), 44, 44, 44),
             ((0, 10), (0, 20), (0, 2), Some((0, 32)), 0, 32, 44),
             ((10, 10), (0, 20), (0, 0), Some((0, 32)), 10, 32, 42),
             ((10, 12), (5, 20), (0, 0), Some((32, 32)), 42, 42, 44),
-            // What others' pools hold is at least what is live in them.
+            // Other pools hold at least their live memory.
             ((0, 0), (50, 70), (0, 0), Some((32, 32)), 50, 70, 70),
         ] {
             let usage = backing.map(|(reserved, reserved_high)| PoolUsage {

@@ -54,8 +54,8 @@ use crate::model::Trace;
 pub struct Report {
     /// The numbers.
     pub trace: Trace,
-    /// The names of the scopes around the trace, the outermost first; of a scope without a name, where it was opened. Empty if it is in
-    /// none.
+    /// The names of the scopes around the trace, the outermost first. A scope without a name has the place where it was opened. Empty
+    /// if it is in none.
     #[cfg_attr(feature = "serde", serde(default))]
     pub outer: Vec<String>,
     /// The trace's own context, such as the name of the function. Never empty.
@@ -74,7 +74,7 @@ impl Report {
         Self { trace, outer: Vec::new(), ctx: name(ctx), subctx: name(subctx), lines: Vec::new() }
     }
 
-    /// Of a trace in these scopes.
+    /// Makes the report of a trace in these scopes.
     #[doc(hidden)]
     #[must_use]
     pub fn inside(self, outer: Vec<String>) -> Self {

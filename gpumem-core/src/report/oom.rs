@@ -1,4 +1,4 @@
-//! An allocation that was refused, and what holds the memory. Nothing is measured here.
+//! An allocation that was refused, and the holders of the memory. Nothing is measured here.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -11,7 +11,8 @@ use crate::{
 /// The number of scopes and of places in a report.
 const MOST: usize = 10;
 
-/// An allocation that was refused because memory ran out, and what holds the memory. The hook of `gpumem::oom::on_oom` gets it.
+/// An allocation that was refused because memory ran out, and the holders of the memory. The hook of `gpumem::oom::on_oom` gets
+/// it.
 ///
 /// `Display` is the report that goes to stderr.
 ///
@@ -29,13 +30,13 @@ pub struct OutOfMemory {
     pub path: Vec<String>,
     /// The line that requested it, if it is known.
     pub line: Option<String>,
-    /// Where the device's memory is, or why that is not known.
+    /// The breakdown of the device's memory, or the reason why it is not known.
     pub breakdown: Result<Breakdown, Error>,
     /// The paths of scopes with the most live memory, at most ten. Each is without the scopes inside of it.
     pub scopes: Vec<Place>,
     /// The places in the code with the most live memory, at most ten.
     pub places: Vec<Place>,
-    /// Which allocations made the peak of the device, if gpumem recorded any.
+    /// The allocations that made the peak of the device, if gpumem recorded any.
     pub peak: Option<PeakHolders>,
 }
 
@@ -60,7 +61,7 @@ pub struct OutOfMemory {
 pub struct Place {
     /// The line, the library or the path of scopes, as text.
     pub name: String,
-    /// If it is a line: the line that called its function.
+    /// The line that called the function of a line.
     pub caller: Option<String>,
     /// The number of allocations.
     pub blocks: u64,

@@ -1,11 +1,12 @@
-//! To which test of a process a thread belongs. The test harness of Rust starts a thread for each test and names it after the test.
+//! Finds the test of a process to which a thread belongs. The test harness of Rust starts a thread for each test and names it after
+//! the test.
 
 use std::fmt::{self, Display};
 
 use super::counted;
 use crate::model::{Bytes, one_line};
 
-/// What is known of a thread.
+/// The known facts of a thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadFacts {
     /// The name that the program gave it.
@@ -17,19 +18,19 @@ pub struct ThreadFacts {
     pub functions: Vec<String>,
 }
 
-/// To which test a thread belongs.
+/// The test to which a thread belongs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BelongsTo {
-    /// To this test, which is not the one that has the budget.
+    /// It belongs to this test, which is not the one with the budget.
     OtherTest(String),
-    /// To the test that has the budget.
+    /// It belongs to the test with the budget.
     ThisTest,
-    /// A pool, a thread of a framework, or a thread of a program that is no test.
+    /// It belongs to a pool, to a framework, or to a program that is no test.
     NotKnown,
 }
 
 impl ThreadFacts {
-    /// The test that it runs, or that started it. `None` if that is not known.
+    /// Returns the test that it runs, or that started it. `None` if it is not known.
     pub fn test(&self) -> Option<&str> {
         let is_harness = |name: &String| {
             ["test::run_test", "test::__rust_begin_short_backtrace"].iter().any(|of| name.starts_with(of))
@@ -38,8 +39,8 @@ impl ThreadFacts {
             // With one thread for all tests, tests run on the main thread.
             Some(name) if name != "main" && self.functions.iter().any(is_harness) => Some(name),
             Some(_) => None,
-            // The name alone would not do: the threads of a pool have the name of the test that used the pool first, and work
-            // for others. So the thread must also run code that was written in that test.
+            // The name is not enough: the threads of a pool have the name of the test that used the pool first, and work for
+            // others. So the thread must also run code that was written in that test.
             None => {
                 let inherited = self.system_name.as_deref()?;
                 self.functions.iter().filter_map(|name| closure_of(name)).find(|test| cut_off(test) == inherited)
@@ -47,13 +48,13 @@ impl ThreadFacts {
         }
     }
 
-    /// To which test it belongs, as the thread with the budget sees it.
+    /// Returns the test to which it belongs, as the thread with the budget sees it.
     pub fn belongs_to(&self, own: &Self) -> BelongsTo {
         let Some(own_test) = own.test() else { return BelongsTo::NotKnown };
         // A name that is cut off may be that of several tests.
         let inherits =
             || self.name.is_none() && self.system_name.as_deref() == Some(own_test) && own_test.len() < LONGEST;
-        // It may have several: a thread of a pool that was started in one test runs code of another.
+        // The thread may have several tests: a thread of a pool that was started in one test runs code of another.
         let runs_own = || self.functions.iter().filter_map(|name| closure_of(name)).any(|test| test == own_test);
         match self.test() {
             _ if runs_own() => BelongsTo::ThisTest,
@@ -65,10 +66,10 @@ impl ThreadFacts {
     }
 }
 
-/// Linux cuts off the names of threads after so many bytes.
+/// Linux cuts off the names of threads after this number of bytes.
 const LONGEST: usize = 15;
 
-/// As Linux has the name of a thread.
+/// Returns the name of a thread as Linux has it.
 fn cut_off(name: &str) -> &str {
     let mut end = name.len().min(LONGEST);
     while !name.is_char_boundary(end) {
@@ -77,8 +78,8 @@ fn cut_off(name: &str) -> &str {
     &name[..end]
 }
 
-/// The function in which a closure was written, without its crate, as tests are named: `tests::a` of `sim::tests::a::{{closure}}`. The
-/// closure may be an argument of a generic function.
+/// Returns the function in which a closure was written, without its crate, as tests are named: `tests::a` for
+/// `sim::tests::a::{{closure}}`. The closure may be an argument of a generic function.
 fn closure_of(function: &str) -> Option<&str> {
     let end = ["::{{closure}}", "::{closure#"].iter().filter_map(|mark| function.find(mark)).min()?;
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
@@ -87,14 +88,15 @@ fn closure_of(function: &str) -> Option<&str> {
     (!its_crate.is_empty()).then_some(path)
 }
 
-/// What a thread did on the device of a budget that does not count it, or that should have been alone.
+/// The allocations and frees of a thread on the device of a budget that does not count it, or that should have been
+/// alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherThread {
     /// The thread, or the test that it belongs to, in words.
     pub who: String,
-    /// Where it did so first, if that is known.
+    /// The place of the first of them, if it is known.
     pub place: Option<String>,
-    /// How many threads this is about.
+    /// The number of threads.
     pub threads: u64,
     /// The blocks that it allocated.
     pub blocks: u64,
@@ -124,7 +126,7 @@ impl OtherThread {
     }
 }
 
-/// `2 GiB in 8 blocks: thread "loader", src/main.rs:12`
+/// Writes a text such as `2 GiB in 8 blocks: thread "loader", src/main.rs:12`.
 impl Display for OtherThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { who, place, threads, blocks, bytes, freed } = self;
@@ -166,7 +168,7 @@ mod tests {
             assert_eq!(other.belongs_to(&own()), BelongsTo::OtherTest("tests::forward_again".to_owned()));
         }
         assert_eq!(own().belongs_to(&own()), BelongsTo::ThisTest);
-        // A thread that only has such a name, and one whose functions are not known.
+        // One thread only has such a name, and the functions of another one are not known.
         for functions in [&["loader::run"][..], &[]] {
             let named = facts(Some("tests::forward_again"), "tests::forward_", functions);
             assert_eq!(named.belongs_to(&own()), BelongsTo::NotKnown);
@@ -185,7 +187,7 @@ mod tests {
         assert_eq!(of("tests::forward_", &["krate::tests::forward_in_parallel::{closure#0}"]), other);
         assert_eq!(of("tests::forward_", &[&generic]), other);
         assert_eq!(of("tests::forward_", &["krate::tests::forward_is_frugal::{{closure}}"]), BelongsTo::ThisTest);
-        // Started by this test, or by one whose name begins as this one's.
+        // The thread was started by this test, or by one whose name has the same beginning.
         assert_eq!(of("tests::forward_", &["krate::pool::Pool::new::{{closure}}"]), BelongsTo::NotKnown);
         let (short, worker) =
             (facts(Some("forward"), "forward", &OF_HARNESS), facts(None, "forward", &["krate::work"]));

@@ -36,7 +36,7 @@ pub struct Output {
     pub device: Option<u32>,
     /// The module of the function that it is about, such as `app::train`. Only known for functions under an attribute.
     pub module: Option<Cow<'static, str>>,
-    /// The line that it is about: where a trace was opened, a tracker was called, memory was requested.
+    /// The line that it is about: the place where a trace was opened, a tracker was called, or memory was requested.
     pub at: Option<SourceLine>,
     /// The content.
     pub content: Content,
@@ -100,9 +100,9 @@ pub enum Content {
     OutOfMemory(Box<OutOfMemory>),
     /// Blocks that were not freed at the end of the process.
     Leaks(Leaks),
-    /// Which allocations made the peak of each device, at the end of the process.
+    /// The allocations that made the peak of each device, at the end of the process.
     Peaks(Peaks),
-    /// A budget that was not checked, and why.
+    /// A budget that was not checked, and the reason.
     Budget(String),
     /// A message about gpumem itself, such as why figures are missing. Each is printed once.
     Notice(String),
@@ -151,7 +151,8 @@ impl Content {
 }
 
 impl Output {
-    /// An output of this process and time, without thread, module and, unless the content has one, line.
+    /// Makes an output of this process and time, without thread and module, and without a line unless the content has
+    /// one.
     #[doc(hidden)]
     pub fn new(content: Content, time: SystemTime, pid: u32) -> Self {
         let device = match &content {
@@ -169,7 +170,7 @@ impl Output {
         Self { level, time, pid, thread: None, thread_name: None, device, module: None, at, content }
     }
 
-    /// The report of a trace, if it is one.
+    /// Returns the report of a trace, if it is one.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -186,7 +187,7 @@ impl Output {
     }
 }
 
-/// Which allocations made the peak of each device.
+/// The allocations that made the peak of each device.
 ///
 /// `Display` is a table of at most 80 columns for each device.
 ///
@@ -195,7 +196,7 @@ impl Output {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Peaks {
-    /// One for each device, by its ordinal.
+    /// The peaks by the ordinal of their device.
     pub devices: Vec<PeakHolders>,
     /// True if allocations were intercepted to the end. If not, there may have been higher peaks.
     pub is_intercepted: bool,

@@ -1,11 +1,11 @@
-//! Which allocations made a peak. Nothing is measured here.
+//! The allocations that made a peak. Nothing is measured here.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::{path_in_words, place_in_words};
 use crate::model::{ByteDelta, Bytes};
 
-/// Which allocations made a peak. `gpumem::GpuMemTrace::peak_holders` returns it.
+/// The allocations that made a peak. `gpumem::GpuMemTrace::peak_holders` returns them.
 ///
 /// `Display` is a table of at most 80 columns that adds up to the peak.
 ///
@@ -20,10 +20,10 @@ pub struct PeakHolders {
     pub simulated: bool,
     /// The peak, which the holders add up to.
     pub bytes: Bytes,
-    /// True if `bytes` is the peak of a trace, above what was in use at its start. Else it is the peak of the whole process on the
-    /// device, of all allocations that gpumem recorded.
+    /// True if `bytes` is the peak of a trace, above the memory in use at its start. Otherwise it is the peak of the whole process
+    /// on the device, of all allocations that gpumem recorded.
     pub is_over_start: bool,
-    /// One for each scope and line, the largest first.
+    /// The holders by scope and line, the largest first.
     pub holders: Vec<PeakHolder>,
     /// Frees of unknown blocks, which were not counted: while the trace was open, or since the first trace.
     pub untracked: u64,
@@ -40,18 +40,19 @@ pub struct PeakHolders {
 pub struct PeakHolder {
     /// The path of scopes, the outermost first. Empty: outside of all scopes.
     pub path: Vec<String>,
-    /// Where the innermost scope was opened, such as `src/train.rs:12`.
+    /// The place where the innermost scope was opened, such as `src/train.rs:12`.
     pub scope_place: Option<String>,
-    /// The library that allocated them for itself (cuBLAS, cuDNN, NCCL…). `None`: the program, or the stack is not known.
+    /// The library that allocated them for itself (cuBLAS, cuDNN, NCCL…). `None` for the program, or if the stack is not
+    /// known.
     pub library: Option<String>,
     /// The line that allocated them. `None` if a library allocated them, or if the stack was not recorded: blocks below 1 MiB, unless
     /// `GPUMEM_BACKTRACE=1` is set.
     pub line: Option<String>,
     /// The line that called the function of `line`.
     pub caller: Option<String>,
-    /// Not allocations, but frees of blocks that are older than the first trace: `bytes` is below 0.
+    /// True if these are not allocations, but frees of blocks that are older than the first trace: `bytes` is below 0.
     pub is_older: bool,
-    /// Their size at the peak. Of a trace, it is below 0 if they had more in use at the start than at the peak.
+    /// Their size at the peak. For a trace, it is below 0 if they had more in use at the start than at the peak.
     pub bytes: ByteDelta,
 }
 
@@ -72,7 +73,7 @@ impl PeakHolder {
         holders
     }
 
-    /// The library, the line, or where the scope was opened, as text.
+    /// Returns the library, the line, or the place where the scope was opened, as text.
     #[doc(hidden)]
     pub fn who(&self) -> String {
         if self.is_older {
@@ -90,7 +91,8 @@ impl PeakHolder {
 }
 
 impl PeakHolders {
-    /// The holders of each path of scopes, without the scopes inside of it, and their sum. The largest come first.
+    /// Returns the holders of each path of scopes, without the scopes inside of it, and their sum. The largest come
+    /// first.
     #[doc(hidden)]
     pub fn by_scope(&self) -> Vec<(String, ByteDelta, Vec<&PeakHolder>)> {
         let mut scopes: BTreeMap<String, Vec<&PeakHolder>> = BTreeMap::new();

@@ -7,7 +7,7 @@ use crate::model::{Bytes, one_line};
 
 /// A pool that the program registered (`gpumem::pool`), as it is now.
 ///
-/// `Display` is the line of [`Summary`](super::Summary): what the pool keeps unused.
+/// `Display` is the line of [`Summary`](super::Summary) about the unused memory of the pool.
 ///
 /// Example: see `gpumem::pool`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,38 +22,39 @@ pub struct RegisteredPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub used: Bytes,
-    /// What it has from the driver: what it reported, or else its blocks that gpumem has seen.
+    /// Its memory from the driver: the reported amount, or else its blocks that gpumem has seen.
     pub reserved: Bytes,
-    /// Frees of parts that were not live.
+    /// The number of frees of parts that were not live.
     pub unknown_frees: u64,
-    /// Parts that were allocated at the address of a live part.
+    /// The number of parts that were allocated at the address of a live part.
     pub doubled: u64,
-    /// Parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool. Also sizes larger than any
-    /// device; these do not count.
+    /// The number of parts that lie outside of all blocks of the driver that gpumem has seen, or in a block of another pool. Calls with
+    /// sizes above any device are included; their sizes do not count.
     pub outside: u64,
-    /// Blocks that were counted for the program before the pool reported its first part in them. Peaks of that time are too high.
+    /// The number of blocks that were counted for the program before the pool reported its first part in them. Peaks of that time
+    /// are too high.
     pub late: u64,
-    /// Blocks that were counted for the program until their first part, because another thread read figures in between. Peaks of that
+    /// The number of blocks that were counted for the program until their first part, because another thread read figures in between. Peaks of that
     /// time may be too high. A pool that calls `set_reserved` before it allocates has none.
     pub read_early: u64,
 }
 
 impl RegisteredPool {
-    /// What it keeps unused. `None` if its parts are more than it has, so that one of the two is wrong.
+    /// Returns its unused memory. `None` if its parts are more than it has, so that one of the two is wrong.
     ///
     /// Example: see `gpumem::pool`.
     pub fn unused(&self) -> Option<Bytes> {
         self.reserved.checked_sub(self.used)
     }
 
-    /// It has nothing, and peaks are right.
+    /// Returns whether it has no memory, and peaks are right.
     ///
     /// Example: see `gpumem::pool`.
     pub fn is_empty(&self) -> bool {
         self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
     }
 
-    /// Calls that cannot be right. If this is not 0, figures may be wrong.
+    /// Returns the number of calls that cannot be right. If this is not 0, figures may be wrong.
     ///
     /// Example: see `gpumem::pool`.
     pub fn wrong_calls(&self) -> u64 {

@@ -13,7 +13,7 @@ use crate::model::{ByteDelta, Bytes};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// One for each device and name, by device, then by the need of the worst call.
+    /// The statistics by device, then by the need of the worst call.
     pub names: Vec<NameStats>,
 }
 
@@ -30,17 +30,19 @@ pub struct NameStats {
     pub device: u32,
     /// The device is a simulated one.
     pub simulated: bool,
-    /// How many traces ended.
+    /// The number of traces that ended.
     pub calls: u64,
-    /// The figures of the calls that were measured. `None`: of none.
+    /// The figures of the measured calls. `None` if there is none.
     pub figures: Option<CallFigures>,
-    /// Calls that could not be measured. The figures are without them.
+    /// The number of calls that could not be measured. The figures are without them.
     pub unmeasured: u64,
-    /// Calls that were sampled: they may have peaked higher.
+    /// The number of calls that were sampled: they may have peaked higher.
     pub sampled: u64,
-    /// Calls during which events were lost, or older blocks of unknown size were freed. Their figures may be wrong.
+    /// The number of calls during which events were lost, or older blocks of unknown size were freed. Their figures may
+    /// be wrong.
     pub doubtful: u64,
-    /// Calls that overlapped traces of other threads: their figures count other threads, for a part of the time at least.
+    /// The number of calls that overlapped traces of other threads: their figures count other threads, at least for a
+    /// part of the time.
     pub overlapped: u64,
 }
 
@@ -51,17 +53,17 @@ pub struct NameStats {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CallFigures {
-    /// [`Trace::used`](crate::model::Trace::used).
+    /// The values of [`Trace::used`](crate::model::Trace::used).
     pub used: Spread<ByteDelta>,
     /// The sum of `used`.
     pub sum: ByteDelta,
-    /// [`Trace::peaked`](crate::model::Trace::peaked).
+    /// The values of [`Trace::peaked`](crate::model::Trace::peaked).
     pub peaked: Spread<Bytes>,
     /// The call that needed the most.
     pub worst: WorstCall,
 }
 
-/// How a figure is spread over the calls. The least and the most are exact; the other two are right to 1 %.
+/// The spread of a figure over the calls. The least and the most are exact; the other two are right to 1 %.
 ///
 /// Example: see `gpumem::stats`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,20 +91,20 @@ pub struct WorstCall {
     pub call: u64,
     /// Its name, if the row has several.
     pub name: Option<String>,
-    /// When it ended, since counting of memory began.
+    /// The time when it ended, since counting of memory began.
     pub time: Duration,
-    /// What it needed: the peak over what was in use at its start.
+    /// Its need: the peak above the memory in use at its start.
     pub needed: Bytes,
 }
 
 impl<T> Spread<T> {
-    /// Of these values.
+    /// Makes it of these values.
     #[doc(hidden)]
     pub fn new(min: T, median: T, p99: T, max: T) -> Self {
         Self { min, median, p99, max }
     }
 
-    /// With another type.
+    /// Converts it to another type.
     #[doc(hidden)]
     pub fn map<U>(self, convert: impl Fn(T) -> U) -> Spread<U> {
         let Self { min, median, p99, max } = self;
@@ -111,7 +113,7 @@ impl<T> Spread<T> {
 }
 
 impl CallFigures {
-    /// Of these values.
+    /// Makes it of these values.
     #[doc(hidden)]
     pub fn new(used: Spread<ByteDelta>, sum: ByteDelta, peaked: Spread<Bytes>, worst: WorstCall) -> Self {
         Self { used, sum, peaked, worst }
@@ -119,7 +121,7 @@ impl CallFigures {
 }
 
 impl WorstCall {
-    /// Of these values.
+    /// Makes it of these values.
     #[doc(hidden)]
     pub fn new(call: u64, name: Option<String>, time: Duration, needed: Bytes) -> Self {
         Self { call, name, time, needed }
@@ -127,13 +129,13 @@ impl WorstCall {
 }
 
 impl NameStats {
-    /// Of a name without calls.
+    /// Makes the row of a name without calls.
     #[doc(hidden)]
     pub fn new(name: String, device: u32, simulated: bool) -> Self {
         Self { name, device, simulated, calls: 0, figures: None, unmeasured: 0, sampled: 0, doubtful: 0, overlapped: 0 }
     }
 
-    /// Why the figures of some calls may be wrong, or are missing.
+    /// Returns the reason why the figures of some calls may be wrong, or are missing.
     pub(crate) fn doubts(&self) -> Vec<String> {
         let reasons = [
             (self.unmeasured, "not measured"),

@@ -5,10 +5,10 @@ use std::{borrow::Cow, cmp::Reverse, collections::HashMap};
 use super::RegisteredPool;
 use crate::model::{Bytes, alike};
 
-/// So many names that differ in numbers alone have rows of their own. If there are more, they share one.
+/// At most this many names that differ only in numbers have rows of their own. If there are more, they share one.
 pub const MOST_ALIKE: usize = 16;
 
-/// What each path of nested scopes has in use, and its peak. `gpumem::summary` returns it.
+/// The memory in use of each path of nested scopes, and its peak. `gpumem::summary` returns it.
 ///
 /// `Display` is a tree of at most 80 columns, the highest peaks first.
 ///
@@ -17,18 +17,18 @@ pub const MOST_ALIKE: usize = 16;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Summary {
-    /// One for each device and path. A scope comes after the scope around it; scopes in the same scope are ordered by peak, the
-    /// highest first.
+    /// The figures of each path on each device. A scope comes after the scope around it; scopes in the same scope are ordered
+    /// by peak, the highest first.
     pub scopes: Vec<ScopeSummary>,
-    /// The pools that the program registered (`gpumem::pool`), and what they keep unused. The figures of scopes count their parts.
+    /// The pools that the program registered (`gpumem::pool`), with their unused memory. The figures of scopes count their parts.
     #[cfg_attr(feature = "serde", serde(default))]
     pub pools: Vec<RegisteredPool>,
-    /// Frees of blocks that are older than the first trace and whose size is not known.
+    /// The number of frees of blocks that are older than the first trace and whose size is not known.
     pub untracked: u64,
     /// Events that could not be recorded. If not 0, the numbers may be wrong.
     pub lost: u64,
-    /// Why allocations are not intercepted now. Then the amounts are those of the last moment at which they were intercepted; if
-    /// there was none, they mean nothing.
+    /// The reason why allocations are not intercepted now. The amounts are then those of the last moment at which they were
+    /// intercepted; if there was none, they mean nothing.
     pub not_intercepted: Option<String>,
 }
 
@@ -39,27 +39,28 @@ pub struct Summary {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ScopeSummary {
-    /// The names of the scopes, the outermost first; of a scope without a name, where it was opened. Empty: the whole process.
+    /// The names of the scopes, the outermost first. A scope without a name has the place where it was opened. Empty for the
+    /// whole process.
     pub path: Vec<String>,
-    /// Where the innermost one was opened, such as `src/train.rs:12`.
+    /// The place where the innermost one was opened, such as `src/train.rs:12`.
     pub place: Option<String>,
     /// The CUDA ordinal of the device.
     pub device: u32,
     /// The device is a simulated one.
     pub simulated: bool,
-    /// How often it was opened.
+    /// The number of times that it was opened.
     pub calls: u64,
-    /// In use now, of what was allocated in it.
+    /// The bytes of its allocations that are in use now.
     pub used: Bytes,
-    /// The most that was in use at one time, of what was allocated in it.
+    /// The peak of its allocations.
     pub peak: Bytes,
-    /// In use at the peak of the whole process on the device, of what was allocated in it. With what was allocated outside of all
-    /// scopes, the outermost scopes add up to that peak: of the whole process it is the same as `peak`.
+    /// The bytes of its allocations at the peak of the whole process on the device. The outermost scopes and the allocations
+    /// outside of all scopes add up to that peak. For the whole process it is the same as `peak`.
     pub at_peak: Bytes,
-    /// The most that the whole process had in use on the device while it was open. On a device for which it was not opened, only
-    /// `peak` is known.
+    /// The peak of the whole process on the device while it was open. Only `peak` is known on a device for which it was not
+    /// opened.
     pub device_peak: Bytes,
-    /// The sum of all that was allocated in it, freed or not.
+    /// The sum of all its allocations, freed or not.
     pub allocated: Bytes,
     /// The number of these allocations.
     pub allocations: u64,
@@ -68,7 +69,7 @@ pub struct ScopeSummary {
 /// The figures of a path in the ledger. `at_peak`, `allocated` and `allocations` are without the scopes inside of it.
 #[derive(Clone, Debug)]
 pub struct Path {
-    /// The index of the path around it in the list of all paths. `None`: the whole process on a device.
+    /// The index of the path around it in the list of all paths. `None` for the whole process on a device.
     pub parent: Option<usize>,
     /// Its own figures.
     pub own: ScopeSummary,
@@ -141,7 +142,7 @@ impl Summary {
             row.allocations += scope.allocations;
         }
         let peaks: Vec<_> = rows.iter().map(|row| row.peak).collect();
-        // As in `of`: each below the scope around it.
+        // Each row is below the scope around it, as in `of`.
         rows.sort_by_cached_key(|row| {
             let outer = |length| {
                 let at = known.get(&(row.device, row.path[..length].to_vec()));

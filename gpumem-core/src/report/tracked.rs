@@ -29,14 +29,16 @@ pub struct Tracked {
     pub device: u32,
     /// The device is a simulated one.
     pub simulated: bool,
-    /// In use on the device by all processes. `None` if it could not be read.
+    /// The memory in use on the device by all processes. `None` if it could not be read.
     pub used: Option<Bytes>,
-    /// In use on the device by this process, of the blocks that gpumem knows. `None` if allocations are not intercepted.
+    /// The memory of the blocks of this process on the device that gpumem knows. `None` if allocations are not
+    /// intercepted.
     pub live: Option<Bytes>,
-    /// The blocks that came and went since the last call; at the first call, all blocks. Those of which there are more come first,
-    /// then those of which there are fewer, the largest first. `None` if allocations are not intercepted.
+    /// The new and the freed blocks since the last call, or all blocks at the first call. New ones come first, then freed ones,
+    /// the largest first. `None` if allocations are not intercepted.
     pub changes: Option<Vec<Change>>,
-    /// Events since the last call that could not be recorded. If not 0, `live` and `changes` may be wrong.
+    /// The number of events since the last call that could not be recorded. If not 0, `live` and `changes` may be
+    /// wrong.
     pub lost: u64,
     /// True if it is the first call of this tracker.
     pub is_first: bool,
@@ -58,7 +60,7 @@ pub struct Tracked {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Change {
-    /// How many more there are; negative if there are fewer.
+    /// The increase of their number; negative if there are fewer.
     pub count: i64,
     /// The requested size of each.
     pub each: Bytes,
@@ -69,20 +71,19 @@ pub struct Change {
     pub dtype: Option<String>,
     /// The shape of their label.
     pub shape: Option<Vec<usize>>,
-    /// The names of their labels, and how many of the blocks have each.
+    /// The names of their labels, and the number of blocks with each.
     pub names: Vec<(String, u64)>,
-    /// Of blocks without a label: the path of scopes in which they were allocated, the outermost first. Empty: outside of all
-    /// scopes.
+    /// The path of scopes in which blocks without a label were allocated, the outermost first. Empty outside of all scopes.
     pub path: Vec<String>,
-    /// Of blocks without a label: the line that allocated them, as [`LiveBlock::line`](super::LiveBlock::line).
+    /// The line that allocated blocks without a label, as [`LiveBlock::line`](super::LiveBlock::line).
     pub line: Option<String>,
-    /// Of blocks without a label: the library that allocated them for itself, as
+    /// The library that allocated blocks without a label for itself, as
     /// [`LiveBlock::library`](super::LiveBlock::library).
     pub library: Option<String>,
 }
 
 impl Change {
-    /// The size of all of them together; negative if there are fewer.
+    /// Returns the size of all of them together; negative if there are fewer.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -100,18 +101,18 @@ impl Change {
     }
 }
 
-/// What the blocks of one group have in common.
+/// The common properties of the blocks of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sort {
     /// The requested size of each block.
     pub each: Bytes,
-    /// Where the memory is, as [`place_of`] returns it.
+    /// The place of the memory, as [`place_of`] returns it.
     pub kind: MemKind,
-    /// The label, or where the blocks were allocated.
+    /// The label, or the place of the allocations.
     pub what: What,
 }
 
-/// What identifies blocks for a tracker, besides size and kind.
+/// The identity of blocks for a tracker, besides size and kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     /// The program gave them this label.
@@ -120,7 +121,7 @@ pub enum What {
     Unlabelled(Arc<AllocatedAt>),
 }
 
-/// Where a block was allocated, as far as that is known.
+/// The place of a block's allocation, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AllocatedAt {
     /// Full names: short ones would change when other scopes are opened.
@@ -131,24 +132,24 @@ pub struct AllocatedAt {
     pub library: Option<String>,
 }
 
-/// How many blocks of each sort there are.
+/// The number of blocks of each sort.
 pub type Groups = HashMap<Sort, u64>;
 
-/// The kind, reduced to where the memory is: all kinds on the device are [`MemKind::Device`].
+/// Returns the kind, reduced to the place of the memory: all kinds on the device are [`MemKind::Device`].
 pub const fn place_of(kind: MemKind) -> MemKind {
     if kind.is_on_device() { MemKind::Device } else { kind }
 }
 
-/// The size of all blocks that are certainly on the device.
+/// Returns the size of all blocks that are certainly on the device.
 pub fn live(groups: &Groups) -> Bytes {
     let on_device = groups.iter().filter(|(sort, _)| sort.kind == MemKind::Device);
     Bytes::new(on_device.map(|(sort, count)| sort.each.get() * count).sum())
 }
 
-/// Key of a line of the difference. Labels that differ in nothing but their names share a line.
+/// The key of a line of the difference. Labels that differ only in their names share a line.
 type Line = (bool, Reverse<Bytes>, MemKind, Option<(String, Vec<usize>)>, Option<Arc<AllocatedAt>>);
 
-/// The blocks of which there are more, then those of which there are fewer, the largest first.
+/// Returns the blocks of which there are more, then those of which there are fewer, the largest first.
 pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
     let scopes = |sort: &'_ Sort| match &sort.what {
         What::Labelled(_) => None,
@@ -175,7 +176,7 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
         let count = names.values().sum::<u64>().try_into().unwrap_or(i64::MAX);
         let names = names.into_iter().filter(|(name, _)| !name.is_empty());
         let mut names: Vec<_> = names.map(|(name, count)| (name.to_owned(), count)).collect();
-        // By length first, so that 9 comes before 10.
+        // Names are sorted by length first, so that 9 comes before 10.
         names.sort_by_key(|(name, _)| name.len());
         let (dtype, shape) = label.unzip();
         let AllocatedAt { path, line, library } = place.map(|place| (*place).clone()).unwrap_or_default();
@@ -189,7 +190,7 @@ pub fn difference(before: &Groups, now: &Groups) -> Vec<Change> {
 }
 
 impl Tracked {
-    /// A point of which nothing else is known yet.
+    /// Makes a point of which nothing else is known yet.
     #[doc(hidden)]
     pub fn at(time: SystemTime, at: SourceLine, ctx: Option<String>, device: Device) -> Self {
         Self {
@@ -211,8 +212,8 @@ impl Tracked {
 mod tests {
     use super::*;
 
-    /// A grouping, a line a sort: `7 * 9 device f32 512x3 conv1.weight`, or `2 * 64 pool > train > step` for blocks without a
-    /// label. Sizes are in bytes.
+    /// Parses a grouping with one sort per line: `7 * 9 device f32 512x3 conv1.weight`, or `2 * 64 pool > train > step` for
+    /// blocks without a label. Sizes are in bytes.
     fn groups(script: &str) -> Groups {
         let mut groups = Groups::new();
         for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -1,5 +1,5 @@
-//! Random items of all sorts. Numbers of things are often equal, and events have numbers that rise, so that a reader understands most of
-//! them.
+//! Makes random items of all sorts. Numbers of things are often equal, and events have numbers that rise, so that a reader understands
+//! most of them.
 
 use std::time::Duration;
 
@@ -213,7 +213,7 @@ variants! {
     }
 }
 
-// Without events and requests, which come more often.
+// These are without events and requests, which come more often.
 variants! {
     Item {
         Process { 0 }

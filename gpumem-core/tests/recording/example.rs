@@ -1,4 +1,4 @@
-//! The example of `docs/RECORDING.md` is what is written.
+//! The example of `docs/RECORDING.md` is the written file.
 
 use std::{fmt::Write as _, fs, io::Cursor, path::Path, time::Duration};
 

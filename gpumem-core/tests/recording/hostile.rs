@@ -1,4 +1,5 @@
-//! Damaged and hostile files: they are read as far as they make sense, and do no harm. `fuzz/` looks for files that do harm.
+//! Tests that damaged and hostile files are read as far as they make sense, and do no harm. `fuzz/` looks for files that do
+//! harm.
 
 use std::{io::Cursor, time::Duration};
 
@@ -12,7 +13,7 @@ use gpumem_core::{
 
 use crate::{Random, any::items};
 
-/// Items in records of at most so many.
+/// Writes items in records of at most this many.
 fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new()).unwrap();
     for items in items.chunks(part) {
@@ -24,7 +25,7 @@ fn written_in_parts(items: &[Item], part: usize) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Reads all of it, and asks for everything.
+/// Reads all of it, and requests every report.
 fn read(file: &[u8]) -> Option<Skipped> {
     let mut reader = Reader::new(Cursor::new(file)).ok()?;
     reader.replay(|output| drop(output.to_string())).unwrap();
@@ -84,7 +85,8 @@ pub(crate) fn open(number: u64, scope: u64) -> Item {
     event(number, EventKind::Open { scope: ScopeId(scope), spec })
 }
 
-/// Such as a loop with the part of a pool, whose events differ only a little in their times: they take next to no room.
+/// An example is a loop with the part of a pool, whose events differ only a little in their times: they take very
+/// little room.
 #[test]
 fn a_program_that_does_the_same_all_the_time_has_a_recording() {
     let (mut random, mut ticks) = (Random::new(4), 0);
@@ -105,13 +107,13 @@ fn a_program_that_does_the_same_all_the_time_has_a_recording() {
 
 #[track_caller]
 fn check(what: &str, items: &[Item], is_left_out: impl Fn(Skipped) -> bool) {
-    // Each by itself: within a record numbers cannot fall.
+    // Each is a record by itself, because numbers cannot fall within a record.
     let part = if items.len() < 10 { 1 } else { items.len() };
     let skipped = read(&written_in_parts(items, part)).expect("it is a recording");
     assert!(is_left_out(skipped), "{what}: {skipped:?}");
 }
 
-/// Each kind of event, as rare as it may be.
+/// There is each kind of event, even rare ones.
 #[test]
 fn what_a_session_writes_is_never_left_out() {
     let (scope, key, device, pool) = (ScopeId(9), Key::from_raw(512), DEVICE, PoolId(1));
@@ -126,7 +128,7 @@ fn what_a_session_writes_is_never_left_out() {
         EventKind::Shrink { key, bytes },
         EventKind::Free { key, block: None },
         EventKind::FreeFailed,
-        // A block whose free was missed.
+        // This is a block whose free was missed.
         EventKind::Alloc { key, block: block(8) },
         EventKind::Free { key: older, block: Some(block(8)) },
         EventKind::Free { key: older, block: None },

@@ -1,5 +1,5 @@
-//! Recordings, by what the crate offers to others: what is written is read back, a recording yields the reports of the program,
-//! and damaged or hostile files do no harm.
+//! Tests recordings through the public interface of the crate: written items are read back, a recording yields the reports of
+//! the program, and damaged or hostile files do no harm.
 
 mod any;
 mod example;

@@ -1,11 +1,11 @@
-//! Recordings that earlier versions wrote are read.
+//! Tests that recordings of earlier versions are read.
 
 use std::io::Cursor;
 
 use gpumem_core::recording::{Reader, ReplayedReport};
 
-/// A program with the simulated device and two traces of a pool's high-water mark, which this version has no figures for: their
-/// lines have no numbers. An exact trace beside them has its own.
+/// The program has the simulated device and two traces of a pool's high-water mark. This version has no figures for them, so
+/// their lines have no numbers. An exact trace beside them has its own.
 #[test]
 fn traces_of_a_high_water_mark_are_read_as_off() {
     let file = include_bytes!("old/pool-gauge.gpumem");

@@ -1,4 +1,4 @@
-//! What a reader makes of pools, where a recording does not have all.
+//! Tests the reading of pools from incomplete recordings.
 
 use std::io::Cursor;
 
@@ -27,7 +27,7 @@ fn part(number: u64, bytes: u64) -> Item {
     event(number, EventKind::Alloc { key: Key::of_part(POOL, 4096), block })
 }
 
-/// The pool, and the sum of what the ledger told of blocks of the program.
+/// The pool, and the sum of the ledger's changes of blocks of the program.
 fn read(items: &[Item]) -> (KnownPool, u64) {
     let mut reader = Reader::new(Cursor::new(written(items))).unwrap();
     let mut changes = Vec::new();
@@ -48,7 +48,7 @@ fn a_free_after_missed_items_is_not_wrong() {
     let shortened = Item::Part(PartDefinition { is_peaks: false, after: 100 });
     let (pool, _) = read(&[shortened.clone(), Item::Missed(3), registered(7), free]);
     assert_eq!(pool.wrong.unknown, 0);
-    // Nor does it have the events that say whose a block is.
+    // It also lacks the events that decide the owner of a block.
     let (pool, _) = read(&[shortened, registered(7), alloc(8, 512), event(9, EventKind::PoolsQueried), part(10, 128)]);
     assert_eq!((pool.wrong.late, pool.block_bytes), (0, Bytes::new(512)));
 }

@@ -27,7 +27,7 @@ impl Random {
         self.below(one_in) == 0
     }
 
-    /// Small numbers mostly, and large ones.
+    /// Returns mostly small numbers, and some large ones.
     pub(crate) fn any(&mut self) -> u64 {
         let bits = self.below(65);
         if bits == 0 { 0 } else { self.next() >> (64 - bits) }
@@ -37,7 +37,7 @@ impl Random {
         u32::try_from(self.any() & 0xffff_ffff).expect("it has 32 bits")
     }
 
-    /// One of eight numbers mostly, so that several things have the same one.
+    /// Returns mostly one of eight numbers, so that several items have the same one.
     pub(crate) fn few(&mut self) -> u32 {
         if self.is(10) { self.small() } else { self.small() % 8 }
     }

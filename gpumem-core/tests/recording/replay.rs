@@ -1,4 +1,5 @@
-//! What a recording says besides reports. `tests/tests/standin/recording.rs` compares the reports of a program with those of its recording.
+//! Tests the content of a recording besides reports. `tests/tests/standin/recording.rs` compares the reports of a program with those of its
+//! recording.
 
 use std::{io::Cursor, time::Duration};
 
@@ -39,7 +40,7 @@ fn what_a_recording_lacks() {
     assert!(named.path[0].contains("not in the recording") && named.used.get() == 3, "{named:?}");
 }
 
-/// The true time of an event, which the ledger does not have.
+/// The event has its true time, which the ledger does not have.
 #[test]
 fn ticks_become_times() {
     let pair = |ticks, millis| Item::Clock(ClockPair { ticks, time: Duration::from_millis(millis) });

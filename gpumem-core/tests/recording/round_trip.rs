@@ -1,4 +1,4 @@
-//! What is written is read back.
+//! Tests that written items are read back.
 
 use std::{io::Cursor, time::Duration};
 
@@ -27,7 +27,7 @@ fn random_items_are_read_back() {
     }
 }
 
-/// Whatever comes before them, and wherever a record ends.
+/// The items are read back after any other items, and at any end of a record.
 #[test]
 fn each_flush_makes_a_record_that_can_be_read_by_itself() {
     let items = items(&mut Random::new(7), 500);
@@ -55,7 +55,7 @@ fn an_item_that_is_too_long_is_left_out_and_counted() {
     assert_eq!(read, [short.clone(), short]);
 }
 
-/// What a training loop does, about: blocks of a few sizes, by some threads, in a few places.
+/// The events are similar to a training loop: blocks of a few sizes, by some threads, in a few places.
 #[test]
 fn an_event_takes_less_than_twelve_bytes() {
     const EVENTS: u64 = 200_000;
@@ -82,7 +82,7 @@ fn an_event_takes_less_than_twelve_bytes() {
     assert!(bytes < 12 * EVENTS, "{bytes} bytes for {EVENTS} events");
 }
 
-/// A reader knows when a text is not the program's.
+/// A reader notices a text that was cut.
 #[test]
 fn texts_that_are_cut_end_in_a_mark_and_are_counted() {
     let name = |length: usize| "△".repeat(length / 3) + &"x".repeat(length % 3);

@@ -2,13 +2,14 @@
 
 use crate::model::Bytes;
 
-/// What a process has on a card of a dry run besides its blocks: the primary context of an empty process on an H200 (driver 580).
+/// The memory of a process on a card of a dry run besides its blocks: the primary context of an empty process on an H200 (driver
+/// 580).
 pub const CONTEXT: Bytes = Bytes::mib(527);
 
 /// A number with a unit, such as `80GiB`. Only 0 needs no unit: a user who types 80 does not mean 80 bytes.
 ///
 /// # Errors
-/// What is wrong with the text.
+/// The error says what is wrong with the text.
 pub fn size(text: &str) -> Result<Bytes, String> {
     let bytes: Bytes = text.parse().map_err(|error| format!("{error}"))?;
     if text.trim() != "0" && !text.contains(char::is_alphabetic) {
@@ -17,8 +18,8 @@ pub fn size(text: &str) -> Result<Bytes, String> {
     Ok(bytes)
 }
 
-/// Cards, and how much `torch.cuda.mem_get_info()` says that each has in all, in MiB: what users' reports show. It is less than nvidia-smi's figure,
-/// because the driver reserves a part. A driver of another version may reserve some MiB more or less.
+/// Cards, and the total memory of each in `torch.cuda.mem_get_info()`, in MiB, which users' reports show. It is less than nvidia-smi's
+/// figure, because the driver reserves a part. A driver of another version may reserve some MiB more or less.
 const CARDS: &[(&str, u64)] = &[
     ("T4", 14_930),
     ("V100 16GB", 16_148),
@@ -45,7 +46,7 @@ const CARDS: &[(&str, u64)] = &[
 /// A size, or the name of a card.
 ///
 /// # Errors
-/// What is wrong with the text.
+/// The error says what is wrong with the text.
 pub fn card(text: &str) -> Result<Bytes, String> {
     let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
     let asked = plain(text);

@@ -1,54 +1,54 @@
-//! `GPUMEM`: what each trace prints, in the way of `RUST_LOG`.
+//! The variable `GPUMEM`, which says what each trace prints, in the syntax of `RUST_LOG`.
 
 use std::{fmt, num::NonZeroU64};
 
 use super::cards::size;
 use crate::model::{Bytes, Trace, alike};
 
-/// What a trace does when it ends.
+/// The action of a trace when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// It prints its lines.
     Lines,
     /// It is counted in the statistics of its name, and prints nothing.
     Stats,
-    /// Neither.
+    /// It does neither.
     Off,
 }
 
-/// What holds for the traces of one name.
+/// The settings for the traces of one name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// `None`: what the program chose.
+    /// The action; `None` for the choice of the program.
     pub what: Option<What>,
-    /// A line is printed only if so much was used, freed or peaked.
+    /// A line is printed only if at least this amount was used, freed or peaked.
     at_least: Bytes,
-    /// One of so many lines is printed. `None`: all.
+    /// One of this number of lines is printed. `None` for all.
     pub every: Option<NonZeroU64>,
 }
 
 impl Rule {
-    /// Returns whether the amounts are large enough for a line. An amount that is not known may be.
+    /// Returns whether the amounts are large enough for a line. An unknown amount counts as large enough.
     pub fn is_large_enough(&self, trace: &Trace) -> bool {
         let most = trace.used.get().unsigned_abs().max(trace.peaked.get());
         most >= self.at_least.get() || !trace.is_measured()
     }
 }
 
-/// The directives of `GPUMEM`: those without a name, then the others. Of two for the same name, the later one holds.
+/// The directives of `GPUMEM`: those without a name, then the others. If two have the same name, the later one holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter(Vec<Directive>);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Directive {
-    /// The traces that it is for. `None`: all.
+    /// The traces that it is for. `None` for all.
     name: Option<String>,
     what: Option<What>,
     at_least: Option<Bytes>,
     every: Option<NonZeroU64>,
 }
 
-/// Why a directive cannot be used.
+/// The reason why a directive cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BadDirective {
     /// The number of its first wrong character in the whole text, from 1 on.
@@ -64,7 +64,7 @@ impl fmt::Display for BadDirective {
 }
 
 impl Filter {
-    /// The directives that can be used, and what is wrong with the others.
+    /// Returns the directives that can be used, and the errors of the others.
     pub(super) fn parse(text: &str) -> (Self, Vec<BadDirective>) {
         let (mut directives, mut bad) = (Vec::new(), Vec::new());
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -81,7 +81,7 @@ impl Filter {
         (Self(directives), bad)
     }
 
-    /// What holds for traces of this name: a function such as `Model::forward`, or a context.
+    /// Returns the settings for traces of this name: a function such as `Model::forward`, or a context.
     pub fn rule(&self, module: Option<&str>, name: &str) -> Rule {
         let of_all = |directive: &&Directive| directive.name.is_none();
         let asks = |directive: &Directive| matches!(directive.what, Some(What::Lines | What::Stats));
@@ -98,7 +98,8 @@ impl Filter {
         rule
     }
 
-    /// The names in it that no trace had, each with the most similar name that one had. `names` are the modules and names of all traces.
+    /// Returns the names in it that no trace had, each with the most similar name of a trace. `names` are the modules and names of all
+    /// traces.
     pub fn unmatched<'a>(&'a self, names: &'a [(Option<&str>, String)]) -> Vec<(&'a str, Option<&'a str>)> {
         let segments: Vec<Vec<&str>> = names.iter().map(|(module, name)| segments(*module, name)).collect();
         let wanted = self.0.iter().filter_map(|directive| directive.name.as_deref());
@@ -116,7 +117,7 @@ fn segments<'a>(module: Option<&'a str>, name: &'a str) -> Vec<&'a str> {
     module.into_iter().flat_map(|module| module.split("::")).chain(name.split("::")).collect()
 }
 
-/// How many letters have to be added, removed or replaced to make one name of the other.
+/// Returns the number of letters that have to be added, removed or replaced to make one name of the other.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.chars().count()).collect();
     for (at, letter) in one.chars().enumerate() {
@@ -143,7 +144,7 @@ const FORMS: &str =
 fn directive(text: &str) -> Result<Directive, (&str, String)> {
     let named = |name: &str| (!name.is_empty()).then(|| name.to_owned());
     if let Some((name, amount)) = text.split_once(">=") {
-        // `NAME=>=SIZE` is meant as `NAME>=SIZE`.
+        // `NAME=>=SIZE` means `NAME>=SIZE`.
         let (name, amount) = (name.trim_end_matches('=').trim(), amount.trim());
         let wrong = if amount.is_empty() { text } else { amount };
         let at_least = Some(size(amount).map_err(|why| (wrong, why))?);
@@ -199,13 +200,13 @@ mod tests {
             (ALL, "app::train::inner", "Model::forward", Some(Lines), 10, 100),
             (ALL, "app::train", "backward", Some(Off), 0, 100),
             (ALL, "app::load", "read", Some(Off), 0, 100),
-            // Only what takes away: the others stay.
+            // A directive that only removes lines leaves the others as they are.
             ("backward=off", "app", "forward", None, 0, 0),
             ("f>=1MiB,off", "app", "g", Some(Off), 0, 0),
             ("f=off,lines", "app", "f", Some(Off), 0, 0),
             ("f=off,f=lines", "app", "f", Some(Lines), 0, 0),
             ("stats,f=lines,f=every=7,", "app", "f", Some(Lines), 0, 7),
-            // Whole segments.
+            // Only whole segments match.
             ("train=lines", "app::training", "f", Some(Off), 0, 0),
             ("Model::forward=lines", "app", "Model::forward", Some(Lines), 0, 0),
             ("app::forward=lines", "app", "Model::forward", Some(Off), 0, 0),

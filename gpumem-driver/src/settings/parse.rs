@@ -2,10 +2,10 @@
 
 use std::{ffi::OsStr, fmt::Display, path::PathBuf, str::FromStr};
 
-/// Why a value cannot be used.
+/// The reason why a value cannot be used.
 pub(super) struct InvalidValue {
     pub(super) detail: String,
-    /// What happens instead.
+    /// The behaviour that holds instead.
     pub(super) instead: &'static str,
 }
 
@@ -21,7 +21,7 @@ pub(super) fn lower(text: &OsStr) -> String {
     text.to_string_lossy().trim().to_ascii_lowercase()
 }
 
-/// `None` for `auto`.
+/// Returns `None` for `auto`.
 pub(super) fn unless_auto<T: FromStr<Err: Display>>(
     text: &OsStr,
     instead: &'static str,

@@ -14,19 +14,19 @@ use crate::error::Kind;
 /// Several threads may read at the same time. None waits for another, which might not exist in the child of a fork.
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
 
-/// These settings, and not those of the environment, are the settings of this process. Without effect after the first use.
+/// Sets the settings of this process, in place of those of the environment. It has no effect after the first use.
 pub fn preset(settings: Settings) {
     let _ = SETTINGS.set(Box::new(settings));
 }
 
-/// The settings of this process, read at the first use.
+/// Returns the settings of this process, read at the first use.
 pub fn settings() -> &'static Settings {
     SETTINGS.get_or_init(|| Box::new(Settings::read(|name| env::var_os(name))))
 }
 
 impl Settings {
-    /// The settings of a process whose program does not know gpumem: those in its environment are for the program, which may use gpumem
-    /// itself. `backtrace` is a value of `GPUMEM_BACKTRACE`.
+    /// Returns the settings for a process whose program does not know gpumem: those in its environment are for the program, which may
+    /// use gpumem itself. `backtrace` is a value of `GPUMEM_BACKTRACE`.
     pub fn of_foreign_program(backtrace: &str) -> Self {
         let values = [("GPUMEM_REPORT", "stderr"), (SOURCE, "dispatch"), ("GPUMEM_BACKTRACE", backtrace)];
         let value = |name: &str| values.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());

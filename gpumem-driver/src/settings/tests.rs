@@ -1,4 +1,4 @@
-//! The list of variables, and what their values stand for.
+//! Tests the list of variables, and the meaning of their values.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn nothing_set_is_the_default() {
     assert!(empty.problems().next().is_none() && empty.set().next().is_none());
 }
 
-/// `status()` lists each with what it stands for.
+/// `status()` lists each with its meaning.
 #[test]
 fn each_value_is_read_and_listed() {
     let check = |name: &str, text: &str, stands_for: &str| {

@@ -29,56 +29,56 @@ pub struct Card {
 /// The allocations whose stack is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stacks {
-    /// Those of 1 MiB or more.
+    /// The stacks of allocations of 1 MiB or more are recorded.
     #[default]
     Large,
-    /// Those of 1 MiB or more, with the functions of Python.
+    /// The same stacks are recorded with the functions of Python.
     Python,
-    /// All of them.
+    /// All stacks are recorded.
     All,
-    /// None.
+    /// No stacks are recorded.
     None,
 }
 
 /// The values of all variables. If a value cannot be used, its field keeps the default and `problems` has the error.
 #[expect(clippy::struct_excessive_bools, reason = "each is a variable of its own")]
 pub struct Settings {
-    /// Where output goes, unless the program chooses (`GPUMEM_REPORT`).
+    /// The target of output, unless the program chooses (`GPUMEM_REPORT`).
     pub report: Sink,
-    /// What traces print (`GPUMEM`).
+    /// The output of traces (`GPUMEM`).
     pub filter: Filter,
-    /// Output has no colours (`NO_COLOR`).
+    /// True if output has no colours (`NO_COLOR`).
     pub no_color: bool,
-    /// `None`: the best. See [`gauge`](Self::gauge).
+    /// `None` for the best. See [`gauge`](Self::gauge).
     pub(super) gauge: Option<Gauge>,
-    /// `None`: the best. See [`source`](Self::source).
+    /// `None` for the best. See [`source`](Self::source).
     pub(super) source: Option<Source>,
     /// The time between two readings of a sampled trace (`GPUMEM_SAMPLE_MS`).
     pub sample_every: Duration,
     /// The threads that traces adopt (`GPUMEM_ADOPT`).
     pub adopt: Option<Threads>,
-    /// Where `libcupti` is (`GPUMEM_CUPTI`).
+    /// The path of `libcupti` (`GPUMEM_CUPTI`).
     pub cupti: Option<PathBuf>,
     /// The allocations whose stack is recorded (`GPUMEM_BACKTRACE`).
     pub stacks: Stacks,
-    /// Report what was not freed (`GPUMEM_LEAKS`).
+    /// True to report memory that was not freed (`GPUMEM_LEAKS`).
     pub leaks: bool,
-    /// Report what made the peaks (`GPUMEM_PEAK`).
+    /// True to report the parts of the peaks (`GPUMEM_PEAK`).
     pub peak: bool,
     /// The file of the recording (`GPUMEM_CAPTURE`), as it was written. See [`recording`](Self::recording).
     pub recording: Option<PathBuf>,
-    /// A budget that cannot be measured is no failure (`GPUMEM_BUDGETS`).
+    /// True if a budget that cannot be measured is no failure (`GPUMEM_BUDGETS`).
     pub skip_budgets: bool,
     /// The file of earlier peaks (`GPUMEM_BASELINE`).
     pub baseline: Option<PathBuf>,
-    /// Write peaks to that file (`GPUMEM_BASELINE_UPDATE`).
+    /// True to write peaks to that file (`GPUMEM_BASELINE_UPDATE`).
     pub update_baseline: bool,
     /// The memory of each device. See [`sim`](Self::sim).
     pub(super) sim: Vec<Bytes>,
     /// See [`card`](Self::card).
     pub(super) card: Option<Card>,
-    /// The program does not know gpumem: neither NVML nor CUPTI is loaded into it. A program that loads them itself, as profilers
-    /// do, is not disturbed.
+    /// True if the program does not know gpumem: neither NVML nor CUPTI is loaded into it. A program that loads them itself, as
+    /// profilers do, is not disturbed.
     pub is_foreign: bool,
     /// The variables that are set.
     pub(super) set: Vec<SetVariable>,
@@ -87,12 +87,12 @@ pub struct Settings {
 /// A variable that is set.
 pub(super) struct SetVariable {
     pub(super) name: &'static str,
-    /// What it decides.
+    /// The effect of the variable.
     pub(super) meaning: &'static str,
     pub(super) text: String,
-    /// What the text means, or why it cannot be used.
+    /// The meaning of the text, or the reason why it cannot be used.
     pub(super) stands_for: String,
-    /// If its value cannot be used: the error, and what happens instead.
+    /// The error and the behaviour that holds instead, if its value cannot be used.
     pub(super) problem: Option<(Error, &'static str)>,
 }
 
@@ -186,7 +186,7 @@ impl Settings {
         self.errors().map(|(error, instead)| format!("{error}; {instead}"))
     }
 
-    /// A line for each variable that is set: its text, what the variable decides, and what the text stands for.
+    /// Returns a line for each variable that is set: its text, the effect of the variable, and the meaning of the text.
     pub fn set(&self) -> impl Iterator<Item = String> {
         let line = |SetVariable { name, meaning, text, stands_for, .. }: &SetVariable| {
             format!("{name}={text} ({meaning}): {stands_for}")
@@ -200,12 +200,13 @@ impl Settings {
 pub struct Setting {
     /// The name of the variable.
     pub name: &'static str,
-    /// What it decides.
+    /// The effect of the variable.
     pub meaning: &'static str,
-    /// What holds if it is not set.
+    /// The default, if it is not set.
     pub default: &'static str,
-    /// What its text in the environment stands for, or why that cannot be used and what holds instead. `None` if it is not set.
+    /// The meaning of its text in the environment, or the reason why the text cannot be used and the value that holds instead.
+    /// `None` if it is not set.
     pub stands_for: Option<String>,
-    /// The text can be used.
+    /// True if the text can be used.
     pub is_usable: bool,
 }

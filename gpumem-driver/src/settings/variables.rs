@@ -19,12 +19,12 @@ const PAGE: Bytes = Bytes::mib(2);
 /// One environment variable.
 pub(super) struct Variable {
     pub(super) name: &'static str,
-    /// What it decides.
+    /// The effect of the variable.
     pub(super) meaning: &'static str,
     #[cfg_attr(not(test), expect(dead_code, reason = "a test compares the book with it"))]
     pub(super) values: &'static str,
     pub(super) default: &'static str,
-    /// Stores a value that is not empty, and returns what it stands for.
+    /// Stores a value that is not empty, and returns its meaning.
     pub(super) read: fn(&OsStr, &mut Settings) -> Result<String, InvalidValue>,
 }
 

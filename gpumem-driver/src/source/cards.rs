@@ -8,7 +8,8 @@ use crate::{
     sys::{cuda, dispatch},
 };
 
-/// If the program sees other cards than the real ones: how they differ, and all bytes of each, if these differ.
+/// Returns the differences of the program's cards from the real ones, and all bytes of each, if these differ. `None` if
+/// the cards are the real ones.
 pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     #[cfg(all(feature = "cuda", target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     let mode = crate::sys::dispatch::dry::mode().map(|mode| (mode.to_string(), mode.card()));
@@ -18,7 +19,7 @@ pub fn replaced_cards() -> Option<(String, Option<Bytes>)> {
     mode
 }
 
-/// From now on the program has this card. What it has allocated before is not on it, so it must not have a context.
+/// Gives the program this card. Earlier allocations are not on it, so the program must not have a context.
 #[cfg(feature = "cuda")]
 pub(super) fn replace(card: Card) -> Result<()> {
     let has_context = cuda::devices()?.iter().any(|device| cuda::has_primary_context(device.ordinal.cast_signed()));

@@ -1,5 +1,5 @@
 //! CUDA's devices. Numbers and contexts come from the driver. Memory figures come from NVML, which finds the device by its UUID; if
-//! NVML has none, from `cuMemGetInfo`. Of a device without memory of its own, NVML has no figures: there they are those of the
+//! NVML has none, from `cuMemGetInfo`. NVML has no figures for a device without memory of its own: its figures are those of the
 //! machine's memory.
 
 use once_cell::sync::OnceCell;
@@ -47,7 +47,7 @@ impl Devices for Cuda {
     }
 
     fn current(&self) -> Result<u32> {
-        // Without devices there is no current one.
+        // If there are no devices, there is no current one.
         device(0)?;
         Ok(cuda::current()?.unwrap_or(0))
     }
@@ -144,7 +144,7 @@ fn by_nvml(device: CudaDevice) -> Result<GpuMemory> {
     read_by_nvml(handle(device)?, device.ordinal)
 }
 
-/// NVML's figures of the device behind this handle. Errors name it by this number.
+/// Returns NVML's figures of the device behind this handle. Errors name it by this number.
 pub(super) fn read_by_nvml(handle: &nvml::Handle, number: u32) -> Result<GpuMemory> {
     let nvml::Figures { total, free, used, reserved } = handle.memory(number)?;
     // If a figure is not available, NVML returns u64::MAX, or 0 as the total.
@@ -154,7 +154,7 @@ pub(super) fn read_by_nvml(handle: &nvml::Handle, number: u32) -> Result<GpuMemo
     Ok(GpuMemory::new(Bytes::new(total), Bytes::new(free), Bytes::new(used), reserved.map(Bytes::new)))
 }
 
-/// The figures of the driver, if it can be asked without creating a context. `why` is the error of NVML.
+/// Returns the figures of the driver, if it can be asked without creating a context. `why` is the error of NVML.
 fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
     // If the device is lost, it is lost for the driver as well, and asking the driver may hang.
     let ordinal = device.ordinal;
@@ -162,7 +162,8 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
     if !worth_asking {
         return Err(why);
     }
-    // Not `cuMemGetInfo`: it needs a context, and does not count what the kernel would give back from its caches.
+    // `cuMemGetInfo` is not used: it needs a context, and does not count memory that the kernel can release from its
+    // caches.
     if cuda::is_integrated(ordinal)
         && let Some(memory) = machine_memory()
     {
@@ -178,14 +179,15 @@ fn by_driver(device: CudaDevice, why: Error) -> Result<GpuMemory> {
     Ok(GpuMemory::new(total, free, total.checked_sub(free).unwrap_or_default(), None))
 }
 
-/// The memory of the machine. What programs can get without swapping counts as free. `None` if the kernel does not say.
+/// Returns the memory of the machine. Memory that programs can get without swapping counts as free. `None` if the
+/// kernel does not say.
 #[doc(alias = "MemAvailable")]
 pub(super) fn machine_memory() -> Option<GpuMemory> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     memory_of(&text)
 }
 
-/// `MemTotal:       16384 kB`
+/// A line is `MemTotal: 16384 kB`.
 fn memory_of(text: &str) -> Option<GpuMemory> {
     let figure = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;

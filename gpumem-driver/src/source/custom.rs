@@ -12,28 +12,28 @@ use crate::{
     model::{Bytes, CustomGauge, Family, GpuMemory, GpuProcess, PoolUsage, Source},
 };
 
-/// The most bytes that a function may say: 64 TiB, as in recordings.
+/// The most bytes that a function may return: 64 TiB, as in recordings.
 const MOST_BYTES: u64 = 1 << 46;
 
-/// All gauges of the process, by number. A number is never another gauge's, because open traces have it.
+/// All gauges of the process, by number. A number never moves to another gauge, because open traces have it.
 static GAUGES: RwLock<Gauges> = RwLock::new(Gauges { all: Vec::new(), newest: None });
 
 #[derive(Debug)]
 struct Gauges {
     all: Vec<State>,
-    /// The one that was set last.
+    /// The gauge that was set last.
     newest: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
 struct State {
     gauge: CustomGauge,
-    /// Why its function is not called any more.
+    /// The reason why its function is not called any more.
     broken: Option<String>,
 }
 
 thread_local! {
-    /// The thread is in the function of a gauge.
+    /// True while the thread is in the function of a gauge.
     static IS_READING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -41,7 +41,7 @@ thread_local! {
 #[derive(Clone, Copy, Debug)]
 struct CustomDevices;
 
-/// From now on traces that request nothing else use this gauge. One of the same name is replaced.
+/// Makes this the gauge of traces that request no other. One of the same name is replaced.
 pub fn set_gauge(gauge: CustomGauge) {
     let mut gauges = GAUGES.write().unwrap_or_else(PoisonError::into_inner);
     let at = gauges.all.iter().position(|known| known.gauge.name() == gauge.name());
@@ -58,7 +58,7 @@ pub fn set_gauge(gauge: CustomGauge) {
     drop(gauges);
 }
 
-/// The gauges of the program; `None` if it has set none.
+/// Returns the gauges of the program; `None` if it has set none.
 pub fn custom_devices() -> Option<&'static dyn Devices> {
     let gauges = GAUGES.read().unwrap_or_else(PoisonError::into_inner);
     gauges.newest.map(|_| &CustomDevices as &dyn Devices)
@@ -117,7 +117,7 @@ impl Devices for CustomDevices {
         Ok(u32::try_from(count).unwrap_or(u32::MAX))
     }
 
-    /// The gauge that was set last, on all threads.
+    /// Returns the gauge that was set last, on all threads.
     fn current(&self) -> Result<u32> {
         let newest = GAUGES.read().unwrap_or_else(PoisonError::into_inner).newest;
         Ok(newest.and_then(|newest| u32::try_from(newest).ok()).unwrap_or(0))
@@ -131,7 +131,7 @@ impl Devices for CustomDevices {
         state(ordinal).map(|state| state.gauge.name().to_owned())
     }
 
-    /// How many bytes there are in all is not known, so this is as if all were in use.
+    /// The total number of bytes is not known, so all bytes count as in use.
     fn read(&self, ordinal: u32) -> Result<GpuMemory> {
         let state = state(ordinal)?;
         let used = bytes_in_use(ordinal, &state);

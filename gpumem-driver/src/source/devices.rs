@@ -1,4 +1,4 @@
-//! What every family of devices can be asked.
+//! The questions that every family of devices answers.
 
 use std::panic::RefUnwindSafe;
 
@@ -14,10 +14,10 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// The family.
     fn family(&self) -> Family;
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     ///
     /// # Errors
-    /// If that cannot be found out.
+    /// If it cannot be found out.
     fn count(&self) -> Result<u32>;
 
     /// The calling thread's current device; 0 if it has not chosen one.
@@ -29,7 +29,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
         Ok(Device { family: self.family(), ordinal })
     }
 
-    /// An error if there is no such device.
+    /// Returns an error if there is no such device.
     fn check(&self, ordinal: u32) -> Result<()>;
 
     /// The device's name, such as `NVIDIA H200`.
@@ -43,7 +43,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
         None
     }
 
-    /// One reading of the whole device. Never creates a context.
+    /// Reads the whole device. It never creates a context.
     fn read(&self, ordinal: u32) -> Result<GpuMemory>;
 
     /// Returns whether the device has no memory of its own, but uses that of the machine.
@@ -55,16 +55,16 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// is not known is `None`, not 0.
     fn processes(&self, ordinal: u32) -> Result<Vec<GpuProcess>>;
 
-    /// One reading of the device's current stream-ordered pool; `None` if the device has no pools. Never creates a context.
+    /// Reads the device's current stream-ordered pool; `None` if the device has no pools. It never creates a context.
     fn read_pool(&self, ordinal: u32) -> Result<Option<PoolUsage>>;
 
-    /// Resets the high-water mark of that pool's reserved memory to what the pool reserves now.
+    /// Resets the high-water mark of that pool's reserved memory to its current value.
     fn reset_pool_reserved(&self, ordinal: u32) -> Result<()>;
 
     /// Waits for the device and releases the unused memory of its pools.
     fn trim(&self, ordinal: u32) -> Result<()>;
 
-    /// Does now what the first use of the device would do, such as creating a context.
+    /// Initialises the device as its first use would, for example by creating a context.
     fn preload(&self, ordinal: u32) -> Result<()>;
 
     /// Intercepts every allocation on the devices from now on, unless this is already the case: through the wanted source, else
@@ -85,21 +85,21 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// The source that intercepts allocations now; `None` if there is none.
     fn subscribed(&self) -> Option<Interception>;
 
-    /// Records what concerns traces of this device and can only be asked for. It is called before a trace begins and at each of
-    /// its readings.
+    /// Asks for memory of this device that no intercepted call shows, and records it. It is called before a trace begins and at
+    /// each of its readings.
     fn poll(&self, _: u32) {}
 
-    /// Which functions are no longer intercepted because another tool replaced our hooks, one bit for each. Their calls may be
-    /// missed.
+    /// Returns one bit for each function that is no longer intercepted because another tool replaced our hook. Its calls may
+    /// be missed.
     fn displaced(&self) -> u128 {
         0
     }
 }
 
-/// How allocations are intercepted.
+/// The way in which allocations are intercepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interception {
-    /// What intercepts them.
+    /// The source that intercepts them.
     pub source: Source,
     /// The path of the library whose calls are intercepted.
     pub library: &'static str,

@@ -1,4 +1,4 @@
-//! From driver calls to events: what was allocated on which device, and what is freed. The dispatch table and CUPTI share this.
+//! Turns driver calls into events: allocations with their device, and frees. The dispatch table and CUPTI share this.
 //!
 //! It runs in a hook or a callback, on the thread that makes the call. The device of a call follows from earlier calls, which are
 //! kept in [`state`]: the context, the stream, the pool, the properties. The driver is asked for the rest: the device of a

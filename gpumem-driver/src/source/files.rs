@@ -11,13 +11,13 @@ use crate::{
 
 pub use crate::sys::loader::LoadedFile;
 
-/// The files of the program and of libraries that contain return addresses, and where they are mapped. `None` where that is not known.
+/// Returns the files that contain return addresses, and the addresses at which they are mapped. `None` if a file is not known.
 pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
     loader::files_of(addresses)
 }
 
-/// The file name of the program or library that contains this crate; that of the program, if it is the library for programs in C. `None`
-/// where that is not known.
+/// Returns the file name of the program or library that contains this crate; that of the program, if it is the library for programs in
+/// C. `None` if it is not known.
 pub fn own_module() -> Option<String> {
     static OWN: OnceCell<Option<String>> = OnceCell::new();
     let find = || {

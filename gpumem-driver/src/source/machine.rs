@@ -1,6 +1,6 @@
-//! The GPUs of a machine by NVML alone, as the command shows them: also those that `CUDA_VISIBLE_DEVICES` hides. Without CUDA's
-//! ordinals nothing of CUDA is loaded, except for a GPU of whose memory NVML has no figures; with them the driver is initialised, and
-//! no context is created.
+//! Reads the GPUs of a machine with NVML alone, as the command shows them, including those that `CUDA_VISIBLE_DEVICES` hides. CUDA is
+//! loaded only for its ordinals, and for a GPU whose memory NVML cannot read. The driver is initialised then, and no context is
+//! created.
 
 use std::{collections::HashMap, path::PathBuf};
 
@@ -14,7 +14,7 @@ use crate::{
     sys::{cuda, nvml},
 };
 
-/// What NVML knows of the machine.
+/// NVML's data of the machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// The version of the driver, such as `580.159.04`.
@@ -23,20 +23,21 @@ pub struct Machine {
     pub nvml: Result<String>,
     /// The newest version of CUDA that the driver supports: major and minor.
     pub cuda: Result<(i32, i32)>,
-    /// By NVML's numbers, which are those of `nvidia-smi`. The error of one does not hide the others.
+    /// The GPUs by NVML's numbers, which are those of `nvidia-smi`. The error of one does not hide the others.
     pub gpus: Vec<Result<Gpu>>,
 }
 
 /// A GPU, or a MIG slice of one.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    /// Such as `NVIDIA H200`.
+    /// The name, such as `NVIDIA H200`.
     pub name: Result<String>,
-    /// As `nvidia-smi -L` prints it: `GPU-…`, or `MIG-…` for a slice.
+    /// The UUID, as `nvidia-smi -L` prints it: `GPU-…`, or `MIG-…` for a slice.
     pub uuid: String,
     /// One reading.
     pub memory: Result<GpuMemory>,
-    /// It has no memory of its own and NVML has no figures of it: those are of the machine's memory.
+    /// True if it has no memory of its own and NVML has no figures of it: the figures are those of the machine's
+    /// memory.
     pub is_memory_of_machine: bool,
     /// The slices, if it is in MIG mode; `None` if not.
     pub slices: Result<Option<Vec<Self>>>,
@@ -86,8 +87,8 @@ pub fn processes_on(index: u32) -> Result<Vec<GpuProcess>> {
     processes::on(&nvml::device_by_index(index)?, index)
 }
 
-/// The most memory that each of these processes had on the GPU with this number of NVML's, in bytes. Empty unless the driver keeps
-/// accounts.
+/// Returns the peak of each of these processes on the GPU with this number of NVML's, in bytes. Empty unless the driver's
+/// accounting is enabled.
 pub fn accounted_peaks(index: u32, pids: impl Iterator<Item = u32>) -> HashMap<u32, u64> {
     let Some(handle) = nvml::device_by_index(index).ok().filter(nvml::Handle::keeps_accounts) else {
         return HashMap::new();
@@ -106,16 +107,17 @@ pub fn nvml_file() -> Result<PathBuf> {
 /// A device of CUDA's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaDevice {
-    /// Without `GPU-` or `MIG-` before it: the driver does not say which.
+    /// The UUID without `GPU-` or `MIG-`, because the driver does not say which.
     pub uuid: String,
-    /// Such as `NVIDIA H200`.
+    /// The name, such as `NVIDIA H200`.
     pub name: Result<String>,
 }
 
-/// The devices that a process with this environment sees, by CUDA's ordinal. Initialises the driver, and creates no context.
+/// Returns the devices that a process with this environment sees, by CUDA's ordinal. It initialises the driver, and creates
+/// no context.
 ///
 /// # Errors
-/// Without a driver, or if it cannot be initialised.
+/// If there is no driver, or if it cannot be initialised.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>> {
     let devices = cuda::devices()?.iter();
     Ok(devices.map(|device| CudaDevice { uuid: device.uuid(), name: device.name() }).collect())

@@ -1,5 +1,5 @@
-//! The sources: everything that brings events or readings in. Each family of devices can be asked (a reading, the current
-//! device). Some also record an event for each allocation and free, as it happens.
+//! The sources of events and readings. Each family of devices answers questions, such as a reading or the current device.
+//! Some also record an event for each allocation and free.
 
 mod cards;
 #[cfg(feature = "cuda")]
@@ -72,12 +72,12 @@ pub fn devices() -> Result<&'static dyn Devices> {
 /// Returns whether this source could intercept the allocations of this process.
 ///
 /// # Errors
-/// Why it could not.
+/// The reason why it could not.
 pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
 }
 
-/// A recording of the session begins: threads record their streams anew.
+/// Makes threads record their streams anew, because a recording of the session begins.
 pub fn record_streams_again() {
     #[cfg(feature = "cuda")]
     driver::record_streams_again();
@@ -88,8 +88,8 @@ pub fn cupti_version() -> Option<u32> {
     devices().ok()?.cupti_version()
 }
 
-/// From now on all sources record to `R`, with the stacks that these settings ask for. Only the first call of a
-/// process has an effect.
+/// Makes all sources record to `R`, with the stacks that these settings ask for. Only the first call of a process has
+/// an effect.
 pub fn record_to<R: RecordEvents>(settings: &Settings) {
     recorder::set(recorder::EventRecorder {
         record: R::record,

@@ -1,4 +1,4 @@
-//! Without the feature `backtrace` there are no stacks: the functions of `walks.rs`, which find none.
+//! The functions of `walks.rs` without the feature `backtrace`. They find no stacks.
 
 use crate::model::{Frame, StackId};
 

@@ -1,4 +1,4 @@
-//! The processes on a device: NVML's lists, joined into one entry for each process.
+//! Joins NVML's lists of the processes on a device into one entry for each process.
 
 use std::{collections::BTreeMap, fs};
 
@@ -42,7 +42,7 @@ fn joined(listed: &[ListedProcess]) -> Vec<GpuProcess> {
         };
         let used = used.map(Bytes::new);
         if let Some(last) = processes.last_mut().filter(|last| last.pid == pid) {
-            // If one part is not known, the sum is not known.
+            // The sum is not known if one part is not known.
             last.used = last.used.zip(used).map(|(a, b)| a + b);
             last.kind = if last.kind == kind { kind } else { ProcessKind::Both };
         } else {
@@ -60,18 +60,18 @@ mod tests {
 
     #[test]
     fn lists_are_joined_by_pid() {
-        /// `G` or `C`, pid, used if it is known, slice.
+        /// The fields are `G` or `C`, the pid, the used memory if it is known, and the slice.
         type Row = (char, u32, Option<u64>, u32);
         let cases: &[(&[Row], &str)] = &[
             (&[], ""),
             (&[('C', 7, Some(5), 0), ('C', 3, None, 0)], "3 C None, 7 C Some(5)"),
-            // In two lists. The list of MPS is one of computing processes.
+            // The process is in two lists. The list of MPS is one of computing processes.
             (&[('C', 7, Some(5), 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
             (&[('C', 7, Some(5), 0), ('C', 7, Some(5), 0)], "7 C Some(5)"),
             // One of the lists has no figure.
             (&[('C', 7, None, 0), ('G', 7, Some(5), 0)], "7 C+G Some(5)"),
             (&[('G', 7, Some(0), 0)], "7 G Some(0)"),
-            // On two slices.
+            // The process is on two slices.
             (&[('C', 7, Some(5), 1), ('C', 7, Some(6), 2)], "7 C Some(11)"),
             (&[('C', 7, Some(5), 1), ('C', 7, None, 2)], "7 C None"),
         ];

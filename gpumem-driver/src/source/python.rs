@@ -23,13 +23,13 @@ use super::{hasher::AddressHasher, recorder};
 /// The most Python functions of a stack that are recorded.
 const MAX_FRAMES: usize = 128;
 
-/// The bit that numbers of lines have, and addresses of programs do not.
+/// The bit that numbers of lines have, and addresses of programs do not have.
 const LINE: usize = 1 << (usize::BITS - 1);
 
 /// The number of stacks in the cache of a thread.
 const CACHED: usize = 64;
 
-/// How many of the innermost functions choose the place in the cache.
+/// The number of innermost functions that choose the place in the cache.
 const HASHED: usize = 8;
 
 type Hasher = BuildHasherDefault<AddressHasher>;
@@ -50,9 +50,10 @@ struct CachedStack {
     number: StackId,
 }
 
-/// What a thread keeps: less than 3 KiB, and its stacks.
+/// The data that a thread keeps: less than 3 KiB, and its stacks.
 struct StackCache {
-    /// The functions of the newest stack. They are kept here because to fill a new array costs as much as three functions.
+    /// The functions of the newest stack. They are kept here, because filling a new array costs as much as reading three
+    /// functions.
     keys: [FrameKey; MAX_FRAMES],
     stacks: [Option<CachedStack>; CACHED],
 }
@@ -61,7 +62,7 @@ thread_local! {
     static CACHE: RefCell<Option<Box<StackCache>>> = const { RefCell::new(None) };
 }
 
-/// From now on stacks have Python's functions, if a Python runs in this process.
+/// Adds Python's functions to stacks from now on, if a Python runs in this process.
 pub(super) fn begin() {
     Interpreter::find();
 }
@@ -111,7 +112,7 @@ impl StackCache {
     }
 }
 
-/// What is known of the thread's Python functions.
+/// The result of a look-up of the thread's Python functions.
 enum Found {
     /// The number of their stack.
     Known(StackId),
@@ -146,7 +147,7 @@ impl NewStack {
 /// The number of a stack that is not in the cache.
 fn number_of(native: StackId, interpreter: &Interpreter, lines: &[usize]) -> StackId {
     let mut stack = recorder::addresses(native).to_vec();
-    // As a return address behind its first byte, it is inside the interpreter.
+    // A return address behind its first byte is inside the interpreter.
     stack.push(interpreter.address() + 1);
     let files = files_of(&stack);
     let inner = files.iter().position(|file| Some(file) == files.last()).unwrap_or(0);

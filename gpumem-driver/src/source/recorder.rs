@@ -1,4 +1,4 @@
-//! Where sources record events.
+//! The receiver of the events of sources.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::{
 
 /// Receives the events of all sources. It is a type and not a value, so that the compiler inlines its functions into the hooks.
 pub trait RecordEvents: 'static {
-    /// A block was allocated. Not called in the child of a fork.
+    /// A block was allocated. This is not called in the child of a fork.
     fn alloc(key: Key, bytes: Bytes, tag: Tag);
 
-    /// A block is about to be freed. Not called in the child of a fork.
+    /// A block is about to be freed. This is not called in the child of a fork.
     fn free(key: Key) -> Answer;
 
     /// Any event, including these two.
@@ -39,7 +39,7 @@ pub type LabelBlock = fn(Key, &Label, u64) -> Result<()>;
 
 static LABEL: OnceCell<LabelBlock> = OnceCell::new();
 
-/// From now on this function labels the blocks of simulated devices. Only the first call has an effect.
+/// Sets the function that labels the blocks of simulated devices. Only the first call has an effect.
 pub fn label_with(label: LabelBlock) {
     let _ = LABEL.set(label);
 }
@@ -55,8 +55,8 @@ pub(super) fn label(key: Key, label: &Label, address: u64) -> Result<()> {
 
 static BEFORE_ALLOCATIONS: OnceCell<fn()> = OnceCell::new();
 
-/// From now on this function is called on each thread before its first allocation is recorded, and before many others. The thread holds
-/// no lock of gpumem then. Only the first call has an effect.
+/// Sets a function that is called on each thread before its first allocation is recorded, and before many others. The thread holds no
+/// lock of gpumem then. Only the first call has an effect.
 pub fn call_before_allocations(function: fn()) {
     let _ = BEFORE_ALLOCATIONS.set(function);
 }
@@ -76,7 +76,7 @@ pub(super) struct EventRecorder {
     pub(super) number_stack: fn(&[usize]) -> StackId,
     pub(super) number_file: fn(usize) -> StackId,
     pub(super) addresses: fn(StackId) -> Arc<[usize]>,
-    /// From now on it receives the calls that this source intercepts.
+    /// The type receives the calls that this source intercepts.
     #[cfg(feature = "cuda")]
     pub(super) subscribe: fn(Source) -> Result<()>,
 }

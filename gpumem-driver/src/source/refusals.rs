@@ -17,17 +17,17 @@ pub struct RefusalHandler {
 
 static HANDLER: OnceCell<RefusalHandler> = OnceCell::new();
 
-/// From now on these functions are called. Only the first call has an effect.
+/// Sets the functions that are called. Only the first call has an effect.
 pub fn handle_refusals(handler: RefusalHandler) {
     let _ = HANDLER.set(handler);
 }
 
 thread_local! {
-    /// This thread was refused memory, and the handler waits for its next allocations.
+    /// True if this thread was refused memory, and the handler waits for its next allocations.
     static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on the allocations of this thread are reported to [`RefusalHandler::obtained`], or no longer.
+/// Reports the allocations of this thread to [`RefusalHandler::obtained`] from now on, or no longer.
 #[inline]
 pub fn watch_allocations(watch: bool) {
     IS_WATCHED.set(watch);

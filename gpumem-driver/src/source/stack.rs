@@ -3,12 +3,12 @@
 use super::python;
 use crate::{model::Frame, sys::stack};
 
-/// The frames at these addresses, innermost first, including inlined functions. Slow, so only for printing.
+/// The frames at these addresses, innermost first, including inlined functions. It is slow, so it is only for printing.
 pub(super) fn frames(addresses: &[usize]) -> Vec<Frame> {
     addresses.iter().flat_map(|address| at(*address)).collect()
 }
 
-/// The frames at one address, or the line of Python with this number. If nothing else is known, one frame that has only the module.
+/// The frames at one address, or the line of Python with this number. If only the module is known, the frame has nothing else.
 fn at(address: usize) -> Vec<Frame> {
     if let Some(frame) = python::frame(address) {
         return vec![frame];

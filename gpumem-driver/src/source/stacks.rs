@@ -26,10 +26,10 @@ const CAPACITY: usize = 1 << 16;
 /// Stacks are recorded for blocks of at least this size. No block is that large before [`begin`].
 static MIN_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Of smaller blocks the file of the caller is recorded.
+/// True if the file of the caller is recorded for smaller blocks.
 static HAS_FILES: AtomicBool = AtomicBool::new(false);
 
-/// Of which blocks what is recorded. It does not change after [`begin`].
+/// The blocks whose stacks or files are recorded. It does not change after [`begin`].
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     min_bytes: u64,
@@ -43,7 +43,7 @@ pub struct StackTable(Mutex<NumberedStacks>);
 #[derive(Default)]
 struct NumberedStacks {
     numbers: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<AddressHasher>>,
-    /// By number; the first one has number 1.
+    /// The stacks by number; the first one has number 1.
     stacks: Vec<Arc<[usize]>>,
 }
 
@@ -76,12 +76,12 @@ impl StackTable {
     }
 }
 
-/// From now on the stacks of the process's blocks are recorded as the settings say.
+/// Records the stacks of the process's blocks as the settings say, from now on.
 pub(super) fn begin(settings: &Settings) {
     walks::begin(settings.stacks == settings::Stacks::Python);
     let min_bytes = min_bytes_of(settings);
     MIN_BYTES.store(min_bytes, Relaxed);
-    // A program that knows gpumem may contain it, and then nothing shows where gpumem ends.
+    // A program that knows gpumem may contain it, and then the end of gpumem's code is not known.
     HAS_FILES.store(settings.is_foreign && min_bytes < u64::MAX, Relaxed);
 }
 
@@ -95,7 +95,7 @@ pub fn min_bytes_of(settings: &Settings) -> u64 {
 }
 
 impl Wanted {
-    /// Nothing.
+    /// Records no stacks.
     #[cfg(feature = "cuda")]
     pub(super) const NONE: Self = Self { min_bytes: u64::MAX, has_files: false };
 
@@ -103,7 +103,8 @@ impl Wanted {
         Self { min_bytes: MIN_BYTES.load(Relaxed), has_files: HAS_FILES.load(Relaxed) }
     }
 
-    /// The number of what is recorded for blocks of this size: the calling thread's stack, or the file of the caller.
+    /// Returns the number that is recorded for blocks of this size: that of the calling thread's stack, or of the file
+    /// of the caller.
     #[inline]
     pub(super) fn stack_for(self, bytes: u64) -> StackId {
         if bytes >= self.min_bytes {
@@ -116,7 +117,7 @@ impl Wanted {
     }
 }
 
-/// As [`Wanted::stack_for`].
+/// The same as [`Wanted::stack_for`].
 #[inline]
 pub(super) fn stack_for(bytes: u64) -> StackId {
     Wanted::now().stack_for(bytes)

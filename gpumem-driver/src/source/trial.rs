@@ -1,4 +1,4 @@
-//! Interception without a session, for the project's tests: whether both sources record the same calls.
+//! Intercepts without a session. The project's tests check with it that both sources record the same calls.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The calls so far, each with its thread: of the dispatch table, then of CUPTI.
+/// The calls so far, each with its thread: those of the dispatch table, then those of CUPTI.
 static CALLS: [Mutex<Vec<(ThreadId, String)>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
 
 /// Keeps each call; `AT` is its index in [`CALLS`].
@@ -58,7 +58,7 @@ pub fn calls_of_both_sources(program: impl FnOnce()) -> Result<[Vec<String>; 2]>
     cupti::unsubscribe();
     let calls =
         CALLS.each_ref().map(|calls| std::mem::take(&mut *calls.lock().unwrap_or_else(PoisonError::into_inner)));
-    // In the order in which the first source saw them.
+    // The threads are in the order in which the first source saw them.
     let mut threads: Vec<ThreadId> = Vec::new();
     for (thread, _) in calls.iter().flatten() {
         if !threads.contains(thread) {

@@ -8,10 +8,10 @@ use crate::{
     sys::stack,
 };
 
-/// Stacks have Python's functions as well.
+/// True if stacks have Python's functions as well.
 static IS_PYTHON_RECORDED: AtomicBool = AtomicBool::new(false);
 
-/// From now on, stacks have Python's functions or not.
+/// Sets whether stacks have Python's functions from now on.
 pub(super) fn begin(is_python_recorded: bool) {
     if is_python_recorded {
         python::begin();
@@ -30,8 +30,8 @@ pub fn current_stack() -> StackId {
     native
 }
 
-/// The number of the file of the function that called the driver, in the place of a stack. From whatever depth of the stack it calls, this
-/// costs less than a stack. Only for a gpumem in a file of its own: the caller is outside of that file.
+/// Returns the number of the file of the function that called the driver, in the place of a stack. It costs less than a stack at any depth
+/// of the stack. gpumem must be in a file of its own: the caller is outside of that file.
 #[inline]
 pub fn current_file() -> StackId {
     StackId(stack::caller(is_driver_file, |address| recorder::number_file(address).0))
@@ -55,14 +55,16 @@ pub fn uncached_stack(number: impl Fn(&[usize]) -> StackId) -> StackId {
     StackId(stack::unwound(|addresses| number(addresses).0))
 }
 
-/// The return addresses of the calling thread's stack, innermost first: at most 256. Empty without the feature `backtrace`.
+/// Returns the return addresses of the calling thread's stack, innermost first: at most 256. Empty without the feature
+/// `backtrace`.
 pub fn addresses_here() -> Vec<usize> {
     let mut addresses = [0; 256];
     let count = stack::unwind(&mut addresses, 1);
     addresses[..count].to_vec()
 }
 
-/// The functions at these return addresses, innermost first. Slow, so only for printing. Empty without the feature `backtrace`.
+/// Returns the functions at these return addresses, innermost first. It is slow, so it is only for printing. Empty without the
+/// feature `backtrace`.
 pub fn frames(addresses: &[usize]) -> Vec<Frame> {
     resolved::frames(addresses)
 }

@@ -4,7 +4,7 @@ use std::{io, thread};
 
 use super::{descriptor, process};
 
-/// Runs `code` on a thread of its own, which gets no signals of the program. Its name is to begin with
+/// Runs `code` on a thread of its own, which gets no signals of the program. Its name must begin with
 /// [`process::OWN_THREADS`].
 ///
 /// # Errors
@@ -14,8 +14,8 @@ pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
 }
 
-/// As [`run`], on a thread that has descriptors of its own, if that is possible: `code` gets whether it is. It brings no descriptor
-/// with it.
+/// Runs like [`run`], on a thread that has descriptors of its own, if that is possible. `code` is told whether it is. It has no
+/// descriptors from outside.
 ///
 /// # Errors
 /// If no thread can be started.

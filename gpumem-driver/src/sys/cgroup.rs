@@ -1,24 +1,25 @@
-//! How much memory the process may still get, where a group of processes (cgroup) has a limit: containers have one.
+//! Finds the memory that the process may still get if a group of processes (cgroup) has a limit, as containers have.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The bytes that the group of this process, and those around it, may still get; `None` without a limit, and where it is not known.
+/// Returns the bytes that the group of this process, and those around it, may still get; `None` if there is no limit or if it is
+/// not known.
 ///
 /// The kernel gives back pages of files before it ends a process, so those count as free.
 pub fn memory_left() -> Option<u64> {
     left(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// The files with the limit, the memory in use, and of that the pages of files, in version 2 and version 1.
+/// The files with the limit, the memory in use, and the pages of files in it, in version 2 and version 1.
 const FILES: [[&str; 4]; 2] = [
     ["memory.max", "memory.current", "inactive_file", "active_file"],
     ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"],
 ];
 
-/// `groups` is what the kernel says: a line `number:controllers:path` for each hierarchy.
+/// `groups` is the text of the kernel: a line `number:controllers:path` for each hierarchy.
 fn left(root: &Path, groups: &str) -> Option<u64> {
     let of_line = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);

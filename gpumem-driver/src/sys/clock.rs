@@ -1,6 +1,6 @@
-//! A counter that rises with time and costs little to read: the timestamp counter of the processor, where there is one.
+//! A counter that rises with time and costs little to read: the timestamp counter of the processor, if there is one.
 
-/// The counter. It rises evenly, on all processors alike; how fast is found out by reading a clock beside it.
+/// Reads the counter. It rises evenly, on all processors alike. Its speed is found by reading a clock beside it.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub fn ticks() -> u64 {
@@ -9,7 +9,7 @@ pub fn ticks() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// The counter. It rises evenly, on all processors alike; how fast is found out by reading a clock beside it.
+/// Reads the counter. It rises evenly, on all processors alike. Its speed is found by reading a clock beside it.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 pub fn ticks() -> u64 {
@@ -20,7 +20,7 @@ pub fn ticks() -> u64 {
     ticks
 }
 
-/// The counter: nanoseconds, of a clock that costs more.
+/// Reads the counter: the nanoseconds of a slower clock.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn ticks() -> u64 {
     use std::{sync::OnceLock, time::Instant};

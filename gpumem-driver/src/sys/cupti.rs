@@ -1,5 +1,5 @@
-//! CUPTI's callback interface: CUPTI calls back before and after each driver call that allocates or frees, on the thread that
-//! makes the call.
+//! The callback interface of CUPTI. CUPTI calls back before and after each driver call that allocates or frees, on the thread
+//! that makes the call.
 
 mod abi;
 mod decode;

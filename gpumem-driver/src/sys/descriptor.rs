@@ -6,12 +6,13 @@ use std::{
     path::Path,
 };
 
-/// What a descriptor stands for: the numbers of the device and of the file. `None` if it is closed, and where that is not known.
+/// Returns the file of a descriptor: the numbers of the device and of the file. `None` if it is closed, or if the file is not
+/// known.
 pub fn identity(file: &File) -> Option<(u64, u64)> {
     file.metadata().ok().and_then(|known| numbers(&known))
 }
 
-/// The same for what has this path. A link is not followed.
+/// Returns the same for a path. A link is not followed.
 pub fn identity_at(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().ok().and_then(|known| numbers(&known))
 }
@@ -34,13 +35,13 @@ pub fn is_removed(known: &Metadata) -> bool {
     std::os::unix::fs::MetadataExt::nlink(known) == 0
 }
 
-/// Returns whether a file that is open has no name any more. This is not known here.
+/// Returns whether a file that is open has no name any more. This system does not say it.
 #[cfg(not(unix))]
 pub fn is_removed(_: &Metadata) -> bool {
     false
 }
 
-/// Opens a regular file for writing, or creates it. A pipe that somebody has put there is not waited for.
+/// Opens a regular file for writing, or creates it. It does not wait for a pipe that somebody has put there.
 ///
 /// # Errors
 /// If that fails, or if it is no regular file.
@@ -74,7 +75,8 @@ fn no_file() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
 }
 
-/// The same file with a number that the program hardly uses: programs get the lowest free one. If there is none, the file as it is.
+/// Returns the same file with a number that the program hardly uses: programs get the lowest free one. If there is none, it returns
+/// the file unchanged.
 pub fn with_high_number(file: File) -> File {
     #[cfg(target_os = "linux")]
     {
@@ -93,9 +95,9 @@ pub fn with_high_number(file: File) -> File {
     file
 }
 
-/// The calling thread has a table of descriptors of its own from now on, which is empty at first: the program cannot close what the
-/// thread opens, and does not get other numbers because of it. `false` if the kernel (before 5.9) or its rules do not allow that: the
-/// thread shares the table of the program then. To be called before the thread uses a descriptor.
+/// Gives the calling thread a table of descriptors of its own, which is empty at first: the program cannot close the thread's
+/// descriptors, and does not get other numbers because of them. Returns `false` if the kernel (before 5.9) or its rules do not allow
+/// it: the thread then shares the table of the program. It must be called before the thread uses a descriptor.
 pub fn leave_table_of_program() -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -108,7 +110,7 @@ pub fn leave_table_of_program() -> bool {
     false
 }
 
-/// The owner may read and write a file that was just created, whatever the umask of the program is.
+/// Lets the owner read and write a file that was just created, with any umask of the program.
 pub fn give_owner_access(file: &File) {
     #[cfg(unix)]
     {
@@ -124,7 +126,7 @@ pub fn give_owner_access(file: &File) {
     let _ = file;
 }
 
-/// How many bytes a file of this process may have at most; `None` if there is no limit.
+/// Returns the largest size of a file of this process; `None` if there is no limit.
 pub fn file_size_limit() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {
@@ -142,7 +144,7 @@ fn limit(of: libc::__rlimit_resource_t) -> Option<u64> {
     (is_known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// What a program does that closes a number, after which a file of its own gets it. The result is the program's.
+/// Closes a number as a program does, and gives it to a file of the program. Returns that file.
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) fn replace(number: std::os::fd::RawFd, file: &File) -> File {
     use std::os::fd::{AsRawFd, FromRawFd};

@@ -14,7 +14,7 @@ use crate::{
     settings::settings,
 };
 
-/// Why a library is not loaded into a program that does not know gpumem.
+/// The reason why a library is not loaded into a program that does not know gpumem.
 pub(super) const FOREIGN: &str = "gpumem does not load it into a program that does not know gpumem";
 
 /// Loads the first of `names` that can be loaded, checks that it has every one of `symbols`, and keeps it loaded.
@@ -30,7 +30,7 @@ pub(super) fn load(library: &'static str, names: &[&str], symbols: &[&str]) -> R
     if let Some(symbol) = missing {
         return Err(Kind::NoSymbol { library, symbol: (*symbol).to_owned() }.into());
     }
-    // Never unloaded: a driver library that is unloaded and loaded again would lose its state.
+    // The library is never unloaded: a driver library that is unloaded and loaded again would lose its state.
     std::mem::forget(loaded);
     Ok(())
 }
@@ -54,7 +54,8 @@ pub(super) fn open(
     Err(Kind::NoLibrary { library, detail }.into())
 }
 
-/// A symbol of the first of `names` that can be loaded. The library is never unloaded. `None` if it has no such symbol.
+/// Returns a symbol of the first of `names` that can be loaded. The library is never unloaded. `None` if it has no such
+/// symbol.
 ///
 /// # Safety
 /// The symbol has this type.
@@ -68,8 +69,8 @@ pub(super) unsafe fn symbol<T: Copy>(names: &[&str], symbol: &std::ffi::CStr) ->
 
 const CUPTI_NAMES: &[&str] = &["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
 
-/// Where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python packages. The driver does not contain it, and
-/// toolkits do not put it on the loader's path.
+/// Returns the places where `libcupti` may be: `GPUMEM_CUPTI`, the loader's own path, the toolkit, Python packages. The driver does
+/// not contain it, and toolkits do not put it on the loader's path.
 pub(super) fn cupti_paths() -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = Vec::new();
     if let Some(named) = settings().cupti.clone() {

@@ -9,8 +9,8 @@ use std::{
 
 use libloading::Library;
 
-/// Does what the driver does with the library that `CUDA_INJECTION64_PATH` names: loads it, and calls its `InitializeInjection`. To be
-/// called where the driver would do so, inside of `cuInit`.
+/// Treats the library that `CUDA_INJECTION64_PATH` names as the driver does: loads it, and calls its `InitializeInjection`. It must be
+/// called inside of `cuInit`, as the driver would do it.
 ///
 /// # Errors
 /// If the library cannot be loaded or has no such function, or if the function returns 0.
@@ -22,7 +22,7 @@ pub fn initialize_injection(library: &Path) -> Result<(), String> {
     if initialize() == 0 { Err(failed("it refused".to_owned())) } else { Ok(()) }
 }
 
-/// A function of the library, which is never unloaded.
+/// Returns a function of the library, which is never unloaded.
 pub(super) fn function(library: &Path, name: &str) -> Result<NonNull<c_void>, String> {
     // SAFETY: the initializers of the library run as if the driver or NVTX loaded it, which the user of the program asked for.
     let library = unsafe { Library::new(library) }.map_err(|error| error.to_string())?;

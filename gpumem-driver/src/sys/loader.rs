@@ -1,14 +1,14 @@
-//! What the loader knows about the program and its libraries.
+//! Reads the loader's data about the program and its libraries.
 //!
 //! # The two locks of the loader
 //!
 //! The loader of glibc has two locks, and this crate keeps them apart:
 //!
 //! - The lock of loading (`dl_load_lock`): `dlopen` and `dlclose` hold it to their end, also while they run constructors and destructors
-//!   of libraries; `dlsym` and `dladdr` take it. A constructor may do anything, such as wait for a thread that is in a hook. So hooks
-//!   and callbacks of the driver do not take this lock: [`pin`], [`dl`](super::dl) and Python's functions are looked up before. glibc
-//!   before 2.35 takes it all the same when a thread uses the thread-local variables of a library for the first time that was loaded
-//!   by `dlopen`.
+//!   of libraries; `dlsym` and `dladdr` take it. A constructor may do anything, for example wait for a thread that is in a hook. So
+//!   hooks and callbacks of the driver do not take this lock: [`pin`], [`dl`](super::dl) and Python's functions are looked up before.
+//!   glibc before 2.35 takes it all the same when a thread first uses the thread-local variables of a library that was loaded by
+//!   `dlopen`.
 //! - The lock of the list (`dl_load_write_lock`): `dl_iterate_phdr` holds it during all its callbacks, and `dlopen` and `dlclose` while
 //!   they change the list, unmap a file or release its name. No code of a library runs under it but the callbacks of `dl_iterate_phdr`.
 //!   Hooks take it, as unwinders do for each exception. It is taken last: the callbacks here only copy, so they take no lock but that
@@ -16,7 +16,7 @@
 //!   the other way round, so no thread waits for another in a circle. A program that waits in a callback of its own for a thread in a
 //!   hook would wait for ever, as it would for a thread that walks its stack.
 //!
-//! What the loader says is valid as long as the file is loaded. So all of it is copied in a callback of `dl_iterate_phdr`: nobody can
+//! The loader's data is valid as long as the file is loaded. So all of it is copied in a callback of `dl_iterate_phdr`: no thread can
 //! unload a file meanwhile. (musl has one lock for both. It is not held while constructors run, so the same holds there.)
 
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ pub(crate) fn file_of(address: usize) -> Option<PathBuf> {
 #[cfg(target_os = "linux")]
 pub(super) use self::linux::{loaded_as, pin};
 
-/// See above.
+/// Returns nothing, because this system has no such list.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn loaded_as(_: &str) -> Vec<PathBuf> {
     Vec::new()
@@ -86,7 +86,7 @@ mod linux {
 
     struct Search<'a> {
         addresses: &'a [usize],
-        /// For each address, the index of its file.
+        /// The index of the file of each address.
         found: Vec<Option<usize>>,
         files: Vec<LoadedFile>,
     }
@@ -114,7 +114,7 @@ mod linux {
         0
     }
 
-    /// The loaded files whose names begin so, in the order in which they were loaded.
+    /// Returns the loaded files whose names have this beginning, in the order in which they were loaded.
     pub(in super::super) fn loaded_as(beginning: &str) -> Vec<PathBuf> {
         unsafe extern "C" fn add(info: *mut dl_phdr_info, _: usize, paths: *mut c_void) -> c_int {
             // SAFETY: the loader passes the pointer that it received, which is to a live list, and a record of its own. It keeps the file
@@ -206,7 +206,7 @@ mod linux {
         Ok(())
     }
 
-    /// What `dladdr` says of an address. Its strings are valid as long as the file is loaded.
+    /// Returns the answer of `dladdr` for an address. Its strings are valid as long as the file is loaded.
     fn info(address: usize) -> Option<libc::Dl_info> {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: `dladdr` accepts any address, since it only compares it; `info` is a live `Dl_info`, for which zeros are a valid

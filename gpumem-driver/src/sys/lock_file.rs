@@ -1,4 +1,4 @@
-//! A file whose lock excludes other processes of gpumem from something.
+//! A file whose lock excludes other processes of gpumem.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -10,13 +10,13 @@ use std::{
 
 use super::descriptor;
 
-/// Whoever waits looks so often.
+/// The interval at which a waiting thread tries again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// It is removed when it is dropped. The system releases the lock of a killed process.
+/// A lock file. It is removed when it is dropped. The system releases the lock of a killed process.
 ///
-/// Anybody who may write to the folder can put a file there and hold its lock. So nobody waits for ever, no link is followed, and nothing
-/// is written. On a file system without locks, no process is excluded.
+/// Every user who may write to the folder can put a file there and hold its lock. So no thread waits for ever, no link is followed, and
+/// nothing is written. On a file system without locks, no process is excluded.
 #[derive(Debug)]
 pub struct LockFile {
     path: PathBuf,
@@ -24,7 +24,7 @@ pub struct LockFile {
 }
 
 impl LockFile {
-    /// `None` if another process has it.
+    /// Tries to get the lock. `None` if another process has it.
     ///
     /// # Errors
     /// If the file cannot be created, or is no regular file.
@@ -44,7 +44,7 @@ impl LockFile {
         }
     }
 
-    /// Waits while another process has it, but not longer than that. `waits` is called after a quarter of that.
+    /// Waits while another process has it, at most for this time. `waits` is called after a quarter of it.
     ///
     /// # Errors
     /// As [`try_new`](Self::try_new), and if another process has it all the time.
@@ -102,7 +102,7 @@ mod tests {
         assert!(!path.exists() && LockFile::try_new(&path).unwrap().is_some());
     }
 
-    /// Somebody has put it there, to stop others.
+    /// Another user has put it there, to block others.
     #[test]
     fn nobody_waits_for_ever() {
         let folder = tempdir().unwrap();

@@ -27,7 +27,7 @@ pub(crate) struct Figures {
     pub(crate) total: u64,
     pub(crate) free: u64,
     pub(crate) used: u64,
-    /// `None` if the driver is older than 510, which includes it in `used`.
+    /// The reserved bytes. `None` if the driver is older than 510, which includes them in `used`.
     pub(crate) reserved: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Figures {
 #[derive(Debug)]
 pub(crate) struct Handle {
     device: Device<'static>,
-    /// As `nvidia-smi -L` prints it: `GPU-…`, or `MIG-…` for a slice.
+    /// The UUID, as `nvidia-smi -L` prints it: `GPU-…`, or `MIG-…` for a slice.
     pub(crate) uuid: String,
 }
 
@@ -43,10 +43,10 @@ pub(crate) struct Handle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ListedProcess {
     pub(crate) pid: u32,
-    /// In bytes; `None` where it is not available.
+    /// The memory in bytes; `None` if it is not available.
     pub(crate) used: Option<u64>,
     pub(crate) graphics: bool,
-    /// The GPU instance and the compute instance, under MIG.
+    /// The GPU instance and the compute instance in MIG mode.
     pub(crate) slice: (Option<u32>, Option<u32>),
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn cuda_version() -> Result<(i32, i32), Error> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
-/// How many GPUs NVML knows. `CUDA_VISIBLE_DEVICES` has no effect on it.
+/// Returns the number of GPUs. `CUDA_VISIBLE_DEVICES` has no effect on it.
 #[doc(alias = "nvmlDeviceGetCount_v2")]
 pub(crate) fn count() -> Result<u32, Error> {
     nvml()?.device_count().map_err(failed("nvmlDeviceGetCount_v2", None))
@@ -129,7 +129,7 @@ fn with_uuid(device: Device<'static>, index: u32) -> Result<Handle, Error> {
 }
 
 impl Handle {
-    /// Such as `NVIDIA H200`.
+    /// Returns the name, such as `NVIDIA H200`.
     #[doc(alias = "nvmlDeviceGetName")]
     pub(crate) fn name(&self, index: u32) -> Result<String, Error> {
         self.device.name().map_err(failed("nvmlDeviceGetName", Some(index)))
@@ -161,7 +161,7 @@ impl Handle {
         Ok(slices)
     }
 
-    /// One reading of the device's memory.
+    /// Reads the device's memory.
     #[doc(alias = "nvmlDeviceGetMemoryInfo_v2")]
     pub(crate) fn memory(&self, ordinal: u32) -> Result<Figures, Error> {
         match self.device.memory_info() {
@@ -217,7 +217,7 @@ impl Handle {
         self.device.is_accounting_enabled().unwrap_or(false)
     }
 
-    /// The most memory that a process had, in bytes, where the driver keeps accounts and knows it.
+    /// Returns the peak of a process in bytes, if the driver's accounting is enabled and knows the process.
     #[doc(alias = "nvmlDeviceGetAccountingStats")]
     pub(crate) fn accounted_peak(&self, pid: u32) -> Option<u64> {
         self.device.accounting_stats_for(pid).ok()?.max_memory_usage

@@ -1,12 +1,13 @@
-//! NVTX: programs and libraries mark ranges of their time with it.
+//! Receives NVTX, with which programs and libraries mark ranges of their time.
 //!
 //! Each library that uses NVTX has a copy of it. At its first use a copy loads the library that `NVTX_INJECTION64_PATH` names, and calls
 //! `InitializeInjectionNvtx2` there with a function that returns its tables. A tool writes its functions into these tables. The
 //! types, the numbers of the functions and this protocol are those of `nvtx3/nvtxDetail/nvtxTypes.h`.
 //!
-//! If another tool is to observe the ranges as well, it gets tables of ours in the place of the copy's, and each call is passed on to it.
+//! If another tool has to observe the ranges as well, it gets tables of ours in the place of the copy's, and each call is passed on to
+//! it.
 //!
-//! A range may end with a function of the extension for payloads: NCCL ends those of its communicators so. An extension has a table and an
+//! A range may end with a function of the extension for payloads, as those of NCCL's communicators do. An extension has a table and an
 //! initialization of its own, `InitializeInjectionNvtxExtension` of `nvtx3/nvtxDetail/nvtxExtTypes.h`.
 
 use std::{
@@ -27,7 +28,7 @@ use std::{
 
 use super::injection;
 
-/// What a tool is told. A domain is a number; that of ranges without a domain is 0.
+/// The events that a tool receives. A domain is a number; that of ranges without a domain is 0.
 ///
 /// The functions are called on the thread that has the range, inside of the program's call.
 pub struct RangeObserver {
@@ -35,7 +36,7 @@ pub struct RangeObserver {
     pub pushed: fn(domain: usize, name: &str),
     /// The newest range of this domain ends.
     pub popped: fn(domain: usize),
-    /// The program marks this moment. Else a range that may end on another thread begins, or ends (`is_end`).
+    /// The program marks this moment, or a range that may end on another thread begins, or ends (`is_end`).
     pub marked: fn(name: &str, is_end: bool),
 }
 
@@ -46,10 +47,11 @@ type GetModuleFunctionTable = unsafe extern "C" fn(c_uint, *mut *const *mut usiz
 
 /// `NVTX_ETID_CALLBACKS`
 const CALLBACKS: u32 = 1;
-/// `NVTX_CB_MODULE_CORE` and `NVTX_CB_MODULE_CORE2`: the functions without and with a domain.
+/// These are `NVTX_CB_MODULE_CORE` and `NVTX_CB_MODULE_CORE2`: the functions without and with a domain.
 const CORE: c_uint = 1;
 const CORE2: c_uint = 5;
-/// How many functions each of the two has, with the number 0, which is none. The extension for payloads is observed up to number 6.
+/// The number of functions of each of the two, including the number 0, which means none. The extension for payloads is observed up
+/// to number 6.
 const FUNCTIONS: usize = COUNT as usize;
 const COUNT: c_uint = 16;
 /// `NVTX_EXT_PAYLOAD_MODULEID`, and its place in [`OTHER`].
@@ -101,15 +103,15 @@ type InitializeExtension = unsafe extern "C" fn(*const ExtensionModule) -> c_int
 
 /// The longest name that is read, in characters of the program. A longer one is cut.
 const MOST_CHARACTERS: usize = 256;
-/// The most names of domains, and of registered strings. Without a limit, a program that registers names without end would fill
-/// its memory twice.
+/// The largest number of names of domains, and of registered strings. Without a limit, a program that registers names without
+/// end would fill its memory twice.
 const MOST_NAMES: usize = 1 << 16;
-/// In the place of a name that is not known.
+/// The text in the place of an unknown name.
 const NO_NAME: &str = "(no name)";
 
 static OBSERVER: OnceLock<RangeObserver> = OnceLock::new();
 
-/// The functions of the other tool, by module and number. 0 where it has none.
+/// The functions of the other tool, by module and number. 0 if it has none.
 static OTHER: [[AtomicUsize; FUNCTIONS]; 3] = [const { [const { AtomicUsize::new(0) }; FUNCTIONS] }; 3];
 
 /// Names by handle. The other tool may give a domain and a string the same handle.
@@ -121,7 +123,7 @@ static STARTED: Names = RwLock::new(None);
 /// The newest handle that is ours, if there is no other tool to make one. NVTX's own handles are pointers, so 0 is none.
 static HANDLES: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on this observer is told of the ranges of all copies of NVTX with our functions. Only the first call has an effect.
+/// Sets the observer of the ranges of all copies of NVTX with our functions. Only the first call has an effect.
 pub fn set_observer(observer: RangeObserver) {
     _ = OBSERVER.set(observer);
 }
@@ -189,7 +191,8 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// which gets each call as well.
 ///
 /// # Errors
-/// If the copy has not the tables that are needed, or if the other tool cannot be loaded: then it gets no ranges, and the observer does.
+/// If the copy does not have the needed tables, or if the other tool cannot be loaded. That tool gets no ranges then, but the observer
+/// does.
 ///
 /// # Safety
 /// `get_export_table` is the function that NVTX has passed to `InitializeInjectionNvtx2`, and this is called inside of that call.
@@ -214,7 +217,7 @@ pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Pa
 /// Returns whether anybody uses the extension.
 ///
 /// # Errors
-/// If the other tool cannot be loaded: then it does not get the calls of the extension, and the observer does.
+/// If the other tool cannot be loaded. That tool does not get the calls of the extension then, but the observer does.
 ///
 /// # Safety
 /// The module is the one that NVTX has passed to `InitializeInjectionNvtxExtension`, and this is called inside of that call.
@@ -225,7 +228,7 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
         let Ok(initialize) = injection::function(other, "InitializeInjectionNvtxExtension") else { return Ok(false) };
         // SAFETY: this is the type that NVTX documents for this name.
         let initialize = unsafe { transmute::<*const c_void, InitializeExtension>(initialize.as_ptr()) };
-        // SAFETY: it gets what NVTX has passed, where NVTX would have called it.
+        // SAFETY: it gets the arguments of NVTX, at the place where NVTX would have called it.
         if unsafe { initialize(module) } == 0 {
             return Err(format!("{} refused an extension of NVTX, and gets no calls of it", other.display()));
         }
@@ -242,8 +245,8 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
         if function == 0 {
             continue;
         }
-        // SAFETY: there are so many slots, through which this copy calls the functions. NVTX lets its tool write them inside of the
-        // initialization, while its other threads wait. The function has the type of that number.
+        // SAFETY: there are this number of slots, through which this copy calls the functions. NVTX lets its tool write them inside
+        // of the initialization, while its other threads wait. The function has the type of that number.
         unsafe {
             let slot = slots.add(number);
             if asked == Ok(true) {
@@ -255,7 +258,7 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
     asked.map(|_| true)
 }
 
-/// The table of a module: for each function, where the pointer to it is.
+/// Returns the table of a module: the place of the pointer to each function.
 ///
 /// # Safety
 /// The function is that of a copy of NVTX, or of ours.
@@ -275,10 +278,10 @@ unsafe fn table_of<'a>(get_export_table: GetExportTable, module: c_uint) -> Opti
     Some(unsafe { slice::from_raw_parts(table, (size as usize).min(FUNCTIONS)) })
 }
 
-/// NVTX's own function of the copy that is being initialized, for what the other tool asks besides.
+/// NVTX's own function of the copy that is being initialized, for other questions of the other tool.
 static REAL: Mutex<Option<GetExportTable>> = Mutex::new(None);
 
-/// Has the other tool put its functions into [`OTHER`].
+/// Makes the other tool put its functions into [`OTHER`].
 fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
     let failed = |why: String| format!("NVTX_INJECTION64_PATH names {}, which gets no ranges: {why}", other.display());
     let initialize = injection::function(other, "InitializeInjectionNvtx2").map_err(failed)?;
@@ -298,14 +301,14 @@ extern "C" fn export_table(id: u32) -> *const c_void {
     if id == CALLBACKS { (&raw const OURS).cast() } else { real_table(id) }
 }
 
-/// What the copy of NVTX that is being initialized returns for this number.
+/// Returns the answer of the copy of NVTX that is being initialized for this number.
 fn real_table(id: u32) -> *const c_void {
     let real = *REAL.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: it is the function of a copy of NVTX, and a number is all that it takes.
     real.map_or(ptr::null(), |real| unsafe { real(id) })
 }
 
-/// For the other tool: [`OTHER`] for the two modules that we observe, and the copy's own table for the rest.
+/// Gives the other tool [`OTHER`] for the two modules that we observe, and the copy's own table for the rest.
 unsafe extern "C" fn module_function_table(module: c_uint, table: *mut *const *mut usize, size: *mut c_uint) -> c_int {
     let which = match module {
         CORE => 0,
@@ -318,7 +321,7 @@ unsafe extern "C" fn module_function_table(module: c_uint, table: *mut *const *m
             return unsafe { real(module, table, size) };
         }
     };
-    // Never released: the tool may keep it. Each copy of NVTX asks once for each module.
+    // The table is never released, because the tool may keep it. Each copy of NVTX asks once for each module.
     let entries = Box::leak(Box::new(OTHER[which].each_ref().map(AtomicUsize::as_ptr)));
     // SAFETY: the tool passes pointers to its variables, or null for a size that it does not need.
     unsafe {
@@ -330,7 +333,7 @@ unsafe extern "C" fn module_function_table(module: c_uint, table: *mut *const *m
     1
 }
 
-/// Tells the observer. What it calls may use NVTX itself: that is not told.
+/// Calls the observer. Calls of NVTX that the observer makes itself are not observed.
 fn tell(what: impl FnOnce(&RangeObserver)) {
     thread_local! {
         static IS_TOLD: Cell<bool> = const { Cell::new(false) };
@@ -338,7 +341,7 @@ fn tell(what: impl FnOnce(&RangeObserver)) {
     // While a thread ends, its locals may be gone.
     let is_first = IS_TOLD.try_with(|is_told| !is_told.replace(true)).unwrap_or(false);
     if is_first {
-        // Nothing unwinds into the program.
+        // A panic must not unwind into the program.
         _ = catch_unwind(std::panic::AssertUnwindSafe(|| OBSERVER.get().map(what)));
         _ = IS_TOLD.try_with(|is_told| is_told.set(false));
     }
@@ -378,7 +381,7 @@ fn pop(domain: usize) {
     tell(|observer| (observer.popped)(domain));
 }
 
-/// The name that belongs to a handle.
+/// Returns the name of a handle.
 fn name_of(names: &Names, handle: usize) -> Option<String> {
     if handle == 0 {
         return None;
@@ -386,7 +389,7 @@ fn name_of(names: &Names, handle: usize) -> Option<String> {
     names.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&handle).map(|name| name.as_ref().to_owned())
 }
 
-/// The other tool's handle, or else a new one, now has this name.
+/// Gives this name to the other tool's handle, or else to a new one.
 fn handle(names: &Names, of_other: Option<usize>, name: &str) -> usize {
     let handle = of_other.filter(|handle| *handle != 0).unwrap_or_else(new_handle);
     set_name(names, handle, name);
@@ -405,7 +408,7 @@ fn set_name(names: &Names, handle: usize, name: &str) {
     }
 }
 
-/// A text of the program.
+/// Reads a text of the program.
 ///
 /// # Safety
 /// The pointer is null, or to a string that ends with a zero.
@@ -419,10 +422,10 @@ unsafe fn text_a(text: *const c_char) -> String {
     String::from_utf8_lossy(unsafe { slice::from_raw_parts(text.cast(), length) }).into_owned()
 }
 
-/// As [`text_a`], of wide characters, which have 32 bits on Linux.
+/// Reads a text like [`text_a`], of wide characters, which have 32 bits on Linux.
 ///
 /// # Safety
-/// As for [`text_a`].
+/// The same as for [`text_a`].
 unsafe fn text_w(text: *const u32) -> String {
     if text.is_null() {
         return NO_NAME.to_owned();
@@ -433,7 +436,7 @@ unsafe fn text_w(text: *const u32) -> String {
     characters.map(|character| char::from_u32(character).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
 }
 
-/// The message of a range.
+/// Returns the message of a range.
 ///
 /// # Safety
 /// The pointer is null or to the attributes of a range, as NVTX documents them.
@@ -459,7 +462,7 @@ unsafe fn message(attributes: *const EventAttributes) -> String {
     }
 }
 
-/// What a push or a pop returns if no other tool says it: `NVTX_NO_PUSH_POP_TRACKING`.
+/// The result of a push or a pop if there is no other tool: `NVTX_NO_PUSH_POP_TRACKING`.
 const NOT_TRACKED: c_int = -2;
 
 /// Our functions, by module (0 is [`CORE`], 1 is [`CORE2`]) and number. `$other` calls that of the other tool, if it has one. The other tool's
@@ -478,7 +481,7 @@ macro_rules! functions {
             $body
         })*
 
-        /// What is written into the tables of a copy of NVTX: our functions, and the other tool's where we have none.
+        /// The functions for the tables of a copy of NVTX: ours, and the other tool's if we have none.
         fn all_functions() -> [[usize; FUNCTIONS]; 3] {
             let mut functions = OTHER.each_ref().map(|module| module.each_ref().map(|other| other.load(Relaxed)));
             $(functions[$module][$number] = $name as *const () as usize;)*
@@ -487,7 +490,8 @@ macro_rules! functions {
     };
 }
 
-// In each of them, the program passes what NVTX documents. What is in a payload is not read: its range has no name. The id of a range, `nvtxRangeId_t`, has 64 bits.
+// The program passes the arguments that NVTX documents to each of them. The content of a payload is not read, so its range has no name. The
+// id of a range, `nvtxRangeId_t`, has 64 bits.
 functions! {
     (0, 1) mark_ex(attributes: *const EventAttributes) |other| {
         // SAFETY: see above.

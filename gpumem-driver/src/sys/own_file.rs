@@ -3,9 +3,9 @@
 use std::{ffi::c_int, fs, io, ptr};
 
 /// Replaces the pages of that file by copies, at the same addresses: a file that somebody truncates would end the program at the next
-/// access. What cannot be replaced stays as it is.
+/// access. Pages that cannot be replaced stay as they are.
 ///
-/// To be called before another thread runs code of this library: what it wrote meanwhile might be lost.
+/// It must be called before another thread runs code of this library: its writes might be lost.
 ///
 /// # Errors
 /// Some systems forbid code in memory that is not a file (`SELinux` without `execmem`).
@@ -26,7 +26,7 @@ struct Mapping<'a> {
     begin: usize,
     end: usize,
     access: c_int,
-    /// Device and inode, as the kernel writes them.
+    /// The device and the inode, as the kernel writes them.
     file: (&'a str, &'a str),
 }
 

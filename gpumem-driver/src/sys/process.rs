@@ -1,4 +1,4 @@
-//! The process itself: its exit, and its forks.
+//! The process itself, with its exit and its forks.
 
 use std::{
     ffi::c_int,
@@ -31,8 +31,8 @@ pub fn at_exit(callback: extern "C" fn()) {
     unsafe { atexit(callback) };
 }
 
-/// Runs code in which the calling thread is not cancelled (`pthread_cancel`), but later. Functions such as `write` are points at which
-/// a thread is cancelled, and the C library would unwind through code that catches panics, which ends the process.
+/// Runs code and delays a cancellation of the calling thread (`pthread_cancel`) until after it. Functions such as `write` are points
+/// at which a thread is cancelled, and the C library would unwind through code that catches panics, which ends the process.
 #[cfg(feature = "cuda")]
 #[inline]
 pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
@@ -66,7 +66,7 @@ pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
 /// The file of the program.
 ///
 /// # Errors
-/// If the system does not say.
+/// If the system does not say it.
 pub fn executable() -> std::io::Result<std::path::PathBuf> {
     // `/proc/self` is the first thread, which may have ended before the others: it has no file then.
     #[cfg(target_os = "linux")]
@@ -76,19 +76,19 @@ pub fn executable() -> std::io::Result<std::path::PathBuf> {
     std::env::current_exe()
 }
 
-/// The name of the machine, or that of the container. `None` where the system does not say it.
+/// Returns the name of the machine, or that of the container. `None` if the system does not say it.
 pub fn host() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim_end().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// The number of this process among those of a job, as its launcher says it.
+/// Returns the number of this process among those of a job, as its launcher says it.
 pub fn rank() -> Option<u64> {
     const VARIABLES: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
     VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.trim().parse().ok())
 }
 
-/// The number that the operating system gives the calling thread; 0 where that is not known.
+/// Returns the operating system's number of the calling thread; 0 if it is not known.
 pub fn thread_id() -> u64 {
     #[cfg(target_os = "linux")]
     {
@@ -101,14 +101,15 @@ pub fn thread_id() -> u64 {
     0
 }
 
-/// The name that the operating system has for the calling thread, cut off after 15 bytes. A thread that was given none has that of the
-/// thread that started it. `None` where this is not so.
+/// Returns the operating system's name of the calling thread, cut off after 15 bytes. A thread without a name of its own has that of
+/// the thread that started it. `None` on systems without such names.
 pub fn thread_name() -> Option<String> {
     let name = name_of_thread();
     (name != ThreadName::default()).then(|| String::from_utf8_lossy(name.bytes()).into_owned())
 }
 
-/// As [`thread_name`]; empty where it is not known. It may be called in a hook: on Linux it makes one system call, which takes no lock.
+/// Returns the same as [`thread_name`]; empty if it is not known. It may be called in a hook: on Linux it makes one system call, which
+/// takes no lock.
 pub fn name_of_thread() -> ThreadName {
     #[cfg(target_os = "linux")]
     {
@@ -152,15 +153,15 @@ pub fn with_signals_blocked<R>(begin_thread: impl FnOnce() -> R) -> R {
     begin_thread()
 }
 
-/// The names of all threads of gpumem begin so.
+/// The beginning of the names of all threads of gpumem.
 pub const OWN_THREADS: &str = "gpumem-";
 
 /// Ends the process with code 0 if the program's threads have ended: the C library does so after the last thread, and the threads of
-/// gpumem must not keep the process alive. A program that ends its main thread with `pthread_exit` comes to this.
+/// gpumem must not keep the process alive. This happens in a program that ends its main thread with `pthread_exit`.
 pub fn exit_without_program() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if is_without_program() && !DONE.swap(true, Relaxed) {
-        // On a thread of its own: handlers of the exit wait for the threads of gpumem.
+        // This runs on a thread of its own, because handlers of the exit wait for the threads of gpumem.
         let exit = std::thread::Builder::new().name(format!("{OWN_THREADS}exit"));
         let _ = exit.spawn(|| std::process::exit(0));
     }
@@ -193,19 +194,20 @@ fn is_without_program() -> bool {
     false
 }
 
-/// When this process began, as `/proc` says; 0 where that is not known. Another process that gets the same number began later.
+/// Returns the time when this process began, as `/proc` says; 0 if it is not known. Another process that gets the same number
+/// began later.
 pub fn began() -> u64 {
     began_in("/proc/self").unwrap_or(0)
 }
 
-/// When the process with this number began. `None` if no such process runs.
+/// Returns the time when the process with this number began. `None` if no such process runs.
 pub fn began_of(pid: u32) -> Option<u64> {
     began_in(&format!("/proc/{pid}"))
 }
 
 fn began_in(folder: &str) -> Option<u64> {
     let stat = std::fs::read(format!("{folder}/stat")).ok()?;
-    // The name of the program is in brackets and may contain anything, also what is not UTF-8.
+    // The name of the program is in brackets and may contain any bytes, even if they are not UTF-8.
     let stat = String::from_utf8_lossy(&stat);
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     // The state is that of the first thread: it may have ended before the others.
@@ -214,7 +216,7 @@ fn began_in(folder: &str) -> Option<u64> {
     if has_ended && !has_others() { None } else { fields.nth(18)?.parse().ok() }
 }
 
-/// How long this process has run; `None` where that is not known.
+/// Returns the running time of this process; `None` if it is not known.
 pub fn age() -> Option<std::time::Duration> {
     #[cfg(target_os = "linux")]
     {
@@ -240,9 +242,10 @@ pub(super) fn at_fork(code: fn()) {
     notice_forks();
 }
 
-/// From now on forks of this process are noticed.
+/// Notices forks of this process from now on.
 pub fn notice_forks() {
-    // Not a `OnceCell`: a child that is forked while another thread initialises it would wait for that thread for ever.
+    // This is not a `OnceCell`: a child that is forked while another thread initialises it would wait for that thread
+    // for ever.
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.load(Relaxed) && !DONE.swap(true, Relaxed) {
         #[cfg(unix)]

@@ -32,7 +32,7 @@ const MAX_CHAIN: usize = 1024;
 /// File and function names are cut at this length.
 const MAX_CHARACTERS: isize = 4096;
 
-/// What identifies a Python function on a stack, as numbers: the function may have ended.
+/// The numbers that identify a Python function on a stack. They remain when the function has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct FrameKey {
     /// The address of its code object.
@@ -41,14 +41,14 @@ pub(crate) struct FrameKey {
     offset: isize,
 }
 
-/// The addresses of what a code object consists of, and its identity. A new code object may have the address of one that is gone, and
+/// The addresses of the parts of a code object, and its identity. A new code object may have the address of one that is gone, and
 /// even its names and its table of lines may have the addresses of theirs; then the identity differs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct CodeParts([usize; 3], usize);
 
 impl CodeParts {
-    /// Equality, word by word. The derived one compares vectors of two words: it stores the words that were just read and loads them
-    /// again as a vector, which waits for the stores (store forwarding). That takes longer than all the rest.
+    /// Compares word by word. The derived comparison uses vectors of two words: it stores the words that were just read and loads
+    /// them again as a vector, which waits for the stores (store forwarding). That takes longer than all the rest.
     fn are(&self, others: Self) -> bool {
         let (Self([file, function, lines], identity), now) = (*self, others.0);
         file == now[0] && function == now[1] && lines == now[2] && identity == others.1
@@ -60,7 +60,7 @@ impl CodeParts {
 pub(crate) struct Frames<'a> {
     interpreter: &'a Interpreter,
     keys: &'a [FrameKey],
-    /// They are those of one thread.
+    /// The functions belong to one thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -72,14 +72,14 @@ pub(crate) struct Frame<'a> {
     thread: PhantomData<*const ()>,
 }
 
-/// What a frame stands for.
+/// The file, the function and the line of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PythonLine {
-    /// With the names of its classes, such as `Trainer.step`.
+    /// The function with the names of its classes, such as `Trainer.step`.
     pub(crate) function: String,
-    /// As Python names it, such as `train.py` or `<stdin>`.
+    /// The file as Python names it, such as `train.py` or `<stdin>`.
     pub(crate) file: String,
-    /// `None` if the instruction belongs to no line.
+    /// The line. `None` if the instruction belongs to no line.
     pub(crate) line: Option<u32>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct Interpreter {
 struct Functions {
     is_initialized: unsafe extern "C" fn() -> c_int,
     is_finalizing: unsafe extern "C" fn() -> c_int,
-    /// The state of this thread while it holds the lock. Not on 3.11, where it may be another thread's.
+    /// The state of this thread while it holds the lock. It is missing on 3.11, where it may be another thread's.
     attached_thread: Option<unsafe extern "C" fn() -> *mut c_void>,
     /// The state of this thread, whether it holds the lock or not.
     this_thread: unsafe extern "C" fn() -> *mut c_void,
@@ -111,14 +111,13 @@ struct Functions {
 }
 
 impl Interpreter {
-    /// The interpreter of this process. `None` before [`find`](Self::find), or if that found none.
+    /// Returns the interpreter of this process. `None` before [`find`](Self::find), or if that found none.
     pub(crate) fn of_process() -> Option<&'static Self> {
         FOUND.get()?.as_ref()
     }
 
-    /// Looks for the interpreter of this process: only the first time. It finds none if no Python runs, or one of another version than
-    /// 3.11 to 3.14, or without a global lock. It takes the loader's lock of loading, so hooks and callbacks must
-    /// not call it.
+    /// Looks for the interpreter of this process, but only the first time. It finds none if no Python runs, or one of another version
+    /// than 3.11 to 3.14, or without a global lock. It takes the loader's lock of loading, so hooks and callbacks must not call it.
     pub(crate) fn find() {
         FOUND.get_or_init(Self::new);
     }
@@ -165,8 +164,8 @@ impl Interpreter {
         self.functions.is_initialized as *const () as usize
     }
 
-    /// Calls `read` with the Python functions that the calling thread is in, as many of the innermost as there is room for in `keys`.
-    /// `None` on a thread that runs no Python, and while the interpreter ends.
+    /// Calls `read` with the Python functions that the calling thread is in. If `keys` has not enough room, it gets the innermost
+    /// ones. `None` on a thread that runs no Python, and while the interpreter ends.
     ///
     /// The interpreter begins and ends no thread meanwhile. So `read` must be short, and must not call Python.
     pub(crate) fn with_frames<R>(&self, keys: &mut [FrameKey], read: impl FnOnce(Frames<'_>) -> R) -> Option<R> {
@@ -266,7 +265,7 @@ impl Frame<'_> {
         }
     }
 
-    /// What it stands for.
+    /// Returns the file, the function and the line.
     pub(crate) fn line(self) -> PythonLine {
         let CodeParts([file, function, table], _) = self.parts();
         // SAFETY: the code object is alive, as said above, and so are its parts.
@@ -280,7 +279,7 @@ impl Frame<'_> {
 }
 
 impl Interpreter {
-    /// The characters of a string; `?` if it is of a type derived from strings.
+    /// Returns the characters of a string; `?` if its type is derived from strings.
     ///
     /// # Safety
     /// It is the address of an object that lives.

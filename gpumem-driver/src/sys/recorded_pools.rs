@@ -1,22 +1,22 @@
-//! Pools under `gpumem run`: the gpumem of the program passes them on to the library that records the process.
+//! Passes pools from the gpumem of the program to the library that records the process under `gpumem run`.
 //!
-//! The two are separate copies of gpumem, and may have different versions. What they share is one table of C functions.
+//! The two are separate copies of gpumem, and may have different versions. They share only one table of C functions.
 
 use std::{ffi::c_void, ptr::NonNull};
 
 /// The version of [`PoolFunctions`]: a change of the table, or of what its functions mean, is a new version.
 pub const VERSION: u32 = 1;
 
-/// What the library does with a pool of the program. The functions do not unwind, and may be called by any thread.
+/// The functions of the library for a pool of the program. They do not unwind, and may be called by any thread.
 #[repr(C)]
 pub struct PoolFunctions {
-    /// A pool begins. The name is UTF-8, and is copied. Null, if the pool is not recorded.
+    /// A pool begins. The name is UTF-8, and is copied. The result is null if the pool is not recorded.
     pub register: unsafe extern "C" fn(name: *const u8, length: usize, device: u32) -> *mut c_void,
     /// The pool has given out a part: the address and the size.
     pub allocated: unsafe extern "C" fn(pool: *const c_void, address: u64, bytes: u64),
     /// A part is freed: the address.
     pub freed: unsafe extern "C" fn(pool: *const c_void, address: u64),
-    /// How much the pool has from the driver.
+    /// The pool sets its memory from the driver.
     pub set_reserved: unsafe extern "C" fn(pool: *const c_void, bytes: u64),
     /// The pool ends, and is not passed again.
     pub close: unsafe extern "C" fn(pool: *mut c_void),
@@ -46,13 +46,13 @@ fn functions() -> Option<&'static PoolFunctions> {
     let library = unsafe { Library::open(Some(path), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()?;
     // SAFETY: a library with a function of this name is gpumem's, where it has this type in all versions.
     let pools = unsafe { library.get::<Pools>(b"gpumem_pools\0") }.ok().map(|pools| *pools);
-    // It is not unloaded while the process runs: the table and its functions are there.
+    // The library is not unloaded while the process runs, so the table and its functions stay there.
     std::mem::forget(library);
     // SAFETY: the function may be called at any time. It returns null, or a table of this version in the memory of the library.
     unsafe { pools?(VERSION).as_ref() }
 }
 
-/// Elsewhere there is no such library.
+/// Other systems have no such library.
 #[cfg(not(all(feature = "cuda", target_os = "linux")))]
 fn functions() -> Option<&'static PoolFunctions> {
     None
@@ -81,7 +81,7 @@ impl RecordedPool {
         unsafe { (self.functions.freed)(self.pool.as_ptr(), address) }
     }
 
-    /// How much the pool has from the driver.
+    /// The pool sets its memory from the driver.
     pub fn set_reserved(&self, bytes: u64) {
         // SAFETY: as above.
         unsafe { (self.functions.set_reserved)(self.pool.as_ptr(), bytes) }

@@ -14,26 +14,26 @@ use super::descriptor;
 /// A file that only this process writes to, even if the program closes descriptors that are not its own.
 ///
 /// Daemons and programs that start others close all numbers from 3 on. After that the number of this file is free, and the next file or
-/// connection of the program may get it. So each write first compares what the number stands for, and opens the file again if it was
+/// connection of the program may get it. So each write first compares the file of the number, and opens the recording again if it was
 /// closed.
 #[derive(Debug)]
 pub struct RecordingFile {
-    /// `None` if the program has closed the descriptor and the file cannot be opened again.
+    /// The file. `None` if the program has closed the descriptor and the file cannot be opened again.
     file: Option<File>,
     identity: Option<(u64, u64)>,
-    /// Where the file is, and where it will be when it takes the place of another one.
+    /// The path of the file, and its later path when it takes the place of another one.
     paths: [PathBuf; 2],
     written: u64,
 }
 
 impl RecordingFile {
-    /// Creates the file, or empties it. It is moved to `place` later, if that is another path.
+    /// Creates the file, or empties it. The file is moved to `place` later, if this is another path.
     ///
     /// The lock lasts until the process ends: two processes that write to one file would destroy both recordings. A pipe or a device is
     /// refused, because opening or writing it can block the program.
     ///
     /// # Errors
-    /// If the file cannot be created, if it is not a regular file, if it has something else than a recording, or if another process
+    /// If the file cannot be created, if it is not a regular file, if it is something else than a recording, or if another process
     /// records to it.
     pub fn create(path: &Path, place: &Path) -> io::Result<Self> {
         let file = descriptor::open(path, true)?;
@@ -50,12 +50,12 @@ impl RecordingFile {
         Ok(Self { file: Some(file), identity, paths, written: 0 })
     }
 
-    /// The file, which is opened again if the program has closed it.
+    /// Returns the file, which is opened again if the program has closed it.
     fn own(&mut self) -> io::Result<&mut File> {
         let identity = self.identity;
         let is_own = |file: &File| descriptor::identity(file) == identity;
         if self.file.as_ref().is_none_or(|file| !is_own(file)) {
-            // The number is the program's now, which must not be closed.
+            // The number belongs to the program now and must not be closed.
             forget(self.file.take());
             let opened = |path: &PathBuf| descriptor::open(path, false).ok().filter(is_own);
             let Some(mut file) = self.paths.iter().find_map(opened) else {
@@ -72,14 +72,14 @@ impl RecordingFile {
 
 impl Write for RecordingFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Above the limit the kernel would end the program with SIGXFSZ.
+        // The kernel would end the program with SIGXFSZ above the limit.
         if let Some(limit) = descriptor::file_size_limit().filter(|limit| self.written + bytes.len() as u64 > *limit) {
             let why = format!("files of this process may have {limit} bytes at most (ulimit -f)");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
         }
         let written = self.written;
         let file = self.own()?;
-        // What comes after a gap is no recording.
+        // Data after a gap is no recording.
         let known = file.metadata()?;
         if descriptor::is_removed(&known) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "it was removed while the program ran"));
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(recording.write_all(b"two").unwrap_err().to_string(), "it was removed while the program ran");
     }
 
-    /// Somebody has put a pipe there meanwhile: without a reader, opening it would wait.
+    /// A pipe is there now: opening it would wait for a reader.
     #[test]
     fn a_pipe_in_the_place_of_the_file_is_not_waited_for() {
         let folder = tempdir().unwrap();

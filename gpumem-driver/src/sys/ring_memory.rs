@@ -1,8 +1,8 @@
 //! The memory of a recording's ring, which outlives the process.
 //!
-//! It is a segment of shared memory (System V). A segment has no name in a file system and keeps the size that it was made with, so
-//! nobody can shrink or empty it while it is mapped into the program, and no full disk can refuse a page of it. It needs no descriptor,
-//! and nobody has to answer. It stays when its process is killed: a report reads it, adds it to the recording, and removes it.
+//! It is a segment of shared memory (System V). A segment has no name in a file system and keeps its size, so no process can shrink or
+//! empty it while it is mapped into the program, and no full disk can refuse a page of it. It needs no descriptor and no other process.
+//! It stays when its process is killed: a report reads it, adds it to the recording, and removes it.
 
 use std::io;
 
@@ -30,7 +30,8 @@ mod linux {
 
     use super::{Line, RingMemory, Segment, Segments, SharedMemory, io};
 
-    /// How many rings of killed processes are kept until a report reads them. They take memory, and not every one gets a report.
+    /// The number of rings of killed processes that are kept until a report reads them. They take memory, and some never get a
+    /// report.
     const MOST_FORGOTTEN: usize = 16;
 
     /// Only the owner may use a segment.
@@ -41,7 +42,7 @@ mod linux {
     pub struct RingPages {
         lines: NonNull<Line>,
         count: usize,
-        /// `None`: private memory, which is lost with the process.
+        /// The segment. `None` for private memory, which is lost with the process.
         segment: Option<OwnSegment>,
     }
 
@@ -50,7 +51,7 @@ mod linux {
     // SAFETY: as above.
     unsafe impl Sync for RingPages {}
 
-    /// A segment that this process has made, and is to remove.
+    /// A segment that this process has made and has to remove.
     #[derive(Debug)]
     struct OwnSegment {
         number: c_int,
@@ -67,7 +68,7 @@ mod linux {
     }
 
     impl RingPages {
-        /// Memory that outlives the process, else private memory. All bytes are 0.
+        /// Makes memory that outlives the process, else private memory. All bytes are 0.
         ///
         /// # Errors
         /// If the process may not have that much memory.
@@ -75,7 +76,7 @@ mod linux {
             Self::shared(count).or_else(|_| Self::private(count))
         }
 
-        /// Memory that is lost with the process. All bytes are 0.
+        /// Makes memory that is lost with the process. All bytes are 0.
         ///
         /// # Errors
         /// If the process may not have that much memory.
@@ -112,15 +113,15 @@ mod linux {
             self.segment.as_ref().and_then(|segment| segment.number.try_into().ok())
         }
 
-        /// Fetches all pages, so that hooks do not wait for them. To be called when the ring says whose it is: the process may be
-        /// killed meanwhile.
+        /// Fetches all pages, so that hooks do not wait for them. It must be called after the ring has the number of its process,
+        /// because the process may be killed meanwhile.
         pub fn fetch(&self) {
             let bytes = self.count * size_of::<Line>();
             // SAFETY: this range is mapped, and its bytes stay as they are. A kernel before 5.14 refuses, which changes nothing else.
             unsafe { libc::madvise(self.lines.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
         }
 
-        /// What is in the ring is not needed after the process. The memory can be used until this is dropped.
+        /// Marks the ring as not needed after the process. The memory can be used until this is dropped.
         pub fn discard(&self) {
             if let Some(segment) = &self.segment {
                 segment.remove();
@@ -131,11 +132,11 @@ mod linux {
     impl RingMemory for RingPages {
         #[inline]
         fn lines(&self) -> &[Line] {
-            // SAFETY: so many lines are mapped until this is dropped: by `mmap` without a file, or by `shmat`, whose segment nobody can
-            // make smaller. Removing the segment leaves the mapping as it is. The memory begins at a page, so lines are aligned, and any
-            // bytes are atomic words. Another process of this user may attach the segment and write to it: words are read and written
-            // atomically, and a ring trusts none of them. The kernel has a page for each access, or ends a process for want of memory,
-            // as with any other memory of the program.
+            // SAFETY: this number of lines is mapped until this is dropped: by `mmap` without a file, or by `shmat`, whose segment
+            // nobody can make smaller. Removing the segment leaves the mapping as it is. The memory begins at a page, so lines are
+            // aligned, and any bytes are atomic words. Another process of this user may attach the segment and write to it: words are
+            // read and written atomically, and a ring trusts none of them. The kernel has a page for each access, or ends a process for
+            // want of memory, as with any other memory of the program.
             unsafe { slice::from_raw_parts(self.lines.as_ptr(), self.count) }
         }
     }
@@ -155,10 +156,10 @@ mod linux {
         }
     }
 
-    /// So many words of a segment of any process, for as long as this one lives.
+    /// Maps this number of words of a segment of any process, for as long as this process lives.
     ///
     /// # Errors
-    /// If this process may not use the segment, or there is none that is as large.
+    /// If this process may not use the segment, or if there is no segment of this size.
     pub fn words_of(segment: u64, count: usize) -> io::Result<&'static [AtomicU64]> {
         let number = segment.try_into().map_err(|_| io::ErrorKind::NotFound)?;
         let lines = attach(number, 0)?;
@@ -171,8 +172,8 @@ mod linux {
         if bytes / size_of::<AtomicU64>() < count {
             return Err(io::Error::other("the segment of shared memory is too small"));
         }
-        // SAFETY: so many words are mapped and stay mapped, because nobody detaches them. They begin at a page. As in `lines`, any bytes
-        // are atomic words.
+        // SAFETY: this number of words is mapped and stays mapped, because nobody detaches them. They begin at a page. As in `lines`,
+        // any bytes are atomic words.
         Ok(unsafe { slice::from_raw_parts(lines.as_ptr().cast(), count) })
     }
 
@@ -193,7 +194,7 @@ mod linux {
         unsafe { libc::shmctl(number, libc::IPC_RMID, ptr::null_mut()) };
     }
 
-    /// What is in a segment: `most` bytes at most. `None` if there is no segment with this number.
+    /// Returns the content of a segment, `most` bytes at most. `None` if there is no segment with this number.
     fn content(number: c_int, most: usize) -> io::Result<Option<Segment>> {
         let lines = match attach(number, libc::SHM_RDONLY) {
             Ok(lines) => lines,
@@ -208,16 +209,16 @@ mod linux {
         let is_known = unsafe { libc::shmctl(number, libc::IPC_STAT, &raw mut about) } == 0;
         let read = if is_known {
             let count = about.shm_segsz.min(most) / size_of::<Line>();
-            // SAFETY: the segment has at least so many bytes: it keeps its size, and while it is attached, no other one gets its number.
-            // It is attached until `shmdt` below. Another process may write to it meanwhile, so words are read atomically; any bytes
-            // are atomic words.
+            // SAFETY: the segment has at least this number of bytes: it keeps its size, and while it is attached, no other one gets its
+            // number. It is attached until `shmdt` below. Another process may write to it meanwhile, so words are read atomically; any
+            // bytes are atomic words.
             let read = unsafe { slice::from_raw_parts(lines.as_ptr(), count) };
             let mut bytes = Vec::with_capacity(size_of_val(read));
             for word in read.iter().flat_map(|line| &line.0) {
                 bytes.extend_from_slice(&word.load(Relaxed).to_le_bytes());
             }
             let creator = u32::try_from(about.shm_cpid).ok().filter(|pid| *pid != 0);
-            // One of those that have attached it is this process.
+            // This process is one of those that have attached it.
             Ok(Some(Segment { bytes, creator, is_in_use: about.shm_nattch > 1 }))
         } else {
             Err(io::Error::last_os_error())
@@ -241,7 +242,7 @@ mod linux {
         }
     }
 
-    /// Removes the oldest rings of killed processes of this user that nobody has asked for, if there are many.
+    /// Removes the oldest unread rings of killed processes of this user, if there are many.
     fn remove_forgotten(bytes: usize) {
         let list = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
         // SAFETY: the call has no arguments and cannot fail.
@@ -257,7 +258,8 @@ mod linux {
         }
     }
 
-    /// When a segment was made or changed, and its number, if it may be the ring of a process of this user that has ended.
+    /// Returns the time when a segment was made or changed, and its number, if it may be the ring of a process of this
+    /// user that has ended.
     fn forgotten(line: &str, bytes: usize, user: u32) -> Option<(u64, c_int)> {
         let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
         // The key is 0, as for all segments without a name.
@@ -314,11 +316,12 @@ mod other {
     }
 }
 
-/// The calling processor will soon write to this line. It takes the line from other processors meanwhile, and does not wait for it.
+/// Announces that the calling processor will soon write to this line. The processor takes the line from others meanwhile, and does
+/// not wait for it.
 #[inline]
 pub fn prefetch_for_writing(line: &Line) {
     let line: *const Line = line;
-    // SAFETY: the instruction changes no register and no memory, also where a processor does not know it.
+    // SAFETY: the instruction changes no register and no memory, even if a processor does not know it.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
@@ -362,7 +365,7 @@ mod tests {
     #[test]
     fn processes_share_words() {
         let memory = RingPages::new(4).unwrap();
-        // As long as a process has it, others find it by its number.
+        // Other processes find it by its number as long as a process has it.
         memory.discard();
         let number = memory.segment().unwrap();
         memory.lines()[3].0[1].store(0x0102, Relaxed);

@@ -6,7 +6,8 @@ use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
 
 pub(crate) use super::loader::files_of;
 
-/// The most functions that are found without the walker. Each costs 0.16 µs, so a stack costs at most 5 µs.
+/// The largest number of functions that are found without the walker. Each costs 0.16 µs, so a stack costs at most 5
+/// µs.
 const MAX_CAPTURED: usize = 32;
 
 /// Files are mapped at pages of this size, or of a multiple of it.
@@ -58,7 +59,7 @@ pub(crate) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u3
 #[cfg(feature = "cuda")]
 pub(crate) use super::calls::as_observer_cold;
 
-/// Without a source that intercepts calls, there is no state of the thread to change.
+/// If no source intercepts calls, there is no state of the thread to change.
 #[expect(clippy::unnecessary_wraps, reason = "with such a source, the code may have panicked")]
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
@@ -87,7 +88,7 @@ pub(crate) fn unwound(number: impl Fn(&[usize]) -> u32) -> u32 {
 /// Writes the return addresses of the calling thread's stack, innermost first, until `addresses` is full. Returns their number. The
 /// first one is in the function that calls this one; `skip` leaves out as many more.
 ///
-/// It may be called anywhere, also in a callback from C: it allocates nothing, takes no lock of its own, and does not panic. Each
+/// It may be called anywhere, even in a callback from C: it allocates nothing, takes no lock of its own, and does not panic. Each
 /// frame costs the same, so a short `addresses` is cheap.
 #[inline(never)]
 pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
@@ -117,9 +118,9 @@ pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
 }
 
 /// The functions at an address that [`unwind`] wrote, innermost first: several if functions were inlined there, none if none is
-/// known. It is slow, because it reads debug information from files while it holds a lock. So it is for printing only.
+/// known. It is slow, because it reads debug information from files while it holds a lock. So it is only for printing.
 ///
-/// For libraries that were loaded after its first call it finds functions, and no lines.
+/// It finds no lines, but functions, for libraries that were loaded after its first call.
 pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
     let mut symbols = Vec::new();
     backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
@@ -145,7 +146,7 @@ fn function_of(address: usize) -> Option<String> {
     let data = ReadCache::new(fs::File::open(&loaded.path).ok()?);
     let object = object::File::parse(&data).ok()?;
     let first = object.segments().map(|segment| segment.address()).min()? / PAGE * PAGE;
-    // As the address is behind the call.
+    // The address is behind the call.
     let at = (address.checked_sub(loaded.base)? as u64).checked_add(first)?.checked_sub(1)?;
     let symbols = object.symbols().chain(object.dynamic_symbols());
     let mut functions = symbols.filter(|symbol| symbol.kind() == SymbolKind::Text);

@@ -1,4 +1,4 @@
-//! The number of the calling thread's stack: from the thread's cache, else by a walk.
+//! Finds the number of the calling thread's stack in the thread's cache, or by a walk.
 
 mod cache;
 mod callers;
@@ -28,8 +28,7 @@ use self::{
 };
 use super::stack::as_observer_cold;
 
-/// The most functions of a stack that are recorded. It is large enough for the user's line to be among them, below all functions of
-/// a framework.
+/// The largest number of recorded functions of a stack. The user's line is among them even below all functions of a framework.
 const MAX_FUNCTIONS: usize = 128;
 
 /// The functions of a stack, without those of libraries that are left out, such as the driver.
@@ -55,18 +54,18 @@ impl Functions {
     }
 }
 
-/// What a thread keeps to walk its stacks: less than 64 KiB, from its first stack until it ends.
+/// The data that a thread keeps to walk its stacks: less than 64 KiB, from its first stack until it ends.
 struct Walker {
     /// The thread's stack. The walk reads nothing outside of it.
     bounds: Range<u64>,
     cache: StackCache,
     unwinder: Unwinder,
     modules: Option<Arc<Modules>>,
-    /// How many walks to a caller in a row have failed.
+    /// The number of consecutive walks to a caller that have failed.
     failed: u32,
 }
 
-/// After so many failed walks to a caller, the thread makes no more of them: they would cost the same each time.
+/// A thread stops walking to callers after this number of failed walks, because each would cost the same.
 const MOST_FAILED: u32 = 64;
 
 thread_local! {
@@ -123,7 +122,7 @@ pub(super) fn caller(is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u3
     as_observer_cold(|| find_caller(record, sp, is_skipped, number)).flatten()
 }
 
-/// As [`caller`], for one that is not in the cache.
+/// Does the same as [`caller`], for a caller that is not in the cache.
 #[inline(never)]
 fn find_caller(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(usize) -> u32) -> Option<u32> {
     let of_thread = |walker: &RefCell<Option<Walker>>| {
@@ -185,7 +184,7 @@ fn save_registers(registers: &mut MaybeUninit<Registers>) -> u64 {
     sp
 }
 
-/// As [`number`], for another stack than the last one.
+/// Does the same as [`number`], for another stack than the last one.
 #[inline(never)]
 fn find(record: u64, sp: u64, is_skipped: fn(&[u8]) -> bool, number: impl Fn(&[usize]) -> u32) -> Option<u32> {
     let of_thread = |walker: &RefCell<Option<Walker>>| {
@@ -215,7 +214,7 @@ fn set_last(sp: u64, stack: CachedStack<'_>) {
     LAST.with(|last| unsafe { &mut *last.get() }.set(sp, stack));
 }
 
-/// From now on the thread has no last stack and knows no callers.
+/// Forgets the last stack and the callers of the thread.
 fn clear_last() {
     // SAFETY: as above.
     LAST.with(|last| unsafe { *last.get() = LastStack::NONE });
@@ -301,7 +300,7 @@ impl Walker {
         Some(number)
     }
 
-    /// The list of what is loaded now. What is cached is forgotten if it may be of a library that was unloaded.
+    /// Returns the list of loaded files. Cached data that may belong to an unloaded library is forgotten.
     fn loaded_now(&mut self, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Modules>> {
         let modules = Modules::current(self.modules.as_ref(), is_skipped)?;
         if self.modules.as_ref().is_some_and(|known| known.generation.unloaded != modules.generation.unloaded) {
@@ -314,7 +313,7 @@ impl Walker {
     }
 }
 
-/// Where the registers are that [`save_registers`] has written.
+/// The addresses of the registers that [`save_registers`] has written.
 fn registers_at(record: u64) -> RegisterAddresses {
     std::array::from_fn(|at| record + 8 * (1 + at as u64))
 }

@@ -290,7 +290,7 @@ impl Eager {
         }
     }
 
-    /// Runs `body` with or without recording for the backward pass.
+    /// Calls `run` with or without recording for the backward pass.
     pub(crate) fn with_grad<R>(&self, enabled: bool, run: impl FnOnce() -> R) -> R {
         let before = self.grad_enabled.replace(enabled);
         let result = run();

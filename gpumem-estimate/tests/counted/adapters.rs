@@ -1,4 +1,5 @@
-//! Adapters and weights in 4 bits: what is live, counted by hand, and figures that peft and the authors of `QLoRA` published.
+//! Tests adapters and weights in 4 bits. The live bytes are counted by hand, or are figures that peft and the authors of
+//! `QLoRA` published.
 
 use gpumem_estimate::{Class, Dtype, Input, Lora, Loss, Model, Optimizer, Quantized, Shape, Step};
 

@@ -1,4 +1,4 @@
-//! Checkpointing: what is live, counted by hand.
+//! Tests checkpointing. The live bytes are counted by hand.
 
 use gpumem_estimate::{Checkpointing, Estimate, Input, Layer, Loss, Model, Named, Optimizer, Step, models, numbered};
 
@@ -18,7 +18,7 @@ fn step(checkpointing: Checkpointing) -> Step {
     exact(Step { checkpointing, ..Step::training(BATCH, Optimizer::Sgd) })
 }
 
-/// What the forward and the backward pass add to weights, input and labels.
+/// Returns the bytes that the forward and the backward pass add to weights, input and labels.
 fn added(estimate: &Estimate) -> [u64; 2] {
     let constant = 16 * WEIGHT + OUTPUT + BATCH * 8;
     ["forward", "backward"].map(|name| phases(estimate, name)[0] - constant)
@@ -104,8 +104,8 @@ fn what_makes_no_sense_is_an_error() {
     assert_eq!(error(Checkpointing::Blocks), "the model has no blocks that checkpointing could run again");
     assert_eq!(error(Checkpointing::Every(0)), "checkpointing of every 0 blocks makes no sense");
     assert_eq!(error(Checkpointing::Segments(0)), "checkpointing with 0 segments makes no sense");
-    // Measured: the seventh segment of VGG19 would begin with a convolution, but the fourth one begins with `relu` in place, and
-    // PyTorch's backward pass fails with "modified by an inplace operation".
+    // A measurement showed this: the seventh segment of VGG19 would begin with a convolution, but the fourth one begins with
+    // `relu` in place, and PyTorch's backward pass fails with "modified by an inplace operation".
     let error = step(Checkpointing::SquareRoot).estimate(&models::vgg19()).unwrap_err();
     assert_eq!(error.layer(), "features.15");
     assert!(error.to_string().contains("it overwrites its input, which checkpointing keeps"), "{error}");

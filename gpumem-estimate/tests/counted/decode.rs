@@ -1,4 +1,4 @@
-//! Generation of tokens and accumulation of gradients: what is live, counted by hand.
+//! Tests the generation of tokens and the accumulation of gradients. The live bytes are counted by hand.
 
 use gpumem_estimate::{Class, Decode, Estimate, KvCache, Model, Optimizer, Step, models};
 
@@ -21,7 +21,7 @@ fn each_token_adds_its_keys_and_values() {
     // numbers of the tokens and their mask.
     assert_eq!(peak(&long) - peak(&short), 32 * 4 * (25 * KEYS + 16));
     assert_eq!(phases(&long, "prefill"), phases(&short, "prefill"));
-    // With room for all tokens, only their numbers and their mask are added.
+    // If there is room for all tokens, only their numbers and their mask are added.
     let (long, short) = (of(65, KvCache::Static(192)), of(33, KvCache::Static(192)));
     assert_eq!(peak(&long) - peak(&short), 32 * 4 * 16);
     assert_eq!(super::of(&long, Class::Cache), 4 * 192 * 24 * KEYS);
@@ -41,7 +41,7 @@ fn pages_are_allocated_one_by_one() {
     assert!(error.ends_with("pages of 0 tokens have no room"), "{error}");
 }
 
-/// Logits of the last position only: 128 times less than without decoding.
+/// There are logits of the last position only, 128 times fewer than without decoding.
 #[test]
 fn the_prompt_needs_no_logits_but_the_last() {
     let model = models::gpt2(128);
@@ -76,7 +76,7 @@ fn gradients_are_added_up() {
     let (weights, output) = ((100 * 50 + 50 + 50 * 50 + 50) * 4, 8 * 50 * 4);
     let constant = weights + 8 * 100 * 4 + 8 * 8;
     let backward = phases(&estimate, "backward");
-    // As without accumulation.
+    // The result is as without accumulation.
     assert_eq!(backward[0], constant + weights + output + 8);
     // The gradients of the first pass, those of the first layer again, and the gradient that they were made of; the loss and its gradient.
     assert_eq!(backward[1], constant + weights + (100 * 50 + 50) * 4 + output + 8);

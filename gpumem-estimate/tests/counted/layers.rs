@@ -1,4 +1,4 @@
-//! Layers by themselves: sums by hand, and what does not fit together.
+//! Tests single layers with sums by hand, and layers that do not fit together.
 
 use gpumem_estimate::{
     Attention, Experts, Function, HeadNorm, Input, Layer, Loss, Model, Optimizer, RunExperts, Shape, Step, numbered,
@@ -47,7 +47,7 @@ fn experts_keep_what_grouped_products_need() {
     let (input, scores, choice) = (10 * 8 * 4, 10 * 2 * 4, 10 * 2 * 8);
     // The sorted choice and the order of the rows; the rows; their scores.
     let chosen = 2 * 20 * 8 + 20 * 8 * 4 + 20 * 4;
-    // What the experts make of the rows, that times the scores, the order back, and the same rows in that order.
+    // The outputs of the experts, the same times the scores, the reverse order, and the same rows in that order.
     let last = 3 * 20 * 8 * 4 + 20 * 8;
     let found = peak([Layer::Experts(experts())], tokens(), Step::inference(2));
     assert_eq!(found, weights + input + scores + choice + chosen + last);
@@ -70,7 +70,7 @@ fn group_norm_keeps_its_input_and_two_numbers_for_each_group() {
     assert_eq!(upsampled, weights + pixels + 17 * pixels);
 }
 
-/// With a window that is shorter than the sequence there is a mask, which the layer converts to the type of the queries.
+/// If a window is shorter than the sequence there is a mask, which the layer converts to the type of the queries.
 #[test]
 fn a_window_needs_a_mask() {
     let attention = |window| {
@@ -83,7 +83,7 @@ fn a_window_needs_a_mask() {
     assert_eq!(attention(32) - attention(0), 64 * 64 + 64 * 64 * 4 - projected);
 }
 
-/// Branches read the same input. Without training, an idle layer costs its parameters only.
+/// Branches read the same input. Without training, an idle layer costs only its parameters.
 #[test]
 fn branches_and_idle_layers() {
     let linear = || Layer::linear(8, 8);

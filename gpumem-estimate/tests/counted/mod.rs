@@ -1,4 +1,4 @@
-//! Estimates of small steps without the rounding of an allocator: what is live, counted by hand.
+//! Tests estimates of small steps without the rounding of an allocator. The live bytes are counted by hand.
 
 mod adapters;
 mod checkpointing;
@@ -10,22 +10,22 @@ mod steps;
 
 use gpumem_estimate::{AllocatorKind, Class, Estimate, Input, Layer, Linear, Loss, Model, Named, Shape, Step};
 
-/// The same step, in which each request takes its bytes and cuBLAS has no workspace.
+/// Returns the same step, in which each request takes its bytes and cuBLAS has no workspace.
 fn exact(step: Step) -> Step {
     Step { allocator: AllocatorKind::Exact, cublas_workspace: 0, ..step }
 }
 
-/// The bytes of a class at the peak.
+/// Returns the bytes of a class at the peak.
 fn of(estimate: &Estimate, class: Class) -> u64 {
     estimate.classes().iter().find(|(of, _)| *of == class).map_or(0, |(_, bytes)| bytes.get())
 }
 
-/// The most that is live in each phase of this name.
+/// Returns the peak of each phase of this name.
 fn phases(estimate: &Estimate, name: &str) -> Vec<u64> {
     estimate.phases.iter().filter(|phase| phase.name == name).map(|phase| phase.peak.get()).collect()
 }
 
-/// The most that is live in the first forward pass, backward pass and update.
+/// Returns the peaks of the first forward pass, backward pass and update.
 fn highest(estimate: &Estimate) -> [u64; 3] {
     ["forward", "backward", "update"].map(|name| phases(estimate, name)[0])
 }

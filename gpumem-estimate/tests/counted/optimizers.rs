@@ -1,4 +1,4 @@
-//! What optimizers keep and what they need for a moment, counted by hand.
+//! Tests the kept and the temporary tensors of optimizers, counted by hand.
 
 use gpumem_estimate::{Class, Dtype, Estimate, Input, Layer, Loss, Model, Optimizer, Shape, Step, models, numbered};
 
@@ -11,13 +11,13 @@ fn training(optimizer: Optimizer) -> Step {
     exact(Step::training(8, optimizer))
 }
 
-/// The highest moment of the second update, without parameters, gradients, input, labels and loss.
+/// Returns the peak of the second update, without parameters, gradients, input, labels and loss.
 fn update(optimizer: Optimizer) -> u64 {
     let estimate = training(optimizer).estimate(&small()).unwrap();
     last(&estimate, "update") - 2 * ELEMENTS * 4 - 8 * 100 * 4 - 8 * 8 - 4
 }
 
-/// The highest moment of the last phase of this name.
+/// Returns the peak of the last phase of this name.
 fn last(estimate: &Estimate, name: &str) -> u64 {
     phases(estimate, name).pop().unwrap()
 }
@@ -35,7 +35,7 @@ fn states_and_temporary_tensors() {
 #[test]
 fn adafactor_keeps_rows_and_columns() {
     let states = (50 + 100) + 50 + (50 + 50) + 50;
-    // While the first vector is handled, what was made for the matrix before it is still there: the means of 50 rows and 100 columns
+    // While the first vector is handled, the tensors for the matrix before it are still there: the means of 50 rows and 100 columns
     // and the update of 5000 elements. The vector's squares and its update are added.
     let temporary = (50 + 100 + 5000) + 50 + 50;
     assert_eq!(update(Optimizer::Adafactor), (states + temporary) * 4);

@@ -1,4 +1,4 @@
-//! Several GPUs: what is live on one of them, counted by hand.
+//! Tests several GPUs. The live bytes on one of them are counted by hand.
 
 use gpumem_estimate::{
     AllocatorKind, Checkpointing, Class, DataParallel, DataParallelKind, Dtype, Input, Layer, Lora, Loss, Model,
@@ -38,11 +38,12 @@ fn shards_are_gathered_block_by_block() {
     let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, 2)).estimate(&blocks()).unwrap();
     assert_eq!(estimate.parameters, 2 * 64 * 64 + 640);
     let expected = [
-        // In the second block: the last layer's weight, which is not in a block; the second block's, and what it was gathered in; the
-        // outputs of both blocks.
+        // The peak in the second block has the last layer's weight, which is not in a block; the second block's weight and the buffer
+        // in which it was gathered; the outputs of both blocks.
         CONSTANT + HEAD + 2 * WEIGHT + 2 * OUTPUT,
-        // In the first block: the last layer's weight and its gradient; the block's weight and its gradient; the gradients of the second
-        // block, which are being added up, and the half that is their sum; the gradient of the output; the loss and its gradient.
+        // The peak in the first block has the last layer's weight and its gradient; the block's weight and its gradient; the gradients
+        // of the second block, which are being added up, and the half that is their sum; the gradient of the output; the loss and its
+        // gradient.
         CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 8,
         // Half of all gradients.
         CONSTANT + WEIGHT + HEAD / 2 + 4,
@@ -54,8 +55,8 @@ fn shards_are_gathered_block_by_block() {
 fn parameters_stay_after_the_forward_pass_if_asked() {
     let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero2, 2)).estimate(&blocks()).unwrap();
     let expected = [
-        // The weights of both blocks, and what the second one was gathered in: it stays until the loss is there. So do the logits and
-        // the logarithms of the probabilities, and two numbers.
+        // The weights of both blocks, and the buffer of the second one, which stays until the loss is there. So do the logits and the
+        // logarithms of the probabilities, and two numbers.
         CONSTANT + HEAD + 3 * WEIGHT + 2 * OUTPUT + 2 * BATCH * 10 * 4 + 8,
         CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 8,
         CONSTANT + WEIGHT + HEAD / 2 + 4,
@@ -68,8 +69,8 @@ fn shards_are_gathered_in_a_smaller_type() {
     let mixed = DataParallel { gathered: Some(Dtype::Bf16), ..parallel(DataParallelKind::Zero3, 2) };
     let estimate = training(Optimizer::Adam, mixed).estimate(&blocks()).unwrap();
     let [forward, _, update] = highest(&estimate);
-    // While the second block is gathered: the last layer's weight, what the first block was gathered in, the second block's shard in
-    // the smaller type, and what it is gathered in; the input in the smaller type, and the output of the first block.
+    // While the second block is gathered, there are the last layer's weight, the buffer of the first block, the second block's shard
+    // in the smaller type and its buffer, the input in the smaller type, and the output of the first block.
     assert_eq!(forward, CONSTANT + (HEAD + WEIGHT + WEIGHT / 2 + WEIGHT + OUTPUT + OUTPUT) / 2);
     // Gradients, two moments and roots, all of them half and in `f32`. The loss has the smaller type.
     assert_eq!(update, CONSTANT + 4 * (WEIGHT + HEAD / 2) + 2);
@@ -94,10 +95,11 @@ fn replicas_have_buckets() {
     let gradients = 2 * WEIGHT + HEAD;
     assert_eq!(highest(&replicas), highest(&alone).map(|bytes| bytes + gradients));
     assert_eq!(of(&replicas, Class::Communication), gradients);
-    // What `measure/bytes.py` counts.
+    // `measure/bytes.py` counts this.
     assert_eq!(highest(&replicas), [74_088, 108_072, 107_044]);
-    // With blocks of 512 bytes, what is added depends on the number of buckets. VGG19's parameters in reverse: the last layer has 16 MB
-    // and fills the first bucket, the layer before has 64 MB, the one before that 392 MB; each of the others fills one or shares it.
+    // With blocks of 512 bytes, the rounding depends on the number of buckets. In the reverse order of VGG19's parameters, the last
+    // layer has 16 MB and fills the first bucket, the layer before has 64 MB, the one before that 392 MB; each of the others fills one
+    // or shares it.
     let model = models::vgg19();
     let step =
         Step { allocator: AllocatorKind::PyTorch, ..training(Optimizer::Sgd, parallel(DataParallelKind::Replicas, 8)) };
@@ -117,7 +119,7 @@ fn the_state_is_shared_out_by_parameters() {
     let saved = |kept: u64| (7600 - kept) * 3 * 4;
     assert_eq!(all - update(DataParallelKind::Zero1, 2), saved(5000));
     assert_eq!(all - update(DataParallelKind::Zero1, 1000), saved(5000));
-    // What `measure/bytes.py` counts in two steps, without the counters of two parameters, which are not on the device.
+    // `measure/bytes.py` counts this in two steps, without the counters of two parameters, which are not on the device.
     let zero1 = training(Optimizer::Adam, parallel(DataParallelKind::Zero1, 2)).estimate(&blocks()).unwrap();
     let peaks: Vec<_> = zero1.phases.iter().map(|phase| phase.peak.get()).collect();
     let second = [111_984, 145_968, 163_884].map(|bytes| bytes - 2 * 4);
@@ -138,8 +140,9 @@ fn gradients_of_shards_are_added_up() {
     assert_eq!(highest(&once)[2], highest(&twice)[2]);
     let backward = phases(&twice, "backward");
     assert_eq!(backward[0], highest(&once)[1]);
-    // In the second block: the halves of all gradients of the first pass; the last layer's weight and its gradient; the block's weight
-    // and its gradient; what the first block is gathered in; the outputs of the first block, two gradients; the loss and its gradient.
+    // The peak in the second block has the halves of all gradients of the first pass; the last layer's weight and its gradient; the
+    // block's weight and its gradient; the buffer of the first block; the outputs of the first block, two gradients; the loss and its
+    // gradient.
     let in_second_block = 2 * HEAD + 3 * WEIGHT + 3 * OUTPUT + 8;
     assert_eq!(backward[1], CONSTANT + WEIGHT + HEAD / 2 + in_second_block);
 }
@@ -152,7 +155,8 @@ fn checkpointed_blocks_are_gathered_once_more_only() {
     let (all, checkpointed) = (step.estimate(&model).unwrap(), checkpointed.estimate(&model).unwrap());
     assert!(highest(&checkpointed)[0] < highest(&all)[0]);
     assert_eq!(highest(&checkpointed)[2], highest(&all)[2]);
-    // Nothing stays gathered: the same half of the parameters and gradients as without checkpointing, and the next step begins alike.
+    // Nothing stays gathered: the step has the same half of the parameters and gradients as without checkpointing, and the next step
+    // begins alike.
     assert_eq!(checkpointed.phases[0].peak, checkpointed.phases[3].peak);
 }
 
@@ -160,7 +164,7 @@ fn checkpointed_blocks_are_gathered_once_more_only() {
 fn inference_with_shards() {
     let inference = |kind| Step { optimizer: None, ..training(Optimizer::Sgd, parallel(kind, 2)) };
     let estimate = inference(DataParallelKind::Zero3).estimate(&blocks()).unwrap();
-    // In the second block; the input of a block and its output.
+    // The peak is in the second block, with the input of a block and its output.
     let constant = CONSTANT - LABELS;
     assert_eq!(estimate.phases[0].peak.get(), constant + HEAD + 2 * WEIGHT + 2 * OUTPUT);
 }
@@ -198,23 +202,24 @@ fn split(ranks: u64) -> Step {
     exact(step)
 }
 
-/// The parameters of one rank, counted from the sizes of the layers.
+/// Tests the parameters of one rank, counted from the sizes of the layers.
 #[test]
 fn layers_are_split_as_megatron_does() {
     let parameters =
         |model: &Model, ranks| Step { optimizer: None, ..split(ranks) }.estimate(model).unwrap().parameters;
-    // GPT-2 for two ranks: six heads of 64; half of the size between the layers of the MLP; 197 × 128 of 50,257 tokens. Norms, positions
-    // and the biases of the last matrix products are on both.
+    // GPT-2 for two ranks has six heads of 64; half of the size between the layers of the MLP; 197 × 128 of 50,257 tokens. Norms,
+    // positions and the biases of the last matrix products are on both.
     let attention = 768 * (3 * 384) + 3 * 384 + 384 * 768 + 768;
     let mlp = 768 * 1536 + 1536 + 1536 * 768 + 768;
     let expected = 197 * 128 * 768 + 1024 * 768 + 12 * (attention + mlp + 4 * 768) + 2 * 768;
     assert_eq!(parameters(&models::gpt2(16), 2), expected);
-    // Llama 2 7B for eight: 4,096 of 32,000 tokens, twice.
+    // Llama 2 7B for eight ranks has 4,096 of 32,000 tokens, twice.
     let llama = Model::from_config(r#"{"architectures": ["LlamaForCausalLM"]}"#, 16).unwrap();
     let block = (4 * 4096 * 4096 + 3 * 4096 * 11_008) / 8 + 2 * 4096;
     assert_eq!(parameters(&llama, 8), 2 * 4096 * 4096 + 32 * block + 4096);
     assert_eq!(parameters(&llama, 1), 6_738_415_616);
-    // BERT base for four: 60 × 128 of 30,522 tokens, whose table the head shares; the head has a bias for each of them.
+    // BERT base for four ranks has 60 × 128 of 30,522 tokens, whose table the head shares; the head has a bias for each
+    // of them.
     let block = (4 * 768 * 768 + 3 * 768 + 8 * 768 * 768 + 4 * 768) / 4 + 2 * 768 + 4 * 768;
     let tables = (60 * 128 + 512 + 2) * 768 + 2 * 768;
     let expected = tables + 12 * block + 768 * 768 + 768 + 2 * 768 + 60 * 128;
@@ -235,8 +240,9 @@ fn the_loss_of_a_part_of_the_vocabulary() {
     let weights = (128 * 8 + 2 * 8 * 8 + 128 * 8) * 4;
     assert_eq!(estimate.parameter_bytes.get(), weights);
     let rows = BATCH * 16;
-    // The tokens; what the four layers keep, 8 numbers for each token; the logits of half of the tokens; the labels. For each token: its
-    // label and the highest logit, a byte of a mask, its label in this part, its logit, the sum, the logarithm of the sum and the loss.
+    // The tokens; the kept tensors of the four layers, 8 numbers for each token; the logits of half of the tokens; the labels. Each
+    // token has its label and the highest logit, a byte of a mask, its label in this part, its logit, the sum, the logarithm of the sum
+    // and the loss.
     let expected = weights + rows * (8 + 4 * 8 * 4 + 128 * 4 + 8) + rows * (4 + 1 + 8 + 4 + 4 + 4 + 4);
     assert_eq!(highest(&estimate)[0], expected);
     // Without splitting, the logarithms of the probabilities are a tensor beside the logits.
@@ -254,7 +260,7 @@ fn splits_that_are_impossible_are_errors() {
     assert_eq!(error(2, &models::vgg19()), expected);
     assert!(error(2, &models::t5_small([16, 16])).ends_with("experts and for models with an encoder and a decoder"));
     assert!(split(u64::MAX).estimate(&models::gpt2(16)).is_err());
-    // Both together: the rank has a half of a half.
+    // With both together, the rank has a half of a half.
     let both = Step { data_parallel: Some(parallel(DataParallelKind::Zero3, 2)), ..split(2) };
     let (both, alone) = (both.estimate(&models::gpt2(16)).unwrap(), split(2).estimate(&models::gpt2(16)).unwrap());
     assert_eq!(both.parameters, alone.parameters);

@@ -1,11 +1,11 @@
-//! Steps: what is live at the peak, and what checkpointing, autocast and optimizers change.
+//! Tests the live memory of steps at the peak, with the changes of checkpointing, autocast and optimizers.
 
 use gpumem_core::model::Bytes;
 use gpumem_estimate::{Class, Dtype, Input, Layer, Loss, Model, Optimizer, Quantized, Shape, Step, models, numbered};
 
 use super::{exact, highest, of, small};
 
-/// Each byte of a small step, counted by hand.
+/// Each byte of a small step is counted by hand.
 #[test]
 fn a_small_step_byte_by_byte() {
     let (batch, weights) = (8, (100 * 50 + 50 + 50 * 50 + 50) * 4);
@@ -88,7 +88,8 @@ fn a_model_of_20_000_layers() {
     assert!(estimate.peak > Bytes::new(10_000 * 20 * 4 * 2));
 }
 
-/// The figures of Llama 3 8B with 8,192 tokens, by hand: a cache of keys and values of 8 heads of 128 elements in 32 blocks, and logits.
+/// The figures of Llama 3 8B with 8,192 tokens are computed by hand: a cache of keys and values of 8 heads of 128 elements in 32 blocks,
+/// and logits.
 #[test]
 fn weights_alone_are_quantized() {
     let config = r#"{
@@ -102,14 +103,14 @@ fn weights_alone_are_quantized() {
     let wide = estimate(with("bf16"));
     assert_eq!(wide.parameter_bytes.get(), 2 * elements);
     assert_eq!(of(&wide, Class::Cache), 1024 << 20);
-    // How many bytes so many elements take.
+    // Returns the bytes of a number of elements.
     for (name, [bytes, of_elements]) in
         [("q4_0", [18, 32]), ("q4_k", [144, 256]), ("q8_0", [34, 32]), ("f8", [1, 1]), ("nf4", [36, 64])]
     {
         let narrow = estimate(with(name));
         let weights = (elements - of_norms) / of_elements * bytes + of_norms * 2;
         assert_eq!((narrow.parameters, narrow.parameter_bytes.get()), (elements, weights), "{name}");
-        // All else is what it is in bf16: the cache has 1,024 MiB, and the peak is smaller by what the weights save.
+        // All else is as in bf16: the cache has 1,024 MiB, and the peak is smaller by the savings of the weights.
         for (class, bytes) in wide.classes().into_iter().filter(|(class, _)| *class != Class::Weights) {
             assert_eq!(of(&narrow, class), bytes.get(), "{name}: {class:?}");
         }

@@ -1,4 +1,5 @@
-//! Collectives of NCCL in a dry run: they move nothing between ranks. Each rank goes on as if all of them had its own values.
+//! The collectives of NCCL in a dry run. They move nothing between ranks: each rank continues as if all ranks had its own
+//! values.
 //!
 //! A kernel of NCCL waits for those of other ranks, and threads of NCCL wait for the kernels: a program in which some are skipped does not end.
 //! So the command preloads the library into dry runs, and the loader finds these functions before NCCL's. Communicators are NCCL's own. The
@@ -45,7 +46,8 @@ macro_rules! functions {
                     }
                 }
                 let Some(function) = nccl::function(stringify!($name)) else { return FAILED };
-                // SAFETY: it is NCCL's function of this name, which takes so many words, and the arguments are the caller's.
+                // SAFETY: it is NCCL's function of this name, which takes this number of words, and the arguments are the
+                // caller's.
                 unsafe {
                     transmute::<*mut c_void, unsafe extern "C" fn($(word!($argument)),*) -> c_int>(function.as_ptr())($($argument),*)
                 }
@@ -68,7 +70,7 @@ functions! {
                 return INVALID_ARGUMENT;
             }
             for rank in 0..count {
-                // SAFETY: the caller passes so many places, and devices or null.
+                // SAFETY: the caller passes this number of places, and devices or null.
                 unsafe {
                     let device = if devices == 0 { rank } else { (devices as *const c_int).add(rank).read().unsigned_abs() as usize };
                     (comms as *mut usize).add(rank).write(begin(Joint { rank, count, device }));
@@ -87,7 +89,7 @@ functions! {
     ncclCommSplit(comm, _color, _key, _out, _config) { joint(comm).map(|_| INVALID_USAGE) }
 }
 
-/// A rank of a communicator that this process has made for several cards.
+/// A rank of a communicator that this process made for several cards.
 #[derive(Clone, Copy)]
 struct Joint {
     rank: usize,
@@ -95,7 +97,7 @@ struct Joint {
     device: usize,
 }
 
-/// By the handle.
+/// The ranks by their handles.
 fn joints() -> MutexGuard<'static, BTreeMap<usize, Joint>> {
     static JOINTS: Mutex<BTreeMap<usize, Joint>> = Mutex::new(BTreeMap::new());
 
@@ -171,14 +173,14 @@ fn int(word: usize) -> usize {
     word & 0xffff_ffff
 }
 
-/// How many bytes so many values of an `ncclDataType_t` have.
+/// Returns the bytes of a number of values of an `ncclDataType_t`.
 fn bytes(count: usize, kind: usize) -> usize {
     const SIZES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
-    // Of a type that is not known, nothing is copied.
+    // Values of an unknown type are not copied.
     count * SIZES.get(int(kind)).unwrap_or(&0)
 }
 
-/// What NCCL says of a communicator: 0 if it does not say it.
+/// Asks NCCL about a communicator. Returns 0 if it does not answer.
 fn asked(question: &str, comm: usize) -> usize {
     if let Some(joint) = joint(comm) {
         return if question == "ncclCommCount" { joint.count } else { joint.rank };
@@ -196,7 +198,7 @@ fn asked(question: &str, comm: usize) -> usize {
     usize::try_from(answer).unwrap_or(0)
 }
 
-/// Copies on the device what is there. What is not there is skipped as in every copy of a dry run.
+/// Copies the memory that is on the device. Other memory is skipped, as in every copy of a dry run.
 fn copy(from: usize, to: usize, bytes: usize, stream: usize) {
     if from != to && bytes > 0 {
         // SAFETY: the program asks for a collective with these buffers, after which this rank's part is there.

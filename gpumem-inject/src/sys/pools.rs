@@ -22,7 +22,7 @@ struct Recorded {
 
 static FUNCTIONS: PoolFunctions = PoolFunctions { register, allocated, freed, set_reserved, close };
 
-/// The functions for pools, or null: the program has another version of gpumem.
+/// Returns the functions for pools, or null if the program has another version of gpumem.
 // SAFETY: no other function of a program has this name, which begins with that of this project.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpumem_pools(version: u32) -> *const PoolFunctions {
@@ -30,7 +30,7 @@ pub extern "C" fn gpumem_pools(version: u32) -> *const PoolFunctions {
 }
 
 unsafe extern "C" fn register(name: *const u8, length: usize, device: u32) -> *mut c_void {
-    // Without a recording gpumem must not be asked: its first use makes the settings of the process.
+    // gpumem must not be asked without a recording: its first use makes the settings of the process.
     let Some(recording) = recordings::current() else { return ptr::null_mut() };
     // SAFETY: the caller passes a name of this length.
     let name = String::from_utf8_lossy(unsafe { slice::from_raw_parts(name, length) }).into_owned();
@@ -66,7 +66,7 @@ unsafe extern "C" fn close(pool: *mut c_void) {
     _ = catch_unwind(AssertUnwindSafe(|| drop(pool)));
 }
 
-/// Calls the pool, while the recording is made that knows it.
+/// Calls the pool while the recording that knows it is made.
 ///
 /// # Safety
 /// `register` returned the pointer, and it was not closed.

@@ -25,7 +25,8 @@ pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
     begin_at_start(file, keep)
 }
 
-/// As [`begin`], before the program has allocated anything: the recording does not say that older blocks may be missing.
+/// Does the same as [`begin`], before the program has allocated anything: the recording does not say that older blocks
+/// may be missing.
 ///
 /// # Errors
 /// As [`begin`].

@@ -104,6 +104,57 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
     }
 }
 
+/// `gpumem run --live`: the file is begun again several times while it is scraped, and no figure is lost by that.
+#[test]
+fn figures_of_a_short_recording_are_right_and_do_not_fall() {
+    let spikes = Spikes::new();
+    let outcome = exported(
+        Standin::new(),
+        "live",
+        &spikes.script(
+            r#"
+        serve
+        live() {
+            exec $probe 'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' \
+                'call cuMemAlloc_v2 &huge 1099511627776' STEPS "await_file $end"
+        }
+        $gpumem run --live --max-size 64KiB -o live.capture -- \
+            bash -c "echo \$\$ > live.pid; probe=$program; end=$end; $(declare -f live); live" > live.log 2> live.summary & run=$!
+        started live.log cuMemAlloc
+        for peak in PEAKS; do
+            until of live a | tee -a scrapes | grep -aq "^gpumem_process_interval_peak_bytes.* $peak$"; do sleep 0.05; done
+            touch $peak
+        done
+        echo "== running"; cat scrapes; echo "== last"; of live a
+        kill $exporter; wait $exporter; rm export.log; serve
+        echo "== late"; of live a
+        echo > end; wait $run; echo "== summary"; cat live.summary
+        "#,
+        ),
+    );
+    let values = |metric: &str| -> Vec<u64> {
+        let lines = outcome.stdout.lines().filter(|line| line.starts_with(&format!("gpumem_process_{metric}{{")));
+        lines.map(|line| line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")).collect()
+    };
+    for metric in ["peak_bytes", "refused_total", "retried_total", "lost_total"] {
+        let values = values(metric);
+        assert!(values.is_sorted() && values.len() > 5, "{metric}: {values:?}\n{outcome}");
+    }
+    // It is never taken for one that has ended.
+    assert_eq!(values("live_bytes").len(), values("peak_bytes").len(), "{outcome}");
+    for section in ["last", "late"] {
+        for (metric, expected) in
+            [("live_bytes", spikes.kept), ("peak_bytes", spikes.peaks[0]), ("refused_total", 1), ("lost_total", 0)]
+        {
+            let value = value(&outcome, section, &format!("gpumem_process_{metric}"), "");
+            #[expect(clippy::cast_precision_loss, reason = "it is small")]
+            let expected = Some(expected as f64);
+            assert_eq!(value, expected, "{section} {metric}: {outcome}");
+        }
+    }
+    assert!(outcome.stdout.contains("events are not in the recording"), "{outcome}");
+}
+
 #[test]
 fn what_the_driver_says() {
     let outcome = exported(
@@ -153,7 +204,9 @@ fn others_need_a_token_or_the_socket() {
         Standin::new(),
         "access",
         r#"
-        $gpumem export --listen 0.0.0.0:0; echo "code $?"
+        for address in 0.0.0.0:0 0:0 nowhere.invalid:0 localhost; do $gpumem export --listen $address; echo "code $?"; done
+        $gpumem export --listen localhost:0 > name.log & exporter=$!
+        started name.log 'serving http://127.0.0.1:[1-9]'; kill $exporter; wait $exporter
         echo short > short; $gpumem export --token-file short; echo "code $?"
         echo 0123456789abcdef0123 > token
         serve --token-file token
@@ -161,6 +214,8 @@ fn others_need_a_token_or_the_socket() {
         status 'GET /metrics HTTP/1.0\r\n\r\n'
         status 'GET /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0124\r\n\r\n'
         status 'GET /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
+        status 'GET /metrics HTTP/1.0\r\nAuthorization: bearer  0123456789abcdef0123\r\n\r\n'
+        status 'GET /metrics HTTP/1.0\r\nAuthorization: Basic 0123456789abcdef0123\r\n\r\n'
         status 'GET /other HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
         status 'POST /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
         status 'nonsense\r\n\r\n'
@@ -176,9 +231,12 @@ fn others_need_a_token_or_the_socket() {
         "#,
     );
     let (refused, stderr) = (outcome.stdout.matches("code 2\n").count(), &outcome.stderr);
-    assert_eq!(refused, 3, "{outcome}");
+    assert_eq!(refused, 6, "{outcome}");
     for text in [
         "gpumem: cannot listen on 0.0.0.0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
+        "gpumem: cannot listen on 0:0: other machines can reach it, and there is no token; give --token-file FILE, or --unix SOCKET",
+        "gpumem: cannot listen on nowhere.invalid:0: failed to lookup address information",
+        "gpumem: cannot listen on localhost: invalid socket address; give another --listen ADDRESS:PORT",
         "gpumem: `short` cannot be used: it is no line of at least 16 characters; give a file with a token",
         ": Address already in use (os error 98); another process may listen there; give another --listen",
     ] {
@@ -191,6 +249,8 @@ fn others_need_a_token_or_the_socket() {
         status("401 Unauthorized"),
         status("401 Unauthorized"),
         status("200 OK"),
+        status("200 OK"),
+        status("401 Unauthorized"),
         status("404 Not Found"),
         status("404 Not Found"),
         "HTTP/1.1 400 Bad Request".to_owned(),
@@ -199,6 +259,25 @@ fn others_need_a_token_or_the_socket() {
         "1".to_owned(),
     ];
     assert_eq!(lines, expected, "{outcome}");
+}
+
+/// Connections of which no request comes, 300 of them, make room for one of which one comes.
+#[test]
+fn a_scrape_does_not_wait_for_connections_without_a_request() {
+    let outcome = exported(
+        Standin::new(),
+        "half-open",
+        r#"
+        serve
+        for number in {1..300}; do exec {open}<>/dev/tcp/127.0.0.1/$port; printf 'GET /metrics' >&$open; done
+        began=${EPOCHREALTIME/./}
+        scrape a | grep -ac '^hw_gpu_memory_limit_bytes'
+        echo $((${EPOCHREALTIME/./} - began))
+        "#,
+    );
+    let numbers: Vec<u64> = outcome.stdout.lines().filter_map(|line| line.parse().ok()).collect();
+    // It takes 20 ms; a busy machine may need longer.
+    assert!(matches!(numbers[..], [1, micros] if micros < 1_000_000), "{outcome}");
 }
 
 /// A program of Prometheus.
@@ -278,25 +357,50 @@ fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     let dashboard: Value = serde_json::from_str(&dashboard).expect("it is JSON");
     let targets =
         dashboard["panels"].as_array().expect("a list").iter().filter_map(|panel| panel["targets"].as_array());
-    let queries: Vec<_> = targets.flatten().map(|target| target["expr"].as_str().expect("a query")).collect();
-    assert!(queries.len() >= 8, "{queries:?}");
+    let query = |target: &Value| {
+        let query = target["expr"].as_str().expect("a query").replace("$__range", "1h");
+        query.replace("$__rate_interval", "5m").replace("$instance", ".*")
+    };
+    let queries: Vec<_> = targets.flatten().map(query).collect();
+    assert!(queries.len() >= 8 && !queries.iter().any(|query| query.contains('$')), "{queries:?}");
     let rules: Vec<_> = queries
         .iter()
-        .map(|query| {
-            let query = query.replace("$__range", "1h").replace("$__rate_interval", "5m");
-            assert!(!query.contains("${"), "{query}");
-            serde_json::json!({"record": "x:y", "expr": query.replace("$instance", ".*")})
-        })
+        .map(|query| serde_json::json!({"record": "x:y", "expr": query}))
         .enumerate()
         .map(|(at, mut rule)| {
             rule["labels"] = serde_json::json!({"at": at.to_string()});
             rule
         })
         .collect();
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dashboard-queries.yml");
-    let text = serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}).to_string();
-    std::fs::write(&file, text).expect("it can be written");
-    run(&["check".as_ref(), "rules".as_ref(), file.as_os_str()]);
+    let file = |name: &str, content: Value| {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::write(&file, content.to_string()).expect("it can be written");
+        file
+    };
+    let rules = file("dashboard-queries.yml", serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}));
+    run(&["check".as_ref(), "rules".as_ref(), rules.as_os_str()]);
+    // A process of a pod that takes the place of another one: they never have the memory at the same time.
+    let of_pods = queries.iter().find(|query| query.contains("k8s_pod_uid")).expect("a panel of pods");
+    let process = |pid: u32, values: &str| {
+        let of = format!("instance='node', gpu_uuid='GPU-1', k8s_pod_uid='a', process_pid='{pid}'");
+        serde_json::json!({"series": format!("gpumem_process_interval_peak_bytes{{{of}}}"), "values": values})
+    };
+    let limit = "hw_gpu_memory_limit_bytes{instance='node', gpu_uuid='GPU-1', hw_id='0'}";
+    let test = serde_json::json!({
+        "interval": "1m",
+        "input_series": [
+            process(1, "1e10x3 stale"),
+            process(2, "_x4 1e10x15"),
+            {"series": limit, "values": "2e10x20"},
+        ],
+        "promql_expr_test": [{
+            "expr": of_pods,
+            "eval_time": "10m",
+            "exp_samples": [{"labels": "{instance='node', gpu_uuid='GPU-1', k8s_pod_uid='a', hw_id='0'}", "value": 0.5}],
+        }],
+    });
+    let test = file("dashboard-test.yml", serde_json::json!({"tests": [test]}));
+    run(&["test".as_ref(), "rules".as_ref(), test.as_os_str()]);
 }
 
 /// A collector of OpenTelemetry that hands over what was pushed.

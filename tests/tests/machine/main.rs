@@ -67,3 +67,40 @@ fn script(machine: Standin, name: &str, script: &str) -> Outcome {
 fn without_context(outcome: &Outcome) {
     assert!(!outcome.calls.iter().any(|call| call.contains("context_created") || call.contains("Retain")), "{outcome}");
 }
+
+/// A program for `gpumem run --live` whose peaks are short, the highest first. Before each one it makes thousands of events, and after it, it
+/// waits for a file with its bytes as the name.
+struct Spikes {
+    /// The arguments of `probe`, in a shell's quotes.
+    steps: String,
+    peaks: Vec<u64>,
+    /// What it has at its end.
+    kept: u64,
+}
+
+impl Spikes {
+    fn new() -> Self {
+        let (mut steps, mut peaks, mut kept) = (Vec::new(), Vec::new(), 0);
+        for number in 0..6_u64 {
+            // Blocks that stay, whose sizes do not compress.
+            for block in 0..150 {
+                let bytes = 512 * (1 + (number * 150 + block) * 7_919 % 997);
+                kept += bytes;
+                steps.push(format!("'call cuMemAlloc_v2 &kept {bytes}'"));
+            }
+            let bytes = (1_000 - 100 * number) << 20;
+            let peak = kept + bytes;
+            steps.push(format!(
+                "'busy 300' 'call cuMemAlloc_v2 &spike {bytes}' 'call cuMemFree_v2 spike' 'await_file {peak}'"
+            ));
+            peaks.push(peak);
+        }
+        Self { steps: steps.join(" "), peaks, kept }
+    }
+
+    /// Fills in the steps and the peaks.
+    fn script(&self, text: &str) -> String {
+        let peaks: Vec<_> = self.peaks.iter().map(u64::to_string).collect();
+        text.replace("STEPS", &self.steps).replace("PEAKS", &peaks.join(" "))
+    }
+}

@@ -145,28 +145,19 @@ fn recordings_can_be_watched_without_a_gpu() {
 /// `gpumem run --live`: the file is begun again and again, and a reader that follows it sees each peak, however short it is.
 #[test]
 fn each_peak_of_a_short_recording_is_seen() {
-    // Before each spike, blocks that stay, whose sizes do not compress.
-    let (mut steps, mut spikes, mut kept) = (Vec::new(), Vec::new(), 0);
-    for number in 0..6_u64 {
-        for block in 0..150 {
-            let bytes = 512 * (1 + (number * 150 + block) * 7_919 % 997);
-            kept += bytes;
-            steps.push(format!("'call cuMemAlloc_v2 &kept {bytes}'"));
-        }
-        let bytes = (1_000 - 100 * number) << 20;
-        steps.push(format!("'busy 300' 'call cuMemAlloc_v2 &spike {bytes}' 'call cuMemFree_v2 spike'"));
-        spikes.push(kept + bytes);
-    }
+    let spikes = Spikes::new();
     let outcome = script(
         Standin::new(),
         "watch-live",
-        &r#"
+        &spikes.script(
+            r#"
         live() { exec $probe 'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' STEPS 'sleep 600'; }
         $gpumem run --live --max-size 64KiB -o a.capture -- bash -c "probe=$program; $(declare -f live); live" > a.log 2> a.summary & a=$!
         $gpumem watch --json --interval 50ms > readings & watch=$!
+        for peak in PEAKS; do until grep -q "watch-live-[^}]*\"recent_peak_bytes\":$peak," readings; do sleep 0.05; done; touch $peak; done
         wait $a; kill $watch; grep -o '"file":"[^"]*watch-live-.*' readings; cat a.summary
-        "#
-        .replace("STEPS", &steps.join(" ")),
+        "#,
+        ),
     );
     let (readings, summary): (Vec<_>, Vec<_>) = outcome.stdout.lines().partition(|line| line.starts_with("\"file\""));
     assert!(summary.iter().any(|line| line.contains("events are not in the recording")), "{outcome}");
@@ -174,11 +165,7 @@ fn each_peak_of_a_short_recording_is_seen() {
         let of = |line: &&str| line.split_once(name)?.1.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok();
         readings.iter().filter_map(of).collect()
     };
-    let recent = numbers("\"recent_peak_bytes\":");
-    for spike in &spikes {
-        assert!(recent.contains(spike), "{spike} is not in {recent:?}\n{outcome}");
-    }
-    assert_eq!(numbers("\"peak_bytes\":").last(), Some(&spikes[0]), "{outcome}");
+    assert_eq!(numbers("\"peak_bytes\":").last(), Some(&spikes.peaks[0]), "{outcome}");
     assert!(numbers("\"unread_events\":").iter().all(|unread| *unread == 0), "{outcome}");
     let allocations = numbers("\"allocations\":");
     assert!(allocations.is_sorted() && allocations.last() > Some(&1_000), "{allocations:?}");

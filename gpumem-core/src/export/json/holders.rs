@@ -1,4 +1,4 @@
-//! What holds memory, as JSON: when memory runs out, at peaks, and at the end of the process.
+//! Writes the holders of memory as JSON: when memory runs out, at peaks, and at the end of the process.
 
 use super::object::object;
 use crate::report::{Leaks, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place};

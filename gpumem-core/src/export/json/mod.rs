@@ -1,4 +1,5 @@
-//! Everything that gpumem prints or returns, as JSON. Bytes are exact; what was not measured is `null`.
+//! Writes everything that gpumem prints or returns as JSON. Bytes are exact, and a value that was not measured is
+//! `null`.
 
 mod holders;
 mod object;
@@ -10,7 +11,7 @@ mod tracked;
 use self::object::{AsJson, Json};
 use super::JsonEscapes;
 
-/// One line, without a line break at its end.
+/// Returns one line, without a line break at its end.
 pub(super) fn json_line(value: &impl Json) -> String {
     let mut text = Vec::new();
     // Each type here has a JSON form, and memory takes all, so this does not fail.

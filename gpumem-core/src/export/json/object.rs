@@ -1,4 +1,4 @@
-//! Which entries a report has as an object of JSON. `Serialize` is not it: the feature `serde` derives that with other names, and its
+//! The entries of a report as an object of JSON. `Serialize` is not used: the feature `serde` derives it with other names, and its
 //! derive macro would bring two crates to every program.
 
 use std::time::Duration;
@@ -94,7 +94,7 @@ impl<T: Json + ?Sized> Json for &T {
     }
 }
 
-/// What is not known is `null`.
+/// An unknown value is `null`.
 impl<T: Json> Json for Option<T> {
     fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         self.as_ref().map(AsJson).serialize(to)

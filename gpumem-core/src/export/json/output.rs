@@ -1,4 +1,4 @@
-//! Everything that gpumem prints, as JSON objects. Bytes are exact; what was not measured is `null`.
+//! Writes everything that gpumem prints as JSON objects. Bytes are exact, and a value that was not measured is `null`.
 
 use serde_core::ser::SerializeMap;
 

@@ -1,4 +1,4 @@
-//! Summary and breakdown as JSON. The names are part of the public interface.
+//! Writes summary and breakdown as JSON. The names are part of the public interface.
 
 use serde_core::{Serialize, Serializer};
 
@@ -111,8 +111,8 @@ impl Json for PartKind {
 }
 
 impl Summary {
-    /// A JSON object on one line: `{"scopes":[{"path":["train","forward"], …`, in exact bytes. The
-    /// scope with an empty path is the whole process.
+    /// Returns a JSON object on one line: `{"scopes":[{"path":["train","forward"], …`, in exact bytes. The scope with
+    /// an empty path is the whole process.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -128,7 +128,7 @@ impl Summary {
 }
 
 impl Stats {
-    /// A JSON object on one line: `{"names":[{"name":"step", …`, in exact bytes.
+    /// Returns a JSON object on one line: `{"names":[{"name":"step", …`, in exact bytes.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -143,7 +143,7 @@ impl Stats {
 }
 
 impl Breakdown {
-    /// A JSON object on one line: `{"device":0, …, "parts":[{"kind":"scope", …`, in exact bytes.
+    /// Returns a JSON object on one line: `{"device":0, …, "parts":[{"kind":"scope", …`, in exact bytes.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -1,4 +1,4 @@
-//! Statistics and live blocks as JSON. Bytes are exact.
+//! Writes statistics and live blocks as JSON. Bytes are exact.
 
 use serde_core::Serializer;
 
@@ -60,8 +60,8 @@ object!(LiveBlock as block {
 });
 
 impl MemoryStats {
-    /// A JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`:
-    /// `{"device":0, …, "allocated_bytes":{"all":{"current":335544320, …`. What could not be read is `null`.
+    /// Returns a JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`: `{"device":0, …,
+    /// "allocated_bytes":{"all":{"current":335544320, …`. A value that could not be read is `null`.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -76,7 +76,7 @@ impl MemoryStats {
 }
 
 impl LiveBlock {
-    /// A JSON object on one line.
+    /// Returns a JSON object on one line.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

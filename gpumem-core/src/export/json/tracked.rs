@@ -1,4 +1,4 @@
-//! Points of trackers, as JSON.
+//! Writes points of trackers as JSON.
 
 use super::object::object;
 use crate::report::{Change, Tracked};
@@ -25,7 +25,7 @@ object!(Change as change {
     "library": change.library,
 });
 
-/// A name, and how many blocks have it.
+/// A name, and the number of its blocks.
 type Named = (String, u64);
 
 object!(Named as named {

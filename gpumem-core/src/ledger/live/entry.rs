@@ -1,9 +1,9 @@
-//! What is kept of a live block.
+//! The data that is kept of a live block.
 
 use super::super::groups::GroupId;
 use crate::model::{Bytes, OwnerThread, Time};
 
-/// What is kept of a live block, in three words.
+/// The data that is kept of a live block, in three words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct Entry {
     pub(in super::super) bytes: Bytes,
@@ -33,7 +33,8 @@ impl Attribution {
     }
 }
 
-/// A time in the unit of [`Entry`]: tenths of a second, in 24 bits. A time after 19 days is stored as the largest value.
+/// Returns a time in the unit of [`Entry`]: tenths of a second, in 24 bits. A time after 19 days is stored as the
+/// largest value.
 pub(in super::super) fn tenths(time: Time) -> u32 {
     u32::try_from(time.as_millis() / 100).unwrap_or(u32::MAX).min((1 << 24) - 1)
 }
@@ -46,12 +47,12 @@ impl Entry {
         Self { bytes, when: number << 16 | tenths >> 8, attribution: Attribution(attribution.0 | tenths & 0xff) }
     }
 
-    /// The same block with another size.
+    /// Returns the same block with another size.
     pub(in super::super) fn with_bytes(self, bytes: Bytes) -> Self {
         Self { bytes, ..self }
     }
 
-    /// The same block in another group.
+    /// Returns the same block in another group.
     pub(in super::super) fn with_group(self, group: GroupId) -> Self {
         let others = self.attribution.0 & !(0x00ff_ffff << 8);
         Self { attribution: Attribution(others | u64::from(group.0) << 8), ..self }
@@ -76,7 +77,7 @@ impl Entry {
         Time::from_millis(((self.when & 0xffff) << 8 | self.attribution.0 & 0xff) * 100)
     }
 
-    /// The slot is empty.
+    /// Returns whether the slot is empty.
     #[inline]
     pub(super) fn is_none(&self) -> bool {
         self.attribution.group() == GroupId(0)

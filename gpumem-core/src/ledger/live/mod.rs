@@ -20,26 +20,26 @@ use self::{
 use super::groups::GroupId;
 use crate::model::{Bytes, Key};
 
-/// So a table of a million blocks moves about 4,000 entries at a time. The last shards get twice as many blocks as the first ones: a table
+/// A table of a million blocks moves about 4,000 entries at a time. The last shards get twice as many blocks as the first ones: a table
 /// doubles when it is full, and if all did so at once, half of their memory would be empty.
 const SHARDS: usize = 256;
 
 /// 8 KiB, which fits into the first-level cache of a processor.
 const FRONT_CACHE: usize = 256;
 
-/// How many parts the live blocks are read in; see `LiveBlocks::part`. A block moves from the first part to another one, and
-/// back only if its free fails.
+/// The number of parts in which the live blocks are read; see `LiveBlocks::part`. A block moves from the first part to
+/// another one, and back only if its free fails.
 pub const BLOCK_PARTS: usize = 1 + SHARDS;
 
 /// See the [module](self).
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct LiveBlocks {
-    /// Some blocks in the shards are possibly freed, so a new block may have the key of one of them.
+    /// True if some blocks in the shards are possibly freed, so that a new block may have the key of one of them.
     frees_may_be_missing: bool,
     front: Box<[FrontSlot; FRONT_CACHE]>,
     shards: Box<[Shard]>,
-    /// How many blocks in all shards are possibly freed.
+    /// The number of possibly freed blocks in all shards.
     possibly_freed: usize,
     /// The number of the newest event that reported missed frees; the highest number while frees are still being missed.
     /// Blocks that were allocated before are possibly freed.
@@ -85,20 +85,20 @@ impl LiveBlocks {
         true
     }
 
-    /// The slot of this key in the front cache is empty.
+    /// Returns whether the slot of this key in the front cache is empty.
     #[inline]
     pub(super) fn has_room_in_front(&self, key: Key) -> bool {
         self.front[upper_bits(key)].entry.is_none()
     }
 
-    /// A block of this key is live, and not in the front cache.
+    /// Returns whether a block of this key is live, and not in the front cache.
     #[inline]
     pub(super) fn is_in_shard(&self, key: Key) -> bool {
         self.shards[shard_of(key, SHARDS)].blocks.contains_key(&key)
     }
 
-    /// Inserts a block. Returns a block with its key, if the free of that block was not observed. Most have the key of the new block; if
-    /// `frees_may_be_missing` is false, such a block may be returned only later, when the new one moves to its shard.
+    /// Inserts a block. Returns a block with its key, if the free of that block was not observed. Most have the key of the new block. If
+    /// `frees_may_be_missing` is false, such a block may be returned later, when the new one moves to its shard.
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Option<(Key, Entry)> {
         let slot = &mut self.front[upper_bits(key)];
         if slot.key == key && !slot.entry.is_none() {
@@ -107,7 +107,8 @@ impl LiveBlocks {
         if self.frees_may_be_missing
             && let Some(missed) = self.remove_possibly_freed(key)
         {
-            // Not to the front cache: the block in that slot would move to its shard, and could replace a second block.
+            // The block is not put into the front cache: the block in that slot would move to its shard, and could
+            // replace a second block.
             self.move_to_shard(key, entry);
             return Some((key, missed));
         }
@@ -137,7 +138,7 @@ impl LiveBlocks {
         if self.shard(key).may_be_freed(key, lost_at) { self.remove_from_shard(key) } else { None }
     }
 
-    /// A block was removed from its shard.
+    /// Counts a block that was removed from its shard.
     #[inline]
     fn left_shard(&mut self, key: Key, entry: &Entry) {
         if entry.number() <= self.lost_at {
@@ -195,8 +196,8 @@ impl LiveBlocks {
         }
     }
 
-    /// Frees were missed before the event with this number; with the highest number, they are still being missed. All live
-    /// blocks that were allocated before are possibly freed. Returns blocks that are replaced now, as
+    /// Notes that frees were missed before the event with this number; with the highest number, they are still being
+    /// missed. All live blocks that were allocated before are possibly freed. Returns blocks that are replaced now, as
     /// [`insert`](Self::insert) does.
     pub(super) fn frees_missed_until(&mut self, number: u64) -> Vec<(Key, Entry)> {
         let in_front: Vec<_> = self.front.iter_mut().map(|slot| std::mem::replace(slot, Self::EMPTY)).collect();
@@ -227,7 +228,7 @@ impl LiveBlocks {
         removed
     }
 
-    /// One part of the blocks, of [`BLOCK_PARTS`]: part 0 is the front cache, each other part is a shard.
+    /// Returns one part of the blocks, of [`BLOCK_PARTS`]: part 0 is the front cache, each other part is a shard.
     pub(super) fn part(&self, part: usize) -> impl Iterator<Item = (Key, &Entry)> {
         let in_front = self.front.iter().filter(move |slot| part == 0 && !slot.entry.is_none());
         let shard = part.checked_sub(1).map(|shard| &self.shards[shard].blocks);

@@ -8,25 +8,26 @@ use super::{
 };
 use crate::model::Key;
 
-/// Bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys have the bit of one
-/// of them.
+/// The number of bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys have
+/// the bit of one of them.
 const FILTER: usize = 256;
 
 /// One part of the live blocks.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
     pub(super) blocks: HashMap<Key, Entry, KeyHashBuilder>,
-    /// How many of `blocks` are possibly freed.
+    /// The number of `blocks` that are possibly freed.
     pub(super) possibly_freed: usize,
     /// The bits of the keys of all possibly freed blocks, and of some that are not possibly freed any more.
     filter: [u64; FILTER / 64],
-    /// How many keys were added to the filter. The filter is built again when half of them are left; 0: before its next use.
+    /// The number of keys that were added to the filter. The filter is built again when half of them are left, or before its
+    /// next use if this is 0.
     pub(super) filter_of: usize,
 }
 
 impl Shard {
-    /// Returns whether the key may be that of a possibly freed block, one of an event until `lost_at`. It is `true` if it
-    /// is one.
+    /// Returns whether the key may be that of a possibly freed block, which was allocated by an event until `lost_at`. It
+    /// is `true` for each key of such a block.
     pub(super) fn may_be_freed(&mut self, key: Key, lost_at: u64) -> bool {
         if self.possibly_freed == 0 {
             return false;

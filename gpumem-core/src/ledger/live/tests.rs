@@ -103,7 +103,7 @@ fn no_free_is_missing_when_the_last_block_from_before_the_loss_is_gone() {
     }
     assert_eq!(live.frees_missed_until(blocks + 1), []);
     assert_eq!(live.possibly_freed, usize::try_from(blocks).unwrap());
-    // Freed, freed by a call that failed, replaced, or removed with their context.
+    // The blocks are freed, freed by a call that failed, replaced, or removed with their context.
     for block in 1..=blocks {
         live.check_possibly_freed();
         let (key, number) = (key(block * 512), blocks + 10 + block);

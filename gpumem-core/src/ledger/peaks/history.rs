@@ -1,16 +1,16 @@
-//! What one group had in use at earlier moments.
+//! The bytes of one group at earlier moments.
 
 /// The number of a moment; 0 is before all moments.
 pub(super) type Moment = u64;
 
-/// What one group had in use at earlier moments.
+/// The bytes of one group at earlier moments.
 #[derive(Clone, Debug, Default)]
 pub(in super::super) struct GroupHistory {
     /// The newest moment that the group was saved for. The group did not change from there to the next moment.
     pub(super) moment: Moment,
-    /// What the group had then.
+    /// The bytes of the group at that moment.
     pub(super) bytes: i64,
-    /// What it had at moments before that, the oldest first. Most groups do not have this, so it takes one word only.
+    /// Its bytes at moments before that, the oldest first. Most groups do not have this, so it takes only one word.
     #[expect(clippy::box_collection, reason = "one word in each group")]
     pub(super) earlier: Option<Box<Vec<(Moment, i64)>>>,
 }
@@ -23,7 +23,7 @@ pub(in super::super) struct GroupBytes {
 }
 
 impl GroupHistory {
-    /// What the group, which has `bytes` now, had at a needed moment.
+    /// Returns the bytes that the group, which has `bytes` now, had at a needed moment.
     pub(super) fn at(&self, moment: Moment, bytes: i64) -> i64 {
         if self.moment < moment {
             return bytes;

@@ -1,4 +1,4 @@
-//! Which allocations made a peak: for this, groups keep what they had in use at earlier moments.
+//! Finds the allocations that made a peak. For this, groups keep their bytes at earlier moments.
 //!
 //! A moment gets a number if its figures may be read later: the peak of a device, the start and the peak of a watched scope.
 //! A new peak costs one number. When a group changes for the first time after a moment, it first saves its bytes, once for
@@ -21,7 +21,7 @@ use super::{
     watermark::{Mark, Watermark},
 };
 
-/// A level of bytes in use, and the moment at which it was reached. Compared by the bytes.
+/// A level of bytes in use, and the moment at which it was reached. It is compared by the bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Peak {
     pub(super) bytes: i64,
@@ -42,16 +42,16 @@ pub(super) struct PeakHistory {
     second: Moment,
     /// The newest number given to a moment.
     last: Moment,
-    /// The most that the live blocks ever were, without the blocks that are older than the session. Not used for the level
-    /// of one thread.
+    /// The highest sum of the live blocks, without the blocks that are older than the session. It is not used for the
+    /// level of one thread.
     record: Peak,
     /// The frees of blocks that are older than the session. They are a group whose bytes are below 0.
     pub(super) older: GroupBytes,
     watched: Watermark<Peak>,
-    /// How many scopes are watched.
+    /// The number of watched scopes.
     scopes: usize,
-    /// The starts of watched scopes and the moments of kept peaks. Sorted; a moment may be in it twice. A deque, because
-    /// usually the oldest or the newest is removed.
+    /// The sorted starts of watched scopes and moments of kept peaks. A moment may be in it twice. It is a deque,
+    /// because usually the oldest or the newest is removed.
     kept: VecDeque<Moment>,
 }
 
@@ -90,7 +90,7 @@ impl Ord for Peak {
 }
 
 impl PeakRange {
-    /// How much more a group, which has `bytes` now, had at the peak than at the start.
+    /// Returns the increase of a group, which has `bytes` now, from the start to the peak.
     pub(super) fn change_of(&self, history: &GroupHistory, bytes: i64) -> i64 {
         let start = self.start.map_or(0, |start| history.at(start.moment, bytes));
         history.at(self.peak.moment, bytes) - start
@@ -100,7 +100,7 @@ impl PeakRange {
         self.start.is_none()
     }
 
-    /// How much more all groups had at the peak than at the start.
+    /// Returns the increase of all groups from the start to the peak.
     pub(super) fn bytes(&self) -> i64 {
         self.peak.bytes - self.start.map_or(0, |start| start.bytes)
     }
@@ -111,12 +111,12 @@ impl PeakRange {
 }
 
 impl PeakHistory {
-    /// The peaks of a device. Its record is always kept.
+    /// Makes the peaks of a device. Its record is always kept.
     pub(super) fn of_device() -> Self {
         Self { highest: 0, record: Peak::default(), ..Self::of_thread() }
     }
 
-    /// The peaks of what one thread has in use.
+    /// Makes the peaks of one thread's bytes in use.
     pub(super) fn of_thread() -> Self {
         Self {
             newest: 0,
@@ -132,7 +132,7 @@ impl PeakHistory {
         }
     }
 
-    /// This level is a new peak.
+    /// Returns whether this level is a new peak.
     #[inline]
     pub(super) fn is_new_peak(&self, in_use: i64) -> bool {
         self.highest < in_use
@@ -152,19 +152,19 @@ impl PeakHistory {
         if !self.is_new_peak(level_high) || !self.needs_record_only() {
             history.save(before, self);
         }
-        // At a peak within the delta, its group had `before + high`; the other groups have what they had then.
+        // At a peak within the delta, its group had `before + high`. The other groups have not changed since.
         if self.raise(level_high) && net < high {
             history.save(before + high, self);
         }
     }
 
-    /// No moment but that of the record is needed.
+    /// Returns whether only the moment of the record is needed.
     fn needs_record_only(&self) -> bool {
         self.scopes == 0 && self.kept.is_empty()
     }
 
-    /// The level was `in_use` after a group had changed, or while it changed. Returns whether that is a new peak; its moment
-    /// then has just got its number.
+    /// Notes the level `in_use` after or during the change of a group. Returns whether it is a new peak; its moment then has
+    /// just got its number.
     #[inline]
     pub(super) fn raise(&mut self, in_use: i64) -> bool {
         let is_new = self.is_new_peak(in_use);
@@ -196,7 +196,8 @@ impl PeakHistory {
         self.update_bounds();
     }
 
-    /// A block that is older than the session is freed (`by` is below 0), or its free failed (`by` is above 0).
+    /// Counts the free of a block that is older than the session (`by` is below 0), or its failed free (`by` is above
+    /// 0).
     pub(super) fn change_older(&mut self, by: i64) {
         let mut older = std::mem::take(&mut self.older);
         older.change(by, self);
@@ -204,7 +205,7 @@ impl PeakHistory {
         self.update_bounds();
     }
 
-    /// The record of a device begins again at the level `in_use`.
+    /// Begins the record of a device again at the level `in_use`.
     pub(super) fn reset_record(&mut self, in_use: i64) {
         let live = in_use.saturating_sub(self.older.bytes);
         self.record = Peak::default();
@@ -215,7 +216,7 @@ impl PeakHistory {
         self.update_bounds();
     }
 
-    /// The most that the live blocks of a device were since the record began.
+    /// Returns the highest sum of the live blocks of a device since the record began.
     pub(super) fn record(&self) -> i64 {
         self.record.bytes
     }
@@ -249,12 +250,12 @@ impl PeakHistory {
         };
     }
 
-    /// How many moments are needed, at most.
+    /// Returns an upper bound of the number of needed moments.
     fn moments(&self) -> usize {
         1 + self.watched.len() + self.kept.len()
     }
 
-    /// A moment after `after`, up to `until`, is needed.
+    /// Returns whether a moment after `after`, up to `until`, is needed.
     fn has_moment(&self, after: Moment, until: Moment) -> bool {
         let lies_between = |moment: Moment| (after + 1..=until).contains(&moment);
         let kept = self.kept.partition_point(|moment| *moment <= after);
@@ -273,7 +274,7 @@ impl PeakHistory {
         WatchedScope { start, mark }
     }
 
-    /// The peak of a watched scope so far, and its start.
+    /// Returns the peak of a watched scope so far, and its start.
     pub(super) fn range_of(&self, scope: &WatchedScope) -> PeakRange {
         PeakRange { start: Some(scope.start), peak: self.watched.max_since(scope.mark) }
     }
@@ -285,7 +286,7 @@ impl PeakHistory {
         self.release_moment(scope.start.moment);
     }
 
-    /// The record; `None` if nothing was ever allocated.
+    /// Returns the record; `None` if nothing was ever allocated.
     pub(super) fn range_of_record(&self) -> Option<PeakRange> {
         (self.record.moment > 0).then_some(PeakRange { start: None, peak: self.record })
     }
@@ -295,7 +296,7 @@ impl PeakHistory {
         range.moments().for_each(|moment| self.keep_moment(moment));
     }
 
-    /// A kept peak is not released yet.
+    /// Returns whether a kept peak is not released yet.
     pub(super) fn has_kept(&self) -> bool {
         self.kept.len() > self.scopes
     }
@@ -317,7 +318,7 @@ impl PeakHistory {
         self.update_bounds();
     }
 
-    /// No moment is needed.
+    /// Returns whether no moment is needed.
     pub(super) fn is_idle(&self) -> bool {
         self.newest == 0
     }

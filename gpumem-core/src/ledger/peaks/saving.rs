@@ -1,4 +1,4 @@
-//! When a group saves its bytes, and which saved bytes it keeps.
+//! Decides when a group saves its bytes, and which saved bytes it keeps.
 
 use super::{
     PeakHistory, PeakRange,
@@ -6,7 +6,7 @@ use super::{
 };
 
 impl GroupHistory {
-    /// The group must be saved before it changes.
+    /// Returns whether the group must be saved before it changes.
     #[inline]
     pub(in super::super) fn must_save(&self, peaks: &PeakHistory) -> bool {
         self.moment < peaks.newest
@@ -28,14 +28,14 @@ impl GroupHistory {
         (self.moment, self.bytes) = (peaks.newest, bytes);
     }
 
-    /// `earlier` has what the group had at this moment, and so all that it had before.
+    /// `earlier` has the bytes of the group at this moment, and so all earlier ones.
     fn has_earlier_until(&self, moment: Moment) -> bool {
         let newest = self.earlier.as_ref().and_then(|earlier| earlier.last());
         moment > 0 && newest.is_some_and(|(newest, _)| *newest >= moment)
     }
 
-    /// Moves the newest saved bytes to `earlier`, if they are still needed. Removes from `earlier` what is not needed any
-    /// more.
+    /// Moves the newest saved bytes to `earlier`, if they are still needed. Removes bytes from `earlier` that are not
+    /// needed any more.
     #[cold]
     fn keep_earlier(&mut self, peaks: &PeakHistory) {
         let earlier = self.earlier.get_or_insert_default();
@@ -62,7 +62,7 @@ impl GroupHistory {
         }
     }
 
-    /// The group, which has nothing in use now, had something in use at a needed moment.
+    /// Returns whether the group, which has nothing in use now, had something in use at a needed moment.
     pub(in super::super) fn is_needed(&self, peaks: &PeakHistory) -> bool {
         let mut before = 0;
         let earlier = self.earlier.iter().flat_map(|earlier| earlier.iter().copied());
@@ -80,7 +80,7 @@ impl GroupBytes {
         self.bytes = self.bytes.saturating_add(by);
     }
 
-    /// How much more the group had at the peak than at the start.
+    /// Returns the increase of the group from the start to the peak.
     pub(in super::super) fn change_over(&self, range: &PeakRange) -> i64 {
         range.change_of(&self.history, self.bytes)
     }

@@ -1,4 +1,4 @@
-//! Scopes that adopt threads. Thread 1 opens the scopes unless a line says otherwise.
+//! Tests scopes that adopt threads. Thread 1 opens the scopes unless a line says otherwise.
 
 use super::*;
 
@@ -10,14 +10,14 @@ fn a_thread_without_a_scope_counts_for_the_innermost_scope_of_the_adopter() {
         "adopt a; alloc x 5 %2; read a = 5 0; inside a = 5; tree /a = 1 5 5 5 5 1",
         "adopt a; open b; alloc x 5 %2; tree /a/b = 1 5 5 5 5 1; close b = 5 0; alloc y 3 %2; tree /a/b = 1 5 5 5 5 1",
         "adopt a; open b; alloc x 5 %2; close b = 5 0; alloc y 3 %2; tree /a = 1 8 8 8 3 1; read a = 8 0",
-        // The thread goes on after the scope has ended.
+        // The thread continues after the scope has ended.
         "adopt a; alloc x 5 %2; close a = 5 0; alloc y 3 %2; free x %2; open a.2 of 1; alloc z 1 %2; read a.2 = 0 0",
         // A scope of its own, or one that it has entered, comes first.
         "adopt a; open s %2; alloc x 5 %2; read a = 0 0; close s %2 = 5 0; alloc y 3 %2; read a = 3 0",
         "open o of 3 %3; adopt a; enter o %2; alloc x 5 %2; read a = 0 0; leave o %2; alloc y 3 %2; read a = 3 0",
         // The adopter's thread is in a scope that another thread opened.
         "adopt a; open o of 3 %3; enter o; alloc x 5 %2; read a = 5 0; read o = 5 0; leave o; alloc y 3 %2; read o = 5 0; read a = 8 0",
-        // The block counts until it is freed, on whichever thread.
+        // The block counts until it is freed, on any thread.
         "adopt a; alloc x 5 %2; free x %3; read a = 0 5",
         "adopt a; alloc x 5 %2; free x %2; free_failed %2; read a = 5 0",
         // A scope that is not open adopts nothing.

@@ -1,4 +1,4 @@
-//! Allocations and frees: kinds, failed frees, unknown blocks, lost events, statistics.
+//! Tests allocations and frees: kinds, failed frees, unknown blocks, lost events, statistics.
 
 use super::*;
 
@@ -73,7 +73,7 @@ fn a_block_that_shrinks_keeps_its_attribution() {
     );
 }
 
-/// So it is read once when the blocks are read in parts.
+/// It is read once when the blocks are read in parts.
 #[test]
 fn a_block_that_shrinks_keeps_its_place() {
     let mut runner = Runner::default();
@@ -120,7 +120,7 @@ fn a_total_above_the_largest_number() {
     }
     let stat = runner.ledger.stats()[0].on_device;
     assert_eq!((stat.bytes.allocated, stat.bytes.freed(), stat.blocks.allocated), (u64::MAX, u64::MAX, 40));
-    // The same without a query in between.
+    // The script is the same without a query in between.
     (0..40).for_each(|_| "alloc x 1099511627776; free x".split(';').for_each(|line| runner.line(line)));
 }
 

@@ -1,15 +1,15 @@
-//! The fast path, compared with the general path.
+//! Compares the fast path with the general path.
 
 use super::*;
 
-/// A ledger that uses the fast path where it can, and one that always uses the general path. They get the same events and
+/// A ledger that uses the fast path if possible, and one that always uses the general path. They get the same events and
 /// must have the same figures.
 #[derive(Default)]
 struct Twins {
     fast: Ledger,
     general: Ledger,
     number: u64,
-    /// How many events used the fast path.
+    /// The number of events that used the fast path.
     fast_events: usize,
 }
 
@@ -74,8 +74,8 @@ fn the_fast_path_gives_the_figures_of_the_general_path() {
         let mut twins = Twins::default();
         let (mut thread, mut of) =
             (ThreadId(1), Block::new(Device { family: Family::Cuda, ordinal: 0 }, Bytes::ZERO, MemKind::Pool));
-        // Some histories have no scope of one thread, none that counts by itself, and no loss; there almost all events use the fast
-        // path.
+        // Some histories have no scope of one thread, none that counts by itself, and no loss. In these, almost all events use the
+        // fast path.
         let (has_locals, has_own_scopes, has_losses) = (seed % 3 == 0, seed % 3 == 1, seed % 2 == 0);
         let mut scopes: Vec<(ScopeId, bool)> = Vec::new();
         for step in 0..3000_u64 {

@@ -1,4 +1,4 @@
-//! When allocation groups are forgotten.
+//! Tests when allocation groups are forgotten.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn the_newest_group_of_a_thread_is_not_forgotten() {
     assert_eq!(ledger.block(key).map(|block| block.group.stack), Some(StackId(1)));
 }
 
-/// A sweep looks at a few groups only, because other threads wait. Still there are never many more groups than are needed.
+/// A sweep looks at only a few groups, because other threads wait. Still there are never many more groups than are needed.
 #[test]
 fn groups_are_forgotten_in_parts() {
     let (kept, all) = (6_000, 60_000);

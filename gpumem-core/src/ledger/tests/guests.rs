@@ -1,4 +1,4 @@
-//! Threads in scopes of other threads.
+//! Tests threads in scopes of other threads.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Random histories, compared with a simple implementation that keeps everything.
+//! Compares random histories with a simple implementation that keeps everything.
 
 use std::collections::BTreeMap;
 
@@ -39,14 +39,14 @@ struct PlainScope {
     opener: usize,
     /// The number of the event that it began with.
     number: u64,
-    /// What it has in use and its peak, if a trace of another thread overlapped it.
+    /// The bytes in use and the peak, if a trace of another thread overlapped it.
     own: Option<(i64, i64)>,
     /// Before this event it counted the whole process.
     whole_before: u64,
     task: Option<PlainTask>,
 }
 
-/// A task: its bit, what it has in use, and that and its peak since the scope began.
+/// A task: its bit, its bytes in use, and these bytes and their peak since the scope began.
 struct PlainTask {
     bit: u32,
     in_use: i64,
@@ -55,7 +55,7 @@ struct PlainTask {
 }
 
 impl PlainScope {
-    /// It is a trace of another thread on this device.
+    /// Returns whether it is a trace of another thread on this device.
     fn overlaps(&self, device: usize, opener: usize) -> bool {
         self.task.is_none() && self.device == device && self.opener != opener
     }
@@ -64,7 +64,7 @@ impl PlainScope {
 /// The levels of the process and of each thread, on both devices.
 type Levels = [[i64; 2]; 5];
 
-/// A thread opens a scope on this device. From now on the open scopes of other threads count by themselves.
+/// Notes that a thread opens a scope on this device. From now on the open scopes of other threads count by themselves.
 fn overlap(
     scopes: &mut HashMap<u64, PlainScope>,
     history: &[Levels],
@@ -81,7 +81,7 @@ fn overlap(
     is_overlapped
 }
 
-/// The block with this key is added to the scopes that count it, or subtracted.
+/// Adds the block with this key to the scopes that count it, or subtracts it.
 fn change_own(scopes: &mut HashMap<u64, PlainScope>, ledger: &Ledger, key: Key, plain: &PlainBlock, sign: i64) {
     for (id, scope) in scopes.iter_mut() {
         let is_on_device = plain.block.kind.is_on_device() && scope.device == plain.block.device.ordinal as usize;
@@ -102,7 +102,7 @@ fn change_own(scopes: &mut HashMap<u64, PlainScope>, ledger: &Ledger, key: Key, 
     }
 }
 
-/// The simple way: all levels of bytes in use are kept, and each query reads all of them.
+/// The simple implementation: all levels of bytes in use are kept, and each query reads all of them.
 #[test]
 #[allow(clippy::too_many_lines, reason = "it is a list of possible events")]
 fn all_figures_agree_with_the_simple_way() {
@@ -128,7 +128,7 @@ fn all_figures_agree_with_the_simple_way() {
         let mut scopes: HashMap<u64, PlainScope> = HashMap::new();
         let mut entered: [Vec<(u64, PlainOwner, bool)>; THREADS] = Default::default();
         let (mut events, mut allocated, mut next_scope, mut tasks) = (0, 0, 1000, 0);
-        // The scopes that adopt threads: all without a scope, or those of one half.
+        // The scopes that adopt threads: all threads without a scope, or those of one half.
         let mut adopters: BTreeMap<u64, Option<usize>> = BTreeMap::new();
         for thread in 0..THREADS {
             let name = ThreadName::new(format!("{}-{thread}", thread % 2).as_bytes());
@@ -227,7 +227,7 @@ fn all_figures_agree_with_the_simple_way() {
                         change_own(&mut scopes, &runner.ledger, Key::new(Space::Address, *name), plain, -1);
                     }
                     runner.post(&EventKind::ContextDestroyed { context }, id);
-                    // As one event: no scope is read in between.
+                    // These are one event: no scope is read in between.
                     live.retain(|_, plain| {
                         let is_removed = plain.block.context == context;
                         if is_removed {
@@ -239,7 +239,7 @@ fn all_figures_agree_with_the_simple_way() {
                 9 => {
                     let device = random(2);
                     let of_thread = (random(2) == 0).then_some(id);
-                    // The bits of an owner are for so many.
+                    // The bits of an owner have room for this number.
                     let bit = (tasks < 100 && random(3) == 0).then_some(10 + tasks);
                     let spec = ScopeSpec {
                         counts: match bit {

@@ -79,7 +79,7 @@ impl Runner {
         CallsiteId(u32::try_from(self.id(name)).unwrap() + 1)
     }
 
-    /// `calls used peak device_peak allocated allocations` of a path, in MiB.
+    /// Returns `calls used peak device_peak allocated allocations` of a path, in MiB.
     fn tree(&mut self, path: &str, ordinal: u32) -> Option<String> {
         let nodes = self.ledger.nodes();
         let path: Vec<CallsiteId> =

@@ -1,4 +1,4 @@
-//! What a budget notices of other threads.
+//! Tests the allocations and frees of other threads that a budget notices.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn allocations_of_other_threads_are_noticed() {
          free y %2; noticed = nothing; alloc z 3 managed %2; noticed = nothing; alloc w 4 @1 %2; noticed = nothing
          unwatch 1; alloc v 5 %2; noticed = nothing; close a = 1 0",
     );
-    // Threads that are in a scope of the thread, and threads with a budget of their own.
+    // There are threads in a scope of the thread, and threads with a budget of their own.
     check(
         "watch 1 allocations; open a of 1; enter a %2; alloc x 1 %2; noticed = nothing; leave a %2
          open b of 3 %3; alloc y 2 %3; noticed = alloc 2 @0 in scope; alloc z 4 %2; noticed = alloc 4 @0",
@@ -19,7 +19,7 @@ fn allocations_of_other_threads_are_noticed() {
         "watch 1 allocations; open a of 1; open b %2; alloc x 1 %2; noticed = alloc 1 @0 in scope
          enter b %3; alloc y 1 %3; noticed = nothing",
     );
-    // Two devices, and two that watch one device.
+    // There are two devices, and two threads that watch one device.
     check(
         "watch 1 allocations; watch 2 allocations @1; watch 3 allocations; unwatch 1; alloc x 1 %2; noticed = alloc 1 @0
          alloc y 2 @1 %2; noticed = alloc 2 @1; unwatch 3; alloc z 4 %2; noticed = nothing",
@@ -36,7 +36,7 @@ fn what_other_threads_do_is_noticed() {
         "watch 1 others; alloc x 1; noticed = nothing; alloc y 2 %2; noticed = alloc 2 @0; free x %2; noticed = free 1 @0
          free y; noticed = nothing; open b of 3 %3; alloc z 4 %3; noticed = alloc 4 @0 in scope",
     );
-    // In a scope of the thread that watches, another thread works for it.
+    // Another thread in a scope of the watching thread works for it.
     check("watch 1 others; open a; enter a %2; alloc x 1 %2; noticed = nothing; free x %2; noticed = nothing");
 }
 

@@ -1,11 +1,11 @@
-//! Observers are told all that the ledger knows of blocks.
+//! Tests that observers learn all that the ledger knows of blocks.
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::model::Time;
 
-/// What an observer knows: the key and the size of each live block, by the number of the event that allocated it.
+/// The knowledge of an observer: the key and the size of each live block, by the number of the event that allocated it.
 fn follow(known: &mut BTreeMap<u64, (Key, Bytes)>, change: &BlockChange) {
     let BlockChange { kind, key, number, before, after, .. } = *change;
     let was = known.get(&number).copied();
@@ -27,7 +27,7 @@ fn what_observers_are_told_is_what_is_live() {
         let (mut known, mut changes) = (BTreeMap::new(), Vec::new());
         let mut seen = BTreeMap::new();
         for number in 1..500 {
-            // Few keys: many are given out while their block is live.
+            // There are few keys, so many are given out while their block is live.
             let key = Key::from_raw((1 + random(40)) << 12);
             let kind = match random(20) {
                 0..9 => {

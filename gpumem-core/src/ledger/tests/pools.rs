@@ -88,7 +88,7 @@ fn a_block_that_is_taken_late_leaves_its_peak_and_says_so() {
          part 1 1000 10; read a = 10 90 driver=100/0 lost=1
          pool 1 = 1 10 90 late=1",
     );
-    // It was there before the pool: nobody could know.
+    // The block was there before the pool, so its owner could not be known.
     check("open a; alloc x 100 at 1000; pool 1; part 1 1000 10; read a = 10 90 driver=100/0 lost=0");
 }
 
@@ -144,7 +144,7 @@ fn a_call_that_lost_events_may_explain_is_not_wrong() {
     );
 }
 
-/// A pool that makes no mistake, of whose events some in a row are lost.
+/// The pool makes no mistake, but some of its events in a row are lost.
 #[test]
 fn lost_events_make_no_call_wrong() {
     for seed in 1..=if cfg!(miri) { 3 } else { 1_000 } {
@@ -244,7 +244,7 @@ fn a_budget_notices_parts_and_blocks_of_no_pool() {
     );
 }
 
-/// Whose a block of the driver is.
+/// The owner of a block of the driver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whose {
     Program,
@@ -273,15 +273,15 @@ struct PlainPool {
     read_early: u64,
 }
 
-/// In use on each device: the program's view and the driver's.
+/// The bytes in use on each device, in the program's view and in the driver's.
 type Levels = [[i64; 2]; 2];
 
-/// The simple way: lists that are searched, and all levels that there were.
+/// The simple implementation: lists that are searched, and all levels so far.
 #[derive(Default)]
 struct Plain {
-    /// By address or handle. In the order of their allocation.
+    /// The blocks by address or handle, in the order of their allocation.
     blocks: Vec<(u64, PlainBlock)>,
-    /// By pool and address: the device and the bytes.
+    /// The device and the bytes of each part, by pool and address.
     parts: BTreeMap<(u8, u64), (usize, i64)>,
     pools: BTreeMap<u8, PlainPool>,
     history: Vec<Levels>,
@@ -418,7 +418,7 @@ impl Plain {
     }
 }
 
-/// Adds up what an observer is told of the program's view.
+/// The sums of the changes of the program's view.
 #[derive(Default)]
 struct Sums {
     live: HashMap<u64, (u32, i64)>,
@@ -489,7 +489,7 @@ fn both_views_agree_with_the_simple_way() {
                     EventKind::Free { key: Key::new(space, address), block: None }
                 }
                 6..10 if is_registered => {
-                    // Mostly inside of a slot, sometimes over its end.
+                    // Parts are mostly inside of a slot, sometimes over its end.
                     let address = slot(pool_device, random(12)) + random(4) * 32;
                     let bytes = random(40);
                     plain.part(pool, address, bytes.cast_signed(), thread);

@@ -1,4 +1,4 @@
-//! Scopes that are sampled.
+//! Tests scopes that are sampled.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Scopes: their figures, resets, threads that enter and leave them, and the order in which they are closed.
+//! Tests the figures and resets of scopes, threads that enter and leave them, and the order in which they are closed.
 
 use super::*;
 
@@ -51,7 +51,7 @@ fn devices_are_counted_separately() {
     check("open a @0; open b @1; alloc x @0 10; alloc y @1 20; free x; close a = 0 10; close b = 20 0");
 }
 
-/// For example two cells of a notebook that use one variable, or `mem::replace`.
+/// Examples are two cells of a notebook that use one variable, and `mem::replace`.
 #[test]
 fn scopes_closed_in_the_order_in_which_they_were_opened() {
     check(
@@ -61,12 +61,12 @@ fn scopes_closed_in_the_order_in_which_they_were_opened() {
          inside b = 2 30 400; inside c = 400
          close b = 432 0; free z; tree /b = 1 400 430 433 30 1; alloc v 1; close c = 371 29; tree /c = 1 1 1 433 1 1",
     );
-    // Several scopes of one callsite, each opened before the last is closed.
+    // There are several scopes of one callsite, each opened before the last is closed.
     check(
         "open t; alloc a 1; open t.2; close t = 1 0; alloc b 2; open t.3; close t.2 = 2 0; alloc c 4; close t.3 = 4 0
          tree /t = 3 7 7 7 7 3; tree /t/t = 0 0 0 3 0 0",
     );
-    // Scopes on another device, and two inside the closed one.
+    // There are scopes on another device, and two inside the closed one.
     check(
         "open a; open b @1; open c; close a = 0 0; alloc x 1; close b = 0 0; alloc y 2; tree /b/c = 0 1 1 1 1 1
          tree /c = 1 2 2 3 2 1; inside c = 1 2; close c = 3 0",
@@ -110,7 +110,7 @@ fn a_scope_of_one_thread_counts_the_threads_that_enter_it() {
         "open t of 1; enter t %2; alloc a 10 %2; leave t %2; alloc b 20 %2; read t = 10 0; free a %3; close t = 0 10",
     );
     check("open t of 1; enter t %2; open u of 2 %2; alloc a 1 %2; alloc b 2; close u = 1 0; close t = 3 0");
-    // A thread's own blocks count for it in any scope, whichever thread frees them.
+    // A thread's own blocks count for it in any scope, and any thread may free them.
     check(
         "alloc o 8 %2; open t of 1; enter t %2; alloc h 4 %2; open u of 2 %2; free o %3; free h; alloc a 1 %2; inside u = 1
          close u = -11 0; inside t = 1; close t = 1 3",
@@ -185,12 +185,14 @@ fn a_peak_below_the_bytes_in_use_is_no_peak() {
     assert_eq!((peak_above(9, 10), peak_above(i64::MIN, 1), peak_above(i64::MAX, -1)), (None, None, None));
 }
 
-/// It reports what its own scope allocated, as `summary` does, from the moment on at which a trace of another thread overlaps.
+/// From the moment at which a trace of another thread overlaps, it reports the allocations of its own scope, as `summary`
+/// does.
 #[test]
 fn a_trace_that_overlaps_another_threads_counts_its_own_scope() {
-    // Another thread frees what it had, or what this thread allocated before: neither is of this scope.
+    // Another thread frees its own blocks, or earlier blocks of this thread: neither are of this scope.
     check("alloc x 27 %2; alloc y 5; open a; open b %2; alloc z 33; free x %2; free y %2; free z; close a = 0 33 own");
-    // What was counted before the other trace opened is counted when it is freed, whoever allocated it.
+    // Blocks that were counted before the other trace opened are counted when they are freed, whichever thread
+    // allocated them.
     check("open a; alloc x 30; alloc y 40 %3; open b %2; read a = 70 0 own; free x; free y %3; close a = 0 70 own");
     check("open a; alloc y 40 %3; reset a = 40 0; alloc z 2 %3; open b %2; free y %3; free z; close a = 0 2 own");
     // Both allocate at once. Each has its own figures, and its own peak.
@@ -198,19 +200,19 @@ fn a_trace_that_overlaps_another_threads_counts_its_own_scope() {
         "open a; open b %2; alloc x 10; alloc y 20 %2; free x; alloc z 1; alloc w 2 %2
          close a = 1 9 own overlapped; close b %2 = 22 0 own overlapped",
     );
-    // What came before the overlap counts as without it: the whole process, and its peak.
+    // Events before the overlap count as without it: the whole process, and its peak.
     check(
         "open a; alloc p 40 %3; free p; alloc x 10; alloc y 5 %2; open b %2; alloc z 100 %2; free x
          read a = 5 35 own; alloc v 60; close a = 65 0 own; close b %2 = 100 0 own",
     );
-    // A block that was allocated in the scope counts wherever it is freed, also if that was before the overlap.
+    // A block that was allocated in the scope counts wherever it is freed, even before the overlap.
     check("open a; alloc x 10; open b %2; free x %2; close b %2 = 0 0 own; close a = 0 10 own");
     // The scopes inside count, and those around it do too, each from its own beginning.
     check(
         "open a; alloc x 1; open b %2; open a.in; alloc y 2; free x; alloc z 4; free z; close a.in = 2 4 own; free y
          close a = 0 6 own; close b %2 = 0 0 own",
     );
-    // Threads that entered the scope count, and not for the trace that they opened elsewhere.
+    // Threads that entered the scope count for it, and not for the trace that they opened elsewhere.
     check(
         "open a; open b %2; enter a %2; alloc x 7 %2; leave a %2; alloc y 3 %2; enter a %3; alloc z 5 %3
          close a = 12 0 own; close b %2 = 3 0 own",
@@ -220,15 +222,15 @@ fn a_trace_that_overlaps_another_threads_counts_its_own_scope() {
         "open a; open b %2; alloc x 1; alloc y 2 %2; reset a = 1 0 own; alloc z 4; alloc u 8 %2; close b %2 = 10 0 own
          reset a = 4 0 own; alloc v 16 %2; close a = 16 0 whole alone",
     );
-    // A second overlap; and a trace that no other thread's overlaps, beside one that is.
+    // There is a second overlap, and a trace without an overlap beside one that has one.
     check(
         "open a; open b %2; close b %2 = 0 0 own; open a.in; alloc x 1 %2; close a.in = 1 0 whole alone; open a.next
          alloc y 2 %2; open c %2; alloc z 4 %2; alloc w 8; close a.next = 10 0 own; close a = 8 0 own; close c %2 = 4 0 own",
     );
-    // Frees that failed, parts that were freed, and the end of a context.
+    // There are failed frees, freed parts, and the end of a context.
     check("open a; open b %2; alloc x 8; free x; free_failed; shrink x 6; close a = 6 2 own; close b %2 = 0 0 own");
     check("open a; open b %2; alloc x 8 in 1; gone 1; close a = 0 8 own; close b %2 = 0 0 own");
-    // Scopes of another device, kinds that no trace counts, and gauges that do not know whose memory it is.
+    // There are scopes of another device, kinds that no trace counts, and gauges that do not know the owner of memory.
     check("open a; open b %2; alloc x 8 @1; alloc y 4 managed; close a = 0 0 own; close b %2 = 0 0 own");
     check(
         "sample 10; open a; open b sampled %2; alloc x 8 %2; sample 18; close b %2 = 8 0 whole overlapped; close a = 0 0 own",
@@ -245,7 +247,7 @@ fn a_trace_that_overlaps_another_threads_counts_its_own_scope() {
     check(&script);
 }
 
-/// Nothing is counted one by one any more after the last of these scopes.
+/// Events are not counted one by one any more after the last of these scopes.
 #[test]
 fn scopes_that_count_by_themselves_leave_nothing_behind() {
     let ledger = check(
@@ -261,13 +263,13 @@ fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
     check(
         "open a; alloc x 1 @1; read a = 0 0 on=1; alloc y 2; read a = 2 0 here; free y; alloc z 1 @1; close a = 0 2 here",
     );
-    // What came before, other threads, and memory that no trace counts say nothing.
+    // Earlier events, other threads, and memory that no trace counts have no effect.
     check(
         "alloc x 1 @1; open a; alloc y 1 @1 %2; alloc z 1 managed @1; read a = 0 0 here; alloc w 1 @2; close a = 0 0 on=2",
     );
-    // The newest of several.
+    // The newest of several devices counts.
     check("open a @3; alloc x 1 @1; alloc y 1 @2; close a = 0 0 on=2");
-    // After a reset, only what follows counts.
+    // Only later events count after a reset.
     check(
         "open a; alloc x 1; reset a = 1 0; alloc y 1; alloc z 1 @1; read a = 1 0 here; reset a = 1 0 here; alloc w 1 @1; close a = 0 0 on=1",
     );
@@ -277,11 +279,11 @@ fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
     );
     // A task that only enters the scope for its polls may have any other task beside it.
     check("open a; leave a; alloc x 1 @1; close a = 0 0 here");
-    // One thread, and samples.
+    // The scopes count one thread, or are sampled.
     check("open a of 1; alloc x 1 @1; close a = 0 0 on=1; sample 1; open b sampled; alloc y 1 @1; close b = 0 0 on=1");
 }
 
-/// Such as the span of a request, whose thread serves others between the polls of the task.
+/// An example is the span of a request, whose thread serves others between the polls of the task.
 #[test]
 fn a_scope_of_a_task_counts_what_is_allocated_while_a_thread_is_in_it() {
     // The opener is not in it. Two tasks of one thread, of the same name, have their own figures.
@@ -289,17 +291,17 @@ fn a_scope_of_a_task_counts_what_is_allocated_while_a_thread_is_in_it() {
         "open a of task; open a.2 of task; alloc o 100; enter a; alloc x 1; leave a; enter a.2; alloc y 20; leave a.2
          enter a; alloc z 4; free z; leave a; close a = 1 4 alone whole; close a.2 = 20 0 alone whole; tree /a = 2 21 25 125 25 3",
     );
-    // On any thread, and its frees on any thread; the free of another task's block is that task's.
+    // The task counts on any thread, and so do its frees. The free of another task's block counts for that task.
     check(
         "open a of task; open b of task; enter a %2; alloc x 10 %2; leave a %2; enter b %2; free x %2; alloc y 5 %2; leave b %2
          enter a %3; alloc z 2 %3; leave a %3; free y; read b = 0 5; free z; close a = 0 10; close b %3 = 0 5",
     );
-    // Tasks inside of tasks, of a trace, and of a scope of one thread.
+    // There are tasks inside of tasks, of a trace, and of a scope of one thread.
     check(
         "open t; open u of 1; open a of task; enter a %2; open b of task %2; enter b %3; alloc x 8 %3; leave b %3; leave a %2
          alloc y 1 %3; enter a; alloc z 2; close b = 8 0; free x; close a %4 = 2 8; leave a; close u = 2 8; close t = 3 8 alone whole",
     );
-    // It overlaps no trace, and a trace that is opened in it is an ordinary one.
+    // The task overlaps no trace, and a trace that is opened in it is an ordinary one.
     check(
         "open t; open a of task %2; alloc v 1 %2; enter a %2; open i %2; alloc x 2 %2; close i %2 = 2 0; leave a %2
          close a = 2 0 alone; close t = 1 0 overlapped own",
@@ -307,7 +309,7 @@ fn a_scope_of_a_task_counts_what_is_allocated_while_a_thread_is_in_it() {
     check(
         "open t; open a of task %2; enter a %2; alloc x 2 %2; leave a %2; close a %2 = 2 0; close t = 2 0 alone whole",
     );
-    // A reset, a failed free, another device, and threads that it adopts.
+    // There are a reset, a failed free, another device, and adopted threads.
     check(
         "open a of task; enter a; alloc x 3; reset a = 3 0; free x; free_failed; alloc w 1 @1; leave a; adopt a
          alloc y 4 %2; alloc z 1; read a = 5 0; free x %2; close a = 2 3",

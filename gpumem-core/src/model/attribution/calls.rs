@@ -1,4 +1,4 @@
-//! The functions of a stack that say what memory is for.
+//! Finds the functions of a stack that say what memory is for.
 
 use super::{
     library,
@@ -17,13 +17,13 @@ pub enum Call<'a> {
     Library(&'a str),
     /// An operation of PyTorch's backward pass, such as `LogSoftmaxBackward0`.
     Backward(&'a str),
-    /// What the functions further inside are called for.
+    /// The phase in which the functions further inside are called.
     Phase(Phase),
 }
 
-/// The functions that say what allocated, the innermost first: [`readable_frames`] without those that only pass a call on, such as
-/// decorators. Where there are lines of Python, functions of other languages are left out, but a library that a framework calls, such as
-/// cuBLAS, is one part. Elsewhere the innermost functions of any library are one part.
+/// Returns the functions that say what allocated, the innermost first: [`readable_frames`] without those that only pass a call on, such
+/// as decorators. If there are lines of Python, functions of other languages are left out, but a library that a framework calls, such as
+/// cuBLAS, is one part. Otherwise the innermost functions of any library are one part.
 pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
     let readable = readable_frames(frames);
     let is_backward = |frame: &&Frame| frame.function.as_deref().is_some_and(|name| name.starts_with(ENGINE));
@@ -61,7 +61,7 @@ pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
     calls
 }
 
-/// The innermost phase of a stack.
+/// Returns the innermost phase of a stack.
 pub(crate) fn phase(frames: &[Frame]) -> Option<Phase> {
     frames.iter().find_map(Frame::phase)
 }
@@ -69,7 +69,7 @@ pub(crate) fn phase(frames: &[Frame]) -> Option<Phase> {
 /// The loop of the threads on which PyTorch runs the backward pass.
 const ENGINE: &str = "torch::autograd::Engine::thread_main(";
 
-/// The innermost operation of PyTorch's backward pass: `LogSoftmaxBackward0` for
+/// Returns the innermost operation of PyTorch's backward pass: `LogSoftmaxBackward0` for
 /// `torch::autograd::generated::LogSoftmaxBackward0::apply(…)`.
 pub(crate) fn backward_operation(frames: &[Frame]) -> Option<&str> {
     frames.iter().find_map(|frame| {
@@ -88,7 +88,8 @@ impl Frame {
         phases.next().map(|(.., phase)| *phase)
     }
 
-    /// A function of Python that says nothing of what the memory is for: it passes the call on.
+    /// Returns whether this is a function of Python that says nothing about the use of the memory: it passes the call
+    /// on.
     fn passes_on(&self) -> bool {
         let function = self.function.as_deref().unwrap_or_default();
         let file = self.file.as_deref().unwrap_or_default();
@@ -167,7 +168,8 @@ mod tests {
         assert_eq!(names(&between), ["<PyTorch>", " (backward pass)"]);
     }
 
-    /// As PyTorch 2.11 calls functions on its threads: the engine is outside of what is recorded of a stack with lines of Python.
+    /// PyTorch 2.11 calls functions on its threads like this: the engine is outside of the recorded part of a stack with lines of
+    /// Python.
     #[test]
     fn python_on_threads_of_pytorch_is_in_a_phase() {
         let packages = "/venv/lib/python3.12/site-packages";

@@ -1,4 +1,4 @@
-//! What a stack shows: which library allocated, and on which line of the user.
+//! Finds the library that allocated, and the line of the user, on a stack.
 
 mod calls;
 mod phase;
@@ -29,8 +29,8 @@ pub fn is_gpumem_c(module: &str) -> bool {
     GPUMEM_C.iter().any(|pattern| fits(module, pattern))
 }
 
-/// Which library allocated: that of the innermost frame outside the driver and gpumem. It is named as in the tables; other modules are
-/// named by their package of Python, or else by their file. `None` if no module is known.
+/// Returns the library that allocated: that of the innermost frame outside the driver and gpumem. It is named as in the tables; other
+/// modules are named by their package of Python, or else by their file. `None` if no module is known.
 pub fn library(frames: &[Frame]) -> Option<&str> {
     let is_entrance = |frame: &Frame| frame.is_in(ENTRANCE);
     let entered = frames.iter().position(is_entrance).unwrap_or(0);
@@ -45,22 +45,22 @@ pub fn library(frames: &[Frame]) -> Option<&str> {
     Some(known.map(|(_, name)| *name).or_else(of_package).unwrap_or_else(|| file_name(module)))
 }
 
-/// The package of Python that a module belongs to: `cupy` for `…/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so`, `numpy` for
-/// `…/site-packages/numpy.libs/libopenblas.so`. The folder `nvidia` is of many packages, so it says nothing.
+/// Returns the package of Python that a module belongs to: `cupy` for `…/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so`,
+/// `numpy` for `…/site-packages/numpy.libs/libopenblas.so`. The folder `nvidia` belongs to many packages, so it says nothing.
 fn package(module: &str) -> Option<&str> {
     let (_, below) = PACKAGE_FOLDERS.iter().find_map(|folder| module.rsplit_once(folder))?;
     below.split(['/', '.']).next().filter(|package| !matches!(*package, "" | "nvidia"))
 }
 
-/// The frames of the program: those outside the driver, its callback and gpumem.
+/// Returns the frames of the program: those outside the driver, its callback and gpumem.
 pub fn program_frames(frames: &[Frame]) -> &[Frame] {
     let entered = frames.iter().rposition(|frame| frame.is_in(ENTRANCE)).map_or(0, |at| at + 1);
     let own = frames[entered..].iter().take_while(|frame| frame.is_of_gpumem()).count();
     &frames[entered + own..]
 }
 
-/// The frames that a reader of a stack looks for: those of the program and of its libraries, without the standard library, gpumem, the
-/// libraries of the operating system, what runs before `main`, and the interpreter where there are lines of Python.
+/// Returns the frames that a reader of a stack looks for: those of the program and of its libraries, without the standard library,
+/// gpumem, the libraries of the operating system, code before `main`, and the interpreter if there are lines of Python.
 pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
     let has_python = frames.iter().any(Frame::is_python);
     let is_readable = |frame: &&Frame| {
@@ -71,7 +71,7 @@ pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
     program_frames(frames).iter().filter(is_readable).collect()
 }
 
-/// The user's line: the innermost known frame that is not in the standard library, gpumem, cudarc or a library of the
+/// Returns the user's line: the innermost known frame that is not in the standard library, gpumem, cudarc or a library of the
 /// tables. Frames of crates that cargo fetched, and of Python's packages, are used only if there is no other, because a user of a
 /// framework looks for their own line. On a stack with lines of Python, only these are used.
 ///
@@ -97,7 +97,7 @@ impl Frame {
         self.module.as_deref().is_some_and(|module| modules.iter().any(|pattern| fits(module, pattern)))
     }
 
-    /// A line of Python: it has a file, but is in no module, because it is no machine code.
+    /// Returns whether this is a line of Python: it has a file, but is in no module, because it is no machine code.
     pub fn is_python(&self) -> bool {
         let is_source = |file: &String| {
             Path::new(file).extension().is_some_and(|extension| extension == "py") || file.starts_with('<')
@@ -105,7 +105,8 @@ impl Frame {
         self.module.is_none() && self.file.as_ref().is_some_and(is_source)
     }
 
-    /// Cargo or a package manager of Python fetched its code, or it came with Python. Without a file, it is of a known framework.
+    /// Returns whether Cargo or a package manager of Python fetched its code, or whether it came with Python. If it has no file,
+    /// it must be of a known framework.
     fn is_fetched(&self) -> bool {
         let Some(file) = &self.file else {
             let named = self.function.as_deref().map(crates_of).unwrap_or_default();
@@ -114,17 +115,19 @@ impl Frame {
         if self.is_python() { self.is_of_python_package() } else { is_below(file, REGISTRIES) }
     }
 
-    /// Its file belongs to a package of Python or to Python itself, or `torch.compile` wrote it.
+    /// Returns whether its file belongs to a package of Python or to Python itself, or whether `torch.compile` wrote
+    /// it.
     pub fn is_of_python_package(&self) -> bool {
         self.file.as_deref().is_some_and(|file| is_below(file, PYTHON_PACKAGES))
     }
 
-    /// `torch.compile` wrote its file.
+    /// Returns whether `torch.compile` wrote its file.
     pub fn is_of_torch_compile(&self) -> bool {
         self.file.as_deref().is_some_and(|file| file.contains(TORCH_COMPILE))
     }
 
-    /// The CUDA runtime that is linked into the program: `libcudart_static_…`, and the functions of its API, such as `cudaMalloc`.
+    /// Returns whether this is the CUDA runtime that is linked into the program: `libcudart_static_…`, and the functions of its
+    /// API, such as `cudaMalloc`.
     fn is_in_static_runtime(&self) -> bool {
         let is_of_api = |function: &str| {
             function.strip_prefix("cuda").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
@@ -137,7 +140,7 @@ impl Frame {
         CALLED_LIBRARIES.iter().chain(LIBRARIES).any(|(pattern, _)| self.is_in(&[pattern]))
     }
 
-    /// A user can find the code by what is known of it.
+    /// Returns whether a user can find the code by the known facts.
     fn is_known(&self) -> bool {
         self.file.is_some() || self.function.as_deref().is_some_and(|function| !STARTUP.contains(&function))
     }
@@ -147,7 +150,7 @@ impl Frame {
         is_of_header || self.is_in(GPUMEM_C) || self.is_of(GPUMEM)
     }
 
-    /// Its code belongs to one of these crates, by its file or its function.
+    /// Returns whether its code belongs to one of these crates, by its file or its function.
     fn is_of(&self, crates: &[&str]) -> bool {
         let file = self.file.as_deref().unwrap_or_default();
         let in_std = crates.contains(&"std") && STD_FOLDERS.iter().any(|folder| file.contains(folder));
@@ -192,15 +195,15 @@ fn is_in_crate(file: &str, name: &str) -> bool {
         && folders.take(2).any(|folder| folder == "src")
 }
 
-/// The crates at the beginning of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`. Both `a`
-/// and `b` in `<a::T as b::Trait>::f`, because the code may be in either.
+/// Returns the crates at the beginning of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`.
+/// Both `a` and `b` in `<a::T as b::Trait>::f`, because the code may be in either.
 fn crates_of(function: &str) -> Vec<&str> {
     let is_qualified = function.starts_with(['<', '_']);
     let of_trait = function.split_once(" as ").filter(|_| is_qualified).map(|(_, path)| path);
     [Some(function), of_trait].into_iter().flatten().filter_map(leading_crate).collect()
 }
 
-/// The first name of a path, if another name follows. A single name is a generic parameter or a function of C.
+/// Returns the first name of a path, if another name follows. A single name is a generic parameter or a function of C.
 fn leading_crate(path: &str) -> Option<&str> {
     const SIGNS: &[&str] = &["_<", "<", "&", "*const ", "*mut ", "mut ", "dyn ", "impl ", "[", "("];
     let mut path = path;

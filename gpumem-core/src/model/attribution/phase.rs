@@ -1,4 +1,4 @@
-//! What PyTorch runs a function for.
+//! The phase of PyTorch in which a function runs.
 
 /// A part of a program's work that is not to be seen in the names of its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// What follows the name of a place in this phase.
+    /// Returns the text after the name of a place in this phase.
     pub const fn in_brackets(self) -> &'static str {
         match self {
             Self::BackwardPass => " (backward pass)",

@@ -1,17 +1,16 @@
 //! The names by which modules, crates and folders are recognized. A pattern such as `libcudart` fits `libcudart.so.12`;
-//! `libcudnn*` fits all names that begin so.
+//! `libcudnn*` fits all names with this beginning.
 
 use super::phase::Phase;
 
-/// Folders in which cargo keeps the sources of other crates. After it comes a folder for the index or repository, then the
-/// crate.
+/// Folders in which cargo keeps the sources of other crates. A folder for the index or repository follows, then the crate.
 pub(in super::super) const REGISTRIES: &[&str] = &["/registry/src/", "/git/checkouts/"];
 
 /// The folders of Python's packages.
 pub(super) const PACKAGE_FOLDERS: &[&str] = &["/site-packages/", "/dist-packages/"];
 
-/// What the files of Python's packages and of its standard library contain, and those that `torch.compile` writes. `<frozen` is the name of
-/// files inside the interpreter.
+/// Parts of the paths of files of Python's packages, of its standard library, and of those that `torch.compile` writes. `<frozen` is the
+/// name of files inside the interpreter.
 pub(super) const PYTHON_PACKAGES: &[&str] =
     &["/site-packages/", "/dist-packages/", "/lib/python3.", "<frozen ", TORCH_COMPILE];
 
@@ -41,13 +40,13 @@ pub(super) const WRAPPERS: &[(&str, &str)] = &[
     ("/threading.py", "Thread.run"),
 ];
 
-/// What decorators of Python's packages call the functions inside of them.
+/// The names that decorators of Python's packages give to the functions inside of them.
 pub(super) const DECORATED: &[&str] = &["decorate_context", "inner", "wrapped", "wrapped_func", "wrapper"];
 
 /// Functions of Python's packages that say in which phase of a program the functions inside of them run. PyTorch's history has only the last
 /// parts of their names.
 pub(super) const PHASES: &[(&str, &str, Phase)] = &[
-    // What the engine calls on its own threads, and what calls the engine.
+    // The functions that the engine calls on its own threads, and those that call the engine.
     ("/torch/autograd/function.py", "BackwardCFunction.apply", Phase::BackwardPass),
     ("/torch/autograd/graph.py", "_engine_run_backward", Phase::BackwardPass),
     ("/torch/utils/checkpoint.py", "unpack_hook", Phase::BackwardPass),
@@ -122,8 +121,8 @@ pub(super) const PACKAGES: &[(&str, &str)] = &[
 pub(super) const SYSTEM: &[&str] =
     &["libc", "libm", "libpthread", "libdl", "libgcc_s", "libstdc++", "ld-linux*", "linux-vdso"];
 
-/// Crates of frameworks that allocate for the user, and all crates whose names begin so, such as `candle_nn`. Needed where the file is
-/// not known.
+/// Crates of frameworks that allocate for the user, and all crates whose names have this beginning, such as `candle_nn`. They are
+/// needed if the file is not known.
 pub(super) const FRAMEWORKS: &[&str] =
     &["candle", "burn", "cubecl", "tch", "torch_sys", "dfdx", "cust", "ort", "rayon", "tokio"];
 
@@ -140,14 +139,15 @@ pub(super) const GPUMEM: &[&str] =
 /// The module of gpumem that a program in C links with.
 pub(super) const GPUMEM_C: &[&str] = &["libgpumem_c"];
 
-/// How the functions of `gpumem.h` begin. Needed where the file is not known and they are linked into the program.
+/// The beginning of the names of functions in `gpumem.h`. It is needed if the file is not known and they are linked
+/// into the program.
 pub(super) const GPUMEM_H: &str = "gpumem_pool_";
 
 /// Folders of the standard library's sources. Their full paths are needed, because a folder of a user may be called `core`
 /// as well.
 pub(super) const STD_FOLDERS: &[&str] = &["/rustc/", "/rustlib/src/rust/", "/rust/deps/"];
 
-/// Functions that run before any code of the user. Needed where the file is not known.
+/// Functions that run before any code of the user. They are needed if the file is not known.
 pub(super) const STARTUP: &[&str] = &["main", "_start", "__rust_try", "__rust_begin_short_backtrace"];
 
 /// The last part of a path.

@@ -97,7 +97,7 @@ fn a_program_without_symbols() {
          /lib/libc.so.6 | __libc_start_call_main | ./csu/libc_start_call_main.h:58
          /app/train | _start | -";
     check(text, Some("train"), None);
-    // The program contains the callback as well, which is not what allocated.
+    // The program contains the callback as well, which did not allocate.
     check(&text.replace("cuMemAlloc_v2 | -", "- | -\n/env/libcublas.so.13 | - | -"), Some("cuBLAS"), None);
     // Only names of functions are known, from the symbol table.
     let text = "/app/train | cudarc::driver::result::malloc_sync | -
@@ -236,7 +236,7 @@ fn the_crate_of_a_file() {
     ] {
         assert!(!of(file, Some("demo::main")), "{file}");
     }
-    // A trait of the user for a type of cudarc, and the other way round.
+    // The cases are a trait of the user for a type of cudarc, and the reverse.
     assert!(!of("src/ext.rs", Some("<cudarc::driver::CudaStream as demo::Ext>::zeros")));
     assert!(!of("src/ext.rs", Some("<demo::Buffer as core::ops::drop::Drop>::drop")));
 }
@@ -295,7 +295,7 @@ fn the_users_line_in_python() {
         ("/home/me/model.py:12".into(), "/home/me/train.py:40".into())
     );
     assert_eq!(library(&frames), Some("libextension.so"));
-    // A cell of a notebook, and a program that consists of packages.
+    // The cases are a cell of a notebook, and a program that consists of packages.
     let frames = [python("/tmp/ipykernel_17/881.py", 3), python("<stdin>", 1)];
     assert_eq!(user_line(&frames).unwrap().0.to_string(), "/tmp/ipykernel_17/881.py:3");
     let frames = [native("/lib/x.so"), python(package, 1773)];

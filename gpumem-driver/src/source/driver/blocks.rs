@@ -1,4 +1,4 @@
-//! Frees of blocks that the ledger does not know: how old the block is, and how large.
+//! Finds the age and the size of blocks that are freed and that the ledger does not know.
 
 use std::{
     cell::Cell,
@@ -25,12 +25,12 @@ thread_local! {
     static LAST_IMPORTED_FREE: Cell<Option<Key>> = const { Cell::new(None) };
 }
 
-/// A subscription begins.
+/// Notes that a subscription begins.
 pub(super) fn forget_first_block() {
     FIRST_BLOCK.store(u64::MAX, Relaxed);
 }
 
-/// A block has just been allocated at this address.
+/// Notes that a block has just been allocated at this address.
 pub(super) fn note_block(address: u64) {
     if FIRST_BLOCK.load(Relaxed) == u64::MAX
         && let Some(number) = cuda::block_number(address)
@@ -48,7 +48,7 @@ pub(super) fn find_first_block() {
     }
 }
 
-/// A block is about to be freed that the ledger does not know.
+/// Records that a block is about to be freed that the ledger does not know.
 #[cold]
 pub(super) fn record_unknown_free(id_kind: IdKind, id: u64) {
     // A free of null, of imported memory or of a graph's memory changes nothing that is counted.
@@ -75,17 +75,18 @@ fn is_uncounted(id_kind: IdKind, id: u64) -> bool {
     cuda::belongs_to_graph(id).unwrap_or_else(is_capture_active)
 }
 
-/// The free of a block failed.
+/// Notes that the free of a block failed.
 pub(super) fn record_failed_free() {
     state().imported.extend(LAST_IMPORTED_FREE.take());
     record(&EventKind::FreeFailed);
 }
 
-/// The block that is about to be freed, if it is older than the subscription. The driver still knows it, and to ask changes
-/// nothing. A younger block that the ledger does not know was allocated by a call that is not intercepted, and was never counted.
+/// Returns the block that is about to be freed, if it is older than the subscription. The driver still knows it, and the question
+/// changes nothing. A younger block that the ledger does not know was allocated by a call that is not intercepted, and was never
+/// counted.
 fn look_up(id_kind: IdKind, id: u64) -> Option<Block> {
     let first = FIRST_BLOCK.load(Relaxed);
-    // Without the number of a younger block, the age of this one is not known.
+    // If no number of a younger block is known, the age of this one is not known.
     if id_kind != IdKind::Address || first == u64::MAX || cuda::block_number(id)? >= first {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Captures: whether a call was made or became a node of a graph.
+//! Finds out whether a call was made, or was captured as a node of a graph.
 
 use super::{
     events::record_lost,
@@ -25,12 +25,12 @@ pub(super) fn capture_begun(stream: u64) {
     state().begin_capture(stream);
 }
 
-/// A call that ends a capture has returned. If it failed, the capture may have ended all the same.
+/// Notes that a call which ends a capture has returned. If it failed, the capture may have ended all the same.
 pub(super) fn capture_ended(stream: u64, succeeded: bool) {
     if !succeeded && cuda::is_capturing(stream) != Some(false) {
         return;
     }
-    // A capture that began before the subscription: allocations in it may have been counted as if they were made.
+    // The capture began before the subscription: its allocations may have been counted as if they were made.
     if !state().end_capture(stream) && succeeded {
         record_lost();
     }

@@ -18,7 +18,7 @@ pub(super) struct Contexts {
     /// The handle of each context that may have ended while nothing was intercepted. Its blocks stay live until a context with
     /// this handle ends.
     maybe_ended: Vec<(usize, Owner)>,
-    /// Which numbers are in use; the first element is for number 1.
+    /// True for each number that is in use; the first element is for number 1.
     numbers: Vec<bool>,
 }
 

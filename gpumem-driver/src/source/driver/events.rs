@@ -1,4 +1,4 @@
-//! The events that driver calls become.
+//! Makes events of driver calls.
 
 use super::super::{recorder::record, refusals, stacks};
 use crate::{
@@ -28,8 +28,8 @@ pub(super) fn cuda_device(ordinal: u32) -> Device {
     Device { family: Family::Cuda, ordinal }
 }
 
-/// As which kind memory of this kind counts. A device without memory of its own uses that of the machine: pinned and managed memory is its
-/// memory, which `cuMemAlloc` gives out as well.
+/// Returns the kind under which memory of this kind counts. A device without memory of its own uses that of the machine: pinned and
+/// managed memory is its memory, which `cuMemAlloc` gives out as well.
 pub(super) fn kind_on(ordinal: u32, kind: MemKind) -> MemKind {
     if !kind.is_on_device() && cuda::is_integrated(ordinal) { MemKind::Device } else { kind }
 }

@@ -15,14 +15,14 @@ use crate::{
 };
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What the call frees that a thread is making.
+/// The memory that a thread's current call frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PendingFree {
-    /// A block. The ledger remembers which one.
+    /// The call frees a block. The ledger remembers which one.
     Block,
-    /// One reference to a handle.
+    /// The call removes one reference to a handle.
     Handle { handle: u64, reference: Reference },
-    /// The mappings in [`DriverState::unmapping`](super::state::DriverState::unmapping).
+    /// The call removes the mappings in [`DriverState::unmapping`](super::state::DriverState::unmapping).
     Mappings,
 }
 

@@ -1,8 +1,8 @@
-//! The memory of graphs: what each device has mapped for nodes that allocate.
+//! The memory of graphs, which each device has mapped for nodes that allocate.
 //!
 //! The driver returns one figure for each device. It rises inside a launch whose graph needs more memory than is mapped, and it
 //! falls when the memory is trimmed. Freeing a block of a graph and destroying a graph change nothing: the memory stays mapped for
-//! the next launch. So the figure is read where it can have changed, and each rise is recorded as one block.
+//! the next launch. So the figure is read whenever it may have changed, and each rise is recorded as one block.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -24,12 +24,12 @@ use crate::{
     sys::{calls, cuda},
 };
 
-/// What a device has mapped, as far as it was recorded.
+/// The recorded mapped memory of a device.
 #[derive(Debug)]
 struct GraphMemory {
-    /// It was not read since the subscription began.
+    /// The figure was not read since the subscription began.
     unread: bool,
-    /// It may have risen since it was read.
+    /// The figure may have risen since it was read.
     may_have_risen: bool,
     /// The bytes that were mapped while nothing was intercepted.
     older: u64,
@@ -42,14 +42,14 @@ static GRAPHS: Lazy<Mutex<BTreeMap<u32, GraphMemory>>> = Lazy::new(Mutex::defaul
 /// The id of the next rise. No id is used twice.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// The devices that need not be read, one bit for each of the first 64. Each reading of a trace asks this, and nearly always that is
-/// the answer.
+/// The devices that need not be read, one bit for each of the first 64. Each reading of a trace asks this, and nearly always the bit
+/// is set.
 static QUIET: AtomicU64 = AtomicU64::new(0);
 
 /// Locked from a reading until its events are recorded, so that events are recorded in the order of the readings.
 fn with_graphs(change: impl FnOnce(&mut BTreeMap<u32, GraphMemory>)) {
     let mut graphs = GRAPHS.lock().unwrap_or_else(PoisonError::into_inner);
-    // Whoever sees that launches were taken into account waits until they are.
+    // A thread that sees that launches were taken waits until they are recorded.
     QUIET.store(0, Relaxed);
     change(&mut graphs);
     let quiet = graphs.iter().filter(|(_, memory)| !memory.must_be_read()).map(|(ordinal, _)| bit(*ordinal));
@@ -60,7 +60,7 @@ fn bit(ordinal: u32) -> u64 {
     1_u64.checked_shl(ordinal).unwrap_or(0)
 }
 
-/// A subscription begins. While there was none, the figures may have changed.
+/// Notes that a subscription begins. While there was none, the figures may have changed.
 pub(super) fn forget() {
     with_graphs(|graphs| {
         for memory in graphs.values_mut() {
@@ -69,13 +69,13 @@ pub(super) fn forget() {
     });
 }
 
-/// A graph has a node that allocates, so each launch must be recorded from now on.
+/// Notes that a graph has a node that allocates, so each launch must be recorded from now on.
 pub(super) fn record_launches() {
     calls::record_graph_launches();
 }
 
-/// A call that can change what is mapped is about to be made, or (`done`) was made. It may change the device of its context and
-/// the devices of a graph's nodes.
+/// Notes that a call that can change the mapped memory is about to be made, or (`done`) was made. It may change the device of
+/// its context and the devices of a graph's nodes.
 #[cold]
 pub(super) fn launched(current: Option<u32>, done: bool) {
     with_graphs(|graphs| {
@@ -89,14 +89,14 @@ pub(super) fn launched(current: Option<u32>, done: bool) {
             if done || memory.unread || first {
                 memory.read(*ordinal, stacks::stack_for);
             }
-            // Until the call has returned, it may change.
+            // The figure may change until the call has returned.
             memory.may_have_risen = !done;
         }
     });
 }
 
-/// A trace of that device is about to begin, or to be read. The driver is asked only if the figure can have changed: it rises in
-/// launches, and what has risen may fall at any time.
+/// Prepares a trace of that device that is about to begin, or to be read. The driver is asked only if the figure can have
+/// changed: it rises in launches, and mapped memory may fall at any time.
 pub(super) fn poll(ordinal: u32) {
     if !calls::has_unrecorded_launches() && QUIET.load(Relaxed) & bit(ordinal) != 0 {
         return;
@@ -137,7 +137,7 @@ impl GraphMemory {
         }
     }
 
-    /// The events that a reading means.
+    /// Returns the events that follow from a reading.
     fn events_of_reading(&mut self, ordinal: u32, used: u64, stack: impl FnOnce(u64) -> StackId) -> Vec<EventKind> {
         if mem::take(&mut self.unread) {
             self.older += used.saturating_sub(self.recorded());
@@ -157,8 +157,8 @@ impl GraphMemory {
         self.older + self.rises.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// This much is no longer mapped. The driver does not say for which graph it was mapped. So this removes a rise of exactly
-    /// this size; if there is none, it removes the newest rises.
+    /// Removes this number of mapped bytes. The driver does not say for which graph they were mapped. So a rise of exactly
+    /// this size is removed, or if there is none, the newest rises.
     fn fall(&mut self, ordinal: u32, mut bytes: u64) -> Vec<EventKind> {
         let mut events = Vec::new();
         while bytes > 0 {
@@ -188,7 +188,7 @@ impl GraphMemory {
 mod tests {
     use super::*;
 
-    /// The events of a row of readings, in bytes: a rise, a fall, what is left of a rise, a fall of older memory.
+    /// Returns the events of a row of readings, in bytes: a rise, a fall, the rest of a rise, a fall of older memory.
     fn events(memory: &mut GraphMemory, readings: &[u64]) -> Vec<String> {
         let of = |used: &u64| memory.events_of_reading(0, *used, |_| StackId::NONE);
         let events: Vec<_> = readings.iter().flat_map(of).collect();

@@ -57,7 +57,7 @@ impl Handles {
         self.references.entry(handle).or_default().0 += 1;
     }
 
-    /// The call that removed the reference failed, so the reference still exists.
+    /// Restores a reference, because the call that removed it failed.
     pub(super) fn restore(&mut self, handle: u64, reference: Reference) {
         self.references.entry(handle).or_insert((0, reference.memory)).0 += 1;
     }
@@ -96,7 +96,7 @@ impl Handles {
         inside.into_iter().map(unmap).collect()
     }
 
-    /// The call that removed the mapping failed, so the mapping still exists.
+    /// Restores a mapping, because the call that removed it failed.
     pub(super) fn map_again(&mut self, at: u64, handle: u64, reference: Reference) {
         self.restore(handle, reference);
         self.mappings.insert(at, handle);
@@ -138,7 +138,8 @@ mod tests {
         handles.map_again(0x3000, 1, reference);
         assert_eq!(handles.unmap(0x3000, 1), unmapped, "as before the failed call");
 
-        // Memory of this process, exported and imported under the same handle; then foreign memory.
+        // The test exports memory of this process and imports it under the same handle, and then imports foreign
+        // memory.
         handles.create(1, block);
         handles.import(1);
         assert!(!handles.release(1).frees());

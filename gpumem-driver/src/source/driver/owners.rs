@@ -1,4 +1,4 @@
-//! On which device a call allocates, and in which context.
+//! Finds the device and the context in which a call allocates.
 
 use std::{
     cell::Cell,
@@ -26,7 +26,7 @@ struct LastContext {
     owner: Owner,
 }
 
-/// The stream on which a thread last allocated: all that its next allocation on this stream needs.
+/// The stream on which a thread last allocated, with all that its next allocation on this stream needs.
 #[derive(Clone, Copy)]
 pub(super) struct LastStream {
     pub(super) handle: u64,
@@ -45,7 +45,7 @@ thread_local! {
         const { Cell::new(LastStream { handle: 0, generation: 0, device: 0, stacks: Wanted::NONE }) };
 }
 
-/// Where stream-ordered memory is.
+/// The device of stream-ordered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PoolLocation {
     Device(u32),
@@ -98,7 +98,8 @@ fn find_owner_of(caller: &Caller, context: Context) -> Option<Owner> {
 /// The device of the stream on which the memory at `address` was allocated.
 pub(super) fn device_of_stream(caller: &Caller, stream: u64, address: u64) -> PoolLocation {
     let generation = GENERATION.load(SeqCst);
-    // A thread that remembers its stream records it no more, so it records it here, after it has read the generation.
+    // A thread that remembers its stream does not record it any more, so it records it here, after it has read the
+    // generation.
     allocates_on(stream);
     if matches!(stream, 0 | CU_STREAM_LEGACY | CU_STREAM_PER_THREAD) {
         return PoolLocation::on(owner_of(caller).map(|owner| owner.device));

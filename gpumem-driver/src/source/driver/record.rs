@@ -23,7 +23,7 @@ use crate::{
     sys::calls::{Call, Caller, IdKind},
 };
 
-/// Every call except those of the fast path, which [`Observer`](super::observer::Observer) records itself.
+/// Records every call except those of the fast path, which [`Observer`](super::observer::Observer) records itself.
 pub(super) fn record_call(caller: &Caller, call: &Call) {
     match *call {
         Call::Allocated { id_kind, id, bytes, memory } => match owner_of(caller) {
@@ -69,7 +69,7 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
     }
 }
 
-/// Stream-ordered memory was allocated: from this pool, else from the pool of the stream's device.
+/// Records stream-ordered memory from this pool, else from the pool of the stream's device.
 pub(super) fn record_pooled(caller: &Caller, address: u64, bytes: u64, stream: u64, pool: Option<u64>) {
     match is_captured(stream) {
         Some(false) => {}
@@ -94,7 +94,7 @@ pub(super) fn record_pooled(caller: &Caller, address: u64, bytes: u64, stream: u
     }
 }
 
-/// Physical memory was allocated behind a handle.
+/// Records physical memory that was allocated behind a handle.
 fn record_handle(handle: u64, bytes: u64, device: Option<u32>) {
     before_allocation();
     let kind = if device.is_some() { MemKind::Vmm } else { kind_on(0, MemKind::PinnedHost) };

@@ -11,13 +11,13 @@ use crate::{
     sys::calls::{self, Caller, Memory},
 };
 
-/// A call that allocates was refused.
+/// Reports a refused allocation.
 pub(super) fn call_refused(caller: &Caller, bytes: u64, memory: Option<Memory>, pool: Option<u64>, stream: u64) {
     let current = || owner_of(caller).map(|owner| owner.device);
     let kind = memory.map_or(MemKind::Pool, kind_of);
     let device = match (memory, pool) {
         (Some(_), _) => current(),
-        // A pool that is not known may be on the host, so it has no device.
+        // An unknown pool may be on the host, so it has no device.
         (None, Some(pool)) => state().pools.get(&pool).copied().flatten(),
         (None, None) => match device_of_stream(caller, stream, 0) {
             PoolLocation::Device(device) => Some(device),

@@ -1,4 +1,4 @@
-//! What earlier calls have shown about contexts, streams, pools, handles and captures.
+//! The facts about contexts, streams, pools, handles and captures that earlier calls have shown.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::model::Key;
 
-/// Locked only for a look-up or a change; never while an event is recorded or the driver is asked.
+/// The state is locked only for a look-up or a change, and never while an event is recorded or the driver is asked.
 #[derive(Debug, Default)]
 pub(super) struct DriverState {
     pub(super) contexts: Contexts,
@@ -42,7 +42,7 @@ static STATE: Lazy<Mutex<DriverState>> = Lazy::new(Mutex::default);
 /// The handle of the default stream, as 0 is.
 pub(super) const CU_STREAM_LEGACY: u64 = 1;
 
-/// Increases whenever something that a thread remembers about a stream or a context may be wrong from then on.
+/// A number that increases whenever facts that threads remember about a stream or a context may have become wrong.
 pub(super) static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// The number of captures that have not ended. It changes before [`GENERATION`], so a thread that sees the new generation also
@@ -58,7 +58,8 @@ pub(super) fn is_capture_active() -> bool {
     CAPTURES.load(SeqCst) > 0
 }
 
-/// A subscription begins. While there was none, handles of streams and pools may have been destroyed and used again.
+/// Forgets streams and pools when a subscription begins. While there was none, their handles may have been destroyed
+/// and used again.
 pub(super) fn forget_handles() {
     let mut state = state();
     state.streams.clear();
@@ -72,7 +73,7 @@ pub(super) fn forget_handles() {
 }
 
 impl DriverState {
-    /// The number of a stream, from 1 on. No other stream of the process has it.
+    /// Returns the number of a stream, from 1 on. No other stream of the process has it.
     pub(super) fn number_of_stream(&mut self, stream: u64) -> u32 {
         *self.stream_numbers.entry(stream).or_insert_with(|| {
             self.newest_stream_number += 1;
@@ -80,7 +81,7 @@ impl DriverState {
         })
     }
 
-    /// The handle of the stream may be that of another one from now on.
+    /// Forgets a stream, because its handle may be that of another one from now on.
     pub(super) fn stream_destroyed(&mut self, stream: u64) {
         // A capture of the stream ends with it.
         self.end_capture(stream);

@@ -59,14 +59,14 @@ fn record_stream(recorded: &'static LocalKey<Cell<RecordedStream>>, frees: bool,
     if !IS_RECORDED.load(Relaxed) || recorded.get().is(stream) {
         return;
     }
-    // First: if it changes meanwhile, the stream is recorded again.
+    // The generation is read first: if it changes meanwhile, the stream is recorded again.
     let generation = GENERATION.load(SeqCst);
     let number = if matches!(stream, 0 | CU_STREAM_LEGACY) { 0 } else { state().number_of_stream(stream) };
     record(&EventKind::OnStream { frees, stream: number });
     recorded.set(RecordedStream { handle: stream, generation });
 }
 
-/// A recording begins: each thread records its streams anew.
+/// Makes each thread record its streams anew, because a recording begins.
 pub(in crate::source) fn record_streams_again() {
     IS_RECORDED.store(true, SeqCst);
     GENERATION.fetch_add(1, SeqCst);

@@ -1,4 +1,4 @@
-//! Which source intercepts the calls of the driver.
+//! Chooses the source that intercepts the calls of the driver.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -40,12 +40,12 @@ pub(in crate::source) fn subscribe(wanted: Option<Source>) -> Result<Interceptio
     subscribed().ok_or_else(|| not_exact("gpumem::intercept::unsubscribe() was called on another thread meanwhile"))
 }
 
-/// From now on the calls that this source intercepts are recorded to `R`.
+/// Records the calls that this source intercepts to `R` from now on.
 pub(in crate::source) fn subscribe_to<R: RecordEvents>(source: Source) -> Result<()> {
     if source == Source::Dispatch {
         return dispatch::subscribe::<Observer<R>>();
     }
-    // Without a driver there is nothing to intercept, and the error must not blame CUPTI.
+    // If there is no driver, there are no calls to intercept, and the error must not blame CUPTI.
     cuda::devices()?;
     cupti::subscribe::<Observer<R>>()
 }
@@ -63,7 +63,7 @@ pub(in crate::source) fn can_subscribe(wanted: Option<Source>) -> Result<Source>
 
 /// The source with which `attempt` succeeds: the wanted one, else the dispatch table, else CUPTI.
 fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Result<Source> {
-    // Without a driver there is one reason for all sources.
+    // If there is no driver, there is one reason for all sources.
     cuda::load_for_hooks()?;
     if let Some(wanted) = wanted {
         return attempt(wanted).map(|()| wanted);
@@ -71,7 +71,7 @@ fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Res
     let Err(dispatch) = attempt(Source::Dispatch) else { return Ok(Source::Dispatch) };
     match attempt(Source::Cupti) {
         Ok(()) => Ok(Source::Cupti),
-        // Without a device both reasons may be the same.
+        // If there is no device, both reasons may be the same.
         Err(cupti) if cupti == dispatch => Err(cupti),
         Err(cupti) => Err(Kind::NoSource { dispatch, cupti }.into()),
     }
@@ -94,7 +94,8 @@ pub(in crate::source) fn subscribed() -> Option<Interception> {
     dispatch.or_else(|| cupti::subscribed().map(by(Source::Cupti)))
 }
 
-/// Records what only the driver knows about a device. It is called before a trace begins and at each of its readings.
+/// Records memory that only the driver knows about a device. It is called before a trace begins and at each of its
+/// readings.
 pub(in crate::source) fn poll(ordinal: u32) {
     calls::as_observer(|| {
         blocks::find_first_block();

@@ -1,4 +1,4 @@
-//! The simulated devices of a session, and what they answer.
+//! The simulated devices of a session, and their answers.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
@@ -79,7 +79,7 @@ impl SimDevices {
         Ok(gpu)
     }
 
-    /// All of them, by number.
+    /// Returns all of them, by number.
     fn all(&self) -> Vec<SimGpu> {
         self.lock().clone()
     }
@@ -142,7 +142,7 @@ impl SimGpu {
 /// Adds the devices of `GPUMEM_SIM` at the first call.
 fn from_environment() -> Result<()> {
     static READ: OnceCell<Result<()>> = OnceCell::new();
-    // In the child of a fork, threads that do not exist there may hold the locks.
+    // Threads that do not exist in the child of a fork may hold the locks there.
     if process::is_forked() {
         return Err(Kind::Forked.into());
     }

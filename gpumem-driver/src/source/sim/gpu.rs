@@ -40,7 +40,7 @@ pub struct SimGpu {
     pub(super) to: Destination,
 }
 
-/// Where simulated devices record: to the session of the process, or to another one.
+/// The target of the events of simulated devices: the session of the process, or another one.
 pub(super) type Destination = Option<&'static dyn RecordSimulated>;
 
 /// Receives the events of simulated devices, for a session other than that of the process.
@@ -60,7 +60,7 @@ pub trait RecordSimulated: Send + Sync + RefUnwindSafe {
 
 pub(super) struct SimState {
     pub(super) memory: DeviceModel,
-    /// All readings fail, as with a GPU that has fallen off the bus.
+    /// True if all readings fail, as with a GPU that has fallen off the bus.
     pub(super) lost: bool,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct SimState {
 const PIECE_BITS: u32 = 48;
 pub(super) const PIECES: u64 = 1 << 9;
 
-/// How many pieces a device with these addresses needs.
+/// Returns the number of pieces for a device with these addresses.
 pub(super) fn pieces_of(memory: &DeviceModel) -> u64 {
     memory.addresses_end().div_ceil(1 << PIECE_BITS)
 }
@@ -135,7 +135,7 @@ impl SimGpu {
     /// ```
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc).
+    /// The same as for [`alloc`](Self::alloc).
     pub fn alloc_async(&self, bytes: Bytes) -> Result<SimBlock> {
         self.allocate(bytes, MemKind::Pool)
     }
@@ -225,7 +225,7 @@ impl SimGpu {
         }
     }
 
-    /// The state for a reading; an error after [`set_lost`](Self::set_lost).
+    /// Returns the state for a reading, or an error after [`set_lost`](Self::set_lost).
     pub(super) fn readable(&self) -> Result<MutexGuard<'_, SimState>> {
         let state = self.state();
         if state.lost {
@@ -299,7 +299,7 @@ impl SimBlock {
     /// ```
     ///
     /// # Errors
-    /// When it is older than the first trace.
+    /// If it is older than the first trace.
     pub fn label(&self, name: impl Into<String>, shape: &[usize], dtype: impl Into<String>) -> Result<()> {
         let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
         recorder::label(self.key, &label, self.address())
@@ -308,11 +308,12 @@ impl SimBlock {
 
 impl Drop for SimBlock {
     fn drop(&mut self) {
-        // In the child of a fork, a thread that does not exist there may hold the lock of the model.
+        // A thread that does not exist in the child of a fork may hold the lock of the model there.
         if process::is_forked() {
             return;
         }
-        // Recorded before the free: as soon as the model has freed the block, another thread may get the same address.
+        // The free is recorded first: as soon as the model has freed the block, another thread may get the same
+        // address.
         self.gpu.record(&EventKind::Free { key: self.key, block: Some(self.block) });
         let memory = &mut self.gpu.state().memory;
         let freed = match self.block.kind {

@@ -16,7 +16,7 @@ impl Arguments {
         Self(words)
     }
 
-    /// The argument with this index.
+    /// Returns the argument with this index.
     ///
     /// # Safety
     /// The call has 64-bit arguments up to this one. This one may be narrower; then the upper half of the word has no meaning.
@@ -93,11 +93,11 @@ pub(super) fn allocated_array(
     levels: u32,
 ) -> Call {
     let element = match format {
-        // CU_AD_FORMAT_UNSIGNED_INT8, SIGNED_INT8
+        // These are CU_AD_FORMAT_UNSIGNED_INT8 and SIGNED_INT8.
         0x01 | 0x08 => 1_u64,
-        // UNSIGNED_INT16, SIGNED_INT16, HALF
+        // These are UNSIGNED_INT16, SIGNED_INT16 and HALF.
         0x02 | 0x09 | 0x10 => 2,
-        // UNSIGNED_INT32, SIGNED_INT32, FLOAT
+        // These are UNSIGNED_INT32, SIGNED_INT32 and FLOAT.
         0x03 | 0x0a | 0x20 => 4,
         _ => return Call::Uncounted,
     };

@@ -8,7 +8,7 @@ pub(crate) enum Memory {
     PinnedHost,
 }
 
-/// What the number in a call means that identifies a block.
+/// The meaning of the number in a call that identifies a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdKind {
     Address,
@@ -25,7 +25,7 @@ pub(crate) struct Context {
     pub(crate) uid: u64,
 }
 
-/// In which context a call was made.
+/// The context in which a call was made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Caller {
     /// CUPTI passes the context with each call.
@@ -34,7 +34,7 @@ pub(crate) enum Caller {
     Dispatch,
 }
 
-/// What a call did, or is about to do. A copy: it does not refer to the arguments of the call.
+/// The action of a call, done or about to be done. It is a copy that does not refer to the arguments of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Memory was allocated on the device of the context.
@@ -51,8 +51,8 @@ pub(crate) enum Call {
         stream: u64,
         pool: Option<u64>,
     },
-    /// An allocation failed because there was not enough memory. With `memory`, it was on the device of the context; without, it
-    /// was stream-ordered.
+    /// An allocation failed because there was not enough memory. With `memory`, it was on the device of the context. Without it,
+    /// the allocation was stream-ordered.
     Refused {
         bytes: u64,
         memory: Option<Memory>,
@@ -71,7 +71,7 @@ pub(crate) enum Call {
         id_kind: IdKind,
         id: u64,
     },
-    /// A call that frees has returned. Not recorded for a plain free that succeeded.
+    /// A call that frees has returned. This is not recorded for a plain free that succeeded.
     Freed {
         succeeded: bool,
     },
@@ -80,7 +80,7 @@ pub(crate) enum Call {
         id_kind: IdKind,
         id: u64,
     },
-    /// A handle of such memory.
+    /// Memory was imported behind a handle.
     ForeignHandle {
         handle: u64,
     },

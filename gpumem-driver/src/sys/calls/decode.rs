@@ -28,8 +28,8 @@ pub(in crate::sys) unsafe fn record_entry(shape: Shape, arguments: Arguments, to
         Shape::Free(id_kind) => to.record(&Call::Freeing { id_kind, id: word(0) }),
         Shape::Release => to.record(&Call::Releasing { handle: word(0) }),
         Shape::Unmap => to.record(&Call::Unmapping { at: word(0), bytes: word(1) }),
-        // A second reason to record it before the call: the driver may return an error of earlier work and destroy the context
-        // all the same.
+        // It is recorded before the call for a second reason: the driver may return an error of earlier work and destroy the
+        // context all the same.
         #[expect(clippy::cast_possible_truncation, reason = "a pointer is as wide as `usize`")]
         Shape::ContextDestroy => to.record(&Call::ContextGone { handle: word(0) as usize }),
         Shape::GraphLaunch if !graph_launches::launched() => {}

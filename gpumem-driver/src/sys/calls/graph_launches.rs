@@ -5,8 +5,8 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
-/// What is known about the graphs of this process. Launches are not recorded until a graph is known to have a node that
-/// allocates, because a program may launch a graph of kernels every microsecond.
+/// The known facts about the graphs of this process. Launches are not recorded until a graph is known to have a node
+/// that allocates, because a program may launch a graph of kernels every microsecond.
 struct GraphLaunches {
     allocate: AtomicBool,
     /// A launch was not recorded, and nobody has asked since.
@@ -16,7 +16,7 @@ struct GraphLaunches {
 static LAUNCHES: GraphLaunches =
     GraphLaunches { allocate: AtomicBool::new(false), were_launched: AtomicBool::new(false) };
 
-/// A graph is launched. Returns whether the launch must be recorded.
+/// Notes that a graph is launched. Returns whether the launch must be recorded.
 #[inline]
 pub(super) fn launched() -> bool {
     if LAUNCHES.allocate.load(Relaxed) {
@@ -28,18 +28,19 @@ pub(super) fn launched() -> bool {
     false
 }
 
-/// From now on launches of graphs are recorded. Returns whether they already were.
+/// Records launches of graphs from now on. Returns whether they already were recorded.
 pub(crate) fn record_graph_launches() -> bool {
     LAUNCHES.allocate.swap(true, Relaxed)
 }
 
 /// Returns whether graphs were launched since the last question, or are being launched, and the launches are not recorded. A launch
-/// says so before and after, so what it maps after this question is found by the next one.
+/// sets the flag before and after, so the next question finds memory that it maps after this one.
 pub(crate) fn take_unrecorded_launches() -> bool {
     has_unrecorded_launches() && LAUNCHES.were_launched.swap(false, AcqRel)
 }
 
-/// What [`take_unrecorded_launches`] would return. After `false`, what another thread did before it took the launches is seen.
+/// Returns what [`take_unrecorded_launches`] would return. After `false`, this thread sees all writes that another thread made
+/// before it took the launches.
 pub(crate) fn has_unrecorded_launches() -> bool {
     LAUNCHES.were_launched.load(Acquire)
 }

@@ -1,4 +1,4 @@
-//! Who receives the decoded calls.
+//! The receiver of decoded calls.
 
 use std::marker::PhantomData;
 
@@ -21,11 +21,11 @@ pub(crate) trait Observe: 'static {
     /// [`Call::Freeing`] of an address, under the same rules as [`pooled`](Self::pooled). A stream-ordered free has a stream.
     fn freeing(caller: &Caller, address: u64, stream: Option<u64>);
 
-    /// Every other call. It is called in [`as_observer`](super::as_observer).
+    /// Receives every other call. It is called in [`as_observer`](super::as_observer).
     fn other(caller: &Caller, call: &Call);
 }
 
-/// Where decoded calls are recorded.
+/// The recorder of decoded calls.
 pub(in crate::sys) trait RecordCall {
     fn record(&self, call: &Call);
 
@@ -53,7 +53,7 @@ impl<O: Observe> CallRecorder<O> {
         Self { caller, observer: PhantomData }
     }
 
-    /// For calls that the observer itself makes: records each of them as [`Call::Uncounted`].
+    /// Records each call that the observer itself makes as [`Call::Uncounted`].
     pub(in crate::sys) const fn as_uncounted(&self) -> impl RecordCall {
         AsUncounted(self)
     }

@@ -1,8 +1,8 @@
-//! What a driver call does to memory, and which of its arguments say so.
+//! The effects of driver calls on memory, and the arguments that have them.
 
 use super::call::{IdKind, Memory};
 
-/// What a driver call does to memory, and in which of its arguments.
+/// The effect of a driver call on memory, and the arguments that have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum Shape {
     /// `(T *out, size_t bytes, …)`
@@ -66,7 +66,7 @@ pub(in crate::sys) enum Shape {
     Graphs,
 }
 
-/// What stream 0 means to a call: the legacy stream of the whole context, or the stream of the calling thread.
+/// The meaning of stream 0 in a call: the legacy stream of the whole context, or the stream of the calling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum DefaultStream {
     Legacy,

@@ -1,4 +1,4 @@
-//! Decoding, by calls that the tests make up. `tests/standin/calls.rs` and `refusals.rs` make the others.
+//! Tests decoding with invented calls. `tests/standin/calls.rs` and `refusals.rs` make the others.
 
 use std::{cell::Cell, ptr};
 
@@ -49,7 +49,7 @@ fn the_size_of_an_array_is_that_of_its_elements() {
     assert_eq!(call("cuArrayCreate_v2", Exit(0), &[address(&out), address(&flat)]), Some(expected(80)));
     let cube = Array3DDescriptor { width: 8, height: 4, depth: 2, format: 0x01, channels: 4, flags: 0 };
     assert_eq!(call("cuArray3DCreate_v2", Exit(0), &[address(&out), address(&cube)]), Some(expected(256)));
-    // 8·4·2 + 4·2·1 + 2·1·1 + 1 = 75 elements
+    // The array has 8·4·2 + 4·2·1 + 2·1·1 + 1 = 75 elements.
     assert_eq!(call("cuMipmappedArrayCreate", Exit(0), &[address(&out), address(&cube), 4]), Some(expected(300)));
     let strange = ArrayDescriptor { width: 10, height: 1, format: 0xb0, channels: 1 };
     assert_eq!(call("cuArrayCreate_v2", Exit(0), &[address(&out), address(&strange)]), Some(Call::Uncounted));
@@ -113,7 +113,7 @@ fn captures_graphs_and_imports_are_decoded() {
             assert_eq!(call(name, Exit(result), &[0, at]), Some(Call::CaptureEnded { stream, succeeded }));
         }
     }
-    // The calling thread's own stream, where stream 0 means that one.
+    // Stream 0 means the calling thread's own stream here.
     let pooled = |stream| Some(Call::Pooled { address: out, bytes: 64, stream, pool: None });
     assert_eq!(call("cuMemAllocAsync", Exit(0), &[at, 64, 0]), pooled(0));
     assert_eq!(call("cuMemAllocAsync_ptsz", Exit(0), &[at, 64, 0]), pooled(2));

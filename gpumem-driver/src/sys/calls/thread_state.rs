@@ -1,4 +1,4 @@
-//! On whose behalf the calling thread calls the driver now. It decides whether an intercepted call is recorded.
+//! The caller on whose behalf a thread calls the driver now. It decides whether an intercepted call is recorded.
 
 use std::{
     cell::Cell,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::sys::process::without_cancellation;
 
-/// On whose behalf a thread calls the driver.
+/// The caller on whose behalf a thread calls the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sys) enum ThreadState {
     Program,
@@ -31,8 +31,9 @@ pub(crate) fn as_observer<T>(code: impl FnOnce() -> T) -> T {
     in_state(ThreadState::Observer, code)
 }
 
-/// As [`as_observer`], for the rare paths of [`Observe::pooled`](super::Observe::pooled) and
-/// [`Observe::freeing`](super::Observe::freeing): keeps them out of the hook's code. The thread is not cancelled meanwhile. `None` if the code panicked.
+/// Runs code like [`as_observer`], for the rare paths of [`Observe::pooled`](super::Observe::pooled) and
+/// [`Observe::freeing`](super::Observe::freeing): keeps them out of the hook's code. The thread is not cancelled meanwhile. `None` if the
+/// code panicked.
 #[cold]
 #[inline(never)]
 pub(crate) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
@@ -45,7 +46,7 @@ pub(crate) fn as_program<T>(code: impl FnOnce() -> T) -> T {
     in_state(ThreadState::Program, code)
 }
 
-/// For driver calls that this library makes for itself. They are not recorded.
+/// Runs driver calls that this library makes for itself. They are not recorded.
 pub(in crate::sys) fn as_library<T>(code: impl FnOnce() -> T) -> T {
     in_state(ThreadState::Library, code)
 }

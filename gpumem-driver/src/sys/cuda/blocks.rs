@@ -1,4 +1,4 @@
-//! What the driver knows about the block at an address.
+//! The driver's data of the block at an address.
 
 use std::ffi::c_int;
 
@@ -23,7 +23,7 @@ pub(crate) fn device_at(address: u64) -> Option<u32> {
     u32::try_from(device).ok()
 }
 
-/// An attribute of a block; `None` if no block is at this address.
+/// Returns an attribute of a block; `None` if no block is at this address.
 fn attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u64> {
     let mut value = 0_u64;
     // SAFETY: the driver accepts any address. The attributes that this file asks for are at most 64 bits wide; a narrower one is
@@ -32,15 +32,17 @@ fn attribute_at(address: u64, attribute: sys::CUpointer_attribute) -> Option<u64
     Some(value)
 }
 
-/// The number of a live block. The driver numbers all blocks in the order of their allocation, on all devices and on the host.
+/// Returns the number of a live block. The driver numbers all blocks in the order of their allocation, on all devices and on
+/// the host.
 #[doc(alias = "CU_POINTER_ATTRIBUTE_BUFFER_ID")]
 pub(crate) fn block_number(address: u64) -> Option<u64> {
     attribute_at(address, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID)
 }
 
-/// A number that is lower than those of all blocks that are allocated later; `None` if the calling thread has no context. The
-/// driver returns only the number of an existing block, so this allocates one page of physical memory and releases it. Other
-/// memory would not do: its free waits for the device, and the device may wait for something that this thread is about to launch.
+/// Returns a number that is lower than those of all blocks that are allocated later; `None` if the calling thread has no context.
+/// The driver returns only the number of an existing block, so this allocates one page of physical memory and releases it. Other
+/// memory is not possible: its free waits for the device, and the device may wait for something that this thread is about to
+/// launch.
 #[doc(alias("cuMemCreate", "cuMemMap", "cuMemUnmap"))]
 pub(crate) fn next_block_number() -> Option<u64> {
     let device = current_device().ok()??;
@@ -85,7 +87,7 @@ pub(crate) fn belongs_to_graph(address: u64) -> Option<bool> {
     Some(kind == CU_MEMORYTYPE_DEVICE && nowhere.into_iter().all(is_nowhere))
 }
 
-/// The allocation that begins at an address, if there is one.
+/// Returns the allocation that begins at an address, if there is one.
 #[doc(alias("cuMemGetAddressRange", "cuPointerGetAttribute"))]
 pub(crate) fn range_at(address: u64) -> Option<AddressRange> {
     use sys::CUpointer_attribute as Attribute;

@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 use super::library::{LIBRARY, get_graph_mem_attribute};
 use crate::error::{Error, Kind};
 
-/// Returns whether a stream is being captured. Also true for a capture that became invalid and has not been ended. The driver
-/// allows this question during a capture.
+/// Returns whether a stream is being captured. It also returns true for a capture that became invalid and has not been ended.
+/// The driver allows this question during a capture.
 #[doc(alias = "cuStreamIsCapturing")]
 pub(crate) fn is_capturing(stream: u64) -> Option<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -18,8 +18,8 @@ pub(crate) fn is_capturing(stream: u64) -> Option<bool> {
     Some(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// The memory that a device has mapped for memory nodes of graphs, in bytes; `None` if the driver has no such nodes. The driver
-/// allows this question in any context, without one, and during a capture.
+/// Returns the memory that a device has mapped for memory nodes of graphs, in bytes; `None` if the driver has no such nodes.
+/// The driver allows this question in any context, without a context, and during a capture.
 #[doc(alias("cuDeviceGetGraphMemAttribute", "CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT"))]
 pub(crate) fn graph_memory(ordinal: u32) -> Result<Option<u64>, Error> {
     const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: u32 = 0;

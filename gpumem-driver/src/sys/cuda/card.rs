@@ -1,4 +1,4 @@
-//! The simulated card that a thread uses, where several share one context: in programs of the CUDA runtime.
+//! The simulated card that a thread uses, if several cards share one context, as in programs of the CUDA runtime.
 
 use std::{
     cell::Cell,
@@ -6,7 +6,7 @@ use std::{
 };
 
 thread_local! {
-    /// What the thread has selected. `None` until it selects a card, or asks for its card.
+    /// The card that the thread has selected. `None` until it selects a card, or asks for its card.
     static SELECTED: Cell<Option<u32>> = const { Cell::new(None) };
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
@@ -14,13 +14,13 @@ thread_local! {
 /// A bit for each card that a thread has selected. There are at most 64.
 static USED: AtomicU64 = AtomicU64::new(0);
 
-/// The thread uses this card from now on.
+/// Selects this card for the thread.
 pub(in crate::sys) fn select_card(card: u32) {
     SELECTED.set(Some(card));
     USED.fetch_or(1 << card, Relaxed);
 }
 
-/// The card that the program is told: it begins with the first one.
+/// Returns the card that the program sees. It begins with the first one.
 pub(in crate::sys) fn selected_card() -> u32 {
     let card = SELECTED.get().unwrap_or(0);
     SELECTED.set(Some(card));
@@ -32,12 +32,12 @@ pub(in crate::sys) fn is_card_used(card: u32) -> bool {
     USED.load(Relaxed) & 1 << card != 0
 }
 
-/// Nobody uses the card any more.
+/// Notes that no thread uses the card any more.
 pub(in crate::sys) fn reset_card(card: u32) {
     USED.fetch_and(!(1 << card), Relaxed);
 }
 
-/// The card on which the thread allocates. Threads of libraries select none: theirs is the only one that is used, or the first. It is 0 if
+/// The card on which the thread allocates. Threads of libraries select none: they use the only used card, or else the first. It is 0 if
 /// there are no such cards.
 #[inline]
 pub(crate) fn card_of_thread() -> u32 {
@@ -47,7 +47,7 @@ pub(crate) fn card_of_thread() -> u32 {
     })
 }
 
-/// Does this on a card.
+/// Runs `action` on a card.
 pub(super) fn on_card<T>(card: u32, action: impl FnOnce() -> T) -> T {
     let before = SELECTED.replace(Some(card));
     let done = action();
@@ -55,7 +55,7 @@ pub(super) fn on_card<T>(card: u32, action: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Asks the driver for gpumem itself, which sees the simulated cards. Libraries of NVIDIA may see the devices of the machine.
+/// Runs questions of gpumem itself, which sees the simulated cards. Libraries of NVIDIA may see the devices of the machine.
 pub(in crate::sys) fn own<T>(question: impl FnOnce() -> T) -> T {
     struct Restore(bool);
 

@@ -1,4 +1,4 @@
-//! Contexts: the current one, and primary ones.
+//! The current context, and primary contexts.
 
 use cudarc::driver::{result, sys};
 
@@ -26,7 +26,8 @@ pub(crate) fn current_context() -> Option<usize> {
     result::ctx::get_current().ok().flatten().map(<*mut _>::addr)
 }
 
-/// A number for the current context and the card of the thread. It is the context's address if it has one card. A hook may call this.
+/// Returns a number for the current context and the card of the thread. It is the context's address if the context has one card. A
+/// hook may call this.
 pub(crate) fn current_owner() -> Option<usize> {
     // No address has these bits.
     Some(current_context()? | (card_of_thread() as usize) << 57)

@@ -1,4 +1,4 @@
-//! The devices, and what can be asked of one.
+//! The devices and their properties.
 
 use std::{
     ffi::c_int,
@@ -61,7 +61,7 @@ fn device(number: c_int) -> Result<CudaDevice, Error> {
         .result()
         .map_err(|error| call_failed("cuDeviceGetUuid_v2", error, Some(ordinal)))?;
     let uuid = uuid.bytes.map(|byte| byte.to_ne_bytes()[0]);
-    // Hooks need not ask any more.
+    // The result is stored, so that hooks need not ask.
     is_integrated(ordinal);
     Ok(CudaDevice { device, ordinal, uuid })
 }
@@ -72,7 +72,7 @@ fn device(number: c_int) -> Result<CudaDevice, Error> {
 #[doc(alias = "CU_DEVICE_ATTRIBUTE_INTEGRATED")]
 pub(crate) fn is_integrated(ordinal: u32) -> bool {
     const MOST: usize = 64;
-    /// 0: not asked yet; 1: it has memory of its own; 2: it has none.
+    /// The value is 0 before the question, 1 if the device has memory of its own, and 2 if it has none.
     static KNOWN: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
     let Some(known) = KNOWN.get(ordinal as usize) else { return false };
     if known.load(Relaxed) == 0 {
@@ -206,8 +206,8 @@ impl Drop for PushedContext {
     }
 }
 
-/// An error if a stream of the current context is being captured, as far as CUDA can be asked without breaking the capture. To
-/// synchronise would invalidate it.
+/// Returns an error if a stream of the current context is being captured, as far as CUDA can be asked without breaking the
+/// capture. A synchronisation would invalidate it.
 fn refuse_capture() -> Result<(), DriverError> {
     // SAFETY: the null stream exists in every context, and a context is current.
     let status = unsafe { result::stream::is_capturing(result::stream::null()) }?;

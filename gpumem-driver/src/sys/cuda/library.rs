@@ -1,4 +1,4 @@
-//! `libcuda`: loaded, with all functions that are called here.
+//! Loads `libcuda` with all functions that are called here.
 
 use cudarc::driver::sys;
 use once_cell::sync::OnceCell;
@@ -44,7 +44,7 @@ const SYMBOLS: &[&str] = &[
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// Loads the driver without initialising it. An error if it lacks a function that is called here.
+/// Loads the driver without initialising it. Returns an error if it lacks a function that is called here.
 pub(in crate::sys) fn load() -> Result<(), Error> {
     static LOADED: OnceCell<Result<(), Error>> = OnceCell::new();
     LOADED.get_or_init(|| dl::load(LIBRARY, NAMES, SYMBOLS)).clone()

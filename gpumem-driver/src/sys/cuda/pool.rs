@@ -19,7 +19,7 @@ impl CudaDevice {
         self.current_pool()?.map(|pool| relaxed(|| self.read_figures(pool))).transpose()
     }
 
-    /// Resets the high-water mark of the current pool's reserved memory to what is reserved now. A device without pools has none.
+    /// Resets the high-water mark of the current pool's reserved memory to its current value. A device without pools has none.
     #[doc(alias = "cuMemPoolSetAttribute")]
     pub(crate) fn reset_pool_reserved(self) -> Result<(), Error> {
         let Some(pool) = self.current_pool()? else { return Ok(()) };

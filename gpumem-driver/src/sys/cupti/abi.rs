@@ -1,4 +1,4 @@
-//! What CUPTI's headers define: numbers, structs, and types of functions.
+//! The numbers, structs and types of functions that CUPTI's headers define.
 
 use std::ffi::{c_char, c_void};
 

@@ -1,4 +1,4 @@
-//! The callback: from CUPTI's data to the decoding that both sources share.
+//! The callback passes CUPTI's data to the decoding that both sources share.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! `libcupti`: found, loaded, and the functions of it that are used.
+//! Finds and loads `libcupti`, and has the functions of it that are used.
 
 use std::{
     ffi::{CStr, c_char},
@@ -22,10 +22,10 @@ use crate::{
 const LIBRARY: &str = "libcupti";
 
 pub(super) struct Cupti {
-    /// Where the library was found.
+    /// The path at which the library was found.
     pub(super) path: String,
     subscribe: SubscribeFn,
-    /// `None` in versions before CUPTI 13.
+    /// The function is `None` in versions before CUPTI 13.
     subscribe_v2: Option<SubscribeV2Fn>,
     pub(super) unsubscribe: UnsubscribeFn,
     pub(super) enable_callback: EnableCallbackFn,
@@ -34,7 +34,7 @@ pub(super) struct Cupti {
     get_version: Option<GetVersionFn>,
 }
 
-/// The library, loaded at the first call.
+/// Returns the library, which is loaded at the first call.
 pub(super) fn cupti() -> Result<&'static Cupti, Error> {
     static CUPTI: OnceCell<Result<Cupti, Error>> = OnceCell::new();
     let load = || {
@@ -46,7 +46,7 @@ pub(super) fn cupti() -> Result<&'static Cupti, Error> {
     CUPTI.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
-/// An error if the library is missing, or lacks a function that is needed.
+/// Returns an error if the library is missing, or lacks a needed function.
 pub(crate) fn check_available() -> Result<(), Error> {
     cupti().map(|_| ())
 }
@@ -99,7 +99,7 @@ impl Cupti {
         Ok(cupti)
     }
 
-    /// A new subscription. Where CUPTI allows several subscribers, other tools keep theirs.
+    /// Begins a subscription. If CUPTI allows several subscribers, other tools keep theirs.
     pub(super) fn new_subscriber(&self, callback: CallbackFn) -> Result<Subscriber, Error> {
         let mut subscriber = ptr::null_mut();
         let mut old = [0 as c_char; 128];
@@ -134,7 +134,7 @@ impl Cupti {
         self.check("cuptiSubscribe", code).map(|()| subscriber)
     }
 
-    /// An error unless `code` means success.
+    /// Returns an error unless `code` means success.
     pub(super) fn check(&self, call: &'static str, code: u32) -> Result<(), Error> {
         if code == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The subscription of this process: begun, ended, asked for.
+//! The subscription of this process.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -28,9 +28,9 @@ unsafe impl Send for LiveSubscriber {}
 
 static CURRENT: Mutex<Option<LiveSubscriber>> = Mutex::new(None);
 
-/// From now on `O` receives each call, on the thread that makes it. A call that `O` makes itself is
-/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). Without
-/// effect if there is a subscription already.
+/// Makes `O` receive each call, on the thread that makes it. A call that `O` makes itself is
+/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). It has
+/// no effect if there is a subscription already.
 #[doc(alias("cuptiSubscribe", "cuptiEnableCallback"))]
 pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends the subscription, so that another tool can subscribe. Without a subscription nothing happens, and the library is not
+/// Ends the subscription, so that another tool can subscribe. If there is none, nothing happens, and the library is not
 /// loaded.
 #[doc(alias = "cuptiUnsubscribe")]
 pub(crate) fn unsubscribe() {

@@ -1,4 +1,4 @@
-//! The hooks: our functions in the slots. A hook makes the call of the driver and records it.
+//! The hooks, which are our functions in the slots. A hook makes the call of the driver and records it.
 //!
 //! A thread may be cancelled in the driver (`pthread_cancel`): the C library then unwinds its stack through the hook. So hooks and the
 //! driver's functions have the ABI `C-unwind`, no lock is held during a call, and what the hook has changed is restored by destructors.

@@ -1,4 +1,4 @@
-//! The segments of a library that the loader has mapped: which are code, which are writable, and which are read-only after
+//! The segments of a library that the loader has mapped: code, writable ones, and those that are read-only after
 //! relocation.
 
 use std::{

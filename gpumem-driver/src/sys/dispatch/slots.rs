@@ -20,7 +20,8 @@ use crate::{
     sys::{calls::CALLS, cuda, dl, loader},
 };
 
-/// In this order, because programs load the first one. The second may be another library that is installed beside it.
+/// The names are in this order, because programs load the first one. The second may be another library that is
+/// installed beside it.
 const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
 const PROCESSOR: Processor = if cfg!(target_arch = "x86_64") { Processor::X86_64 } else { Processor::Arm64 };
@@ -48,13 +49,13 @@ impl Slot {
         self.pointer.compare_exchange(old, new, SeqCst, Relaxed).is_ok()
     }
 
-    /// The bits in which what the slot holds differs from our hook.
+    /// Returns the bits in which the value of the slot differs from our hook.
     #[inline]
     pub(super) fn difference(&self) -> usize {
         self.pointer.load(Relaxed) ^ self.hook.load(Relaxed)
     }
 
-    /// [`install`](Self::install) will put this function into the slot.
+    /// Sets the function that [`install`](Self::install) will put into the slot.
     pub(super) fn set_hook(&self, hook: usize) {
         self.hook.store(hook, Relaxed);
     }
@@ -100,7 +101,7 @@ impl DispatchTable {
             // SAFETY: the slot is aligned and in the writable data of the driver, which is never unloaded because `library` is
             // forgotten below. The driver itself reads it as one pointer.
             let pointer = unsafe { AtomicUsize::from_ptr(verified.stub.slot as *mut usize) };
-            // In a dry run, that is the function which is in the driver's place.
+            // In a dry run, this is the function in the driver's place.
             Slot { row: *row, pointer, driver: pointer.load(SeqCst), hook: AtomicUsize::new(0) }
         };
         let slots = rows.iter().zip(stubs).map(slot).collect();

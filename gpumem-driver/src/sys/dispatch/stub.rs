@@ -13,7 +13,7 @@ pub(super) struct Stub {
     pub(super) slot: usize,
     /// A word that the stub compares with [`DEINITIALIZED`]. All stubs of a driver share it.
     pub(super) flag: usize,
-    /// Where the stub continues if the driver was shut down. The code there returns 4.
+    /// The address at which the stub continues if the driver was shut down. The code there returns 4.
     pub(super) refusal: usize,
 }
 
@@ -42,9 +42,9 @@ impl Processor {
     /// Returns whether `code` begins with the instructions by which a stub returns [`RETURNED`].
     pub(super) fn is_refusal(self, code: &[u8; LENGTH]) -> bool {
         let first: &[&[u8]] = match self {
-            // mov eax, 4; with a frame: mov r12d, 4
+            // The code is `mov eax, 4`, or `mov r12d, 4` with a frame.
             Self::X86_64 => &[&[0xb8, RETURNED, 0, 0, 0], &[0x41, 0xbc, RETURNED, 0, 0, 0]],
-            // mov w0, 4
+            // The code is `mov w0, 4`.
             Self::Arm64 => &[&[RETURNED << 5, 0x00, 0x80, 0x52]],
         };
         first.iter().any(|first| code.starts_with(first))
@@ -120,10 +120,10 @@ impl Reader<'_> {
     /// An instruction that prepares an argument for the implementation.
     fn argument(&mut self) -> Option<()> {
         const WHOLE: [&[u8]; 8] = [
-            // sub rsp, 8; push rax
+            // These are `sub rsp, 8` and `push rax`.
             &[0x48, 0x83, 0xec, 0x08],
             &[0x50],
-            // movzx esi, sil; movzx edx, dl; movzx ecx, cl; the same of 16 bits
+            // These are `movzx esi, sil`, `movzx edx, dl`, `movzx ecx, cl`, and the same with 16 bits.
             &[0x40, 0x0f, 0xb6, 0xf6],
             &[0x0f, 0xb6, 0xd2],
             &[0x0f, 0xb6, 0xc9],
@@ -131,7 +131,7 @@ impl Reader<'_> {
             &[0x0f, 0xb7, 0xd2],
             &[0x0f, 0xb7, 0xc9],
         ];
-        // push qword [rbp + a byte]; mov eax, [rbp + a byte]
+        // These are `push qword [rbp + a byte]` and `mov eax, [rbp + a byte]`.
         const WITH_BYTE: [&[u8]; 2] = [&[0xff, 0x75], &[0x8b, 0x45]];
         if WHOLE.iter().any(|instruction| self.expect(instruction).is_some()) {
             return Some(());
@@ -152,7 +152,7 @@ impl Reader<'_> {
         (self.address + self.at).checked_add_signed(by as isize)
     }
 
-    /// As [`displacement`](Self::displacement), in 8 bits.
+    /// Reads an address like [`displacement`](Self::displacement), in 8 bits.
     fn short_displacement(&mut self) -> Option<usize> {
         let [by] = self.read()?;
         (self.address + self.at).checked_add_signed(isize::from(by.cast_signed()))
@@ -286,7 +286,7 @@ enum Instruction {
 }
 
 impl Instruction {
-    /// From the encodings of the Arm Architecture Reference Manual, section C4.1.
+    /// The encodings are those of the Arm Architecture Reference Manual, section C4.1.
     fn of(word: u32) -> Option<Self> {
         let bits = |low: u32, count: u32| word >> low & ((1 << count) - 1);
         let register = |low: u32| bits(low, 5) as usize;

@@ -20,20 +20,20 @@ use crate::{
 /// True if the hooks are in their slots. Each new trace reads it.
 static IS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
-/// Locked while slots are replaced, so that two threads do not replace them at once.
+/// The lock is held while slots are replaced, so that two threads do not replace them at once.
 fn lock() -> MutexGuard<'static, ()> {
     static REPLACING: Mutex<()> = Mutex::new(());
     REPLACING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An error if the dispatch table of this process's driver cannot be used.
+/// Returns an error if the dispatch table of this process's driver cannot be used.
 pub(crate) fn check_available() -> Result<(), Error> {
     table().map(|_| ())
 }
 
-/// From now on `O` receives each call, on the thread that makes it. A call that `O` makes itself is
-/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). Without
-/// effect if there is a subscription already.
+/// Makes `O` receive each call, on the thread that makes it. A call that `O` makes itself is
+/// [`Call::Uncounted`](crate::sys::calls::Call::Uncounted), except in [`as_program`](crate::sys::calls::as_program). It has
+/// no effect if there is a subscription already.
 ///
 /// The driver is loaded but not initialised, so this may be called while the driver initialises itself.
 pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
@@ -81,8 +81,8 @@ pub(crate) fn subscribed() -> Option<&'static str> {
     IS_SUBSCRIBED.load(SeqCst).then(|| table().ok()).flatten().map(|table| table.path.as_str())
 }
 
-/// Which slots no longer hold our hooks, one bit for each row of [`CALLS`]. Another tool has replaced them, or has restored what
-/// it found before us, so calls may be missed.
+/// Returns one bit for each row of [`CALLS`] whose slot no longer holds our hook. Another tool has replaced it, or has restored
+/// an earlier value, so calls may be missed.
 pub(crate) fn displaced() -> u128 {
     const { assert!(CALLS.len() <= 128) };
     if !HOOKS.active.load(Relaxed) {

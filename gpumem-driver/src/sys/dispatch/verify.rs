@@ -1,5 +1,5 @@
-//! Whether the stubs of a driver can be used. They are not documented, so every address in a stub must be plausible, and must
-//! belong to that stub only.
+//! Checks whether the stubs of a driver can be used. They are not documented, so every address in a stub must be plausible,
+//! and must belong to that stub only.
 
 use std::{ops::Range, path::PathBuf};
 
@@ -16,7 +16,7 @@ pub(super) trait Library {
     fn code(&self, range: Range<usize>) -> Option<Vec<u8>>;
     /// The word at an aligned address in the library's writable data; `None` for any other address.
     fn pointer(&self, address: usize) -> Option<usize>;
-    /// The file that contains an address outside of the library.
+    /// Returns the file that contains an address outside of the library.
     fn owner(&self, address: usize) -> Option<PathBuf>;
 
     fn is_code(&self, address: usize) -> bool {
@@ -34,8 +34,8 @@ pub(super) struct VerifiedStub {
 /// The largest distance between the beginning of a stub and its refusal. In known drivers it is at most 176 bytes.
 const MAX_REFUSAL_DISTANCE: usize = 512;
 
-/// How much code before the first function and after the last one is searched. Stubs are next to each other; in known drivers, the
-/// others are within 10 KiB.
+/// The size of the code before the first function and after the last one that is searched. Stubs are next to each other; in known
+/// drivers, the others are within 10 KiB.
 const MARGIN: usize = 64 << 10;
 
 /// The largest distance between the slots of two stubs with no other slot between them. In known drivers it is at most 296 bytes.

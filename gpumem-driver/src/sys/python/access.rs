@@ -1,4 +1,4 @@
-//! The interpreter's symbols, and words of its memory.
+//! Reads the interpreter's symbols, and words of its memory.
 
 use std::{
     ffi::{CStr, c_char, c_void},

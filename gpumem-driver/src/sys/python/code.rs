@@ -14,11 +14,11 @@ const STATEMENTS: c_int = 257;
 /// The names of the code, in a dictionary. Null until code runs first. Only used with Python's lock.
 static NAMESPACE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// What is to run.
+/// The code to run.
 struct Code {
-    /// What runs if no code ran before.
+    /// The code that runs if no code ran before.
     first: CString,
-    /// What runs otherwise.
+    /// The code that runs otherwise.
     again: CString,
 }
 
@@ -57,8 +57,8 @@ impl Functions {
     }
 }
 
-/// Runs code on the main thread of the interpreter, as soon as that executes Python code; `again` if this was called before. An exception
-/// that comes out of the code is dropped. Returns false if there is no interpreter, or if it ends.
+/// Runs code on the main thread of the interpreter, as soon as that executes Python code, or runs `again` if this was called before. An
+/// exception that comes out of the code is dropped. Returns false if there is no interpreter, or if it ends.
 ///
 /// This may be called on any thread, with Python's lock or without it, and in a hook: nothing runs here.
 pub fn run_in_python(first: &CStr, again: &CStr) -> bool {

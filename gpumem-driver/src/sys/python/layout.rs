@@ -1,4 +1,5 @@
-//! Where the fields of Python's structures are. Python 3.13 and later publish this for debuggers; for 3.11 and 3.12 there is a table.
+//! The offsets of fields in Python's structures. Python 3.13 and later publish them for debuggers; for 3.11 and 3.12 there is a
+//! table.
 
 /// The bits of a reference to an object that are no part of its address (3.14).
 pub(super) const TAGS: usize = 7;
@@ -6,35 +7,35 @@ pub(super) const TAGS: usize = 7;
 /// The offsets of fields, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// In the thread's state: the address of a record with the innermost frame. `None` if that frame is in the state itself.
+    /// The address of a record with the innermost frame, in the thread's state. `None` if that frame is in the state itself.
     pub(super) thread_record: Option<usize>,
-    /// In the record or the state: the address of the innermost frame.
+    /// The address of the innermost frame, in the record or the state.
     pub(super) current_frame: usize,
-    /// In a frame: the address of the frame that called it.
+    /// The address of the calling frame, in a frame.
     pub(super) previous: usize,
-    /// In a frame: the object that is executed, usually code.
+    /// The object that is executed, usually code, in a frame.
     pub(super) code: usize,
-    /// In a frame: the address of its current instruction.
+    /// The address of the current instruction, in a frame.
     pub(super) instruction: usize,
-    /// In a frame of 3.12, the byte that says who owns it, and its value where native code called Python. Such a frame has code but
-    /// is no function of the program. In later versions it has no code.
+    /// The byte in a frame of 3.12 that names its owner, and its value if native code called Python. Such a frame has code but is
+    /// no function of the program. In later versions it has no code.
     pub(super) entry_owner: Option<(usize, u8)>,
-    /// In a code object: the names of its file and function, and its table of lines.
+    /// The names of the file and the function, and the table of lines, in a code object.
     pub(super) code_parts: [usize; 3],
-    /// In a code object: the first instruction.
+    /// The first instruction, in a code object.
     pub(super) first_instruction: usize,
-    /// In a code object: what distinguishes it from an earlier one at the same address.
+    /// The identity that distinguishes a code object from an earlier one at the same address.
     pub(super) identity: Identity,
-    /// In a code object: the line on which it begins, an `int`.
+    /// The line on which a code object begins, an `int`.
     pub(super) first_line: usize,
-    /// In an object: its type.
+    /// The type, in an object.
     pub(super) object_type: usize,
-    /// In a thread's state: its number, as `pthread_self` returns it.
+    /// The number of the thread, as `pthread_self` returns it, in its state.
     pub(super) thread_id: usize,
     pub(super) threads_lock: ThreadsLock,
 }
 
-/// In `_PyRuntime`: the lock of the list of interpreters and of their lists of threads. The address of the first interpreter is in
+/// The lock of the list of interpreters and of their lists of threads, in `_PyRuntime`. The address of the first interpreter is in
 /// the word behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThreadsLock {
@@ -44,20 +45,20 @@ pub(super) enum ThreadsLock {
     Byte { at: usize },
 }
 
-/// In an object of bytes: their number, and the first of them. In all versions that are known.
+/// The number of bytes, and the first of them, in an object of bytes of all known versions.
 pub(super) const BYTES: [usize; 2] = [16, 32];
 
-/// What distinguishes a code object from an earlier one at the same address.
+/// The identity that distinguishes a code object from an earlier one at the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Identity {
-    /// The word with its version, a number that each code object has for itself (3.12 and later).
+    /// The word with its version, a number that no other code object has (3.12 and later).
     Version { at: usize },
-    /// 3.11 has none: the address of its name, in the name its hash, and the word with its first line.
+    /// 3.11 has no version, so it is the address of its name, the hash in the name, and the word with its first line.
     Name { at: usize, hash: usize, first_line: usize },
 }
 
-/// From `Include/internal/pycore_frame.h`, `Include/internal/pycore_runtime.h`, `Include/cpython/pystate.h` and
-/// `Include/cpython/code.h` of 3.11, for 64 bits.
+/// The offsets come from `Include/internal/pycore_frame.h`, `Include/internal/pycore_runtime.h`,
+/// `Include/cpython/pystate.h` and `Include/cpython/code.h` of 3.11, for 64 bits.
 const PYTHON_3_11: Layout = Layout {
     thread_record: Some(56),
     current_frame: 8,
@@ -74,7 +75,7 @@ const PYTHON_3_11: Layout = Layout {
     threads_lock: ThreadsLock::Object { at: 32 },
 };
 
-/// The same of 3.12.
+/// The offsets of 3.12 come from the same files.
 const PYTHON_3_12: Layout = Layout {
     thread_record: Some(56),
     current_frame: 0,
@@ -94,10 +95,10 @@ const PYTHON_3_12: Layout = Layout {
 /// `_Py_Debug_Cookie`
 const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
-/// Where the groups of `_Py_DebugOffsets` begin, as numbers of words.
+/// The begins of the groups of `_Py_DebugOffsets`, in words.
 const RUNTIME_STATE: usize = 3;
 
-/// The others, which are not at the same places in all versions.
+/// The other groups, which are not at the same places in all versions.
 struct Groups {
     thread_state: usize,
     interpreter_frame: usize,
@@ -157,7 +158,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    /// A record as 3.13.0 has it, except for fields that are not read.
+    /// Makes a record as 3.13.0 has it, except for fields that are not read.
     fn record(version: u64) -> Vec<u64> {
         let mut words = vec![0; 64];
         (words[0], words[1]) = (COOKIE, version);

@@ -1,6 +1,6 @@
 //! The table of lines in a code object, as Python 3.11 and later write it (`Objects/locations.md` in their sources).
 
-/// Longer tables are not read to their end. One of this length is of a function with more than 100,000 lines.
+/// Longer tables are not read to their end. A table of this length belongs to a function with more than 100,000 lines.
 pub(super) const MAX_TABLE: usize = 1 << 20;
 
 /// The bytes of an instruction, or of a part of one.
@@ -9,7 +9,7 @@ const CODE_UNIT: usize = 2;
 /// The line of the instruction at this offset, in bytes. A negative offset is before the first instruction: the line on which the
 /// function begins. `None` if the instruction belongs to no line, or if the table does not say.
 ///
-/// Python's own `PyCode_Addr2Line` reads more than the table from 3.12 on: what coverage tools have asked Python to record, which
+/// From 3.12 on, Python's own `PyCode_Addr2Line` reads more than the table: records that coverage tools have requested, which
 /// another thread may be changing.
 pub fn line_at(table: &[u8], first_line: i32, offset: isize) -> Option<u32> {
     let known = |line: i64| u32::try_from(line).ok().filter(|line| *line > 0);
@@ -24,7 +24,7 @@ pub fn line_at(table: &[u8], first_line: i32, offset: isize) -> Option<u32> {
         let details = after.iter().position(|byte| byte & 0x80 != 0).unwrap_or(after.len());
         let kind = head >> 3 & 0xf;
         line += match kind {
-            // On the line of the entry before.
+            // The entry is on the line of the entry before.
             0..=9 | 15 => 0,
             10..=12 => i64::from(kind - 10),
             _ => signed_number(&after[..details])?,
@@ -38,7 +38,8 @@ pub fn line_at(table: &[u8], first_line: i32, offset: isize) -> Option<u32> {
     None
 }
 
-/// A number in groups of six bits, the lowest first. All but the last have the bit above them. The lowest bit is the sign.
+/// Reads a number in groups of six bits, the lowest first. All but the last have the bit above them. The lowest bit is the
+/// sign.
 fn signed_number(bytes: &[u8]) -> Option<i64> {
     let mut number = 0;
     // A line has 31 bits.
@@ -55,7 +56,7 @@ fn signed_number(bytes: &[u8]) -> Option<i64> {
 mod tests {
     use super::*;
 
-    /// What Python 3.11 to 3.13 make of a function on line 10 with two lines, a line before both, and an instruction without a line.
+    /// Python 3.11 to 3.13 make this of a function on line 10 with two lines, a line before both, and an instruction without a line.
     const TABLE: [u8; 12] = [
         0b1000_0000 | 15 << 3, // no line, one unit
         0b1000_0001 | 10 << 3, // one line, two units, columns
@@ -98,7 +99,7 @@ mod tests {
                 }
             }
         }
-        // A number without an end, and one that is too long.
+        // The numbers are one without an end, and one that is too long.
         assert_eq!(line_at(&[0b1110_1000, 0x7f], 1, 0), None);
         assert_eq!(line_at(&[0b1110_1000, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 0], 1, 0), None);
     }

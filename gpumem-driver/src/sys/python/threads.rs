@@ -1,4 +1,4 @@
-//! The lock of the interpreter's lists of threads, and whether this thread is in one.
+//! Takes the lock of the interpreter's lists of threads, and finds out whether this thread is in one.
 //!
 //! The end of the interpreter deletes the states of threads that are in native code, while these run. In all versions from 3.11 to
 //! 3.14 it takes this lock, removes the states from the list of their interpreter, releases the lock, and deletes them. So the state
@@ -20,15 +20,15 @@ use super::{
     layout::ThreadsLock,
 };
 
-/// How often a thread tries to take the interpreter's lock before it gives up. After the first tries it lets others run.
+/// The number of times that a thread tries to take the interpreter's lock. After the first tries it lets others run.
 const TRIES: u32 = 1000;
 const SPINS: u32 = 50;
 
 /// `PyMutex`: the bit that is set while somebody has the lock.
 const LOCKED: u8 = 1;
 
-/// True if the interpreter has ended. Locked while a thread reads its frames, so that threads of gpumem wait for each other and not
-/// with the interpreter's lock, and so that the interpreter, which calls [`ended`] at the end, waits for all of them.
+/// True if the interpreter has ended. It is locked while a thread reads its frames, so that threads of gpumem do not wait for each
+/// other with the interpreter's lock, and so that the interpreter, which calls [`ended`] at the end, waits for all of them.
 static ENDED: Mutex<bool> = Mutex::new(false);
 
 /// The interpreter's functions. None of them needs Python's lock.
@@ -41,7 +41,7 @@ pub(super) struct Threads {
     next_interpreter: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
     first_thread: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
     next_thread: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
-    /// In a thread's state: what `pthread_self` returns in that thread.
+    /// The result of `pthread_self` in a thread, in its state.
     id: usize,
 }
 
@@ -62,8 +62,8 @@ pub(super) struct ThreadsGuard<'a> {
 }
 
 impl Threads {
-    /// `runtime` is the address of `_PyRuntime`. `None` if the list is not where the layout says, or if the interpreter does not
-    /// announce its end.
+    /// Makes the lock. `runtime` is the address of `_PyRuntime`. `None` if the list is not where the layout says, or if the
+    /// interpreter does not announce its end.
     ///
     /// # Safety
     /// `runtime` is that address, in a version that has this layout.
@@ -97,7 +97,7 @@ impl Threads {
         }
     }
 
-    /// Takes the lock. `None` if somebody keeps it for long, or if the interpreter has ended.
+    /// Takes the lock. `None` if another thread keeps it for long, or if the interpreter has ended.
     pub(super) fn lock(&self) -> Option<ThreadsGuard<'_>> {
         let not_ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
         if *not_ended {
@@ -145,7 +145,7 @@ impl Threads {
 }
 
 impl ThreadsGuard<'_> {
-    /// Returns whether this is the state of the calling thread, and exists. Any address may be asked for.
+    /// Returns whether this is the state of the calling thread, and exists. The address may be any number.
     pub(super) fn is_own(&self, state: usize) -> bool {
         let Threads { first_interpreter, next_interpreter, first_thread, next_thread, id, .. } = *self.threads;
         // SAFETY: the lists do not change while the lock is held. The functions read them, and call nothing. A state in a list has
@@ -185,7 +185,7 @@ extern "C" fn ended() {
     *ENDED.lock().unwrap_or_else(PoisonError::into_inner) = true;
 }
 
-/// The number by which Python knows the calling thread.
+/// Returns the number by which Python knows the calling thread.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 fn own_id() -> usize {
     // SAFETY: it has no preconditions.

@@ -105,7 +105,7 @@ impl StackCache {
         entry.sp == sp && entry.count > 0 && self.next - entry.first <= WORDS as u64 && u64::from(entry.reach) <= room
     }
 
-    /// A walk begins at `sp`.
+    /// Begins a walk at `sp`.
     pub(super) fn begin(&mut self, sp: u64) -> PendingWalk {
         let left = WORDS - index(self.next);
         // The words of one stack must not wrap around the end of the ring.
@@ -114,7 +114,7 @@ impl StackCache {
         PendingWalk { entry: CacheEntry { sp, first: self.next, start, ..CacheEntry::default() }, is_complete: true }
     }
 
-    /// The walk has read a word. The word overwrites the oldest one at once, also if the walk fails later.
+    /// Notes a word that the walk has read. It overwrites the oldest word at once, even if the walk fails later.
     pub(super) fn add_word(&mut self, walk: &mut PendingWalk, address: u64, value: u64) {
         let entry = &mut walk.entry;
         let offset = address.checked_sub(entry.sp).and_then(|offset| u32::try_from(offset).ok());
@@ -134,7 +134,7 @@ impl StackCache {
         self.next += 1;
     }
 
-    /// The walk has succeeded, and the stack has this number. It is cached only if all of its words are.
+    /// Ends a walk that has succeeded. The stack has this number. It is cached only if all of its words are.
     pub(super) fn insert(&mut self, walk: PendingWalk, number: u32) {
         if walk.is_complete && walk.entry.count > 0 {
             // An empty entry has the lowest number of all.

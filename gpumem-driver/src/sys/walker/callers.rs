@@ -1,7 +1,7 @@
-//! A thread's cache of callers: of the functions that have called the driver, whatever the depth of the stack was.
+//! A thread's cache of callers, the functions that have called the driver, for any depth of the stack.
 //!
-//! On its way to the caller a walk reads few words of the stack, and these words decide where the next one is: a return address says how
-//! large the frame around it is, and an address on the stack has a distance from the stack pointer. So where the words before are the
+//! On its way to the caller a walk reads few words of the stack, and these words decide where the next one is: a return address gives
+//! the size of the frame around it, and an address on the stack has a distance from the stack pointer. So if the earlier words are the
 //! same, the last one is the caller's return address again. It is on the stack, because the frames before it are.
 
 use std::ops::Range;
@@ -21,7 +21,7 @@ const CALLERS: usize = 256;
 struct Word {
     /// The bytes from the stack pointer to the word.
     offset: u64,
-    /// It is an address on the stack, and `value` is its distance from the stack pointer.
+    /// True if it is an address on the stack, and `value` is its distance from the stack pointer.
     is_distance: bool,
     value: u64,
 }
@@ -30,7 +30,7 @@ struct Word {
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     words: [Word; MAX_WORDS],
-    /// More than [`MAX_WORDS`] if not all of them are here.
+    /// The number of words. It is above [`MAX_WORDS`] if not all of them are here.
     count: usize,
     /// The bytes from the stack pointer to the end of the highest word.
     reach: u64,
@@ -40,7 +40,7 @@ impl Way {
     pub(super) const NONE: Self =
         Self { words: [Word { offset: 0, is_distance: false, value: 0 }; MAX_WORDS], count: 0, reach: 0 };
 
-    /// The walk from `sp` has read a word of this stack, which is not below `sp`.
+    /// Adds a word of this stack that the walk from `sp` has read. It is not below `sp`.
     pub(super) fn add(&mut self, sp: u64, stack: &Range<u64>, address: u64, value: u64) {
         let (offset, value) = (address - sp, without_signature(value));
         let is_distance = stack.contains(&value);
@@ -96,7 +96,7 @@ impl CallerCache {
         })
     }
 
-    /// A walk on this stack has come to a caller with this number.
+    /// Adds the number of the caller that a walk on this stack has found.
     pub(super) fn insert(&mut self, stack: &Range<u64>, way: &Way, number: u32) {
         let Some((&Word { value: address, .. }, before)) = way.parts() else { return };
         self.stack = stack.clone();
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_caller_is_found_from_another_stack_pointer() {
-        // The program counter, a frame's address, a return address in the driver, and one in the caller.
+        // The words are the program counter, a frame's address, a return address in the driver, and one in the caller.
         let cache = cache(&[(0x7100, &[10, 0x7180, 20, 30])], 7);
         assert_eq!(find(&cache, 0x7100, &[10, 0x7180, 20, 30]), Some(7));
         assert_eq!(find(&cache, 0x7740, &[10, 0x77c0, 20, 30]), Some(7));

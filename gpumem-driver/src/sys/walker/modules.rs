@@ -9,7 +9,7 @@ use std::{
 
 use libc::{PF_R, PF_X, PT_GNU_EH_FRAME, PT_LOAD, dl_phdr_info};
 
-/// How many libraries were loaded and unloaded so far.
+/// The numbers of libraries that were loaded and unloaded so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Generation {
     loaded: u64,
@@ -39,8 +39,8 @@ pub(super) struct Modules {
 static NEWEST: Mutex<Option<Arc<Modules>>> = Mutex::new(None);
 
 impl Modules {
-    /// The list of what is loaded now; `known` is the list that the caller has. `None` if the loader has no counters that show
-    /// changes.
+    /// Returns the list of loaded files; `known` is the list that the caller has. `None` if the loader has no counters that
+    /// show changes.
     ///
     /// It takes the lock of the loader's list, as the unwinder of the system does: see [`loader`](crate::sys::loader).
     pub(super) fn current(known: Option<&Arc<Self>>, is_skipped: fn(&[u8]) -> bool) -> Option<Arc<Self>> {
@@ -48,7 +48,7 @@ impl Modules {
         if let Some(known) = known.filter(|known| known.generation == generation) {
             return Some(Arc::clone(known));
         }
-        // Not `lock`: in the child of a fork it could wait for ever, for a thread that does not exist there.
+        // `lock` could wait for ever in the child of a fork, for a thread that does not exist there.
         let mut newest = match NEWEST.try_lock() {
             Ok(newest) => newest,
             Err(TryLockError::Poisoned(newest)) => newest.into_inner(),
@@ -151,7 +151,7 @@ impl Modules {
         &self.all
     }
 
-    /// A list that a test makes up.
+    /// Makes an invented list for a test.
     pub(super) fn with(all: Vec<Module>) -> Self {
         Self { generation: Generation::default(), all }
     }

@@ -1,4 +1,4 @@
-//! How to get from a function to its caller: what one row of a table means.
+//! The way from a function to its caller, which is the meaning of one row of a table.
 
 use gimli::{
     CfaRule, EhFrame, Encoding, EndianSlice, NativeEndian, Operation, Register, RegisterRule, UnwindContextStorage,
@@ -34,21 +34,21 @@ pub(super) struct Location {
     pub(super) words: i16,
 }
 
-/// Where the value that a register has in the caller is.
+/// The place of the value that a register has in the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SavedRegister {
-    /// In the register: the function does not use it.
+    /// The value is in the register: the function does not use it.
     Unchanged,
     At(Location),
-    /// Nowhere, or the table does not say.
+    /// The value is nowhere, or the table does not say it.
     Unknown,
 }
 
-/// How to get from a function to its caller, for one address in the function.
+/// The way from a function to its caller, for one address in the function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnwindRule {
     pub(super) end: Location,
-    /// The end of the frame is the word at this location, and not the location itself.
+    /// True if the end of the frame is the word at this location, and not the location itself.
     pub(super) is_read: bool,
     pub(super) is_skipped: bool,
     pub(super) registers: [SavedRegister; CALLEE_SAVED.len()],

@@ -1,4 +1,4 @@
-//! The tables that compilers write for exceptions (`.eh_frame`), and how an address is found in them.
+//! Finds an address in the tables that compilers write for exceptions (`.eh_frame`).
 
 use std::{ops::Range, ptr, slice};
 

@@ -1,4 +1,4 @@
-//! Stacks as programs have them, compared with those of the system's unwinder.
+//! Compares stacks of programs with those of the system's unwinder.
 
 use std::{
     cell::RefCell,
@@ -86,7 +86,7 @@ fn a_stack_is_walked_once() {
 fn callers_are_distinguished() {
     #[inline(never)]
     fn one_of_two(path: u32, depth: usize) -> (usize, bool) {
-        // Separate calls for the compiler.
+        // The calls are separate for the compiler.
         match (depth, path & 1) {
             (0, _) => black_box(compare()),
             (_, 0) => black_box(one_of_two(path >> 1, depth - 1)),
@@ -96,7 +96,8 @@ fn callers_are_distinguished() {
             }
         }
     }
-    // In turns, so that each follows the others at the same stack pointer. They are more than a set has entries.
+    // The calls are made in turns, so that each follows the others at the same stack pointer. They are more than a set
+    // has entries.
     let mut walked = 0;
     for round in 0..40 {
         for path in 0..32 {
@@ -381,7 +382,7 @@ fn the_caller_is_known_from_every_depth_and_forgotten_with_its_library() {
     });
     assert_eq!(allocations[1], 0, "{allocations:?}");
     drop(library);
-    // The next walk notices that it was unloaded. Another one may be at its place.
+    // The next walk notices that the library was unloaded. Another one may be at its place.
     assert!(deeper(7, &mut compare).1);
     let library = LoadedCopy::load("next_caller");
     let (second, is_walked) = known_caller(&library, |_| false).expect("all functions here have tables");

@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 256;
 /// The address at which the value of each register in [`CALLEE_SAVED`] is.
 pub(super) type RegisterAddresses = [u64; CALLEE_SAVED.len()];
 
-/// Where a walk begins.
+/// The begin of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WalkStart {
     pub(super) pc: u64,
@@ -23,7 +23,7 @@ pub(super) struct WalkStart {
     pub(super) registers: RegisterAddresses,
 }
 
-/// One function on the stack: its return address, and whether its library is left out.
+/// One function on the stack. It has its return address, and the fact that its library is left out or not.
 pub(super) struct WalkedFrame {
     pub(super) address: u64,
     pub(super) is_skipped: bool,
@@ -36,7 +36,7 @@ pub(super) struct Unwinder {
     /// A cache by address: sets of [`WAYS`] rules, the newest first. Address 0 means an empty entry.
     rules: Box<[(u64, UnwindRule)]>,
     context: Box<UnwindContext<usize, InPlace>>,
-    /// For each function of this walk: an address in it, and the end of its frame.
+    /// An address in each function of this walk, and the end of its frame.
     frames: Box<[(u64, u64)]>,
 }
 

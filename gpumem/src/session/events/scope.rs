@@ -212,7 +212,8 @@ impl OpenScope {
         self.ask(EventKind::Read { scope: self.id })
     }
 
-    /// As [`reset`](Self::reset), but the allocations of the peak and the device of allocations are still those since the start.
+    /// Does the same as [`reset`](Self::reset), but the allocations of the peak and the device of allocations are still those
+    /// since the start.
     pub(in crate::session) fn next(&self) -> Trace {
         self.ask(EventKind::ResetKeepingPeak { scope: self.id })
     }

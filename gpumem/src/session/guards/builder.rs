@@ -56,7 +56,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// As [`ctx`](Self::ctx), without an allocation.
+    /// Does the same as [`ctx`](Self::ctx), without an allocation.
     #[doc(hidden)]
     pub fn static_ctx(mut self, ctx: &'static str) -> Self {
         (self.ctx, self.function) = (Some(Cow::Borrowed(ctx)), None);
@@ -276,7 +276,7 @@ impl GpuMemTraceBuilder {
         Ok(scope)
     }
 
-    /// As [`open`](Self::open). An error is printed once, and the trace is off.
+    /// Does the same as [`open`](Self::open). An error is printed once, and the trace is off.
     pub(super) fn open_or_off(&self, session: &'static Session, at: CodeLine) -> Option<OpenScope> {
         self.open(session, at).unwrap_or_else(|error| {
             session.notify_off(&error);

@@ -36,7 +36,7 @@ impl GpuMemTrace {
         self.report_now(None);
     }
 
-    /// As [`report`](Self::report), with a text after the context: `(ctx: subctx)`.
+    /// Does the same as [`report`](Self::report), with a text after the context: `(ctx: subctx)`.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -79,7 +79,7 @@ impl GpuMemTrace {
         self.print_report(None, self.read_n_reset(), None, false);
     }
 
-    /// As [`report_with`](Self::report_with), then resets the trace to the reported reading.
+    /// Does the same as [`report_with`](Self::report_with), then resets the trace to the reported reading.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -289,7 +289,7 @@ impl GpuMemTrace {
         self.live_of(|within| within)
     }
 
-    /// As [`live`](Self::live), but the blocks count whichever thread allocated them.
+    /// Does the same as [`live`](Self::live), but the blocks count whichever thread allocated them.
     pub(in crate::session) fn live_of_all_threads(&self) -> Vec<LiveBlock> {
         self.live_of(ScopePeriod::of_all_threads)
     }
@@ -395,7 +395,8 @@ impl GpuMemTrace {
         self.running().map_or_else(|| self.data(), |(_, scope)| scope.reset())
     }
 
-    /// As [`read_n_reset`](Self::read_n_reset), but [`peak_holders`](Self::peak_holders) still counts from the start.
+    /// Does the same as [`read_n_reset`](Self::read_n_reset), but [`peak_holders`](Self::peak_holders) still counts
+    /// from the start.
     pub(in crate::session) fn read_next(&self) -> Trace {
         self.running().map_or_else(|| self.data(), |(_, scope)| scope.next())
     }

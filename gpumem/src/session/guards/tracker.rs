@@ -109,7 +109,8 @@ impl MemTracker {
         self.track_now(Location::caller(), None)
     }
 
-    /// As [`track`](Self::track), with a text after the line. [`track!`](crate::track) passes the name of the function.
+    /// Does the same as [`track`](Self::track), with a text after the line. [`track!`](crate::track) passes the name of
+    /// the function.
     ///
     /// ```
     /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

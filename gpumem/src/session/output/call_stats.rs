@@ -34,7 +34,7 @@ pub fn stats() -> Stats {
     session.named(session.stats.rows())
 }
 
-/// As [`stats`]. Prints them, and counts from 0 on: for the end of an epoch.
+/// Does the same as [`stats`]. Prints them, and counts from 0 on: for the end of an epoch.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -47,8 +47,9 @@ pub fn summary() -> Summary {
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
-/// As [`summary`], which begins again then, for an epoch: calls, allocations and peaks count from now on, also in the report of peaks at
-/// the end of the process. What is in use stays. A scope that is open counts as opened now; its `device_peak` is since it was opened.
+/// Does the same as [`summary`], which begins again then, for an epoch: calls, allocations and peaks count from now on, also in the
+/// report of peaks at the end of the process. What is in use stays. A scope that is open counts as opened now; its `device_peak` is
+/// since it was opened.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -168,8 +168,8 @@ pub(crate) fn invoke(function: &str, registers: [u64; 6]) -> Result<c_int, Troub
 }
 
 impl Names {
-    /// As [`call`](Self::call), on a thread that is cancelled in the function. What its stack owns is given back meanwhile, as with a
-    /// destructor of C++: the block `own` of the context `ctx` is freed.
+    /// Does the same as [`call`](Self::call), on a thread that is cancelled in the function. What its stack owns is given back
+    /// meanwhile, as with a destructor of C++: the block `own` of the context `ctx` is freed.
     pub(crate) fn cancelled(&self, line: &str) -> Result<&'static str, Trouble> {
         type UnwindingFunction = unsafe extern "C-unwind" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 

@@ -1,4 +1,4 @@
-//! Random histories of events.
+//! Tests with random histories of events.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -43,7 +43,7 @@ struct History {
     /// The newest free of each thread, if it was of an older block: the device and the bytes.
     older_freed: [Option<(usize, i64)>; THREADS],
     now: BTreeMap<(usize, Option<u32>), Now>,
-    /// The most that the live blocks of each device were, and the groups when that was reached first.
+    /// The highest sum of the live blocks of each device, and the groups when it was reached first.
     records: [(i64, GroupTable); 2],
     scopes: BTreeMap<u64, SimpleScope>,
     entered: [Vec<SimpleEntered>; THREADS],
@@ -227,7 +227,7 @@ impl History {
                 let stack = StackId(u32::try_from(random(stacks)).unwrap());
                 let context = u8::try_from(random(2)).unwrap();
                 let on = random(8) / 7;
-                // Few different sizes, so that the same level is reached again.
+                // There are few different sizes, so that the same level is reached again.
                 let bytes = [0, 1, 1, 2, 3, 5, 8][random(7)];
                 let block = Block { context, stack, ..Block::new(device(on), Bytes::new(bytes), kind) };
                 let node = self.ledger.node_of(thread_id(thread));
@@ -353,8 +353,8 @@ impl History {
     }
 }
 
-/// A random history of several threads, scopes, devices, kinds, contexts and failed frees. Returns how many peaks were
-/// compared.
+/// Runs a random history of several threads, scopes, devices, kinds, contexts and failed frees. Returns the number of
+/// compared peaks.
 pub(super) fn history(seed: u64, stacks: usize, steps: usize) -> usize {
     let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let mut random = |below: usize| usize::try_from(numbers(below as u64)).unwrap();

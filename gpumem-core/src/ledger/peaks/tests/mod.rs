@@ -1,4 +1,4 @@
-//! The groups of peaks, compared with a simple implementation that copies all groups at each new maximum.
+//! Compares the groups of peaks with a simple implementation that copies all groups at each new maximum.
 
 mod history;
 mod simple;

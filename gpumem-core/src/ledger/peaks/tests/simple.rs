@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::model::{CallsiteId, StackId};
 
-/// What a group is identified by: scopes, stack, kind, context.
+/// The key of a group: scopes, stack, kind, context.
 pub(super) type Name = (Vec<CallsiteId>, StackId, usize, u8);
-/// Bytes of each group that has some. `None` stands for blocks that are older than the session.
+/// The bytes of each group that has some. `None` stands for blocks that are older than the session.
 pub(super) type GroupTable = BTreeMap<Option<Name>, i64>;
 
 #[derive(Clone)]
@@ -53,7 +53,7 @@ pub(super) struct SimpleScope {
     pub(super) opener: usize,
     pub(super) start: Now,
     pub(super) most: i64,
-    /// The groups at each moment at which that was the level.
+    /// The groups at each moment at which the level was this one.
     pub(super) at_most: Vec<GroupTable>,
 }
 

@@ -1,4 +1,4 @@
-//! Blocks at addresses: `cuMemAlloc` and what is like it.
+//! Blocks at addresses, as of `cuMemAlloc` and similar functions.
 
 use std::{ffi::c_int, ptr};
 
@@ -29,7 +29,7 @@ pub(super) unsafe fn alloc(out: u64, bytes: u64, pool: Option<u64>, stream: u64,
     let (context, current) = here();
     let of_pool = pool.and_then(|pool| cards::of_pool(pool).or_else(|| cards::of_stream(stream)));
     let device = of_pool.unwrap_or(current);
-    // The driver says what is wrong with a call without a context, or of no bytes.
+    // The driver returns the error of a call without a context, or of no bytes.
     if context == 0 || bytes == 0 || out == 0 {
         return real();
     }
@@ -86,8 +86,8 @@ pub(super) fn reserve(bytes: u64) -> Option<u64> {
         let place = memory().places.take(bytes);
         match at(place) {
             Some(address) if address == place || place == 0 => return Some(address),
-            // The driver has something of its own at this place, which is not tried again.
-            // SAFETY: the range was just reserved, and nobody has it.
+            // The driver has memory of its own at this place, which is not tried again. SAFETY: the range was just
+            // reserved, and nobody has it.
             Some(address) => _ = inside(|| unsafe { sys::cuMemAddressFree(address, bytes as usize) }),
             None => {}
         }
@@ -95,10 +95,10 @@ pub(super) fn reserve(bytes: u64) -> Option<u64> {
     at(0)
 }
 
-/// Real memory begins as zeros, so that what a skipped kernel would have written there is a valid index.
+/// Real memory begins as zeros, so that an index that a skipped kernel would have written there is valid.
 #[allow(clippy::cast_possible_truncation, reason = "a block is as large as `usize` on these targets")]
 fn clear(address: u64, bytes: u64) {
-    // A stream of its own does not wait for the program's work, and may be used while a stream is captured.
+    // A new stream does not wait for the program's work, and may be used while a stream is captured.
     inside(|| {
         cuda::relaxed(|| {
             let mut stream = ptr::null_mut();
@@ -163,7 +163,7 @@ pub(super) fn free(address: u64, real: Real<'_>) -> u32 {
 /// # Safety
 /// `words` are the arguments of `cuMemAllocPitch_v2`.
 pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
-    // As the driver aligns rows (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` is smaller).
+    // The driver aligns rows to this (`CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` is smaller).
     let pitch = words[2].checked_next_multiple_of(512);
     let Some((pitch, bytes)) = pitch.and_then(|pitch| Some((pitch, pitch.checked_mul(words[3])?))) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -178,7 +178,7 @@ pub(super) unsafe fn alloc_pitch(words: &[u64], real: Real<'_>) -> u32 {
     }
 }
 
-/// Managed memory is on the host until a card touches it, and takes nothing of a card.
+/// Managed memory is on the host until a card touches it, and takes no memory of a card.
 ///
 /// # Safety
 /// `words` are the arguments of `cuMemAllocManaged`.

@@ -1,4 +1,5 @@
-//! Calls about simulated cards: which there are, their contexts and pools, and whether one reaches another.
+//! Answers calls about simulated cards: their number and properties, their contexts and pools, and the access of one to
+//! another.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +25,7 @@ const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 const CUDA_ERROR_PEER_ACCESS_NOT_ENABLED: u32 = 705;
 const CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: u32 = 1;
 
-/// Held while a primary context or a default pool begins or ends, also during calls of the driver.
+/// The lock is held while a primary context or a default pool begins or ends, even during calls of the driver.
 static CHANGES: Mutex<()> = Mutex::new(());
 
 fn changes() -> MutexGuard<'static, ()> {
@@ -45,7 +46,7 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
     unsafe {
         let put_int = |out: u64, value: u32| (out as *mut u32).write_unaligned(value);
         let is_card = |ordinal: u64| (ordinal as u32) < count;
-        // A device of the machine is as it is.
+        // A device of the machine is not changed.
         let shift = |ordinal: u64| if cards::is_of_machine(ordinal) { 0 } else { ordinal as u32 };
         match call {
             C::Plain => real(),
@@ -61,7 +62,7 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
                 })
             }
             C::Ordinal if cards::is_of_machine(word(1)) => real(),
-            // The driver says what is wrong with the call: there is a device 0.
+            // The driver returns the error of the call, because there is a device 0.
             C::Ordinal if is_card(word(1)) => {
                 let ordinal = word(1) as u32;
                 after(inside(|| driver(&[word(0), 0])), || put_int(word(0), ordinal))
@@ -130,7 +131,7 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
                     put_int(word(1), card);
                 }
             }),
-            // What follows concerns one card. The first one is the driver's device.
+            // The calls below concern one card. The first one is the driver's device.
             C::Retain if word(1) as u32 == 0 => real(),
             C::DefaultPool { .. } if word(1) as u32 == 0 => {
                 after(real(), || note(|cards| &mut cards.pools, get(word(0)), 0))
@@ -164,7 +165,7 @@ pub(super) unsafe fn run(call: CardCall, words: &[u64], real: Real<'_>, driver: 
     }
 }
 
-/// Does this if the call has succeeded.
+/// Runs `then` if the call has succeeded.
 fn after(result: u32, then: impl FnOnce()) -> u32 {
     if result == SUCCESS {
         then();
@@ -172,7 +173,7 @@ fn after(result: u32, then: impl FnOnce()) -> u32 {
     result
 }
 
-/// Remembers the card of something that was created on it.
+/// Remembers the card of a handle that was created on it.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 fn note(which: impl FnOnce(&mut Cards) -> &mut BTreeMap<u64, u32>, created: u64, card: u64) {
     which(&mut cards()).insert(created, card as u32);
@@ -205,11 +206,11 @@ unsafe fn retain(out: u64, card: u32) -> u32 {
     SUCCESS
 }
 
-/// A context on the driver's device, which is not current.
+/// Creates a context on the driver's device, which is not current.
 fn create_context(flags: u64) -> Result<u64, u32> {
     type Create = unsafe extern "C-unwind" fn(*mut sys::CUcontext, u64, u64) -> u32;
 
-    // Of several versions, the bindings have the one of the toolkit with which gpumem is built. The driver has all.
+    // The bindings have only the version of the toolkit with which gpumem is built. The driver has all versions.
     let row = FUNCTIONS.iter().position(|(name, _)| *name == "cuCtxCreate_v2");
     let driver = row.map_or(0, |row| DRIVERS[row].load(Relaxed));
     if driver == 0 {
@@ -227,7 +228,7 @@ fn create_context(flags: u64) -> Result<u64, u32> {
     if code == SUCCESS { Ok(context as u64) } else { Err(code) }
 }
 
-/// Releases a card's primary context, which has so many references from then on.
+/// Sets the number of references of a card's primary context, and releases the context if there are none.
 fn release(card: u32, references: impl FnOnce(Primary) -> u32) -> u32 {
     let _changes = changes();
     let known = primary(card);
@@ -247,7 +248,7 @@ fn release(card: u32, references: impl FnOnce(Primary) -> u32) -> u32 {
     SUCCESS
 }
 
-/// Ends the primary context of a card, whatever refers to it. `None`: it is the driver's device.
+/// Ends the primary context of a card, even if there are references to it. `None` if it is the driver's device.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) fn reset_primary_context(ordinal: u64) -> Option<u32> {
     let card = ordinal as u32;
@@ -258,14 +259,14 @@ pub(super) fn reset_primary_context(ordinal: u64) -> Option<u32> {
         return None;
     }
     Some(match release(card, |_| 0) {
-        // As in the driver, nothing is to be done then.
+        // As in the driver, this call has no effect.
         CUDA_ERROR_INVALID_CONTEXT if card < cards::count() => SUCCESS,
         CUDA_ERROR_INVALID_CONTEXT => CUDA_ERROR_INVALID_DEVICE,
         code => code,
     })
 }
 
-/// A card's pool: hooks and accounts know by the pool which card it is.
+/// Creates a card's pool. Hooks and accounts find the card by its pool.
 ///
 /// # Safety
 /// The pool is written to `out`.
@@ -286,7 +287,7 @@ unsafe fn default_pool(out: u64, card: u32, is_current: bool) -> u32 {
 }
 
 fn create_pool(card: u32) -> Result<u64, u32> {
-    // A `CUmemPoolProps`: `CU_MEM_ALLOCATION_TYPE_PINNED`, no handles, on device 0.
+    // The properties are a `CUmemPoolProps`: `CU_MEM_ALLOCATION_TYPE_PINNED`, no handles, on device 0.
     let properties = [1, CU_MEM_LOCATION_TYPE_DEVICE, 0, 0, 0, 0, 0, 0, 0, 0, 0_u64];
     let mut pool = std::ptr::null_mut();
     // SAFETY: the out-parameter is live, and the properties are as long as the struct.

@@ -1,10 +1,10 @@
-//! Several cards on one device: what the program calls device 3 is the fourth simulated card. Each card but the first has contexts and a pool
-//! of its own on the driver's device 0, so what is real there (small blocks, streams, kernels) works as always.
+//! Several cards on one device. The program's device 3 is the fourth simulated card. Each card but the first has contexts and a pool of its
+//! own on the driver's device 0, so real parts (small blocks, streams, kernels) work as always.
 //!
-//! In a program of the CUDA runtime, all cards share the primary context of device 0 instead, and a card is what a thread has selected: see
+//! In a program of the CUDA runtime, all cards share the primary context of device 0 instead, and a thread selects its card: see
 //! [`runtime`](super::runtime).
 //!
-//! The ordinals are translated here, at the border: the program and all libraries use those of the cards, the driver gets 0.
+//! The ordinals are translated here: the program and all libraries use those of the cards, and the driver gets 0.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,16 +19,16 @@ use crate::sys::{cuda, loader};
 pub(super) const CUDA_ERROR_INVALID_DEVICE: u32 = 101;
 pub(super) const CU_MEM_LOCATION_TYPE_DEVICE: u64 = 1;
 
-/// How many cards the program sees; 0 if it sees the devices of the machine.
+/// The number of cards that the program sees; 0 if it sees the devices of the machine.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// The program uses the CUDA runtime.
+/// True if the program uses the CUDA runtime.
 static OF_RUNTIME: AtomicBool = AtomicBool::new(false);
 
-/// How many devices the machine has, once a library has asked for it that is to see them.
+/// The number of devices of the machine, once a library has asked for it that has to see them.
 static MACHINE: AtomicU32 = AtomicU32::new(0);
 
-/// What belongs to the cards after the first.
+/// The contexts, pools and streams of the cards after the first.
 #[derive(Default)]
 pub(super) struct Cards {
     /// The card of each context, of each pool, and of each stream.
@@ -39,11 +39,12 @@ pub(super) struct Cards {
     /// The default pool of each card, and its current one.
     pub(super) default_pool: BTreeMap<u32, u64>,
     pub(super) current_pool: BTreeMap<u32, u64>,
-    /// The first context may use memory of the second. In a program of the CUDA runtime, both are cards.
+    /// The pairs of contexts of which the first may use memory of the second. In a program of the CUDA runtime, both
+    /// are cards.
     pub(super) peers: BTreeSet<(u64, u64)>,
 }
 
-/// A primary context. Without references there is none.
+/// A primary context. It exists only while there are references.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Primary {
     pub(super) context: u64,
@@ -61,17 +62,17 @@ static CARDS: Mutex<Cards> = Mutex::new(Cards {
     peers: BTreeSet::new(),
 });
 
-/// Held for a few steps, and never during a call of the driver.
+/// The lock is held for a few steps, and never during a call of the driver.
 pub(super) fn cards() -> MutexGuard<'static, Cards> {
     CARDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on the program sees so many cards.
+/// Sets the number of cards that the program sees.
 pub(super) fn begin(count: u32) {
     COUNT.store(count, Relaxed);
 }
 
-/// How many cards the program sees; 0 if it sees the devices of the machine.
+/// The number of cards that the program sees; 0 if it sees the devices of the machine.
 pub(super) fn count() -> u32 {
     COUNT.load(Relaxed)
 }
@@ -81,22 +82,22 @@ pub(super) fn are_simulated() -> bool {
     count() > 0
 }
 
-/// Returns whether memory of a card is out of the reach of the others: they have other contexts.
+/// Returns whether the other cards cannot reach memory of a card, because they have other contexts.
 pub(super) fn are_apart() -> bool {
     are_simulated() && !are_of_runtime()
 }
 
-/// The card of a context, if it is not of the first card.
+/// Returns the card of a context, if it is not of the first card.
 pub(super) fn of_context(context: u64) -> Option<u32> {
     are_simulated().then(|| cards().contexts.get(&context).copied())?
 }
 
-/// The card of a pool.
+/// Returns the card of a pool.
 pub(super) fn of_pool(pool: u64) -> Option<u32> {
     are_simulated().then(|| cards().pools.get(&pool).copied())?
 }
 
-/// The card on which a stream was created.
+/// Returns the card on which a stream was created.
 pub(super) fn of_stream(stream: u64) -> Option<u32> {
     are_simulated().then(|| cards().streams.get(&stream).copied())?
 }
@@ -106,8 +107,8 @@ pub(super) fn are_of_runtime() -> bool {
     are_simulated() && OF_RUNTIME.load(Relaxed)
 }
 
-/// From now on, the program uses the cards through the CUDA runtime. Returns whether that is possible: the driver's own functions give each
-/// card a context of its own.
+/// Lets the program use the cards through the CUDA runtime from now on. Returns whether that is possible: the driver's own functions give
+/// each card a context of its own.
 pub(super) fn begin_runtime() -> bool {
     let is_possible = OF_RUNTIME.load(Relaxed) || {
         let cards = cards();
@@ -124,16 +125,16 @@ pub(super) fn look_for_runtime() {
     }
 }
 
-/// How the names of the CUDA runtime's files begin.
+/// The beginnings of the names of the CUDA runtime's files.
 pub(super) const RUNTIME: &str = "libcudart";
 
 /// Returns whether the caller is to see the devices of the machine. The runtime compares them with a list that the driver gives it, and
-/// so do the libraries that contain a copy of it, such as cuBLAS. Who asks is not known, so this holds for all callers but gpumem.
+/// so do the libraries that contain a copy of it, such as cuBLAS. The caller is not known, so this holds for all callers but gpumem.
 pub(super) fn show_machine() -> bool {
     are_of_runtime() && !cuda::is_own()
 }
 
-/// The machine has so many devices.
+/// Notes the number of devices of the machine.
 pub(super) fn note_machine(devices: u32) {
     MACHINE.store(devices, Relaxed);
 }
@@ -144,14 +145,14 @@ pub(super) fn is_of_machine(ordinal: u64) -> bool {
     show_machine() && (ordinal as u32) < MACHINE.load(Relaxed)
 }
 
-/// The context has ended.
+/// Forgets a context that has ended.
 pub(super) fn forget(context: u64) {
     let mut cards = cards();
     cards.contexts.remove(&context);
     cards.peers.retain(|(one, other)| *one != context && *other != context);
 }
 
-/// The device of the driver for an ordinal of the program: a negative one is the host.
+/// Returns the device of the driver for an ordinal of the program. A negative one is the host.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 fn on_driver(ordinal: u64) -> Result<u64, u32> {
     match (ordinal as i32).try_into() {
@@ -161,7 +162,7 @@ fn on_driver(ordinal: u64) -> Result<u64, u32> {
     }
 }
 
-/// The same for a `CUmemLocation`, whose first int says what the second is.
+/// Returns the same for a `CUmemLocation`, whose first int is the kind of the second.
 pub(super) fn location_on_driver(location: u64) -> Result<u64, u32> {
     match location & 0xffff_ffff {
         CU_MEM_LOCATION_TYPE_DEVICE if are_simulated() => {
@@ -171,9 +172,9 @@ pub(super) fn location_on_driver(location: u64) -> Result<u64, u32> {
     }
 }
 
-/// Calls the driver with its own device in all places in which the program names a card. An argument's name says what it is: `device` and
+/// Calls the driver with its own device in all places in which the program names a card. The name of an argument defines it: `device` and
 /// `location` are values; `place` is the address of a location; the structs at `properties` and `pool_properties` have a location as their
-/// second word; `descriptors` are so many `CUmemAccessDesc` as the next argument says.
+/// second word; `descriptors` is a list of `CUmemAccessDesc`, and the next argument is its length.
 ///
 /// # Safety
 /// The words are the arguments of a call, and have these names. What their addresses name can be read.
@@ -197,7 +198,7 @@ pub(super) unsafe fn with_drivers_device(names: &[&str], words: &[u64], call: &d
                 continue;
             }
             "descriptors" if words[at] != 0 => {
-                // SAFETY: the caller passes so many.
+                // SAFETY: the caller passes this number of them.
                 descriptors = match unsafe { descriptors_on_driver(words[at], words[at + 1]) } {
                     Ok(descriptors) => descriptors,
                     Err(code) => return code,
@@ -211,7 +212,7 @@ pub(super) unsafe fn with_drivers_device(names: &[&str], words: &[u64], call: &d
             _ => continue,
         };
         if words[at] != 0 {
-            // SAFETY: the struct has so many words.
+            // SAFETY: the struct has this number of words.
             (0..length).for_each(|word| copy[word] = unsafe { (words[at] as *const u64).add(word).read_unaligned() });
             match location_on_driver(copy[second]) {
                 Ok(location) => copy[second] = location,
@@ -223,7 +224,8 @@ pub(super) unsafe fn with_drivers_device(names: &[&str], words: &[u64], call: &d
     call(&words)
 }
 
-/// A list of `CUmemAccessDesc`: three ints each, of which two are a location. Each place is in it once, with the last access to it.
+/// Reads a list of `CUmemAccessDesc`, each of which has three ints. Two of these are a location. Each location is in the result
+/// once, with its last access.
 ///
 /// # Safety
 /// So many can be read there.

@@ -53,7 +53,7 @@ macro_rules! functions {
 }
 with_functions!(functions);
 
-/// Makes a call as it is on the program's cards. `driver` makes it on the real one.
+/// Makes a call on the program's cards. `driver` makes it on the real one.
 ///
 /// # Safety
 /// `words` are the arguments of a call of this shape, which have these names, and those that are pointers are as the driver demands.

@@ -1,4 +1,5 @@
-//! What a program has allocated on cards that are smaller or larger than the real ones, and which of it has no memory.
+//! The account of a program's allocations on cards that are smaller or larger than the real ones, and of blocks without
+//! memory.
 //!
 //! It has no lock and calls nothing: the functions of the driver are in `functions`.
 
@@ -13,7 +14,7 @@ use crate::{
     settings::CONTEXT,
 };
 
-/// How a block is backed.
+/// The backing of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
     /// The driver has given memory for it.
@@ -35,7 +36,7 @@ pub(super) struct Block {
     pub(super) context: u64,
     /// The number of a dry block, in the order of allocation.
     pub(super) number: u64,
-    /// Its address in the model of the card; `None` if it takes nothing there.
+    /// Its address in the model of the card; `None` if it takes no memory there.
     model: Option<u64>,
     is_pooled: bool,
 }
@@ -48,7 +49,7 @@ pub(super) struct Physical {
     pub(super) is_dry: bool,
     /// The words of its `CUmemAllocationProp`.
     pub(super) properties: [u64; 4],
-    /// Another process has it: this one takes nothing of the card.
+    /// True if another process has it: this process takes no memory of the card for it.
     is_imported: bool,
     references: u32,
     mappings: u32,
@@ -65,16 +66,16 @@ pub(super) struct Mapping {
 /// All memory of the process.
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// All cards have as much.
+    /// All cards have this much memory.
     card: u64,
     cards: BTreeMap<u32, DeviceModel>,
-    /// What other processes have on the same cards.
+    /// The memory of other processes on the same cards.
     shared: Option<Shared>,
     pub(super) blocks: BTreeMap<u64, Block>,
     pub(super) physical: HashMap<u64, Physical>,
     pub(super) mapped: BTreeMap<u64, Mapping>,
     pub(super) places: Places,
-    /// How many dry blocks and dry handles there were.
+    /// The number of dry blocks and dry handles so far.
     dry: u64,
 }
 
@@ -92,7 +93,8 @@ impl Memory {
         Self { card, cards, shared, blocks, physical, mapped, places: Places::new(), dry: 0 }
     }
 
-    /// Does this with the card of a device, on which a context is from now on. What the other processes have is not part of it.
+    /// Runs `action` with the card of a device, which has a context from now on. The memory of other processes is not part of
+    /// it.
     pub(super) fn on_card<T>(&mut self, device: u32, action: impl FnOnce(&mut DeviceModel) -> T) -> T {
         let size = self.card;
         let card = self.cards.entry(device).or_insert_with(|| {
@@ -108,14 +110,14 @@ impl Memory {
         done
     }
 
-    /// What is left of a card, and all of it.
+    /// Returns the free memory of a card, and its total.
     pub(super) fn free_and_total(&mut self, device: u32) -> (u64, u64) {
         self.forget_ended();
         let (free, total) = self.on_card(device, |card| (card.free(), card.total()));
         (free.saturating_sub(self.others(device)), total)
     }
 
-    /// What this process has on a card.
+    /// Returns the memory of this process on a card.
     #[cfg(feature = "capture")]
     pub(super) fn used(&self, device: u32) -> u64 {
         self.cards.get(&device).map_or(0, DeviceModel::used)
@@ -145,8 +147,8 @@ impl Memory {
                 card.release(others);
                 taken
             })?;
-            // Another process may have taken the same part meanwhile. Then both may be refused, but never do both get it. If nobody has
-            // taken anything, the block lies where this process had memory already.
+            // Another process may have taken the same part meanwhile. Both may be refused then, but never both get it. If no process
+            // has taken a part, the block lies where this process had memory already.
             let is_left = memory.on_card(device, |card| card.free()) >= memory.others(device);
             if is_left || memory.others(device) == others {
                 return Ok(taken);
@@ -160,19 +162,19 @@ impl Memory {
         }
     }
 
-    /// A place on the card for a block.
+    /// Returns a place on the card for a block.
     pub(super) fn grant(&mut self, device: u32, bytes: u64, is_pooled: bool) -> Result<Grant, ModelError> {
         let take = |card: &mut DeviceModel| if is_pooled { card.alloc_async(bytes) } else { card.alloc(bytes) };
         let model = self.take(device, take, |card, model| end_block(card, model, is_pooled))?;
         Ok(Grant { device, model, is_pooled })
     }
 
-    /// The driver has refused the block.
+    /// Returns the part to the card, because the driver has refused the block.
     pub(super) fn withdraw(&mut self, Grant { device, model, is_pooled }: Grant) {
         self.on_card(device, |card| end_block(card, model, is_pooled));
     }
 
-    /// A block begins. `grant` is `None` for memory that no card has.
+    /// Adds a block. `grant` is `None` for memory that no card has.
     pub(super) fn insert(
         &mut self,
         address: u64,
@@ -190,7 +192,7 @@ impl Memory {
         }
     }
 
-    /// A block ends. `None` if it is not known.
+    /// Removes a block. `None` if it is not known.
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
         let block = self.blocks.remove(&address)?;
         self.give_back(block);
@@ -203,20 +205,20 @@ impl Memory {
         }
     }
 
-    /// All blocks of a context, or of a device, end with it. Returns those that are dry, with their addresses.
+    /// Removes all blocks of a context, or of a device, that ends. Returns the dry ones, with their addresses.
     pub(super) fn remove_all(&mut self, is_gone: impl Fn(&Block) -> bool) -> Vec<(u64, Block)> {
         let gone: Vec<_> = self.blocks.iter().filter(|(_, block)| is_gone(block)).map(|(at, _)| *at).collect();
         let removed = gone.into_iter().filter_map(|address| Some((address, self.remove(address)?)));
         removed.filter(|(_, block)| block.backing == Backing::Dry).collect()
     }
 
-    /// A number for dry physical memory. No handle of the driver has its highest bits.
+    /// Returns a number for dry physical memory. No handle of the driver has its highest bits.
     pub(super) fn dry_handle(&mut self) -> u64 {
         self.dry += 1;
         0xd5 << 56 | self.dry
     }
 
-    /// Returns whether so much physical memory is left on the card. If so, it is taken.
+    /// Takes physical memory of this size from the card, if there is enough. Returns whether there was.
     pub(super) fn hold(&mut self, device: u32, bytes: u64) -> bool {
         let bytes = bytes.next_multiple_of(PAGE);
         self.take(device, |card| card.hold(bytes), |card, ()| card.release(bytes)).is_ok()
@@ -233,7 +235,7 @@ impl Memory {
         self.physical.insert(handle, physical);
     }
 
-    /// Dry physical memory of another process. Returns its number.
+    /// Adds dry physical memory of another process. Returns its number.
     pub(super) fn import(&mut self, bytes: u64, device: u32, properties: [u64; 4]) -> u64 {
         let handle = self.dry_handle();
         self.create(handle, bytes, device, true, properties);
@@ -263,7 +265,7 @@ impl Memory {
         }
     }
 
-    /// The mappings that begin in a range.
+    /// Returns the mappings that begin in a range.
     pub(super) fn mapped_in(&self, address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
         let range = self.mapped.range(address..address.saturating_add(bytes));
         range.map(|(address, mapping)| (*address, *mapping)).collect()
@@ -278,7 +280,7 @@ impl Memory {
         }
     }
 
-    /// Memory that nobody refers to and that is mapped nowhere is free.
+    /// Frees memory that has no references and no mappings.
     fn end_unused(&mut self, handle: u64) {
         if let Some(physical) =
             self.physical.get(&handle).copied().filter(|physical| physical.references == 0 && physical.mappings == 0)
@@ -290,7 +292,7 @@ impl Memory {
         }
     }
 
-    /// All work is done: pools return what they do not need.
+    /// Lets pools return their unused memory, because all work is done.
     pub(super) fn synchronize(&mut self) {
         let devices: Vec<_> = self.cards.keys().copied().collect();
         for device in devices {
@@ -298,20 +300,20 @@ impl Memory {
         }
     }
 
-    /// The block that has this address, and where it begins. A dry block has all addresses of its last page.
+    /// Returns the block that has this address, and its begin. A dry block has all addresses of its last page.
     pub(super) fn block_at(&self, address: u64) -> Option<(u64, &Block)> {
         let (start, block) = self.blocks.range(..=address).next_back()?;
         let end = start + if block.backing == Backing::Dry { block.bytes.next_multiple_of(PAGE) } else { block.bytes };
         (address < end).then_some((*start, block))
     }
 
-    /// The mapping that has this address.
+    /// Returns the mapping that has this address.
     pub(super) fn mapped_around(&self, address: u64) -> Option<Mapping> {
         let (start, mapping) = self.mapped.range(..=address).next_back()?;
         (address - start < mapping.bytes).then_some(*mapping)
     }
 
-    /// A mapping as a block, and where it begins.
+    /// Returns a mapping as a block, and its begin.
     pub(super) fn mapped_as_block(&self, address: u64) -> Option<(u64, Block)> {
         let (start, Mapping { bytes, handle, backing }) = self.mapped.range(..=address).next_back()?;
         let device = self.physical.get(handle)?.device;
@@ -327,24 +329,25 @@ impl Memory {
         (address - start < *bytes).then_some((*start, block))
     }
 
-    /// How many dry blocks and handles there were.
+    /// Returns the number of dry blocks and handles so far.
     pub(super) fn dry_so_far(&self) -> u64 {
         self.dry
     }
 
-    /// What backs this address, of blocks and mappings. `None` if it is not known: the address is on the host, or of other memory.
+    /// Returns the backing of this address in blocks and mappings. `None` if it is not known: the address is on the host, or
+    /// belongs to other memory.
     pub(super) fn backing(&self, address: u64) -> Option<Backing> {
         let block = self.block_at(address).map(|(_, block)| block.backing);
         block.or_else(|| self.mapped_around(address).map(|mapping| mapping.backing))
     }
 
-    /// The device of the block or mapping that has this address.
+    /// Returns the device of the block or mapping that has this address.
     pub(super) fn device_of(&self, address: u64) -> Option<u32> {
         let block = self.block_at(address).map(|(_, block)| block.device);
         block.or_else(|| Some(self.mapped_as_block(address)?.1.device))
     }
 
-    /// Real memory at this address holds addresses of dry blocks from now on.
+    /// Notes that real memory at this address holds addresses of dry blocks.
     pub(super) fn holds_pointers(&mut self, address: u64) {
         let block = self.block_at(address).map(|(start, _)| start);
         let backing = match block {

@@ -1,13 +1,13 @@
-//! Dry runs, and smaller cards: a program runs as on a card that is not there.
+//! Dry runs and smaller cards: a program runs as on a card that the machine does not have.
 //!
-//! On a smaller card ([`Mode::Limit`]) all memory is real. The driver's functions that allocate keep an account, and refuse what the card
-//! would not have.
+//! On a smaller card ([`Mode::Limit`]) all memory is real. The driver's functions that allocate keep an account, and refuse memory that
+//! the card would not have.
 //!
 //! In a dry run ([`Mode::Dry`]) large blocks are ranges of addresses without memory. Small ones are real and begin as zeros, so that
-//! counters, lengths and masks are computed. A kernel or a copy is executed if none of its addresses is dry; otherwise it does nothing. What is
-//! copied to the host from dry memory is one byte, again and again.
+//! counters, lengths and masks are computed. A kernel or a copy is executed if none of its addresses is dry; otherwise it does nothing. A
+//! copy to the host from dry memory gives one byte, repeated.
 //!
-//! The functions lie between the hooks and the driver: a hook records what they answer. They are put into the slots before the program
+//! The functions lie between the hooks and the driver: a hook records their answers. They are put into the slots before the program
 //! uses CUDA, and stay there until the process ends.
 
 mod blocks;
@@ -50,9 +50,9 @@ use crate::{
     sys::{cuda, loader, process},
 };
 
-/// What is allocated on the cards is shared with other processes, by the segment of shared memory with this number, which has
-/// [`SHARED_WORDS`]. `devices` are UUIDs, without `GPU-` or `MIG-`, in an order that all these processes have: they may number the devices
-/// differently. To be called before [`begin`].
+/// Shares the account of the cards with other processes, by the segment of shared memory with this number, which has [`SHARED_WORDS`].
+/// `devices` are UUIDs, without `GPU-` or `MIG-`, in an order that all these processes have: they may number the devices differently. It
+/// must be called before [`begin`].
 ///
 /// # Errors
 /// If this process cannot use the segment, or too many use it.
@@ -75,7 +75,7 @@ fn is_running(owner: u64) -> bool {
     process::began_of(pid).is_some_and(|began| u64::from(pid) | began << 32 == owner)
 }
 
-/// From now on the process has other cards. To be called before the program has a context, at most once.
+/// Gives the process other cards. It must be called before the program has a context, at most once.
 ///
 /// # Errors
 /// If the driver's dispatch table cannot be used, or another tool uses it: then no function is replaced.
@@ -105,12 +105,12 @@ pub fn begin(mode: Mode) -> Result<(), Error> {
     Ok(())
 }
 
-/// [`begin`] for a program that knows gpumem.
+/// Runs [`begin`] for a program that knows gpumem.
 pub(crate) fn replace_cards(Card { size, is_dry, .. }: Card) -> Result<(), Error> {
     begin(if is_dry { Mode::Dry { card: Some(size), cards: 0, fill: 0 } } else { Mode::Limit { card: size } })
 }
 
-/// How the memory of this process differs from that of the real cards.
+/// Returns the difference between the memory of this process and that of the real cards.
 pub fn mode() -> Option<Mode> {
     MODE.get().copied()
 }

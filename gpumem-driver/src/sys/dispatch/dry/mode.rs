@@ -1,4 +1,4 @@
-//! What is asked for.
+//! The modes of dry runs and limits.
 
 use std::fmt;
 
@@ -6,16 +6,16 @@ use once_cell::sync::OnceCell;
 
 use crate::model::Bytes;
 
-/// How the memory of the process differs from that of the real cards. Each card has `card` bytes.
+/// The difference between the memory of the process and that of the real cards. Each card has `card` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A card of another size, on which nothing is executed that needs more than small blocks.
     Dry {
-        /// All bytes of each card, as `cuMemGetInfo` returns them. `None`: what the first real card has.
+        /// All bytes of each card, as `cuMemGetInfo` returns them. `None` for those of the first real card.
         card: Option<Bytes>,
-        /// How many such cards the program sees. 0: as many as the machine has.
+        /// The number of such cards that the program sees. 0 for as many as the machine has.
         cards: u32,
-        /// What is copied to the host from memory that does not exist, byte by byte.
+        /// The byte that is copied to the host from memory that does not exist.
         fill: u8,
     },
     /// A smaller card.
@@ -26,7 +26,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All bytes of each card; `None` if they are those of the real one.
+    /// Returns all bytes of each card; `None` if they are those of the real one.
     pub fn card(self) -> Option<Bytes> {
         match self {
             Self::Dry { card, .. } => card,
@@ -36,7 +36,7 @@ impl Mode {
 }
 
 impl fmt::Display for Mode {
-    /// `dry run, card of 24 GiB`; `dry run, 8 cards of 24 GiB`
+    /// Writes a text such as `dry run, card of 24 GiB` or `dry run, 8 cards of 24 GiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dry { card: None, cards: 0 | 1, .. } => f.write_str("dry run"),
@@ -48,7 +48,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Blocks of up to so many bytes are real in a dry run: the segments of PyTorch's pool for small tensors have as many.
+/// Blocks of up to this size are real in a dry run. It is that of the segments in PyTorch's pool for small tensors.
 pub(super) const LARGEST_REAL: u64 = 2 << 20;
 
 pub(super) static MODE: OnceCell<Mode> = OnceCell::new();

@@ -1,4 +1,4 @@
-//! What functions that stand before NCCL's need.
+//! Helpers for the functions that replace NCCL's.
 
 use std::{ffi::c_void, path::PathBuf, ptr::NonNull};
 
@@ -9,8 +9,8 @@ use once_cell::sync::OnceCell;
 use super::state::{inside, is_dry};
 use crate::sys::dl;
 
-/// Copies on the device, in the place of NCCL. Nothing is copied from or to dry memory. An error of the driver is left out: what a rank gets
-/// is not known in a dry run anyway.
+/// Copies on the device, in the place of NCCL. Nothing is copied from or to dry memory. An error of the driver is ignored: the values of a
+/// rank are not known in a dry run anyway.
 ///
 /// # Safety
 /// The program asks for this copy, on this stream.
@@ -21,7 +21,7 @@ pub unsafe fn copy_on_device(from: u64, to: u64, bytes: usize, stream: u64) {
     }
 }
 
-/// NCCL's own function of this name. The program has loaded NCCL, because it calls it.
+/// Returns NCCL's own function of this name. The program has loaded NCCL, because it calls it.
 pub fn function(name: &str) -> Option<NonNull<c_void>> {
     static NCCL: OnceCell<Option<Library>> = OnceCell::new();
 

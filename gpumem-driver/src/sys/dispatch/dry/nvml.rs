@@ -1,6 +1,8 @@
-//! NVML in programs whose cards are not the real ones. `gpumem run` puts a library before it, whose functions come here.
+//! Handles NVML in programs whose cards are not the real ones. `gpumem run` puts a library before it, whose functions
+//! call this module.
 //!
-//! With several cards, the first has the handle of the real GPU. The others have handles of their own, in whose place NVML gets the real one.
+//! If there are several cards, the first has the handle of the real GPU. The others have handles of their own, and NVML gets the real one
+//! instead.
 
 use std::{
     ffi::{CStr, OsStr, c_char},
@@ -33,7 +35,7 @@ const NVML_ERROR_UNKNOWN: u32 = 999;
 /// `NVML_STRUCT_VERSION(Memory, 2)`
 const MEMORY_V2: u64 = 0x0200_0028;
 
-/// What is asked for.
+/// The requested cards.
 #[derive(Debug)]
 pub struct Cards {
     /// See [`begin`](super::begin).
@@ -44,12 +46,12 @@ pub struct Cards {
     pub devices: Vec<String>,
 }
 
-/// The handles of cards after the first are addresses in here. NVML gets the real handle instead. If a program passes one inside of a struct,
-/// NVML reads zeros there, and no foreign memory. They are atomic, because constants would be in the library's file.
+/// The handles of cards after the first are addresses in here. NVML gets the real handle instead. If a program passes one inside of a
+/// struct, NVML reads zeros there, and no foreign memory. The addresses are atomic, because constants would be in the library's file.
 static HANDLES: [[AtomicU8; HANDLE]; 64] = [const { [const { AtomicU8::new(0) }; HANDLE] }; 64];
 const HANDLE: usize = 1 << 16;
 
-/// The card of a handle, if it is not the first.
+/// Returns the card of a handle, if it is not the first.
 fn card_of(handle: usize) -> Option<u32> {
     let card = handle.checked_sub(HANDLES.as_ptr().addr())? / HANDLE;
     u32::try_from(card).ok().filter(|_| card < HANDLES.len())
@@ -105,7 +107,7 @@ impl Nvml<'_> {
         }
     }
 
-    /// [`pass`](Self::pass) for a function that returns an error code, which is an int.
+    /// Runs [`pass`](Self::pass) for a function that returns an error code, which is an int.
     ///
     /// # Safety
     /// As there.
@@ -119,7 +121,7 @@ impl Nvml<'_> {
         }
     }
 
-    /// The real handle of the GPU on which the cards are: CUDA's first device.
+    /// Returns the real handle of the GPU that has the cards: CUDA's first device.
     fn first(&self) -> Result<usize, u32> {
         let uuid = self.cards.and_then(|cards| cards.devices.first()).ok_or(NVML_ERROR_NOT_FOUND)?;
         let find = |prefix| {
@@ -135,7 +137,7 @@ impl Nvml<'_> {
         if card == 0 { self.first() } else { Ok(HANDLES.as_ptr().addr() + card as usize * HANDLE) }
     }
 
-    /// The error code of a function that does not go to NVML as it is.
+    /// Returns the error code of a function that is not passed to NVML unchanged.
     ///
     /// # Safety
     /// As [`call`].
@@ -180,7 +182,7 @@ impl Nvml<'_> {
         Some(result.err().unwrap_or(SUCCESS))
     }
 
-    /// Finds a card by a text. `to_first` makes the text of the first card of that of another.
+    /// Finds a card by a text. `to_first` turns the text of another card into that of the first one.
     ///
     /// # Safety
     /// The first argument is a C string, the second a place for a handle.
@@ -238,7 +240,7 @@ impl Nvml<'_> {
     /// # Safety
     /// The arguments are those of this function.
     unsafe fn memory(&self, cards: &Cards, name: &str, arguments: Arguments) -> Result<(), u32> {
-        // SAFETY: the caller says so. NVML says what is wrong with the call.
+        // SAFETY: the caller says so. NVML returns the error of the call.
         unsafe { self.ask(name, arguments) }?;
         let [handle, out, ..] = arguments;
         let card = match card_of(handle) {
@@ -248,12 +250,12 @@ impl Nvml<'_> {
         };
         // The program does not use this GPU.
         let Some(card) = card else { return Ok(()) };
-        // All cards are as large as the first one. The version, all, reserved, free and used bytes.
+        // All cards are as large as the first one. The words are the version, all, reserved, free and used bytes.
         let handle = self.first()?;
         let mut real = [MEMORY_V2, 0, 0, 0, 0_u64];
         // SAFETY: the struct is as long.
         if unsafe { self.ask("nvmlDeviceGetMemoryInfo_v2", [handle, real.as_mut_ptr().addr()]) }.is_err() {
-            // SAFETY: the first version is the first word of these three, and drivers that have no other count what is reserved as used.
+            // SAFETY: the first version is the first word of these three. Drivers that have only this one count reserved bytes as used.
             unsafe { self.ask("nvmlDeviceGetMemoryInfo", [handle, (&raw mut real[1]).addr()]) }?;
             real[2] = 0;
         }
@@ -266,7 +268,7 @@ impl Nvml<'_> {
         };
         let used = used(cards.segment, card).ok_or(NVML_ERROR_UNKNOWN)?.min(size);
         let (total, free) = (size + reserved, size - used);
-        // SAFETY: NVML has written as many words there. In the first version, what is reserved counts as used.
+        // SAFETY: NVML has written as many words there. In the first version, reserved bytes count as used.
         unsafe {
             if name.ends_with("_v2") {
                 (out as *mut [u64; 4]).byte_add(8).write_unaligned([total, reserved, free, used]);
@@ -277,7 +279,7 @@ impl Nvml<'_> {
         Ok(())
     }
 
-    /// CUDA's number of a GPU; `None` if the program does not use it.
+    /// Returns CUDA's number of a GPU; `None` if the program does not use it.
     fn ordinal(&self, cards: &Cards, handle: usize) -> Result<Option<u32>, u32> {
         let mut text = [0_u8; 96];
         // SAFETY: NVML writes a C string that is not longer.
@@ -288,7 +290,8 @@ impl Nvml<'_> {
     }
 }
 
-/// What the processes that share a card have on it; that of this process if none does. `None` if it cannot be read.
+/// Returns the memory of the processes that share a card, or that of this process if none does. `None` if it cannot be
+/// read.
 fn used(segment: Option<u64>, card: u32) -> Option<u64> {
     static WORDS: OnceCell<&[AtomicU64]> = OnceCell::new();
 

@@ -1,4 +1,4 @@
-//! Physical memory that programs map themselves, as expandable segments of PyTorch do.
+//! Handles physical memory that programs map themselves, as expandable segments of PyTorch do.
 
 use std::{
     fs::File,
@@ -18,7 +18,8 @@ use super::{
     },
 };
 
-/// Addresses for memory that the program maps itself. If it does not say where, they are where dry blocks are.
+/// Reserves addresses for memory that the program maps itself. If it does not name an address, they are in the range of
+/// dry blocks.
 ///
 /// # Safety
 /// `words` are the arguments of `cuMemAddressReserve`.
@@ -80,7 +81,7 @@ pub(super) unsafe fn create(words: &[u64], real: Real<'_>) -> u32 {
     result
 }
 
-/// What the driver answers if it is asked for a page with these properties.
+/// Returns the driver's answer to a request for a page with these properties.
 #[allow(clippy::cast_possible_truncation, reason = "a page is small")]
 fn one_page(properties: [u64; 4]) -> u32 {
     let mut handle = 0;
@@ -94,10 +95,10 @@ fn one_page(properties: [u64; 4]) -> u32 {
     })
 }
 
-/// What stands for dry memory in another process is a file that says what it is. Programs pass its descriptor, as they pass the driver's.
+/// A file describes dry memory to another process. Programs pass its descriptor, as they pass the driver's.
 const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u64 = 1;
 
-/// The words of the file: these, the bytes, and the properties.
+/// The file has these words, the bytes, and the properties.
 const MARK: [u64; 2] = [u64::from_le_bytes(*b"gpumem d"), u64::from_le_bytes(*b"ry mem 1")];
 const FILE_BYTES: usize = 7 * 8;
 
@@ -137,7 +138,8 @@ pub(super) unsafe fn export(words: &[u64], real: Real<'_>) -> u32 {
 pub(super) unsafe fn import(words: &[u64], real: Real<'_>) -> u32 {
     let mut content = [0; FILE_BYTES];
     let is_file = words[0] != 0 && words[2] & 0xffff_ffff == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    // SAFETY: so many bytes can be written to the buffer. What is no file cannot be read at a place, and stays as it is.
+    // SAFETY: this number of bytes can be written to the buffer. A descriptor that is no file cannot be read at an
+    // offset, and stays as it is.
     let mut copy = || unsafe { libc::pread(words[1] as RawFd, content.as_mut_ptr().cast(), FILE_BYTES, 0) };
     if !is_file || usize::try_from(copy()) != Ok(FILE_BYTES) {
         return real();
@@ -224,7 +226,7 @@ pub(super) unsafe fn set_access(words: &[u64], real: Real<'_>) -> u32 {
     if mapped.iter().all(|(_, mapping)| mapping.backing != Backing::Dry) {
         return real();
     }
-    // SAFETY: the program passes so many descriptors.
+    // SAFETY: the program passes this number of descriptors.
     let places = match unsafe { cards::descriptors_on_driver(words[2], words[3]) } {
         Ok(places) => places,
         Err(code) => return code,

@@ -1,4 +1,4 @@
-//! Where dry blocks are.
+//! The addresses of dry blocks.
 //!
 //! PyTorch's allocator takes the block with the lowest address if several free ones have the same size. So the order of addresses decides how
 //! its memory is divided, and it has to be the driver's: on an H200 (driver 580), a block goes to the first hole that is large enough, and
@@ -23,7 +23,7 @@ const STEP: u64 = 32 << 20;
 pub(super) struct Places {
     /// Everything below is free.
     lowest: u64,
-    /// What is free above it: where it begins and where it ends.
+    /// The free ranges above it, with their begins and ends.
     holes: BTreeMap<u64, u64>,
 }
 
@@ -32,7 +32,7 @@ impl Places {
         Self { lowest: END, holes: BTreeMap::new() }
     }
 
-    /// A place for so many bytes. 0, which lets the driver choose, if there is none.
+    /// Returns a place for this number of bytes. 0 if there is none, which lets the driver choose.
     pub(super) fn take(&mut self, bytes: u64) -> u64 {
         let Some(bytes) = bytes.checked_next_multiple_of(PAGE) else { return 0 };
         let Some((start, end)) = self.first_hole(bytes).or_else(|| self.new_range(bytes)) else { return 0 };
@@ -52,7 +52,7 @@ impl Places {
         Some((start, mem::replace(&mut self.lowest, start)))
     }
 
-    /// Nothing is at this place any more.
+    /// Frees a place.
     pub(super) fn give_back(&mut self, start: u64, bytes: u64) {
         if start < self.lowest || start >= END {
             return;
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_place_is_in_the_first_hole_or_below_all_others() {
         let mut places = Places::new();
-        // As the driver places segments of a training step.
+        // The places are those that the driver gives to segments of a training step.
         let taken = [20, 20, 50, 14, 12, 6, 2].map(|mib| places.take(mib * MIB));
         assert_eq!(taken.map(below), [32, 64, 128, 78, 44, 12, 6]);
         places.give_back(taken[2], 50 * MIB);

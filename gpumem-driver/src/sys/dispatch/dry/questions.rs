@@ -1,4 +1,4 @@
-//! What programs ask of memory and of cards.
+//! Answers the questions of programs about memory and cards.
 
 use std::{ptr, slice};
 
@@ -16,23 +16,23 @@ use super::{
 /// `data` is where the attribute is written.
 unsafe fn attribute(data: u64, number: u32, address: u64, (start, block): (u64, Block)) -> u32 {
     const CU_MEMORYTYPE_DEVICE: u64 = 2;
-    // `CUpointer_attribute`, and how many bytes the driver writes, also of what is a boolean.
+    // The values are those of `CUpointer_attribute`, with the bytes that the driver writes, even for a boolean.
     let (value, bytes) = match number {
-        // The context, the sort, the address on the device, the number.
+        // These are the context, the sort, the address on the device, and the number.
         1 => (block.context, 8),
         2 => (CU_MEMORYTYPE_DEVICE, 4),
         3 => (address, 8),
         7 | 20 => (1 << 62 | block.number, 8),
-        // Whether operations wait, whether it is managed, whether it can be shared.
+        // These say whether operations wait, whether it is managed, and whether it can be shared.
         6 | 8 | 10 | 15 => (0, 4),
         9 if cards::show_machine() => (0, 4),
         9 => (block.device.into(), 4),
         11 | 19 => (start, 8),
         12 | 18 => (block.bytes, 8),
-        // Whether it is mapped, and for reading and writing.
+        // These say whether it is mapped, and for reading and writing.
         13 => (1, 4),
         16 => (3, 4),
-        // The types of handles, the pool.
+        // These are the types of handles, and the pool.
         14 | 17 => (0, 8),
         _ => return CUDA_ERROR_INVALID_VALUE,
     };
@@ -58,7 +58,7 @@ pub(super) unsafe fn one_attribute(words: &[u64], real: Real<'_>) -> u32 {
     }
 }
 
-/// What the driver says of real memory names its own device. This puts the card in its place.
+/// Puts the card in the place of the device that the driver names for real memory.
 ///
 /// # Safety
 /// If the call has succeeded, this attribute is there.
@@ -97,7 +97,7 @@ pub(super) unsafe fn attributes(words: &[u64], real: Real<'_>) -> u32 {
     if words[1] == 0 || words[2] == 0 {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    // SAFETY: the program passes so many attributes, and a place for each.
+    // SAFETY: the program passes this number of attributes, and a place for each.
     unsafe {
         let attributes = slice::from_raw_parts(words[1] as *const u32, words[0] as u32 as usize);
         for (at, number) in attributes.iter().enumerate() {
@@ -182,7 +182,7 @@ pub(super) unsafe fn total(words: &[u64], real: Real<'_>) -> u32 {
     result
 }
 
-/// The card of a pool; that of the current context if it is not known.
+/// Returns the card of a pool, or that of the current context if it is not known.
 fn card_of_pool(pool: u64) -> u32 {
     cards::of_pool(pool).unwrap_or_else(|| here().1)
 }
@@ -192,7 +192,7 @@ fn card_of_pool(pool: u64) -> u32 {
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn pool_attribute(words: &[u64], real: Real<'_>) -> u32 {
     let device = card_of_pool(words[0]);
-    // From `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` to `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
+    // The range is from `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` to `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
     let value = memory().on_card(device, |card| match words[1] as u32 {
         5 => Some(card.pool_reserved()),
         6 => Some(card.pool_reserved_high()),

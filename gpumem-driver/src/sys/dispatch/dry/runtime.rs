@@ -1,10 +1,11 @@
-//! The CUDA runtime in programs that see several cards. `gpumem run --cards` puts a library before it, whose functions come here.
+//! Handles the CUDA runtime in programs that see several cards. `gpumem run --cards` puts a library before it, whose functions
+//! call this module.
 //!
 //! The runtime compares the devices that the driver shows with a list that the driver gives it, and does not start if they differ. The libraries
 //! that contain a copy of it, such as cuBLAS and NCCL, do the same. So in a program of the runtime the driver shows the devices of the machine
 //! (`cards::show_machine`), and the cards are in the runtime's functions that name devices. All cards share the primary context of device 0:
 //! handles, kernels and small blocks work on each of them, and a library that makes a device current changes nothing. A thread selects its card
-//! here. The account, the hooks and gpumem's questions go by that (`cuda::card_of_thread`).
+//! here. The account, the hooks and gpumem's questions use this card (`cuda::card_of_thread`).
 //!
 //! The runtime refuses the other cards in functions that are not in the table, and so does a copy of the runtime in the program itself.
 
@@ -26,7 +27,7 @@ use crate::{
     sys::{cuda, dl, loader},
 };
 
-// Where the driver has such an error, it has the same number.
+// If the driver has such an error, it has the same number.
 const CUDA_ERROR_NOT_INITIALIZED: u32 = 3;
 const CUDA_ERROR_SYMBOL_NOT_FOUND: u32 = 500;
 const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
@@ -108,7 +109,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().map(|(name, _)| *name)
 }
 
-/// The runtime's own functions, and those of the driver that do the same, by row. 0: not looked up yet.
+/// The runtime's own functions, and those of the driver that do the same, by row. 0 before the look-up.
 static OWN: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TABLE.len()];
 static DRIVERS: [AtomicUsize; TABLE.len()] = [const { AtomicUsize::new(0) }; TABLE.len()];
 
@@ -204,7 +205,7 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
         Shape::Pointer => {
             let code = real(words);
             let device = if code == SUCCESS { memory().device_of(words[1] as u64) } else { None };
-            // The second int of a `cudaPointerAttributes`.
+            // The device is the second int of a `cudaPointerAttributes`.
             device.map_or(code, |device| after(code, words[0] + 4, device))
         }
         Shape::Stream => {
@@ -233,13 +234,13 @@ unsafe fn answer(row: usize, mut words: Arguments, real: &dyn Fn(Arguments) -> u
 /// No machine has this device: the runtime refuses it.
 const NO_DEVICE: usize = i32::MAX as usize;
 
-/// The machine's device for a card.
+/// Returns the machine's device for a card.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 fn on_machine(card: usize) -> usize {
     if (card as u32) < cards::count() { 0 } else { NO_DEVICE }
 }
 
-/// Where `pciDomainID` is in a `cudaDeviceProp`: version 13 has fewer fields before it.
+/// Returns the offset of `pciDomainID` in a `cudaDeviceProp`. Version 13 has fewer fields before it.
 fn offset_of_domain(name: &str) -> usize {
     let mut version = 0_u32;
     if name == "cudaGetDeviceProperties"
@@ -251,7 +252,7 @@ fn offset_of_domain(name: &str) -> usize {
     if version >= 13_000 { 576 } else { 592 }
 }
 
-/// What the program has on this card ends. The context is that of all cards, so streams and events stay.
+/// Ends the program's memory on this card. The context is that of all cards, so streams and events stay.
 pub(super) fn reset(card: u32) -> u32 {
     if card >= cards::count() {
         return CUDA_ERROR_INVALID_DEVICE;
@@ -281,7 +282,7 @@ fn own(row: usize) -> Option<usize> {
     remembered(&OWN[row], || lookup(TABLE[row].0))
 }
 
-/// A function of the driver, as programs call it.
+/// Returns a function of the driver, as programs call it.
 fn driver(row: usize, name: &str) -> Option<usize> {
     let name = CString::new(name).ok()?;
     // SAFETY: each function is at an address, which is not used here.
@@ -295,7 +296,7 @@ fn remembered(place: &AtomicUsize, find: impl FnOnce() -> Option<usize>) -> Opti
     }
 }
 
-/// The runtime's own function of this name. The program has loaded the runtime, because it calls it.
+/// Returns the runtime's own function of this name. The program has loaded the runtime, because it calls it.
 fn lookup(name: &str) -> Option<usize> {
     loader::loaded_as(cards::RUNTIME).into_iter().find_map(|path| {
         // SAFETY: the library is loaded and initialised. Each function is at an address, which is not used here.

@@ -1,27 +1,28 @@
-//! What each process of one `gpumem run` has on the cards, in words of memory that they share: what one has allocated, the others do not get.
+//! The memory of each process of one `gpumem run` on the cards, in words that the processes share: a process does not get memory that
+//! another one has.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use once_cell::sync::OnceCell;
 
-/// The most cards that are shared. Others are the process's own.
+/// The largest number of shared cards. A process does not share further ones.
 const CARDS: usize = 64;
-/// A process has a slot: whose it is, and its bytes on each card.
+/// The words of a slot: its process, and the bytes of the process on each card.
 const WORDS: usize = 1 + CARDS;
-/// The most processes that use the cards at one time.
+/// The largest number of processes that use the cards at one time.
 const SLOTS: usize = 256;
 
-/// How many words are shared. They are 0 at first.
+/// The number of shared words. They are 0 at first.
 pub const SHARED_WORDS: usize = SLOTS * WORDS;
 
-/// Nobody has the slot, or somebody empties it.
+/// The slot is free, or a process empties it.
 const FREE: u64 = 0;
 const BUSY: u64 = 1;
 
-/// For each device of this process, the number that it has for all of them.
+/// The number that all processes have for each device of this process.
 static NUMBERS: OnceCell<Vec<u32>> = OnceCell::new();
 
-/// From now on, the devices of this process have these numbers.
+/// Sets the numbers of the devices of this process.
 pub(super) fn number(devices: Vec<u32>) {
     _ = NUMBERS.set(devices);
 }
@@ -30,7 +31,7 @@ pub(super) fn are_numbered() -> bool {
     NUMBERS.get().is_some()
 }
 
-/// The number that all processes have for a device of this process.
+/// Returns the number that all processes have for a device of this process.
 pub(super) fn number_of(device: u32) -> u32 {
     NUMBERS.get().and_then(|numbers| numbers.get(usize::try_from(device).ok()?).copied()).unwrap_or(device)
 }
@@ -56,7 +57,7 @@ impl Shared {
         Some(joined)
     }
 
-    /// Takes no slot: all processes are others.
+    /// Takes no slot, so all processes count as others.
     pub(super) fn watch(words: &'static [AtomicU64], is_running: fn(u64) -> bool) -> Self {
         Self { words, own: SLOTS, is_running }
     }
@@ -74,21 +75,21 @@ impl Shared {
         (0..CARDS).for_each(|card| self.words[slot * WORDS + 1 + card].store(0, SeqCst));
     }
 
-    /// This process has so many bytes on a card from now on.
+    /// Sets the bytes of this process on a card.
     pub(super) fn publish(&self, card: u32, bytes: u64) {
         if let Some(used) = self.used(self.own, card) {
             used.store(bytes, SeqCst);
         }
     }
 
-    /// What the other processes have on a card.
+    /// Returns the bytes of the other processes on a card.
     pub(super) fn others(&self, card: u32) -> u64 {
         let others = (0..SLOTS).filter(|slot| *slot != self.own && self.owner(*slot).load(SeqCst) > BUSY);
-        // Whoever writes to these words may write anything.
+        // A process may write any value to these words.
         others.fold(0, |sum: u64, slot| sum.saturating_add(self.used(slot, card).map_or(0, |used| used.load(SeqCst))))
     }
 
-    /// Frees the slots of processes that have ended, also of killed ones. Returns whether there were any.
+    /// Frees the slots of processes that have ended or were killed. Returns whether there were any.
     pub(super) fn forget_ended(&self) -> bool {
         let mut has_any = false;
         for slot in 0..SLOTS {
@@ -110,7 +111,7 @@ impl Shared {
 mod tests {
     use super::*;
 
-    /// Words that processes share. Those with an even number run.
+    /// The test has words that processes share. Processes with an even number run.
     fn words() -> &'static [AtomicU64] {
         (0..SHARED_WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()
     }

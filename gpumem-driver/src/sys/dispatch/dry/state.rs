@@ -1,4 +1,4 @@
-//! What the functions share: the account, the driver below them, and what an address is.
+//! The state that the functions share: the account, the driver below them, and the kinds of addresses.
 
 use std::{
     cell::Cell,
@@ -38,7 +38,7 @@ static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The thread is in a driver's function that one of ours has called. Calls that it makes are its own.
+    /// True while the thread is in a driver's function that one of ours has called. Calls that it makes are its own.
     pub(super) static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -56,7 +56,7 @@ pub(super) fn inside<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// Held for a few steps of the account, and never during a call of the driver.
+/// The lock is held for a few steps of the account, and never during a call of the driver.
 pub(super) fn memory() -> MutexGuard<'static, Memory> {
     number_devices();
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
@@ -66,7 +66,7 @@ pub(super) fn memory() -> MutexGuard<'static, Memory> {
 /// if they have different `CUDA_VISIBLE_DEVICES`.
 static DEVICES: OnceCell<Vec<String>> = OnceCell::new();
 
-/// From now on, processes share the devices by these UUIDs.
+/// Sets the UUIDs by which processes share the devices.
 #[cfg(feature = "capture")]
 pub(super) fn share_by_uuid(devices: Vec<String>) {
     _ = DEVICES.set(devices);
@@ -85,13 +85,13 @@ fn number_devices() {
     shared::number(places.filter_map(|place| u32::try_from(place).ok()).collect());
 }
 
-/// What this process has on a card.
+/// Returns the memory of this process on a card.
 #[cfg(feature = "capture")]
 pub(super) fn used_here(card: u32) -> u64 {
     Lazy::get(&MEMORY).map_or(0, |_| memory().used(card))
 }
 
-/// All bytes of each card.
+/// Returns all bytes of each card.
 pub(super) fn card() -> u64 {
     let real = || {
         let mut bytes = 0;
@@ -100,7 +100,7 @@ pub(super) fn card() -> u64 {
     };
     match MODE.get() {
         Some(Mode::Dry { card: Some(card), .. }) => card.get(),
-        // What the real card does not have, a limit does not give.
+        // A limit cannot be above the memory of the real card.
         Some(Mode::Limit { card }) => card.get().min(real()),
         _ => real(),
     }
@@ -143,12 +143,12 @@ pub(super) fn has_any_dry() -> bool {
     HIGHEST.load(Relaxed) > 0
 }
 
-/// False if nothing was ever dry at this address.
+/// Returns false if no block at this address was ever dry.
 fn may_be_dry(address: u64) -> bool {
     (LOWEST.load(Relaxed)..HIGHEST.load(Relaxed)).contains(&address)
 }
 
-/// [`is_dry`] looks at these addresses from now on.
+/// Makes [`is_dry`] look at these addresses from now on.
 pub(super) fn watch(address: u64, bytes: u64) {
     LOWEST.fetch_min(address, Relaxed);
     HIGHEST.fetch_max(address.saturating_add(bytes.next_multiple_of(PAGE)), Relaxed);
@@ -176,7 +176,7 @@ pub(super) unsafe fn put(address: u64, value: u64) {
     unsafe { (address as *mut u64).write_unaligned(value) }
 }
 
-/// The current context of the thread, and its device.
+/// Returns the current context of the thread, and its device.
 pub(super) fn here() -> (u64, u32) {
     inside(|| {
         let context = cuda::current_context().map_or(0, |context| context as u64);
@@ -188,7 +188,7 @@ pub(super) fn here() -> (u64, u32) {
     })
 }
 
-/// The dry block or the dry mapping at an address, and where it begins.
+/// Returns the dry block or the dry mapping at an address, and its begin.
 pub(super) fn dry_block(address: u64) -> Option<(u64, Block)> {
     if !may_be_dry(address) {
         return None;

@@ -2,7 +2,7 @@
 
 use super::mode::Mode;
 
-/// What a replaced function does with memory. A number is the index of an argument.
+/// The effect of a replaced function on memory. A number is the index of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Alloc,
@@ -24,7 +24,7 @@ pub(super) enum Shape {
     Properties,
     /// Gives physical memory to another process.
     Export,
-    /// Takes what another process has given.
+    /// Takes memory that another process has given.
     Import,
     Info,
     Total,
@@ -56,7 +56,7 @@ pub(super) enum Shape {
     /// A `CUDA_MEMCPY3D` or `CUDA_MEMCPY3D_PEER`.
     Copy3D,
     CopyBatch,
-    /// A launch of a function: where its parameters are, and where they are in the other form.
+    /// A launch of a function: the arguments with its parameters in the two forms.
     Launch {
         function: usize,
         parameters: usize,
@@ -70,7 +70,7 @@ pub(super) enum Shape {
     Node {
         parameters: usize,
     },
-    /// New parameters of a node, and which argument they are.
+    /// New parameters of a node, with the index of their argument.
     ChangeKernelNode(usize),
     ChangeCopyNode(usize),
     ChangeSetNode(usize),
@@ -81,10 +81,10 @@ pub(super) enum Shape {
     Card(CardCall),
 }
 
-/// What a call does that names cards.
+/// The action of a call that names cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CardCall {
-    /// The same on each card.
+    /// It does the same on each card.
     Plain,
     /// It is not possible on simulated cards.
     Refuse,

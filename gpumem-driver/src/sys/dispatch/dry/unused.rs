@@ -1,24 +1,24 @@
-//! Bytes of a kernel's parameters that the program has not written. They have what was on the stack, such as addresses of other tensors.
-//! PyTorch passes two such structs by value:
+//! Bytes of a kernel's parameters that the program has not written. They contain earlier data of the stack, such as addresses of other
+//! tensors. PyTorch passes two such structs by value:
 //!
-//! - `OffsetCalculator` (aten/src/ATen/cuda/detail/OffsetCalculator.cuh): how many dimensions there are, a divider for each of 25 sizes, and 25
-//!   rows of strides with a column for each tensor. Only the rows of its dimensions are written. The addresses of the tensors come after it. A
-//!   reduction has a second one between them, which may have no dimension.
+//! - `OffsetCalculator` (aten/src/ATen/cuda/detail/OffsetCalculator.cuh): the number of dimensions, a divider for each of 25 sizes, and 25
+//!   rows of strides with a column for each tensor. Only the rows of its dimensions are written. The addresses of the tensors come after
+//!   it. A reduction has a second one between them, which may have no dimension.
 //! - `CatArrInputTensorMetadata` (aten/src/ATen/native/cuda/Shape.cu): the addresses of up to 128 tensors that `torch.cat` joins, and then their sizes.
 //!   The grid has a row for each tensor.
 
 use std::ops::Range;
 
 const DIMENSIONS: usize = 25;
-/// An `IntDivider`: divisor, factor, shift.
+/// The words of an `IntDivider`: divisor, factor, shift.
 const DIVIDER: usize = 3;
 
-/// The words of a calculator for so many tensors.
+/// Returns the number of words of a calculator for this number of tensors.
 const fn words_of(tensors: usize) -> usize {
     1 + DIMENSIONS * (DIVIDER + tensors)
 }
 
-/// What the kernel with this name does not read as an address in such a parameter, in words of 4 bytes.
+/// Returns the part of such a parameter that the kernel with this name does not read as addresses, in words of 4 bytes.
 pub(super) fn unused(name: &str, rows: u32, words: &[u32], is_address: impl Fn(u64) -> bool) -> Option<Range<usize>> {
     if !name.starts_with("_ZN2at6native") {
         return None;
@@ -30,7 +30,7 @@ pub(super) fn unused(name: &str, rows: u32, words: &[u32], is_address: impl Fn(u
     starts.find_map(|start| after_calculators(start, words, &is_address))
 }
 
-/// From this calculator to the first address.
+/// The part is from this calculator to the first address.
 fn after_calculators(start: usize, words: &[u32], is_address: impl Fn(u64) -> bool) -> Option<Range<usize>> {
     let second = start + words_of(1);
     let has_second = words.get(second..).is_some_and(is_calculator);
@@ -77,10 +77,11 @@ mod tests {
         unused("_ZN2at6native13reduce_kernelILi512E", 1, words, is_address)
     }
 
-    /// Calculators for so many tensors and with these sizes.
+    /// Calculators for this number of tensors and with these sizes.
     type Calculators = &'static [(usize, &'static [u32])];
 
-    /// The parameters that PyTorch 2.11 passes, with so many words before the calculators, and two addresses.
+    /// Makes the parameters that PyTorch 2.11 passes, with this number of words before the calculators, and two
+    /// addresses.
     fn parameters(calculators: Calculators, before: usize) -> Vec<u32> {
         let mut words: Vec<_> = [7, 1, 1, 1, 0].into_iter().cycle().take(before).collect();
         for (tensors, sizes) in calculators {
@@ -104,7 +105,7 @@ mod tests {
             (&[(2, &[4, 12, 128])], 0, 0..126),
             (&[(3, &[300, 4])], 0, 0..152),
             (&[(1, &[512])], 5, 5..106),
-            // Sums of all elements, and of rows. Before the calculators are numbers such as 1, 1, 1, 0.
+            // There are sums of all elements, and of rows. Before the calculators are numbers such as 1, 1, 1, 0.
             (&[(1, &[1200]), (2, &[])], 19, 19..246),
             (&[(1, &[1200]), (3, &[77, 3])], 19, 19..272),
         ];
@@ -132,7 +133,7 @@ mod tests {
     #[test]
     fn other_parameters_have_no_unused_part() {
         let mut words = parameters(&[(2, &[12])], 0);
-        // Another factor, too many dimensions, and none at all.
+        // These are no calculators: another factor, too many dimensions, and none at all.
         words[2] += 1;
         assert_eq!(of_sum(&words, |_| true), None);
         for dimensions in [26, u32::MAX, 0] {

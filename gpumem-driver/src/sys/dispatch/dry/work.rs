@@ -1,4 +1,4 @@
-//! Copies, launches and nodes of graphs: what is executed, and what is skipped.
+//! Executes or skips copies, launches and nodes of graphs.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -27,7 +27,7 @@ static PARAM_INFO: OnceCell<[Option<GetParamInfo>; 2]> = OnceCell::new();
 type GetName = unsafe extern "C" fn(*mut *const c_char, u64) -> u32;
 static NAMES: OnceCell<[Option<GetName>; 2]> = OnceCell::new();
 
-/// Looks up what older drivers lack.
+/// Looks up the functions that older drivers lack.
 pub(super) fn load() {
     const LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so"];
     NAMES.get_or_init(|| {
@@ -40,8 +40,8 @@ pub(super) fn load() {
     });
 }
 
-/// Returns whether this is a kernel of NCCL. It waits for those of other ranks, of which some may be skipped, and finds its buffers through
-/// several tables.
+/// Returns whether this is a kernel of NCCL. It waits for those of other ranks, which may be skipped, and finds its buffers through several
+/// tables.
 fn is_collective(function: u64) -> bool {
     name_of(function).is_some_and(|name| name.starts_with("nccl"))
 }
@@ -56,7 +56,7 @@ fn is_on_host(address: u64) -> bool {
     asked.result().is_err() || kind != CU_MEMORYTYPE_DEVICE
 }
 
-/// What dry memory contains, for the host.
+/// Writes the content of dry memory for the host.
 ///
 /// # Safety
 /// So many bytes can be written there.
@@ -69,15 +69,15 @@ pub(super) unsafe fn fill(to: u64, bytes: u64) -> u32 {
         Some(Mode::Dry { fill, .. }) => *fill,
         _ => 0,
     };
-    // SAFETY: the program asks for a copy of so many bytes to that place.
+    // SAFETY: the program asks for a copy of this number of bytes to that place.
     unsafe { ptr::write_bytes(to as *mut u8, fill, bytes as usize) };
     note_reading(bytes);
     SUCCESS
 }
 
-/// What a program reads from dry memory while it allocates nothing.
+/// The readings of a program from dry memory while it allocates nothing.
 struct Reading {
-    /// How many dry blocks and handles there were when the program began to read only.
+    /// The number of dry blocks and handles when the program began to read only.
     dry: u64,
     since: Option<Instant>,
     count: u64,
@@ -87,7 +87,7 @@ struct Reading {
 impl Reading {
     const NONE: Self = Self { dry: 0, since: None, count: 0, is_said: false };
 
-    /// Counts a reading. Returns once, after so many of them in so many seconds, how many seconds it were.
+    /// Counts a reading. After a number of them within a time, it returns that time in seconds, once.
     fn add(&mut self, dry: u64, now: Instant) -> Option<u64> {
         const READINGS: u64 = 20_000;
         const SECONDS: u64 = 60;
@@ -137,11 +137,12 @@ pub(super) unsafe fn note_pointers(to: u64, from: u64, bytes: u64) {
     }
 }
 
-/// A copy of rows: where they are on the host and on the device, on each side.
+/// A copy of rows, with the addresses on the host and on the device of each side.
 pub(super) struct Planes {
     from: [u64; 2],
     to: [u64; 2],
-    /// The address on the host at which the first byte is written. `pitch` and `plane` are the distances of rows and planes there.
+    /// The address on the host at which the first byte is written. `pitch` and `plane` are the distances of rows and planes
+    /// there.
     first: u64,
     pitch: u64,
     plane: u64,
@@ -184,13 +185,13 @@ impl Planes {
         }
     }
 
-    /// The addresses on the host and on the device; 0 where this side is not. The sort is a `CUmemorytype`.
+    /// Returns the addresses on the host and on the device; 0 if this side is not there. The sort is a `CUmemorytype`.
     #[allow(clippy::cast_possible_truncation, reason = "an int is half a word")]
     fn place(sort: u64, [host, device]: [u64; 2]) -> [u64; 2] {
         match sort as u32 {
             1 => [host, 0],
             2 => [0, device],
-            // An address of either.
+            // The address may be on either side.
             4 if is_dry(device) || !is_on_host(device) => [0, device],
             4 => [device, 0],
             _ => [0, 0],
@@ -222,7 +223,7 @@ pub(super) unsafe fn copy_planes(planes: &Planes, real: Real<'_>) -> u32 {
 /// `words` are the arguments of `cuMemcpyBatchAsync`.
 #[allow(clippy::cast_possible_truncation, reason = "an address is as wide as `usize` on these targets")]
 pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
-    // SAFETY: the first three are lists of so many words.
+    // SAFETY: the first three are lists of this number of words.
     let copies: Vec<[u64; 3]> =
         (0..words[3]).map(|at| [0, 1, 2].map(|list: usize| unsafe { get(words[list] + at * 8) })).collect();
     if !copies.iter().any(|[to, from, _]| is_dry(*to) || is_dry(*from)) {
@@ -246,7 +247,7 @@ pub(super) unsafe fn copy_batch(words: &[u64], real: Real<'_>) -> u32 {
 }
 
 /// Returns whether a launch is a collective, or a parameter of it contains an address that no kernel may use. If the driver does not say
-/// what parameters a function has, it is taken to have one.
+/// what parameters a function has, they count as such addresses.
 ///
 /// # Safety
 /// The words are the function, the rows of the grid, and the parameters in one of the two forms, or 0.
@@ -297,7 +298,7 @@ pub(super) unsafe fn uses_dry_memory(function: u64, rows: u64, parameters: u64, 
     !is_known
 }
 
-/// The name of a function, as the compiler has written it. `None` on older drivers.
+/// Returns the name of a function, as the compiler has written it. `None` on older drivers.
 fn name_of(function: u64) -> Option<&'static str> {
     NAMES.get().into_iter().flatten().flatten().find_map(|get_name| {
         let mut name = ptr::null();
@@ -308,7 +309,8 @@ fn name_of(function: u64) -> Option<&'static str> {
     })
 }
 
-/// Returns whether one of these words is an address that no kernel may use. What the kernel does not read does not count.
+/// Returns whether one of these words is an address that no kernel may use. Words that the kernel does not read do not
+/// count.
 ///
 /// # Safety
 /// So many bytes can be read there.
@@ -335,14 +337,13 @@ unsafe fn extra_has_dry(extra: u64) -> bool {
             0 => break,
             // `CU_LAUNCH_PARAM_BUFFER_POINTER`
             1 => buffer = value,
-            // `CU_LAUNCH_PARAM_BUFFER_SIZE`: where the size is.
-            // SAFETY: as above.
+            // `CU_LAUNCH_PARAM_BUFFER_SIZE` is followed by the address of the size. SAFETY: as above.
             2 => bytes = unsafe { get(value) },
             _ => return true,
         }
         at += 16;
     }
-    // SAFETY: the program says that the buffer has so many bytes.
+    // SAFETY: the program says that the buffer has this number of bytes.
     unsafe { has_dry(buffer, bytes, &|_| None) }
 }
 
@@ -353,7 +354,7 @@ pub(super) unsafe fn kernel_uses_dry_memory(at: u64) -> bool {
     unsafe { uses_dry_memory(get(at), get(at + 8) >> 32, get(at + 40), get(at + 48)) }
 }
 
-/// A node that does nothing, in the place of one.
+/// Adds a node that does nothing, in the place of another one.
 ///
 /// # Safety
 /// The words are where the node goes, the graph, what it depends on, and how many these are.
@@ -365,7 +366,7 @@ pub(super) unsafe fn empty_node(words: &[u64]) -> u32 {
         as u32
 }
 
-/// A copy to the host from a dry address.
+/// Copies to the host from a dry address.
 ///
 /// # Safety
 /// `words` are where bytes are copied to and from, and how many these are.
@@ -394,7 +395,7 @@ pub(super) unsafe fn copy(words: &[u64], real: Real<'_>) -> u32 {
 /// # Safety
 /// It is the address of a `CUgraphNodeParams`.
 pub(super) unsafe fn node_has_dry(at: u64) -> bool {
-    // SAFETY: the struct begins with the sort of the node, and has from the 16th byte on what it needs.
+    // SAFETY: the struct begins with the sort of the node, and its parameters begin at the 16th byte.
     unsafe {
         match (at as *const u32).read() {
             0 => kernel_uses_dry_memory(at + 16),
@@ -424,8 +425,8 @@ pub(super) unsafe fn node(words: &[u64], parameters: usize, real: Real<'_>) -> u
 /// `words` are the arguments of `cuStreamBatchMemOp`.
 #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
 pub(super) unsafe fn stream_operations(words: &[u64], real: Real<'_>) -> u32 {
-    // `CUstreamBatchMemOpParams` has six words, of which the second is the address.
-    // SAFETY: the program passes so many of them.
+    // `CUstreamBatchMemOpParams` has six words. The second one is the address. SAFETY: the program passes this number
+    // of them.
     let address = |at: usize| unsafe { (words[2] as *const u64).add(at * 6 + 1).read() };
     if (0..words[1] as u32 as usize).any(|at| is_dry(address(at))) { SUCCESS } else { real() }
 }
@@ -441,7 +442,7 @@ mod tests {
         let (mut reading, begin) = (Reading::NONE, Instant::now());
         let mut add = |dry, seconds| reading.add(dry, begin + Duration::from_secs(seconds));
         assert!((0..30_000).all(|_| add(1, 59).is_none()), "it is not long enough");
-        // It has allocated meanwhile.
+        // The program has allocated meanwhile.
         assert!((0..19_999).all(|_| add(2, 200).is_none()));
         assert_eq!([add(2, 270), add(2, 271)], [Some(70), None]);
         assert!((0..30_000).all(|at| add(3, 300 + at).is_none()), "it is said once");

@@ -1,4 +1,4 @@
-//! Decoding of stubs, byte by byte.
+//! Tests the decoding of stubs, byte by byte.
 
 use super::*;
 
@@ -21,14 +21,14 @@ impl Random {
 /// The form of the stubs of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Drivers 470 to 555; with a frame, driver 580.
+    /// Drivers 470 to 555 have it. Driver 580 has it with a frame.
     X86_64 { framed: bool },
-    /// Drivers 535 and 550. The four instructions before the comparison have one of these orders. The pointer is loaded into x16, or
-    /// into another register and copied there.
+    /// Drivers 535 and 550 have it. The four instructions before the comparison have one of these orders. The pointer is loaded into
+    /// x16, or into another register and copied there.
     Arm64 { order: Order, copied: bool },
 }
 
-/// `A`: adrp of the flag; `Z`: the lower half of the constant; `K`: the upper; `L`: the flag.
+/// `A` is adrp of the flag, `Z` the lower half of the constant, `K` the upper half, and `L` the flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Azkl,
@@ -152,7 +152,7 @@ impl Form {
     }
 }
 
-/// `adrp x, page`: the upper 19 of 21 bits from bit 5 on, the lower two at bit 29.
+/// Encodes `adrp x, page`: the upper 19 of 21 bits from bit 5 on, the lower two at bit 29.
 fn adrp(to: u32, pc: usize, target: usize) -> u32 {
     let pages = (target.cast_signed() >> 12) - (pc.cast_signed() >> 12);
     let pages = u32::try_from(pages & 0x1f_ffff).unwrap();
@@ -201,7 +201,7 @@ fn stubs_of_drivers_470_to_555_are_decoded() {
     // A stub with a frame calls; a stub without one jumps.
     let calls = bytes("81 3d 00 10 00 00 00 ba 1c 32 74 06 ff 15 f0 ff ff ff b8 04 00 00 00 c3");
     assert_eq!(Processor::X86_64.decode(&calls, 0x4000), None);
-    // No overflow at the end of the address space.
+    // There is no overflow at the end of the address space.
     assert_eq!(Processor::X86_64.decode(&code, usize::MAX - 200).map(|stub| stub.flag), None);
 }
 
@@ -224,7 +224,7 @@ fn stubs_of_arm64_are_decoded() {
     assert!(!Processor::X86_64.is_refusal(&code(&[0x5280_0080])));
 }
 
-/// Words encoded by hand from the Arm manual, and not by the functions above.
+/// These words are encoded by hand from the Arm manual, and not by the functions above.
 #[test]
 fn instructions_of_arm64_are_distinguished() {
     // adrp x0, 0x5000; mov w1, #0xba00; movk w1, #0x321c, lsl #16; ldr w2, [x0, #2748]; cmp w2, w1; b.eq +20;
@@ -244,7 +244,7 @@ fn instructions_of_arm64_are_distinguished() {
     let stub = Stub { slot: 0x3008, flag: 0x5abc, refusal: 0x4128 };
     let decode = |words: &[u32]| Processor::Arm64.decode(&code(words), 0x4100);
     assert_eq!(decode(&good), Some(stub));
-    // cmp w1, w2: the other way round
+    // This is `cmp w1, w2`, with swapped operands.
     let changed = |at: usize, word: u32| {
         let mut words = good;
         words[at] = word;

@@ -1,4 +1,5 @@
-//! Stubs of every known form next to each other, in a library with invented addresses, and the result when bits change.
+//! Tests stubs of every known form next to each other, in a library with invented addresses, and the result when bits
+//! change.
 
 use super::*;
 use crate::sys::dispatch::stub::tests::{Form, Random};
@@ -100,7 +101,7 @@ fn changed_stubs_are_refused() {
     let mut random = Random::new(7);
     let (mut undecoded, mut unverified, mut same) = (0, 0, 0);
     for number in 0..CHANGES {
-        // Half of the changes on x86-64.
+        // These are half of the changes on x86-64.
         let form = if number % 2 == 0 { forms[number / 2 % 2] } else { forms[2 + number / 2 % (forms.len() - 2)] };
         let mut driver = Driver::new(form);
         let of = random.below(STUBS / 5) * 5;

@@ -1,4 +1,4 @@
-//! The cache, with stacks that the tests make up.
+//! Tests the cache with invented stacks.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ fn find(cache: &mut StackCache, words: &[u64]) -> Option<u32> {
     let end = SP + 8 * words.len() as u64;
     let read = |address| words[usize::try_from((address - SP) / 8).unwrap()];
     let found = cache.find(SP, end, read)?;
-    // As the last stack it is found again, and nothing else is.
+    // The last stack is found again, and no other one is.
     let mut last = LastStack::NONE;
     last.set(SP, found);
     let (number, is_short) = (found.number, found.offsets.len() <= LastStack::CAPACITY);
@@ -87,7 +87,7 @@ fn callers_at_one_stack_pointer_differ_in_any_word() {
         }
     }
     assert_eq!(find(&mut cache, &[7; 30]), None);
-    // One more than fits: it replaces the oldest one.
+    // One more than fits replaces the oldest one.
     let mut words = vec![7; 30];
     words[29] = 8;
     insert(&mut cache, &words, &places, 99);
@@ -96,7 +96,7 @@ fn callers_at_one_stack_pointer_differ_in_any_word() {
     assert_eq!(known, (0..WAYS).map(|number| number > 0).collect::<Vec<_>>());
 }
 
-/// No stack is ever mistaken for another one, whichever were overwritten.
+/// No stack is ever mistaken for another one, whatever was overwritten.
 #[test]
 fn new_words_overwrite_the_oldest_ones() {
     let mut cache = StackCache::new();
@@ -127,7 +127,7 @@ fn a_walk_that_fails_is_not_cached() {
     let mut walk = cache.begin(SP);
     cache.add_word(&mut walk, SP, 0);
     assert_eq!(find(&mut cache, &words), Some(1));
-    // Too many words, one below the stack pointer, one too far from it, none.
+    // The stacks have too many words, one below the stack pointer, one too far from it, or none.
     let all: Vec<usize> = (0..=MAX_WORDS).collect();
     insert(&mut cache, &words, &all, 2);
     insert(&mut cache, &words, &all[..MAX_WORDS], 3);

@@ -1,4 +1,4 @@
-//! Tables that compilers wrote, damaged tables, and tables that the tests write.
+//! Tests tables that compilers wrote, damaged tables, and tables that the tests write.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ fn all_tables_of_compilers_are_supported() {
     }
 }
 
-/// Damaged tables: the walk may fail, but it reads no other memory and does not panic.
+/// With damaged tables, the walk may fail, but it reads no other memory and does not panic.
 #[test]
 fn damaged_tables_are_safe() {
     let (modules, _) = module_of(addresses as *const () as u64);
@@ -92,8 +92,8 @@ type Function<'a> = (u64, &'a [u8]);
 /// Tables as a linker writes them (`.eh_frame_hdr`, then `.eh_frame`), for adjacent functions, and the address of the first one.
 #[cfg(target_arch = "x86_64")]
 fn linked(functions: &[Function<'_>]) -> (Vec<u8>, Module, u64) {
-    // Version 1, no augmentation, offsets in units of -8 bytes, register 16 is the return address. At the beginning of a function
-    // the end of the frame is 8 above the stack pointer, and the return address is below the end.
+    // The tables have version 1, no augmentation and offsets in units of -8 bytes. Register 16 is the return address. At the
+    // beginning of a function the end of the frame is 8 above the stack pointer, and the return address is below the end.
     let mut entries = entry(&[0, 0, 0, 0, 1, 0, 1, 0x78, 16, 0x0c, 7, 8, 0x90, 1]);
     let mut bytes: Vec<u8> = Vec::with_capacity(4096);
     let at = bytes.as_ptr().addr() as u64;
@@ -178,19 +178,20 @@ fn frames_of_all_kinds_are_walked() {
     assert_eq!(walk(plain + inside, 0, &[9, 0]), (Some(vec![]), 1));
     // The call is the last instruction of a function, and the next function has another frame.
     assert_eq!(walk(plain + inside, 0, &[9, at(loses), 9, 9, end]), (Some(vec![loses, last + 4]), 2));
-    // By rbp; through a function that does not use rbp; through one that does.
+    // The walk uses rbp, passes a function that does not use rbp, and one that does.
     assert_eq!(walk(by_pointer + inside, SP + 16, &[9, 9, 7, end]), (Some(vec![last + 4]), 2));
     let through = [9, at(by_pointer) + 4, 9, 7, end];
     assert_eq!(walk(plain + inside, SP + 24, &through), (Some(vec![by_pointer + 4, last + 4]), 3));
     let two = [9, SP + 32, at(by_pointer) + 4, 9, 7, end];
     assert_eq!(walk(by_pointer + inside, SP + 8, &two), (Some(vec![by_pointer + 4, last + 4]), 4));
-    // An aligned frame: its end is a word on the stack, and so is rbp of the caller.
+    // The frame is aligned: its end is a word on the stack, and so is rbp of the caller.
     let aligned_stack = [9, SP + 40, SP + 48, 9, at(by_pointer) + 4, 9, 7, end];
     let expected = Some(vec![by_pointer + 4, last + 4]);
     assert_eq!(walk(aligned + inside, SP + 16, &aligned_stack).0, expected);
-    // Stacks on which the walk fails.
+    // The walk fails on these stacks.
     for (begin, rbp, stack) in [
-        // No such word; an address in no function; in no module; a frame that ends below its beginning; a register that is lost.
+        // The cases are: no such word, an address in no function, one in no module, a frame that ends below its beginning, and a
+        // lost register.
         (plain + inside, 0, &[9][..]),
         (plain + inside, 0, &[9, at(gap) + 4]),
         (plain + inside, 0, &[9, 5]),

@@ -1,0 +1,139 @@
+//! Metrics of a process, and the choice of the sums that have names. `gpumem export` uses them, too.
+
+#![expect(missing_docs, reason = "it is no part of the interface")]
+
+/// One metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Metric {
+    /// The name for OpenTelemetry.
+    pub name: &'static str,
+    pub kind: Kind,
+    pub unit: Unit,
+    pub help: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The sum over GPUs makes sense. The metric is a gauge for Prometheus.
+    UpDown,
+    Gauge,
+    /// The value only rises.
+    Counter,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    Bytes,
+    Ratio,
+    Events,
+    Things,
+}
+
+impl Unit {
+    /// The name for OpenTelemetry.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "By",
+            Self::Ratio | Self::Things => "1",
+            Self::Events => "{event}",
+        }
+    }
+}
+
+impl Metric {
+    pub const fn new(name: &'static str, kind: Kind, unit: Unit, help: &'static str) -> Self {
+        Self { name, kind, unit, help }
+    }
+
+    /// A metric of bytes that rise and fall.
+    pub const fn bytes(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::Gauge, Unit::Bytes, help)
+    }
+
+    /// A metric that counts events since the start.
+    pub const fn events(name: &'static str, help: &'static str) -> Self {
+        Self::new(name, Kind::Counter, Unit::Events, help)
+    }
+
+    /// The name for Prometheus, as OpenTelemetry derives it.
+    pub fn prometheus_name(&self) -> String {
+        let unit = match self.unit {
+            Unit::Bytes => "_bytes",
+            Unit::Ratio => "_ratio",
+            Unit::Events | Unit::Things => "",
+        };
+        let total = if self.kind == Kind::Counter { "_total" } else { "" };
+        format!("{}{unit}{total}", label(self.name))
+    }
+}
+
+/// The name of an attribute for Prometheus.
+pub fn label(attribute: &str) -> String {
+    attribute.replace('.', "_")
+}
+
+pub const PEAK: Metric = Metric::bytes("gpumem.process.peak", "The most that a process had allocated at one time.");
+pub const INTERVAL_PEAK: Metric = Metric::bytes(
+    "gpumem.process.interval.peak",
+    "The most that a process had allocated at one time since the last collection.",
+);
+pub const LIVE: Metric = Metric::bytes("gpumem.process.live", "What a process has allocated, by kind of memory.");
+pub const LIBRARY: Metric =
+    Metric::bytes("gpumem.process.live.library", "What a process has allocated, by the library that did it.");
+pub const SCOPE: Metric = Metric::bytes("gpumem.process.live.scope", "What a process has allocated, by scope.");
+pub const PLACE: Metric =
+    Metric::bytes("gpumem.process.live.place", "What a process has allocated, by line and scope.");
+pub const REFUSED: Metric =
+    Metric::events("gpumem.process.refused", "Allocations that the driver refused: out of memory.");
+pub const LOST: Metric =
+    Metric::events("gpumem.process.lost", "Events that were lost. If there are any, the figures may be wrong.");
+
+/// The metrics that this crate gives.
+#[cfg(any(test, feature = "opentelemetry"))]
+pub(crate) const OF_PROGRAMS: [Metric; 8] = [PEAK, INTERVAL_PEAK, LIVE, LIBRARY, SCOPE, PLACE, REFUSED, LOST];
+
+/// The name of the sum of all that are not among the largest.
+pub const OTHER: &str = "other";
+
+/// Returns the largest `most` of these sums, and the rest as one.
+pub fn largest<N: Ord>(
+    sums: impl IntoIterator<Item = (N, u64)>,
+    most: usize,
+    other: impl FnOnce() -> N,
+) -> Vec<(N, u64)> {
+    let mut sums: Vec<_> = sums.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+    sums.sort_by(|(a, x), (b, y)| y.cmp(x).then_with(|| a.cmp(b)));
+    let rest: u64 = sums.iter().skip(most).map(|(_, bytes)| bytes).sum();
+    sums.truncate(most);
+    if rest > 0 {
+        let other = other();
+        match sums.iter_mut().find(|(name, _)| *name == other) {
+            Some((_, bytes)) => *bytes += rest,
+            None => sums.push((other, rest)),
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_documentation_has_all_metrics() {
+        let rows = include_str!("lib.rs").lines().filter(|line| line.starts_with("//! | `"));
+        let names = rows.map(|row| row.split('|').skip(1).take(2).map(|cell| cell.trim().to_owned()).collect());
+        let expected = OF_PROGRAMS.map(|of| vec![format!("`{}`", of.name), format!("`{}`", of.prometheus_name())]);
+        assert_eq!(names.collect::<BTreeSet<Vec<_>>>(), BTreeSet::from(expected));
+    }
+
+    #[test]
+    fn the_largest_have_names() {
+        let sums = [("b", 3), ("a", 3), ("none", 0), ("c", 9), ("other", 4), ("d", 1)];
+        assert_eq!(largest(sums, 2, || OTHER), [("c", 9), ("other", 11)]);
+        assert_eq!(largest(sums, 3, || OTHER), [("c", 9), ("other", 8), ("a", 3)]);
+        assert_eq!(largest(sums, 9, || OTHER).len(), 5);
+    }
+}
