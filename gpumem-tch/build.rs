@@ -31,7 +31,7 @@ fn main() {
     println!("cargo::rustc-cfg=has_cuda");
 }
 
-/// The folder of the headers that those of libtorch include: the toolkit's, or that of the packages of PyPI.
+/// Returns the folder of the headers that those of libtorch include: the toolkit's, or that of the packages of PyPI.
 fn cuda_headers(libraries: &Path) -> PathBuf {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).chain(["/usr/local/cuda".into()]);
     let packages =

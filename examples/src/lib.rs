@@ -1,4 +1,4 @@
-//! The device of the examples: a CUDA device, or a simulated one if there is none. Then a line says so.
+//! The device of the examples: a CUDA device, or a simulated one if there is none, which a line on stderr says.
 
 use std::{ptr, sync::Arc};
 
@@ -21,9 +21,9 @@ pub enum Gpu {
 #[derive(Debug)]
 #[must_use = "dropping it frees the memory at once"]
 pub enum Block {
-    /// From `cuMemAlloc` or `cuMemAllocAsync`.
+    /// It comes from `cuMemAlloc` or `cuMemAllocAsync`.
     Cuda(CudaBlock),
-    /// From the simulated device.
+    /// It comes from the simulated device.
     Simulated(SimBlock),
 }
 
@@ -32,18 +32,18 @@ pub enum Block {
 pub struct CudaBlock {
     context: Arc<CudaContext>,
     address: sys::CUdeviceptr,
-    /// Allocated from the pool, on the null stream.
+    /// True if it was allocated from the pool, on the null stream.
     pooled: bool,
 }
 
-/// Why a device or a block is not available.
+/// The reason why a device or a block is not available.
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 impl Gpu {
     /// Device 0.
     ///
     /// # Errors
-    /// When a device is there but cannot be used.
+    /// Returns an error if a device is there but cannot be used.
     pub fn open() -> Result<Self> {
         Self::nth(0)
     }
@@ -51,7 +51,7 @@ impl Gpu {
     /// The device with this number. If there is no GPU, it creates simulated devices up to this number.
     ///
     /// # Errors
-    /// When devices are there, but not this one, or it cannot be used.
+    /// Returns an error if devices are there, but not this one, or it cannot be used.
     pub fn nth(ordinal: u32) -> Result<Self> {
         if SimGpu::all()?.is_empty() && gpumem::is_available() {
             return Ok(Self::Cuda(CudaContext::new(ordinal as usize)?));
@@ -68,7 +68,7 @@ impl Gpu {
     /// Makes it the calling thread's current device.
     ///
     /// # Errors
-    /// When the device can no longer be used.
+    /// Returns an error if the device can no longer be used.
     pub fn make_current(&self) -> Result<()> {
         match self {
             Self::Cuda(context) => context.bind_to_thread()?,
@@ -80,7 +80,7 @@ impl Gpu {
     /// Allocates memory.
     ///
     /// # Errors
-    /// When the device is full.
+    /// Returns an error if the device is full.
     pub fn alloc(&self, bytes: Bytes) -> Result<Block> {
         match self {
             Self::Cuda(context) => Ok(Block::Cuda(CudaBlock::new(context, bytes, false)?)),
@@ -91,7 +91,7 @@ impl Gpu {
     /// Allocates from the stream-ordered pool, which keeps freed memory for a while.
     ///
     /// # Errors
-    /// When the device is full, or has no pools.
+    /// Returns an error if the device is full, or has no pools.
     pub fn alloc_async(&self, bytes: Bytes) -> Result<Block> {
         match self {
             Self::Cuda(context) => Ok(Block::Cuda(CudaBlock::new(context, bytes, true)?)),
@@ -104,7 +104,7 @@ impl Block {
     /// Labels the block, as [`gpumem::tracker::label`] does.
     ///
     /// # Errors
-    /// When allocations are not intercepted.
+    /// Returns an error if allocations are not intercepted.
     pub fn label(&self, name: &str, shape: &[usize], dtype: &str) -> gpumem::Result<()> {
         match self {
             Self::Cuda(block) => gpumem::tracker::label(name, shape, dtype, block.address),

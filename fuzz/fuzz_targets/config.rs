@@ -1,4 +1,4 @@
-//! Hugging Face's `config.json`: what is read can be counted if it can be estimated.
+//! This target reads Hugging Face's `config.json`. A model that can be estimated can also be counted.
 
 #![no_main]
 
@@ -13,7 +13,7 @@ const MOST: usize = 200;
 fuzz_target!(init: write_seeds(), |data: &[u8]| {
     let Some((length, text)) = data.split_first() else { return };
     let Ok(text) = str::from_utf8(text) else { return };
-    // Sequences of 0 to 15 tokens, or of very many.
+    // The sequences have 0 to 15 tokens, or very many.
     let length = if *length < 128 { u64::from(length % 16) } else { u64::MAX >> (length % 64) };
     let Ok(model) = Model::from_config(text, length) else { return };
     let parameters = model.parameters(Dtype::F32);

@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 
 mod seeds;
 
-/// Longer than the file that any of the seeds is the header of.
+/// The length is above that of the file of any seed.
 const LENGTH: u64 = 1 << 40;
 
 fuzz_target!(init: write_seeds(), |data: &[u8]| {

@@ -1,4 +1,4 @@
-//! Pickles: a document of JSON that is written as a pickle is read back as it was.
+//! This target writes a document of JSON as a pickle, and reads it back.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ mod seeds;
 
 use self::pickle::Pickle;
 
-/// Keys that are written as the names of fields are.
+/// These keys are written like names of fields.
 const WORDS: [&str; 3] = ["action", "addr", "frames"];
 
 fuzz_target!(init: write_seeds(), |data: &[u8]| {
@@ -31,7 +31,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
     }
 });
 
-/// False if the document has something that the command does not write: other numbers, truths and nothing.
+/// Returns false if the document has values that the command does not write: other numbers, booleans and null.
 fn put(pickle: &mut Pickle<'_>, value: &Value) -> io::Result<bool> {
     let mut is_known = true;
     match value {

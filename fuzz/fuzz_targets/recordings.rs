@@ -1,4 +1,5 @@
-//! Recordings: a whole file, or the items of one, which get a record with a correct checksum. It is read and all is asked for.
+//! This target takes the bytes of a whole recording, or of its items, which get a record with a correct checksum. It reads the
+//! recording and requests every report.
 
 #![no_main]
 
@@ -67,7 +68,7 @@ fn write_seeds() {
     seeds::write("recordings", recordings.flat_map(both));
 }
 
-/// The items of a file with one record.
+/// Returns the items of a file with one record.
 fn items_in(file: &[u8]) -> Vec<u8> {
     let stored = &file[HEADER + RECORD..];
     if file[HEADER + 1] == 0 {

@@ -1,4 +1,4 @@
-//! The ring of a program that was killed: what can be read of it is added to a recording, which is read.
+//! This target takes the ring of a killed program. Its readable content is added to a recording, which is read.
 
 #![no_main]
 
@@ -30,7 +30,7 @@ fuzz_target!(init: write_seeds(), |data: &[u8]| {
     assert!(reader.end().is_some());
 });
 
-/// Rings that are filled by recordings, some of them more than once.
+/// Returns rings that are filled by recordings, some of them more than once.
 fn write_seeds() {
     const SLOTS: usize = 32;
     let filled = |seed| {

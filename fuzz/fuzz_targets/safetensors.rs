@@ -1,4 +1,4 @@
-//! Safetensors files: the sum of all tensors is the length of the data, or the file is refused.
+//! This target reads safetensors files: the sum of all tensors is the length of the data, or the file is refused.
 
 #![no_main]
 

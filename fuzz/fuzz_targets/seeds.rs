@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-/// A file of this repository.
+/// Returns a file of this repository.
 pub fn file(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
@@ -16,7 +16,7 @@ pub fn write(target: &str, seeds: impl IntoIterator<Item = Vec<u8>>) {
     }
 }
 
-/// The lines of a file of JSON.
+/// Returns the lines of a file of JSON.
 pub fn json_lines(path: &str) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(file(path)).expect("the file is text");
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()

@@ -1,4 +1,5 @@
-//! Snapshots of PyTorch: any pickle is a history or an error, and costs time and memory by its size.
+//! This target reads snapshots of PyTorch: any pickle is a history or an error, and its time and memory depend on its
+//! size.
 
 #![no_main]
 

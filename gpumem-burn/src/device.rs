@@ -1,4 +1,4 @@
-//! burn's devices: how they are read, and the scopes around code.
+//! Reads burn's devices, and has the scopes around code.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ struct Cube<'a> {
 }
 
 impl<'a> Cube<'a> {
-    /// `None` for a device of another backend.
+    /// Returns the number of a device of cubecl. `None` for a device of another backend.
     fn new(device: &'a Device) -> Option<Self> {
         device.memory_pool_usage()?;
         // burn numbers its backends in the upper half, and the rest is cubecl's.
@@ -50,7 +50,7 @@ impl<'a> Cube<'a> {
         self.device.sync().ok()?;
         let mut reserved = reservations::take(self.thread);
         let reading = self.read();
-        // What another thread reserved meanwhile is in both stretches.
+        // Memory that another thread reserved meanwhile is in both stretches.
         reserved.add(&reservations::peek(self.thread));
         Some((reading, reserved))
     }
@@ -83,12 +83,13 @@ fn add(reading: &mut Reading, pool: &MemoryPoolReport) {
     }
 }
 
-/// Runs `code` as a scope: its row in [`summary`](fn@summary) has what it left in use, exactly, and bounds of its peak.
+/// Runs `code` as a scope. Its row in [`summary`](fn@summary) has the exact memory that it left in use, and bounds of
+/// its peak.
 ///
 /// It waits for the device before and after `code`, so that all work and all frees of `code` count here. So it costs the time in which
 /// the program would prepare work while the device computes.
 ///
-/// The figures are those of the whole device: what other threads allocate meanwhile counts here too. One thread at a time has scopes on
+/// The figures are those of the whole device: allocations of other threads meanwhile count here too. One thread at a time has scopes on
 /// a device; while it has one, scopes of other threads run their code and are not measured, which the summary says.
 ///
 /// On CUDA, the pages that cubecl takes from the driver in this time count for the scope of this name in `gpumem::summary()`.
@@ -115,7 +116,7 @@ impl<'a> OpenScope<'a> {
             lock(&cube.scopes).count_unmeasured();
             return None;
         };
-        // Without a driver that gpumem can intercept there are no pages to see.
+        // If gpumem cannot intercept a driver, it sees no pages.
         let adopting =
             |ordinal| GpuMemTrace::builder().ctx(name).device(ordinal).adopt(Threads::named("DSD-")).silent(true);
         let trace = cube.cuda.map(adopting).and_then(|builder: GpuMemTraceBuilder| builder.start().ok());
@@ -130,7 +131,7 @@ impl<'a> OpenScope<'a> {
         self.is_over = true;
     }
 
-    /// The most that cubecl had from the driver. `None` if other memory changed as well.
+    /// Returns the highest memory that cubecl had from the driver. `None` if other memory changed as well.
     fn pages_at_most(&self, reading: &Reading) -> Option<u64> {
         let trace = self.trace.as_ref()?.data();
         let is_exact = trace.is_measured() && trace.gauge == gpumem::Gauge::Exact && trace.lost == 0;
@@ -147,7 +148,8 @@ impl Drop for OpenScope<'_> {
     }
 }
 
-/// The scopes of a device until now, what is in use, and what cubecl keeps unused. It waits for the device.
+/// Returns the scopes of a device until now, the memory in use, and the unused memory of cubecl. It waits for the
+/// device.
 ///
 /// `None` if the device is not one of cubecl, or fails.
 pub fn summary(device: &Device) -> Option<Summary> {

@@ -1,8 +1,8 @@
 //! Memory of [burn](https://burn.dev) by scope.
 //!
 //! burn's runtime, cubecl, takes pages from the driver and divides them among tensors. The driver sees the pages, so this crate asks
-//! cubecl. `scope` says what its code left in use, exactly, and bounds of its peak: cubecl reports what it reserves, through [`layer`],
-//! and no frees.
+//! cubecl. `scope` reports the exact memory that its code left in use, and bounds of its peak: cubecl reports its reservations, through
+//! [`layer`], and no frees.
 //!
 //! ```ignore
 //! tracing_subscriber::registry().with(gpumem_burn::layer()).init();

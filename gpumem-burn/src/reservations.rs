@@ -1,8 +1,8 @@
-//! What cubecl reserves, seen through its spans of `tracing`.
+//! The reservations of cubecl, seen through its spans of `tracing`.
 //!
 //! `MemoryManagement::reserve` has a span without the size. Pools that divide pages have spans with the size below it, one for each page
-//! that is tried. So the span of `reserve` is what counts, and the size is the one that a span below it says. Other pools say no size;
-//! of them, the spans of new pages are counted.
+//! that is tried. So the span of `reserve` counts, and a span below it has the size. Other pools report no size; the spans of their new
+//! pages are counted.
 
 use std::{
     cell::{OnceCell, RefCell},
@@ -27,12 +27,12 @@ use tracing_subscriber::{
 /// The module of cubecl that reserves.
 const MODULE: &str = "cubecl_server::memory_management";
 
-/// What was reserved on a device since the last time it was taken.
+/// The reservations on a device since they were taken last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reserved {
-    /// How often `reserve` ran.
+    /// The number of times that `reserve` ran.
     pub(crate) count: u64,
-    /// How often the size is not known.
+    /// The number of reservations of unknown size.
     pub(crate) unsized_count: u64,
     /// The number of pages that such reservations took from the driver.
     pub(crate) unsized_pages: u64,
@@ -88,19 +88,19 @@ fn of_device(device: DeviceThread) -> Shared {
     lock(&DEVICES).get_or_insert_default().entry(device).or_default().clone()
 }
 
-/// What was reserved on the device since the last call.
+/// Returns the reservations on the device since the last call.
 pub(crate) fn take(device: DeviceThread) -> Reserved {
     std::mem::take(&mut *lock(&of_device(device)))
 }
 
-/// What was reserved on the device since the last call of [`take`].
+/// The reservations on the device since the last call of [`take`].
 pub(crate) fn peek(device: DeviceThread) -> Reserved {
     lock(&of_device(device)).clone()
 }
 
 #[derive(Default)]
 struct ThisThread {
-    /// Looked up once. `None` inside if this is not a device thread.
+    /// The reservations, which are looked up once. `None` inside if this is not a device thread.
     device: OnceCell<Option<Shared>>,
     /// The span of `reserve` that is open.
     open: Option<Reservation>,
@@ -188,9 +188,10 @@ fn is_taken(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && (reserves || metadata.name() == "alloc" && is_of_storage(metadata))
 }
 
-/// The layer that takes cubecl's reservations, for the program's subscriber. Without it, peaks have no upper bound.
+/// Returns the layer that takes cubecl's reservations, for the program's subscriber. Without it, peaks have no upper
+/// bound.
 ///
-/// It takes the spans of cubecl's memory management alone, whatever other layers take:
+/// It takes only the spans of cubecl's memory management, whatever other layers take:
 ///
 /// ```
 /// use tracing_subscriber::prelude::*;
@@ -232,7 +233,7 @@ mod tests {
         on_thread("DSD-0-7", || {
             reserve(&[4096, 4096, 4096]);
             reserve(&[100]);
-            reserve(&[]); // by a pool without a span
+            reserve(&[]); // The reservation is made by a pool without a span.
             let _reserve = cubecl!("server::memory_management::memory_manage", "reserve").entered();
             let _host = cubecl!("cuda::compute::storage::cpu", "alloc").entered();
             let _page = cubecl!("cuda::compute::storage::gpu", "alloc").entered();

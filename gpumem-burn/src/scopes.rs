@@ -1,9 +1,9 @@
-//! The scopes of one device, and what is known about their memory.
+//! The scopes of one device, and the known facts about their memory.
 //!
-//! A *point* is a moment at which the device was read: the beginning or the end of a scope. Between two points, cubecl reports what it
-//! reserves and no frees. So the peak of such a *stretch* lies between two bounds: at least what was in use at one of its two points, and
-//! at most what was in use at its first one and everything that was reserved in it. Of pools that say no sizes, at most everything is in use
-//! that they have, and that they got in the stretch. The peak of a scope is the highest of its stretches.
+//! A *point* is a moment at which the device was read: the beginning or the end of a scope. Between two points, cubecl reports its
+//! reservations and no frees. So the peak of such a *stretch* lies between two bounds: at least the memory in use at one of its two points,
+//! and at most the memory in use at its first point and all reservations in it. Pools that report no sizes have at most all their memory in
+//! use, and all that they got in the stretch. The peak of a scope is the highest of its stretches.
 
 use std::thread::{self, ThreadId};
 
@@ -12,10 +12,10 @@ use super::{
     summary::{Calls, Figures, Row, Summary},
 };
 
-/// What cubecl says about a device at a point.
+/// The reading of a device by cubecl at a point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
-    /// In use in pages that several tensors share. Each reservation in them has a size that is known.
+    /// The bytes in use in pages that several tensors share. Each reservation in them has a known size.
     pub(crate) shared: u64,
     /// The bytes in use in pools that do not say the size of a reservation.
     pub(crate) other: u64,
@@ -23,9 +23,9 @@ pub(crate) struct Reading {
     pub(crate) other_pages: u64,
     /// The largest allocation that one of them ever had.
     pub(crate) other_largest: u64,
-    /// The most that those of them can ever have had that give pages back before all unused memory is given back.
+    /// The largest possible memory of those that return pages before all unused memory is returned.
     pub(crate) returned_at_most: u64,
-    /// What cubecl has from the driver.
+    /// The bytes that cubecl has from the driver.
     pub(crate) pages: u64,
 }
 
@@ -35,7 +35,7 @@ impl Reading {
     }
 }
 
-/// A peak is at least this, and at most that if an upper bound is known.
+/// The bounds of a peak. The upper one may be unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peak {
     /// The lower bound, in bytes.
@@ -54,25 +54,25 @@ impl Peak {
         Self { at_least: self.at_least.max(other.at_least), at_most }
     }
 
-    /// Another upper bound is known as well.
+    /// Adds another known upper bound.
     fn limited_to(self, bound: Option<u64>) -> Self {
         let at_most = self.at_most.into_iter().chain(bound).min();
-        // A bound below what was read is wrong.
+        // A bound below the reading is wrong.
         Self { at_most: at_most.filter(|&most| most >= self.at_least), ..self }
     }
 
-    /// The peak of a stretch.
+    /// Returns the peak of a stretch.
     fn of_stretch(first: &Reading, last: &Reading, reserved: &Reserved) -> Self {
         let at_least = first.in_use().max(last.in_use());
         let at_most = (first.shared + reserved.bytes).saturating_add(other_at_most(first, last, reserved));
         // Nothing was reserved, so nothing more was in use than at the start.
         let at_most = if reserved.count == 0 { first.in_use() } else { at_most };
-        // If less is reserved than memory grew, not all was seen: the layer is missing.
+        // If less is reserved than memory grew, not all reservations were seen: the layer is missing.
         Self { at_least, at_most: Some(at_most).filter(|&most| most >= at_least) }
     }
 }
 
-/// The most that was in use in pools that say no sizes.
+/// Returns the highest memory in use in pools that report no sizes.
 fn other_at_most(first: &Reading, last: &Reading, reserved: &Reserved) -> u64 {
     if reserved.unsized_count == 0 {
         return first.other;
@@ -122,7 +122,7 @@ impl Scopes {
         self.unmeasured += 1;
     }
 
-    /// A point: `reserved` since the last one.
+    /// Adds a point, with the memory `reserved` since the last one.
     fn point(&mut self, reading: Reading, reserved: &Reserved) {
         self.is_observed |= reserved.count > 0;
         let mut peak = Peak::of_stretch(&self.last, &reading, reserved);
@@ -149,7 +149,7 @@ impl Scopes {
         self.open.push(Open { row, start: reading, peak, reserved: Reserved::default() });
     }
 
-    /// `pages_at_most`: the most that the driver had given, if that is known.
+    /// `pages_at_most` is the highest memory from the driver, if it is known.
     pub(crate) fn end(&mut self, reading: Reading, reserved: &Reserved, pages_at_most: Option<u64>) {
         self.point(reading, reserved);
         let Some(open) = self.open.pop() else { return };
@@ -166,7 +166,7 @@ impl Scopes {
         });
     }
 
-    /// The innermost scope ended by a panic, or could not be read.
+    /// Ends the innermost scope, which panicked or could not be read.
     pub(crate) fn abandon(&mut self) {
         self.open.pop();
         self.unmeasured += 1;
@@ -277,7 +277,7 @@ mod tests {
         scopes.begin("load", reading(0), &reserved(&[]));
         scopes.end(reading(0), &reserved(&[]), None);
         assert_eq!(last(&scopes, 0).peak, peak(0, None));
-        // Memory that no reservation explains.
+        // The memory is not explained by a reservation.
         scopes.begin("load", reading(10), &reserved(&[10]));
         scopes.end(reading(30), &reserved(&[5]), None);
         assert_eq!(last(&scopes, 0).peak, peak(30, None));

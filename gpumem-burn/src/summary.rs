@@ -12,11 +12,11 @@ use super::Peak;
 pub struct Figures {
     /// The change of the bytes in use from its beginning to its end. This is exact.
     pub used: i64,
-    /// The most that was in use on the device.
+    /// The highest memory in use on the device.
     pub peak: Peak,
-    /// How often cubecl reserved memory.
+    /// The number of reservations of cubecl.
     pub reservations: u64,
-    /// How many of these have a size that is not known: cubecl does not say it for parameters and for buffers of its own.
+    /// The number of reservations of unknown size: cubecl does not report it for parameters and for buffers of its own.
     pub without_size: u64,
     /// The sum of the sizes that are known.
     pub reserved: u64,
@@ -25,7 +25,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// `≥` if there may be more, because not all sizes are known.
+    /// Writes `≥` if there may be more, because not all sizes are known.
     fn known(&self, bytes: u64) -> String {
         match self.without_size {
             0 => Bytes::new(bytes).to_string(),
@@ -52,7 +52,7 @@ impl Calls {
         self.last = Some(call);
     }
 
-    /// How many calls ended.
+    /// The number of calls that ended.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -89,30 +89,31 @@ pub struct Row {
 pub struct Summary {
     /// The scopes, each before those inside of it.
     pub rows: Vec<Row>,
-    /// What is in use now, in bytes: `bytes_in_use` of burn's `memory_pool_usage`.
+    /// The bytes in use now: `bytes_in_use` of burn's `memory_pool_usage`.
     pub in_use: u64,
-    /// What cubecl has from the driver or the graphics API, in bytes: `bytes_reserved`.
+    /// The bytes that cubecl has from the driver or the graphics API: `bytes_reserved`.
     pub pages: u64,
-    /// Calls of scopes that were not measured: another thread had a scope open, the code panicked, or the device failed.
+    /// The number of calls of scopes that were not measured: another thread had a scope open, the code panicked, or the
+    /// device failed.
     pub unmeasured: u64,
     /// True if [`layer`](crate::layer()) saw a reservation. Without it, there are no upper bounds.
     pub is_observed: bool,
 }
 
 impl Summary {
-    /// What cubecl keeps unused, padding included.
+    /// Returns the unused memory of cubecl, including padding.
     pub fn cache(&self) -> u64 {
         self.pages.saturating_sub(self.in_use)
     }
 
-    /// What is in use and was allocated outside of all scopes, or freed there if it is negative.
+    /// Returns the memory in use that was allocated outside of all scopes, or freed there if it is negative.
     pub fn outside(&self) -> i64 {
         let outermost = self.rows.iter().filter(|row| row.path.len() == 1);
         i64::try_from(self.in_use).unwrap_or(i64::MAX) - outermost.map(|row| row.calls.used()).sum::<i64>()
     }
 }
 
-/// `≤` before an upper bound, `≥` before a lower bound if no upper one is known.
+/// Writes `≤` before an upper bound, `≥` before a lower bound if no upper one is known.
 impl Display for Peak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.at_most {

@@ -1,4 +1,4 @@
-//! What a program in C calls. Nothing unwinds into it.
+//! The functions that a program in C calls. No panic unwinds into it.
 
 #![expect(unsafe_code, reason = "C calls these functions by their names, and hands over pointers")]
 
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn gpumem_pool_freed(pool: *const Pool, address: *const c_
     }
 }
 
-/// What a pool has from the driver; see `gpumem.h`.
+/// Sets the memory of a pool from the driver; see `gpumem.h`.
 ///
 /// # Safety
 /// `pool` must be null or come from [`gpumem_pool_register`].

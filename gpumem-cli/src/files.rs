@@ -32,7 +32,7 @@ pub(crate) fn is_recording(file: &Path) -> bool {
 /// it. Both are in the order of their names, where rank 2 comes before rank 10. Any other argument stands for itself.
 ///
 /// # Errors
-/// If a folder has no recordings or cannot be read, or if nothing matches a pattern.
+/// Returns an error if a folder has no recordings or cannot be read, or if nothing matches a pattern.
 pub(crate) fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
     for argument in arguments {

@@ -65,7 +65,7 @@ impl Baseline {
     /// Reads the baseline in a file. `None` if there is no such file.
     ///
     /// # Errors
-    /// If the file cannot be read, or is no baseline.
+    /// Returns an error if the file cannot be read, or is no baseline.
     pub fn read(path: &Path) -> Result<Option<Self>> {
         // A device file may have no end.
         if path.exists() && !path.is_file() {
@@ -85,7 +85,7 @@ impl Baseline {
     /// them read and write at a time. A reader without the lock finds the old file or the new one, never a part of it.
     ///
     /// # Errors
-    /// If the file cannot be locked, read or written, or is no baseline. It stays as it was.
+    /// Returns an error if the file cannot be locked, read or written, or is no baseline. It stays as it was.
     pub fn update(path: &Path, change: impl FnOnce(&mut Self)) -> Result<()> {
         let failed =
             |doing: &str, error: io::Error| baseline_error(path, format!("cannot {doing}: {error}")).because(error);

@@ -183,7 +183,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
             fs::remove_file(link).unwrap();
         }
     }
-    // The second file of an index, and a step.
+    // The pipe is the second file of an index, and a step.
     folder.write("1.safetensors", &safetensors(FIRST, 32));
     std::os::unix::fs::symlink(&pipe, folder.0.path().join("2.safetensors")).unwrap();
     let map = r#"{"weight_map":{"model.a.weight":"1.safetensors","model.b.weight":"2.safetensors"}}"#;

@@ -1,7 +1,7 @@
 //! Parses amounts of memory at compile time.
 
 /// Parses an amount of bytes with the rules of `gpumem::Bytes`; a test compares both. Unlike there, `-` may come first, and a unit is
-/// needed: who writes `"100"` may mean bytes or MB.
+/// needed, because `"100"` may mean bytes or MB.
 pub(crate) fn bytes(text: &str) -> Option<i128> {
     let trimmed = text.trim();
     if let Some(positive) = trimmed.strip_prefix('-') {

@@ -20,7 +20,7 @@ pub(crate) fn expand(input: TokenStream) -> TokenStream {
     let (in_code, counted) = (in_code(), counted(all_threads));
     let limits =
         conditions.iter().map(|Condition { figure, relation, amount }| limit(&gpumem, figure, relation, amount));
-    // A temporary with the lifetime of a variable. It needs no name.
+    // The guard is a temporary with the lifetime of a variable. It needs no name.
     let guard = quote_spanned! {here=>
         let _ = &#gpumem::__private::TraceSpec::new(
             #gpumem::__private::GpuMemTrace::builder().silent(true).on_exit_report(false),
@@ -43,7 +43,7 @@ struct Assertion {
     all_threads: bool,
     conditions: Vec<Condition>,
     brace: token::Brace,
-    /// What is between the braces.
+    /// The text between the braces.
     block: TokenStream,
 }
 
@@ -125,7 +125,7 @@ impl Parse for Condition {
 
 fn parse_relation(input: ParseStream<'_>) -> Result<&'static str> {
     let ahead = input.lookahead1();
-    // The longer ones first: `<` is also the beginning of `<=`.
+    // The longer ones come first: `<` is also the beginning of `<=`.
     if ahead.peek(Token![<=]) {
         input.parse::<Token![<=]>().map(|_| "AtMost")
     } else if ahead.peek(Token![>=]) {

@@ -159,10 +159,10 @@ fn with_body(function: &Function, body: &TokenStream) -> TokenStream {
 pub(crate) struct Trace {
     /// The path of the library.
     pub(crate) gpumem: TokenStream,
-    /// An expression: the builder of the trace with its options.
+    /// An expression for the builder of the trace with its options.
     pub(crate) builder: TokenStream,
     pub(crate) lines: bool,
-    /// An expression: `Budget::…`
+    /// An expression such as `Budget::…`.
     pub(crate) budget: Option<TokenStream>,
 }
 
@@ -196,7 +196,8 @@ impl Trace {
         }
         if let Some(ctx) = &options.ctx {
             let ctx = &ctx.value;
-            // Last, because the other options decide whether the trace is off. Then the text is not copied.
+            // The name comes last, because the other options decide whether the trace is off. In that case the text is
+            // not copied.
             builder.extend(quote_spanned!(here=> .ctx_unless_off(|| #ctx)));
         }
         let budget = options.max_peak.map(|bytes| {
@@ -214,7 +215,8 @@ impl Trace {
         if self.lines { lines::with_marks(stmts) } else { quote!(#(#stmts)*) }
     }
 
-    /// The function with a guard around `stmts`. An `async fn` awaits a traced future instead. `prelude` runs before the trace starts.
+    /// Returns the function with a guard around `stmts`. An `async fn` awaits a traced future instead. `prelude` runs before the trace
+    /// starts.
     fn around(&self, function: &Function, prelude: &TokenStream, stmts: &TokenStream) -> TokenStream {
         let here = Span::mixed_site();
         let (gpumem, lines, spec) = (&self.gpumem, self.declare_lines(function), self.spec());
@@ -245,13 +247,15 @@ impl Trace {
         } else {
             quote_spanned!(here=> #builder.start_or_off())
         };
-        // A temporary with the lifetime of a variable. The name of a variable could be that of a constant of the user.
+        // The guard is a temporary with the lifetime of a variable. The name of a variable could be that of a constant
+        // of the user.
         let guards = quote_spanned!(here=> #lines let _ = &#guard;);
         let stmts = guarded_block(&guards, function.brace, stmts);
         with_body(function, &quote!(#prelude #stmts))
     }
 
-    /// The async block as a traced future. The values that it captures are dropped after the trace ends, as arguments are.
+    /// Returns the async block as a traced future. The values that it captures are dropped after the trace ends, as
+    /// arguments are.
     fn future(&self, function: &Function, mut block: ExprAsync) -> TokenStream {
         let here = Span::mixed_site();
         let (gpumem, spec) = (&self.gpumem, self.spec());
@@ -278,7 +282,7 @@ impl Trace {
         }}
     }
 
-    /// The statement that declares `__gpumem_lines`, which the marks between the statements use.
+    /// Returns the statement that declares `__gpumem_lines`, which the marks between the statements use.
     fn declare_lines(&self, function: &Function) -> TokenStream {
         if !self.lines {
             return TokenStream::new();
@@ -288,7 +292,7 @@ impl Trace {
         quote_spanned!(Span::mixed_site()=> let __gpumem_lines = #gpumem::__private::Lines::new(#end);)
     }
 
-    /// An expression: `TraceSpec::…`
+    /// Returns an expression such as `TraceSpec::…`.
     fn spec(&self) -> TokenStream {
         let here = Span::mixed_site();
         let Self { gpumem, builder, lines, budget } = self;
@@ -303,7 +307,7 @@ impl Trace {
     }
 }
 
-/// A block that holds `guards`, and in it a block of the user's statements. The guards are dropped last.
+/// Returns a block that holds `guards`, and in it a block of the user's statements. The guards are dropped last.
 ///
 /// Before edition 2024, the temporaries of the last expression outlive the variables of its block, so they would outlive the guards.
 /// The braces of a block decide its edition. The inner braces are the user's, so values are dropped as without the attribute. The
@@ -319,7 +323,7 @@ pub(crate) fn guarded_block(guards: &TokenStream, brace: Brace, stmts: &TokenStr
     quote_spanned!(here=> { #guards #block })
 }
 
-/// `.limit(Figure::Peak, Relation::AtMost, 1024)`, a call on a budget.
+/// Returns `.limit(Figure::Peak, Relation::AtMost, 1024)`, a call on a budget.
 pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: &TokenStream) -> TokenStream {
     let (figure, relation) = (format_ident!("{figure}"), format_ident!("{relation}"));
     quote_spanned! {Span::mixed_site()=>
@@ -327,17 +331,17 @@ pub(crate) fn limit(gpumem: &TokenStream, figure: &str, relation: &str, amount: 
     }
 }
 
-/// `.of_all_threads()`, a call on a budget, or nothing.
+/// Returns `.of_all_threads()`, a call on a budget, or nothing.
 pub(crate) fn counted(all_threads: bool) -> TokenStream {
     if all_threads { quote_spanned!(Span::mixed_site()=> .of_all_threads()) } else { TokenStream::new() }
 }
 
-/// `.in_code(cfg!(test))`, a call on a budget: whether the user's crate is compiled for its tests.
+/// Returns `.in_code(cfg!(test))`, a call on a budget that says whether the user's crate is compiled for its tests.
 pub(crate) fn in_code() -> TokenStream {
     quote_spanned!(Span::mixed_site()=> .in_code(::core::cfg!(test)))
 }
 
-/// The path of the library: the option `crate`, or `::gpumem`.
+/// Returns the path of the library: the option `crate`, or `::gpumem`.
 pub(crate) fn library(path: Option<&Path>) -> TokenStream {
     path.map_or_else(|| quote_spanned!(Span::mixed_site()=> ::gpumem), ToTokens::to_token_stream)
 }
@@ -347,7 +351,7 @@ pub(crate) fn builder_in_function(gpumem: &TokenStream) -> TokenStream {
     quote_spanned!(Span::mixed_site()=> #gpumem::__private::builder_in(&|| {}, ::core::module_path!()))
 }
 
-/// An expression: the name of the function in which it is written.
+/// Returns an expression for the name of the function in which it is written.
 pub(crate) fn function_name(gpumem: &TokenStream) -> TokenStream {
     quote_spanned!(Span::mixed_site()=> #gpumem::__private::function_name(&|| {}))
 }

@@ -114,7 +114,7 @@ impl Parse for Member {
 }
 
 impl Function {
-    /// The error if this function cannot be traced.
+    /// Returns the error if this function cannot be traced.
     pub(crate) fn unsupported(&self) -> Option<Error> {
         if let Some(word) = self.sig.constness {
             let message = "a `const fn` cannot be traced: it may run at compile time";
@@ -135,7 +135,7 @@ impl Function {
     }
 }
 
-/// `#[unsafe(naked)]`, or `#[naked]` as older compilers write it.
+/// Returns whether this is `#[unsafe(naked)]`, or `#[naked]` as older compilers write it.
 fn is_naked(attr: &Attribute) -> bool {
     match &attr.meta {
         Meta::List(list) => list.path.is_ident("unsafe") && list.tokens.to_string() == "naked",

@@ -46,8 +46,8 @@ use proc_macro::TokenStream;
 ///
 /// # Where it can be used
 ///
-/// On functions and methods of every kind: generic, `unsafe`, `extern`, with any receiver, and in traits if they have
-/// a body. A `const fn` and a naked function are errors.
+/// It can be used on functions and methods of every kind: generic, `unsafe`, `extern`, with any receiver, and in traits
+/// if they have a body. A `const fn` and a naked function are errors.
 ///
 /// **`async fn`**: the trace starts at the first poll and stays open across every `.await`. It reports when the body ends or
 /// the future is dropped. The same holds for a function that ends in `async { … }` or `Box::pin(async { … })`, and for a method
@@ -93,7 +93,7 @@ use proc_macro::TokenStream;
 /// ## `ctx`
 ///
 /// The name in the report. By default, it is the name of the function, or for a method the type and the name: `Model::forward`.
-/// In the default body of a trait, the type is the one for which the method runs. Not allowed on an `impl` block.
+/// In the default body of a trait, the type is the one for which the method runs. It is not allowed on an `impl` block.
 ///
 /// ## `device`
 ///
@@ -101,7 +101,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `gauge`
 ///
-/// How the memory is measured: `"exact"`, `"sampled"`, or `"off"` to measure nothing. By default, the best gauge that is
+/// The kind of measurement: `"exact"`, `"sampled"`, or `"off"` to measure nothing. By default, the best gauge that is
 /// available.
 ///
 /// ## `silent`
@@ -110,7 +110,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_exit_report`
 ///
-/// Returns whether a line is printed when the function ends. `true` by default.
+/// Says whether a line is printed when the function ends. It is `true` by default.
 ///
 /// ## `stats`
 ///
@@ -219,7 +219,8 @@ pub fn gpu_mem_trace(args: TokenStream, item: TokenStream) -> TokenStream {
 /// - `used`: how much more memory is in use at the end, including the value of the block;
 /// - `leaks`: the number of blocks of memory that were allocated inside and still exist.
 ///
-/// Then comes `<`, `<=`, `==`, `!=`, `>=` or `>`, and an amount: a text such as `"20 MB"` (MB means MiB), or any integer, in bytes.
+/// It is followed by `<`, `<=`, `==`, `!=`, `>=` or `>`, and an amount: a text such as `"20 MB"` (MB means MiB), or any integer, in
+/// bytes.
 ///
 /// ```
 /// # use gpumem::assert_gpu_mem;
@@ -299,18 +300,18 @@ pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
 ///
 /// ## `leaks`
 ///
-/// How many blocks that the test allocated may still exist at its end.
+/// The number of blocks of the test that may still exist at its end.
 ///
 /// ## `baseline`
 ///
 /// A file with the peaks of earlier runs, by the names of the tests. The test fails if its peak is higher than the peak in the file.
 /// By default, the file that `GPUMEM_BASELINE` names, if it is set. A relative path starts at the folder in which the test runs,
 /// which under Cargo is the folder of the package. `GPUMEM_BASELINE_UPDATE=1` writes the file instead; tests and processes may do that
-/// at the same time. Needs the feature `baseline`.
+/// at the same time. It needs the feature `baseline`.
 ///
 /// ## `fail_on_increase`
 ///
-/// How much higher than the baseline the peak may be. Nothing, by default.
+/// The allowed excess of the peak over the baseline. It is 0 by default.
 ///
 /// ```
 /// # use gpumem::gpu_mem_test;
@@ -320,8 +321,8 @@ pub fn assert_gpu_mem(input: TokenStream) -> TokenStream {
 ///
 /// ## `device`, `threads` and `crate`
 ///
-/// As for [`gpu_mem_trace`](macro@gpu_mem_trace): which device is measured, whether every thread counts, and the path of the library.
-/// With `threads = "all"`, the test runs when no other test with a budget does.
+/// These are the same as for [`gpu_mem_trace`](macro@gpu_mem_trace): the device to measure, whether every thread counts, and the path
+/// of the library. With `threads = "all"`, the test runs when no other test with a budget does.
 ///
 /// ```
 /// # mod telemetry { pub use gpumem; }

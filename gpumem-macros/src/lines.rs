@@ -6,7 +6,7 @@ use syn::parse::{ParseStream, Parser};
 use syn::spanned::Spanned;
 use syn::{Attribute, Expr, Local, Pat, Stmt, Type};
 
-/// How many characters of a statement are kept. The printed text is shorter.
+/// The number of characters of a statement that are kept. The printed text is shorter.
 const MAX_LENGTH: usize = 200;
 
 /// Returns the statements with a mark before each, and one after the last statement if that may declare variables. A mark is
@@ -24,7 +24,8 @@ pub(crate) fn with_marks(stmts: &[Stmt]) -> TokenStream {
         let has_row = !matches!(stmt, Stmt::Item(_)) && (async_trait_body.is_none() || !is_async_trait_code(stmt));
         if has_row {
             let Source { attrs, line, text } = source(stmt);
-            // With the location of the statement, so that a warning about unreachable code points to the statement.
+            // The mark has the location of the statement, so that a warning about unreachable code points to the
+            // statement.
             let here = here.located_at(stmt.span());
             tokens.extend(quote_spanned!(here=> #(#attrs)* let _ = &__gpumem_lines.line(#line, #text);));
         }
@@ -37,8 +38,8 @@ pub(crate) fn with_marks(stmts: &[Stmt]) -> TokenStream {
     tokens
 }
 
-/// The index of the statement into which `#[async_trait]` has put the body: `let __ret: T = { … };`, or `let _: () = { … };` if the
-/// method returns nothing. The other statements must be those of `#[async_trait]`.
+/// Returns the index of the statement into which `#[async_trait]` has put the body: `let __ret: T = { … };`, or `let _: () = { …
+/// };` if the method returns nothing. The other statements must be those of `#[async_trait]`.
 pub(crate) fn async_trait_body(stmts: &[Stmt]) -> Option<usize> {
     let at = stmts.iter().position(|stmt| match stmt {
         Stmt::Local(local) => {
@@ -78,7 +79,7 @@ fn is_async_trait_code(stmt: &Stmt) -> bool {
     }
 }
 
-/// `_: ()`
+/// The type is `_: ()`.
 fn is_unit(pat: &Pat) -> bool {
     let Pat::Type(typed) = pat else { return false };
     matches!((&*typed.pat, &*typed.ty), (Pat::Wild(_), Type::Tuple(tuple)) if tuple.elems.is_empty())

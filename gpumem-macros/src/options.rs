@@ -21,7 +21,7 @@ pub(crate) struct Options {
     pub(crate) thread_local: bool,
     pub(crate) skip: bool,
     pub(crate) lines: bool,
-    /// In bytes.
+    /// The limit in bytes.
     pub(crate) max_peak: Option<i128>,
     /// The option `threads = "all"`: the budget counts every thread.
     pub(crate) all_threads: bool,
@@ -160,7 +160,7 @@ fn boolean(lit: &Lit) -> Option<bool> {
     }
 }
 
-/// An amount in bytes. MB means MiB, as everywhere in gpumem.
+/// Parses an amount in bytes. MB means MiB, as everywhere in gpumem.
 pub(crate) fn amount(lit: &Lit) -> Option<i128> {
     match lit {
         Lit::Str(text) => amount::bytes(&text.value()).filter(|bytes| *bytes >= 0),
@@ -169,7 +169,7 @@ pub(crate) fn amount(lit: &Lit) -> Option<i128> {
     }
 }
 
-/// True for `"all"`, the only value of `threads`.
+/// Returns true for `"all"`, the only value of `threads`.
 pub(crate) fn all_threads(lit: &Lit) -> Option<bool> {
     (string(lit)? == "all").then_some(true)
 }
@@ -224,7 +224,7 @@ fn parse_equals(key: &Ident, input: ParseStream<'_>, expected: &str) -> Result<T
     input.parse().map_err(|_| wrong_value(key, input, expected))
 }
 
-/// The error for a wrong value. It points to the next token, or to `key` if the value is missing.
+/// Returns the error for a wrong value. It points to the next token, or to `key` if the value is missing.
 fn wrong_value(key: &Ident, input: ParseStream<'_>, expected: &str) -> Error {
     let is_missing = input.is_empty() || input.peek(Token![,]);
     let span = if is_missing { key.span() } else { input.span() };

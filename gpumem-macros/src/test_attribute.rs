@@ -21,9 +21,9 @@ pub(crate) fn expand(options: TokenStream, item: &TokenStream) -> TokenStream {
 
 #[derive(Default)]
 struct TestOptions {
-    /// In bytes.
+    /// The limit in bytes.
     max_peak: Option<i128>,
-    /// In bytes.
+    /// The limit in bytes.
     max_used: Option<i128>,
     leaks: Option<u64>,
     baseline: Option<String>,
@@ -101,7 +101,7 @@ fn traced_test(options: TokenStream, item: &TokenStream) -> Result<TokenStream> 
     Ok(traced_function(&simulated_gpu.unwrap_or_default(), &function, &trace))
 }
 
-/// The trace of the test and its budget.
+/// Returns the trace of the test and its budget.
 fn trace(function: &Function, options: &TestOptions, gpumem: &TokenStream, is_simulated: bool) -> Trace {
     let here = Span::mixed_site();
     let name = &function.sig.ident;

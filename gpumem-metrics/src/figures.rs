@@ -18,7 +18,7 @@ pub(crate) struct Figure {
     pub(crate) value: u64,
 }
 
-/// A label has so many characters at most.
+/// A label has at most this many characters.
 const LONGEST: usize = 128;
 
 /// A collector for each of the devices.
@@ -26,7 +26,7 @@ pub(crate) fn collectors() -> Result<Vec<Collector>> {
     (0..gpumem::device::count()?).map(Collector::new).collect()
 }
 
-/// The figures of all devices. In the child of a fork, there are none.
+/// Returns the figures of all devices. The child of a fork has none.
 pub(crate) fn collect(collectors: &mut [Collector], most: usize) -> Vec<Figure> {
     let mut figures = Vec::new();
     for (at, collector) in collectors.iter_mut().enumerate() {
@@ -35,7 +35,7 @@ pub(crate) fn collect(collectors: &mut [Collector], most: usize) -> Vec<Figure> 
             None => ("cuda.ordinal", collector.device().to_string()),
         };
         let Ok(collected) = collector.collect() else { return Vec::new() };
-        // They are of all devices.
+        // They belong to all devices.
         if at == 0 {
             for (metric, value) in [(REFUSED, collected.refused), (LOST, collected.lost)] {
                 figures.push(Figure { metric, labels: Vec::new(), value });
@@ -69,7 +69,7 @@ fn of_device(collected: &Collected, most: usize) -> Vec<Figure> {
     peaks.into_iter().chain(kinds).chain(groups.into_iter().flatten()).collect()
 }
 
-/// The sums of the groups that have the same labels: the largest ones, and one of all others.
+/// Returns the sums of the groups that have the same labels: the largest ones, and one of all others.
 fn sums<const N: usize>(
     metric: Metric,
     names: [&'static str; N],

@@ -12,7 +12,7 @@
 //! | `gpumem.process.refused` | `gpumem_process_refused_total` | allocations that the driver refused |
 //! | `gpumem.process.lost` | `gpumem_process_lost_total` | events that were lost: figures may be wrong |
 //!
-//! All but the last two have the device in `gpu.uuid`, or `cuda.ordinal` if it has no UUID. Of libraries, scopes and places, only the largest
+//! All but the last two have the device in `gpu.uuid`, or `cuda.ordinal` if it has no UUID. Only the largest libraries, scopes and places
 //! have series of their own, and the sum of the others is called `other`.
 
 #![forbid(unsafe_code)]
@@ -30,7 +30,7 @@ pub use self::metrics::Reporter;
 #[cfg(feature = "opentelemetry")]
 pub use self::opentelemetry::observe;
 
-/// For `gpumem export`.
+/// The parts that `gpumem export` uses.
 #[doc(hidden)]
 pub mod __private {
     #[cfg(feature = "opentelemetry")]
@@ -38,5 +38,5 @@ pub mod __private {
     pub use crate::shared::*;
 }
 
-/// How many libraries, scopes and places of a device have series of their own.
+/// The number of libraries, scopes and places of a device that have series of their own.
 pub const LARGEST: usize = 10;

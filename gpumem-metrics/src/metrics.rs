@@ -30,15 +30,16 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// A reporter of all devices. It begins to intercept allocations.
+    /// Makes a reporter of all devices. It begins to intercept allocations.
     ///
     /// # Errors
-    /// Without a driver, or when allocations cannot be intercepted.
+    /// Returns an error if there is no driver, or if allocations cannot be intercepted.
     pub fn new() -> Result<Self> {
         Ok(Self { collectors: collectors()?, largest: LARGEST, before: HashMap::new() })
     }
 
-    /// How many libraries, scopes and places have series of their own; [`LARGEST`], unless this is called.
+    /// Sets the number of libraries, scopes and places that have series of their own; [`LARGEST`], unless this is
+    /// called.
     #[must_use]
     pub fn largest(mut self, largest: usize) -> Self {
         self.largest = largest;

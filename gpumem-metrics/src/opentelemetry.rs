@@ -27,7 +27,7 @@ use crate::{
 /// ```
 ///
 /// # Errors
-/// Without a driver, or when allocations cannot be intercepted.
+/// Returns an error if there is no driver, or if allocations cannot be intercepted.
 pub fn observe(meter: &Meter) -> Result<()> {
     let shared = Arc::new(Mutex::new(Shared { collectors: collectors()?, figures: Vec::new(), taken: HashSet::new() }));
     for metric in &OF_PROGRAMS {
@@ -89,7 +89,7 @@ struct Shared {
 
 impl Shared {
     fn values_of(&mut self, metric: Metric) -> Values {
-        // A metric that is asked for again is of the next collection.
+        // A metric that is asked for again belongs to the next collection.
         if self.taken.is_empty() || !self.taken.insert(metric) {
             self.figures = collect(&mut self.collectors, LARGEST);
             self.taken = HashSet::from([metric]);

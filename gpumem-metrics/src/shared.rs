@@ -1,4 +1,4 @@
-//! Metrics of a process, and the choice of the sums that have names. `gpumem export` uses them, too.
+//! This module has the metrics of a process, and chooses the sums that have names. `gpumem export` uses them, too.
 
 #![expect(missing_docs, reason = "it is no part of the interface")]
 
@@ -30,7 +30,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The name for OpenTelemetry.
+    /// Returns the name for OpenTelemetry.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bytes => "By",
@@ -45,17 +45,17 @@ impl Metric {
         Self { name, kind, unit, help }
     }
 
-    /// A metric of bytes that rise and fall.
+    /// Creates a metric of bytes that rise and fall.
     pub const fn bytes(name: &'static str, help: &'static str) -> Self {
         Self::new(name, Kind::Gauge, Unit::Bytes, help)
     }
 
-    /// A metric that counts events since the start.
+    /// Creates a metric that counts events since the start.
     pub const fn events(name: &'static str, help: &'static str) -> Self {
         Self::new(name, Kind::Counter, Unit::Events, help)
     }
 
-    /// The name for Prometheus, as OpenTelemetry derives it.
+    /// Returns the name for Prometheus, as OpenTelemetry derives it.
     pub fn prometheus_name(&self) -> String {
         let unit = match self.unit {
             Unit::Bytes => "_bytes",
@@ -67,7 +67,7 @@ impl Metric {
     }
 }
 
-/// The name of an attribute for Prometheus.
+/// Returns the name of an attribute for Prometheus.
 pub fn label(attribute: &str) -> String {
     attribute.replace('.', "_")
 }

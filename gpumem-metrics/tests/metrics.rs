@@ -1,4 +1,4 @@
-//! The facade `metrics`, with a recorder in memory.
+//! Tests the facade `metrics` with a recorder in memory.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ fn figures_of_each_report() {
     ] {
         assert_eq!(figure(&first, name).to_bits(), value.to_bits(), "{name}");
     }
-    // The peak of the next interval is a lower one, and what is gone is 0.
+    // The peak of the next interval is lower, and series that are gone are 0.
     drop(weights);
     drop(gpu.alloc(Bytes::mib(7)).expect("there is room"));
     let second = report();

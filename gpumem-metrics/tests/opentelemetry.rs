@@ -1,4 +1,4 @@
-//! OpenTelemetry's meters, with an exporter in memory.
+//! Tests OpenTelemetry's meters with an exporter in memory.
 
 use gpumem::{Bytes, sim::SimGpu};
 use opentelemetry::metrics::MeterProvider;

@@ -26,7 +26,7 @@ mod tracker;
 
 use std::{error, fmt};
 
-/// Why tensors cannot be observed.
+/// The reason why tensors cannot be observed.
 ///
 /// ```
 /// match gpumem_tch::observe() {
@@ -42,7 +42,7 @@ pub enum Error {
     NoCuda,
     /// Another allocator is in the place of PyTorch's own.
     OtherAllocator,
-    /// Tensors were there before gpumem saw how their memory was taken.
+    /// There were tensors before gpumem saw the allocation of their memory.
     TooLate,
     /// PyTorch's own error.
     PyTorch(String),
@@ -87,17 +87,17 @@ impl From<gpumem::Error> for Error {
     }
 }
 
-/// From now on gpumem sees each tensor on all devices, until the process ends. A second call does nothing.
+/// Makes gpumem see each tensor on all devices, until the process ends. A second call does nothing.
 ///
-/// Call it before the first tensor. Tensors that are there already count for the scope of the call, if gpumem saw how their memory was
-/// taken, such as after [`gpumem::preload()`].
+/// Call it before the first tensor. Older tensors count for the scope of the call, if gpumem saw the allocation of their memory, such
+/// as after [`gpumem::preload()`].
 ///
 /// The threads of the backward pass belong to the scope that waits for them: each scope that is opened from now on adopts the threads whose
 /// names begin with `pt_autograd_`.
 ///
 /// # Errors
-/// If there is no CUDA device, if PyTorch uses another allocator than its own, if it is too late, or if allocations cannot be
-/// intercepted.
+/// Returns an error if there is no CUDA device, if PyTorch uses another allocator than its own, if it is too late, or if
+/// allocations cannot be intercepted.
 pub fn observe() -> Result<()> {
     #[cfg(has_cuda)]
     return observer::observe();
@@ -113,7 +113,7 @@ pub fn observe() -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// If libtorch was built without CUDA, or if PyTorch reports an error.
+/// Returns an error if libtorch was built without CUDA, or if PyTorch reports an error.
 pub fn empty_cache() -> Result<()> {
     #[cfg(has_cuda)]
     return sys::empty_cache();

@@ -1,4 +1,4 @@
-// What PyTorch's allocator of CUDA memory does, for Rust. The numbers are those of `sys.rs`.
+// Passes the events of PyTorch's allocator of CUDA memory to Rust. The numbers are those of `sys.rs`.
 //
 // Functions return null, or the text of an exception, which Rust frees.
 

@@ -30,7 +30,7 @@ pub(crate) fn observe() -> Result<()> {
         *is_attached = true;
         gpumem::scope::adopt(Threads::named("pt_autograd_"));
     }
-    // No tensor is lost or counted twice: what comes after this has an event, and `begin` adds the others.
+    // No tensor is lost or counted twice: later tensors have an event, and `begin` adds the others.
     loop {
         let segment_events: Vec<_> = trackers.iter().map(Tracker::segment_events).collect();
         if segment_events.iter().all(Option::is_none) {

@@ -22,7 +22,7 @@ unsafe extern "C" {
     fn free(text: *mut c_void);
 }
 
-/// What the allocator has at one time, on all devices.
+/// The memory of the allocator at one time, on all devices.
 pub(crate) struct Snapshot {
     pub(crate) settings: AllocatorSettings,
     held: Vec<(usize, (Held, u64, u64))>,
@@ -34,7 +34,7 @@ impl Snapshot {
     }
 }
 
-/// Initialises CUDA. Returns how many devices there are, and whether PyTorch's own allocator is used.
+/// Initialises CUDA. Returns the number of devices, and whether PyTorch's own allocator is used.
 pub(crate) fn init() -> Result<(u32, bool)> {
     let (mut devices, mut is_native) = (0, false);
     // SAFETY: the function writes to these variables, which live longer than the call.
@@ -42,7 +42,7 @@ pub(crate) fn init() -> Result<(u32, bool)> {
     Ok((u32::try_from(devices).unwrap_or(0), is_native))
 }
 
-/// From now on events are handed to [`observer::event`].
+/// Hands events to [`observer::event`] from now on.
 pub(crate) fn attach() -> Result<()> {
     // SAFETY: the function may be called at any time, on any thread, and does not unwind.
     check(unsafe { gpumem_tch_attach(event) })
@@ -93,7 +93,7 @@ pub(crate) fn empty_cache() -> Result<()> {
     check(unsafe { gpumem_tch_empty_cache() })
 }
 
-/// The text of an exception as an error.
+/// Returns the text of an exception as an error.
 fn check(text: *mut c_char) -> Result<()> {
     if text.is_null() {
         return Ok(());

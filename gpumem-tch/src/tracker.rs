@@ -1,4 +1,4 @@
-//! What PyTorch's allocator does on one device, as calls of a pool.
+//! Turns the events of PyTorch's allocator on one device into calls of a pool.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,7 +11,7 @@ use gpumem_core::recording::AllocatorSettings;
 /// An event of the allocator, with an address and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A block is taken. The size is what was asked for.
+    /// A block is taken. The size is the requested one.
     Alloc,
     /// A block is given back. `memory_allocated()` falls now.
     FreeRequested,
@@ -27,7 +27,7 @@ pub(crate) enum Event {
     SegmentUnmap,
 }
 
-/// What the allocator has at one time, with an address and a size.
+/// A part of the allocator's memory at one time, with an address and a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     Segment,
@@ -46,15 +46,15 @@ pub(crate) struct Tracker {
     state: Mutex<State>,
 }
 
-/// The addresses decide how large a block is: PyTorch rounds up what was asked for, and if less than 1 MiB is left of a segment, a
+/// The addresses decide the size of a block: PyTorch rounds up the requested size, and if less than 1 MiB is left of a segment, a
 /// block of the large pool has it as well.
 #[derive(Default)]
 struct State {
-    /// What the allocator has from the driver, in bytes.
+    /// The bytes that the allocator has from the driver.
     reserved: u64,
     /// The sizes of the segments, without expandable ones.
     segments: BTreeMap<u64, u64>,
-    /// Where blocks of the large pool begin.
+    /// The begins of blocks of the large pool.
     large: BTreeSet<u64>,
     /// `None` once it is known which blocks were there before the first event.
     beginning: Option<Beginning>,
@@ -64,16 +64,17 @@ struct State {
 struct Beginning {
     /// The blocks that were named by events, and whether a tensor has them.
     named: HashMap<u64, bool>,
-    /// How many events were about segments.
+    /// The number of events about segments.
     segment_events: u64,
 }
 
 impl Tracker {
-    /// `held` is what the allocator has. What changes until the first event is found out by [`begin`](Self::begin).
+    /// Makes a tracker. `held` is the memory of the allocator. [`begin`](Self::begin) finds the changes until the first
+    /// event.
     pub(crate) fn new(pool: Pool, settings: AllocatorSettings, held: &[(Held, u64, u64)]) -> Self {
         let mut state = State { beginning: Some(Beginning::default()), ..State::default() };
         state.hold(held);
-        // The driver's blocks belong to the pool from now on, also those of which no tensor has a part.
+        // The driver's blocks belong to the pool from now on, even those of which no tensor has a part.
         for segment in state.segments.keys() {
             pool.allocated(*segment, Bytes::ZERO);
             pool.freed(*segment);
@@ -137,13 +138,14 @@ impl Tracker {
         self.pool.set_reserved(Bytes::new(bytes));
     }
 
-    /// How many events were about segments, for [`begin`](Self::begin). `None`: it has begun.
+    /// Returns the number of events about segments, for [`begin`](Self::begin). `None` if it has begun.
     pub(crate) fn segment_events(&self) -> Option<u64> {
         self.state().beginning.as_ref().map(|beginning| beginning.segment_events)
     }
 
-    /// Counts the blocks that were there before the first event. `held` is what the allocator had at some time after that: what an event
-    /// named, the event decides. Returns `false` if segments came or went since there were `segment_events`: then ask the allocator again.
+    /// Counts the blocks that were there before the first event. `held` is the memory of the allocator at a later time. Events decide the
+    /// state of blocks that they named. Returns `false` if segments changed since there were `segment_events`; the allocator must be asked
+    /// again then.
     pub(crate) fn begin(&self, held: &[(Held, u64, u64)], segment_events: u64) -> bool {
         let state = &mut *self.state();
         let Some(Beginning { named, .. }) =
@@ -189,7 +191,7 @@ impl State {
     }
 
     fn size_of_new(&self, settings: &AllocatorSettings, address: u64, requested: u64) -> u64 {
-        // Blocks of the small pool, and all in expandable segments, have no more than what was asked for, rounded up.
+        // Blocks of the small pool, and all blocks in expandable segments, have the requested size, rounded up.
         let rounded = || settings.rounded(requested).unwrap_or(requested);
         if requested <= AllocatorSettings::SMALL {
             return rounded();

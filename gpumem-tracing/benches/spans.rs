@@ -1,4 +1,4 @@
-//! What a measured span costs, beside the same span without the layer.
+//! Measures the cost of a measured span, beside the same span without the layer.
 //!
 //! `cargo bench -p gpumem-tracing`
 
@@ -20,7 +20,7 @@ fn spans(criterion: &mut Criterion) {
     let measured = Dispatch::new(registry().with(GpuMemLayer::new()));
     let mut group = criterion.benchmark_group("spans");
     group.sample_size(50);
-    // In turns, since clocks drift.
+    // The measurements alternate, because clocks drift.
     for round in 1..=3 {
         for (name, dispatch) in [("baseline", &baseline), ("measured", &measured)] {
             with_default(dispatch, || {

@@ -39,7 +39,7 @@ pub struct GpuMemLayer {
     event_level: Option<Level>,
 }
 
-/// What the registry keeps of a span.
+/// The data that the registry keeps of a span.
 struct MeasuredSpan {
     scope: ScopeHandle,
     /// The registry asks for `Sync`.
@@ -47,13 +47,14 @@ struct MeasuredSpan {
 }
 
 impl GpuMemLayer {
-    /// A layer that emits events of the level `DEBUG`.
+    /// Makes a layer that emits events of the level `DEBUG`.
     #[expect(clippy::new_without_default, reason = "two layers are not equal: each measures spans of its own")]
     pub fn new() -> Self {
         Self { number: LAYERS.fetch_add(1, Relaxed), dispatch: OnceLock::new(), event_level: Some(Level::DEBUG) }
     }
 
-    /// The level of the event that a span gets at its end if it does not declare the fields. With `None`, there is no such event.
+    /// Sets the level of the event that a span gets at its end if it does not declare the fields. With `None`, there is no such
+    /// event.
     ///
     /// ```
     /// use gpumem_tracing::GpuMemLayer;
@@ -132,7 +133,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
 
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         in_layer(|| {
-            // Without the lock of the span.
+            // The lock of the span is not held here.
             if let Some(scope) = scope_of(&context, id) {
                 enter((self.number, id.into_u64()), scope);
             }

@@ -8,7 +8,7 @@ use tracing::Level;
 
 use crate::stack::is_in_layer;
 
-/// An event with a level that is known at run time only. The macros of `tracing` need a constant.
+/// Makes an event with a level that is known only at run time. The macros of `tracing` need a constant.
 macro_rules! emit {
     ($level:expr, [$($parent:tt)*], $($rest:tt)*) => {
         match $level {
@@ -22,7 +22,7 @@ macro_rules! emit {
 }
 pub(crate) use emit;
 
-/// Why figures may be wrong. `None`: they are right to the byte.
+/// Returns the reason why figures may be wrong. `None` if they are right to the byte.
 pub(crate) fn note(trace: &Trace) -> Option<String> {
     let Trace { stale, lost, untracked, adoption_is_shared, .. } = *trace;
     if stale {
@@ -37,13 +37,13 @@ pub(crate) fn note(trace: &Trace) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-/// Sends what gpumem prints to `tracing`, as events with the target `gpumem`: reports as `INFO`, notices as `WARN`, out of memory as
-/// `ERROR`. The message is the text. The fields are `kind` (as `type` in JSON), and where there is one, `device`, `ctx`, `gpu_used`,
-/// `gpu_peaked`, `gpu_note`, and `at`, the line of the program.
+/// Sends the output of gpumem to `tracing`, as events with the target `gpumem`: reports as `INFO`, notices as `WARN`, out of memory
+/// as `ERROR`. The message is the text. The fields are `kind` (as `type` in JSON), and if they are known, `device`, `ctx`,
+/// `gpu_used`, `gpu_peaked`, `gpu_note`, and `at`, the line of the program.
 ///
 /// If a program uses no subscriber, and some crate enables `tracing`'s feature `log`, the events go to the crate `log`.
 ///
-/// What is printed while a [`GpuMemLayer`](crate::GpuMemLayer) opens or closes a span goes to stderr, because no event can be made there.
+/// Output while a [`GpuMemLayer`](crate::GpuMemLayer) opens or closes a span goes to stderr, because no event can be made there.
 ///
 /// ```
 /// gpumem::sink::set_sink(gpumem_tracing::sink());

@@ -13,17 +13,17 @@ pub(crate) type SpanKey = (u64, u64);
 struct EnteredSpan {
     span: SpanKey,
     scope: ScopeHandle,
-    /// Is kept for its drop. `None` only while the thread is [`outside`].
+    /// The guard, which is kept for its drop. `None` only while the thread is [`outside`].
     guard: Option<Entered>,
 }
 
 thread_local! {
     static ENTERED: RefCell<Vec<EnteredSpan>> = const { RefCell::new(Vec::new()) };
-    /// The thread runs a function of the layer.
+    /// True while the thread runs a function of the layer.
     static IS_IN_LAYER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While a thread ends, its list may be gone. Then it enters nothing.
+/// The list of a thread may be gone while the thread ends. It then enters nothing.
 pub(crate) fn enter(span: SpanKey, scope: ScopeHandle) {
     _ = ENTERED.try_with(|entered| {
         let guard = Some(scope.enter());
@@ -52,7 +52,8 @@ pub(crate) fn outside<R>(code: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Calls a function of the layer. What gpumem prints meanwhile is not sent to `tracing`, which may be about to ask its layers of a span.
+/// Calls a function of the layer. Output of gpumem meanwhile is not sent to `tracing`, which may be about to ask its layers about a
+/// span.
 pub(crate) fn in_layer<R>(code: impl FnOnce() -> R) -> R {
     let outer = IS_IN_LAYER.try_with(|is_in| is_in.replace(true));
     let result = code();

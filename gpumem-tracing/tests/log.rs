@@ -1,4 +1,4 @@
-//! Without a subscriber, the events go to the crate `log`, if `tracing` has its feature `log`.
+//! Tests that the events go to the crate `log` without a subscriber, if `tracing` has its feature `log`.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! What gpumem prints, as events, and spans of a process whose figures are not exact.
+//! Tests the output of gpumem as events, and spans of a process whose figures are not exact.
 
 mod common;
 
@@ -40,7 +40,7 @@ impl<S: Subscriber> Layer<S> for Events {
     }
 }
 
-/// What the code prints, as events.
+/// Returns the output of the code as events.
 fn events(code: impl FnOnce()) -> Vec<String> {
     let events = Events::default();
     with_default(&Dispatch::new(registry().with(events.clone())), code);
@@ -86,7 +86,7 @@ fn alone(name: &str, variable: &str, value: &str) -> Option<Output> {
     Some(output)
 }
 
-/// The spans of a process in which nothing was measured before.
+/// Returns the spans of a process in which nothing was measured before.
 fn spans() -> (Vec<Closed>, Vec<String>) {
     let gpu = gpu();
     set_sink(sink());

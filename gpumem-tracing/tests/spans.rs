@@ -1,4 +1,4 @@
-//! The figures of spans, compared with what the tests know, on the simulated device.
+//! Compares the figures of spans with those that the tests know, on the simulated device.
 
 mod common;
 
@@ -37,7 +37,7 @@ macro_rules! span {
     };
 }
 
-/// A layer, after there is a device.
+/// Makes a layer, after there is a device.
 fn layer() -> GpuMemLayer {
     gpu();
     GpuMemLayer::new()
@@ -52,7 +52,7 @@ fn figures(name: &'static str, number: u64, used: i64, peaked: u64) -> Closed {
     Closed { name, number, used: Some(used << 20), peaked: Some(peaked << 20), note: None }
 }
 
-/// What a test knows of a span.
+/// The figures of a span that a test knows.
 #[derive(Clone, Copy, Default)]
 struct Log {
     in_use: i64,
@@ -76,7 +76,7 @@ fn change<const SPANS: usize>(logs: [&mut Log; SPANS], by: i64) {
     }
 }
 
-/// On a thread that is in no span.
+/// The thread is in no span.
 async fn free_elsewhere(block: SimBlock) {
     tokio::task::spawn_blocking(move || drop(block)).await.expect("it does not panic");
 }

@@ -32,7 +32,8 @@ pub trait LabelExt: Sized {
     /// Example: see [`LabelExt`].
     ///
     /// # Errors
-    /// Those of [`label`](crate::tracker::label), and when the number of elements in the shape is not that of the slice.
+    /// Returns the same errors as [`label`](crate::tracker::label), and one if the number of elements in the shape is not
+    /// that of the slice.
     fn label(&self, name: impl Into<String>, shape: &[usize]) -> Result<()>;
 
     /// Does the same as [`label`](Self::label), for the line that allocates: `stream.alloc_zeros(9)?.labelled("kernel",
@@ -82,7 +83,7 @@ pub trait AllocLabelledExt {
     /// Example: see [`AllocLabelledExt`].
     ///
     /// # Errors
-    /// Those of cudarc's `alloc_zeros`.
+    /// Returns the errors of cudarc's `alloc_zeros`.
     fn alloc_labelled<T: DeviceRepr + ValidAsZeroBits>(
         &self,
         name: impl Into<String>,
@@ -106,7 +107,7 @@ fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |product, size| product.checked_mul(*size))
 }
 
-/// The name of the type without its modules: `f32`, `bf16`, `Complex<f32>`.
+/// Returns the name of the type without its modules: `f32`, `bf16`, `Complex<f32>`.
 fn dtype<T>() -> &'static str {
     let name = type_name::<T>();
     let path = &name[..name.find(['<', '[', '(']).unwrap_or(name.len())];

@@ -35,7 +35,7 @@ pub use query::{
 };
 pub use session::{GpuMemTrace, GpuMemTraceBuilder, breakdown, stats, stats_n_reset, status, summary, summary_n_reset};
 
-/// Devices: how many there are, their names, which one is current.
+/// Devices: their number, their names, and the current one.
 pub mod device {
     pub use crate::query::{current_device as current, device_count as count, device_name as name};
 }
@@ -48,7 +48,7 @@ pub mod gauge {
     };
 }
 
-/// How allocations are intercepted, when that begins, and why it does not.
+/// The interception of allocations: its source, its start, and the reason if it fails.
 pub mod intercept {
     pub use crate::{
         model::Source,
@@ -95,7 +95,7 @@ pub mod recording {
 #[cfg(feature = "sim")]
 pub mod sim;
 
-/// Where output goes: stdout, stderr, a file, JSON lines, or a function.
+/// The target of output: stdout, stderr, a file, JSON lines, or a function.
 pub mod sink {
     pub use crate::session::set_sink;
     pub use gpumem_core::{
@@ -104,7 +104,7 @@ pub mod sink {
     };
 }
 
-/// Which blocks came and went between two lines, and labels of blocks.
+/// The new and the freed blocks between two lines, and labels of blocks.
 pub mod tracker {
     pub use crate::session::{MemTracker, MemTrackerBuilder, label};
 }

@@ -1,7 +1,7 @@
 //! Pools: allocators of the program's own, which take large blocks from the driver and give out parts of them.
 //!
 //! The driver only sees the blocks. A pool that registers itself and reports its parts is measured like the driver's own allocations:
-//! each part counts where it is allocated, and what the pool keeps unused counts for nobody. A pool needs four calls:
+//! each part counts in its scope, and the unused memory of the pool counts in no scope. A pool needs four calls:
 //!
 //! ```
 //! use gpumem::{Bytes, GpuMemTrace, pool::Pool, sim::{SimBlock, SimGpu}};

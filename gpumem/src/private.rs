@@ -11,18 +11,18 @@ pub use crate::{
 
 use crate::model::short_name;
 
-/// The name of the function that contains the closure `_here`: `forward`, `Model::forward`.
+/// Returns the name of the function that contains the closure `_here`: `forward`, `Model::forward`.
 pub fn function_name<F>(_here: &F) -> String {
     short_name(type_name::<F>())
 }
 
-/// The builder of the trace of the function that contains the closure `_here`, in this module.
+/// Returns the builder of the trace of the function that contains the closure `_here`, in this module.
 #[inline]
 pub fn builder_in<F>(_here: &F, module: &'static str) -> GpuMemTraceBuilder {
     GpuMemTrace::builder().function(type_name::<F>(), module)
 }
 
-/// Is never called. Its return value gives the compiler the type of the body.
+/// This is never called. Its return value gives the compiler the type of the body.
 pub fn return_type_hint<R>() -> R {
     unreachable!("gpumem: nothing calls this")
 }
@@ -30,7 +30,7 @@ pub fn return_type_hint<R>() -> R {
 /// Panics with the location of its caller. The macros call it in the user's function, so the message names a line there.
 ///
 /// # Panics
-/// Always.
+/// It always panics.
 #[track_caller]
 pub fn fail(text: &str) -> ! {
     panic!("{text}")

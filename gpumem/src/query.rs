@@ -31,7 +31,7 @@ impl GpuHandle {
     /// ```
     ///
     /// # Errors
-    /// Without a driver, or when there is no such device.
+    /// Returns an error if there is no driver, or if there is no such device.
     pub fn new(id: impl Into<Option<u32>>) -> Result<Self> {
         let handle = device(id.into())?;
         handle.memory()?;
@@ -75,9 +75,9 @@ pub(crate) fn device(id: Option<u32>) -> Result<GpuHandle> {
     Ok(GpuHandle { devices, ordinal: devices.device(id)?.ordinal })
 }
 
-/// Total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's
-/// current one. As fastai's function, it returns zeros without a GPU, for a device that cannot be read, and for a number that is no
-/// device: [`try_gpu_mem_get`] returns the error.
+/// Returns total, free and used memory of one device: the one with this CUDA ordinal, or with `None` the calling thread's current
+/// one. As fastai's function, it returns zeros without a GPU, for a device that cannot be read, and for a number that is no device:
+/// [`try_gpu_mem_get`] returns the error.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::mib(4096))?;
@@ -99,7 +99,7 @@ pub fn gpu_mem_get(id: impl Into<Option<u32>>) -> GpuMemory {
 /// Example: see [`gpu_mem_get`].
 ///
 /// # Errors
-/// When there is no such device, or it cannot be read.
+/// Returns an error if there is no such device, or it cannot be read.
 pub fn try_gpu_mem_get(id: impl Into<Option<u32>>) -> Result<GpuMemory> {
     device(id.into())?.memory()
 }
@@ -124,7 +124,7 @@ pub fn gpu_mem_get_all() -> Vec<GpuMemory> {
 /// Example: see [`gpu_mem_get_all`].
 ///
 /// # Errors
-/// Without a driver, or when one of the devices cannot be read.
+/// Returns an error if there is no driver, or if one of the devices cannot be read.
 pub fn try_gpu_mem_get_all() -> Result<Vec<GpuMemory>> {
     (0..device_count()?).map(try_gpu_mem_get).collect()
 }
@@ -148,7 +148,7 @@ pub fn gpu_mem_get_free() -> Bytes {
 /// Example: see [`gpu_mem_get_free`].
 ///
 /// # Errors
-/// When the device cannot be read.
+/// Returns an error if the device cannot be read.
 pub fn try_gpu_mem_get_free() -> Result<Bytes> {
     Ok(device(None)?.memory()?.free)
 }
@@ -175,7 +175,7 @@ pub fn gpu_mem_get_free_no_cache() -> Bytes {
 /// Example: see [`gpu_mem_get_free_no_cache`].
 ///
 /// # Errors
-/// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
+/// Returns an error if the device cannot be read, waited for or trimmed, or while a stream is being captured.
 pub fn try_gpu_mem_get_free_no_cache() -> Result<Bytes> {
     Ok(device(None)?.memory_no_cache()?.free)
 }
@@ -199,7 +199,7 @@ pub fn gpu_mem_get_used() -> Bytes {
 /// Example: see [`gpu_mem_get_used`].
 ///
 /// # Errors
-/// When the device cannot be read.
+/// Returns an error if the device cannot be read.
 pub fn try_gpu_mem_get_used() -> Result<Bytes> {
     Ok(device(None)?.memory()?.used)
 }
@@ -226,7 +226,7 @@ pub fn gpu_mem_get_used_no_cache() -> Bytes {
 /// Example: see [`gpu_mem_get_used_no_cache`].
 ///
 /// # Errors
-/// When the device cannot be read, waited for or trimmed, and while a stream is being captured.
+/// Returns an error if the device cannot be read, waited for or trimmed, or while a stream is being captured.
 pub fn try_gpu_mem_get_used_no_cache() -> Result<Bytes> {
     Ok(device(None)?.memory_no_cache()?.used)
 }
@@ -250,13 +250,13 @@ pub fn gpu_mem_get_used_fast(handle: &GpuHandle) -> Bytes {
 /// Example: see [`gpu_mem_get_used_fast`].
 ///
 /// # Errors
-/// When the device cannot be read.
+/// Returns an error if the device cannot be read.
 pub fn try_gpu_mem_get_used_fast(handle: &GpuHandle) -> Result<Bytes> {
     Ok(handle.memory()?.used)
 }
 
-/// The device with the most free memory, the first of several, and how much is free. `(None, 0)` without a GPU. Devices that
-/// cannot be read are skipped.
+/// Returns the device with the most free memory (the first of several) and its free bytes. `(None, 0)` without a GPU.
+/// Devices that cannot be read are skipped.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -278,7 +278,7 @@ pub fn gpu_with_max_free_mem() -> (Option<u32>, Bytes) {
 /// Example: see [`gpu_with_max_free_mem`].
 ///
 /// # Errors
-/// Without a driver, or when one of the devices cannot be read.
+/// Returns an error if there is no driver, or if one of the devices cannot be read.
 pub fn try_gpu_with_max_free_mem() -> Result<Option<(u32, Bytes)>> {
     Ok(most_free((0..).zip(try_gpu_mem_get_all()?).map(|(id, memory)| (id, memory.free))))
 }
@@ -311,7 +311,7 @@ pub fn preload() {
 /// Example: see [`preload`].
 ///
 /// # Errors
-/// Without a GPU, or when the context cannot be created.
+/// Returns an error if there is no GPU, or if the context cannot be created.
 pub fn try_preload() -> Result<()> {
     let GpuHandle { devices, ordinal } = device(None)?;
     devices.preload(ordinal)?;
@@ -319,7 +319,7 @@ pub fn try_preload() -> Result<()> {
     Ok(())
 }
 
-/// Bytes as whole MB (2^20), rounded down.
+/// Returns bytes as whole MB (2^20), rounded down.
 ///
 /// ```
 /// assert_eq!(gpumem::b2mb(161_u64 * 1024 * 1024 + 5), 161);
@@ -352,7 +352,7 @@ pub fn is_available() -> bool {
 /// ```
 ///
 /// # Errors
-/// Without a driver, or when it cannot be initialised.
+/// Returns an error if there is no driver, or if it cannot be initialised.
 #[doc(alias("cuDeviceGetCount", "torch.cuda.device_count"))]
 pub fn device_count() -> Result<u32> {
     current().devices()?.count()
@@ -371,7 +371,7 @@ pub fn device_count() -> Result<u32> {
 /// ```
 ///
 /// # Errors
-/// Without a driver, or when it cannot be initialised.
+/// Returns an error if there is no driver, or if it cannot be initialised.
 #[doc(alias("cuCtxGetDevice", "torch.cuda.current_device"))]
 pub fn current_device() -> Result<u32> {
     current().devices()?.current()
@@ -388,7 +388,7 @@ pub fn current_device() -> Result<u32> {
 /// ```
 ///
 /// # Errors
-/// Without a driver, or when there is no such device.
+/// Returns an error if there is no driver, or if there is no such device.
 #[doc(alias("cuDeviceGetName", "torch.cuda.get_device_name"))]
 pub fn device_name(id: impl Into<Option<u32>>) -> Result<String> {
     let GpuHandle { devices, ordinal } = device(id.into())?;

@@ -1,5 +1,5 @@
 //! The functions of `torch.cuda` under PyTorch's names: questions to a device, and the statistics of the allocator. They return an
-//! error where a figure is not known.
+//! error if a figure is not known.
 
 mod statistics;
 
@@ -32,7 +32,7 @@ use crate::{
 /// PyTorch creates a CUDA context for this; gpumem does not.
 ///
 /// # Errors
-/// When there is no such device, or it cannot be read.
+/// Returns an error if there is no such device, or it cannot be read.
 #[doc(alias("cudaMemGetInfo", "cuMemGetInfo", "torch.cuda.mem_get_info"))]
 pub fn mem_get_info(id: impl Into<Option<u32>>) -> Result<(Bytes, Bytes)> {
     let memory = query::device(id.into())?.memory()?;
@@ -54,8 +54,8 @@ pub fn mem_get_info(id: impl Into<Option<u32>>) -> Result<(Bytes, Bytes)> {
 /// ```
 ///
 /// # Errors
-/// Without a driver, when a device cannot be waited for or trimmed, and while a stream is being captured, because it would break the
-/// capture.
+/// Returns an error if there is no driver, if a device cannot be waited for or trimmed, or while a stream is being captured, because
+/// it would break the capture.
 #[doc(alias("cuMemPoolTrimTo", "torch.cuda.empty_cache"))]
 pub fn empty_cache() -> Result<()> {
     (0..query::device_count()?).try_for_each(|id| query::device(Some(id))?.trim())
@@ -80,7 +80,7 @@ pub fn empty_cache() -> Result<()> {
 /// In a container the driver may list no processes, or list them with their process ids outside the container.
 ///
 /// # Errors
-/// When there is no such device, when it cannot be read, and without NVML.
+/// Returns an error if there is no such device, if it cannot be read, or if NVML is missing.
 #[doc(alias("nvmlDeviceGetComputeRunningProcesses", "nvidia-smi", "torch.cuda.list_gpu_processes"))]
 pub fn list_gpu_processes(id: impl Into<Option<u32>>) -> Result<GpuProcesses> {
     let handle = query::device(id.into())?;
@@ -96,7 +96,7 @@ pub fn list_gpu_processes(id: impl Into<Option<u32>>) -> Result<GpuProcesses> {
 /// ```
 ///
 /// # Errors
-/// Without a driver, or when there is no such device.
+/// Returns an error if there is no driver, or if there is no such device.
 #[doc(alias("cuDeviceGetName", "torch.cuda.get_device_name"))]
 pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
     query::device_name(id)
@@ -113,7 +113,7 @@ pub fn get_device_name(id: impl Into<Option<u32>>) -> Result<String> {
 pub struct GpuProcesses {
     /// The device's CUDA ordinal.
     pub device: u32,
-    /// Ordered by pid. Includes processes that only draw.
+    /// The processes by pid. Those that only draw are among them.
     pub processes: Vec<GpuProcess>,
 }
 
@@ -144,7 +144,7 @@ mod tests {
         process
     }
 
-    /// As `torch.cuda.list_gpu_processes` has it: `{pid:>10d} uses {mem:>12.3f} MB GPU memory`.
+    /// Writes the text of `torch.cuda.list_gpu_processes`: `{pid:>10d} uses {mem:>12.3f} MB GPU memory`.
     #[test]
     fn processes_print_as_in_pytorch() {
         let text = |processes| GpuProcesses { device: 1, processes }.to_string();

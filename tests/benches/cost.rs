@@ -1,5 +1,5 @@
-//! What gpumem costs, each beside its baseline in the same run. On a machine with a GPU the first group is on it; where
-//! there is none it is left out.
+//! Measures the costs of gpumem, each beside its baseline in the same run. The first group uses the GPU; it is left out
+//! if there is none.
 //!
 //! `cargo bench -p gpumem-tests`
 
@@ -33,7 +33,7 @@ fn create_and_stop(gauge: Gauge) {
     black_box(trace.data());
 }
 
-/// The queries against the bare call, and a sampled trace, which takes two readings.
+/// Measures the queries against the bare call, and a sampled trace, which takes two readings.
 fn device(criterion: &mut Criterion) {
     if !gpumem::is_available() {
         gpumem_tests::skipped("no GPU");
@@ -44,7 +44,7 @@ fn device(criterion: &mut Criterion) {
     let handle = GpuHandle::new(0).expect("device 0 is there");
     let mut group = criterion.benchmark_group("device");
     group.warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(2));
-    // In turns, since clocks drift by more than the difference.
+    // The measurements alternate, because clocks drift by more than the difference.
     for round in 1..=5 {
         group.bench_function(format!("baseline: nvmlDeviceGetMemoryInfo_v2, cached handle ({round})"), |bench| {
             bench.iter(|| bare.memory_info());
@@ -69,7 +69,7 @@ fn addresses() -> impl Iterator<Item = u64> {
     (0..1024_u64).map(|block| 0x7f00_0000_0000 + block * 4096).cycle()
 }
 
-/// What one would write first.
+/// This is the simplest implementation.
 #[inline]
 fn insert_and_remove(map: &Mutex<HashMap<u64, u64>>, address: u64) {
     map.lock().unwrap().insert(address, 4096);
@@ -82,7 +82,7 @@ fn alloc_and_free(inbox: &BareInbox, address: u64) {
     inbox.free(address);
 }
 
-/// The inbox and the ledger, against a map behind a lock that does nothing else.
+/// Measures the inbox and the ledger, against a map behind a lock that does nothing else.
 fn events(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("events");
     let map = Mutex::new(HashMap::<u64, u64>::new());
@@ -104,7 +104,7 @@ fn events(criterion: &mut Criterion) {
     }
     for scopes in [1_u64, 10_000] {
         for scope in 1..=scopes {
-            // At different levels, so that the segments do not merge.
+            // The scopes have different levels, so that the segments do not merge.
             inbox.open(scope);
             inbox.alloc(scope * 8192 + 1, 1 << 20);
         }
@@ -148,14 +148,14 @@ fn events(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A pair of events as it comes in a program: after much other code, the driver's, that has pushed what events need out of the
-/// processor's inner caches. Printed is what a pair costs there, without the other code.
+/// Measures a pair of events as in a program: after much other code of the driver, which has evicted the code and data of
+/// events from the processor's inner caches. It prints the cost of a pair there, without the other code.
 fn cold(criterion: &mut Criterion) {
     /// Words that the other code reads: 256 KiB.
     const WORDS: usize = 1 << 15;
     type Other = fn(u64, &[u64]) -> u64;
 
-    /// One of many functions that have nothing in common but their look.
+    /// One of many functions that are similar but separate.
     #[inline(never)]
     fn other<const A: u64, const B: u64>(mut x: u64, words: &[u64]) -> u64 {
         let mut seed = (A * 16 + B + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -200,7 +200,7 @@ fn cold(criterion: &mut Criterion) {
             }
             begin.elapsed()
         };
-        // In turns, since clocks drift by more than the difference.
+        // The measurements alternate, because clocks drift by more than the difference.
         group.bench_function(name, |bench| {
             bench.iter_custom(|times| {
                 let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
@@ -215,8 +215,8 @@ fn cold(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What it costs to know which allocations made a peak: events in a scope that asks, against events in one that does not.
-/// Each event is of another scope than the last.
+/// Measures the cost of recording the allocations of a peak: events in a scope with this option, against events in one
+/// without it. Each event is in another scope than the last.
 fn peaks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("peaks");
     let address = |turn: u64| 0x7f00_0000_0000 + turn * 4096;
@@ -272,8 +272,7 @@ fn by_the_system() -> u32 {
     source::uncached_stack(|addresses| StackId(u32::try_from(addresses.len()).unwrap_or(0))).0
 }
 
-/// The stack of one block: one that was seen before, one that was not but leads through known functions, and by the unwinder
-/// of the system.
+/// Measures the stack of one block: a known one, a new one through known functions, and one by the unwinder of the system.
 fn stack(criterion: &mut Criterion) {
     // Stacks have numbers once the session has begun.
     SimGpu::install(Bytes::gib(16)).expect("there is no other device");
@@ -293,7 +292,8 @@ fn stack(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A part of a pool beside a block of the driver, each without a pool and with one. Two are allocated and freed in turn, or 500 are live.
+/// Measures a part of a pool beside a block of the driver, each without a pool and with one. Two are allocated and freed in turn, or 500
+/// are live.
 fn pools(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pools");
     let (without, with) = (BareInbox::default(), BareInbox::default());
@@ -315,10 +315,10 @@ fn pools(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// So many blocks go from one scope to the other at a time.
+/// This many blocks go from one scope to the other at a time.
 const BATCH: u64 = 1024;
 
-/// The longest that one event takes while a million blocks become live: no table is moved as a whole.
+/// Measures the longest time of one event while a million blocks become live: no table is moved as a whole.
 fn pauses(_: &mut Criterion) {
     let inbox = BareInbox::default();
     inbox.open(1);
@@ -337,8 +337,8 @@ fn pauses(_: &mut Criterion) {
 #[gpu_mem_trace]
 fn traced() {}
 
-/// A guard while traces are off. `GPUMEM_GAUGE=off cargo bench -p gpumem-tests --bench cost -- off`, or on a machine without a GPU:
-/// this benchmark comes first, because the others install simulated devices.
+/// Measures a guard while traces are off. `GPUMEM_GAUGE=off cargo bench -p gpumem-tests --bench cost -- off`, or on a machine
+/// without a GPU: this benchmark comes first, because the others install simulated devices.
 fn off(criterion: &mut Criterion) {
     if GpuMemTrace::new().data().gauge != Gauge::Off {
         gpumem_tests::skipped("traces are on");
@@ -352,8 +352,8 @@ fn off(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The end of a trace: silent, counted for statistics, and filtered out by its name.
-/// `GPUMEM=filtered=off cargo bench -p gpumem-tests --bench cost -- ends`.
+/// Measures the end of a trace: silent, counted for statistics, and filtered out by its name. `GPUMEM=filtered=off
+/// cargo bench -p gpumem-tests --bench cost -- ends`.
 fn ends(criterion: &mut Criterion) {
     SimGpu::install(Bytes::gib(16)).expect("there is no other device");
     let start = |ctx| GpuMemTrace::builder().ctx(ctx);

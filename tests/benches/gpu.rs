@@ -135,7 +135,7 @@ struct Table<'a> {
     options: &'a Options,
     rows: &'a [&'a Row],
     ways: &'a [&'a Way],
-    /// By row and way, in the order of the rounds.
+    /// The times by row and way, in the order of the rounds.
     times: &'a BTreeMap<(&'a str, &'a str), Vec<f64>>,
     functions: &'a BTreeMap<(&'a str, &'a str), f64>,
 }
@@ -212,7 +212,7 @@ struct Row {
     name: &'static str,
     kind: Kind,
     threads: usize,
-    /// Of each thread in each measurement.
+    /// The number of pairs of each thread in each measurement.
     times: usize,
     /// So many functions more than the bench has anyway.
     deeper: usize,

@@ -1,4 +1,5 @@
-//! By how much a process grows: with a million threads that end, a million scopes and requests with names of their own, 10^8 events.
+//! Measures the growth of a process: with a million threads that end, a million scopes and requests with names of their own, 10^8
+//! events.
 //!
 //! `cargo bench -p gpumem-tests --bench growth`
 

@@ -1,7 +1,7 @@
 //! Every function is there twice, with and without `#[gpu_mem_trace]`, and must create, use and drop the same values in the same
 //! order: however its arguments are declared, whichever of them its body names, and however it ends. One source for all editions.
 
-// Unusual shapes on purpose, and code that edition 2018 knows.
+// The shapes are unusual on purpose, and the code is valid in edition 2018.
 #![allow(clippy::all, clippy::pedantic)]
 
 use std::cell::{Cell, RefCell};
@@ -25,12 +25,12 @@ fn log(text: impl Into<String>) {
     LOG.with(|log| log.borrow_mut().push(text.into()));
 }
 
-/// Which way a body takes.
+/// The way that a body takes.
 fn flag() -> bool {
     FLAG.with(Cell::get)
 }
 
-/// Logs what happens to it.
+/// A value that logs its uses.
 struct D(&'static str);
 
 impl D {
@@ -114,7 +114,7 @@ fn run(function: impl FnOnce() -> Out) {
     end(catch_unwind(AssertUnwindSafe(function)));
 }
 
-/// Polled so many times, then dropped; true if it ended before.
+/// Polls a future this number of times, then drops it. Returns true if it ended before.
 fn poll(make: Make, times: u32) -> bool {
     let mut future = make();
     let mut context = Context::from_waker(Waker::noop());
@@ -190,7 +190,7 @@ pub(crate) fn compare(edition: u32) {
     assert!(shapes.len() >= 200, "{} shapes", shapes.len());
 }
 
-/// What each trace reports: what the function returns and its arguments are still there then, and none of its temporaries.
+/// Checks the report of each trace: the returned value and the arguments still exist then, and no temporary does.
 pub(crate) fn figures() {
     let figures = |run: Run| reports_of(run).iter().map(ToString::to_string).collect::<Vec<_>>();
     let line = |used: u64, peaked: u64| vec![format!("△Used Peaked MB: {:>6} {:>6} (step: exit)", used, peaked)];

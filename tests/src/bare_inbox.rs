@@ -12,7 +12,7 @@ const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 
 const POOL: PoolId = PoolId(1);
 
-/// An inbox of its own. Each call records one event.
+/// An inbox without a session. Each call records one event.
 #[derive(Debug)]
 pub struct BareInbox(Inbox);
 
@@ -62,8 +62,8 @@ impl BareInbox {
         self.open_as(scope, callsite, false, false);
     }
 
-    /// Opens a scope. With `at_peak`, it keeps which allocations made its peak. With `of_this_thread`, it counts only what the calling
-    /// thread allocates.
+    /// Opens a scope. With `at_peak`, it keeps the allocations that made its peak. With `of_this_thread`, it counts only allocations
+    /// of the calling thread.
     pub fn open_as(&self, scope: u64, callsite: u32, at_peak: bool, of_this_thread: bool) {
         let callsite = CallsiteId(callsite);
         let spec = ScopeSpec {
@@ -75,12 +75,12 @@ impl BareInbox {
         self.0.post(&EventKind::Open { scope: ScopeId(scope), spec });
     }
 
-    /// The calling thread enters a scope.
+    /// Lets the calling thread enter a scope.
     pub fn enter(&self, scope: u64) {
         self.0.post(&EventKind::Enter { scope: ScopeId(scope) });
     }
 
-    /// The calling thread leaves a scope.
+    /// Lets the calling thread leave a scope.
     pub fn leave(&self, scope: u64) {
         self.0.post(&EventKind::Leave { scope: ScopeId(scope) });
     }

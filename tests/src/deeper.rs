@@ -1,6 +1,6 @@
 use std::hint::black_box;
 
-/// Does something under so many calls, which the compiler keeps.
+/// Runs code under this number of calls, which the compiler keeps.
 #[inline(never)]
 pub fn deeper(depth: usize, at_the_bottom: &mut dyn FnMut()) {
     match depth {

@@ -1,4 +1,4 @@
-//! What only a GPU can show.
+//! Helpers for tests on a GPU.
 
 use std::{
     env,
@@ -11,7 +11,8 @@ use gpumem_driver::source::trial::calls_of_both_sources;
 
 use crate::Standin;
 
-/// `None`, and a line that says so, unless `GPUMEM_DEVICE` is set. One test of a process at a time: each sees the whole device.
+/// Returns `None` and prints a line unless `GPUMEM_DEVICE` is set. Only one test of a process runs at a time: each sees the
+/// whole device.
 pub fn device() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if env::var_os("GPUMEM_DEVICE").is_none() {
@@ -21,11 +22,11 @@ pub fn device() -> Option<MutexGuard<'static, ()>> {
     Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Where no device is used, all tests of this executable are run once more on two of the stand-in driver, with each source of exact
-/// figures, but for these, which need more than it has.
+/// If no device is used, runs all tests of this executable once more on two devices of the stand-in driver, with each source of
+/// exact figures. It leaves out the given tests, which need more than the stand-in driver has.
 ///
 /// # Panics
-/// When one of them fails.
+/// Panics if one of them fails.
 pub fn on_the_standin(but_for: &[&str]) {
     if env::var_os("GPUMEM_DEVICE").is_some() {
         return;
@@ -46,10 +47,10 @@ pub fn on_the_standin(but_for: &[&str]) {
 const BOTH_SOURCES: &str = "both sources";
 const BOTH_SOURCES_TEST: &str = "both_sources_report_the_same";
 
-/// Where no device is used, the test `both_sources_report_the_same` of this executable is run once more, on this stand-in driver.
+/// If no device is used, runs the test `both_sources_report_the_same` of this executable once more, on this stand-in driver.
 ///
 /// # Panics
-/// When the test fails, or has compared nothing.
+/// Panics if the test fails, or has compared nothing.
 pub fn on_the_standin_with_both_sources(machine: Standin) {
     if env::var_os("GPUMEM_DEVICE").is_some() {
         return;
@@ -61,10 +62,11 @@ pub fn on_the_standin_with_both_sources(machine: Standin) {
     println!("{}", outcome.stdout);
 }
 
-/// What the dispatch table and CUPTI report of the same calls. `None`, and a line that says why, where one of them cannot be used.
+/// Returns the reports of the dispatch table and of CUPTI about the same calls. If one of them cannot be used, it prints the
+/// reason and returns `None`.
 ///
 /// # Panics
-/// On the stand-in driver with both sources, when one of them cannot be used.
+/// Panics on the stand-in driver with both sources, if one of them cannot be used.
 pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
     unsubscribe();
     let reported = calls_of_both_sources(program);
@@ -77,28 +79,28 @@ pub fn reported_by_both(program: impl FnOnce()) -> Option<[Vec<String>; 2]> {
         .ok()
 }
 
-/// Collects everything that is wrong and fails at the end: GPU time is rare, so one run has to show all of it.
+/// Collects all errors and fails at the end: GPU time is rare, so one run has to show all of them.
 #[derive(Debug, Default)]
 pub struct Wrong(Vec<String>);
 
 impl Wrong {
-    /// Adds what was wrong.
+    /// Adds an error.
     pub fn note(&mut self, result: Result<(), String>) {
         self.0.extend(result.err());
     }
 
-    /// Adds this unless it is right.
+    /// Adds an error unless the condition is true.
     pub fn unless(&mut self, right: bool, what: impl FnOnce() -> String) {
         self.note(if right { Ok(()) } else { Err(what()) });
     }
 
-    /// How much was wrong.
+    /// Returns the number of errors.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
     /// # Panics
-    /// When something was wrong.
+    /// Panics if there was an error.
     #[track_caller]
     pub fn end(self) {
         assert!(self.0.is_empty(), "{:#?}", self.0);

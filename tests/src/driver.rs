@@ -6,11 +6,11 @@ use cudarc::driver::sys;
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i32;
 
-/// The result of a call. The tests name only functions of at most six integers and pointers, which x86-64 and arm64 pass in
-/// registers, and pass pointers to what is alive and as large as the function reads or writes.
+/// Returns the result of a call. The tests name only functions of at most six integers and pointers, which x86-64 and arm64
+/// pass in registers. Their pointers are to live memory of the size that the function reads or writes.
 ///
 /// # Panics
-/// When the driver does not have the function, or when there are more arguments.
+/// Panics if the driver does not have the function, or if there are more arguments.
 pub fn call(function: &str, arguments: &[u64]) -> i32 {
     let name = CString::new(function).expect("names have no zeros");
     // SAFETY: loading the driver has no preconditions.
@@ -27,14 +27,14 @@ pub fn call(function: &str, arguments: &[u64]) -> i32 {
 /// Makes a call that succeeds.
 ///
 /// # Panics
-/// When it does not.
+/// Panics if it does not.
 #[track_caller]
 pub fn done(function: &str, arguments: &[u64]) {
     let code = call(function, arguments);
     assert_eq!(code, 0, "{function} {arguments:x?}");
 }
 
-/// The code of a call that puts something where its out-parameter is, and what that is; the rest of the word is 0 where that is narrower.
+/// Returns the code of a call, and the value of its out-parameter; the rest of the word is 0 if the value is narrower.
 pub fn try_put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> (i32, u64) {
     let mut out = Box::new(0_u64);
     let at = ptr::from_mut(&mut *out).expose_provenance();
@@ -42,10 +42,10 @@ pub fn try_put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> (i32,
     (code, *std::hint::black_box(out))
 }
 
-/// What a call puts there that succeeds.
+/// Returns the out-parameter of a call that succeeds.
 ///
 /// # Panics
-/// When it does not.
+/// Panics if it does not.
 #[track_caller]
 pub fn put(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> u64 {
     let (code, out) = try_put(function, arguments);

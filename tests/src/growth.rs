@@ -1,4 +1,5 @@
-//! How much memory a process keeps for threads that have ended, names of scopes, and events: none, beyond documented limits.
+//! Measures the memory that a process keeps for threads that have ended, names of scopes, and events: none, beyond
+//! documented limits.
 
 use std::{fs, thread};
 
@@ -6,14 +7,14 @@ use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
 
 use crate::{Random, bare_inbox::BareInbox};
 
-/// What the process has in memory.
+/// Returns the memory of the process.
 fn resident() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").expect("this is Linux");
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
     pages.expect("the second figure is a number of pages") * 4096
 }
 
-/// By how many bytes the process grows while `work` is done so many times, after it was done some times before.
+/// Returns the growth of the process in bytes while `work` is done this number of times, after some times before.
 fn growth(before: u64, times: u64, mut work: impl FnMut(u64)) -> u64 {
     (0..before).for_each(&mut work);
     let had = resident();
@@ -25,10 +26,11 @@ fn trace(name: impl Into<String>) -> GpuMemTrace {
     GpuMemTrace::builder().ctx(name).thread_local_only().on_exit_report(false).start().expect("the device is there")
 }
 
-/// Growth over so many threads that open a scope, allocate and end. Some leave their scope and their block to the next.
+/// Returns the growth over this number of threads that open a scope, allocate and end. Some leave their scope and their
+/// block to the next.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
     growth(threads / 10, threads, |number| {
         let works = move |gpu: &SimGpu| {
@@ -39,10 +41,11 @@ pub fn of_threads(gpu: &SimGpu, threads: u64) -> u64 {
     })
 }
 
-/// Growth over so many scopes, of which each has a path and a name of its own, once there are as many paths as gpumem distinguishes.
+/// Returns the growth over this number of scopes, each with a path and a name of its own, once there are as many paths as gpumem
+/// distinguishes.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
     growth(70_000, names, |number| {
         let outer = trace(format!("outer {}", number / 1000 % 1000));
@@ -53,10 +56,11 @@ pub fn of_names(gpu: &SimGpu, names: u64) -> u64 {
     })
 }
 
-/// Growth over so many requests of a service, each with a name of its own, that are counted for statistics.
+/// Returns the growth over this number of requests of a service, each with a name of its own, that are counted for
+/// statistics.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_requests(gpu: &SimGpu, requests: u64) -> u64 {
     let grown = growth(2_000, requests, |number| {
         let request =
@@ -69,10 +73,10 @@ pub fn of_requests(gpu: &SimGpu, requests: u64) -> u64 {
     grown
 }
 
-/// What this many live parts of a pool take.
+/// Returns the memory of this many live parts of a pool.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_parts(parts: u64) -> u64 {
     let inbox = BareInbox::default();
     inbox.register_pool(1 << 40);
@@ -81,11 +85,11 @@ pub fn of_parts(parts: u64) -> u64 {
     grown
 }
 
-/// Growth over so many allocations and as many frees, of 10,000 blocks at random addresses. Some come at an address that is in use,
-/// as if a free was missed. Sometimes a lost event is recorded.
+/// Returns the growth over this number of allocations and frees, of 10,000 blocks at random addresses. Some are at an address that
+/// is in use, as if a free was missed. Sometimes a lost event is recorded.
 ///
 /// # Panics
-/// Where there is no `/proc`.
+/// Panics if there is no `/proc`.
 pub fn of_events(pairs: u64) -> u64 {
     const LIVE: usize = 10_000;
     let inbox = BareInbox::default();

@@ -18,11 +18,11 @@ impl Standin {
         for symbol in &self.hidden {
             hide(&mut bytes, symbol);
         }
-        // As processes that use the driver are known: by the names of the files that they have loaded.
+        // Processes that use the driver are known by the names of the files that they have loaded.
         let object = folder.join("libcuda.so.standin");
         fs::write(&object, &bytes)?;
         for library in Library::ALL {
-            // Where a real driver is installed, the loader would find it under the name that we do not take.
+            // If a real driver is installed, the loader would find it under the name that we do not take.
             let names = [format!("{}.so.1", library.name()), format!("{}.so", library.name())];
             let names = &names[..if system_has(library) { 2 } else { 1 }];
             for name in names {
@@ -59,7 +59,7 @@ fn image() -> &'static Image {
     })
 }
 
-/// What the shared object calls itself, which no program asks for.
+/// The own name of the shared object, which no program asks for.
 const SONAME: &str = "libstandi.so.0";
 
 /// Returns whether the loader finds this library without our help.
@@ -78,7 +78,7 @@ fn hide(object: &mut [u8], symbol: &str) {
 fn spell(object: &mut [u8], old: &str, new: &str) {
     assert_eq!(old.len(), new.len(), "{new} cannot take the place of {old}");
     let name = format!("\0{old}\0").into_bytes();
-    // There alone: a search of the whole file takes a tenth of a second where nothing is optimised.
+    // Only this part is searched: a search of the whole file takes a tenth of a second without optimisation.
     let names = image().names();
     let places: Vec<usize> = names.filter(|start| object[*start..].starts_with(&name)).collect();
     assert!(!places.is_empty(), "the stand-in driver has no {old}");

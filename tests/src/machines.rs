@@ -3,7 +3,7 @@
 use crate::script::check;
 use crate::{Outcome, Standin};
 
-/// Machines that differ in what allocations are intercepted by, and in nothing else.
+/// Machines that differ only in the source that intercepts allocations.
 #[derive(Debug, Clone)]
 pub struct Machines(Vec<(&'static str, &'static str, Standin)>);
 
@@ -19,7 +19,7 @@ impl Standin {
 }
 
 impl Machines {
-    /// One after the other.
+    /// Returns the machines, one after the other.
     pub fn all(&self) -> impl Iterator<Item = &Standin> {
         self.0.iter().map(|(.., machine)| machine)
     }
@@ -27,7 +27,7 @@ impl Machines {
     /// [`check`] on each machine. In the answers, `SOURCE` and `LIBRARY` stand for the machine's own.
     ///
     /// # Panics
-    /// As that.
+    /// Panics as [`check`] does.
     #[track_caller]
     pub fn check(&self, script: &str) -> Vec<Outcome> {
         let run = |(source, library, machine): &(&str, &str, Standin)| {

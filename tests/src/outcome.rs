@@ -1,19 +1,19 @@
-//! What a child process wrote, and which calls of the driver it made.
+//! The output of a child process, and its calls of the driver.
 
 use std::fmt::{self, Display};
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     pub(crate) machine: String,
     pub(crate) script: String,
     pub(crate) exit: Option<String>,
     pub(crate) succeeded: bool,
-    /// What the probe and gpumem's reports wrote.
+    /// The output of the probe and of gpumem's reports.
     pub stdout: String,
-    /// What gpumem's notices and panics wrote.
+    /// The output of gpumem's notices and of panics.
     pub stderr: String,
-    /// The calls that the driver was asked, in order, such as `nvmlDeviceGetMemoryInfo_v2[0]=15`.
+    /// The calls of the driver, in order, such as `nvmlDeviceGetMemoryInfo_v2[0]=15`.
     pub calls: Vec<String>,
 }
 
@@ -23,7 +23,7 @@ impl Outcome {
         self.succeeded
     }
 
-    /// How the program ended: `exit status: 7`, `signal: 9 (SIGKILL)`.
+    /// The end of the program: `exit status: 7`, `signal: 9 (SIGKILL)`.
     pub fn exit(&self) -> &str {
         self.exit.as_deref().unwrap_or("killed by the test")
     }
@@ -33,26 +33,26 @@ impl Outcome {
         self.succeeded && !self.stderr.contains("panicked at")
     }
 
-    /// What the first command of this name answered; `get 1` is found by `get 1` alone.
+    /// Returns the answer of the first command of this name; `get 1` is only found by `get 1`.
     ///
     /// # Panics
-    /// When there is no such answer.
+    /// Panics if there is no such answer.
     pub fn answer(&self, command: &str) -> &str {
         self.answers(command).first().unwrap_or_else(|| panic!("no answer to `{command}`\n{self}"))
     }
 
-    /// What every command of this name answered, in order.
+    /// Returns the answers of all commands of this name, in order.
     pub fn answers<'a>(&'a self, command: &str) -> Vec<&'a str> {
         let answer = |line: &'a str| line.strip_prefix("> ")?.strip_prefix(command)?.strip_prefix(": ");
         self.stdout.lines().filter_map(answer).collect()
     }
 
-    /// The lines of stdout that are gpumem's reports and not the probe's answers.
+    /// Returns the lines of stdout that are gpumem's reports and not the probe's answers.
     pub fn reports(&self) -> Vec<&str> {
         self.stdout.lines().filter(|line| !line.starts_with("> ")).collect()
     }
 
-    /// How many contexts came into being.
+    /// Returns the number of created contexts.
     pub fn contexts_created(&self) -> usize {
         self.calls.iter().filter(|call| call.starts_with("context_created")).count()
     }

@@ -19,7 +19,7 @@ const PART: &str = "GPUMEM_TEST_PART";
 const MACHINE: [&str; 3] = ["GPUMEM_DEVICE", "GPUMEM_SOURCE", "GPUMEM_STANDIN"];
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What this process is to do, if it was started for a part of a test.
+/// Returns the part of a test for which this process was started, if there is one.
 pub fn part() -> Option<String> {
     env::var(PART).ok()
 }
@@ -34,7 +34,7 @@ impl OwnProcess {
     /// machine a test runs are set.
     ///
     /// # Panics
-    /// When the path of this executable is not known.
+    /// Panics if the path of this executable is not known.
     pub fn new(test: &str) -> Self {
         let mut command = Command::new(env::current_exe().expect("a test has a path"));
         for (name, _) in env::vars_os() {
@@ -48,24 +48,24 @@ impl OwnProcess {
         Self(command)
     }
 
-    /// What [`part`] answers in it.
+    /// Sets the answer of [`part`] in it.
     pub fn part(self, part: &str) -> Self {
         self.env(PART, part)
     }
 
-    /// A variable of its environment.
+    /// Sets a variable of its environment.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.0.env(name, value);
         self
     }
 
-    /// Variables of its environment.
+    /// Sets variables of its environment.
     pub fn envs(mut self, variables: &[(&str, &str)]) -> Self {
         self.0.envs(variables.iter().copied());
         self
     }
 
-    /// The command, for a test that runs it by itself; [`Ended::of`] reads what it wrote.
+    /// Returns the command, for a test that runs it by itself; [`Ended::of`] reads its output.
     pub fn command(self) -> Command {
         self.0
     }
@@ -73,7 +73,7 @@ impl OwnProcess {
     /// Starts it.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// Panics if the program cannot be started.
     pub fn start(mut self) -> Running {
         Running::start(&mut self.0)
     }
@@ -81,7 +81,7 @@ impl OwnProcess {
     /// Runs it.
     ///
     /// # Panics
-    /// As [`Running::end`].
+    /// Panics for the same reasons as [`Running::end`].
     #[track_caller]
     pub fn run(self) -> Ended {
         self.start().end()
@@ -90,7 +90,7 @@ impl OwnProcess {
     /// Runs it to a good end.
     ///
     /// # Panics
-    /// When it fails, and as [`Running::end`].
+    /// Panics if it fails, and for the same reasons as [`Running::end`].
     #[track_caller]
     pub fn passes(self) -> Ended {
         let ended = self.run();
@@ -130,7 +130,7 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Panics
-    /// When it does not end in time, or has run no test.
+    /// Panics if it does not end in time, or has run no test.
     #[track_caller]
     pub fn end(self) -> Ended {
         Ended::of(self.output())
@@ -140,16 +140,16 @@ impl Running {
 /// Does the same as [`Command::output`], with a deadline.
 ///
 /// # Panics
-/// When the program cannot be started, or does not end in time.
+/// Panics if the program cannot be started, or does not end in time.
 #[track_caller]
 pub fn output_of(command: &mut Command) -> Output {
     Running::start(command).output()
 }
 
-/// How it ended, and what it wrote.
+/// The end of a process, and its output.
 #[derive(Debug)]
 pub struct Ended {
-    /// None after a signal.
+    /// The exit code. None after a signal.
     pub code: Option<i32>,
     /// All of it.
     pub stdout: String,
@@ -161,7 +161,7 @@ impl Ended {
     /// What a [`command`](OwnProcess::command) wrote.
     ///
     /// # Panics
-    /// When it has run no test.
+    /// Panics if it has run no test.
     #[track_caller]
     pub fn of(output: Output) -> Self {
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());

@@ -10,16 +10,16 @@ use object::{Object as _, ObjectSection as _, ObjectSegment as _, ObjectSymbol a
 use crate::Standin;
 use crate::stub::{DEINITIALIZED, Stub};
 
-/// What is wrong with the stubs of a driver.
+/// The faults of the stubs of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patch {
     /// All of them compare with another number.
     Unrecognisable,
     /// The stub of this function compares with another number.
     OtherNumber(&'static str),
-    /// It looks at another word than the other stubs do.
+    /// It reads another word than the other stubs.
     OtherWord(&'static str),
-    /// It begins with a jump, as where another library has put its own code there. Calls go past the slot.
+    /// It begins with a jump, as if another library had put its own code there. Calls go past the slot.
     Overwritten(&'static str),
     /// The slot of this function is in such a place.
     Slot(&'static str, Place),
@@ -27,27 +27,27 @@ pub enum Patch {
     SharedSlot(&'static str, &'static str),
 }
 
-/// Where a slot should not be; see the stand-in driver's `stubs.rs`. One function at most has a slot in such a place.
+/// A wrong place of a slot; see the stand-in driver's `stubs.rs`. At most one function has a slot in such a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// In memory that becomes read-only after relocation.
+    /// The slot is in memory that becomes read-only after relocation.
     Relro,
-    /// In a segment that is read-only in the file already.
+    /// The slot is in a segment that is read-only in the file already.
     ReadOnly,
-    /// At an address that is no multiple of 8.
+    /// The slot is at an address that is no multiple of 8.
     Split,
 }
 
 /// Without one of these, the stubs are not recognisable.
 impl Standin {
-    /// A driver as those since 470 are: each function is a stub that goes through a slot.
+    /// Makes a driver like those since 470: each function is a stub that goes through a slot.
     #[must_use]
     pub fn dispatch(mut self) -> Self {
         self.patches.retain(|patch| *patch != Patch::Unrecognisable);
         self
     }
 
-    /// Such a driver, where this is wrong with the stubs.
+    /// Makes such a driver with this fault of the stubs.
     #[must_use]
     pub fn patch(self, patch: Patch) -> Self {
         let mut machine = self.dispatch();
@@ -55,26 +55,26 @@ impl Standin {
         machine
     }
 
-    /// Such a driver, where the slot of this function points out of the library from the start.
+    /// Makes such a driver, where the slot of this function points out of the library from the start.
     #[must_use]
     pub fn bad_slot(self, function: &str) -> Self {
         self.dispatch().set(format!("foreign_slot={function}"))
     }
 
-    /// Returns whether the stubs are such, but for what is wrong with some.
+    /// Returns whether the stubs are such, apart from faults.
     pub(crate) fn has_dispatch(&self) -> bool {
         !self.patches.contains(&Patch::Unrecognisable)
     }
 }
 
-/// What is known of the file of the stand-in driver, and does not change with its copies.
+/// The facts about the file of the stand-in driver, which are the same in its copies.
 #[derive(Debug)]
 pub(crate) struct Image {
-    /// The addresses of what it exports.
+    /// The addresses of its exports.
     symbols: HashMap<String, u64>,
-    /// The addresses of what the file has, and where in the file that begins.
+    /// The addresses of the segments, and their offsets in the file.
     segments: Vec<(Range<u64>, u64)>,
-    /// Where its relocations, its dynamic section and the names that the loader reads are in the file.
+    /// The offsets of its relocations, its dynamic section and the names that the loader reads.
     relocations: Range<usize>,
     dynamic: Range<usize>,
     names: Range<usize>,
@@ -102,7 +102,7 @@ impl Image {
         Ok(Self { symbols, segments, relocations, dynamic, names, bytes })
     }
 
-    /// The file, with all this done to it.
+    /// Returns the file with these changes.
     pub(crate) fn patched(&self, patches: &[Patch]) -> Vec<u8> {
         let mut copy = Copy { image: self, bytes: self.bytes.clone() };
         for patch in patches {
@@ -111,7 +111,7 @@ impl Image {
         copy.bytes
     }
 
-    /// Where the names are that the loader reads.
+    /// Returns the place of the names that the loader reads.
     pub(crate) fn names(&self) -> Range<usize> {
         self.names.clone()
     }
@@ -120,7 +120,7 @@ impl Image {
         *self.symbols.get(symbol).unwrap_or_else(|| panic!("the stand-in driver has no {symbol}"))
     }
 
-    /// Where the byte of an address is in the file.
+    /// Returns the offset of an address in the file.
     fn offset(&self, address: u64) -> usize {
         let segment = self.segments.iter().find(|(addresses, _)| addresses.contains(&address));
         let (addresses, start) = segment.unwrap_or_else(|| panic!("the stand-in driver has nothing at {address:#x}"));
@@ -167,7 +167,7 @@ impl Copy<'_> {
         Some((address, Stub::read(bytes, address)?))
     }
 
-    /// A function's address, and its stub.
+    /// Returns a function's address, and its stub.
     fn stub(&self, function: &str) -> (u64, Stub) {
         self.stub_if_any(function).unwrap_or_else(|| panic!("the stand-in driver has no stub for {function}"))
     }
@@ -203,7 +203,7 @@ impl Copy<'_> {
         self.point_stub_at(function, place);
     }
 
-    /// Where in the file the relocation of this address is, and the address that the loader puts there.
+    /// Returns the offset of the relocation of this address, and the address that the loader puts there.
     fn relocation(&self, address: u64) -> (usize, u64) {
         const RELATIVE: u64 = 8;
         let found = self.image.relocations.clone().step_by(24).find(|at| self.words(*at) == [address, RELATIVE]);
@@ -211,8 +211,8 @@ impl Copy<'_> {
         (at, self.words::<3>(at)[2])
     }
 
-    /// Has the loader make everything writable while it relocates (`DT_TEXTREL`). The entry takes the place of one that only saves
-    /// time (`DT_RELACOUNT`).
+    /// Makes the loader map everything writable while it relocates (`DT_TEXTREL`). The entry takes the place of one that only
+    /// saves time (`DT_RELACOUNT`).
     fn relocate_read_only_data(&mut self) {
         const TEXTREL: u64 = 22;
         const RELACOUNT: u64 = 0x6fff_fff9;

@@ -8,7 +8,7 @@ use std::{env, io, thread};
 /// Waits for the child, or kills it and returns `None`.
 ///
 /// # Errors
-/// When it cannot be waited for.
+/// Returns an error if it cannot be waited for.
 pub fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<process::ExitStatus>> {
     let end = Instant::now() + limit;
     loop {
@@ -24,10 +24,10 @@ pub fn wait(child: &mut process::Child, limit: Duration) -> io::Result<Option<pr
     }
 }
 
-/// What Cargo built beside the running test: in the same folder or the one above.
+/// Returns the file that Cargo built beside the running test: in the same folder or the one above.
 ///
 /// # Panics
-/// When it was not built.
+/// Panics if it was not built.
 pub fn built(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap_or_else(|error| panic!("the path of this test is not known: {error}"));
     let places = test.ancestors().skip(1).take(2).map(|folder| folder.join(name));

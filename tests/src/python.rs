@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, env, fs, path::PathBuf, process::Command};
 
-/// The interpreters on the path, and those that pyenv has installed: one of each version. Without one, says that the test is skipped.
+/// Returns the interpreters on the path, and those that pyenv has installed: one of each version. If there is none, it prints that
+/// the test is skipped.
 pub fn interpreters() -> BTreeMap<(u32, u32), PathBuf> {
     let names = ["python3", "python3.11", "python3.12", "python3.13", "python3.14"];
     let path = env::var_os("PATH").unwrap_or_default();
@@ -18,7 +19,7 @@ pub fn interpreters() -> BTreeMap<(u32, u32), PathBuf> {
     found
 }
 
-/// The version of an interpreter that is supported: with the global lock.
+/// Returns the version of a supported interpreter, which has the global lock.
 fn version(path: &PathBuf) -> Option<(u32, u32)> {
     const SHOW: &str =
         "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)";

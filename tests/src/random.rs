@@ -3,7 +3,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Any seed will do.
+    /// Makes the numbers of a seed. Any seed is allowed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -11,7 +11,7 @@ impl Random {
     /// One of 0 to before `end`; 0 if that is 0.
     ///
     /// # Panics
-    /// When `end` is negative.
+    /// Panics if `end` is negative.
     pub fn below<T: TryInto<u64> + TryFrom<u64>>(&mut self, end: T) -> T {
         let end = end.try_into().ok().expect("an end is not negative");
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,5 @@
-//! Scripts for the probe with the answers behind the commands: `command = answer`. A `call` without an answer has to succeed.
+//! Runs scripts for the probe with the answers behind the commands: `command = answer`. A `call` without an answer has to
+//! succeed.
 
 use std::collections::BTreeMap;
 use std::panic::{RefUnwindSafe, catch_unwind};
@@ -11,8 +12,8 @@ pub const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; 
 /// Commands that have others in them, with `|` between.
 const NESTING: [&str; 4] = ["other_thread ", "at_exit ", "at_thread_exit ", "fork "];
 
-/// What gpumem may call in the driver while the program is in one of its calls: to look up blocks and streams that it does not know,
-/// and once whether a device has memory of its own.
+/// The calls of the driver that gpumem may make while the program is in a call: it looks up unknown blocks and streams, and asks
+/// once whether a device has memory of its own.
 const HARMLESS: [&str; 6] = [
     "cuDeviceGetAttribute",
     "cuptiGetDeviceId",
@@ -24,10 +25,10 @@ const HARMLESS: [&str; 6] = [
 /// CUPTI reports in which context a call is made. A hook asks the driver.
 const HARMLESS_IN_A_HOOK: [&str; 4] = ["cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId", "cuDevicePrimaryCtxGetState"];
 
-/// Runs a script, compares the answers, and looks at what gpumem called in the driver meanwhile.
+/// Runs a script, compares the answers, and checks gpumem's calls of the driver meanwhile.
 ///
 /// # Panics
-/// As [`check_answers`], and when gpumem made a call of the driver that is not harmless.
+/// Panics for the same reasons as [`check_answers`], and if gpumem made a call of the driver that is not harmless.
 #[track_caller]
 pub fn check(machine: &Standin, script: &str) -> Outcome {
     let outcome = check_answers(machine, script);
@@ -39,7 +40,7 @@ pub fn check(machine: &Standin, script: &str) -> Outcome {
 /// Runs a script and compares the answers.
 ///
 /// # Panics
-/// When an answer is another one, or when the probe does not end well.
+/// Panics if an answer is another one, or if the probe does not end well.
 #[track_caller]
 pub fn check_answers(machine: &Standin, script: &str) -> Outcome {
     let mut expected: BTreeMap<&str, Vec<Option<&str>>> = BTreeMap::new();
@@ -73,7 +74,7 @@ pub fn check_answers(machine: &Standin, script: &str) -> Outcome {
 /// Returns whether a line of the log is a call of the program's, or one that a hook or a callback may make.
 fn is_harmless(call: &str) -> bool {
     let Some((outer, inner)) = call.rsplit_once('>') else { return true };
-    // Which primary context it is that ends, a hook can only ask by taking it.
+    // A hook can find the primary context that ends only by retaining it.
     let may_retain = outer.starts_with("cuDevicePrimaryCtxRe") && inner.starts_with("cuDevicePrimaryCtxRe");
     // The stand-in driver does that itself, with the setting for nested calls.
     let is_nested = ["cuMemAllocPitch_v2", "cuMemAllocManaged"].contains(&outer) && inner.starts_with("cuMemAlloc_v2");
@@ -85,23 +86,23 @@ fn is_harmless(call: &str) -> bool {
 /// Fails with everything about the run.
 ///
 /// # Panics
-/// When it is not true.
+/// Panics if it is not true.
 #[track_caller]
 pub fn ensure(truth: bool, what: &str, outcome: &Outcome) {
     assert!(truth, "{what}\n{outcome}");
 }
 
 /// # Panics
-/// When the command has another answer.
+/// Panics if the command has another answer.
 #[track_caller]
 pub fn ensure_answer(outcome: &Outcome, command: &str, answer: &str) {
     assert_eq!(outcome.answer(command), answer, "`{command}`\n{outcome}");
 }
 
-/// The answer is an error, and it has all these words in it.
+/// Checks that the answer is an error with all these words.
 ///
 /// # Panics
-/// When it is not.
+/// Panics if it is not.
 #[track_caller]
 pub fn ensure_error<'a>(outcome: &Outcome, command: &str, says: impl IntoIterator<Item = &'a str>) {
     let answer = outcome.answer(command);
@@ -111,29 +112,29 @@ pub fn ensure_error<'a>(outcome: &Outcome, command: &str, says: impl IntoIterato
     }
 }
 
-/// The program went on to its end as if nothing was wrong.
+/// Checks that the program ran to its end as if nothing was wrong.
 ///
 /// # Panics
-/// When it did not.
+/// Panics if it did not.
 #[track_caller]
 pub fn ensure_clean(outcome: &Outcome) {
     ensure(outcome.is_clean(), "panicked or did not end well", outcome);
 }
 
-/// The same, and no context came into being.
+/// Checks the same, and that no context was created.
 ///
 /// # Panics
-/// When it is not so.
+/// Panics if it is not so.
 #[track_caller]
 pub fn ensure_unharmed(outcome: &Outcome) {
     ensure_clean(outcome);
     ensure(outcome.contexts_created() == 0, "created a context", outcome);
 }
 
-/// Checks every case, so that one run shows all that are wrong.
+/// Checks every case, so that one run shows all errors.
 ///
 /// # Panics
-/// When some are wrong.
+/// Panics if some are wrong.
 #[track_caller]
 pub fn each<T: RefUnwindSafe>(cases: &[T], check: impl Fn(&T) + RefUnwindSafe) {
     let failed = cases.iter().filter(|case| catch_unwind(|| check(case)).is_err()).count();

@@ -15,10 +15,11 @@ fn keep_reports() {
     }));
 }
 
-/// A simulated device of its own for the calling test, current on its thread. Reports are not printed: [`reported_lines`] has them.
+/// Makes a simulated device for the calling test alone, current on its thread. Reports are not printed: [`reported_lines`] has
+/// them.
 ///
 /// # Panics
-/// Under `GPUMEM_SIM`.
+/// Panics under `GPUMEM_SIM`.
 pub fn simulated_gpu() -> SimGpu {
     keep_reports();
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");
@@ -26,12 +27,12 @@ pub fn simulated_gpu() -> SimGpu {
     gpu
 }
 
-/// What the calling thread reported since the last call.
+/// Returns the reports of the calling thread since the last call.
 pub fn reported_lines() -> Vec<String> {
     REPORTS.take().iter().map(Report::to_string).collect()
 }
 
-/// What the calling thread reports while this runs.
+/// Returns the reports of the calling thread while this runs.
 pub fn reports_of<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     keep_reports();
     REPORTS.take();

@@ -1,15 +1,16 @@
-//! Tests that cannot run here.
+//! Marks tests that cannot run here.
 
 use std::{env, fmt::Display, io::Write};
 
-/// Set by `.ci/run`: how the reasons begin for which a test may be skipped there, separated by semicolons.
+/// `.ci/run` sets this variable to the beginnings of the reasons for which a test may be skipped there, separated by
+/// semicolons.
 const MAY_SKIP: &str = "GPUMEM_TESTS_MAY_SKIP";
 
-/// Says that the calling test is skipped, and why. The line `skipped: …` goes to stderr itself and not through `eprintln!`, whose output
-/// the test runner keeps to itself when a test passes.
+/// Prints that the calling test is skipped, and the reason. The line `skipped: …` goes to stderr itself and not through `eprintln!`,
+/// whose output the test runner keeps to itself when a test passes.
 ///
 /// # Panics
-/// When the variable above is set and allows other reasons only.
+/// Panics if the variable above is set and allows other reasons only.
 pub fn skipped(why: impl Display) {
     let why = why.to_string();
     if let Ok(reasons) = env::var(MAY_SKIP) {

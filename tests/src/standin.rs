@@ -24,14 +24,14 @@ pub enum Library {
     Nvml,
 }
 
-/// Where a machine's libcupti lies.
+/// The place of a machine's libcupti.
 #[derive(Debug, Clone)]
 pub(crate) enum Cupti {
-    /// Nowhere.
+    /// There is none.
     Missing,
-    /// On the loader's path.
+    /// It is on the loader's path.
     OnPath(String),
-    /// In a folder below the one that this variable names.
+    /// It is in a folder below the one that this variable names.
     Under { variable: String, folder: String, name: String },
 }
 
@@ -39,7 +39,7 @@ impl Library {
     /// Those that come with the driver.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Nvml];
 
-    /// The name as messages spell it.
+    /// Returns the name as messages spell it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cuda => "libcuda",
@@ -48,7 +48,7 @@ impl Library {
     }
 }
 
-/// A machine with the stand-in driver, and everything that is to be wrong with it.
+/// A machine with the stand-in driver, and its faults.
 #[derive(Debug, Clone)]
 pub struct Standin {
     pub(crate) settings: Vec<String>,
@@ -70,8 +70,8 @@ impl Default for Standin {
 }
 
 impl Standin {
-    /// One card of 16 GiB with which nothing is wrong, on a machine without a CUDA toolkit and so without libcupti. The driver's
-    /// functions cannot be recognised as stubs, as those of drivers before 470: see [`dispatch`](Self::dispatch).
+    /// Makes a machine with one card of 16 GiB and no faults, without a CUDA toolkit and so without libcupti. The driver's
+    /// functions cannot be recognised as stubs, like those of drivers before 470: see [`dispatch`](Self::dispatch).
     pub fn new() -> Self {
         Self {
             settings: Vec::new(),
@@ -88,83 +88,83 @@ impl Standin {
         }
     }
 
-    /// A setting of `GPUMEM_STANDIN`, such as `devices=2`.
+    /// Adds a setting of `GPUMEM_STANDIN`, such as `devices=2`.
     #[must_use]
     pub fn set(mut self, setting: impl Into<String>) -> Self {
         self.settings.push(setting.into());
         self
     }
 
-    /// This many cards, each with 1 GiB more than the last.
+    /// Sets the number of cards, each with 1 GiB more than the last.
     #[must_use]
     pub fn devices(self, count: u32) -> Self {
         self.set(format!("devices={count}"))
     }
 
-    /// A fault of `GPUMEM_STANDIN_FAIL`, such as `cuInit=803` or `nvmlDeviceGetMemoryInfo_v2[1]=15@3`.
+    /// Adds a fault of `GPUMEM_STANDIN_FAIL`, such as `cuInit=803` or `nvmlDeviceGetMemoryInfo_v2[1]=15@3`.
     #[must_use]
     pub fn fail(mut self, fault: impl Into<String>) -> Self {
         self.faults.push(fault.into());
         self
     }
 
-    /// A machine without this library.
+    /// Removes this library.
     #[must_use]
     pub fn without(mut self, library: Library) -> Self {
         self.missing.push(library);
         self
     }
 
-    /// A machine where this library's file is no library.
+    /// Replaces this library by a file that is no library.
     #[must_use]
     pub fn damaged(mut self, library: Library) -> Self {
         self.damaged.push(library);
         self
     }
 
-    /// A driver that lacks this function.
+    /// Removes this function from the driver.
     #[must_use]
     pub fn without_symbol(mut self, symbol: impl Into<String>) -> Self {
         self.hidden.push(symbol.into());
         self
     }
 
-    /// A machine with libcupti on the loader's path.
+    /// Adds libcupti on the loader's path.
     #[must_use]
     pub fn cupti(self) -> Self {
         self.cupti_named("libcupti.so.13")
     }
 
-    /// A machine with libcupti on the loader's path under another name, such as `libcupti.so.12`.
+    /// Adds libcupti on the loader's path under another name, such as `libcupti.so.12`.
     #[must_use]
     pub fn cupti_named(mut self, name: impl Into<String>) -> Self {
         self.cupti = Cupti::OnPath(name.into());
         self
     }
 
-    /// A machine with libcupti in `folder` below the folder that the environment's `variable` names, and not on the
-    /// loader's path.
+    /// Adds libcupti in `folder` below the folder that the environment's `variable` names, and not on the loader's
+    /// path.
     #[must_use]
     pub fn cupti_under(mut self, variable: &str, folder: &str, name: &str) -> Self {
         self.cupti = Cupti::Under { variable: variable.to_owned(), folder: folder.to_owned(), name: name.to_owned() };
         self
     }
 
-    /// A variable of the child's environment, which has none of CUDA's or gpumem's otherwise.
+    /// Sets a variable of the child's environment, which has none of CUDA's or gpumem's otherwise.
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// What the child writes to stderr goes there, and is not part of the outcome.
+    /// Sends the child's stderr there. It is not part of the outcome.
     #[must_use]
     pub fn stderr(mut self, to: OwnedFd) -> Self {
         self.stderr = Some(Arc::new(to));
         self
     }
 
-    /// How long the child may take; after that it is taken to hang.
+    /// Sets the time limit of the child. After it the child counts as hanging.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -174,7 +174,7 @@ impl Standin {
     /// Runs the probe with these commands, separated by semicolons.
     ///
     /// # Panics
-    /// When the child cannot be set up or run, and when it hangs.
+    /// Panics if the child cannot be set up or run, and if it hangs.
     pub fn run(&self, script: &str) -> Outcome {
         let steps = script.split(';').map(str::trim).filter(|step| !step.is_empty());
         self.run_program(&built("probe"), &steps.collect::<Vec<_>>())
@@ -183,7 +183,7 @@ impl Standin {
     /// Runs a program with these arguments.
     ///
     /// # Panics
-    /// As [`run`](Self::run).
+    /// Panics for the same reasons as [`run`](Self::run).
     pub fn run_program(&self, program: &Path, arguments: &[&str]) -> Outcome {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let of_cupti =

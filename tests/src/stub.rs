@@ -2,10 +2,10 @@
 //!
 //! This is not how gpumem reads them: its own reader is what the tests try.
 
-/// What drivers compare a word with, and write there when the process ends.
+/// The value that drivers compare a word with, and write there when the process ends.
 pub(crate) const DEINITIALIZED: u32 = 0x321c_ba00;
 
-/// How a driver builds its stubs.
+/// The forms of a driver's stubs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// Drivers 470 to 555: a jump.
@@ -17,14 +17,14 @@ pub(crate) enum Form {
 /// One stub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stub {
-    /// How it is built.
+    /// Its form.
     pub(crate) form: Form,
     /// The address of the slot.
     pub slot: u64,
 }
 
 impl Stub {
-    /// The most bytes that are looked at.
+    /// The largest number of bytes that are read.
     pub const BYTES: usize = 32;
 
     /// Reads the stub at this address; `None` where these bytes are none.
@@ -42,7 +42,7 @@ impl Stub {
 impl Form {
     const ALL: [Self; 2] = [Self::Jumps, Self::Calls];
 
-    /// Where the distance to the word is; the number that it is compared with follows.
+    /// The place of the distance to the word; the number that it is compared with follows.
     pub(crate) fn distance_at(self) -> usize {
         match self {
             Self::Jumps => 2,
@@ -50,7 +50,7 @@ impl Form {
         }
     }
 
-    /// Where the distance to the slot is.
+    /// The place of the distance to the slot.
     pub(crate) fn slot_at(self) -> usize {
         match self {
             Self::Jumps => 14,

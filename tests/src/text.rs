@@ -3,7 +3,7 @@
 /// Replaces the time and the line number at the start of lines: `13:59:03Z src/main.rs:12 …` becomes `TIME src/main.rs:NN …`.
 ///
 /// # Panics
-/// When a line is wider than 80 columns.
+/// Panics if a line is wider than 80 columns.
 pub fn without_line_numbers(text: &str) -> String {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     text.split_inclusive('\n').map(line).collect()

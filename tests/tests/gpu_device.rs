@@ -1,4 +1,4 @@
-//! What only a real GPU can show. Switched on by `GPUMEM_DEVICE=1`; `docs/VERIFIED.md` holds what was seen on which.
+//! Tests that need a real GPU. `GPUMEM_DEVICE=1` switches them on; `docs/VERIFIED.md` has the results.
 //!
 //! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_device -- --nocapture --test-threads=1`
 
@@ -259,7 +259,7 @@ fn with_all_threads(jobs: &mpsc::Sender<mpsc::Sender<()>>) {
     assert!(all.recv().is_ok());
 }
 
-/// Why a budget was not kept.
+/// Returns the reason why a budget was not kept.
 fn failure(traced: impl FnOnce()) -> Option<String> {
     let why = panic::catch_unwind(AssertUnwindSafe(traced)).err()?;
     Some(*why.downcast::<String>().expect("budgets panic with text"))

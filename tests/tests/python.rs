@@ -1,4 +1,4 @@
-//! Python's functions on stacks, in each Python from 3.11 to 3.14 that is found: compared with what Python knows of its frames.
+//! Compares Python's functions on stacks with Python's own frames, in each Python from 3.11 to 3.14 that is found.
 
 use std::{env, ffi::OsStr, process::Command};
 
@@ -25,7 +25,7 @@ fn stacks_have_the_lines_that_python_knows() {
     for (version, python) in interpreters() {
         for check in CHECKS {
             let mut command = Command::new(&python);
-            // What is freed is overwritten, so that who reads it notices.
+            // Freed memory is overwritten, so that a read of it is noticed.
             command.env("PYTHONMALLOC", "malloc").env("MALLOC_PERTURB_", "165");
             command.args([program.as_ref(), library.as_os_str(), OsStr::new(check)]);
             let output = output_of(&mut command);

@@ -1,4 +1,5 @@
-//! The hooks in the real libcuda of four drivers, without a GPU. Debian's packages have them; where they cannot be had, the test says so.
+//! Tests the hooks in the real libcuda of four drivers, without a GPU. Debian's packages have them. If they cannot be downloaded, the
+//! test prints it.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -1,4 +1,4 @@
-//! Budgets: what is within them, the message when it is not, and the error when they cannot be measured.
+//! Tests budgets: code within them, the message when they are exceeded, and the error when they cannot be measured.
 #![deny(warnings, clippy::pedantic)]
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ fn take(mib: u64) -> SimBlock {
     gpumem::__private::simulated_gpu().alloc(Bytes::mib(mib)).expect("there is room")
 }
 
-/// What `run` panics with.
+/// Returns the message with which `run` panics.
 #[track_caller]
 fn panic_of<T>(run: impl FnOnce() -> T + std::panic::UnwindSafe) -> String {
     let text = |payload: Box<dyn Any + Send>| match payload.downcast::<String>() {
@@ -92,7 +92,7 @@ mod functions {
         assert!(places.contains(" 31 MiB in 1 block: ") && places.contains("frugal"), "{places}");
         let reported = panic_of(|| with_lines(21));
         assert!(reported.starts_with(&over("with_lines", "31 MiB, 1 MiB")), "{reported}");
-        // Of the whole body, not of its last statement: two lines made it.
+        // The peak is that of the whole body, not of its last statement: two lines made it.
         assert!(reported.contains("\n          21 MiB: ") && reported.contains("\n          10 MiB: "), "{reported}");
         let reported = panic_of(|| block_on(asynchronous(40)));
         assert!(reported.starts_with(&over("asynchronous", "40 MiB, 10 MiB")), "{reported}");

@@ -1,4 +1,5 @@
-//! A process that runs for long does not grow with what it has done. `cargo bench -p gpumem-tests --bench growth` does more of it.
+//! Tests that a process which runs for long does not grow with its past work. `cargo bench -p gpumem-tests --bench growth` does
+//! more of it.
 
 use gpumem::{Bytes, sim::SimGpu};
 use gpumem_tests::growth;

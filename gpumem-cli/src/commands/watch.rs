@@ -38,7 +38,7 @@ pub(crate) struct WatchArguments {
     /// End after this number of readings.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Print each reading as a JSON object on a line of its own. Needs no terminal.
+    /// Print each reading as a JSON object on its own line. This needs no terminal.
     #[arg(long)]
     json: bool,
 }

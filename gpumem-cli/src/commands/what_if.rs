@@ -32,8 +32,8 @@ pub(crate) struct WhatIfArguments {
     /// A recording with PyTorch's history (`gpumem run --torch`), or a snapshot of PyTorch, in place of the program.
     #[arg(conflicts_with_all = ["tries", "largest", "command"])]
     recording: Option<PathBuf>,
-    /// Try these variables of the environment, such as BATCH=16 or 'BATCH=16 LENGTH=512'. May be given several times. Without this option:
-    /// settings of PyTorch's allocator.
+    /// Try these variables of the environment, such as BATCH=16 or 'BATCH=16 LENGTH=512'. The option may be given several times. Without
+    /// this option, gpumem tries settings of PyTorch's allocator.
     #[arg(long = "try", value_name = "VARIABLES", value_parser = variables)]
     tries: Vec<String>,
     /// Look for the largest whole number in this variable of the environment with which the program runs.

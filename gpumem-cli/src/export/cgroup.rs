@@ -66,7 +66,7 @@ mod tests {
             "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/\
              kubelet-kubepods-besteffort-podSLICE.slice/cri-containerd-ID.scope\n",
         );
-        // Version 2, containerd and CRI-O, cgroupfs as the driver.
+        // This is version 2 with containerd and CRI-O, and cgroupfs is the driver.
         both("0::/kubepods/burstable/podPOD/ID\n");
         both("0::/kubepods/besteffort/podPOD/crio-ID\n");
         // CRI-O, systemd; the process may be in a group below that of its container.
@@ -83,7 +83,7 @@ mod tests {
         // Docker without Kubernetes: systemd and cgroupfs.
         is("0::/system.slice/docker-ID.scope\n", Some(ID), None);
         is("9:memory:/docker/ID\n0::/docker/ID\n", Some(ID), None);
-        // Podman.
+        // This is Podman.
         is("0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-ID.scope/container\n", Some(ID), None);
     }
 

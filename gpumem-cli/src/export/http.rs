@@ -99,7 +99,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     runtime.block_on(async {
         let socket = Socket::of(listener)?;
-        // The connections, the oldest first, and whether each has sent its request.
+        // This list has the connections, the oldest first, and says whether each has sent its request.
         let mut open: VecDeque<(AbortHandle, Arc<AtomicBool>)> = VecDeque::new();
         loop {
             open.retain(|(task, is_asked)| !task.is_finished() && !is_asked.load(Ordering::Relaxed));

@@ -29,7 +29,7 @@ const RETRIED: Metric =
 const HIDDEN: Metric =
     Metric::new("gpumem.exporter.hidden", Kind::Gauge, Unit::Things, "How much the exporter cannot see.");
 
-/// All metrics. `gpumem-metrics` has those of a program.
+/// All metrics. `gpumem-metrics` defines those of a program.
 pub(super) const METRICS: &[Metric] = &[
     LIMIT,
     USAGE,

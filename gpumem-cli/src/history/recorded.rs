@@ -211,7 +211,7 @@ impl History {
     /// The device whose peak was the highest.
     pub(crate) fn busiest(&self) -> Option<&DeviceHistory> {
         let used = self.devices.iter().filter(|device| device.peak_at.is_some());
-        // Of devices with equal peaks, this is the first one.
+        // This is the first one of the devices with equal peaks.
         used.rev().max_by_key(|device| device.peak)
     }
 

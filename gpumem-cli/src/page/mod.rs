@@ -63,7 +63,7 @@ impl Page {
     /// Returns the numbers of the recordings for [`add_events`](Self::add_events), if all were added without events.
     ///
     /// # Errors
-    /// If there is no recording of one of these ranks.
+    /// Returns an error if there is no recording of one of these ranks.
     pub(crate) fn choose(&mut self, ranks: &[u64]) -> Result<Vec<usize>, Failure> {
         let extremes = self.comparison.extremes().into_iter();
         let extremes = extremes.flat_map(|Extremes { highest, median, lowest }| {

@@ -56,7 +56,7 @@ fn is_unfinished(recording: &Path) -> bool {
 /// and PyTorch's history; `None` if the process still records.
 ///
 /// # Errors
-/// If a file cannot be read or written. The recording is as readable as before.
+/// Returns an error if a file cannot be read or written. The recording is as readable as before.
 pub(crate) fn complete(path: &Path) -> io::Result<Option<Content>> {
     // If several processes want to complete it at the same time, one does it, and the others wait.
     let lock = lock_file(path, "completing");

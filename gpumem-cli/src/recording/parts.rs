@@ -57,7 +57,7 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 /// The data that decides which items of the newer part are written.
 #[derive(Default)]
 struct Join {
-    /// Of the events up to this number, the newer part has only the live blocks.
+    /// The newer part has only the live blocks of the events up to this number.
     after: Option<u64>,
     /// The newer part says where the list of live blocks ends. Early recordings do not say it.
     has_totals: bool,

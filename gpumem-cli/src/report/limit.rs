@@ -19,8 +19,8 @@ use crate::{exit::Exit, failure::Failure, history::History};
 #[group(skip)]
 pub(crate) struct Limits {
     /// End with 1 if the peak of a device was above SIZE, such as 20GiB, or may have been. What a pool keeps unused counts. A limit such
-    /// as 'train.py:31=2GiB' is for a place, with its name in reports: the most that it had on a device at one time. May be given several
-    /// times.
+    /// as 'train.py:31=2GiB' is for a place, with its name in reports: the most that it had on a device at one time. The option may be
+    /// given several times.
     #[arg(long, value_name = "[PLACE=]SIZE")]
     max_peak: Vec<PeakLimit>,
     /// End with 1 if something was lost, so that figures may be wrong: events, the end of a recording, or what came before it.

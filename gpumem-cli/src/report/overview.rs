@@ -135,7 +135,7 @@ pub(crate) struct Missing {
     pub(crate) incomplete: Option<String>,
     /// The reason why the symbols of the program are missing. `None` if they are there, or if the program has none.
     pub(crate) symbols: Option<&'static str>,
-    /// Of the events up to this number, the recording has only the blocks that were live then. An earlier peak is not
+    /// The recording has only the live blocks of the events up to this number. An earlier peak is not
     /// known.
     pub(crate) begins_after_event: Option<u64>,
     /// True if only the blocks that were live at the peaks and at the end are there.

@@ -294,7 +294,7 @@ fn a_million_events() {
     browser.key("+", false);
     let zoomed = seconds(&hover(&mut browser, 1.0)) - seconds(&hover(&mut browser, 0.0));
     assert!((zoomed / length - 0.7).abs() < 0.02, "{zoomed} {length}");
-    // The event before the peak, and after it.
+    // The keys go to the event before the peak, and to the one after it.
     browser.key("ArrowLeft", true);
     let earlier = moment(&mut browser);
     assert!(!earlier.contains("the peak"), "{earlier}");

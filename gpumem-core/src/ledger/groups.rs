@@ -39,7 +39,7 @@ const SWEEP: usize = 1 << 8;
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct AllocGroups {
-    /// Indexed by group number.
+    /// Group numbers are its indices.
     all: Vec<GroupState>,
     known: HashMap<AllocGroup, GroupId, KeyHashBuilder>,
     unused: Vec<GroupId>,

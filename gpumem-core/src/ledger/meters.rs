@@ -33,7 +33,7 @@ pub(super) struct Meter {
 /// The bytes in use, and their highest value since each open scope began.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UsageLevel {
-    /// May be negative: blocks that are older than the session may be freed, and samples count down from what is free.
+    /// It may be negative: blocks that are older than the session may be freed, and samples count down from what is free.
     pub(super) in_use: i64,
     pub(super) peaks: Watermark<i64>,
 }

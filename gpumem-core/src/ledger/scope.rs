@@ -29,9 +29,9 @@ pub(super) struct Scope {
     pub(super) start: ScopeStart,
     /// The number of the newest allocation that it adopted beside a scope of another thread.
     pub(super) shared_adoption: u64,
-    /// Set if it counts only its own allocations.
+    /// The level, if the scope counts only its own allocations.
     pub(super) by_itself: Option<OwnLevel>,
-    /// Set if the allocations of its peak were requested.
+    /// The watch, if the allocations of its peak were requested.
     pub(super) watched: Option<WatchedScope>,
 }
 

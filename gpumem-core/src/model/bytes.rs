@@ -42,7 +42,7 @@ impl Bytes {
     /// ```
     ///
     /// # Panics
-    /// If the result is 2^64 bytes or more, in every build.
+    /// Panics if the result is 2^64 bytes or more, in every build.
     pub const fn kib(kib: u64) -> Self {
         Self::of(kib, KIB)
     }
@@ -54,7 +54,7 @@ impl Bytes {
     /// ```
     ///
     /// # Panics
-    /// If the result is 2^64 bytes or more, in every build.
+    /// Panics if the result is 2^64 bytes or more, in every build.
     pub const fn mib(mib: u64) -> Self {
         Self::of(mib, MIB)
     }
@@ -66,7 +66,7 @@ impl Bytes {
     /// ```
     ///
     /// # Panics
-    /// If the result is 2^64 bytes or more, in every build.
+    /// Panics if the result is 2^64 bytes or more, in every build.
     pub const fn gib(gib: u64) -> Self {
         Self::of(gib, GIB)
     }

@@ -59,7 +59,7 @@ pub trait InUse {
     /// Returns the bytes in use, or the reason why they are not known.
     ///
     /// # Errors
-    /// If they are not known.
+    /// Returns an error if they are not known.
     fn in_use(self) -> Result<Bytes, String>;
 }
 

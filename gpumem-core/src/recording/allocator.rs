@@ -160,7 +160,7 @@ pub struct AllocatorEvent {
     pub time: Time,
     /// The action.
     pub action: AllocatorAction,
-    /// Of the segment or the block.
+    /// The address of the segment or the block.
     pub address: u64,
     /// The size of the segment or the block. 0 for a free of a whole block.
     pub bytes: Bytes,

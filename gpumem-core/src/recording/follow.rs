@@ -86,7 +86,8 @@ impl Follower {
     /// Reads all that is there.
     ///
     /// # Errors
-    /// Of reading, and of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or one of a version that is
+    /// Returns the errors of reading, and one of the kind [`InvalidData`](io::ErrorKind::InvalidData) if
+    /// this is no recording, or one of a version that is
     /// too new, or a damaged one.
     pub fn read(&mut self, mut from: impl Read) -> io::Result<()> {
         let mut buffer = vec![0; 1 << 16];
@@ -213,7 +214,7 @@ impl Beginning {
     /// Reads it.
     ///
     /// # Errors
-    /// If reading fails, or if this is no recording.
+    /// Returns an error if reading fails, or if this is no recording.
     pub fn read(from: impl Read) -> io::Result<Self> {
         let mut items = Items::of(Records::new(from)?, Budget::default());
         let mut ring = None;

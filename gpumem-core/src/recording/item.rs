@@ -215,7 +215,7 @@ pub struct Symbol {
 /// The functions at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymbolsDefinition {
-    /// Which one.
+    /// The address.
     pub address: CodeAddress,
     /// The functions that were inlined there, the innermost first, and the function that they were inlined into.
     pub symbols: Vec<Symbol>,
@@ -315,7 +315,7 @@ pub enum Request {
     Breakdown(DeviceReading),
     /// The allocator's statistics.
     MemoryStats {
-        /// Which one.
+        /// The device.
         device: Device,
         /// The library.
         intercepted_by: String,
@@ -379,7 +379,7 @@ pub enum Request {
     Refused {
         /// The number of the refusal.
         refusal: u64,
-        /// Where.
+        /// The device.
         device: Device,
         /// The size of the refused allocation.
         requested: Bytes,

@@ -94,8 +94,8 @@ impl<R: io::Read + Seek> Reader<R> {
     /// Reads the definitions of a recording.
     ///
     /// # Errors
-    /// If reading fails, or with the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or one of a version
-    /// that is too new.
+    /// Returns an error if reading fails, and one of the kind [`InvalidData`](io::ErrorKind::InvalidData) if this is no recording, or
+    /// one of a version that is too new.
     pub fn new(mut from: R) -> io::Result<Self> {
         let begin = from.stream_position()?;
         let length = from.seek(SeekFrom::End(0))?.saturating_sub(begin);
@@ -107,7 +107,7 @@ impl<R: io::Read + Seek> Reader<R> {
     /// memory as reading a recording of this size.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new).
     pub fn of_size(mut from: R, length: u64) -> io::Result<Self> {
         let begin = from.stream_position()?;
         let mut definitions = Definitions::default();
@@ -159,7 +159,7 @@ impl<R: io::Read> Reader<R> {
     /// requested are not derived.
     ///
     /// # Errors
-    /// If reading fails.
+    /// Returns an error if reading fails.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
         self.step_observed(&mut ())
     }
@@ -168,7 +168,7 @@ impl<R: io::Read> Reader<R> {
     /// changes of an item that has no step (`Item::Missed`). They come before the step of the next event.
     ///
     /// # Errors
-    /// If reading fails.
+    /// Returns an error if reading fails.
     pub fn step_observed(&mut self, observer: &mut impl Observer) -> io::Result<Option<Step>> {
         loop {
             match self.next(false, observer)? {
@@ -287,7 +287,7 @@ impl<R: io::Read> Reader<R> {
     /// Reads the rest, and hands over the reports.
     ///
     /// # Errors
-    /// If reading fails.
+    /// Returns an error if reading fails.
     pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
         while let Some(read) = self.next(true, &mut ())? {
             if let Read::Report(output) = read {

@@ -27,7 +27,7 @@ pub trait Segments {
     /// Returns the content of a segment. `None` if there is no such segment.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// Returns an error if it cannot be read.
     fn read(&self, segment: u64) -> io::Result<Option<Segment>>;
 
     /// Removes a segment.
@@ -126,7 +126,8 @@ pub fn has_ring(recording: &Path, segments: &dyn Segments) -> bool {
 /// records: nothing is done then. Two callers at the same time would both add the ring, so the caller has to exclude that.
 ///
 /// # Errors
-/// If a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is kept in these cases.
+/// Returns an error if a file or the ring cannot be read or written, or if the ring is damaged or of another version. The ring is
+/// kept in these cases.
 pub fn recover(recording: &Path, segments: &dyn Segments) -> io::Result<Option<Ended>> {
     // Opening a pipe for both reading and writing does not wait.
     let mut file = File::options().read(true).write(true).open(recording)?;

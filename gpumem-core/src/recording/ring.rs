@@ -219,7 +219,7 @@ pub struct RingOwner {
 /// Makes a ring in this memory, for a recording that has `recorded` bytes. An allocation or a free takes one slot.
 ///
 /// # Panics
-/// If the memory has another number of lines than [`lines_for`] says.
+/// Panics if the memory has another number of lines than [`lines_for`] says.
 pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
     let lines = memory.lines().len();
     let slots = slots_of(lines).unwrap_or_else(|| panic!("{lines} lines are not the memory of a ring"));

@@ -51,7 +51,7 @@ impl<W: Write> Writer<W> {
     /// Writes the header of a recording.
     ///
     /// # Errors
-    /// If writing fails.
+    /// Returns an error if writing fails.
     pub fn new(mut to: W) -> io::Result<Self> {
         record::write_header(&mut to)?;
         Ok(Self::append(to, record::FILE_HEADER as u64))
@@ -78,7 +78,7 @@ impl<W: Write> Writer<W> {
     /// Writes an item, now or with later ones.
     ///
     /// # Errors
-    /// If writing fails.
+    /// Returns an error if writing fails.
     pub fn write(&mut self, item: &Item) -> io::Result<()> {
         let before = self.plain.len();
         item::put(item, &mut self.events, &mut self.scratch, &mut self.plain);
@@ -93,7 +93,7 @@ impl<W: Write> Writer<W> {
     /// Writes an event, as [`write`](Self::write) does.
     ///
     /// # Errors
-    /// If writing fails.
+    /// Returns an error if writing fails.
     pub fn write_event(&mut self, event: &RecordedEvent) -> io::Result<()> {
         if self.events.put_short(event, &mut self.plain) { self.wrote_one() } else { self.write(&Item::Event(*event)) }
     }
@@ -108,7 +108,7 @@ impl<W: Write> Writer<W> {
     /// Writes all waiting items as one record: a reader of the file finds them from now on.
     ///
     /// # Errors
-    /// If writing fails.
+    /// Returns an error if writing fails.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.plain.is_empty() {
             return self.to.flush();
@@ -131,7 +131,7 @@ impl<W: Write> Writer<W> {
     /// Writes all waiting items, and returns the target.
     ///
     /// # Errors
-    /// If writing fails.
+    /// Returns an error if writing fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.flush()?;
         Ok(self.to)

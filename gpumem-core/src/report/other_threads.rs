@@ -173,7 +173,7 @@ mod tests {
             let named = facts(Some("tests::forward_again"), "tests::forward_", functions);
             assert_eq!(named.belongs_to(&own()), BelongsTo::NotKnown);
         }
-        // With one thread for all tests.
+        // Here one thread runs all tests.
         assert_eq!(facts(Some("main"), "sim-1234", &OF_HARNESS).test(), None);
     }
 

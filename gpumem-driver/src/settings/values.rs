@@ -133,7 +133,7 @@ impl Settings {
     /// The gauge of traces; `None` for the best.
     ///
     /// # Errors
-    /// If `GPUMEM_GAUGE` has a value that cannot be used.
+    /// Returns an error if `GPUMEM_GAUGE` has a value that cannot be used.
     pub fn gauge(&self) -> Result<Option<Gauge>> {
         self.check(GAUGE).map(|()| self.gauge)
     }
@@ -141,7 +141,7 @@ impl Settings {
     /// The source of allocations; `None` for the best.
     ///
     /// # Errors
-    /// If `GPUMEM_SOURCE` has a value that cannot be used.
+    /// Returns an error if `GPUMEM_SOURCE` has a value that cannot be used.
     pub fn source(&self) -> Result<Option<Source>> {
         self.check(SOURCE).map(|()| self.source)
     }
@@ -149,7 +149,7 @@ impl Settings {
     /// The memory of each simulated device.
     ///
     /// # Errors
-    /// If `GPUMEM_SIM` has a value that cannot be used.
+    /// Returns an error if `GPUMEM_SIM` has a value that cannot be used.
     pub fn sim(&self) -> Result<&[Bytes]> {
         self.check(SIM).map(|()| &*self.sim)
     }
@@ -157,7 +157,7 @@ impl Settings {
     /// The card that is to take the place of the real ones.
     ///
     /// # Errors
-    /// If `GPUMEM_DRY` or `GPUMEM_LIMIT` has a value that cannot be used.
+    /// Returns an error if `GPUMEM_DRY` or `GPUMEM_LIMIT` has a value that cannot be used.
     pub fn card(&self) -> Result<Option<Card>> {
         self.check(DRY).and_then(|()| self.check(LIMIT)).map(|()| self.card)
     }

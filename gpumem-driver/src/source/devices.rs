@@ -17,7 +17,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Returns the number of devices.
     ///
     /// # Errors
-    /// If it cannot be found out.
+    /// Returns an error if it cannot be found out.
     fn count(&self) -> Result<u32>;
 
     /// The calling thread's current device; 0 if it has not chosen one.
@@ -35,7 +35,7 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// The device's name, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// If the device cannot be asked.
+    /// Returns an error if the device cannot be asked.
     fn name(&self, ordinal: u32) -> Result<String>;
 
     /// The UUID, as `nvidia-smi -L` prints it; without `GPU-` or `MIG-` if NVML cannot be used. `None` if it has none.

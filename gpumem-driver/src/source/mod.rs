@@ -63,7 +63,7 @@ const FAMILIES: &[fn() -> Selection] = &[
 /// The devices of this process: simulated ones if there are any, else CUDA's.
 ///
 /// # Errors
-/// If a value of `GPUMEM_SIM` cannot be used, or if the build has no devices.
+/// Returns an error if a value of `GPUMEM_SIM` cannot be used, or if the build has no devices.
 pub fn devices() -> Result<&'static dyn Devices> {
     let selected = FAMILIES.iter().find_map(|select| select());
     selected.unwrap_or_else(|| Err(Error::from(Kind::NotBuilt { feature: "cuda" })))
@@ -72,7 +72,7 @@ pub fn devices() -> Result<&'static dyn Devices> {
 /// Returns whether this source could intercept the allocations of this process.
 ///
 /// # Errors
-/// The reason why it could not.
+/// Returns the reason why it could not.
 pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
 }

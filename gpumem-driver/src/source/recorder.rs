@@ -81,7 +81,7 @@ pub(super) struct EventRecorder {
     pub(super) subscribe: fn(Source) -> Result<()>,
 }
 
-/// Set when the session begins. Until then an event costs one load.
+/// It is set when the session begins. Until then an event costs one load.
 static RECORDER: OnceCell<EventRecorder> = OnceCell::new();
 
 /// Only the first call has an effect. The process has one session, and so one type that receives events.

@@ -44,7 +44,7 @@ pub fn intercepted_functions() -> Vec<&'static str> {
 /// are together, in their order; the order between threads may differ between the two sources.
 ///
 /// # Errors
-/// If one of the sources cannot be used, or is in use.
+/// Returns an error if one of the sources cannot be used, or is in use.
 pub fn calls_of_both_sources(program: impl FnOnce()) -> Result<[Vec<String>; 2]> {
     if let Some(live) = driver::subscribed() {
         return Err(Kind::OtherSource { requested: "both", using: live.source.name() }.into());

@@ -8,7 +8,7 @@ use super::{descriptor, process};
 /// [`process::OWN_THREADS`].
 ///
 /// # Errors
-/// If no thread can be started.
+/// Returns an error if no thread can be started.
 pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let thread = thread::Builder::new().name(name.to_owned());
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
@@ -18,7 +18,7 @@ pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
 /// descriptors from outside.
 ///
 /// # Errors
-/// If no thread can be started.
+/// Returns an error if no thread can be started.
 pub fn run_with_own_descriptors(name: &str, code: impl FnOnce(bool) + Send + 'static) -> io::Result<()> {
     run(name, || code(descriptor::leave_table_of_program()))
 }

@@ -44,7 +44,7 @@ pub fn is_removed(_: &Metadata) -> bool {
 /// Opens a regular file for writing, or creates it. It does not wait for a pipe that somebody has put there.
 ///
 /// # Errors
-/// If that fails, or if it is no regular file.
+/// Returns an error if that fails, or if it is no regular file.
 pub fn open(path: &Path, creates: bool) -> io::Result<File> {
     open_with(path, creates, false)
 }
@@ -52,7 +52,7 @@ pub fn open(path: &Path, creates: bool) -> io::Result<File> {
 /// Opens or creates a file whose lock is used. A link is refused: somebody may have put it there.
 ///
 /// # Errors
-/// As [`open`].
+/// Returns the same errors as [`open`].
 pub fn open_lock(path: &Path) -> io::Result<File> {
     open_with(path, true, true)
 }

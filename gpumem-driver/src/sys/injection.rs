@@ -13,7 +13,7 @@ use libloading::Library;
 /// called inside of `cuInit`, as the driver would do it.
 ///
 /// # Errors
-/// If the library cannot be loaded or has no such function, or if the function returns 0.
+/// Returns an error if the library cannot be loaded or has no such function, or if the function returns 0.
 pub fn initialize_injection(library: &Path) -> Result<(), String> {
     let failed = |why: String| format!("CUDA_INJECTION64_PATH named {}, which is not used: {why}", library.display());
     let initialize = function(library, "InitializeInjection").map_err(failed)?;

@@ -27,7 +27,7 @@ impl LockFile {
     /// Tries to get the lock. `None` if another process has it.
     ///
     /// # Errors
-    /// If the file cannot be created, or is no regular file.
+    /// Returns an error if the file cannot be created, or is no regular file.
     pub fn try_new(path: &Path) -> io::Result<Option<Self>> {
         let failed = |error: io::Error| {
             io::Error::new(error.kind(), format!("its lock file `{}` cannot be used: {error}", path.display()))
@@ -47,7 +47,7 @@ impl LockFile {
     /// Waits while another process has it, at most for this time. `waits` is called after a quarter of it.
     ///
     /// # Errors
-    /// As [`try_new`](Self::try_new), and if another process has it all the time.
+    /// Returns the same errors as [`try_new`](Self::try_new), and one if another process has it all the time.
     pub fn wait(path: &Path, patience: Duration, waits: impl FnOnce()) -> io::Result<Self> {
         let began = Instant::now();
         let mut waits = Some(waits);

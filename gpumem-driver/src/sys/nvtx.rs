@@ -179,7 +179,7 @@ fn records_itself() -> bool {
 /// Nothing unwinds into NVTX.
 ///
 /// # Errors
-/// Those of the function, or that it panicked.
+/// Returns the errors of the function, or that it panicked.
 pub fn guarded<T>(observe: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()))
 }
@@ -191,8 +191,8 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// which gets each call as well.
 ///
 /// # Errors
-/// If the copy does not have the needed tables, or if the other tool cannot be loaded. That tool gets no ranges then, but the observer
-/// does.
+/// Returns an error if the copy does not have the needed tables, or if the other tool cannot be loaded. That tool gets no ranges then,
+/// but the observer does.
 ///
 /// # Safety
 /// `get_export_table` is the function that NVTX has passed to `InitializeInjectionNvtx2`, and this is called inside of that call.
@@ -217,7 +217,8 @@ pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Pa
 /// Returns whether anybody uses the extension.
 ///
 /// # Errors
-/// If the other tool cannot be loaded. That tool does not get the calls of the extension then, but the observer does.
+/// Returns an error if the other tool cannot be loaded. That tool does not get the calls of the extension then, but the
+/// observer does.
 ///
 /// # Safety
 /// The module is the one that NVTX has passed to `InitializeInjectionNvtxExtension`, and this is called inside of that call.

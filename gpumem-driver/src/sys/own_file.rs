@@ -8,7 +8,7 @@ use std::{ffi::c_int, fs, io, ptr};
 /// It must be called before another thread runs code of this library: its writes might be lost.
 ///
 /// # Errors
-/// Some systems forbid code in memory that is not a file (`SELinux` without `execmem`).
+/// Returns an error if the system forbids code in memory that is not a file (`SELinux` without `execmem`).
 pub fn leave() -> io::Result<()> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let here = leave as fn() -> io::Result<()> as usize;

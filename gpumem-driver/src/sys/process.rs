@@ -66,7 +66,7 @@ pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
 /// The file of the program.
 ///
 /// # Errors
-/// If the system does not say it.
+/// Returns an error if the system does not say it.
 pub fn executable() -> std::io::Result<std::path::PathBuf> {
     // `/proc/self` is the first thread, which may have ended before the others: it has no file then.
     #[cfg(target_os = "linux")]

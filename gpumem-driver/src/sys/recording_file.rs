@@ -33,8 +33,8 @@ impl RecordingFile {
     /// refused, because opening or writing it can block the program.
     ///
     /// # Errors
-    /// If the file cannot be created, if it is not a regular file, if it is something else than a recording, or if another process
-    /// records to it.
+    /// Returns an error if the file cannot be created, if it is not a regular file, if it is something else than a recording, or
+    /// if another process records to it.
     pub fn create(path: &Path, place: &Path) -> io::Result<Self> {
         let file = descriptor::open(path, true)?;
         lock(&file)?;

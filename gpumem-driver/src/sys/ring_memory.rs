@@ -71,7 +71,7 @@ mod linux {
         /// Makes memory that outlives the process, else private memory. All bytes are 0.
         ///
         /// # Errors
-        /// If the process may not have that much memory.
+        /// Returns an error if the process may not have that much memory.
         pub fn new(count: usize) -> io::Result<Self> {
             Self::shared(count).or_else(|_| Self::private(count))
         }
@@ -79,7 +79,7 @@ mod linux {
         /// Makes memory that is lost with the process. All bytes are 0.
         ///
         /// # Errors
-        /// If the process may not have that much memory.
+        /// Returns an error if the process may not have that much memory.
         pub fn private(count: usize) -> io::Result<Self> {
             let bytes = bytes_of(count)?;
             let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -159,7 +159,7 @@ mod linux {
     /// Maps this number of words of a segment of any process, for as long as this process lives.
     ///
     /// # Errors
-    /// If this process may not use the segment, or if there is no segment of this size.
+    /// Returns an error if this process may not use the segment, or if there is no segment of this size.
     pub fn words_of(segment: u64, count: usize) -> io::Result<&'static [AtomicU64]> {
         let number = segment.try_into().map_err(|_| io::ErrorKind::NotFound)?;
         let lines = attach(number, 0)?;

@@ -104,7 +104,7 @@ fn a_skipped_tensor_lives_until_it_is_joined() {
         [Layer::Leave { slot: slot() }, conv(6, 2), conv(2, 2), Layer::Join { slot: slot(), joined: "j".to_owned() }];
     let estimate = exact(Step::inference(1)).estimate(&model(layers, image())).unwrap();
     let (weights, pixels) = (4 * (6 * 2 + 2 + 2 * 2 + 2), 8 * 8 * 4);
-    // The input, the output of the second convolution, and both together.
+    // These are the input, the output of the second convolution, and both together.
     assert_eq!(estimate.peak.get(), weights + 6 * pixels + 2 * pixels + 8 * pixels);
 }
 

@@ -28,7 +28,7 @@ fn states_and_temporary_tensors() {
     assert_eq!(update(Optimizer::Momentum), ELEMENTS * 4);
     // Two moments and the roots of the second one.
     assert_eq!(update(Optimizer::Adam), 3 * ELEMENTS * 4);
-    // One moment, and a copy and a sum for the largest parameter.
+    // There is one moment, and a copy and a sum for the largest parameter.
     assert_eq!(update(Optimizer::Lion), ELEMENTS * 4 + 2 * 5000 * 4);
 }
 

@@ -1,4 +1,4 @@
-//! Compares what gpumem says of tensors with what PyTorch says: used and peaked of each scope, to the byte.
+//! Compares gpumem's figures of tensors with PyTorch's: used and peaked of each scope, to the byte.
 //!
 //! `gpumem-tch-proof NAME` runs one comparison, and prints PASS or FAIL and its figures. `run.sh` runs all of them.
 
@@ -30,7 +30,7 @@ unsafe extern "C" {
 
 const MIB: usize = 1 << 20;
 
-/// What PyTorch says.
+/// The figures of PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stats {
     allocated: i64,
@@ -50,7 +50,7 @@ fn reset_peak() {
     unsafe { proof_reset_peak(0) }
 }
 
-/// Memory as a tensor has it.
+/// The memory of a tensor.
 struct Memory {
     pointer: *mut c_void,
     bytes: usize,
@@ -66,7 +66,7 @@ impl Memory {
     }
 
     fn use_elsewhere(&self) {
-        // SAFETY: the memory is live and has so many bytes.
+        // SAFETY: the memory is live and has this number of bytes.
         unsafe { proof_use_elsewhere(self.pointer, self.bytes) }
     }
 }
@@ -87,7 +87,7 @@ impl Random {
         (self.0 >> 33) % end
     }
 
-    /// Small and large ones, many of them just below sizes of segments, so that rests are not split off.
+    /// Sizes are small and large. Many are just below sizes of segments, so that rests are not split off.
     fn size(&mut self) -> usize {
         let bytes = match self.below(4) {
             0 => self.below(2 * MIB as u64),
@@ -99,7 +99,7 @@ impl Random {
     }
 }
 
-/// Differences between the two, and what was compared.
+/// The differences between the two, and the number of comparisons.
 #[derive(Default)]
 struct Verdict {
     compared: u64,
@@ -128,7 +128,7 @@ impl Verdict {
         result
     }
 
-    /// What the pool has must be what PyTorch has, now.
+    /// Checks that the pool has the same memory as PyTorch now.
     fn now(&mut self, name: &str) {
         let stats = stats();
         // A pool that has nothing is not listed.
@@ -200,7 +200,7 @@ fn train(verdict: &mut Verdict) {
     verdict.equal("backward is a scope", backward.into(), 1);
 }
 
-/// Private pools, as graphs and `MemPool` have them.
+/// Uses private pools, as graphs and `MemPool` have them.
 fn pools(verdict: &mut Verdict) {
     let (mut random, mut held) = (Random(3), Vec::new());
     for number in 1..=20 {
@@ -227,7 +227,7 @@ fn pools(verdict: &mut Verdict) {
     }
 }
 
-/// Threads that allocate side by side, while the main thread observes if `is_late`.
+/// Runs threads that allocate side by side, while the main thread observes if `is_late`.
 fn threads(verdict: &mut Verdict, is_late: bool) {
     let stop = AtomicBool::new(!is_late);
     let run = |seed: u64| {
@@ -273,7 +273,7 @@ fn late(verdict: &mut Verdict) {
     verdict.now("after drop");
 }
 
-/// Nanoseconds of taking and giving back memory that is in the cache.
+/// Returns the nanoseconds of taking and returning memory that is in the cache.
 fn cost() -> (f64, f64) {
     let time = |code: &mut dyn FnMut()| {
         let mut best = f64::MAX;

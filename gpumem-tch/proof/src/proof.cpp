@@ -1,4 +1,4 @@
-// What tch has no functions for: PyTorch's statistics, streams, and private pools.
+// These functions are missing in tch: PyTorch's statistics, streams, and private pools.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
@@ -7,7 +7,7 @@
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// memory_allocated, max_memory_allocated, memory_reserved.
+// The figures are memory_allocated, max_memory_allocated and memory_reserved.
 extern "C" void proof_stats(int32_t device, int64_t* to) {
     const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
     to[0] = stats.allocated_bytes[0].current;

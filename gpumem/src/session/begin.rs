@@ -1,4 +1,4 @@
-//! How a session begins: the sources record into it, and its devices are asked for the first time.
+//! Begins a session: the sources record into it, and its devices are asked for the first time.
 
 use super::{Notice, Session, alive, events, exit};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Session {
-    /// The session. The sources of its devices record into it from now on.
+    /// Returns the session. The sources of its devices record into it from now on.
     pub(super) fn begun(&'static self) -> &'static Self {
         self.begun.get_or_init(|| {
             #[cfg(feature = "capture")]
@@ -23,7 +23,7 @@ impl Session {
         self
     }
 
-    /// Its devices. If they are simulated, the first use prints a notice.
+    /// Returns its devices. If they are simulated, the first use prints a notice.
     pub(crate) fn devices(&self) -> Result<&'static dyn Devices> {
         alive()?;
         process::notice_forks();
@@ -38,7 +38,7 @@ impl Session {
         Ok(devices)
     }
 
-    /// No device can be measured, and none will be while the process runs: the driver is asked once.
+    /// Returns whether no device can be measured while the process runs: the driver is asked once.
     pub(super) fn is_without_devices(&self) -> bool {
         self.devices().and_then(|devices| devices.check(0)).is_err_and(|error| error.is_unavailable())
     }

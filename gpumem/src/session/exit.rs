@@ -1,4 +1,4 @@
-//! The end of the process: reports, and what must stop before libraries are torn down.
+//! The end of the process: reports, and threads that must stop before libraries are torn down.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},

@@ -16,7 +16,7 @@ use crate::{
 /// The most ranges of a thread that are scopes at the same time. A program that never ends its ranges must not fill the memory.
 const MOST_OPEN: usize = 1000;
 
-/// What NVTX is to call. The library that is put into programs uses it.
+/// The observer of NVTX. The library that is put into programs uses it.
 #[doc(hidden)]
 pub const NVTX_OBSERVER: RangeObserver = RangeObserver { pushed, popped, marked };
 
@@ -35,7 +35,7 @@ enum Scope {
 #[derive(Default)]
 struct Ranges {
     open: Vec<Range>,
-    /// How many ranges began inside of the most that are kept, and have not ended.
+    /// The number of ranges that began inside of the kept ones, and have not ended.
     deeper: u64,
 }
 
@@ -49,7 +49,8 @@ thread_local! {
     static ARE_AWAITED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The name without the numbers that PyTorch's `emit_nvtx` adds, which differ for each operation: `aten::mm, seq = 12, op_id = 1`.
+/// Returns the name without the numbers that PyTorch's `emit_nvtx` adds, which differ for each operation: `aten::mm, seq = 12,
+/// op_id = 1`.
 fn without_numbers(name: &str) -> &str {
     let end = [", seq = ", ", op_id = ", ", sizes = "].iter().filter_map(|part| name.find(part)).min();
     end.map_or(name, |end| &name[..end])
@@ -89,8 +90,8 @@ fn marked(name: &str, is_end: bool) {
     of_process().record_mark(&name, Location::caller());
 }
 
-/// The recording has begun. Ranges in which a thread is become scopes before its next range or allocation, and not now: the driver is being
-/// initialised, and would fail if a scope asked it for the current device.
+/// Notes that the recording has begun. The ranges of a thread become scopes before its next range or allocation, and not now: the driver is
+/// being initialised, and would fail if a scope asked it for the current device.
 pub(super) fn begun() {
     set_observer(NVTX_OBSERVER);
     call_before_allocations(|| {
@@ -101,7 +102,7 @@ pub(super) fn begun() {
     IS_RECORDED.store(true, Relaxed);
 }
 
-/// The recording has ended.
+/// Notes that the recording has ended.
 pub(super) fn ended() {
     IS_RECORDED.store(false, Relaxed);
 }
@@ -130,7 +131,7 @@ impl Scope {
 }
 
 fn with_ranges(run: impl FnOnce(&mut Ranges)) {
-    // While a thread ends, its locals may be gone.
+    // The locals of a thread may be gone while it ends.
     _ = RANGES.try_with(|ranges| ranges.try_borrow_mut().map(|mut ranges| run(&mut ranges)));
 }
 

@@ -12,14 +12,13 @@ use super::{
 };
 use crate::settings::{self, Settings};
 
-/// Records to this file what the process allocates from now on, on all threads. An existing recording is
-/// replaced.
+/// Records the allocations of the process from now on to this file, on all threads. An existing recording is replaced.
 ///
-/// Blocks that are older are in the recording only if gpumem has intercepted their allocation. A process has one recording at a time.
+/// Older blocks are in the recording only if gpumem has intercepted their allocation. A process has one recording at a time.
 ///
 /// # Errors
-/// If the file cannot be written, if it exists and is no recording, if the process is recorded already, or if allocations cannot be intercepted: without a GPU, or for a
-/// reason that [`status`](crate::status) shows as well. Nothing is recorded then.
+/// Returns an error if the file cannot be written, if it exists and is no recording, if the process is recorded already, or if allocations cannot be intercepted:
+/// without a GPU, or for a reason that [`status`](crate::status) shows as well. Nothing is recorded then.
 pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
     of_process().recorder.set_late();
     begin_at_start(file, keep)
@@ -29,7 +28,7 @@ pub fn begin(file: &Path, keep: Keep) -> io::Result<()> {
 /// may be missing.
 ///
 /// # Errors
-/// As [`begin`].
+/// Returns the same errors as [`begin`].
 pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
     let session = of_process();
     if session.is_recorded() {
@@ -49,7 +48,7 @@ pub fn begin_at_start(file: &Path, keep: Keep) -> io::Result<()> {
 /// Ends the recording: the file is complete. From now on nothing is intercepted, until [`begin`],
 /// [`subscribe`](crate::intercept::subscribe) or [`preload`](crate::preload) is called.
 pub fn end() {
-    // First: what the end of the interception loses is no loss of this recording.
+    // The recording ends first: events that are lost at the end of the interception are no loss of this recording.
     of_process().end_recording();
     unsubscribe();
 }
@@ -62,9 +61,10 @@ pub fn mark(name: &str) {
     of_process().record_mark(name, Location::caller());
 }
 
-/// For a library that is put into a program which does not know gpumem, before anything else of gpumem is used. The settings in the
-/// environment are for the program, and have no effect here; `backtrace` is the value of `GPUMEM_BACKTRACE`. Nothing is printed on
-/// stdout, and on stderr only what keeps a recording from being complete. Neither NVML nor CUPTI is loaded.
+/// Prepares gpumem in a library that is put into a program which does not know gpumem, before anything else of gpumem is used. The
+/// settings in the environment are for the program, and have no effect here; `backtrace` is the value of `GPUMEM_BACKTRACE`.
+/// Nothing is printed on stdout, and only reasons for incomplete recordings are printed on stderr. Neither NVML nor CUPTI is
+/// loaded.
 ///
 /// A later call has no effect.
 pub fn serve_foreign_program(backtrace: &str) {

@@ -1,4 +1,4 @@
-//! What a session owns. The files of the types in it name no session, so that no file imports itself through others.
+//! The data of a session. The files of the types in it name no session, so that no file imports itself through others.
 
 use std::{
     collections::HashMap,
@@ -27,7 +27,7 @@ use crate::{
     source::{self, Devices, StackTable},
 };
 
-/// The inbox of a session. With the feature `capture`, a recording can be made of what comes through it.
+/// The inbox of a session. With the feature `capture`, its events can be recorded.
 #[cfg(feature = "capture")]
 pub(crate) type Inbox = crate::inbox::Inbox<EventTap>;
 #[cfg(not(feature = "capture"))]
@@ -54,7 +54,7 @@ pub(crate) struct Session {
     pub(super) stack_texts: Mutex<HashMap<StackId, Stack>>,
     pub(super) labels: Mutex<Labels>,
     pub(super) pools: PoolTable,
-    /// The threads that scopes adopt if neither they nor `GPUMEM_ADOPT` say which.
+    /// The threads that scopes adopt by default, if neither they nor `GPUMEM_ADOPT` name threads.
     pub(super) adopted: OnceCell<Threads>,
     pub(super) sink: SinkState,
     pub(super) stats: StatsTable,
@@ -65,13 +65,13 @@ pub(crate) struct Session {
     /// The next number for a scope or a kept peak.
     pub(super) scopes: AtomicU64,
     pub(super) subscription: Subscription<Error>,
-    /// CUPTI was the source at some time.
+    /// True if CUPTI was the source at some time.
     pub(super) was_cupti_used: AtomicBool,
     /// The functions that other tools had replaced at the last check, one bit each.
     pub(super) displaced: Mutex<u128>,
-    /// `displaced` is not 0.
+    /// True if `displaced` is not 0.
     pub(super) is_displaced: AtomicBool,
-    /// Set when the sources record into it.
+    /// It is set once the sources record into it.
     pub(super) begun: OnceCell<()>,
     /// Its own devices, which only the sessions of tests have. A session without them uses the process's.
     pub(super) devices: OnceCell<&'static dyn Devices>,
@@ -124,12 +124,13 @@ impl Session {
         source::current_stack()
     }
 
-    /// The number of the stack that was refused memory. Without stacks nothing is walked, and no debug information is read.
+    /// Returns the number of the stack that was refused memory. If there are no stacks, nothing is walked, and no debug
+    /// information is read.
     pub(super) fn stack_of_refusal(&self) -> StackId {
         if source::min_bytes_of(self.settings) == u64::MAX { StackId::NONE } else { self.stack_here() }
     }
 
-    /// The number of a stack. A recording has what a new stack consists of before any event with it.
+    /// Returns the number of a stack. A recording has the parts of a new stack before any event with it.
     #[cfg_attr(not(any(feature = "sim", feature = "cuda")), allow(dead_code, reason = "no source"))]
     pub(super) fn number_stack(&self, addresses: &[usize]) -> StackId {
         #[cfg(feature = "capture")]
@@ -139,13 +140,13 @@ impl Session {
         self.stacks.number(addresses, |_| {})
     }
 
-    /// A number for a scope, or for a peak that is kept.
+    /// Returns a number for a scope, or for a kept peak.
     pub(super) fn next_scope(&self) -> ScopeId {
         ScopeId(self.scopes.fetch_add(1, Relaxed))
     }
 }
 
-/// The session of the calling thread: the process's, unless a test put another one in its place.
+/// Returns the session of the calling thread: the process's, unless a test put another one in its place.
 #[inline]
 pub(crate) fn current() -> &'static Session {
     #[cfg(all(test, feature = "sim"))]
@@ -161,7 +162,8 @@ pub(super) fn of_process() -> &'static Session {
     SESSION.get_or_init(|| Box::new(Session::new(settings::settings())))
 }
 
-/// An error in the child of a fork: locks may be held by threads that do not exist there, and CUDA does not work.
+/// Returns an error in the child of a fork: locks may be held by threads that do not exist there, and CUDA does not
+/// work.
 pub(crate) fn alive() -> Result<()> {
     if process::is_forked() { Err(Kind::Forked.into()) } else { Ok(()) }
 }

@@ -19,7 +19,7 @@ pub(crate) struct TestSession {
 }
 
 impl TestSession {
-    /// A session in which these environment variables, and no others, are set. `GPUMEM_SIM` adds devices.
+    /// Makes a session in which only these environment variables are set. `GPUMEM_SIM` adds devices.
     pub(crate) fn new(variables: &[(&str, &str)]) -> Result<Self> {
         source::ask_for_each_trace();
         source::label_with(label_block);

@@ -1,4 +1,4 @@
-//! The names of scopes in reports.
+//! Tests the names of scopes in reports.
 
 use std::{
     pin::pin,
@@ -57,7 +57,7 @@ fn session() -> (TestSession, SimGpu, Lines) {
     session_with(&[])
 }
 
-/// A session in which these variables are set.
+/// Makes a session in which these variables are set.
 fn session_with(variables: &[(&str, &str)]) -> (TestSession, SimGpu, Lines) {
     let session = TestSession::new(variables).unwrap();
     let gpu = session.add(Bytes::gib(1)).unwrap();
@@ -187,7 +187,7 @@ fn a_filter_is_for_lines_alone() {
         }
         drop(trace("request 7"));
         outer.report();
-        // The scopes are there, whatever is printed.
+        // The scopes are there, even if nothing is printed.
         assert_eq!(summary().scopes.iter().map(|scope| scope.calls).sum::<u64>(), 1 + 3 + 2 + 1);
     });
     let expected = [

@@ -30,12 +30,13 @@ use crate::{
 /// all other processes. A framework with its own allocator (burn, PyTorch) requests large blocks from the driver and divides them;
 /// here the large blocks count as allocated.
 ///
-/// It counts what traces count: memory that is certainly on the device. Counting begins with the first trace,
-/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions. Older blocks are not
-/// counted.
+/// It counts the same memory as traces: memory that is certainly on the device. Counting begins with the first trace,
+/// [`subscribe`](crate::intercept::subscribe), [`preload`](crate::preload) or the first call of one of these functions. Older blocks are
+/// not counted.
 ///
 /// # Errors
-/// When there is no such device, and when allocations cannot be intercepted: a sampled figure would include other processes.
+/// Returns an error if there is no such device, or if allocations cannot be intercepted: a sampled figure would include
+/// other processes.
 #[doc(alias = "torch.cuda.memory_allocated")]
 pub fn memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
     let (all, _) = InterceptedDevice::on(id.into())?.allocated();
@@ -55,7 +56,7 @@ pub fn memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
 /// ```
 ///
 /// # Errors
-/// As [`memory_allocated`].
+/// Returns the same errors as [`memory_allocated`].
 #[doc(alias = "torch.cuda.max_memory_allocated")]
 pub fn max_memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
     let (all, _) = InterceptedDevice::on(id.into())?.allocated();
@@ -84,7 +85,7 @@ pub fn max_memory_allocated(id: impl Into<Option<u32>>) -> Result<Bytes> {
 /// ```
 ///
 /// # Errors
-/// As [`memory_allocated`], and when the pool cannot be read. A device without pools is no error.
+/// Returns the same errors as [`memory_allocated`], and one if the pool cannot be read. A device without pools is no error.
 #[doc(alias("torch.cuda.memory_reserved", "torch.cuda.memory_cached", "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT"))]
 pub fn memory_reserved(id: impl Into<Option<u32>>) -> Result<Bytes> {
     Ok(InterceptedDevice::on(id.into())?.reserved()?.current)
@@ -109,7 +110,7 @@ pub fn memory_reserved(id: impl Into<Option<u32>>) -> Result<Bytes> {
 /// memory, as with cudarc's streams. The pool's mark counts since the pool was created, or since [`reset_peak_memory_stats`].
 ///
 /// # Errors
-/// As [`memory_reserved`].
+/// Returns the same errors as [`memory_reserved`].
 #[doc(alias("torch.cuda.max_memory_reserved", "torch.cuda.max_memory_cached", "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH"))]
 pub fn max_memory_reserved(id: impl Into<Option<u32>>) -> Result<PeakBounds> {
     Ok(InterceptedDevice::on(id.into())?.reserved()?.peak)
@@ -132,7 +133,7 @@ pub fn max_memory_reserved(id: impl Into<Option<u32>>) -> Result<PeakBounds> {
 /// ```
 ///
 /// # Errors
-/// As [`memory_reserved`]. Nothing is reset then.
+/// Returns the same errors as [`memory_reserved`]. Nothing is reset then.
 #[doc(alias("torch.cuda.reset_peak_memory_stats", "torch.cuda.reset_max_memory_allocated"))]
 pub fn reset_peak_memory_stats(id: impl Into<Option<u32>>) -> Result<()> {
     InterceptedDevice::on(id.into())?.reset_peaks()
@@ -155,7 +156,7 @@ pub fn reset_peak_memory_stats(id: impl Into<Option<u32>>) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// As [`memory_allocated`].
+/// Returns the same errors as [`memory_allocated`].
 #[doc(alias("torch.cuda.memory_stats", "torch.cuda.memory_stats_as_nested_dict"))]
 pub fn memory_stats(id: impl Into<Option<u32>>) -> Result<MemoryStats> {
     Ok(InterceptedDevice::on(id.into())?.stats())
@@ -171,7 +172,7 @@ pub fn memory_stats(id: impl Into<Option<u32>>) -> Result<MemoryStats> {
 /// ```
 ///
 /// # Errors
-/// As [`memory_allocated`].
+/// Returns the same errors as [`memory_allocated`].
 #[doc(alias = "torch.cuda.memory_summary")]
 pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
     Ok(memory_stats(id)?.into())
@@ -194,7 +195,7 @@ pub fn memory_summary(id: impl Into<Option<u32>>) -> Result<MemorySummary> {
 /// Other threads continue meanwhile: each block was live at some moment of the call.
 ///
 /// # Errors
-/// As [`memory_allocated`].
+/// Returns the same errors as [`memory_allocated`].
 #[doc(alias = "torch.cuda.memory_snapshot")]
 pub fn memory_snapshot() -> Result<Vec<LiveBlock>> {
     live_blocks()

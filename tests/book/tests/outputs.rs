@@ -1,4 +1,4 @@
-//! The outputs of examples in the README and in the book are what the examples print today, on a simulated device.
+//! Tests that the outputs in the README and in the book are those of the examples, on a simulated device.
 
 use std::{
     env, fs,
@@ -16,17 +16,17 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A command and what it prints, as a page shows it.
+/// A command and its output, as a page shows it.
 struct Shown {
     page: String,
     /// Variables for the example, such as `GPUMEM_LEAKS=1`.
     variables: Vec<(String, String)>,
-    /// What follows `cargo run`.
+    /// The arguments after `cargo run`.
     arguments: String,
     output: String,
 }
 
-/// The blocks of a page that show a command with an output.
+/// Returns the blocks of a page that show a command with an output.
 fn shown(page: &str, text: &str) -> Vec<Shown> {
     let blocks = text.split("```console\n").skip(1).filter_map(|rest| rest.split_once("```").map(|(block, _)| block));
     let read = |block: &str| {
@@ -43,7 +43,8 @@ fn shown(page: &str, text: &str) -> Vec<Shown> {
     blocks.filter_map(read).collect()
 }
 
-/// Without what differs between runs and machines: the time, the number of the process, and the line of the GPU itself.
+/// Removes the parts that differ between runs and machines: the time, the number of the process, and the line of the
+/// GPU itself.
 fn comparable(text: &str) -> String {
     let line = |line: &str| match line.split_once("gpumem: process ").and_then(|(_, rest)| rest.split_once(' ')) {
         Some((_, rest)) => format!("gpumem: process N {rest}\n"),
@@ -54,7 +55,7 @@ fn comparable(text: &str) -> String {
     text.lines().filter(|line| !line.contains("GPUMemory(")).map(line).collect()
 }
 
-/// Without the value of this key of a JSON object.
+/// Removes the value of this key of a JSON object.
 fn without_value(line: &str, key: &str) -> String {
     let value = line.split_once(key).and_then(|(before, rest)| Some((before, rest.split_once(',')?.1)));
     value.map_or_else(|| line.to_owned(), |(before, after)| format!("{before}{key}_,{after}"))

@@ -1,5 +1,5 @@
-//! The pages of the book fit together: each is in the table of contents and among the tested ones, each link leads to
-//! something that is there, and each variable that is named exists.
+//! Tests that the pages of the book fit together: each is in the table of contents and among the tested ones, each link
+//! has a target, and each named variable exists.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Each page by its name in the book, but for the table of contents.
+/// Returns each page by its name in the book, without the table of contents.
 fn pages() -> BTreeMap<String, String> {
     let source = root().join("docs/book/src");
     let mut found = Vec::new();
@@ -44,7 +44,7 @@ fn pages() -> BTreeMap<String, String> {
     pages.filter(|(name, _)| name != "SUMMARY.md").collect()
 }
 
-/// The text without fenced blocks and without code in a line, in which nothing is a link.
+/// Returns the text without fenced blocks and inline code, which have no links.
 fn prose(text: &str) -> String {
     let mut is_code = false;
     let mut prose = String::new();
@@ -59,7 +59,7 @@ fn prose(text: &str) -> String {
     prose
 }
 
-/// What the links of a text lead to, and what it includes.
+/// Returns the targets of a text's links, and the files that it includes.
 fn links(text: &str) -> Vec<String> {
     let prose = prose(text);
     let targets = |start: &'static str, end: &'static str| {
@@ -71,7 +71,7 @@ fn links(text: &str) -> Vec<String> {
     targets("](", ")").chain(targets("{{#include", "}}")).collect()
 }
 
-/// The names that mdbook and GitHub give to the headings of a text.
+/// Returns the names that mdbook and GitHub give to the headings of a text.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings =
         text.lines().filter_map(|line| line.strip_prefix('#').map(|rest| rest.trim_start_matches('#').trim()));
@@ -79,7 +79,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(|heading| heading.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
 }
 
-/// What is wrong with the links of one document.
+/// Returns the errors in the links of one document.
 fn broken(path: &Path, text: &str) -> Vec<String> {
     let mut broken = Vec::new();
     for link in links(text).into_iter().filter(|link| !link.starts_with("https://")) {
@@ -132,7 +132,8 @@ fn a_broken_link_is_found() {
     assert!(!found("nowhere.md") && !found("#nowhere") && !found("where.md#used-and-peaked"));
 }
 
-/// `rust` is compiled and run, `rust,no_run` compiled. `rs` is neither: only code of frameworks that this project does not use.
+/// `rust` is compiled and run, and `rust,no_run` is compiled. `rs` is neither; it is only for code of frameworks that this
+/// project does not use.
 #[test]
 fn code_is_tested_unless_it_needs_another_framework() {
     for (name, text) in pages() {

@@ -1,1 +1,1 @@
-//! Nothing: the tests are in `tests/`.
+//! The library is empty. The tests are in `tests/`.

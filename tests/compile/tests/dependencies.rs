@@ -1,16 +1,16 @@
-//! How many crates a program gets with gpumem, gpumem's own among them. More need a reason, which is written in `Cargo.toml` and in
-//! `docs/ARCHITECTURE.md`, "Dependencies".
+//! Tests the number of crates that a program gets with gpumem, including gpumem's own. A further crate needs a reason in
+//! `Cargo.toml` and in `docs/ARCHITECTURE.md`, "Dependencies".
 //!
 //! `cargo tree -p gpumem -e normal,build --no-dedupe --prefix none | sort -u` shows them.
 
 use std::{collections::BTreeSet, env, ffi::OsString, process::Command};
 
-/// What runs at build time as well.
+/// The crates that run at build time as well.
 const ALL: &str = "--edges=normal,build";
-/// What becomes a part of the program.
+/// The crates that become a part of the program.
 const LINKED: &str = "--edges=normal,no-proc-macro";
 
-/// The names and versions of the crates that gpumem is built from with these features.
+/// Returns the names and versions of the crates that gpumem is built from with these features.
 fn crates(edges: &str, features: &[&str]) -> BTreeSet<String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);

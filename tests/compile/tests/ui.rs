@@ -1,5 +1,6 @@
-//! What the attribute says when it is used wrongly, word for word, in `ui/fail`. After a change of words:
-//! `TRYBUILD=overwrite cargo test -p gpumem-compile-tests`. The crates that it must not disturb are in `ui/pass`; they are tests.
+//! Tests the messages of wrong uses of the attribute, word for word, in `ui/fail`. After a change of words, run
+//! `TRYBUILD=overwrite cargo test -p gpumem-compile-tests`. The crates that the attribute must not disturb are in `ui/pass`; they
+//! are tests.
 
 #[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
 #[path = "../../src/skipped.rs"]

@@ -1,4 +1,4 @@
-//! The pattern of `docs/book/src/zero-cost.md`: without the feature, guards and attributes cost nothing.
+//! Tests the pattern of `docs/book/src/zero-cost.md`: without the feature, guards and attributes cost nothing.
 //!
 //! `tests/zero_cost` has a library that uses the pattern and an application that uses the library. Both are packages of a
 //! user: they are compiled by a Cargo of their own, in a copy under `target/tmp`.
@@ -52,7 +52,7 @@ fn program(variable: &str, otherwise: &str) -> Command {
     command
 }
 
-/// What Cargo prints to stdout. It has what this workspace has compiled, and no network.
+/// Returns Cargo's stdout. Cargo has the compiled files of this workspace, and no network.
 #[track_caller]
 fn cargo(packages: &Path, arguments: &[&str]) -> String {
     let mut command = program("CARGO", "cargo");
@@ -113,7 +113,7 @@ fn without_the_feature_the_assembly_is_that_of_a_library_without_guards() {
         fs::read_to_string(packages.join("assembly.s")).expect("rustc writes it")
     });
     for function in ["new", "train", "step", "shared", "later", "step_later"] {
-        // As a name is written in a symbol: its length, then itself.
+        // Returns a name as in a symbol: its length, then the name.
         let symbol = format!("{}{function}", function.len());
         assert!(without.contains(&symbol), "no function `{function}` was compiled");
     }

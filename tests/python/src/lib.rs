@@ -1,4 +1,4 @@
-//! What Python programs call in the tests: functions that read the calling thread's stack, as a hook of the driver does.
+//! Functions that Python programs call in the tests. They read the calling thread's stack, as a hook of the driver does.
 //!
 //! `ctypes.CDLL` releases Python's lock before a call, as PyTorch does before it allocates; `ctypes.PyDLL` keeps it.
 
@@ -49,7 +49,7 @@ fn stack() -> u32 {
     source::current_stack().0
 }
 
-/// The lines of that stack, innermost first.
+/// Returns the lines of that stack, innermost first.
 #[inline(never)]
 fn stack_lines() -> Vec<String> {
     source::record_to::<NumberStacks>(settings());
@@ -57,7 +57,7 @@ fn stack_lines() -> Vec<String> {
     source::frames(&stack).iter().map(Frame::with_function).collect()
 }
 
-/// Puts a text into a buffer of Python. Returns its length; what does not fit is cut.
+/// Puts a text into a buffer of Python, cut to its room. Returns the length.
 fn put(text: &str, at: *mut u8, room: usize) -> usize {
     let length = text.len().min(room);
     // SAFETY: the program passes a buffer that has `room` bytes, and nobody else uses it during the call.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn lines(at: *mut u8, room: usize) -> usize {
 /// The lines of the stack that is recorded for a large block.
 ///
 /// # Safety
-/// As above.
+/// The same as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recorded(at: *mut u8, room: usize) -> usize {
     put(&stack_lines().join("\n"), at, room)
@@ -101,20 +101,20 @@ pub unsafe extern "C" fn line_at(table: *const u8, length: usize, first_line: i3
     python_line_at(table, first_line, offset).unwrap_or(0)
 }
 
-/// How many Python functions a thread is in that Python does not know.
+/// Returns the number of Python functions of a thread that Python does not know.
 #[unsafe(no_mangle)]
 pub extern "C" fn lines_of_another_thread() -> usize {
     thread::spawn(|| python_lines().len()).join().unwrap_or(usize::MAX)
 }
 
-/// Waits without Python's lock, then reads the stack: also while the interpreter ends. Returns the number of functions.
+/// Waits without Python's lock, then reads the stack, even while the interpreter ends. Returns the number of functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn lines_later(milliseconds: u64) -> usize {
     thread::sleep(Duration::from_millis(milliseconds));
     python_lines().len()
 }
 
-/// How a thread that waits is told to read its stack, and says how many functions it found.
+/// The channels by which a waiting thread is told to read its stack, and returns the number of functions.
 static WAITING: Mutex<Option<(Sender<()>, Receiver<usize>)>> = Mutex::new(None);
 
 /// Waits without Python's lock until it is told to read the stack, and never returns: the state of this thread is deleted meanwhile.
@@ -154,7 +154,7 @@ pub extern "C" fn lines_for_ever() {
     }
 }
 
-/// Nanoseconds for one recorded stack, the fastest of 20 rounds.
+/// Returns the nanoseconds of one recorded stack, the fastest of 20 rounds.
 #[unsafe(no_mangle)]
 pub extern "C" fn nanoseconds() -> f64 {
     const TIMES: u32 = 1000;

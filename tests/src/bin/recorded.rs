@@ -87,8 +87,7 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
         workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
     })?;
     reports.add(&tracker.track_with("trained").to_string());
-    // More than the device has.
-    // SAFETY: nothing is done with the memory, if there is any.
+    // The size is above that of the device. SAFETY: the memory is not used, if there is any.
     let refused = unsafe { result::malloc_sync(1 << 42) };
     assert!(refused.is_err(), "no device has 4 TiB");
     drop(weights);

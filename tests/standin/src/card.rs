@@ -1,4 +1,4 @@
-//! The cards: what each has and holds.
+//! The cards, with their settings and their memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ pub(crate) struct Gpu {
     pub(crate) uuid: Uuid,
     /// The slice's own, if the card is split.
     pub(crate) mig: Option<Uuid>,
-    /// What other processes hold of what CUDA works on.
+    /// The memory of other processes on the part that CUDA uses.
     pub(crate) others: u64,
     memory: Mutex<Memory>,
 }
@@ -44,24 +44,24 @@ impl Gpu {
     }
 }
 
-/// What a card holds.
+/// The memory of a card.
 pub(crate) struct Memory {
     whole: DeviceModel,
     slice: Option<DeviceModel>,
-    /// How often the primary context is retained; it exists while this is not 0.
+    /// The number of references to the primary context; it exists while this is not 0.
     pub(crate) retained: u32,
     /// The context that each block ends with.
     owners: HashMap<u64, usize>,
     /// The pools besides the default one, by the number that their addresses have.
     pools: BTreeMap<u64, ExtraPool>,
-    /// What is mapped for memory nodes of graphs, and the most that ever was.
+    /// The memory that is mapped for memory nodes of graphs, and its highest value.
     mapped: (u64, u64),
 }
 
 /// A pool that was created: it has the card's size and one pool in it, whose backing the card holds.
 struct ExtraPool {
     model: DeviceModel,
-    /// Destroyed, and there until its last block is freed.
+    /// True if it is destroyed. It remains until its last block is freed.
     dying: bool,
 }
 
@@ -77,7 +77,7 @@ fn pool_and_place(address: u64) -> (u64, u64) {
 }
 
 impl Memory {
-    /// What CUDA works on: the slice, if the card is split.
+    /// Returns the part that CUDA uses: the slice, if the card is split.
     pub(crate) fn cuda(&mut self) -> &mut DeviceModel {
         self.slice.as_mut().unwrap_or(&mut self.whole)
     }
@@ -87,7 +87,7 @@ impl Memory {
         if pool == 0 { Some(self.cuda()) } else { Some(&mut self.pools.get_mut(&pool)?.model) }
     }
 
-    /// Does something to a pool, whose backing the card then has more or less of.
+    /// Changes a pool, and with it the backing on the card.
     pub(crate) fn in_pool<T>(
         &mut self,
         pool: u64,
@@ -112,7 +112,7 @@ impl Memory {
         outcome
     }
 
-    /// Has so much mapped for graphs, if it is not so already.
+    /// Maps this amount for graphs, if less is mapped.
     pub(crate) fn map_for_graphs(&mut self, bytes: u64) -> Result<(), ModelError> {
         let (mapped, most) = self.mapped;
         if bytes > mapped {
@@ -122,7 +122,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Has no more than that mapped for graphs.
+    /// Reduces the mapped memory of graphs to this amount.
     pub(crate) fn unmap_for_graphs(&mut self, bytes: u64) {
         let (mapped, most) = self.mapped;
         if bytes < mapped {
@@ -139,7 +139,7 @@ impl Memory {
         self.mapped
     }
 
-    /// The pool that an address of the card is in, if it is in one; number 0 is the default one.
+    /// Returns the pool that an address of the card is in, if it is in one; number 0 is the default one.
     pub(crate) fn pool_at(address: u64) -> Option<u64> {
         (address >= POOLED_ADDRESSES).then(|| pool_and_place(address).0)
     }
@@ -201,7 +201,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The block that an address points into.
+    /// Returns the block that an address points into.
     pub(crate) fn block_at(&mut self, address: u64) -> Option<(u64, u64)> {
         let (pool, place) = pool_and_place(address);
         let (start, bytes) = self.pool(pool)?.block_at(place)?;
@@ -218,7 +218,7 @@ impl Memory {
         }
     }
 
-    /// Frees all that ends with a context.
+    /// Frees all blocks that end with a context.
     pub(crate) fn end(&mut self, owner: usize) {
         let ending = self.owners.iter().filter(|(_, whose)| **whose == owner).map(|(address, _)| *address);
         for address in ending.collect::<Vec<_>>() {
@@ -228,7 +228,7 @@ impl Memory {
         self.synchronize();
     }
 
-    /// What NVML shows of the slice, or of the whole card.
+    /// Returns NVML's figures of the slice, or of the whole card.
     pub(crate) fn figures(&self, slice: bool) -> Figures {
         let of = |model: &DeviceModel| Figures {
             total: model.total(),
@@ -265,7 +265,7 @@ impl Uuid {
         Self(bytes)
     }
 
-    /// As NVML and `CUDA_VISIBLE_DEVICES` write it: `GPU-7374616e-642d-696e-2067-707500000000`.
+    /// Returns the UUID as NVML and `CUDA_VISIBLE_DEVICES` write it: `GPU-7374616e-642d-696e-2067-707500000000`.
     pub(crate) fn spelled(self, prefix: &str) -> String {
         let mut text = prefix.to_owned();
         for (index, byte) in self.0.iter().enumerate() {

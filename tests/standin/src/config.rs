@@ -1,4 +1,4 @@
-//! What the environment says that this driver should be like. Read once; what cannot be understood ends the process.
+//! The settings of this driver in the environment. They are read once. An invalid setting ends the process.
 //!
 //! - `GPUMEM_STANDIN="devices=2,total=16GiB,reserved=615MiB,used[1]=4GiB,mig=1"`: see [`Config::read`] for every key;
 //! - `GPUMEM_STANDIN_FAIL="nvmlDeviceGetMemoryInfo_v2[1]=15@3;cuInit=803"`: a function returns this code, if wanted
@@ -20,16 +20,16 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What one card has.
+/// The settings of one card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Card {
     pub(crate) total: u64,
     pub(crate) reserved: u64,
-    /// What other processes hold.
+    /// The memory of other processes.
     pub(crate) used: u64,
 }
 
-/// What NVML's list of compute processes shows.
+/// The content of NVML's list of compute processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Processes {
     /// This process, once it has a context.
@@ -40,7 +40,7 @@ pub(crate) enum Processes {
     Unavailable,
 }
 
-/// What another process is listed for.
+/// The lists that have another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum List {
     Compute,
@@ -59,10 +59,10 @@ pub(crate) struct Other {
     pub(crate) name: Option<String>,
 }
 
-/// What libcupti is like.
+/// The settings of libcupti.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cupti {
-    /// What `cuptiGetVersion` says.
+    /// The result of `cuptiGetVersion`.
     pub(crate) version: u32,
     /// The tool that holds the subscription already.
     pub(crate) subscriber: Option<String>,
@@ -71,7 +71,7 @@ pub(crate) struct Cupti {
 }
 
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools)] // Each is a switch of its own, in any combination.
+#[allow(clippy::struct_excessive_bools)] // The switches can be combined freely.
 pub(crate) struct Config {
     pub(crate) cards: Vec<Card>,
     pub(crate) context: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Config {
     pub(crate) blocks: Option<String>,
     pub(crate) slow: Duration,
     pub(crate) figures_max: bool,
-    /// What the driver's accounts say that each process had at most.
+    /// The peak of each process in the driver's accounting.
     pub(crate) accounted: Option<u64>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) log: Option<PathBuf>,
@@ -285,7 +285,7 @@ fn indexed(text: &str) -> Option<(&str, Option<usize>)> {
     }
 }
 
-/// A function that is to fail.
+/// A function that has to fail.
 #[derive(Debug)]
 pub(crate) struct Fault {
     function: String,

@@ -1,5 +1,4 @@
-//! `libcuda`: what it sees, contexts of each thread, pools' marks, streams and events. What allocates is in
-//! `memory.rs`.
+//! `libcuda`: devices, contexts of each thread, marks of pools, streams and events. Allocations are in `memory.rs`.
 //!
 //! Work takes no time here: a stream is always idle, an event has always happened.
 
@@ -106,7 +105,7 @@ pub(crate) fn current(call: &Call) -> Result<(usize, &'static Gpu), Refusal> {
     context(call).map(|(_, card, gpu)| (card, gpu))
 }
 
-/// Makes a context out of nothing: its memory, and its number.
+/// Makes a context with its memory and its number.
 fn begin_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Handle) -> Result<Handle, Refusal> {
     gpu.memory().cuda().hold(call.driver.config.context)?;
     let uid = call.driver.contexts_created.fetch_add(1, Ordering::Relaxed) + 1;
@@ -117,7 +116,7 @@ fn begin_context(call: &Call, gpu: &Gpu, name: impl FnOnce(&mut Objects) -> Hand
     Ok(context)
 }
 
-/// Ends all that is in a context.
+/// Ends everything in a context.
 fn empty_context(call: &Call, gpu: &Gpu, context: Handle) {
     cupti::announce_end(context);
     gpu.memory().end(context);
@@ -207,7 +206,7 @@ fn count(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// CUDA counts as a device's total what the driver leaves of it.
+/// CUDA's total of a device is the memory that the driver does not reserve.
 pub(crate) fn total(model: &DeviceModel) -> u64 {
     model.total() - model.reserved()
 }
@@ -365,7 +364,7 @@ dispatched! { jumps;
     }
 
     fn cuDevicePrimaryCtxReset | cuDevicePrimaryCtxReset_v2(of: Device) |call| {
-        // All in it is gone; who retained it still has to release it.
+        // Everything in it is gone, but its references still have to be released.
         let (card, gpu) = device(call, of)?;
         if gpu.memory().retained > 0 {
             empty_context(call, gpu, CONTEXTS + card);
@@ -529,7 +528,7 @@ dispatched! { jumps;
 
     fn cuMemsetD8Async(address: Address, _value: u8, length: usize, stream: Handle) |call| {
         stream_card(call, stream)?;
-        // Nobody reads what is in a block here.
+        // The content of a block is never read here.
         let (gpu, address) = address_in(call, address)?;
         let (start, bytes) = gpu.memory().block_at(address).ok_or(INVALID_VALUE)?;
         if address - start + length as u64 <= bytes { Ok(()) } else { Err(INVALID_VALUE) }
@@ -563,7 +562,7 @@ dispatched! { jumps;
         stream_card(call, stream)?;
         event(call, waited)?;
         let mut objects = lock(&call.driver.objects);
-        // To wait for what is captured is to be captured with it.
+        // A wait for captured work is captured with it.
         let joined = objects.recorded.get(&waited).copied();
         if let (Some(capture), Some(stream)) = (joined, objects.streams.get_mut(&stream)) {
             stream.capture = stream.capture.or(Some(Capture { is_origin: false, ..capture }));

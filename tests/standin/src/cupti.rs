@@ -1,4 +1,4 @@
-//! `libcupti`: who subscribed, and their callbacks at both ends of the driver calls that they asked for.
+//! `libcupti`: the subscribers, and their callbacks at both ends of the driver calls that they enabled.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -132,7 +132,7 @@ fn subscribe(
 }
 
 thread_local! {
-    /// How many callbacks the calling thread is in.
+    /// The number of callbacks that the calling thread is in.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -148,7 +148,8 @@ fn subscribers(domain: c_uint, id: c_uint) -> Vec<usize> {
 
 /// Calls a subscriber, unless it has unsubscribed or disabled this id meanwhile. No lock is held while the callback runs.
 ///
-/// Inlined, as the next: gpumem records few frames of a stack, and without optimisation the stand-in driver has many.
+/// It is inlined, like the next function: gpumem records few frames of a stack, and without optimisation the stand-in
+/// driver has many.
 #[allow(clippy::inline_always)]
 #[inline(always)]
 fn call_back<T>(handle: usize, domain: c_uint, id: c_uint, data: &T) {

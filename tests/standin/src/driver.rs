@@ -1,4 +1,4 @@
-//! The one driver of the process: its cards, what CUDA sees of them, and the way into every call.
+//! The one driver of the process: its cards, those that CUDA sees, and the entry of every call.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -19,7 +19,7 @@ pub(crate) struct Driver {
     pub(crate) gpus: Vec<Gpu>,
     /// The cards that CUDA sees, by CUDA ordinal.
     pub(crate) visible: Vec<usize>,
-    /// The process that called `cuInit`; what it forks may not go on with it.
+    /// The process that called `cuInit`. Its forked children may not use the driver.
     pub(crate) initialised_by: AtomicU32,
     pub(crate) nvml_users: AtomicUsize,
     pub(crate) contexts_created: AtomicU32,
@@ -29,8 +29,8 @@ pub(crate) struct Driver {
     log: Option<File>,
 }
 
-/// What all copies of this file in a process share: libcupti lies in a file of its own, as NVIDIA's does, and finds the
-/// driver in libcuda.
+/// The data that all copies of this file in a process share: libcupti is a file of its own, as NVIDIA's is, and finds
+/// the driver in libcuda.
 pub(crate) struct Root {
     driver: &'static Driver,
     /// The calling thread's current context, 0 for none.
@@ -51,7 +51,7 @@ pub(crate) fn root() -> &'static Root {
     })
 }
 
-/// For the other copies.
+/// The other copies call this.
 #[unsafe(no_mangle)]
 extern "C" fn standin_root() -> *const Root {
     root()
@@ -74,7 +74,7 @@ impl Driver {
         lock(&self.objects).context_uids.get(&context).copied().unwrap_or(0)
     }
 
-    /// What libraries do that have something to clean up: whoever calls them after that is at his own risk.
+    /// Tears a library down at the end of the process. Later calls are not safe.
     pub(crate) fn tear_down_at_exit(&self) {
         extern "C" fn tear_down() {
             if let Some(mut log) = driver().log.as_ref() {
@@ -127,8 +127,8 @@ impl Driver {
     }
 }
 
-/// What `CUDA_VISIBLE_DEVICES` leaves of the cards, in its order: numbers in CUDA's own order, or UUIDs or unambiguous
-/// beginnings of them, up to the first entry that names no card, or one that was named already.
+/// Returns the cards that `CUDA_VISIBLE_DEVICES` leaves, in its order: numbers in CUDA's own order, or UUIDs or
+/// unambiguous beginnings of them, up to the first entry that names no card, or one that was named already.
 fn visible(gpus: &[Gpu], reversed: bool, list: Option<&str>) -> Vec<usize> {
     let mut order: Vec<usize> = (0..gpus.len()).collect();
     if reversed {

@@ -1,4 +1,4 @@
-//! The C side of a call: what comes in and goes out by pointer. All of the crate's reading and writing through C
+//! The C side of a call: arguments and results behind pointers. All of the crate's reading and writing through C
 //! pointers is here.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -9,7 +9,7 @@ use crate::driver::Root;
 /// A pointer that should not have been null was; each library has its own code for that.
 pub(crate) struct NullPointer;
 
-/// Where a C function puts a result.
+/// The place where a C function puts a result.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
@@ -32,7 +32,7 @@ impl<T: Copy> Out<T> {
         Ok(())
     }
 
-    /// What the caller left there, for arguments that go both ways.
+    /// Returns the value of the caller, for arguments that are read and written.
     pub(crate) fn get(self) -> Result<T, NullPointer> {
         if self.0.is_null() {
             return Err(NullPointer);
@@ -92,8 +92,8 @@ impl Text {
     }
 }
 
-/// What CUPTI calls at both ends of a driver call: with the subscriber's data, the domain, the function's id and what
-/// there is to know.
+/// The function that CUPTI calls at both ends of a driver call: with the subscriber's data, the domain, the function's
+/// id and the data of the call.
 pub(crate) type Callback = unsafe extern "C" fn(*mut c_void, c_uint, c_uint, *const c_void);
 
 /// A subscriber's function and its data.
@@ -137,7 +137,7 @@ pub(crate) fn root_of_libcuda(own: extern "C" fn() -> *const Root) -> Option<&'s
     unsafe { mem::transmute::<*mut c_void, extern "C" fn() -> *const Root>(root)().as_ref() }
 }
 
-/// What a C function returns: 0, or the library's code.
+/// Returns the result of a C function: 0, or the library's code.
 pub(crate) fn code_of<E: Into<c_int>>(outcome: Result<(), E>) -> c_int {
     match outcome {
         Ok(()) => 0,

@@ -39,7 +39,7 @@ const RESERVED_MEM_CURRENT: c_int = 2;
 const RESERVED_MEM_HIGH: c_int = 3;
 
 thread_local! {
-    /// What the calling thread said of captures that are under way.
+    /// The capture mode of the calling thread.
     static MODE: Cell<c_int> = const { Cell::new(GLOBAL) };
 }
 
@@ -54,10 +54,10 @@ struct AllocNode {
     address: Address,
 }
 
-// As in cuda.h.
+// These are as in cuda.h.
 const _: () = assert!(size_of::<AllocNode>() == 120);
 
-/// Refuses what is not legal while a stream of the card is being captured, and breaks the capture, as CUDA does.
+/// Refuses calls that are not legal while a stream of the card is being captured, and breaks the capture, as CUDA does.
 pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
     if MODE.get() == RELAXED {
         return Ok(());
@@ -145,7 +145,7 @@ fn begin(call: &Call, stream: Handle, mode: c_int, graph: Option<Handle>) -> Res
     Ok(())
 }
 
-/// On all streams that joined it.
+/// Ends the capture on all streams that joined it.
 pub(crate) fn end_capture(objects: &mut Objects, graph: Handle) {
     for stream in objects.streams.values_mut() {
         stream.capture = stream.capture.filter(|capture| capture.graph != graph);
@@ -172,7 +172,7 @@ fn instantiate(call: &Call, created: Out<Handle>, graph: Handle, flags: u64) -> 
     Ok(created.put(handle)?)
 }
 
-/// Maps what a launch needs, and does its work at once.
+/// Maps the memory of a launch, and does its work at once.
 fn launch(call: &Call, executable: Handle, stream: Handle, works: bool) -> Result<(), Refusal> {
     stream_card(call, stream)?;
     let mut objects = lock(&call.driver.objects);

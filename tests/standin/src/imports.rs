@@ -1,5 +1,5 @@
-//! `libcuda`: memory that belongs to another process or API, and that a program opens here. It takes nothing of a card: whoever
-//! allocated it has it.
+//! `libcuda`: memory that belongs to another process or API, and that a program opens here. It takes no memory of a card: the
+//! process that allocated it has it.
 
 use std::ffi::{c_int, c_uint};
 

@@ -1,8 +1,8 @@
-//! What the driver does for tools: `cuInit` loads the library that `CUDA_INJECTION64_PATH` names and calls its
+//! Loads tools as the driver does: `cuInit` loads the library that `CUDA_INJECTION64_PATH` names and calls its
 //! `InitializeInjection`, once in a process.
 //!
 //! The log has a line `injection_begins=0` before and `injection_ends=…` after it, with what the function returned, or -1 where
-//! there is none. What stands between them is what the tool asked of the driver inside of `cuInit`.
+//! there is none. The lines between them are the tool's calls of the driver inside of `cuInit`.
 
 use std::env;
 use std::ffi::{CString, OsStr, c_int, c_void};
@@ -19,7 +19,7 @@ use crate::{
     driver::Call,
 };
 
-/// Not a `Once`: a tool that calls `cuInit` in its `InitializeInjection` would wait for itself.
+/// It is not a `Once`: a tool that calls `cuInit` in its `InitializeInjection` would wait for itself.
 static LOADED: AtomicBool = AtomicBool::new(false);
 /// The thread whose `cuInit` loads the tool now.
 static LOADS: Mutex<Option<ThreadId>> = Mutex::new(None);

@@ -1,4 +1,4 @@
-//! `libcuda`: every way to allocate and to free, but that of `physical.rs`.
+//! `libcuda`: every way to allocate and to free, except that of `physical.rs`.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -26,7 +26,7 @@ const CREATED_POOLS: Handle = 0x2100_0000;
 const ARRAYS: Handle = 0x4100_0000;
 /// Addresses that belong to no card.
 const MANAGED: Address = 0x6000_0000_0000;
-/// What the rows of a pitched block start at multiples of.
+/// The rows of a pitched block start at multiples of this.
 const PITCH: usize = 512;
 
 /// A `CUmemPoolProps`.
@@ -63,7 +63,7 @@ struct SolidShape {
     flags: c_uint,
 }
 
-// As in cuda.h, whatever version of it cudarc was built for.
+// These are as in cuda.h, whatever version of it cudarc was built for.
 const _: () = {
     use cudarc::driver::sys;
 
@@ -97,7 +97,7 @@ impl SolidShape {
     }
 }
 
-/// What a call of another of the driver's functions came to.
+/// Returns the result of a call of another function of the driver.
 fn succeeded(code: c_int) -> Result<(), Refusal> {
     if code == 0 { Ok(()) } else { Err(code.into()) }
 }
@@ -172,7 +172,7 @@ fn pin(call: &Call, address: Out<usize>, bytes: usize) -> Result<(), Refusal> {
     Ok(address.put(start)?)
 }
 
-/// What is known of an address that points into something live.
+/// The facts about an address in live memory.
 struct About {
     card: usize,
     /// A `CUmemorytype`.

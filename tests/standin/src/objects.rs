@@ -1,4 +1,4 @@
-//! What is alive besides blocks.
+//! The live objects besides blocks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::thread::ThreadId;
@@ -26,7 +26,7 @@ pub(crate) struct Objects {
     pub(crate) numbered: u64,
     /// The contexts that were created; primary ones are the cards' own.
     pub(crate) contexts: HashMap<usize, usize>,
-    /// How often `cuCtxAttach` has been called for a context more than `cuCtxDetach`.
+    /// The number of calls of `cuCtxAttach` for a context, minus those of `cuCtxDetach`.
     pub(crate) attached: HashMap<usize, u32>,
     /// The number that is a context's own, of primary ones too.
     pub(crate) context_uids: HashMap<usize, u32>,
@@ -54,7 +54,7 @@ pub(crate) struct Stream {
     pub(crate) capture: Option<Capture>,
 }
 
-/// What a stream that is being captured is captured into.
+/// The capture of a stream.
 #[derive(Clone, Copy)]
 pub(crate) struct Capture {
     pub(crate) graph: usize,
@@ -67,7 +67,7 @@ pub(crate) struct Capture {
     pub(crate) broken: bool,
 }
 
-/// What a graph does to memory.
+/// The effect of a graph on memory.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Node {
     Alloc { card: usize, address: u64, bytes: u64 },
@@ -113,7 +113,7 @@ pub(crate) struct Array {
     pub(crate) mipmapped: bool,
 }
 
-/// What `cuMemCreate` made: alive while it is referred to or mapped.
+/// A handle of `cuMemCreate`. It lives while it is referred to or mapped.
 pub(crate) struct Physical {
     /// The card that it is on, if it is on one.
     pub(crate) card: Option<usize>,

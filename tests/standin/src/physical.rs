@@ -1,4 +1,4 @@
-//! `libcuda`: physical memory behind handles, and the addresses that it is mapped at.
+//! `libcuda`: physical memory behind handles, and the addresses at which it is mapped.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,7 +9,7 @@ use crate::objects::{Objects, Physical};
 
 /// Addresses that belong to no card.
 const RANGES: Address = 0x5000_0000_0000;
-/// What physical memory is made of, and what addresses are reserved in.
+/// The unit of physical memory, and of reserved addresses.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
 /// A `CUmemLocation`.
@@ -33,7 +33,7 @@ struct AllocationProperties {
     flags: u64,
 }
 
-// As in cuda.h, whatever version of it cudarc was built for.
+// These are as in cuda.h, whatever version of it cudarc was built for.
 const _: () = {
     use cudarc::driver::sys;
 

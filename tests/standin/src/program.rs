@@ -8,7 +8,7 @@ thread_local! {
     static CALL: Cell<*const c_char> = const { Cell::new(std::ptr::null()) };
 }
 
-/// The calling thread calls this function from now on, or none. Returns what it called before.
+/// Notes the function that the calling thread calls from now on, or none. Returns the earlier one.
 #[unsafe(no_mangle)]
 extern "C" fn standin_program_calls(function: *const c_char) -> *const c_char {
     CALL.replace(function)

@@ -1,4 +1,4 @@
-//! What `libcuda` exports: a stub for each function, which goes through a pointer of the function's own (its slot).
+//! The exports of `libcuda`: a stub for each function, which goes through a pointer of the function's own (its slot).
 //!
 //! NVIDIA's drivers since 470 are built like this, and gpumem finds the slots by these bytes. There are two forms: up to driver 555
 //! a stub jumps, in driver 580 it calls. The harness changes the bytes in a copy of the file, for drivers that gpumem must refuse.
@@ -7,12 +7,13 @@
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Where a stub finds its function. It is in writable data that stays writable, because it may change (`AtomicPtr`).
+/// The place where a stub finds its function. It is in writable data that stays writable, because it may change
+/// (`AtomicPtr`).
 #[cfg(target_arch = "x86_64")]
 pub(crate) type Slot = AtomicPtr<()>;
 
-/// What every stub looks at first: a real driver sets it to 0x321cba00 when the process ends, and its functions fail from then
-/// on. It stays 0 here.
+/// The word that every stub reads first: a real driver sets it to 0x321cba00 when the process ends, and its functions fail
+/// from then on. It stays 0 here.
 #[cfg(target_arch = "x86_64")]
 pub(crate) static STATE: AtomicU32 = AtomicU32::new(0);
 

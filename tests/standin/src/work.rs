@@ -9,7 +9,7 @@ use crate::cuda::{Address, Handle, INVALID_VALUE, Refusal, address_in, current, 
 use crate::driver::Call;
 use crate::ffi::Out;
 
-/// What blocks contain.
+/// The content of blocks.
 const CONTENT: u8 = 0xab;
 
 /// The handle of a function with the name and the parameters of the one with which PyTorch joins tensors.
@@ -19,7 +19,7 @@ const COLLECTIVES: Handle = 100;
 
 static EXECUTED: AtomicU32 = AtomicU32::new(0);
 
-/// How many copies and launches there were.
+/// The number of copies and launches.
 #[unsafe(no_mangle)]
 extern "C" fn standin_executed() -> c_int {
     EXECUTED.load(Relaxed).cast_signed()

@@ -30,7 +30,7 @@ pub(crate) enum Way {
     Plain,
     Pitched,
     Array,
-    /// On the null stream.
+    /// It allocates on the null stream.
     Async,
     Managed,
     Pinned,

@@ -1,4 +1,4 @@
-//! Exact figures on a real GPU. Switched on by `GPUMEM_DEVICE=1`; `docs/VERIFIED.md` holds what was seen on which.
+//! Tests exact figures on a real GPU. `GPUMEM_DEVICE=1` switches them on; `docs/VERIFIED.md` has the results.
 //!
 //! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_exact -- --nocapture --test-threads=1`
 
@@ -59,7 +59,7 @@ fn take(way: Way, bytes: usize) -> Block {
     cu::take(way, bytes).unwrap_or_else(|error| panic!("{bytes} bytes by {way:?}: {error:?}"))
 }
 
-/// What the driver counts as used on the device now, other processes included.
+/// Returns the driver's used memory of the device, including other processes.
 fn nvml(ordinal: u32) -> i64 {
     try_gpu_mem_get(ordinal).expect("the device can be read").used.get().cast_signed()
 }
@@ -70,7 +70,7 @@ fn mib(bytes: i64) -> String {
     if whole << 20 == bytes { format!("{whole} MiB") } else { format!("{bytes} B") }
 }
 
-/// To the byte, and nothing was missed; else what was wrong.
+/// Returns an error unless the figures are right to the byte and nothing was missed.
 fn compare(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) -> Result<(), String> {
     let data = trace.data();
     let said = format!(

@@ -1,4 +1,4 @@
-//! Random programs, compared with what their own log adds up to.
+//! Compares random programs with the sums of their own logs.
 
 use super::*;
 
@@ -16,7 +16,7 @@ enum Entry {
 #[derive(Default)]
 struct World {
     log: Vec<Entry>,
-    /// Of each trace that ever was, the thread that it counts, if it does not count all.
+    /// The thread that each trace counts, if it does not count all. It has all traces that ever were.
     threads: Vec<Option<usize>>,
     traces: Vec<(usize, GpuMemTrace)>,
     blocks: Vec<(Block, usize)>,

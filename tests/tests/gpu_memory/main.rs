@@ -1,5 +1,5 @@
-//! Where memory is, on a real GPU: scopes, the breakdown, who holds it when it runs out, leaks, PyTorch's statistics.
-//! Switched on by `GPUMEM_DEVICE=1`; `docs/VERIFIED.md` holds what was seen on which.
+//! Tests the holders of memory on a real GPU: scopes, the breakdown, reports when memory runs out, leaks, PyTorch's
+//! statistics. `GPUMEM_DEVICE=1` switches them on; `docs/VERIFIED.md` has the results.
 //!
 //! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_memory -- --nocapture --test-threads=1`
 //!

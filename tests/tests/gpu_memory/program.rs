@@ -108,14 +108,14 @@ impl Program {
         result
     }
 
-    /// By cudarc, in stream order.
+    /// cudarc allocates it in stream order.
     pub(super) fn pooled(&mut self, rows: usize, columns: usize) -> Matrix {
         let slice = self.stream.alloc_zeros::<f32>(rows * columns).expect("the device has room");
         let at = slice.device_ptr(&self.stream).0;
         self.made(at, rows, columns, Some(slice))
     }
 
-    /// By `cuMemAlloc`.
+    /// `cuMemAlloc` allocates it.
     pub(super) fn plain(&mut self, rows: usize, columns: usize) -> Matrix {
         // SAFETY: a context is current. Nothing reads the memory before it was written.
         let at = unsafe { result::malloc_sync(rows * columns * 4) }.expect("the device has room");

@@ -1,5 +1,5 @@
-//! Graphs, imports and random programs, compared with what the driver says and with the program's own log. Switched on by
-//! `GPUMEM_DEVICE=1`, and run on the stand-in driver where it is not.
+//! Compares graphs, imports and random programs with the driver's figures and with the program's own log.
+//! `GPUMEM_DEVICE=1` runs them on a GPU, otherwise they run on the stand-in driver.
 //!
 //! `GPUMEM_DEVICE=1 cargo test --release -p gpumem-tests --test gpu_programs -- --nocapture --test-threads=1`
 

@@ -57,7 +57,7 @@ pub(crate) fn applied() -> Vec<Applied> {
 pub(crate) struct Checked;
 
 lazy_static! {
-    // From 1 in every run.
+    // The numbers begin at 1 in every run.
     static ref NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
     static ref RETURNED: shuttle::sync::Mutex<Vec<u32>> = shuttle::sync::Mutex::new(Vec::new());
 }

@@ -65,14 +65,14 @@ fn main() -> ExitCode {
 
 const TOO_MANY_ORDERS: usize = 200_000;
 
-/// What `run` comes to in every order of its threads' steps.
+/// Returns the results of `run` in every order of its threads' steps.
 fn always<T: Ord + Send + 'static>(run: impl Fn() -> T + Send + Sync + 'static) -> BTreeSet<T> {
     let (outcomes, runs) = outcomes(DfsScheduler::new(Some(TOO_MANY_ORDERS), false), true, run);
     assert!(runs < TOO_MANY_ORDERS, "too much is done in this run to try every order");
     outcomes
 }
 
-/// What `run` comes to in many orders: some random, some in which threads rarely change, at moments that are random.
+/// Returns the results of `run` in many orders: some random, some in which threads rarely change, at random moments.
 fn often<T: Ord + Send + 'static>(run: impl Fn() -> T + Clone + Send + Sync + 'static) -> BTreeSet<T> {
     let (mut all, _) = outcomes(RandomScheduler::new_from_seed(1, 1_000), false, run.clone());
     all.extend(outcomes(PctScheduler::new_from_seed(1, 3, 1_000), false, run).0);
@@ -181,7 +181,7 @@ impl Driver {
     }
 }
 
-/// What a thread posted, and the scopes that it closed.
+/// The events that a thread posted, and the scopes that it closed.
 #[derive(Default)]
 struct Posted {
     events: Vec<EventKind>,
@@ -220,7 +220,7 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                     let address = driver.alloc(1 << (20 + scope));
                     posted.post(&inbox, alloc(address, bytes));
                     posted.post(&inbox, free(address));
-                    // Of the second one, every free fails.
+                    // Every free of the second thread fails.
                     if thread == 2 {
                         posted.post(&inbox, EventKind::FreeFailed);
                         kept += bytes;
@@ -718,7 +718,7 @@ fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_ne
         let (mut recorded, mut at_close) = (Vec::new(), None);
         for event in checked_events() {
             match event.kind {
-                // When the reading began and ended.
+                // The figure says when the reading began and ended.
                 EventKind::Sample { memory, .. } => {
                     recorded.push((memory.used.get() >> 32, memory.used.get() & 0xffff_ffff));
                 }

@@ -1,4 +1,4 @@
-//! No file of a crate imports itself through others.
+//! Tests that no file of a crate imports itself through others.
 //!
 //! An import is a path in the code of one file to something that another file of the crate defines: in a `use`, or anywhere
 //! else. Three things are no imports:
@@ -106,19 +106,19 @@ fn a_path_imports_the_file_that_defines_its_target() {
     let c = ("c.rs", "pub mod inner { pub struct Inner; } make!(); pub use crate::b::*;");
     let imports_of_a = |a: &str| edges(&[lib, ("a.rs", a), b, deep, c]);
     for (a, expected) in [
-        // Through a re-export, and past it.
+        // The import goes through a re-export, and past it.
         ("use crate::b::Deep;", "b/deep.rs"),
         ("use crate::b::{self, Shallow as Other};", "b/mod.rs"),
         ("fn f() { crate::b::deep::run(); }", "b/deep.rs"),
-        // Through an imported module, an alias, and all names of a module.
+        // It goes through an imported module, an alias, and all names of a module.
         ("use crate::b::deep; fn f() { deep::run(); }", "b/deep.rs"),
         ("use crate::b as other; type D = other::Deep;", "b/deep.rs"),
         ("type D = crate::c::Deep;", "b/deep.rs"),
         ("mod nested { use super::super::b::Shallow; }", "b/mod.rs"),
-        // In a macro, and as an argument of one.
+        // The path is in a macro, or is an argument of one.
         ("macro_rules! m { () => { $crate::b::deep::run() } }", "b/deep.rs"),
         ("fn f() { println!(\"{}\", crate::b::deep::run()); }", "b/deep.rs"),
-        // In a module within a file, and made by a macro.
+        // The name is in a module within a file, or a macro makes it.
         ("use crate::c::inner::Inner;", "c.rs"),
         ("use crate::c::Made;", "c.rs"),
     ] {

@@ -1,4 +1,4 @@
-//! Which file of a crate imports which, from the tokens of its sources.
+//! Finds the imports between the files of a crate, from the tokens of its sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -261,7 +261,7 @@ fn others_need_a_token_or_the_socket() {
     assert_eq!(lines, expected, "{outcome}");
 }
 
-/// Connections of which no request comes, 300 of them, make room for one of which one comes.
+/// 300 connections that send no request make room for one that sends a request.
 #[test]
 fn a_scrape_does_not_wait_for_connections_without_a_request() {
     let outcome = exported(
@@ -379,7 +379,7 @@ fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     };
     let rules = file("dashboard-queries.yml", serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}));
     run(&["check".as_ref(), "rules".as_ref(), rules.as_os_str()]);
-    // A process of a pod that takes the place of another one: they never have the memory at the same time.
+    // One process of a pod takes the place of another one: they never have the memory at the same time.
     let of_pods = queries.iter().find(|query| query.contains("k8s_pod_uid")).expect("a panel of pods");
     let process = |pid: u32, values: &str| {
         let of = format!("instance='node', gpu_uuid='GPU-1', k8s_pod_uid='a', process_pid='{pid}'");

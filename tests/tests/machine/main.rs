@@ -1,4 +1,4 @@
-//! The commands that show the machine, on the stand-in driver.
+//! Tests the commands that show the machine, on the stand-in driver.
 
 mod doctor;
 #[cfg(feature = "export")]
@@ -21,7 +21,7 @@ fn gpumem(machine: &Standin, arguments: &[&str]) -> Outcome {
     machine.run_program(&built("gpumem-command"), arguments)
 }
 
-/// What it prints with `--json`.
+/// Returns its output with `--json`.
 #[track_caller]
 fn json(outcome: &Outcome) -> Value {
     serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"))
@@ -74,7 +74,7 @@ struct Spikes {
     /// The arguments of `probe`, in a shell's quotes.
     steps: String,
     peaks: Vec<u64>,
-    /// What it has at its end.
+    /// The bytes that the program has at its end.
     kept: u64,
 }
 
@@ -82,7 +82,7 @@ impl Spikes {
     fn new() -> Self {
         let (mut steps, mut peaks, mut kept) = (Vec::new(), Vec::new(), 0);
         for number in 0..6_u64 {
-            // Blocks that stay, whose sizes do not compress.
+            // These blocks stay, and their sizes do not compress.
             for block in 0..150 {
                 let bytes = 512 * (1 + (number * 150 + block) * 7_919 % 997);
                 kept += bytes;

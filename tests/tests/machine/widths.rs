@@ -1,4 +1,4 @@
-//! What the commands print on terminals that are not 80 columns wide.
+//! Tests the output of the commands on terminals that are not 80 columns wide.
 
 use unicode_width::UnicodeWidthStr;
 

@@ -1,4 +1,4 @@
-//! What `gpumem-tch` makes of the events of PyTorch's allocator. The crate itself needs libtorch.
+//! Tests how `gpumem-tch` handles the events of PyTorch's allocator. The crate itself needs libtorch.
 
 #[path = "../../../gpumem-tch/src/tracker.rs"]
 mod tracker;

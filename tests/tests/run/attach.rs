@@ -79,7 +79,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
     let names = ["server.py", "request.py", "answer", "a.capture", "loaded", "begun", "stopped"];
     let [server, request, answer, file, _, begun, stopped] = names.map(|name| folder.file(name));
     fs::write(&server, SERVER).unwrap();
-    // As the command would find it.
+    // The folder is as the command would find it.
     let sockets = folder.0.path().join("gpumem");
     fs::create_dir(&sockets).unwrap();
     fs::set_permissions(&sockets, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();

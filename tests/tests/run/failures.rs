@@ -1,4 +1,4 @@
-//! What keeps gpumem from recording: the program runs on, and one line says why.
+//! Tests failures of recording: the program runs on, and one line gives the reason.
 
 use gpumem_tests::{Library, built};
 

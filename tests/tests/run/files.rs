@@ -1,4 +1,4 @@
-//! Whatever happens to the files of gpumem while a program runs: the program ends as without gpumem.
+//! Tests that changes of gpumem's files while a program runs do not change the end of the program.
 
 use std::{
     env,

@@ -1,4 +1,4 @@
-//! `kill -9` loses nothing that was recorded.
+//! Tests that `kill -9` loses no recorded event.
 
 use std::{collections::HashSet, thread};
 

@@ -1,4 +1,4 @@
-//! What the injected library does to the program's driver and libraries.
+//! Tests the effects of the injected library on the program's driver and libraries.
 
 use gpumem_inject::variable;
 

@@ -1,4 +1,4 @@
-//! `gpumem run` with programs on the stand-in driver.
+//! Tests `gpumem run` with programs on the stand-in driver.
 
 mod attach;
 mod callers;
@@ -112,10 +112,10 @@ fn run_with(machine: &Standin, options: &[&str], file: &str, steps: &[&str]) -> 
     machine.run_program(&built("gpumem-command"), &[&["run"], options, &["-o", file, "--", &probe], steps].concat())
 }
 
-/// What is in a recording.
+/// The content of a recording.
 #[derive(Debug, PartialEq, Eq)]
 struct Recorded {
-    /// Of allocations, in order.
+    /// The bytes of the allocations, in order.
     bytes: Vec<u64>,
     frees: usize,
 }
@@ -152,7 +152,7 @@ fn python() -> Option<String> {
     newest.map(|path| path.into_os_string().into_string().expect("the path is text"))
 }
 
-/// What [`ALLOCATES`] leaves in a recording.
+/// The content of a recording of [`ALLOCATES`].
 fn of_allocates() -> Recorded {
     Recorded { bytes: vec![4 << 20, 32 << 20], frees: 1 }
 }

@@ -1,4 +1,4 @@
-//! What the program has of its own: output, exit code, signals.
+//! Tests that the program keeps its output, exit code and signals.
 
 use std::fs::File;
 
@@ -35,7 +35,7 @@ fn the_program_is_recorded_and_prints_what_it_prints_alone() {
     assert!(live.len() == 1 && place.contains("raw.rs:"), "{live:#?}");
 }
 
-/// Most users come because memory ran out, so the summary begins with it.
+/// Most users run the command because memory ran out, so the summary begins with it.
 #[test]
 fn the_summary_begins_with_what_the_driver_refused() {
     let folder = Folder::new();
@@ -139,7 +139,7 @@ fn signals_reach_the_program() {
     }
 }
 
-/// As with a program of one's own: the shell sees that it has stopped, and continues it.
+/// The shell sees that the program has stopped, and continues it, as it does without `gpumem run`.
 #[test]
 fn who_waits_sees_that_the_program_has_stopped() {
     let folder = Folder::new();

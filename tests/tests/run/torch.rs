@@ -133,7 +133,7 @@ impl Run {
 #[test]
 fn tensors_come_to_what_pytorch_says() {
     let first = [&[][..], &["cuda first"]];
-    // Of the newest Python both ways, of the others one.
+    // The newest Python runs both ways, the others run one.
     let ways = interpreters().into_values().rev().zip(1..).flat_map(|(python, number)| {
         first.iter().take(if number == 1 { 2 } else { 1 }).map(move |first| (python.clone(), *first))
     });
@@ -339,7 +339,7 @@ fn modules_are_missing_for_a_reason() {
     assert_eq!(run.json(&[])["torch"]["devices"][0]["peak"]["by_module"], Value::Null);
 }
 
-/// As the files that `torch.compile` writes and runs.
+/// The file is like those that `torch.compile` writes and runs.
 const COMPILED: &str = "\
 import ctypes
 driver = ctypes.CDLL('libcuda.so.1')
@@ -526,7 +526,7 @@ fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
     // What was there before is known from the end; what came after the recording is not in it.
     assert_eq!(device["at_end"]["allocated_bytes"], 50 << 20, "{report:#}");
     assert_eq!(device["at_end"]["reserved_bytes"], 60 << 20, "{report:#}");
-    // Of the driver's blocks only the new one is known.
+    // Only the new one of the driver's blocks is known.
     assert_eq!(report["devices"][0]["peak_bytes"], 40 << 20);
     assert!(report["missing"]["begins_after_seconds"].as_f64().is_some());
 }

@@ -1,4 +1,4 @@
-//! Tests on the simulated device. Each test has a device of its own, since tests run in parallel in one process.
+//! The tests on the simulated device. Each test has a device of its own, because tests run in parallel in one process.
 
 mod adoption;
 mod api;

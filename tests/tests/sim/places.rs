@@ -1,5 +1,5 @@
-//! Where memory is: scopes over threads and tasks, the summary, the breakdown, what
-//! is still there, the report when memory runs out. What changes the whole process runs in a process of its own.
+//! Tests the holders of memory: scopes over threads and tasks, the summary, the breakdown, live blocks, the report when
+//! memory runs out. A test that changes the whole process runs in a process of its own.
 
 mod leaks;
 mod live;
@@ -45,7 +45,7 @@ fn scopes(gpu: &SimGpu) -> BTreeMap<String, ScopeSummary> {
     all.map(|scope| (scope.path.join("/"), scope)).collect()
 }
 
-/// What was ever allocated in each path of a device, the scopes inside it included, and what of that is in use.
+/// Returns all allocations in each path of a device, including the scopes inside it, and the part that is in use.
 #[track_caller]
 fn check_scopes(gpu: &SimGpu, expected: &[(&str, u64, u64)]) {
     let reported: Vec<_> =
@@ -178,7 +178,7 @@ fn passes(part: &str, variables: &[(&str, &str)]) -> Ended {
     own_process(part, variables).passes()
 }
 
-/// What `run` runs.
+/// The function that `run` runs.
 #[test]
 fn child() {
     let Some(part) = part() else { return };

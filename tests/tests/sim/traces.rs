@@ -268,7 +268,7 @@ fn what_overlaps_another_threads_trace_says_so() {
     assert!(!overlapped(&trace) && !trace.data().own_scope && !trace.to_string().contains('['), "{trace}");
 }
 
-/// As a user sees it: one thread prepares blocks, another one uses and frees them, and both are traced.
+/// This is what a user sees: one thread prepares blocks, another one uses and frees them, and both are traced.
 #[test]
 fn a_trace_beside_another_threads_agrees_with_the_summary() {
     let gpu = simulated_gpu();

@@ -1,4 +1,4 @@
-//! What counts in a function's figures.
+//! Tests what counts in a function's figures.
 
 use super::*;
 

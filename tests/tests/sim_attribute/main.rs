@@ -1,4 +1,4 @@
-//! What `#[gpu_mem_trace]` accepts, and what each use prints.
+//! Tests the items that `#[gpu_mem_trace]` accepts, and the output of each use.
 //!
 //! The attribute must be clean in the strictest crate, so this one is.
 #![deny(warnings, clippy::pedantic)]
@@ -30,7 +30,7 @@ fn gpus() -> &'static [SimGpu; 2] {
     GPUS.get_or_init(|| [0, 1].map(|_| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment")))
 }
 
-/// What this thread reported while `run` ran. One test at a time: a trace counts the whole process.
+/// Returns the reports of this thread while `run` ran. One test at a time: a trace counts the whole process.
 fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

@@ -27,7 +27,7 @@ fn every_way_to_allocate_is_counted_to_the_byte() {
             "call cuMemAlloc_v2 &a 1; call cuMemAlloc_v2 &b 2097153; call cuMemFree_v2 a; figures = 2097153 1",
             // Rows of a pitched block begin at multiples of 512.
             "call cuMemAllocPitch_v2 &a &pitch 1000 10 4; figures = 10240 0; call cuMemFree_v2 a; figures = 0 10240",
-            // In the pool, given back in stream order or not.
+            // The block is in the pool, and is given back in stream order or not.
             "call cuMemAllocAsync &a 1000 0; figures = 1000 0; call cuMemFreeAsync a 0; figures = 0 1000",
             "call cuMemAllocAsync_ptsz &a 1000 0; figures = 1000 0; call cuMemFreeAsync_ptsz a 0; figures = 0 1000",
             "call cuMemAllocAsync &a 1000 0; call cuMemFree_v2 a; figures = 0 1000",
@@ -114,7 +114,7 @@ fn an_allocation_that_fails_counts_nothing() {
              call {function} {arguments} = 2; call {function} {nowhere} = 2; figures = 1000 0; status = {live}; \
              call cuMemFree_v2 live; figures = 0 1000"
         );
-        // Of each there was one before: `live`, and a page that gpumem asks for to know the number of a block.
+        // There was one of each before: `live`, and a page that gpumem asks for to know the number of a block.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(function) { 2 } else { 1 };
         // Another test checks the notice.
         let machine = Standin::new()

@@ -1,4 +1,4 @@
-//! `GPUMEM_CAPTURE` in programs, and what a reader makes of their recordings. `recording.rs` compares what they print.
+//! Tests `GPUMEM_CAPTURE` in programs, and the reading of their recordings. `recording.rs` compares their output.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -94,7 +94,7 @@ fn a_program_that_is_not_recorded_says_why() {
         assert_eq!(lines.count(), 1, "{text}\n{outcome}");
         assert!(!recording.0.exists(), "{outcome}");
     }
-    // Not if it is recorded.
+    // This is not so if it is recorded.
     let recording = Recording::new();
     let outcome = recording.of(machine()).run(&format!("{CONTEXT}; new; drop"));
     assert!(outcome.is_clean() && !outcome.stderr.contains("nothing is recorded"), "{outcome}");

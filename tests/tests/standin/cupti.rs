@@ -1,5 +1,5 @@
-//! Exact figures through CUPTI: who else subscribes, where libcupti is found, and what happens where it cannot be had. What is
-//! counted is in `calls.rs`.
+//! Tests exact figures through CUPTI: other subscribers, the search for libcupti, and the behaviour without it. `calls.rs`
+//! tests the counts.
 
 use gpumem_tests::{CONTEXT, Standin, check, each, ensure};
 

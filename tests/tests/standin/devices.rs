@@ -1,4 +1,4 @@
-//! Which card a device number means.
+//! Tests which card a device number means.
 
 use gpumem_tests::{Standin, ensure, ensure_clean, ensure_error, ensure_unharmed};
 

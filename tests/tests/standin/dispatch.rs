@@ -1,4 +1,4 @@
-//! The dispatch table: drivers that it is not to be used with, and other tools that use it too.
+//! Tests the dispatch table: drivers with which it must not be used, and other tools that use it too.
 
 #![cfg(target_arch = "x86_64")]
 

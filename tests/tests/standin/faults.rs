@@ -1,5 +1,5 @@
-//! What gpumem does where something is wrong with the driver: it never panics, hangs or ends the program, it never
-//! reads a zero as truth, it creates no context that nobody asked for, and it says what is wrong and what to do.
+//! Tests gpumem with faults of the driver: it never panics, hangs or ends the program, it never reports 0 for a failed
+//! reading, it creates no context without a request, and its errors name the cause and the next step.
 //!
 //! Each case is a machine (the stand-in driver, with what is wrong with it) and what gpumem must report there.
 
@@ -29,9 +29,9 @@ pub(super) enum Answer {
 /// What is known of a card whose figures cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// Not even that it exists.
+    /// It is not even known that it exists.
     Nothing,
-    /// That it exists.
+    /// It is known that it exists.
     Existence,
 }
 

@@ -76,7 +76,7 @@ fn a_capture_allocates_nothing() {
              figures = 24 0",
             "call cuStreamEndCapture s &g = 1; call cuStreamBeginCapture_v2 s 0; call cuStreamBeginCapture_v2 s 0 = 900; \
              call cuMemAllocAsync &a 67108864 s; call cuStreamEndCapture s &g; figures = 0 0",
-            // On another thread.
+            // Another thread allocates.
             "call cuStreamBeginCapture_v2 s 2; other_thread call cuCtxSetCurrent ctx | call cuMemAllocAsync &a 67108864 s; \
              call cuStreamEndCapture s &g; figures = 0 0",
         ],
@@ -84,7 +84,7 @@ fn a_capture_allocates_nothing() {
     );
 }
 
-/// Of a capture that began before anybody listened, allocations may have been counted.
+/// If a capture began before anybody listened, its allocations may have been counted.
 #[test]
 fn a_capture_older_than_the_subscription_is_reported() {
     let script = format!(
@@ -159,9 +159,9 @@ fn graphs_count_as_what_is_mapped() {
                 3 * STEP,
                 2 * STEP
             ),
-            // Mapped before it is launched.
+            // The memory is mapped before the graph is launched.
             format!("{both}; call cuGraphUpload e s; figures = {} 0; {LAUNCH}; figures 0 = {} 0", 2 * STEP, 2 * STEP),
-            // With other memory, and refused.
+            // There is other memory, and an allocation is refused.
             format!(
                 "call cuMemAlloc_v2 &x 1000; {both}; {LAUNCH}; call cuMemFree_v2 x; figures = {} 1000; call cuDeviceGraphMemTrim 0; \
                  figures 0 = 0 {}",
@@ -262,7 +262,7 @@ fn memory_of_somebody_else_does_not_count() {
                 "call cuMemImportFromShareableHandle &h 77 1; {mapped}; call cuMemRetainAllocationHandle &r v; call cuMemRelease h; \
                  call cuMemUnmap v 2097152; call cuMemRelease r; call cuMemRelease r = 1; figures = 0 0"
             ),
-            // One's own, under another handle.
+            // The program imports its own memory under another handle.
             "call cuMemCreate &c 2097152 on:0 0; call cuMemExportToShareableHandle &x c 1 0; call cuMemImportFromShareableHandle &h x 1; \
              figures = 2097152 0; call cuMemRelease h; figures 0 = 2097152 0; call cuMemRelease c; figures 0 = 0 2097152".to_owned(),
             "call cuMemPoolImportFromShareableHandle &p 77 1 0; call cuMemPoolImportPointer &a p zeros; figures = 0 0; call cuMemFreeAsync a 0; \

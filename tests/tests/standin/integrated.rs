@@ -11,14 +11,14 @@ fn integrated(machine: Standin) -> Standin {
     without_figures(machine.set("integrated=1"))
 }
 
-/// In MiB.
+/// Returns the memory of the machine in MiB.
 fn memory_of_machine() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("this is Linux");
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("it is there");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024
 }
 
-/// Without a context, and without creating one.
+/// The figures need no context, and reading them creates none.
 #[test]
 fn the_figures_are_those_of_the_machine() {
     let outcome = integrated(Standin::new()).run("try_get; context 0; try_get; status_text");

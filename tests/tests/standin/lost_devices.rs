@@ -1,4 +1,4 @@
-//! Devices that are lost, and that come back.
+//! Tests devices that are lost, and that come back.
 
 use gpumem_tests::{Standin, ensure, ensure_clean, ensure_error, ensure_unharmed};
 

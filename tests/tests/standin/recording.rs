@@ -24,7 +24,7 @@ fn a_recording_yields_the_reports_of_its_program() {
         let outcome = machine.run_program(Path::new(PROGRAM), &["run", &reports]);
         assert!(outcome.is_clean(), "{outcome}");
         let printed = fs::read_to_string(&reports).unwrap();
-        // Without the driver, and without the program's settings.
+        // The reader has neither the driver nor the program's settings.
         let read = output_of(Command::new(PROGRAM).args(["read", &recording]).env_clear());
         let derived = String::from_utf8(read.stdout).unwrap();
         assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));

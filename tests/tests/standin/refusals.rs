@@ -1,5 +1,5 @@
-//! Where memory is on the stand-in driver: which refused allocations are reported, and how; a device's memory by
-//! what NVML knows of its processes.
+//! Tests the holders of memory on the stand-in driver: the reports of refused allocations, and a device's memory by
+//! NVML's list of processes.
 
 use std::thread;
 
@@ -57,7 +57,7 @@ const CALLS: &[(&str, u64, &str)] = &[
 fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
     for (call, bytes, kind) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();
-        // Of each there was one before: `live`, and a page that gpumem asks for to know the number of a block.
+        // There was one of each before: `live`, and a page that gpumem asks for to know the number of a block.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(&function) { 2 } else { 1 };
         let script = format!(
             "subscribe; print_refusals; scope train; call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; \
@@ -321,7 +321,7 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
             with_cupti().set("processes=empty").set("used=300MiB"),
             format!("1009 MiB, adds up: {own}, {not_separated} 827 MiB"),
         ),
-        // As in a container, where it may be this process by another number.
+        // In a container, it may be this process by another number.
         (
             with_cupti().set("processes=empty").set("used=300MiB").set(one),
             format!("1009 MiB, adds up: {own}, {not_separated} 827 MiB"),

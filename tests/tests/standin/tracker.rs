@@ -73,7 +73,7 @@ fn slices_of_cudarc() {
     assert_eq!(outcome.stderr.matches("cannot use a label's shape").count(), 1, "said once\n{outcome}");
 }
 
-/// Without libcupti: the total, and once why no more.
+/// Without libcupti, the tracker has the total, and says once why it has no more.
 #[test]
 fn without_interception() {
     let script =

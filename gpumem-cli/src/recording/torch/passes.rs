@@ -97,7 +97,7 @@ mod tests {
         let passes =
             [pass(10, 20, 1), pass(15, 17, 1), pass(30, 40, 1), pass(35, 50, 2), pass(60, 60, 2), pass(70, 80, 0)];
         let mut known = Stacks::new(&frames, &stacks, &passes);
-        // The stack of an allocation at a time.
+        // It returns the stack of an allocation at a time.
         let mut at = |stack, micros| {
             let number = known.of_allocation(stack, micros);
             known.made().find(|(made, _)| *made == number).map(|(_, frames)| frames)

@@ -30,7 +30,8 @@ pub(super) fn is_pickle(head: [u8; 2]) -> bool {
 /// Reads a pickle of `length` bytes, and returns its value. The dictionaries, lists and texts are in `objects`.
 ///
 /// # Errors
-/// If the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no pickle, or if it contains code.
+/// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no pickle, or if
+/// it contains code.
 pub(super) fn read(from: impl BufRead, length: u64, objects: &mut Objects) -> io::Result<Value> {
     let (stack, marks, memo, text) = Default::default();
     let mut pickle = Pickle { from, length, at: 0, begin: 0, objects, stack, marks, memo, text };
@@ -64,7 +65,7 @@ impl<R: BufRead> Pickle<'_, R> {
         let [opcode] = self.bytes()?;
         match opcode {
             b'.' => return self.last(1).map(|at| Some(self.stack[at])),
-            // PROTO and FRAME.
+            // These are PROTO and FRAME.
             0x80 => self.bytes::<1>().map(drop),
             0x95 => self.bytes::<8>().map(drop),
             b'(' if self.marks.len() == DEEPEST => self.damaged("more than 100 values are inside each other"),

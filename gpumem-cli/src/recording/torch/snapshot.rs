@@ -43,7 +43,8 @@ pub(crate) fn is_snapshot(mut file: &File) -> io::Result<bool> {
 /// Makes a recording of a snapshot of `length` bytes.
 ///
 /// # Errors
-/// If the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no snapshot.
+/// Returns an error if the file cannot be read. The kind is [`InvalidData`](io::ErrorKind::InvalidData) if it is no
+/// snapshot.
 pub(crate) fn recording_of(from: impl BufRead, length: u64) -> io::Result<Vec<u8>> {
     let mut objects = Objects::new(length);
     let snapshot = pickle::read(from, length, &mut objects)?;

@@ -56,7 +56,7 @@ impl SimDevices {
     /// Adds a device with this much memory.
     ///
     /// # Errors
-    /// If it has more than 16384 TiB, or if there are no addresses left for it.
+    /// Returns an error if it has more than 16384 TiB, or if there are no addresses left for it.
     pub fn add(&self, total: Bytes) -> Result<SimGpu> {
         process::notice_forks();
         ask_for_each_trace();
@@ -113,8 +113,8 @@ impl SimGpu {
     /// ```
     ///
     /// # Errors
-    /// If `GPUMEM_SIM` is set and is not valid, if `total` is more than 16384 TiB, or if there are no addresses left: a process can
-    /// have 512 devices of up to 36 TiB, or fewer large ones.
+    /// Returns an error if `GPUMEM_SIM` is set and is not valid, if `total` is more than 16384 TiB, or if there are no addresses
+    /// left: a process can have 512 devices of up to 36 TiB, or fewer large ones.
     pub fn install(total: Bytes) -> Result<Self> {
         from_environment()?;
         OF_PROCESS.add(total).inspect(Self::make_current)
@@ -132,7 +132,7 @@ impl SimGpu {
     /// ```
     ///
     /// # Errors
-    /// If `GPUMEM_SIM` is set and is not valid.
+    /// Returns an error if `GPUMEM_SIM` is set and is not valid.
     pub fn all() -> Result<Vec<Self>> {
         from_environment()?;
         Ok(OF_PROCESS.all())

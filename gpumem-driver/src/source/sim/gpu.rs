@@ -118,7 +118,7 @@ impl SimGpu {
     /// ```
     ///
     /// # Errors
-    /// If the device is full ([`Error::is_out_of_memory`]), or if `bytes` is 0.
+    /// Returns an error if the device is full ([`Error::is_out_of_memory`]), or if `bytes` is 0.
     pub fn alloc(&self, bytes: Bytes) -> Result<SimBlock> {
         self.allocate(bytes, MemKind::Device)
     }
@@ -135,7 +135,7 @@ impl SimGpu {
     /// ```
     ///
     /// # Errors
-    /// The same as for [`alloc`](Self::alloc).
+    /// Returns the same errors as [`alloc`](Self::alloc).
     pub fn alloc_async(&self, bytes: Bytes) -> Result<SimBlock> {
         self.allocate(bytes, MemKind::Pool)
     }
@@ -299,7 +299,7 @@ impl SimBlock {
     /// ```
     ///
     /// # Errors
-    /// If it is older than the first trace.
+    /// Returns an error if it is older than the first trace.
     pub fn label(&self, name: impl Into<String>, shape: &[usize], dtype: impl Into<String>) -> Result<()> {
         let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
         recorder::label(self.key, &label, self.address())

@@ -31,7 +31,7 @@ pub(super) struct Module {
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     pub(super) generation: Generation,
-    /// Sorted by address.
+    /// The modules, by address.
     all: Vec<Module>,
 }
 

@@ -125,7 +125,7 @@ impl Unwinder {
     /// that saved the register determines it.
     ///
     /// # Safety
-    /// As for [`walk`](Self::walk).
+    /// The same as for [`walk`](Self::walk).
     unsafe fn locate(
         &mut self,
         modules: &Modules,

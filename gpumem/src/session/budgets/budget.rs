@@ -1,4 +1,4 @@
-//! Budgets: how much memory a function may use, and what happens if it uses more.
+//! Budgets: the memory that a function may use, and the failure if it uses more.
 
 use std::{fmt::Display, path::PathBuf, thread};
 
@@ -13,7 +13,7 @@ use crate::{
     session::{GpuMemTrace, GpuMemTraceBuilder, Notice, current},
 };
 
-/// How many blocks were allocated inside the trace and are still live. `None` if it is not known.
+/// Returns the number of blocks that were allocated inside the trace and are still live. `None` if it is not known.
 fn live_inside(trace: &GpuMemTrace, counted: Counted) -> Option<u64> {
     (trace.data().gauge == Gauge::Exact).then(|| live(trace, counted).len() as u64)
 }
@@ -22,7 +22,8 @@ fn live(trace: &GpuMemTrace, counted: Counted) -> Vec<LiveBlock> {
     if counted == Counted::AllThreads { trace.live_of_all_threads() } else { trace.live() }
 }
 
-/// The ten source locations with the most memory that was allocated inside the trace and is still live. `None` if they are not known.
+/// Returns the ten source locations with the most memory that was allocated inside the trace and is still live. `None` if they are
+/// not known.
 fn places(trace: &GpuMemTrace, counted: Counted) -> Option<Vec<Place>> {
     if trace.data().gauge != Gauge::Exact {
         return None;
@@ -33,30 +34,31 @@ fn places(trace: &GpuMemTrace, counted: Counted) -> Option<Vec<Place>> {
 /// Panics with a text. The panic is in the function that has the budget.
 type Fail = fn(&str) -> !;
 
-/// How much memory a function may use. It counts exactly what the thread of the function allocates, or all threads.
+/// The memory that a function may use. It counts exactly the allocations of the function's thread, or those of all
+/// threads.
 pub struct Budget {
     name: String,
     fail: Fail,
     limits: Vec<Limit>,
-    /// The function also fails if its memory cannot be measured.
+    /// True if the function also fails if its memory cannot be measured.
     strict: bool,
-    /// The function uses a GPU, if there is one.
+    /// True if the function uses a GPU, if there is one.
     #[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "no simulated device hides a real one"))]
     real_if_any: bool,
     baseline: Option<BaselineLimit>,
     counted: Counted,
     whose: Whose,
-    /// While it runs.
+    /// The watch of other threads, while it runs.
     others: Option<Others>,
-    /// While it runs. Dropped last.
+    /// The turn, while it runs. It is dropped last.
     turn: Option<Turn>,
 }
 
-/// Where a budget stands.
+/// The place of a budget.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Test,
-    /// Code that is compiled for tests only.
+    /// The code is compiled only for tests.
     TestCode,
     Program,
 }
@@ -70,7 +72,8 @@ struct BaselineLimit {
 }
 
 impl Budget {
-    /// The budget of a function in a program. If it cannot be measured, one notice is printed and the program continues.
+    /// Makes the budget of a function in a program. If it cannot be measured, one notice is printed and the program
+    /// continues.
     pub fn of_function(name: impl Into<String>, fail: Fail) -> Self {
         Self {
             name: name.into(),
@@ -86,15 +89,15 @@ impl Budget {
         }
     }
 
-    /// The budget of an assertion, which fails if it cannot be measured.
+    /// Makes the budget of an assertion, which fails if it cannot be measured.
     pub fn of_assertion(name: impl Into<String>, fail: Fail) -> Self {
         Self { strict: true, ..Self::of_function(name, fail) }
     }
 
-    /// The budget of a test. `growth` is how much the peak may exceed the baseline, in hundredths of a per cent. The baseline is in
-    /// `file`, else in the file of `GPUMEM_BASELINE`, if it is set. `simulated`: the test allocates on [`simulated_gpu`].
-    /// `binary` is the program of the test, unless the test belongs to a library: tests in `src/main.rs` and `src/lib.rs` of a
-    /// package may have the same names.
+    /// Makes the budget of a test. `growth` is the allowed excess of the peak over the baseline, in hundredths of a per cent. The
+    /// baseline is in `file`, else in the file of `GPUMEM_BASELINE`, if it is set. `simulated` is true if the test allocates on
+    /// [`simulated_gpu`]. `binary` is the program of the test, unless the test belongs to a library: tests in `src/main.rs` and
+    /// `src/lib.rs` of a package may have the same names.
     pub fn of_test(
         name: impl Into<String>,
         binary: Option<&str>,
@@ -110,7 +113,7 @@ impl Budget {
         Self { baseline, real_if_any: !simulated, whose: Whose::Test, ..Self::of_assertion(name, fail) }
     }
 
-    /// `is_test`: the code is compiled for tests (`cfg!(test)`), so other tests may run beside it.
+    /// `is_test` is true if the code is compiled for tests (`cfg!(test)`), so that other tests may run beside it.
     #[must_use]
     pub fn in_code(mut self, is_test: bool) -> Self {
         if is_test && self.whose == Whose::Program {
@@ -162,7 +165,8 @@ impl Budget {
         if self.counted == Counted::OwnThread && builder.counts_own_thread() {
             self.counted = Counted::OwnThreadOnly;
         }
-        // Before the trace starts, so that nothing is missed. If there is no such device, the trace says so.
+        // The watch begins before the trace starts, so that nothing is missed. If there is no such device, the trace
+        // says so.
         if !is_custom && let Ok(device) = builder.device_or_current(session) {
             self.others = Others::watch(session, device, self.counted);
         }
@@ -237,7 +241,7 @@ impl Budget {
         (self.fail)(&format!("gpumem: {message}"))
     }
 
-    /// Other threads did something. A budget that is not known to be kept counts as not kept.
+    /// Other threads allocated or freed. A budget that is not known to be kept counts as not kept.
     fn not_known(&self, reason: &str) {
         let name = one_line(&self.name);
         if current().settings().skip_budgets {
@@ -254,7 +258,7 @@ impl Budget {
         ));
     }
 
-    /// The budget cannot be checked. This is always reported, or fails.
+    /// Handles a budget that cannot be checked. This is always reported, or fails.
     fn unmeasured(&self, reason: &str) {
         let name = one_line(&self.name);
         // The child of a fork prints nothing.
@@ -285,11 +289,11 @@ fn has_gpu() -> bool {
     crate::source::devices().and_then(crate::source::Devices::count).is_ok_and(|count| count > 0)
 }
 
-/// The simulated device of tests: the first of this process. All tests of a process share it. It is the current device of the
-/// calling thread from now on: a test that ran on this thread before may have chosen another one.
+/// Returns the simulated device of tests: the first of this process. All tests of a process share it. It is the current
+/// device of the calling thread from now on: a test that ran on this thread before may have chosen another one.
 ///
 /// # Panics
-/// When `GPUMEM_SIM` is not valid.
+/// Panics if `GPUMEM_SIM` is not valid.
 #[cfg(feature = "sim")]
 pub fn simulated_gpu() -> crate::source::sim::SimGpu {
     use crate::{error::Error, model::Bytes, source::sim::SimGpu};

@@ -1,10 +1,10 @@
-//! What is found out of a thread.
+//! Facts about a thread.
 
 use std::thread;
 
 use crate::{derive::Stack, process, report::ThreadFacts, session::views::folder, source};
 
-/// What is found out of a thread while it allocates. What it means is read from files later.
+/// Facts about a thread that are found while it allocates. Their meaning is read from files later.
 #[derive(Default)]
 pub(super) struct RawFacts {
     name: Option<String>,
@@ -13,7 +13,7 @@ pub(super) struct RawFacts {
 }
 
 impl RawFacts {
-    /// The facts about the calling thread.
+    /// Returns the facts about the calling thread.
     pub(super) fn here() -> Self {
         let name = thread::current().name().map(ToOwned::to_owned);
         Self { name, system_name: process::thread_name(), stack: source::addresses_here() }

@@ -1,4 +1,4 @@
-//! What other threads do on the device of a budget.
+//! The allocations and frees of other threads on the device of a budget.
 
 use std::{
     collections::HashMap,
@@ -15,10 +15,10 @@ use crate::{
     session::Session,
 };
 
-/// The most threads that are told apart.
+/// The largest number of threads that are told apart.
 const MOST: usize = 256;
 
-/// Learns what other threads do, until it is dropped.
+/// Learns the allocations and frees of other threads, until it is dropped.
 pub(super) struct Others {
     session: &'static Session,
     id: u64,
@@ -33,12 +33,12 @@ struct Watcher {
     seen: Mutex<HashMap<OwnerThread, Seen>>,
 }
 
-/// What one thread did.
+/// The allocations and frees of one thread.
 #[derive(Default)]
 struct Seen {
     facts: RawFacts,
     outside: Tally,
-    /// In scopes that the thread opened itself.
+    /// True if they were in scopes that the thread opened itself.
     in_scopes: Tally,
 }
 
@@ -50,7 +50,7 @@ struct Tally {
 }
 
 impl Others {
-    /// `None` if what others do does not matter.
+    /// The watch. `None` if other threads do not matter.
     pub(super) fn watch(session: &'static Session, device: Device, counted: Counted) -> Option<Self> {
         let noticing = match counted {
             Counted::OwnThreadOnly => return None,
@@ -63,7 +63,7 @@ impl Others {
         Some(Self { session, id, watch })
     }
 
-    /// The threads because of which it is not known what the function needed.
+    /// Returns the threads that make the need of the function unknown.
     pub(super) fn found(&self) -> Vec<OtherThread> {
         let seen = std::mem::take(&mut *self.watch.seen());
         if seen.is_empty() {
@@ -114,10 +114,10 @@ impl Watcher {
 impl Watch for Watcher {
     fn notice(&self, noticed: &Noticed) {
         let Noticed { device, thread, is_free, is_guest, .. } = *noticed;
-        // What several budgets are told of may concern another one.
+        // Events that several budgets are told of may concern another one.
         let is_counted = thread::current().id() == self.thread;
         let is_anothers = self.counted == Counted::OwnThread && (is_free || is_guest);
-        // While the test waits for its turn, nothing that happens is its own.
+        // No event belongs to the test while it waits for its turn.
         if device != self.device || is_counted || is_anothers || turns::waits(self.thread) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Whose turn it is: a budget that counts all threads runs while no other test with a budget does.
+//! The turns of budgets: a budget that counts all threads runs while no other test with a budget does.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -17,18 +17,19 @@ pub(super) struct Turn {
 struct Holder {
     id: u64,
     thread: ThreadId,
-    /// It counts all threads.
+    /// True if it counts all threads.
     is_alone: bool,
     waits: bool,
     role: Role,
 }
 
-/// What the thread is. Only threads of tests wait and are waited for: a test may wait for its own workers, which must not wait for it.
+/// The role of the thread. Only threads of tests wait and are waited for: a test may wait for its own workers, which must not wait for
+/// it.
 #[derive(Clone)]
 enum Role {
     Test,
     Worker,
-    /// It is found out when it matters, because that reads debug information.
+    /// The role is found out when it is needed, because this reads debug information.
     NotKnown(Arc<RawFacts>),
 }
 
@@ -51,10 +52,10 @@ pub(super) fn waits(thread: ThreadId) -> bool {
 }
 
 impl Turn {
-    /// Waits until it is the calling thread's turn. `is_test`: it is the thread of a test; otherwise that is found out. `None` if it is
-    /// certainly not.
+    /// Waits until it is the calling thread's turn. `is_test` is true if it is the thread of a test; otherwise its role is found out.
+    /// `None` if it is certainly not.
     pub(super) fn wait(is_test: bool, is_alone: bool) -> Option<Self> {
-        // In the child of a fork, a thread that does not exist there may hold the lock.
+        // A thread that does not exist in the child of a fork may hold the lock there.
         if process::is_forked() {
             return None;
         }
@@ -96,7 +97,7 @@ impl Holders {
         self.all.iter_mut().find(|holder| holder.id == id)
     }
 
-    /// Because of whom the turn of this one has not come, and what that one is. It is the one itself, if its role must be known first.
+    /// Returns the thread that delays the turn of this one, and its role. It is this thread itself, if its role must be known first.
     fn blocker_of(&self, id: u64) -> Option<(u64, Role)> {
         let own = self.all.iter().find(|holder| holder.id == id)?;
         let is_worker = |holder: &Holder| matches!(holder.role, Role::Worker);

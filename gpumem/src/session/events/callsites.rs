@@ -16,14 +16,15 @@ use crate::{
     source::AddressHasher,
 };
 
-/// The most names of one source location. A program may create names without end.
+/// The largest number of names of one source location. A program may create names without end.
 const MAX_PER_LOCATION: usize = 1 << 10;
-/// The most names of all locations together.
+/// The largest number of names of all locations together.
 const MAX_NAMES: usize = 1 << 16;
-/// The most names with `#` in the place of numbers, for the further names of one source location.
+/// The largest number of names with `#` in the place of numbers, for the further names of one source location.
 const MAX_ALIKE_PER_LOCATION: usize = 1 << 4;
 
-/// A line of the program, as the compiler names it. Not a `Location`, because that of another library's macro cannot be made.
+/// A line of the program, as the compiler names it. It is not a `Location`, because the one of another library's macro cannot
+/// be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::session) struct CodeLine {
     pub(in crate::session) file: &'static str,
@@ -64,39 +65,39 @@ struct Callsites {
     alike: HashMap<Box<str>, u32>,
 }
 
-/// What is known of a callsite.
+/// The known facts of a callsite.
 #[derive(Clone)]
 pub(in crate::session) struct DefinedCallsite {
     pub(in crate::session) name: Option<Cow<'static, str>>,
-    /// Where it was first opened.
+    /// The place where it was first opened.
     pub(in crate::session) location: CodeLine,
     /// The path of the module of a function under an attribute.
     pub(in crate::session) module: Option<&'static str>,
-    /// What `GPUMEM` says about it.
+    /// The setting of `GPUMEM` for it.
     rule: Rule,
     alike: u32,
-    /// How many of its lines were large enough to be printed.
+    /// The number of its lines that were large enough to be printed.
     lines: u64,
 }
 
-/// A callsite, and what its traces print.
+/// A callsite, and the output of its traces.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::session) struct Numbered {
     pub(in crate::session) id: CallsiteId,
     pub(in crate::session) rule: Rule,
-    /// Of callsites whose names differ in numbers alone, it is the same.
+    /// Callsites whose names differ only in numbers have the same number.
     pub(in crate::session) alike: u32,
 }
 
 /// The callsites of one source location.
 #[derive(Default)]
 struct LocationNames {
-    /// How many names were first used here.
+    /// The number of names that were first used here.
     names: usize,
     unnamed: Option<CallsiteId>,
     /// The callsite of all further names, if there are too many.
     more: Option<CallsiteId>,
-    /// How many callsites stand for further names that are alike.
+    /// The number of callsites that stand for further names that are alike.
     alike: usize,
 }
 
@@ -105,7 +106,7 @@ struct LocationNames {
 pub(in crate::session) struct CallsiteTable(Mutex<Callsites>);
 
 impl CallsiteTable {
-    /// The number of a callsite, and whether it is new. Equal callsites have one number.
+    /// Returns the number of a callsite, and whether it is new. Equal callsites have one number.
     pub(in crate::session) fn number(
         &self,
         ctx: Option<&str>,
@@ -121,7 +122,7 @@ impl CallsiteTable {
         (Numbered { id, rule, alike }, callsites.all.len() > known)
     }
 
-    /// How many lines this callsite had before. Counts one more.
+    /// Returns the number of earlier lines of this callsite. Counts one more.
     pub(in crate::session) fn next_line(&self, id: CallsiteId) -> u64 {
         self.lock().get_mut(id).map_or(0, |callsite| {
             callsite.lines += 1;
@@ -129,13 +130,13 @@ impl CallsiteTable {
         })
     }
 
-    /// The modules and the names of all callsites, as filters know them.
+    /// Returns the modules and the names of all callsites, as filters know them.
     pub(in crate::session) fn names(&self) -> Vec<(Option<&'static str>, String)> {
         let name = |name: &Option<Cow<'static, str>>| name_in_line(name.as_deref().unwrap_or_default()).into_owned();
         self.lock().all.iter().map(|callsite| (callsite.module, name(&callsite.name))).collect()
     }
 
-    /// The callsite with this number.
+    /// Returns the callsite with this number.
     pub(in crate::session) fn get(&self, number: CallsiteId) -> Callsite {
         Callsite::built_in(number).unwrap_or_else(|| {
             let DefinedCallsite { name, location, .. } = self.defined(number);
@@ -143,7 +144,7 @@ impl CallsiteTable {
         })
     }
 
-    /// All that is known of a callsite. Not for those that every session has.
+    /// Returns all that is known of a callsite. It is not for those that every session has.
     pub(in crate::session) fn defined(&self, number: CallsiteId) -> DefinedCallsite {
         self.lock().all[number.0 as usize - 2].clone()
     }
@@ -154,7 +155,7 @@ impl CallsiteTable {
 }
 
 impl Callsites {
-    /// `None` for those that every session has.
+    /// Returns `None` for those that every session has.
     fn get_mut(&mut self, id: CallsiteId) -> Option<&mut DefinedCallsite> {
         self.all.get_mut((id.0 as usize).checked_sub(2)?)
     }

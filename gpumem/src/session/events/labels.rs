@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Session {
-    /// The labels of all blocks. Hold the lock only briefly.
+    /// Returns the labels of all blocks. Hold the lock only briefly.
     pub(in crate::session) fn labels(&self) -> MutexGuard<'_, Labels> {
         self.labels.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -33,8 +33,8 @@ impl Session {
 /// element type and the address. Blocks of simulated devices have one, too.
 ///
 /// # Errors
-/// When no known block begins at this address: it is freed, older than the first trace, or part of a larger block (for example of
-/// a framework's own allocator), or allocations are not intercepted.
+/// Returns an error if no known block begins at this address: it is freed, older than the first trace, or part of a larger block
+/// (for example of a framework's own allocator), or allocations are not intercepted.
 pub fn label(name: impl Into<String>, shape: &[usize], dtype: impl Into<String>, address: u64) -> Result<()> {
     let label = Label { name: name.into(), shape: shape.to_vec(), dtype: dtype.into() };
     label_block(Key::new(Space::Address, address), &label, address)

@@ -1,4 +1,4 @@
-//! What a session records: scopes, callsites, labels, readings of devices, and the allocations that sources intercept.
+//! The events that a session records: scopes, callsites, labels, readings of devices, and intercepted allocations.
 
 mod callsites;
 mod custom;

@@ -9,7 +9,7 @@ use crate::{
     source::{self, RecordEvents},
 };
 
-/// From now on the sources record into the session of the process, with the stacks that these settings ask for.
+/// Makes the sources record into the session of the process, with the stacks that these settings ask for.
 pub(in crate::session) fn record(settings: &Settings) {
     source::record_to::<ToSession>(settings);
     source::handle_refusals(source::RefusalHandler { refused, obtained });
@@ -24,7 +24,7 @@ fn obtained(device: Device, bytes: Bytes) {
     oom::obtained(of_process(), device, bytes);
 }
 
-/// Records what the sources intercept into the session.
+/// Records the events of the sources into the session.
 struct ToSession;
 
 impl RecordEvents for ToSession {

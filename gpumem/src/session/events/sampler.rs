@@ -1,4 +1,4 @@
-//! Which devices are polled, and the thread that polls them.
+//! The devices that are polled, and the thread that polls them.
 
 use std::{
     mem,
@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::{model::Device, process, source::Devices};
 
-/// How long the end of the process waits for a reading that has begun.
+/// The longest wait at the end of the process for a reading that has begun.
 const EXIT_WAIT: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -23,9 +23,9 @@ pub(in crate::session) struct Sampler {
 pub(super) struct SamplerState {
     pub(super) polled: Vec<PolledDevice>,
     pub(super) thread: SamplerThread,
-    /// The exit handler that stops the thread is registered.
+    /// True if the exit handler that stops the thread is registered.
     pub(super) has_exit_handler: bool,
-    /// The process ends: no thread starts any more.
+    /// True if the process ends: no thread starts any more.
     pub(super) is_stopped: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum SamplerThread {
         ended: Receiver<()>,
         handle: JoinHandle<()>,
     },
-    /// It has ended, and is not joined yet.
+    /// The thread that has ended, and is not joined yet.
     Ended(JoinHandle<()>),
 }
 
@@ -48,12 +48,12 @@ pub(super) enum SamplerThread {
 pub(super) struct PolledDevice {
     pub(super) device: Device,
     pub(super) devices: &'static dyn Devices,
-    /// How many open scopes need its readings.
+    /// The number of open scopes that need its readings.
     pub(super) scopes: usize,
 }
 
 impl Sampler {
-    /// A sampled scope of the device has closed.
+    /// Notes that a sampled scope of the device has closed.
     pub(in crate::session) fn remove_scope(&self, device: Device) {
         if process::is_forked() {
             return;
@@ -76,7 +76,7 @@ impl Sampler {
             SamplerThread::None => {}
             SamplerThread::Running { wake, ended, handle, .. } => {
                 drop(wake);
-                // With a time limit: a driver call may hang, and must not keep the process from ending.
+                // The wait has a time limit: a driver call may hang, and must not keep the process from ending.
                 if matches!(ended.recv_timeout(EXIT_WAIT), Err(RecvTimeoutError::Disconnected)) {
                     let _ = handle.join();
                 }
@@ -87,7 +87,7 @@ impl Sampler {
         }
     }
 
-    /// The devices to poll. If there are none, the thread is idle from now on.
+    /// Returns the devices to poll. If there are none, the thread is idle from now on.
     pub(super) fn targets(&self) -> Vec<PolledDevice> {
         let mut state = self.state();
         let is_empty = state.polled.is_empty();

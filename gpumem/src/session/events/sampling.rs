@@ -20,7 +20,7 @@ use crate::{
     source::Devices,
 };
 
-/// How long the thread waits without a device to poll before it ends.
+/// The time that the thread waits without a device to poll before it ends.
 const IDLE_TIME: Duration = Duration::from_millis(200);
 
 impl Session {
@@ -89,7 +89,7 @@ fn run(session: &'static Session, woken: &Receiver<()>) {
     }
 }
 
-/// One reading as an event, also if it failed.
+/// Returns one reading as an event, even if it failed.
 pub(in crate::session) fn reading(session: &Session, device: Device, devices: &dyn Devices) -> EventKind {
     match devices.read(device.ordinal) {
         Ok(memory) => EventKind::Sample { device, memory },

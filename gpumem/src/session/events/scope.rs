@@ -1,4 +1,4 @@
-//! Open scopes: what a guard holds.
+//! Open scopes, which guards hold.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Session {
-    /// The number of a callsite. A recording gets its definition, if it is new.
+    /// Returns the number of a callsite. A recording gets its definition, if it is new.
     pub(in crate::session) fn number_callsite(
         &self,
         ctx: Option<&str>,
@@ -38,28 +38,28 @@ impl Session {
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(in crate::session) struct ScopeRequest {
-    /// `None`: the calling thread's current device.
+    /// The device. `None` for the calling thread's current device.
     pub(in crate::session) device: Option<u32>,
-    /// `None`: the best that is available.
+    /// The gauge. `None` for the best that is available.
     pub(in crate::session) gauge: Option<Gauge>,
-    /// The source of exact figures. `None`: the one in use, else the best.
+    /// The source of exact figures. `None` for the one in use, else the best.
     pub(in crate::session) source: Option<Source>,
-    /// Count only what the calling thread allocates.
+    /// True to count only allocations of the calling thread.
     pub(in crate::session) of_thread: bool,
-    /// Count only what threads allocate that enter the scope. The calling thread does not.
+    /// True to count only allocations of threads that enter the scope. The calling thread does not.
     pub(in crate::session) of_task: bool,
-    /// Figures that are not exact are of no use.
+    /// True if figures that are not exact are of no use.
     pub(in crate::session) exact: bool,
-    /// Keep which allocations make its peak.
+    /// True to keep the allocations that make its peak.
     pub(in crate::session) at_peak: bool,
-    /// The threads that it adopts. `None`: those of `GPUMEM_ADOPT`, else those of [`adopt`].
+    /// The threads that it adopts. `None` for those of `GPUMEM_ADOPT`, else those of [`adopt`].
     pub(in crate::session) adopt: Option<Threads>,
     /// The module of the function that it traces, if it is known.
     pub(in crate::session) module: Option<&'static str>,
 }
 
 impl ScopeRequest {
-    /// The gauges of the program, if the scope is to be measured by one.
+    /// Returns the gauges of the program, if one has to measure the scope.
     pub(in crate::session) fn custom_devices(&self, session: &Session) -> Option<&'static dyn Devices> {
         let Self { device, gauge, source, of_thread, exact, .. } = *self;
         let is_open = (device, gauge, source, of_thread, exact) == (None, None, None, false, false);
@@ -67,8 +67,8 @@ impl ScopeRequest {
     }
 }
 
-/// From now on each scope that is opened adopts these threads, as with [`GpuMemTraceBuilder::adopt`](crate::GpuMemTraceBuilder::adopt).
-/// It is for a library that knows the threads of a framework. What a trace itself requests and `GPUMEM_ADOPT` go before, and only the
+/// Makes each scope that is opened later adopt these threads, as with [`GpuMemTraceBuilder::adopt`](crate::GpuMemTraceBuilder::adopt).
+/// It is for a library that knows the threads of a framework. The request of a trace and `GPUMEM_ADOPT` have priority, and only the
 /// first call has an effect.
 ///
 /// ```
@@ -94,7 +94,7 @@ pub(in crate::session) struct OpenScope {
     pub(in crate::session) callsite: Numbered,
     pub(in crate::session) device: Device,
     pub(in crate::session) gauge: Gauge,
-    /// The ledger keeps which allocations made its peak.
+    /// True if the ledger keeps the allocations that made its peak.
     pub(in crate::session) at_peak: bool,
     pub(in crate::session) devices: &'static dyn Devices,
 }
@@ -108,12 +108,13 @@ impl OpenScope {
         ctx: Option<&str>,
         location: CodeLine,
     ) -> Result<Option<Self>> {
-        // First, because in the child of a fork another thread may hold the lock of the environment.
+        // This check is first, because another thread may hold the lock of the environment in the child of a fork.
         alive()?;
         let needs_exact = request.of_thread || request.exact;
         let gauge = match (request.gauge, unless_needed(session.settings().gauge(), needs_exact)) {
             (Some(gauge), _) => Some(gauge),
-            // The scope of one thread and a budget need exact figures. The program requests them, whatever `GPUMEM_GAUGE` is.
+            // The scope of one thread and a budget need exact figures. The program requests them, so `GPUMEM_GAUGE` has no
+            // effect.
             (None, set) if needs_exact && set != Ok(Some(Gauge::Off)) => Some(Gauge::Exact),
             (None, set) => set?,
         };
@@ -241,12 +242,12 @@ impl OpenScope {
         trace.unwrap_or_else(|| Trace::stale(self.device.ordinal, self.gauge))
     }
 
-    /// The period of the scope, which identifies the blocks that were allocated in it.
+    /// Returns the period of the scope, which identifies the blocks that were allocated in it.
     pub(in crate::session) fn period(&self) -> Option<ScopePeriod> {
         self.session.inbox.scope_period(self.id)
     }
 
-    /// Closes the scope. Returns its figures and what made its peak.
+    /// Closes the scope. Returns its figures and the allocations of its peak.
     pub(in crate::session) fn close(self) -> (Trace, Option<KeptPeak<'static>>) {
         let trace = self.ask(EventKind::Close { scope: self.id });
         if self.gauge == Gauge::Sampled {
@@ -255,7 +256,7 @@ impl OpenScope {
         (trace, self.at_peak.then(|| KeptPeak::of_closed(&self.session.inbox, self.id)))
     }
 
-    /// Closes the scope when nobody can ask for its figures any more. Only what belongs to the scope is polled.
+    /// Closes the scope when its figures cannot be asked for any more. Only data of the scope is polled.
     pub(in crate::session) fn close_unread(self) {
         if self.gauge != Gauge::Exact || self.at_peak || process::is_forked() {
             self.close();

@@ -1,4 +1,4 @@
-//! When allocations are intercepted.
+//! Begins and ends the interception of allocations.
 
 use std::sync::{PoisonError, atomic::Ordering::Relaxed};
 
@@ -27,8 +27,8 @@ use crate::{
 /// ```
 ///
 /// # Errors
-/// When allocations cannot be intercepted: there is no driver; or the dispatch table cannot be used, and CUPTI is not installed
-/// or another tool has its one subscription ([`Error::is_busy`]).
+/// Returns an error if allocations cannot be intercepted: there is no driver; or the dispatch table cannot be used, and CUPTI
+/// is not installed or another tool has its one subscription ([`Error::is_busy`]).
 #[doc(alias = "cuptiSubscribe")]
 pub fn subscribe() -> Result<()> {
     let session = current();
@@ -57,7 +57,7 @@ pub fn unsubscribe() {
     let record_loss = || _ = session.inbox.post(&EventKind::Lost { count: 1 });
     let unsubscribe = || {
         devices.unsubscribe();
-        // From now on frees of known blocks may be missed. The event counts no further loss.
+        // Frees of known blocks may be missed from now on. The event counts no further loss.
         session.inbox.post(&EventKind::Lost { count: 0 });
     };
     session.subscription.stop(|| devices.subscribed().is_some(), record_loss, unsubscribe);
@@ -75,7 +75,7 @@ impl Session {
         self.begin(devices, wanted, is_needed, false)
     }
 
-    /// As `subscribe`. With `after_unsubscribe`, it also begins after [`unsubscribe`].
+    /// Does the same as `subscribe`. With `after_unsubscribe`, it also begins after [`unsubscribe`].
     fn begin(
         &'static self,
         devices: &dyn Devices,
@@ -99,7 +99,7 @@ impl Session {
         subscribed.map(|interception| interception.source)
     }
 
-    /// Records what no call reports: how much memory graphs hold on the device, and the functions that other tools have replaced, whose
+    /// Records facts that no call reports: the memory of graphs on the device, and the functions that other tools have replaced, whose
     /// calls may be missed.
     pub(in crate::session) fn post_polled(&self, device: Device, devices: &dyn Devices) {
         devices.poll(device.ordinal);
@@ -114,8 +114,8 @@ impl Session {
         }
     }
 
-    /// Records which of the replaced functions are so no longer, because a scope that opens reports all that are. Whether more were
-    /// replaced is compared when a scope is read.
+    /// Records which functions are no longer replaced, because a scope that opens reports all that are. A scope that is read
+    /// compares whether more were replaced.
     pub(in crate::session) fn compare_displaced(&self, devices: &dyn Devices) {
         if self.is_displaced.load(Relaxed) {
             self.compare_slots(devices);
@@ -126,7 +126,7 @@ impl Session {
         if devices.displaced() == 0 && !self.is_displaced.load(Relaxed) {
             return;
         }
-        // Locked until the event is posted: an older observation must not be posted after a newer one.
+        // The lock is held until the event is posted: an older observation must not be posted after a newer one.
         let mut before = self.displaced.lock().unwrap_or_else(PoisonError::into_inner);
         let now = devices.displaced();
         if now != *before {
@@ -137,7 +137,7 @@ impl Session {
         }
     }
 
-    /// Begins to intercept allocations, if traces would do so. If it fails, the traces report why.
+    /// Begins to intercept allocations, if traces would do so. If it fails, the traces report the reason.
     pub(crate) fn prepare(&'static self, devices: &dyn Devices) {
         if matches!(self.settings().gauge(), Ok(None | Some(Gauge::Exact))) {
             let _ = self.subscribe(devices, None, false);

@@ -1,4 +1,4 @@
-//! What an attribute adds to the body of a function: a trace, and on request its lines and its budget.
+//! The parts that an attribute adds to the body of a function: a trace, and on request its lines and its budget.
 
 use std::{
     mem,
@@ -8,7 +8,7 @@ use std::{
 use crate::report;
 use crate::session::{Budget, GpuMemTrace, GpuMemTraceBuilder, ScopeHandle, events::CodeLine};
 
-/// What an attribute measures, before it starts.
+/// The settings of a measurement of an attribute, before it starts.
 #[must_use = "nothing is measured before `start`"]
 pub struct TraceSpec {
     trace: GpuMemTraceBuilder,
@@ -18,7 +18,8 @@ pub struct TraceSpec {
 }
 
 impl TraceSpec {
-    /// A body with this trace. The trace starts later, maybe at another source location; reports name the location of this call.
+    /// Makes a body with this trace. The trace starts later, maybe at another source location; reports name the location of this
+    /// call.
     #[track_caller]
     pub fn new(mut trace: GpuMemTraceBuilder) -> Self {
         trace.at = Some(CodeLine::of_caller());
@@ -37,7 +38,7 @@ impl TraceSpec {
         self
     }
 
-    /// The measurement ends when `end` is dropped, and not with the future around it.
+    /// Makes the measurement end when `end` is dropped, and not with the future around it.
     pub fn ended_by(mut self, end: &End) -> Self {
         self.end = Some(Arc::clone(&end.0));
         self
@@ -49,7 +50,8 @@ impl TraceSpec {
         self
     }
 
-    /// Starts the trace. If the body ends the measurement, the second value is where the guard must be stored.
+    /// Starts the trace. If the body ends the measurement, the second value is the place in which the guard must be
+    /// stored.
     pub(in crate::session) fn start_shared(mut self) -> (BodyGuard, Option<Shared>) {
         let end = self.end.take();
         (self.start(), end)
@@ -87,7 +89,7 @@ pub struct BodyGuard {
 }
 
 impl BodyGuard {
-    /// The handle of the trace's scope, for other threads and tasks.
+    /// Returns the handle of the trace's scope, for other threads and tasks.
     pub(in crate::session) fn handle(&self) -> ScopeHandle {
         let handle = match &self.lines {
             None => self.trace.as_ref().map(GpuMemTrace::handle),
@@ -134,7 +136,7 @@ pub(in crate::session) type Shared = Arc<Mutex<Option<BodyGuard>>>;
 pub struct End(Shared);
 
 impl End {
-    /// The end of a body that has not started.
+    /// Makes the end of a body that has not started.
     #[expect(clippy::new_without_default, reason = "for the code that the attribute writes alone")]
     pub fn new() -> Self {
         Self(Arc::default())
@@ -143,7 +145,7 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // Dropped after the lock is released: the drop prints a report and may panic.
+        // The guard is dropped after the lock is released: its drop prints a report and may panic.
         let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(guard);
     }
@@ -155,7 +157,7 @@ pub struct Lines(Arc<Mutex<LinesState>>);
 
 #[derive(Default)]
 struct LinesState {
-    /// `Some` while the body runs.
+    /// The guard. It is `Some` while the body runs.
     trace: Option<GpuMemTrace>,
     lines: report::Lines,
     /// The statement that is running.
@@ -165,7 +167,7 @@ struct LinesState {
 }
 
 impl Lines {
-    /// The lines of a body that ends on line `end`.
+    /// Makes the lines of a body that ends on line `end`.
     pub fn new(end: u32) -> Self {
         Self(Arc::new(Mutex::new(LinesState { end, ..LinesState::default() })))
     }

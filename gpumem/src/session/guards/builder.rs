@@ -23,11 +23,11 @@ pub struct GpuMemTraceBuilder {
     /// The compiler's name of the function. It replaces the context.
     pub(super) function: Option<&'static str>,
     pub(super) request: ScopeRequest,
-    /// The source location of the trace. `None`: where it is started.
+    /// The source location of the trace. `None` for the place where it is started.
     pub(super) at: Option<CodeLine>,
     pub(super) silent: bool,
     pub(super) on_exit_report: bool,
-    /// The thread that starts the trace enters its scope.
+    /// True if the thread that starts the trace enters its scope.
     pub(super) entered: bool,
     pub(super) stats: bool,
 }
@@ -84,7 +84,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// How to measure. The default is `GPUMEM_GAUGE`, else the best gauge that the device offers.
+    /// Sets the kind of measurement. The default is `GPUMEM_GAUGE`, else the best gauge that the device offers.
     ///
     /// Example: see [`GpuMemTrace::builder`](crate::GpuMemTrace::builder).
     pub fn gauge(mut self, gauge: Gauge) -> Self {
@@ -111,8 +111,8 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Counts only the calling thread, instead of the whole process: the blocks that it allocates, on whichever thread they are freed,
-    /// and what other threads allocate in the scope through its [handle](crate::GpuMemTrace::handle). If the thread is in a scope of
+    /// Counts only the calling thread, instead of the whole process: the blocks that it allocates, whichever thread frees them, and
+    /// allocations of other threads in the scope through its [handle](crate::GpuMemTrace::handle). If the thread is in a scope of
     /// another thread, the other thread's own allocations do not count.
     ///
     /// It needs exact figures, so it ignores `GPUMEM_GAUGE=sampled`.
@@ -133,33 +133,33 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Counts all threads, also if a trace of another thread overlaps, and needs exact figures.
+    /// Counts all threads, even if a trace of another thread overlaps, and needs exact figures.
     pub(in crate::session) fn all_threads_exactly(mut self) -> Self {
         (self.request.exact, self.request.at_peak) = (true, true);
         self
     }
 
-    /// The program asked for the calling thread only.
+    /// Returns whether the program asked for the calling thread only.
     pub(in crate::session) fn counts_own_thread(&self) -> bool {
         self.request.of_thread
     }
 
-    /// The trace measures by a gauge of the program, if it starts now.
+    /// Returns whether the trace measures by a gauge of the program, if it starts now.
     pub(in crate::session) fn is_custom(&self, session: &Session) -> bool {
         self.request.custom_devices(session).is_some()
     }
 
-    /// The device of the trace, if it starts now.
+    /// Returns the device of the trace, if it starts now.
     pub(in crate::session) fn device_or_current(&self, session: &Session) -> Result<Device> {
         session.devices()?.device(self.request.device)
     }
 
-    /// Adopts threads: what these threads allocate while they are in no scope of their own counts for the innermost open scope of the
-    /// thread that started this trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is
-    /// `GPUMEM_ADOPT`, else what [`scope::adopt`](crate::scope::adopt) says, else the trace adopts no thread.
+    /// Adopts threads: their allocations while they are in no scope of their own count for the innermost open scope of the thread
+    /// that started this trace, as if they had entered it through a [handle](crate::GpuMemTrace::handle). The default is
+    /// `GPUMEM_ADOPT`, else the threads of [`scope::adopt`](crate::scope::adopt), else none.
     ///
     /// It is for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two threads adopt
-    /// the same thread at the same time, what it allocates counts for the scope that was opened last, and the lines of both are marked
+    /// the same thread at the same time, its allocations count for the scope that was opened last, and the lines of both are marked
     /// ([`Trace::adoption_is_shared`](crate::Trace::adoption_is_shared)).
     ///
     /// ```
@@ -179,8 +179,8 @@ impl GpuMemTraceBuilder {
     }
 
     /// Returns whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is
-    /// `false`. It makes each allocation a little slower. Such a trace counts the whole process also if traces of other threads overlap
-    /// it, because what made the peak would not add up otherwise. It has no effect if the figures are not exact.
+    /// `false`. It makes each allocation a little slower. Such a trace counts the whole process even if traces of other threads overlap
+    /// it, because the allocations of the peak would not add up otherwise. It has no effect if the figures are not exact.
     ///
     /// Example: see [`GpuMemTrace::peak_holders`](crate::GpuMemTrace::peak_holders).
     pub fn at_peak(mut self, at_peak: bool) -> Self {
@@ -205,8 +205,8 @@ impl GpuMemTraceBuilder {
     }
 
     /// Returns whether the thread that starts the trace is in its scope. The default is `true`. With `false`, threads and tasks
-    /// enter it through its [handle](crate::GpuMemTrace::handle), and exact figures count what they allocate in it, wherever
-    /// that is freed. So each of many such traces has its own figures, and marks no other trace.
+    /// enter it through its [handle](crate::GpuMemTrace::handle), and exact figures count their allocations in it, wherever
+    /// these are freed. So each of many such traces has its own figures, and marks no other trace.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -242,7 +242,7 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// The end of the trace is counted in [`stats`](crate::stats()), and the trace prints no lines. `GPUMEM` may choose otherwise for it.
+    /// Counts the end of the trace in [`stats`](crate::stats()) instead of printing lines. `GPUMEM` may choose otherwise for it.
     ///
     /// Example: see [`stats`](crate::stats()).
     pub fn stats(mut self) -> Self {

@@ -85,7 +85,7 @@ impl ScopeHandle {
         code()
     }
 
-    /// A future that enters the scope for each poll, and for its drop.
+    /// Returns a future that enters the scope for each poll, and for its drop.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -107,7 +107,7 @@ impl ScopeHandle {
 #[must_use = "dropping it leaves the scope at once; bind it to a name"]
 pub struct Entered {
     scope: ScopeHandle,
-    /// Not `Send`: the thread that has entered must leave.
+    /// The guard is not `Send`: the thread that has entered must leave.
     of_this_thread: PhantomData<*const ()>,
 }
 
@@ -146,7 +146,7 @@ pin_project! {
 }
 
 impl<F> InScope<F> {
-    /// In no scope until [`set_scope`](Self::set_scope).
+    /// Makes a future that is in no scope until [`set_scope`](Self::set_scope).
     pub(in crate::session) fn without_scope(future: F) -> Self {
         Self { handle: ScopeHandle::of(None), future: Some(future) }
     }

@@ -57,8 +57,8 @@ impl GpuMemTrace {
         self.report_now(Some(&subctx));
     }
 
-    /// As [`report`](Self::report), then resets the trace to the reported reading, so that no event falls between. For a text after
-    /// the context: [`report_n_reset_with`](Self::report_n_reset_with).
+    /// Does the same as [`report`](Self::report), then resets the trace to the reported reading, so that no event falls between.
+    /// [`report_n_reset_with`](Self::report_n_reset_with) adds a text after the context.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -118,7 +118,7 @@ impl GpuMemTrace {
         }
     }
 
-    /// Does not read the device if the report is not printed.
+    /// The device is not read if the report is not printed.
     fn report_now(&self, subctx: Option<&dyn Display>) {
         if self.guard.as_ref().is_some_and(|guard| !guard.settings.silent) {
             self.print_report(subctx, self.data(), None, false);
@@ -136,7 +136,7 @@ impl GpuMemTrace {
     ) {
         let Some(guard) = &self.guard else { return };
         let ActiveTrace { session, settings, .. } = &**guard;
-        // In the child of a fork traces are off, and a thread that does not exist there may hold the lock of stdout.
+        // Traces are off in the child of a fork, and a thread that does not exist there may hold the lock of stdout.
         if settings.silent || trace.gauge == Gauge::Off || process::is_forked() {
             return;
         }
@@ -145,7 +145,7 @@ impl GpuMemTrace {
             return;
         }
         let (lines, end) = lines.unzip();
-        // A recording has all reports, whatever is printed.
+        // A recording has all reports, even those that are not printed.
         #[cfg(feature = "capture")]
         if let Some(scope) = self.scope_id() {
             let ctx = || settings.shown_ctx().map(Cow::into_owned);
@@ -193,7 +193,7 @@ impl Drop for GpuMemTrace {
     }
 }
 
-/// The line that [`report`](GpuMemTrace::report) prints, with the figures of this moment.
+/// Writes the line that [`report`](GpuMemTrace::report) prints, with the figures of this moment.
 impl Display for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ctx = self.guard.as_ref().and_then(|guard| guard.settings.shown_ctx());

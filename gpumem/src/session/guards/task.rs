@@ -18,7 +18,7 @@ pin_project! {
     /// Example: see [`GpuMemTraceBuilder::wrap`].
     #[must_use = "futures do nothing unless polled"]
     pub struct Traced<F> {
-        // Declared before the trace, so it is dropped before the trace.
+        // The future is declared before the trace, so it is dropped before the trace.
         #[pin]
         future: InScope<F>,
         trace: Task,
@@ -29,7 +29,7 @@ enum Task {
     Waiting(TraceSpec),
     /// The guard is kept for its drop.
     Running(#[expect(dead_code)] BodyGuard),
-    /// Also if the future itself ends the measurement.
+    /// This also holds if the future itself ends the measurement.
     Ended,
 }
 

@@ -36,16 +36,16 @@ use crate::{
 /// first in the block, so their memory counts as `peaked` and not as `used`. [`GpuMemTrace::scope`] returns the value instead.
 ///
 /// The device is fixed when the trace starts: that of the builder, else the calling thread's current CUDA device, else device 0.
-/// By default a trace counts all threads of the process. If a trace of another thread overlaps it, it counts what is allocated in its
-/// own scope from then on, and its line is marked ([`Trace::own_scope`]). A trace is `Send`: it may be held across `.await` and move between
-/// threads. Until it is dropped, it is the scope of the thread that created it. For tasks, use
-/// [`wrap`](GpuMemTraceBuilder::wrap).
+/// By default a trace counts all threads of the process. If a trace of another thread overlaps it, it counts the allocations in its own
+/// scope from then on, and its line is marked ([`Trace::own_scope`]). A trace is `Send`: it may be held across `.await` and move between
+/// threads. Until it is dropped, it is the scope of the thread that created it. For tasks, use [`wrap`](GpuMemTraceBuilder::wrap).
 ///
 /// Without a GPU, or if it cannot be read, a trace is off: one notice on stderr has the reason, nothing is reported, and
 /// [`data`](Self::data) is zeros with [`Gauge::Off`](crate::Gauge::Off).
 #[must_use = "a trace measures until it is dropped; bind it to a name"]
 pub struct GpuMemTrace {
-    /// `None`: traces are off until the process ends. Boxed, so that such a guard has only two words.
+    /// The state. `None` if traces are off until the process ends. It is boxed, so that such a guard has only two
+    /// words.
     pub(super) guard: Option<Box<ActiveTrace>>,
     /// The device in [`data`](Self::data) of a trace that is off.
     device: u32,
@@ -54,7 +54,7 @@ pub struct GpuMemTrace {
 pub(super) struct ActiveTrace {
     pub(super) session: &'static Session,
     pub(super) state: TraceState,
-    /// Where the trace was started.
+    /// The place where the trace was started.
     pub(super) at: CodeLine,
     pub(super) settings: GpuMemTraceBuilder,
 }
@@ -224,7 +224,8 @@ impl GpuMemTrace {
         }
     }
 
-    /// The figures of this moment, or the last ones of a stopped trace. It never fails: see [`Trace::gauge`] and [`Trace::stale`].
+    /// Returns the figures of this moment, or the last ones of a stopped trace. It never fails: see [`Trace::gauge`] and
+    /// [`Trace::stale`].
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -262,11 +263,11 @@ impl GpuMemTrace {
         }
     }
 
-    /// The blocks that were allocated inside the trace and are still live, the largest first. A stopped trace lists the blocks that
-    /// were allocated before it was stopped. Blocks count if the trace's own thread allocated them while the trace was open, or if
-    /// another thread allocated them in its scope through the [handle](Self::handle). Covers all kinds of memory on all devices
-    /// since the trace was created; [`reset`](Self::reset) does not shorten it. Empty if allocations are not intercepted
-    /// ([`Trace::gauge`] is not exact).
+    /// Returns the blocks that were allocated inside the trace and are still live, the largest first. A stopped trace lists the
+    /// blocks that were allocated before it was stopped. Blocks count if the trace's own thread allocated them while the trace was
+    /// open, or if another thread allocated them in its scope through the [handle](Self::handle). It covers all kinds of memory on
+    /// all devices since the trace was created; [`reset`](Self::reset) does not shorten it. Empty if allocations are not
+    /// intercepted ([`Trace::gauge`] is not exact).
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -301,10 +302,10 @@ impl GpuMemTrace {
         within.map(|within| live_blocks(&session.inbox, session, Some(&within))).unwrap_or_default()
     }
 
-    /// Which allocations made the trace's peak, by scope and line: the memory that was in use at the peak and not at the start, or at
-    /// the last [reset](Self::reset). The rows add up to [`Trace::peak_over_start`] of the same moment. Memory that was in
-    /// use at the start and was freed before the peak counts as negative. If the peak was reached several times, this is one of these
-    /// moments. `None` unless the trace was started with [`at_peak`](GpuMemTraceBuilder::at_peak) and its figures are exact.
+    /// Returns the allocations that made the trace's peak, by scope and line: the memory that was in use at the peak and not at the
+    /// start, or at the last [reset](Self::reset). The rows add up to [`Trace::peak_over_start`] of the same moment. Memory that was
+    /// in use at the start and was freed before the peak counts as negative. If the peak was reached several times, this is one of
+    /// these moments. `None` unless the trace was started with [`at_peak`](GpuMemTraceBuilder::at_peak) and its figures are exact.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -340,7 +341,8 @@ impl GpuMemTrace {
         Some(peak)
     }
 
-    /// A handle to enter the trace's scope on other threads and in tasks. What they allocate in it counts as allocated in the scope.
+    /// Returns a handle to enter the trace's scope on other threads and in tasks. Their allocations in it count as allocated in the
+    /// scope.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -359,13 +361,13 @@ impl GpuMemTrace {
         ScopeHandle::of(self.running().map(|(guard, scope)| (guard.session, scope.id)))
     }
 
-    /// Nothing is measured, and nothing was.
+    /// Returns whether nothing is measured, and nothing was.
     #[doc(hidden)]
     pub fn is_off(&self) -> bool {
         self.guard.as_ref().is_none_or(|guard| matches!(guard.state, TraceState::Off))
     }
 
-    /// Ends the trace without a report. Its last figures.
+    /// Ends the trace without a report. Returns its last figures.
     #[doc(hidden)]
     pub fn end_in_silence(mut self) -> Trace {
         let state = self.guard.as_mut().map(|guard| mem::replace(&mut guard.state, TraceState::Off));
@@ -441,7 +443,7 @@ impl Default for GpuMemTrace {
     }
 }
 
-/// State and settings. Does not read the device.
+/// Writes state and settings. It does not read the device.
 impl fmt::Debug for GpuMemTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("GpuMemTrace");
@@ -469,7 +471,7 @@ impl GpuMemTraceBuilder {
     /// ```
     ///
     /// # Errors
-    /// When there is no such device, it cannot be read, or the gauge is not available on it.
+    /// Returns an error if there is no such device, it cannot be read, or the gauge is not available on it.
     #[track_caller]
     pub fn start(self) -> Result<GpuMemTrace> {
         let (session, at) = (current(), self.at.unwrap_or(CodeLine::of_caller()));

@@ -55,7 +55,7 @@ use crate::{
 /// The device is fixed when the tracker starts. Without a GPU a tracker is off, as a [`GpuMemTrace`](crate::session::GpuMemTrace) is.
 pub struct MemTracker {
     session: &'static Session,
-    /// `None`: the tracker is off.
+    /// The device. `None` if the tracker is off.
     device: Option<(Device, &'static dyn Devices)>,
     to: Option<Box<dyn Write + Send>>,
     groups: Groups,
@@ -90,8 +90,8 @@ impl MemTracker {
         MemTrackerBuilder { device: None, to: None }
     }
 
-    /// Prints the calling line, how much memory is in use, and which blocks were added and removed since the last call. Returns the same
-    /// as data.
+    /// Prints the calling line, the memory in use, and the blocks that were added and removed since the last call. Returns the same as
+    /// data.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -177,12 +177,12 @@ impl MemTracker {
         );
     }
 
-    /// One write for each call, so that lines of several trackers do not mix.
+    /// Each call is one write, so that lines of several trackers do not mix.
     fn print(&mut self, tracked: &Tracked) {
         let output = self.session.output(Content::Tracked(tracked.clone()));
         let Some(to) = &mut self.to else { return self.session.write(&output) };
         let text = self.session.form().write(&output, Paint::PLAIN);
-        // Flushed, so that the file is complete while the program runs and after it was killed.
+        // The output is flushed, so that the file is complete while the program runs and after it was killed.
         if let Err(error) = to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
             let text = format_args!("cannot write the output of a tracker: {error}; it is lost");
             self.session.notify(Notice::UnwrittenTracker, &text);
@@ -190,7 +190,7 @@ impl MemTracker {
     }
 }
 
-/// The blocks on a device that are live now.
+/// Returns the blocks on a device that are live now.
 fn groups(session: &Session, device: Device) -> Groups {
     let inbox = &session.inbox;
     tracked_groups(inbox, session, device, |blocks| session.labels().of_blocks(inbox, blocks))
@@ -211,7 +211,7 @@ impl Default for MemTracker {
     }
 }
 
-/// State and settings. Does not read the device.
+/// Writes state and settings. It does not read the device.
 impl fmt::Debug for MemTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let device = self.device.map(|(device, _)| device.ordinal);
@@ -260,7 +260,7 @@ impl MemTrackerBuilder {
     /// ```
     ///
     /// # Errors
-    /// When there is no such device.
+    /// Returns an error if there is no such device.
     pub fn start(self) -> Result<MemTracker> {
         let Self { device, to } = self;
         let session = current();
@@ -314,7 +314,8 @@ impl MemTracker {
     }
 }
 
-/// The device with this number, or the current one. Begins to intercept allocations. `None` if `GPUMEM_GAUGE` is off.
+/// Returns the device with this number, or the current one. Begins to intercept allocations. `None` if `GPUMEM_GAUGE`
+/// is off.
 fn find_device(session: &'static Session, ordinal: Option<u32>) -> Result<Option<(Device, &'static dyn Devices)>> {
     crate::session::alive()?;
     if session.settings().gauge()? == Some(Gauge::Off) {

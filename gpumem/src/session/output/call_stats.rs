@@ -8,8 +8,9 @@ use crate::{
     report::{Content, Stats},
 };
 
-/// The statistics of the traces that ended since the start, or since [`stats_n_reset`]: those under `#[gpu_mem_trace(stats)]`, with
-/// [`stats`](crate::GpuMemTraceBuilder::stats), or for which `GPUMEM` asks. They are printed when the process ends.
+/// Returns the statistics of the traces that ended since the start, or since [`stats_n_reset`]: those under
+/// `#[gpu_mem_trace(stats)]`, with [`stats`](crate::GpuMemTraceBuilder::stats), or for which `GPUMEM` asks. They are printed when
+/// the process ends.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -34,7 +35,7 @@ pub fn stats() -> Stats {
     session.named(session.stats.rows())
 }
 
-/// Does the same as [`stats`]. Prints them, and counts from 0 on: for the end of an epoch.
+/// Prints the same statistics as [`stats`], and counts from 0 on, for the end of an epoch.
 ///
 /// ```
 /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -68,7 +69,7 @@ impl Session {
         self.stats.count(callsite, trace, || (name(), self.inbox.age()));
     }
 
-    /// The rows with their names. For a row of several names, the callsite is any of them.
+    /// Returns the rows with their names. For a row of several names, the callsite is any of them.
     fn named(&self, rows: Vec<UnnamedRow>) -> Stats {
         let callsites: Vec<_> = rows.iter().map(|row| row.callsite).collect();
         let names = short_names(&self.inbox, self, &callsites);
@@ -145,7 +146,7 @@ mod tests {
             let lost = crate::model::EventKind::Lost { count: 1 };
             current().inbox.post(&lost);
             drop(outer);
-            // The explicit option, `silent` and the filter.
+            // The test checks the explicit option, `silent` and the filter.
             drop(start().silent(true).start().unwrap());
             let kept = gpu.alloc(Bytes::mib(3)).unwrap();
             let freed = start().start().unwrap();

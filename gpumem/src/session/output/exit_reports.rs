@@ -3,7 +3,7 @@
 use crate::session::{Session, views::NewTrace};
 use crate::{derive, report::Content};
 
-/// Prints what was not freed.
+/// Prints the blocks that were not freed.
 pub(in crate::session) fn print_leaks(session: &'static Session) {
     if !session.settings.leaks || !session.is_begun() {
         return;
@@ -13,7 +13,7 @@ pub(in crate::session) fn print_leaks(session: &'static Session) {
     session.print(Content::Leaks(derive::leaks(&session.inbox, session, is_intercepted)));
 }
 
-/// Prints which allocations made the peak of each device.
+/// Prints the allocations that made the peak of each device.
 pub(in crate::session) fn print_peaks(session: &'static Session) {
     if !session.settings.peak || !session.is_begun() {
         return;

@@ -1,4 +1,4 @@
-//! The output of a session: what it prints, and where.
+//! The output of a session, and its target.
 
 pub(super) mod call_stats;
 pub(super) mod exit_reports;

@@ -11,8 +11,8 @@ use crate::session::Session;
 use crate::{error::Error, model::Device, process, report::Content, settings::Settings};
 
 impl Session {
-    /// The settings. The first use prints a notice about each value that cannot be used; the errors that these cause are not
-    /// printed again.
+    /// Returns the settings. The first use prints a notice about each value that cannot be used; the errors that these cause
+    /// are not printed again.
     pub(crate) fn settings(&self) -> &'static Settings {
         let mut problems = self.settings.problems().peekable();
         if problems.peek().is_some() && self.is_new(Notice::Settings) {
@@ -21,7 +21,7 @@ impl Session {
         self.settings
     }
 
-    /// Prints why a trace is off, once for each of the first eight reasons.
+    /// Prints the reason why a trace is off, once for each of the first eight reasons.
     pub(in crate::session) fn notify_off(&self, error: &Error) {
         if process::is_forked() {
             return;
@@ -48,7 +48,8 @@ impl Session {
         }
     }
 
-    /// How a notice about traces that are off begins if a recording was requested and has not begun. Else it is empty.
+    /// Returns the beginning of a notice about traces that are off, if a recording was requested and has not begun.
+    /// Otherwise it is empty.
     fn unrecorded(&self) -> String {
         #[cfg(feature = "capture")]
         if let Some(path) = self.settings.recording().filter(|_| !self.is_begun()) {
@@ -59,8 +60,8 @@ impl Session {
         String::new()
     }
 
-    /// Prints which names in `GPUMEM` no trace had: at the end, because a trace with that name may come late. A program without traces is a
-    /// helper of another one, which has them.
+    /// Prints the names in `GPUMEM` that no trace had. This is done at the end, because a trace with that name may come late. A program
+    /// without traces is a helper of another one, which has them.
     pub(in crate::session) fn notify_unmatched(&self) {
         let names = self.callsites.names();
         let unmatched = self.settings.filter.unmatched(&names);
@@ -75,7 +76,7 @@ impl Session {
         self.notify(Notice::Filter, &format_args!("GPUMEM: no trace was named {unmatched}"));
     }
 
-    /// Prints why figures are unknown.
+    /// Prints the reason why figures are unknown.
     pub(in crate::session) fn notify_stale(&self, device: Device, error: &Error) {
         self.notify(Notice::Stale, &format_args!("reports show ? while {device} cannot be read: {error}"));
     }
@@ -116,8 +117,8 @@ impl Session {
     }
 }
 
-/// Text for `print!`, which panics if it cannot write (a closed pipe, a full disk). This keeps the error to itself. `print!` and not
-/// `write!` to stdout, because the test harness captures only `print!`.
+/// Text for `print!`, which panics if it cannot write (a closed pipe, a full disk). This type ignores the error. `print!` is used
+/// and not `write!` to stdout, because the test harness captures only `print!`.
 pub(in crate::session) struct Quiet<'a> {
     text: &'a dyn Display,
     failed: Cell<bool>,

@@ -33,6 +33,6 @@ pub(crate) enum Notice {
 pub(in crate::session) struct Notices {
     /// A bit for each [`Notice`].
     pub(super) printed: AtomicU32,
-    /// Why traces are off.
+    /// The reasons why traces are off.
     pub(super) off: Mutex<Vec<Error>>,
 }

@@ -25,7 +25,7 @@ use crate::{
 };
 
 thread_local! {
-    /// This thread runs the function of a custom sink.
+    /// True while this thread runs the function of a custom sink.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -52,12 +52,12 @@ impl Session {
         }
         self.print_repeats();
         let replaced = self.sink.set.write().unwrap_or_else(PoisonError::into_inner).replace(sink);
-        // After the lock: a drop of the program's values may itself print something.
+        // The drop comes after the lock: a drop of the program's values may itself print something.
         drop(replaced);
     }
 
     fn sink(&self) -> Sink {
-        // Cloned, because the function of a custom sink may set another sink.
+        // The sink is cloned, because the function of a custom sink may set another sink.
         let set = self.sink.set.read().unwrap_or_else(PoisonError::into_inner).clone();
         set.unwrap_or_else(|| self.settings.report.clone())
     }
@@ -72,7 +72,7 @@ impl Session {
         INSIDE.try_with(Cell::get).unwrap_or(true) && matches!(self.sink(), Sink::Custom(_))
     }
 
-    /// The form of the sink: text or JSON.
+    /// Returns the form of the sink: text or JSON.
     pub(in crate::session) fn form(&self) -> Form {
         self.sink().form()
     }
@@ -94,8 +94,8 @@ impl Session {
         }
     }
 
-    /// Writes it to the sink. Of equal lines of traces that follow each other, text has one and a count: a program reads JSON, and
-    /// counts its objects itself.
+    /// Writes it to the sink. Text has equal consecutive lines of traces only once, with a count. A program reads JSON, and counts
+    /// its objects itself.
     pub(in crate::session) fn write(&self, output: &Output) {
         let sink = self.sink();
         match &sink {
@@ -131,7 +131,7 @@ impl Session {
         true
     }
 
-    /// Writes how many lines were equal to the newest one.
+    /// Writes the number of lines that were equal to the newest one.
     pub(in crate::session) fn print_repeats(&self) {
         // The lock is not held while it is written: the program may hold that of stdout.
         let last = self.last_line().take();
@@ -146,8 +146,8 @@ impl Session {
             Sink::Stdout if is_report => self.write_stdout(text),
             Sink::Json => self.write_stdout(text),
             Sink::File(path) | Sink::JsonFile(path) => self.write_file(path, text),
-            // In one write, so that the output of other processes and libraries does not come in between. A sink that this file does not
-            // know yet is here as well: its output must not be lost.
+            // The text is one write, so that the output of other processes and libraries does not come in between. An unknown sink is
+            // handled here as well, because its output must not be lost.
             _ => eprint!("{}", Quiet::new(&text)),
         }
     }
@@ -177,7 +177,7 @@ impl Session {
         if is_terminal && !self.settings.no_color { Paint::ANSI } else { Paint::PLAIN }
     }
 
-    /// One write at the end of the file, so that processes can share it.
+    /// The text is one write at the end of the file, so that processes can share it.
     fn write_file(&self, path: &Path, text: &str) {
         let written = self.open(path).and_then(|file| (&*file).write_all(text.as_bytes()));
         if let Err(error) = written {
@@ -209,7 +209,7 @@ impl Session {
         }
         // The panic hook has printed the panic. The drop of a guard must not panic.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| to(output))) {
-            // The drop of what a panic carries may panic as well.
+            // The drop of the value of a panic may panic as well.
             mem::forget(panic);
             self.report_unwritten(&"the function of the sink panicked");
         }
@@ -243,7 +243,7 @@ mod tests {
         session
     }
 
-    /// What a panic carries may panic when it is dropped.
+    /// The value of a panic may panic when it is dropped.
     #[test]
     fn a_function_that_panics_with_anything_is_caught() {
         struct Bad;
@@ -262,7 +262,8 @@ mod tests {
         });
     }
 
-    /// A trace that holds 3 MiB, a tracker's point, a skipped budget, and the notice that the device is simulated.
+    /// The outputs are a trace that holds 3 MiB, a tracker's point, a skipped budget, and the notice that the device is
+    /// simulated.
     fn work(session: &TestSession) {
         session.run(|| {
             let gpu = session.add(Bytes::gib(1)).unwrap();
@@ -320,7 +321,7 @@ mod tests {
         let to = Arc::clone(&seen);
         let sink = Sink::custom(move |output| {
             to.lock().unwrap().push((output.content.name(), output.level));
-            // It is not called for what is made inside of it.
+            // The function is not called for output that is made inside of it.
             current().print(Content::Budget("inside".to_owned()));
         });
         session.run(|| set_sink(sink));
@@ -349,7 +350,7 @@ mod tests {
         let session = session(&[("GPUMEM_REPORT", "file:/no/such/folder/file")]);
         work(&session);
         session.run(|| assert!(!current().is_new(Notice::Unwritten)));
-        // A full disk.
+        // The disk is full.
         let session = self::session(&[("GPUMEM_REPORT", "file:/dev/full")]);
         work(&session);
         session.run(|| assert!(!current().is_new(Notice::Unwritten) || !Path::new("/dev/full").exists()));
@@ -362,7 +363,7 @@ mod tests {
         session.run(|| {
             assert!(current().is_silent());
             set_sink(Sink::Stdout);
-            // What was not printed is printed later.
+            // The lines that were not printed are printed later.
             assert!(current().is_new(Notice::Simulated));
         });
     }
@@ -387,7 +388,7 @@ mod tests {
                 report(2);
                 current().print(Content::Budget("skipped".to_owned()));
                 report(2);
-                // What another thread prints is its own, also if it is equal.
+                // The output of another thread is its own, even if it is equal.
                 thread::scope(|threads| threads.spawn(|| session.run(|| report(2))).join().unwrap());
                 current().print_repeats();
                 report(1);

@@ -1,4 +1,4 @@
-//! Where the output of a session goes.
+//! The target of the output of a session.
 
 use std::{
     fs::File,
@@ -9,10 +9,10 @@ use std::{
 
 use crate::export::Sink;
 
-/// Where the output of a session goes.
+/// The target of the output of a session.
 #[derive(Debug, Default)]
 pub(in crate::session) struct SinkState {
-    /// The sink that the program set. `None`: that of `GPUMEM_REPORT`.
+    /// The sink that the program set. `None` for that of `GPUMEM_REPORT`.
     pub(super) set: RwLock<Option<Sink>>,
     /// The file that was written last.
     pub(super) file: Mutex<Option<(PathBuf, Arc<File>)>>,
@@ -20,7 +20,7 @@ pub(in crate::session) struct SinkState {
     pub(super) last: Mutex<Option<LastLine>>,
 }
 
-/// The newest line of a trace, and how many equal ones came after it.
+/// The newest line of a trace, and the number of equal ones after it.
 #[derive(Debug)]
 pub(super) struct LastLine {
     pub(super) text: String,

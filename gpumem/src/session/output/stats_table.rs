@@ -1,4 +1,4 @@
-//! What the statistics of traces are counted in.
+//! The counters of the statistics of traces.
 
 use std::{
     collections::HashMap,
@@ -15,23 +15,23 @@ use crate::{
     session::events::Numbered,
 };
 
-/// The statistics of a session, by names that differ in numbers at most and by device.
+/// The statistics of a session, by device and by names that differ only in numbers.
 #[derive(Default)]
 pub(in crate::session) struct StatsTable(Mutex<HashMap<(u32, u32), Alike>>);
 
-/// The names that differ in numbers alone. Their memory does not grow with the number of calls.
+/// The names that differ only in numbers. Their memory does not grow with the number of calls.
 #[derive(Default)]
 struct Alike {
     /// The calls of all of them.
     calls: u64,
     rows: Vec<Row>,
-    /// There were too many names, so one row is for all.
+    /// True if there were too many names, so that one row is for all.
     is_together: bool,
 }
 
 struct Row {
     callsite: CallsiteId,
-    /// Without its figures.
+    /// The worst call, without its figures.
     counts: NameStats,
     figures: Option<Figures>,
 }
@@ -53,9 +53,9 @@ struct Distribution {
 
 /// A row without its name.
 pub(super) struct UnnamedRow {
-    /// Its callsite; of several names, any of theirs.
+    /// Its callsite. If there are several names, it is any of theirs.
     pub(super) callsite: CallsiteId,
-    /// It has several names.
+    /// True if it has several names.
     pub(super) is_together: bool,
     pub(super) row: NameStats,
 }
@@ -69,7 +69,7 @@ impl StatsTable {
         self.lock().values().flat_map(Alike::rows).collect()
     }
 
-    /// All rows. There are none afterwards.
+    /// Takes all rows. There are none afterwards.
     pub(super) fn take(&self) -> Vec<UnnamedRow> {
         let table = mem::take(&mut *self.lock());
         table.values().flat_map(Alike::rows).collect()
@@ -148,7 +148,7 @@ impl Row {
         }
     }
 
-    /// One row for both.
+    /// There is one row for both.
     fn merged(mut self, other: Self) -> Self {
         let (counts, more) = (&mut self.counts, &other.counts);
         counts.calls += more.calls;

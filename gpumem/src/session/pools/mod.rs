@@ -30,15 +30,15 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Registers a pool on a device; `None` is the calling thread's current device. From now on traces of this device count the parts
-    /// of the pool in the place of its blocks. Register a pool before it takes its first block: allocations are intercepted from then on.
+    /// Registers a pool on a device; `None` is the calling thread's current device. Traces of this device then count the parts of the
+    /// pool in the place of its blocks. Register a pool before it takes its first block: allocations are intercepted from then on.
     /// Without a name it is called `pool`.
     ///
     /// Example: see the [module](crate::pool).
     ///
     /// # Errors
-    /// If there is no such device, or there are 54 pools already; also if allocations cannot be intercepted, unless `gpumem run` records the
-    /// pool.
+    /// Returns an error if there is no such device, or there are 54 pools already; also if allocations cannot be intercepted, unless `gpumem
+    /// run` records the pool.
     pub fn register(name: impl Into<String>, device: impl Into<Option<u32>>) -> Result<Self> {
         let session = current();
         let devices = session.devices()?;
@@ -61,8 +61,8 @@ impl Pool {
         Ok(Self { session, id, device, min_bytes: min_bytes_of(session.settings), recorded })
     }
 
-    /// The pool has given out a part. Call it after the part is taken, on the thread that asked for it: it counts for the scopes of
-    /// this thread. Report no part of 0 bytes if the next part can have its address.
+    /// Reports that the pool has given out a part. Call it after the part is taken, on the thread that asked for it: it counts for
+    /// the scopes of this thread. Report no part of 0 bytes if the next part can have its address.
     ///
     /// Example: see the [module](crate::pool).
     #[inline]
@@ -78,7 +78,7 @@ impl Pool {
         }
     }
 
-    /// A part is freed. Call it before the pool can give the address out again.
+    /// Reports that a part is freed. Call it before the pool can give the address out again.
     ///
     /// Example: see the [module](crate::pool).
     #[inline]
@@ -92,7 +92,8 @@ impl Pool {
         }
     }
 
-    /// How much the pool has from the driver, in use or not. With 0 it has been emptied: all its parts count as freed.
+    /// Reports the memory of the pool from the driver, in use or not. With 0 it has been emptied: all its parts count
+    /// as freed.
     ///
     /// Call it right before the driver is asked for a block, on the same thread, with what the pool will have: then the block is the pool's
     /// at once. If the driver refuses, call it again with what the pool has. Without these calls, a block is known as the pool's from
@@ -112,7 +113,7 @@ impl Pool {
 }
 
 impl Session {
-    /// A number for a new pool.
+    /// Returns a number for a new pool.
     fn number_pool(&'static self, name: &str) -> Result<PoolId> {
         self.begun();
         let mut pools = self.pools.lock();
@@ -163,7 +164,7 @@ impl Drop for Pool {
     }
 }
 
-/// The number of the pool at this index.
+/// Returns the number of the pool at this index.
 fn id_of(at: usize) -> PoolId {
     PoolId(u8::try_from(at + 1).unwrap_or(u8::MAX))
 }

@@ -18,19 +18,19 @@ impl PoolTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another pool can have the number.
+    /// Lets another pool have the number.
     pub(super) fn close(&self, id: PoolId) {
         if let Some(pool) = self.lock().get_mut(usize::from(id.0).wrapping_sub(1)) {
             pool.is_closed = true;
         }
     }
 
-    /// The program has registered no pool.
+    /// Returns whether the program has registered no pool.
     pub(in crate::session) fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// The name that the program gave a pool.
+    /// Returns the name that the program gave a pool.
     pub(in crate::session) fn name(&self, id: PoolId) -> String {
         let at = usize::from(id.0).wrapping_sub(1);
         self.lock().get(at).map(|pool| pool.name.clone()).unwrap_or_default()

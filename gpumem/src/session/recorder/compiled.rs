@@ -1,5 +1,5 @@
-//! The kernels of `torch.compile`. The function that allocates for them has the same name in all programs. The file that PyTorch wrote it
-//! to says which kernel writes to an allocation, and readers of the recording do not have that file.
+//! Names the kernels of `torch.compile`. The function that allocates for them has the same name in all programs. The file that PyTorch
+//! wrote it to says which kernel writes to an allocation, and readers of the recording do not have that file.
 
 use std::{fs::File, io::Read};
 
@@ -7,10 +7,10 @@ use crate::model::Frame;
 
 /// A longer file is not read to its end.
 const MOST_BYTES: u64 = 8 << 20;
-/// The kernel is called so many lines after its memory is allocated, at most.
+/// The kernel is called at most this many lines after its memory is allocated.
 const MOST_LINES: usize = 1_000;
 
-/// The file that was read last: an allocation comes seldom alone.
+/// The file that was read last, because allocations of one file follow each other.
 #[derive(Debug, Default)]
 pub(super) struct CompiledCode {
     file: String,
@@ -18,7 +18,7 @@ pub(super) struct CompiledCode {
 }
 
 impl CompiledCode {
-    /// The frame has the name of the kernel from now on, if it is a line of such a file.
+    /// Gives the frame the name of the kernel, if it is a line of such a file.
     pub(super) fn name_kernel(&mut self, frame: &mut Frame) {
         if let Some(kernel) = self.kernel(frame) {
             frame.function = Some(kernel.to_owned());
@@ -36,7 +36,7 @@ impl CompiledCode {
 }
 
 fn read(file: &str) -> Option<String> {
-    // To open a pipe would wait for its writer.
+    // Opening a pipe would wait for a writer.
     if !std::fs::metadata(file).ok()?.is_file() {
         return None;
     }
@@ -45,7 +45,7 @@ fn read(file: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// What is called on this line, or else what the buffer is first given to that is allocated there.
+/// Returns the kernel that is called on this line, or the first one that gets the buffer that is allocated there.
 fn kernel(code: &str, line: u32) -> Option<&str> {
     let mut lines = code.lines().skip(usize::try_from(line).ok()?.checked_sub(1)?);
     let allocating = lines.next()?;
@@ -57,7 +57,8 @@ fn kernel(code: &str, line: u32) -> Option<&str> {
     })
 }
 
-/// The kernel or operator: `triton_poi_fused_gelu_0.run(…)`, `extern_kernels.mm(…)`, `buf7 = torch.ops.aten.sort.stable(…)`.
+/// Returns the kernel or operator: `triton_poi_fused_gelu_0.run(…)`, `extern_kernels.mm(…)`, `buf7 =
+/// torch.ops.aten.sort.stable(…)`.
 fn called(line: &str) -> Option<&str> {
     let (function, _) = line.split_once('(')?;
     let function = function.rsplit(' ').next()?;
@@ -69,7 +70,7 @@ fn called(line: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    /// Lines of what PyTorch 2.11 writes.
+    /// These lines are from a file of PyTorch 2.11.
     const CODE: &str = "\
         with torch.cuda._DeviceGuard(0):
             buf0 = empty_strided_cuda((64, 128), (128, 1), torch.float32)

@@ -1,4 +1,4 @@
-//! What the numbers in a recording stand for, from the tables of the session: written before the first event that has them.
+//! Defines the numbers in a recording from the tables of the session, before the first event that has them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,7 +22,7 @@ use crate::{
     source,
 };
 
-/// How long the end of a recording reads debug information.
+/// The longest time to read debug information at the end of a recording.
 const FOR_SYMBOLS: Duration = Duration::from_secs(5);
 
 /// The file name of the program.
@@ -30,7 +30,7 @@ fn program_name() -> Option<String> {
     Some(process::executable().ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
-/// What was defined so far.
+/// The numbers that were defined so far.
 pub(super) struct Definer {
     session: &'static Session,
     callsites: HashSet<CallsiteId>,
@@ -46,7 +46,7 @@ pub(super) struct Definer {
 type Write<'a> = &'a mut dyn FnMut(Item) -> io::Result<()>;
 
 impl DefinedCallsite {
-    /// As recordings have it.
+    /// Returns the form that recordings have.
     pub(super) fn definition(self, id: CallsiteId) -> CallsiteDefinition {
         let Self { name, location, module, .. } = self;
         CallsiteDefinition {
@@ -75,7 +75,7 @@ impl Definer {
         }
     }
 
-    /// The process.
+    /// Returns the process.
     pub(super) fn process(&self) -> Item {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
         // A command line that somebody typed is shorter. A longer one is cut.
@@ -99,7 +99,7 @@ impl Definer {
         })
     }
 
-    /// Defines what an item names, unless that was done before.
+    /// Defines the numbers in an item, unless that was done before.
     pub(super) fn define(&mut self, item: &mut Item, mut write: impl FnMut(Item) -> io::Result<()>) -> io::Result<()> {
         let write: Write<'_> = &mut write;
         match item {
@@ -208,7 +208,7 @@ impl Definer {
         Ok(())
     }
 
-    /// What all addresses stand for, as far as there is time.
+    /// Defines the functions at all addresses, as far as there is time.
     pub(super) fn symbols(&self) -> impl Iterator<Item = Item> {
         let until = Instant::now() + FOR_SYMBOLS;
         let known = self.addresses.iter().take_while(move |_| Instant::now() < until);

@@ -1,10 +1,10 @@
 //! `GPUMEM_CAPTURE`: a recording of the session in a file.
 //!
 //! The inbox puts a copy of each event into a ring, under its lock. A thread of its own empties the ring, adds definitions from the
-//! tables of the session, and writes. What the ring has no room for is counted in the recording, and the program never waits.
+//! tables of the session, and writes. Events without room in the ring are counted in the recording, and the program never waits.
 //!
-//! The ring is in shared memory, which outlives the process. If the process is killed, it has what was not written yet:
-//! `recording::recover` adds it to the recording.
+//! The ring is in shared memory, which outlives the process. If the process is killed, the ring has the unwritten
+//! events, and `recording::recover` adds them to the recording.
 
 mod build_id;
 mod compiled;
@@ -47,16 +47,16 @@ use crate::{
     source,
 };
 
-/// The ring has so many slots of 64 bytes; an allocation or a free takes one. It lasts for some 10 ms of a program that does nothing
-/// else.
+/// The number of slots of the ring, of 64 bytes each; an allocation or a free takes one. It lasts for some 10 ms of a program that
+/// does nothing else.
 const SLOTS: usize = 1 << 17;
 
-/// With less memory left than that, the ring has fewer slots, which are private memory: the kernel might end the program instead of
-/// refusing more.
+/// If less memory is left, the ring has fewer slots, which are private memory: the kernel might end the program instead of refusing
+/// more.
 const NEEDS: u64 = 64 << 20;
 const FEW_SLOTS: usize = SLOTS >> 4;
 
-/// How long the end of the process waits for the recording: large programs have much debug information to read.
+/// The longest wait at the end of the process for the recording: large programs have much debug information to read.
 const AT_THE_END: Duration = Duration::from_secs(10);
 
 impl Session {
@@ -79,11 +79,11 @@ impl Session {
         let mut writer = Writer::new(RecordingFile::create(path, path)?)?;
         let has_room = cgroup::memory_left().is_none_or(|left| left >= NEEDS);
         let lines = lines_for(if has_room { SLOTS } else { FEW_SLOTS });
-        // What the ring of a recording of the peaks has could not be added to it.
+        // The content of the ring could not be added to a recording of the peaks.
         let memory = if has_room && keep != Keep::Peaks { RingPages::new(lines) } else { RingPages::private(lines) }?;
         let pid = std::process::id().into();
         let place = RingDefinition { segment: memory.segment(), recording: RandomState::new().hash_one(pid) | 1 };
-        // At once, so that the recording of a process that is killed has it.
+        // This is written at once, so that the recording of a killed process has it.
         writer.write(&Definer::new(self).process())?;
         writer.write(&Item::Ring(place))?;
         writer.flush()?;
@@ -115,7 +115,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the recording, if there is one: what was recorded so far is in the file then.
+    /// Ends the recording, if there is one. The file then has all events so far.
     pub(super) fn end_recording(&self) {
         if process::is_forked() {
             return;
@@ -131,7 +131,7 @@ impl Session {
         let _ = is_done.recv_timeout(AT_THE_END);
     }
 
-    /// From now on, what a new stack consists of is in the ring before the first event with it. Stacks that are known are there too.
+    /// Puts the parts of each new stack into the ring before the first event with it, from now on. Known stacks are put there too.
     fn define_stacks_in(&self, early: EarlyDefinitions) {
         let known = self.stacks.all_before(|| {
             *self.recorder.early() = Some(early);
@@ -148,31 +148,31 @@ impl Session {
         if let Some(known) = self.stacks.find(addresses) {
             return known;
         }
-        // Not under the lock of the table: another thread may have the lock of the loader's list and wait for the
-        // table.
+        // The lock of the table is not held here: another thread may have the lock of the loader's list and wait for
+        // the table.
         let resolved = self.recorder.modules.resolve(addresses);
         self.stacks.number(addresses, |id| self.recorder.define_early(id, &resolved))
     }
 
-    /// The number of a file in the place of a stack. The same file has the same number wherever the program calls from, and another file at
-    /// the same address has another one.
+    /// Returns the number of a file in the place of a stack. The same file has the same number for all calls, and another file at the same
+    /// address has another one.
     #[cold]
     pub(super) fn number_file(&self, address: usize) -> StackId {
         self.recorder.modules.number_of(address).map_or(StackId::NONE, |file| self.number_stack(&[file]))
     }
 
-    /// Nothing more is recorded.
+    /// Stops recording.
     fn stop_tap(&self) {
         self.recorder.is_on.store(false, Relaxed);
         self.recorder.defines_stacks.store(false, Relaxed);
         *self.recorder.early() = None;
-        // Dropped after the lock: it is large.
+        // The recording is dropped after the lock, because it is large.
         if let Some(Some(ring)) = self.inbox.with_tap(|tap| (false, tap.0.take())) {
             self.recorder.missed_last.store(ring.missed(), Relaxed);
         }
     }
 
-    /// Records what the program asks for, at this moment.
+    /// Records a request of the program at this moment.
     pub(super) fn record_item(&self, item: impl FnOnce() -> Item) {
         if self.recorder.is_on.load(Relaxed) {
             let item = item();
@@ -206,7 +206,7 @@ impl Session {
         }
     }
 
-    /// Records what a new callsite is. The thread that writes defines it too, but only when it comes to the first scope there: the
+    /// Records the definition of a new callsite. The thread that writes defines it too, but only at the first scope there: the
     /// program may be killed before.
     pub(super) fn record_callsite(&self, id: CallsiteId) {
         self.record_item(|| Item::Callsite(self.callsite_definition(id)));
@@ -234,7 +234,7 @@ impl Session {
         self.record_item(|| Item::Request(request()));
     }
 
-    /// A number for a tracker.
+    /// Returns a number for a tracker.
     pub(super) fn next_tracker(&self) -> u64 {
         self.recorder.trackers.fetch_add(1, Relaxed)
     }

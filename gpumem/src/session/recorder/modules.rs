@@ -1,4 +1,4 @@
-//! What the addresses of stacks are in a recording: offsets in modules, and lines of Python.
+//! The form of stack addresses in a recording: offsets in modules, and lines of Python.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,7 +26,7 @@ pub(super) struct ModuleTable(Mutex<NumberedModules>);
 #[derive(Debug, Default)]
 struct NumberedModules {
     numbers: HashMap<Arc<LoadedFile>, u32>,
-    /// By number; the first one has number 1.
+    /// The modules by number; the first one has number 1.
     files: Vec<Arc<LoadedFile>>,
 }
 
@@ -40,7 +40,7 @@ impl NumberedModules {
         number
     }
 
-    /// The file that a number on a stack stands for, and its number.
+    /// Returns the file that a number on a stack stands for, and its number.
     fn file(&self, number: usize) -> Option<(u32, &Arc<LoadedFile>)> {
         let number = number.checked_sub(FILE)?;
         Some((number.try_into().ok()?, self.files.get(number.checked_sub(1)?)?))
@@ -51,14 +51,14 @@ impl NumberedModules {
 #[derive(Clone, Debug)]
 pub(super) struct ResolvedAddress {
     pub(super) address: CodeAddress,
-    /// What contains it.
+    /// The module or line that contains it.
     pub(super) file: Option<Arc<LoadedFile>>,
-    /// What its number stands for, if it is a line of Python.
+    /// The line of Python that its number stands for, if it is one.
     pub(super) line: Option<Frame>,
 }
 
 impl ModuleTable {
-    /// The number that stands for the file with the code before this return address.
+    /// Returns the number that stands for the file with the code before this return address.
     pub(super) fn number_of(&self, address: usize) -> Option<usize> {
         let file = source::files_of(&[address]).pop()??;
         Some(FILE | self.0.lock().unwrap_or_else(PoisonError::into_inner).number(&file) as usize)
@@ -86,7 +86,7 @@ impl ModuleTable {
 }
 
 impl ResolvedAddress {
-    /// The definition of its module, or of its line.
+    /// Returns the definition of its module, or of its line.
     pub(super) fn definition(&self) -> Option<Item> {
         if let Some(line) = &self.line {
             return Some(symbols(self.address, vec![line.clone()]));
@@ -100,7 +100,7 @@ impl ResolvedAddress {
         }))
     }
 
-    /// What is defined with it: equal for equal definitions.
+    /// Returns the key of the definition, which is equal for equal definitions.
     fn defined(&self) -> CodeAddress {
         if self.address.module == 0 { self.address } else { CodeAddress { offset: 0, ..self.address } }
     }
@@ -124,7 +124,7 @@ impl EarlyDefinitions {
         Self { to, defined: HashSet::new() }
     }
 
-    /// What has no room is defined later, by the thread that writes the recording.
+    /// Definitions without room are made later, by the thread that writes the recording.
     pub(super) fn define(&mut self, id: StackId, addresses: &[ResolvedAddress]) {
         let is_new = |address: &&ResolvedAddress| !self.defined.contains(&address.defined());
         let new: Vec<_> = addresses.iter().filter(is_new).collect();

@@ -1,4 +1,4 @@
-//! What a session has of its recording.
+//! The state of the recording in a session.
 
 use std::{
     sync::{
@@ -20,7 +20,7 @@ use crate::{
     ring_memory::{RingPages, prefetch_for_writing},
 };
 
-/// How many events of all threads may come before a line has arrived that was prefetched.
+/// The number of events of all threads that may come before a prefetched line has arrived.
 const SLOTS_AHEAD: u64 = 4;
 
 /// Puts each event into the ring, while the session is recorded.
@@ -60,14 +60,14 @@ pub(in crate::session) struct Recorder {
     pub(super) is_on: AtomicBool,
     pub(super) running: Mutex<Option<Running>>,
     pub(super) trackers: AtomicU64,
-    /// Events that the ring had no room for, when the recording ended.
+    /// The number of events that had no room in the ring, when the recording ended.
     pub(super) missed_last: AtomicU64,
-    /// The program does not know gpumem.
+    /// True if the program does not know gpumem.
     pub(super) is_injected: AtomicBool,
-    /// How long the process had run when the recording began, if it may have allocated before.
+    /// The running time of the process when the recording began, if it may have allocated before.
     pub(super) ran_before: Mutex<Option<Duration>>,
     pub(super) modules: ModuleTable,
-    /// There is a place for definitions.
+    /// True if there is room for definitions.
     pub(super) defines_stacks: AtomicBool,
     pub(super) early: Mutex<Option<EarlyDefinitions>>,
 }

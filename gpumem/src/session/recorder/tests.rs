@@ -1,4 +1,4 @@
-//! What is in the recording of a session. `tests/tests/standin/recording.rs` compares all that a program printed with its recording.
+//! Tests the recording of a session. `tests/tests/standin/recording.rs` compares all output of a program with its recording.
 
 use std::{
     fs,
@@ -47,7 +47,7 @@ fn recorded(variables: &[(&str, &str)]) -> (TestSession, Recording, Arc<Mutex<Ve
     (session, recording, reports)
 }
 
-/// Two scopes on one line differ by their column. Of functions under an attribute, the module is known.
+/// Two scopes on one line differ by their column. The module of functions under an attribute is known.
 #[test]
 fn callsites_have_their_column_and_module() {
     let (session, recording, _) = recorded(&[]);

@@ -22,33 +22,33 @@ use crate::{
     session::{Notice, Session},
 };
 
-/// The ring is emptied so often.
+/// The interval at which the ring is emptied.
 const EVERY: Duration = Duration::from_millis(4);
 
-/// What was recorded is in the file after this time at the latest.
+/// Events are in the file after this time at the latest.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
-/// The clocks are compared so often.
+/// The interval at which the clocks are compared.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
 /// The interval at which the recorder looks which threads of the program have ended.
 const THREADS_EVERY: Duration = Duration::from_millis(250);
 
-/// A recording of the peaks is written again so often while they rise.
+/// The interval at which a recording of the peaks is written again while they rise.
 const PEAKS_EVERY: Duration = Duration::from_secs(1);
 
-/// What is kept in the recording.
+/// The part of the events that the recording keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// All events.
+    /// The recording keeps all events.
     All,
-    /// The newest events: the recording has about so many bytes at most.
+    /// The recording keeps the newest events. This is about its largest size in bytes.
     Newest(u64),
-    /// What was live at the peak of each device, and at the end.
+    /// The recording keeps the blocks that were live at the peak of each device and at the end.
     Peaks,
 }
 
-/// Writes until it is to stop, or the file cannot be written.
+/// Writes until it has to stop, or until the file cannot be written.
 pub(super) fn run(
     session: &'static Session,
     ring: RingReader<RingPages>,
@@ -76,7 +76,7 @@ pub(super) fn run(
         began_with: 0,
     };
     let is_written = recorder.run(stop);
-    // All that was in the ring is in the recording now, or cannot be written.
+    // All items of the ring are in the recording now, or cannot be written.
     recorder.ring.memory().discard();
     if recorder.missed > 0 {
         let (missed, path) = (recorder.missed, path.display());
@@ -94,22 +94,22 @@ pub(super) fn run(
 struct Recorder {
     session: &'static Session,
     ring: RingReader<RingPages>,
-    /// Where the ring is.
+    /// The place of the ring.
     place: RingDefinition,
     writer: Writer<RecordingFile>,
     definer: Definer,
-    /// Definitions were written since the last flush.
+    /// True if definitions were written since the last flush.
     has_defined: bool,
-    /// What the ring had no room for.
+    /// The number of items that had no room in the ring.
     missed: u64,
     path: PathBuf,
     keep: Keep,
-    /// What is kept of earlier events, if not all are.
+    /// The kept part of earlier events, if not all are kept.
     part: Option<Part>,
-    /// As they were defined. Only if not all events are kept.
+    /// The definitions, if not all events are kept.
     threads: HashMap<ThreadId, Item>,
     first_clock: Option<ClockPair>,
-    /// How many bytes the file had when all that is kept of earlier events was in it.
+    /// The size of the file when it had the kept part of earlier events.
     began_with: u64,
 }
 
@@ -123,7 +123,7 @@ impl Recorder {
                 looked = Instant::now();
                 process::exit_without_program();
             }
-            // First: nothing comes after it.
+            // This comes first, because nothing may come after it.
             let is_last = stop.load(Relaxed);
             self.empty_ring()?;
             if is_last {
@@ -136,13 +136,14 @@ impl Recorder {
             if self.keep == Keep::Peaks {
                 if rewritten.elapsed() >= PEAKS_EVERY {
                     self.rewrite()?;
-                    // What takes long is not done all the time.
+                    // Slow work is not done all the time.
                     rewritten = Instant::now();
                 }
                 park_timeout(EVERY);
                 continue;
             }
-            // If the process is killed, the events of the ring are known. What they mean is known only if it is in the file.
+            // If the process is killed, the events of the ring are known, but their definitions only if they are in the
+            // file.
             if self.has_defined || flushed.elapsed() >= FLUSH_EVERY {
                 flushed = Instant::now();
                 self.flush()?;
@@ -158,7 +159,7 @@ impl Recorder {
             self.rewrite()?;
         }
         self.clock()?;
-        // What was recorded is safe before debug information is read.
+        // Recorded events are safe before debug information is read.
         self.flush()?;
         if !self.session.recorder.is_injected() {
             for symbols in self.definer.symbols() {
@@ -207,13 +208,13 @@ impl Recorder {
         })
     }
 
-    /// What was read of the ring is in the file now, so its slots are released.
+    /// The items that were read from the ring are in the file now, so their slots are released.
     fn flush(&mut self) -> io::Result<()> {
         self.has_defined = false;
         self.writer.flush()?;
         self.ring.release(self.writer.written().bytes);
         match self.keep {
-            // If what is live takes much of the file, there has to be room for events all the same.
+            // Even if live blocks take much of the file, there has to be room for events.
             Keep::Newest(limit) if self.writer.written().bytes > (limit / 2).max(self.began_with + limit / 4) => {
                 self.begin_again()
             }
@@ -221,7 +222,8 @@ impl Recorder {
         }
     }
 
-    /// The file becomes the older part of the recording, in the place of the one before, and a new file begins with what is live.
+    /// Makes the file the older part of the recording, in the place of the one before, and begins a new file with the live
+    /// blocks.
     #[cold]
     fn begin_again(&mut self) -> io::Result<()> {
         self.clock()?;
@@ -232,7 +234,8 @@ impl Recorder {
         self.ring.set_recorded(WHOLE_FILE);
         let old = old_path(&path);
         let _ = fs::remove_file(&old);
-        // Or here. So the recording keeps its name until the new file has it, if the file system has links.
+        // The process may also be killed here. So the recording keeps its name until the new file has it, if the file
+        // system has links.
         if fs::hard_link(&path, &old).is_err() {
             fs::rename(&path, &old)?;
         }
@@ -247,7 +250,7 @@ impl Recorder {
         fs::rename(new_path(&self.path), &self.path)
     }
 
-    /// Begins a new file with what is kept. It is complete so far.
+    /// Begins a new file with the kept items. It is complete so far.
     fn write_part(&mut self) -> io::Result<()> {
         let Some(part) = &self.part else { return Ok(()) };
         let (definition, items) = (part.definition(), part.items());

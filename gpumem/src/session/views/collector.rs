@@ -1,4 +1,4 @@
-//! What a device holds, for metrics that somebody collects again and again.
+//! The memory of a device, for metrics that are collected again and again.
 
 use std::{fmt, sync::atomic::Ordering::Relaxed};
 
@@ -12,7 +12,7 @@ use crate::{
     report::Group,
 };
 
-/// Collects what this process has on a device, again and again, with the peak in between.
+/// Collects the memory of this process on a device, again and again, with the peak in between.
 ///
 /// Several collectors do not disturb each other, and resets of other peaks do not disturb them. They ask the driver nothing.
 ///
@@ -32,22 +32,22 @@ pub struct Collector {
     interval: PeakInterval,
 }
 
-/// What a [`Collector`] has collected. The sums of blocks are of the moment of the call; while other threads allocate, not all of them are of
-/// the same moment.
+/// The figures of a [`Collector`]. The sums of blocks are those of the moment of the call; while other threads allocate, not all of them
+/// belong to the same moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Collected {
     /// The live bytes of each kind of memory that has had some.
     pub kinds: Vec<(MemKind, Bytes)>,
-    /// Where they come from. Only memory that traces count, and what registered pools keep unused.
+    /// The origins of the bytes, for memory that traces count, and the unused memory of registered pools.
     pub groups: Vec<Group>,
-    /// The most that was in use on the device at one time.
+    /// The peak of the device.
     pub peak: Bytes,
-    /// The most since the last call, or since the collector was created.
+    /// The peak since the last call, or since the collector was created.
     pub interval_peak: Bytes,
-    /// Allocations that were refused because there was not enough memory, of all devices.
+    /// The number of allocations on all devices that were refused because there was not enough memory.
     pub refused: u64,
-    /// Events that were lost, of all devices. If it is not 0, the figures may be wrong.
+    /// The number of lost events of all devices. If it is not 0, the figures may be wrong.
     pub lost: u64,
 }
 
@@ -55,7 +55,7 @@ impl Collector {
     /// Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact figures.
     ///
     /// # Errors
-    /// When there is no such device, or when allocations cannot be intercepted.
+    /// Returns an error if there is no such device, or if allocations cannot be intercepted.
     pub fn new(device: impl Into<Option<u32>>) -> Result<Self> {
         let of = InterceptedDevice::on(device.into())?;
         let interval = of.session.inbox.begin_interval(of.device).ok_or(Kind::Forked)?;
@@ -84,10 +84,10 @@ impl Collector {
         self.of.devices.uuid(self.device())
     }
 
-    /// What the process has now. The next interval begins.
+    /// Returns the memory of the process now. The next interval begins.
     ///
     /// # Errors
-    /// In the child of a fork, which has no GPU.
+    /// Returns an error if this is the child of a fork, which has no GPU.
     pub fn collect(&mut self) -> Result<Collected> {
         let InterceptedDevice { session, device, .. } = self.of;
         let peaks = session.inbox.next_interval(&mut self.interval).ok_or(Kind::Forked)?;

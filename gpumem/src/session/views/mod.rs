@@ -1,4 +1,4 @@
-//! Where the memory is, what is measured, and the statistics of allocators.
+//! The holders of memory, the status of the measurement, and the statistics of allocators.
 
 mod collector;
 mod places;

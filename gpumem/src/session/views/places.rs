@@ -1,4 +1,4 @@
-//! Where the memory is, and the names of the ledger's numbers.
+//! The holders of memory, and the names of the ledger's numbers.
 
 use std::{
     collections::HashMap,
@@ -18,8 +18,8 @@ use crate::{
     source::{self, Devices},
 };
 
-/// The memory in use and the peak of each scope, by device and path of nested scopes. All times that the scope was open count
-/// together.
+/// Returns the memory in use and the peak of each scope, by device and path of nested scopes. All times that the scope was
+/// open count together.
 ///
 /// A block belongs to the innermost scope of its thread, and to the scopes around it. For other threads and tasks see
 /// [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). Only intercepted allocations count, as in exact traces.
@@ -47,8 +47,8 @@ pub fn summary() -> Summary {
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
-/// Does the same as [`summary`], which begins again then, for an epoch: calls, allocations and peaks count from now on, also in the
-/// report of peaks at the end of the process. What is in use stays. A scope that is open counts as opened now; its `device_peak` is
+/// Returns the same as [`summary`], and begins it again, for an epoch: calls, allocations and peaks count from now on, also in the
+/// report of peaks at the end of the process. The memory in use stays. An open scope counts as opened now; its `device_peak` counts
 /// since it was opened.
 ///
 /// ```
@@ -70,8 +70,8 @@ pub fn summary_n_reset() -> Summary {
     summary
 }
 
-/// Where the device's memory is: how much other processes use, and this process by scope, by library and by purpose. `None` is the
-/// calling thread's current device.
+/// Returns the holders of the device's memory: other processes, and this process by scope, by library and by purpose. `None` is
+/// the calling thread's current device.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -86,10 +86,10 @@ pub fn summary_n_reset() -> Summary {
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// Scopes and libraries are known of allocations since the first trace or [`subscribe`](crate::session::subscribe).
+/// The scopes and libraries of allocations are known since the first trace or [`subscribe`](crate::session::subscribe).
 ///
 /// # Errors
-/// When there is no such device, or it cannot be read.
+/// Returns an error if there is no such device, or it cannot be read.
 #[doc(alias = "nvidia-smi")]
 pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     let session = current();
@@ -103,7 +103,7 @@ pub fn breakdown(device: impl Into<Option<u32>>) -> Result<Breakdown> {
     Ok(Breakdown::of(&reading, std::process::id(), &live))
 }
 
-/// What the driver and NVML know of a device's memory.
+/// Returns the data of the driver and NVML about a device's memory.
 pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<DeviceReading> {
     let ordinal = device.ordinal;
     Ok(DeviceReading {
@@ -115,12 +115,12 @@ pub(in crate::session) fn read(devices: &dyn Devices, device: Device) -> Result<
     })
 }
 
-/// The path of scopes of the calling thread.
+/// Returns the path of scopes of the calling thread.
 pub(in crate::session) fn path_of_this_thread(session: &Session) -> Vec<String> {
     short_names(&session.inbox, session, &session.inbox.path_of_this_thread())
 }
 
-/// The most stacks whose descriptions are kept.
+/// The largest number of stacks whose descriptions are kept.
 const MAX_STACKS: usize = 1 << 12;
 
 impl Names for Session {
@@ -163,7 +163,7 @@ impl Session {
     }
 }
 
-/// The current folder at the first call. Files in it are named relative to it.
+/// Returns the current folder at the first call. Files in it are named relative to it.
 pub(in crate::session) fn folder() -> &'static str {
     static FOLDER: Lazy<String> = Lazy::new(|| env::current_dir().unwrap_or_default().to_string_lossy().into_owned());
     &FOLDER

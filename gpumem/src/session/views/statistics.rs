@@ -18,8 +18,8 @@ pub(crate) struct InterceptedDevice {
 }
 
 impl InterceptedDevice {
-    /// The device with this number, else the current one. Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact figures.
-    /// Fails if they cannot be intercepted, because the figures would be wrong.
+    /// Returns the device with this number, else the current one. Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact
+    /// figures. It fails if they cannot be intercepted, because the figures would be wrong.
     pub(crate) fn on(id: Option<u32>) -> Result<Self> {
         let session = current();
         let devices = session.devices()?;
@@ -37,7 +37,8 @@ impl InterceptedDevice {
         derive::memory_stats(&session.inbox, device, intercepted_by, since, pool)
     }
 
-    /// The memory that is certainly on the device, and each kind of memory. Zeros if no allocation was intercepted yet.
+    /// Returns the memory that is certainly on the device, and each kind of memory. Zeros if no allocation was
+    /// intercepted yet.
     pub(crate) fn allocated(&self) -> (AllocStats, KindStats) {
         derive::of_device(&self.session.inbox, self.device)
     }

@@ -13,9 +13,9 @@ use crate::{
     source::{Devices, custom_devices},
 };
 
-/// What gpumem measures, how, and since when. The result of [`status`].
+/// The measured memory, the way and the start of the measurement. It is the result of [`status`].
 ///
-/// `Display` has one fact per line. It ends with the `GPUMEM_` variables that are set and what they stand for.
+/// `Display` has one fact per line. It ends with the `GPUMEM_` variables that are set, with their meanings.
 ///
 /// Example: see [`status`].
 #[derive(Clone, Debug)]
@@ -23,28 +23,29 @@ use crate::{
 pub struct Status {
     /// The gauge that a trace would have if it started now.
     pub gauge: Gauge,
-    /// Why that gauge is not exact. Has both reasons if neither the dispatch table nor CUPTI can be used.
+    /// The reason why that gauge is not exact. It has both reasons if neither the dispatch table nor CUPTI can be used.
     pub why_not_exact: Option<Error>,
     /// The source of that trace's figures.
     pub source: Source,
-    /// Why the source is not the dispatch table. `None` unless CUPTI is used and was not requested.
+    /// The reason why the source is not the dispatch table. `None` unless CUPTI is used and was not requested.
     pub why_not_dispatch: Option<Error>,
     /// The library in which allocations are intercepted, or the simulated device. `None` if allocations are not intercepted, or not yet.
     pub intercepted_by: Option<String>,
     /// The time since the first trace or [`subscribe`](crate::session::subscribe). Zero before.
     pub since: Duration,
-    /// Allocations and frees that were intercepted since then.
+    /// The number of allocations and frees that were intercepted since then.
     pub events: u64,
-    /// Frees since then of blocks whose size is not known.
+    /// The number of frees since then of blocks whose size is not known.
     pub untracked: u64,
-    /// Events since then that gpumem knows it missed, and the driver's functions that another tool has replaced.
+    /// The number of events since then that gpumem knows it missed, and of the driver's functions that another tool has
+    /// replaced.
     pub lost: u64,
     /// The CUDA ordinals of devices without memory of their own, which use that of the machine: their figures are those of the machine's
     /// memory, and traces count pinned and managed memory as memory of the kind `device`.
     pub integrated: Vec<u32>,
-    /// The live memory by kind. Only memory whose allocation was intercepted.
+    /// The live memory by kind, if its allocation was intercepted.
     pub live: Vec<LiveMemory>,
-    /// `None` in the child of a fork, which must not read the environment.
+    /// The settings. `None` in the child of a fork, which must not read the environment.
     settings: Option<&'static Settings>,
 }
 
@@ -72,7 +73,7 @@ pub struct LiveMemory {
     pub bytes: Bytes,
 }
 
-/// What gpumem measures, how, and since when. It starts no measurement and never fails.
+/// Returns the measured memory, the way and the start of the measurement. It starts no measurement and never fails.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -119,7 +120,7 @@ fn integrated(session: &'static Session) -> Vec<u32> {
     (0..devices.count().unwrap_or(0)).filter(|ordinal| devices.is_integrated(*ordinal)).collect()
 }
 
-/// Why allocations are not intercepted. `None` if they are.
+/// The reason why allocations are not intercepted. `None` if they are.
 pub(in crate::session) fn why_not_intercepted(session: &'static Session) -> Option<Error> {
     NewTrace::find(session).why_not_exact
 }
@@ -140,7 +141,7 @@ impl NewTrace {
     }
 
     /// Returns whether allocations are intercepted and counted, or will be from the next trace on. Simulated devices report their
-    /// allocations also before the session counts them.
+    /// allocations even before the session counts them.
     pub(in crate::session) fn is_intercepted(&self, session: &Session) -> bool {
         self.gauge == Gauge::Exact || self.intercepted_by.is_some() && session.is_begun()
     }
@@ -195,13 +196,13 @@ impl NewTrace {
     }
 }
 
-/// Why CUPTI is used and not the dispatch table. `None` if `GPUMEM_SOURCE` requests CUPTI.
+/// Returns the reason why CUPTI is used and not the dispatch table. `None` if `GPUMEM_SOURCE` requests CUPTI.
 fn why_not_dispatch(session: &Session, devices: &dyn Devices, source: Source) -> Option<Error> {
     let is_automatic = source == Source::Cupti && matches!(session.settings().source(), Ok(None));
     is_automatic.then(|| devices.can_subscribe(Some(Source::Dispatch)).err()).flatten()
 }
 
-/// Why new traces are not exact, if `GPUMEM_GAUGE` sets another gauge.
+/// Returns the reason why new traces are not exact, if `GPUMEM_GAUGE` sets another gauge.
 pub(in crate::session) fn not_exact_by_setting(request: Option<Gauge>) -> Option<Error> {
     let why = match request {
         None | Some(Gauge::Exact) => return None,
@@ -211,13 +212,13 @@ pub(in crate::session) fn not_exact_by_setting(request: Option<Gauge>) -> Option
     Some(Kind::NoGauge { gauge: "exact", why }.into())
 }
 
-/// The error of a session after `unsubscribe`.
+/// Returns the error of a session after `unsubscribe`.
 pub(in crate::session) fn unsubscribed_error() -> Error {
     let why = "gpumem::intercept::unsubscribe() was called; call gpumem::intercept::subscribe()";
     Kind::NoGauge { gauge: "exact", why }.into()
 }
 
-/// Why the session does not intercept allocations, if it failed to subscribe or has unsubscribed.
+/// Returns the reason why the session does not intercept allocations, if it failed to subscribe or has unsubscribed.
 fn why_not_subscribed(session: &Session) -> Option<Error> {
     session.subscription.why_not(unsubscribed_error)
 }

@@ -32,7 +32,7 @@ impl Place {
     /// Allocates up to a few MiB, and frees them.
     fn alloc_and_free(self, random: &mut Random) -> Result<(), Trouble> {
         let Self { context, stream } = self;
-        // Half of them of one size, so that an address that one thread gives back is soon another's.
+        // Half of them have one size, so that an address that one thread frees is soon another's.
         let bytes = if random.below(2) == 0 { 4096 } else { 1 + random.below(3 << 20) };
         let (mut name, mut pitch) = (0_u64, 0_u64);
         let (out, pitch) = (&raw mut name as u64, &raw mut pitch as u64);
@@ -58,7 +58,7 @@ fn done(code: i32) -> Result<(), Trouble> {
     if code == 0 { Ok(()) } else { Err(format!("a call failed with {code}").into()) }
 }
 
-/// Threads that allocate and free while the subscription ends and begins, so many times.
+/// Runs threads that allocate and free while the subscription ends and begins this number of times.
 pub(crate) fn toggling(threads: u64, rounds: u64) -> Result<String, Trouble> {
     let place = Place::make()?;
     let going = AtomicBool::new(true);
@@ -84,7 +84,7 @@ pub(crate) fn toggling(threads: u64, rounds: u64) -> Result<String, Trouble> {
     })
 }
 
-/// Threads that allocate and free until the process ends, also while it does.
+/// Runs threads that allocate and free until the process ends, even while it ends.
 pub(crate) fn go_on(threads: u64) -> Result<String, Trouble> {
     let place = Place::make()?;
     for seed in 1..=threads {
@@ -96,7 +96,7 @@ pub(crate) fn go_on(threads: u64) -> Result<String, Trouble> {
     Ok("going on".to_owned())
 }
 
-/// Threads that all start the first trace at the same moment, and allocate under it.
+/// Runs threads that all start the first trace at the same moment, and allocate under it.
 pub(crate) fn rush(threads: u64) -> Result<String, Trouble> {
     done(invoke("cuInit", [0; 6])?)?;
     let names = Names::default();

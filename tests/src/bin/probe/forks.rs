@@ -1,4 +1,4 @@
-//! Children of a process whose threads are in the middle of things: none may hang, and none may print.
+//! Forks a process whose threads are at work: no child may hang, and none may print.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::raw::{self, Names, invoke};
 /// A child needs a few milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the main thread had before the fork.
+/// The traces that the main thread had before the fork.
 struct Own {
     traces: Vec<GpuMemTrace>,
     tracker: MemTracker,
@@ -46,7 +46,7 @@ fn without_reports() -> Sink {
     })
 }
 
-/// Forks so many children while other threads use all of gpumem.
+/// Forks this number of children while other threads use all of gpumem.
 pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
     let names = Names::default();
     for call in ["cuInit 0", "cuDevicePrimaryCtxRetain &context 0", "cuCtxSetCurrent context"] {
@@ -82,7 +82,7 @@ pub(crate) fn forks(children: u64) -> Result<String, Trouble> {
     }
 }
 
-/// Something that takes locks, of gpumem's and of the standard library's.
+/// Takes locks of gpumem and of the standard library.
 fn busy(random: &mut Random) {
     static LABELLED: &[&str] = &["weight", "bias"];
     let builder = || GpuMemTrace::builder().ctx(format!("busy {}", std::process::id()));
@@ -164,7 +164,7 @@ fn traced(answer: u64) -> u64 {
     answer / 2
 }
 
-/// All that a program may ask of gpumem, in an order of its own.
+/// Calls all functions of gpumem, in an order of its own.
 fn of_child(own: &mut Own, seed: u64, step: &mut impl Write) {
     const STEPS: u8 = 27;
     let mut random = Random::new(seed);

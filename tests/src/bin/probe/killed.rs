@@ -112,7 +112,7 @@ fn odd(path: u32, bits: u32, function: &mut dyn FnMut()) {
     black_box(1);
 }
 
-/// Allocates and frees for so many milliseconds.
+/// Allocates and frees for this number of milliseconds.
 pub(crate) fn be_busy(milliseconds: u64) -> Result<String, Trouble> {
     let until = Instant::now() + Duration::from_millis(milliseconds);
     while Instant::now() < until {
@@ -137,7 +137,7 @@ fn allocate_and_free() -> Result<(), Trouble> {
 /// Returns whether a recording in this folder, which is still being written, has an allocation.
 pub(crate) fn has_an_allocation(folder: &str) -> Result<bool, Trouble> {
     for entry in fs::read_dir(folder)? {
-        // Until its first bytes are there, it is no recording.
+        // It is no recording until its first bytes are there.
         let Ok(mut reader) = Reader::new(File::open(entry?.path())?) else { continue };
         while let Some(step) = reader.step()? {
             if matches!(step, Step::Event(event, _) if matches!(event.kind, EventKind::Alloc { .. })) {

@@ -72,10 +72,10 @@ use gpumem::{
     Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::Source, pool::Pool, tracker::MemTracker,
 };
 
-/// What is wrong with a command or with cudarc, and nothing of gpumem's: the test is then wrong.
+/// An error of a command or of cudarc, and not of gpumem: the test is wrong then.
 type Trouble = Box<dyn std::error::Error>;
 
-/// What programs rarely do to their process.
+/// Rare actions of programs on their process.
 fn behave(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     match verb {
         "inject" => Ok(Some(raw::inject()?.to_string())),
@@ -141,7 +141,7 @@ impl Probe {
         if answered == commands.split('|').count() { Ok("done".to_owned()) } else { Err("one failed".to_owned()) }
     }
 
-    /// The answer to one command, or prints those to several.
+    /// Returns the answer to one command, or prints those to several.
     fn reported(&mut self, commands: &str) -> Result<String, String> {
         if commands.contains('|') {
             return self.answer_each(commands);
@@ -149,7 +149,7 @@ impl Probe {
         self.run(commands).map_err(|trouble| trouble.to_string())
     }
 
-    /// The answer, or what is wrong with the command.
+    /// Returns the answer, or the error of the command.
     fn run(&mut self, command: &str) -> Result<String, Trouble> {
         let (verb, argument) = command.split_once(' ').unwrap_or((command, ""));
         if let Some(answer) = slots::answer(verb, argument)? {
@@ -163,7 +163,7 @@ impl Probe {
         Err("no such command".into())
     }
 
-    /// What answers `done`, whatever comes of it; `None` where the command is none of these.
+    /// Runs commands that answer `done` in any case; `None` if the command is none of these.
     fn go(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let trace = self.traces.last_mut().ok_or("there is no trace");
         match verb {
@@ -190,7 +190,7 @@ impl Probe {
         Ok(Some("done".to_owned()))
     }
 
-    /// What asks; `None` where the command is none of these.
+    /// Runs commands that ask; `None` if the command is none of these.
     fn query(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         Ok(Some(match verb {
             "get" => gpumem::gpu_mem_get(device(argument)?).to_string(),
@@ -251,7 +251,7 @@ impl Probe {
         }))
     }
 
-    /// What is done with traces.
+    /// Runs commands about traces.
     fn trace(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         Ok(Some(match verb {
             "build" | "exact" | "sampled" | "of_thread" | "by_dispatch" | "by_cupti" | "sampled_by_dispatch" => {
@@ -305,7 +305,7 @@ impl Probe {
         }))
     }
 
-    /// What happens around them.
+    /// Runs commands about other events.
     fn act(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         Ok(Some(match verb {
             "context" => {
@@ -345,7 +345,7 @@ impl Probe {
         }))
     }
 
-    /// What a pool reports.
+    /// Runs commands about pools.
     fn pool(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let numbers = argument.split(' ').map(|word| self.names.value(word));
         let pool = self.pool.as_ref().ok_or("there is no pool");
@@ -366,7 +366,7 @@ impl Probe {
         Ok(Some("done".to_owned()))
     }
 
-    /// What calls the driver, and what observes the calls.
+    /// Runs commands that call the driver, and commands about the observers of calls.
     fn drive(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         Ok(Some(match verb {
             "call" => self.names.call(argument)?.to_string(),
@@ -443,7 +443,7 @@ impl Probe {
     }
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 fn await_or_fail(is_so: impl Fn() -> Result<bool, Trouble>) -> Result<String, Trouble> {
     let began = Instant::now();
     while began.elapsed() < PATIENCE {
@@ -455,7 +455,7 @@ fn await_or_fail(is_so: impl Fn() -> Result<bool, Trouble>) -> Result<String, Tr
     Err("waited in vain".into())
 }
 
-/// What a thread does when its locals are destroyed.
+/// The command that a thread runs when its locals are destroyed.
 struct Late {
     names: Names,
     commands: String,
@@ -501,7 +501,7 @@ fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
     format!("{}{missed}", reported.collect::<String>())
 }
 
-/// How long to wait, on a machine that may be busy.
+/// The longest wait, on a machine that may be busy.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// `0`, or nothing for the current device.

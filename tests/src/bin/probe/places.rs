@@ -1,4 +1,4 @@
-//! Where memory is: scopes, the breakdown of a device, the report when memory runs out.
+//! Commands about the holders of memory: scopes, the breakdown of a device, the report when memory runs out.
 
 use gpumem::{
     Bytes, GpuMemTrace,
@@ -12,7 +12,7 @@ pub(crate) fn scope(name: &str) -> gpumem::Result<GpuMemTrace> {
     GpuMemTrace::builder().ctx(name).silent(true).start()
 }
 
-/// From now on each refusal is an answer: `> refused: bytes kind, device, path; bytes in use, bytes in parts`.
+/// Makes each refusal an answer: `> refused: bytes kind, device, path; bytes in use, bytes in parts`.
 pub(crate) fn print_refusals() {
     gpumem::oom::on_oom(|oom| {
         let reported = oom.breakdown.as_ref().map_or_else(ToString::to_string, |reported| {
@@ -22,7 +22,7 @@ pub(crate) fn print_refusals() {
     });
 }
 
-/// From now on each refusal calls `function argument…`, whose result is an answer `on_refusal`.
+/// Makes each refusal call `function argument…`, whose result is an answer `on_refusal`.
 pub(crate) fn on_refusal(names: &Names, call: &str) {
     let (names, call) = (names.clone(), call.to_owned());
     gpumem::oom::on_oom(move |_| match names.call(&call) {
@@ -31,7 +31,7 @@ pub(crate) fn on_refusal(names: &Names, call: &str) {
     });
 }
 
-/// From now on each refusal panics.
+/// Makes each refusal panic.
 pub(crate) fn panic_on_refusal() {
     gpumem::oom::on_oom(|_| panic!("the hook's own"));
 }

@@ -1,4 +1,4 @@
-//! Calls of the driver as C makes them: by name, with arguments that the script spells.
+//! Calls the driver as C does: by name, with arguments from the script.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_ulong, c_void};
@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 
 use crate::{PATIENCE, Trouble};
 
-/// What calls gave out, by the name that the script has for it.
+/// The results of calls, by their names in the script.
 #[derive(Clone, Default)]
 pub(crate) struct Names(Arc<Mutex<HashMap<String, u64>>>);
 
@@ -36,7 +36,7 @@ impl Names {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `name value`: what a later call is to find there.
+    /// Runs `name value`, which a later call finds there.
     pub(crate) fn set(&self, definition: &str) -> Result<String, Trouble> {
         let (name, value) = definition.split_once(' ').ok_or("not of the form name value")?;
         let value = self.value(value)?;
@@ -44,7 +44,7 @@ impl Names {
         Ok(format!("{value:#x}"))
     }
 
-    /// 0 for what was never given out.
+    /// The value is 0 if it was never given out.
     pub(crate) fn get(&self, name: &str) -> u64 {
         self.lock().get(name).copied().unwrap_or(0)
     }
@@ -132,7 +132,7 @@ enum Argument {
 }
 
 impl Argument {
-    /// What the call gets: the value, or the address of what lives here.
+    /// Returns the argument of the call: the value, or the address of the data here.
     fn register(&mut self) -> u64 {
         match self {
             Self::Value(value) => *value,
@@ -245,7 +245,7 @@ impl Names {
     }
 }
 
-/// Runs something when the process exits, after `main`.
+/// Runs code when the process exits, after `main`.
 pub(crate) fn at_exit(last: impl FnOnce() + Send + 'static) {
     static LAST: Mutex<Vec<Box<dyn FnOnce() + Send>>> = Mutex::new(Vec::new());
     extern "C" fn run() {
@@ -317,7 +317,7 @@ pub(crate) fn close_descriptors(then: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Files of this process may have so many bytes.
+/// Limits the size of files of this process.
 pub(crate) fn limit_files(bytes: u64) -> bool {
     // SAFETY: the structure lives for the call.
     unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &libc::rlimit { rlim_cur: bytes, rlim_max: bytes }) == 0 }
@@ -329,7 +329,7 @@ pub(crate) fn end_main_thread() {
     unsafe { libc::syscall(libc::SYS_exit, 0_i64) };
 }
 
-/// Ends this process as C does: with what was set for the exit, or without.
+/// Ends this process as C does, with or without exit handlers.
 pub(crate) fn end(status: c_int, with_handlers: bool) -> ! {
     // SAFETY: the process has one thread, in which nothing else goes on.
     if with_handlers { unsafe { libc::exit(status) } } else { unsafe { libc::_exit(status) } }

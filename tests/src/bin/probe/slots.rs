@@ -1,4 +1,4 @@
-//! Another tool in this process, which intercepts the driver as gpumem does, through the slots of the stubs.
+//! Stands for another tool in this process, which intercepts the driver as gpumem does, through the slots of the stubs.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -13,9 +13,9 @@ use crate::Trouble;
 
 type Slot = AtomicPtr<()>;
 
-/// What a hook goes on to, and what it saw.
+/// The next function of a hook, and its number of calls.
 struct Hook {
-    /// What was in the slot before.
+    /// The function that was in the slot before.
     next: Slot,
     calls: AtomicU64,
 }
@@ -25,10 +25,10 @@ static HOOKS: [Hook; MOST] = [const { Hook { next: Slot::new(ptr::null_mut()), c
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
-/// What is called in the place of the driver's function. It hands on six integers, as many as any of the functions takes.
+/// The function in the place of the driver's. It passes six integers, as many as any of the functions takes.
 ///
 /// # Safety
-/// As that function.
+/// The caller does what that function needs.
 #[allow(clippy::many_single_char_names)] // They have no other: each function calls them otherwise.
 unsafe extern "C" fn hook<const N: usize>(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> c_int {
     let hook = &HOOKS[N];
@@ -52,7 +52,7 @@ struct Use {
     is_in_slot: bool,
 }
 
-/// Takes an unused hook for the function; the hook's number.
+/// Takes an unused hook for the function. Returns the hook's number.
 fn take(function: &str) -> Result<usize, Trouble> {
     let mut used = USED.lock().map_err(|_| "a command panicked")?;
     if used.len() == MOST {
@@ -62,7 +62,7 @@ fn take(function: &str) -> Result<usize, Trouble> {
     Ok(used.len() - 1)
 }
 
-/// Points the slot of a function at a hook, which goes on to what was there. May be done again and again.
+/// Points the slot of a function at a hook, which goes on to what was there. This may be repeated.
 fn replace(function: &str) -> Result<(), Trouble> {
     let (slot, number) = (slot(function)?, take(function)?);
     HOOKS[number].next.store(slot.load(Ordering::Acquire), Ordering::Release);
@@ -105,14 +105,14 @@ fn replace_past(function: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// How many calls the function's hooks saw.
+/// Returns the number of calls that the function's hooks saw.
 fn calls(function: &str) -> Result<u64, Trouble> {
     let used = USED.lock().map_err(|_| "a command panicked")?;
     let hooks = used.iter().zip(&HOOKS).filter(|(hook, _)| hook.function == function);
     Ok(hooks.map(|(_, hook)| hook.calls.load(Ordering::Relaxed)).sum())
 }
 
-/// Whose function a slot points at.
+/// Returns the owner of the function in a slot.
 fn owner(function: &str) -> Result<&'static str, Trouble> {
     let target = slot(function)?.load(Ordering::Acquire).cast_const();
     let is_hook = ENTRIES.iter().any(|entry| ptr::addr_eq(*entry as *const (), target));
@@ -131,7 +131,7 @@ fn symbol(function: &str) -> Result<*const u8, Trouble> {
     Ok(*found as *const u8)
 }
 
-/// What is in the code at a function's address.
+/// Returns the code at a function's address.
 fn code(function: &str, count: usize) -> Result<&'static [u8], Trouble> {
     // SAFETY: the driver stays loaded, and behind its exported functions is more code than the scripts ask for.
     Ok(unsafe { slice::from_raw_parts(symbol(function)?, count) })

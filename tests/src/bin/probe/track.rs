@@ -1,4 +1,4 @@
-//! What is done with trackers.
+//! Commands about trackers.
 //!
 //! - `tracker [device]`: starts one; `new_tracker`: as programs do that go on without; `track`: the last one prints, and answers
 //!   with the same as data;

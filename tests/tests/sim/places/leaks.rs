@@ -1,4 +1,4 @@
-//! What was not freed when the process ends.
+//! Tests the report of blocks that were not freed when the process ends.
 
 use std::fs::File;
 

@@ -176,7 +176,7 @@ fn a_line_is_found_however_much_is_called_from_there() {
 
 #[test]
 fn the_line_that_asked_is_the_programs_own() {
-    // Of a block in the pool, a large one that is not, and a small one.
+    // The blocks are one in the pool, a large one outside of it, and a small one.
     for (setting, known) in [
         ("", [true, true, false]),
         ("auto", [true, true, false]),

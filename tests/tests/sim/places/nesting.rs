@@ -172,7 +172,7 @@ fn a_handle_that_outlives_its_trace() {
     drop(outer);
     check_scopes(&gpu, &[("", 311, 300), ("closed", 1, 0), ("outer", 300, 300)]);
     drop((block, of_task));
-    // Of a trace that is off, likewise.
+    // The same holds for a trace that is off.
     let off = GpuMemTrace::builder().device(u32::MAX).ctx("off").start_or_off();
     drop(off.handle().in_scope(|| take(&gpu, 5)));
     assert_eq!(scopes(&gpu)[""].allocated.get(), 316);

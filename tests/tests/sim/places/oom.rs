@@ -1,4 +1,4 @@
-//! What is reported when memory runs out, and second tries.
+//! Tests the reports when memory runs out, and second tries.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Which allocations made a peak.
+//! Tests which allocations made a peak.
 
 use gpumem::{Gauge, report::PeakHolders};
 
@@ -90,7 +90,7 @@ fn of_a_device_in_the_summary() {
         drop(own);
     });
     drop(weights);
-    // More in this scope, but less in all.
+    // There is more in this scope, but less in all.
     GpuMemTrace::scope("check", |_| drop(take(&gpu, 1005)));
     let at_peak: Vec<_> = scopes(&gpu).into_iter().map(|(path, scope)| (path, scope.at_peak.get())).collect();
     let at_peak: Vec<_> = at_peak.iter().map(|(path, bytes)| (path.as_str(), *bytes)).collect();

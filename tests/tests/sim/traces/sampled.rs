@@ -66,7 +66,7 @@ fn a_thousand_open_traces_are_one_thread_that_goes_when_the_last_is_closed() {
     assert!(traces.iter().all(|trace| trace.data().used.mb() == 2));
     drop(traces);
     eventually("the sampler leaves", || samplers() == 0);
-    // And it comes back.
+    // It comes back.
     let trace = start(&gpu);
     eventually("the sampler is back", || samplers() == 1);
     drop(trace);

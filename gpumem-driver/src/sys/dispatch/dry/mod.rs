@@ -55,7 +55,7 @@ use crate::{
 /// must be called before [`begin`].
 ///
 /// # Errors
-/// If this process cannot use the segment, or too many use it.
+/// Returns an error if this process cannot use the segment, or too many use it.
 #[cfg(feature = "capture")]
 pub fn share(segment: u64, devices: Vec<String>) -> std::io::Result<()> {
     let words = crate::sys::ring_memory::words_of(segment, SHARED_WORDS)?;
@@ -78,7 +78,8 @@ fn is_running(owner: u64) -> bool {
 /// Gives the process other cards. It must be called before the program has a context, at most once.
 ///
 /// # Errors
-/// If the driver's dispatch table cannot be used, or another tool uses it: then no function is replaced.
+/// Returns an error if the driver's dispatch table cannot be used, or another tool uses it: then no function is
+/// replaced.
 pub fn begin(mode: Mode) -> Result<(), Error> {
     let replaced = FUNCTIONS.iter().enumerate().filter(|(_, (_, shape))| shape.is_of(mode));
     let table = DispatchTable::find(replaced.map(|(row, (name, _))| (row, *name)))?;

@@ -110,7 +110,7 @@ impl Nvml<'_> {
     /// Runs [`pass`](Self::pass) for a function that returns an error code, which is an int.
     ///
     /// # Safety
-    /// As there.
+    /// The same as for [`pass`](Self::pass).
     #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
     unsafe fn ask<const N: usize>(&self, name: &str, arguments: [usize; N]) -> Result<(), u32> {
         let all = std::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
@@ -140,7 +140,7 @@ impl Nvml<'_> {
     /// Returns the error code of a function that is not passed to NVML unchanged.
     ///
     /// # Safety
-    /// As [`call`].
+    /// The same as for [`call`].
     #[allow(clippy::cast_possible_truncation, reason = "an int is the lower half of the word")]
     unsafe fn answer(&self, name: &str, arguments: Arguments) -> Option<u32> {
         let cards = self.cards?;

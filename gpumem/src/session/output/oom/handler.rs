@@ -29,15 +29,15 @@ use crate::{
 };
 
 thread_local! {
-    /// This thread handles a refusal. A refusal of the program's function is not reported.
+    /// True while this thread handles a refusal. A refusal of the program's function is not reported.
     static IS_HANDLED: Cell<bool> = const { Cell::new(false) };
-    /// `retry_after_trim` will retry what is refused on this thread.
+    /// True if `retry_after_trim` will retry refused allocations of this thread.
     pub(super) static IS_RETRIED: Cell<bool> = const { Cell::new(false) };
-    /// How many allocations of this thread were refused.
+    /// The number of refused allocations of this thread.
     pub(super) static REFUSED_COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Handles a refused allocation. Refusals of the host's memory, and of pools whose device is not known, are counted and recorded only.
+/// Handles a refused allocation. Refusals of the host's memory, and of pools whose device is not known, are only counted and recorded.
 pub(in crate::session) fn refused(session: &'static Session, device: Option<Device>, bytes: Bytes, kind: MemKind) {
     REFUSED_COUNT.set(REFUSED_COUNT.get() + 1);
     session.refusals.count.fetch_add(1, Relaxed);
@@ -53,7 +53,7 @@ pub(in crate::session) fn refused(session: &'static Session, device: Option<Devi
     IS_HANDLED.set(false);
 }
 
-/// A thread with a pending report has allocated this many bytes: removes its reports of at most this size.
+/// Removes the pending reports of at most this size of a thread that has allocated this many bytes.
 pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Bytes) {
     let thread = thread::current().id();
     let mut reporter = session.refusals.reporter();
@@ -64,7 +64,7 @@ pub(in crate::session) fn obtained(session: &Session, device: Device, bytes: Byt
     source::watch_allocations(reporter.pending.iter().any(|pending| pending.refusal.thread == thread));
 }
 
-/// The recording gets a reading of the device, from which its reader knows what was free and what others held. The refused thread does not
+/// The recording gets a reading of the device, from which its reader knows the free memory and that of others. The refused thread does not
 /// wait for it. It is one thread at a time, because the driver may never answer.
 #[cfg(feature = "capture")]
 fn record_reading(session: &'static Session, device: Device) {
@@ -103,7 +103,8 @@ fn handle(session: &'static Session, device: Device, requested: Bytes, kind: Mem
     if let Err(error) = investigate(session, refusal, is_printed, sender) {
         oom.breakdown = Err(error);
     }
-    // Without a function the thread waits until the driver was read: when it handles the error, it may free memory.
+    // If there is no function, the thread waits until the driver was read: when it handles the error, it may free
+    // memory.
     let enough = if hook.is_some() { Stage::Complete } else { Stage::Device };
     while let Ok(update) = updates.recv_deadline(deadline) {
         oom = update.oom;

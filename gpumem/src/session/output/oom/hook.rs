@@ -18,16 +18,16 @@ use crate::{process, report::OutOfMemory, session::current};
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 ///
-/// The function runs on the refused thread, before the driver's call returns, at most 50 ms after the refusal. What is not found
-/// out by then is missing in its argument, such as lines whose debug information was not read before. It may free memory. It must
-/// not wait for other threads that call CUDA, because the driver's call is not over yet. A panic of it is caught.
+/// The function runs on the refused thread, before the driver's call returns, at most 50 ms after the refusal. Data that is not
+/// found by then is missing in its argument, such as lines whose debug information was not read before. It may free memory. It
+/// must not wait for other threads that call CUDA, because the driver's call is not over yet. A panic of it is caught.
 ///
-/// With or without such a function, refusals are reported on stderr: what was requested, where the device's memory is
-/// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and what [`torch::empty_cache`](crate::torch::empty_cache)
-/// would free. A refusal is not reported if the same thread obtains that much memory of the device within a second: an allocator
-/// with a cache empties the cache and tries again. Several refusals of the same request on one thread are one report. At most
-/// three reports are printed. A pending report is printed when the process exits, and is lost if the process aborts. Only
-/// intercepted allocations are reported, so the first trace must have started.
+/// With or without such a function, refusals are reported on stderr: the request, the breakdown of the device's memory
+/// ([`breakdown`](crate::breakdown)), the scopes and lines that hold most of it, and the memory that
+/// [`torch::empty_cache`](crate::torch::empty_cache) would free. A refusal is not reported if the same thread obtains that much memory of
+/// the device within a second: an allocator with a cache empties the cache and tries again. Several refusals of the same request on one
+/// thread are one report. At most three reports are printed. A pending report is printed when the process exits, and is lost if the process
+/// aborts. Only intercepted allocations are reported, so the first trace must have started.
 pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
     // The child of a fork has no GPU, and a thread that does not exist there may hold the lock for ever.
     if process::is_forked() {
@@ -35,6 +35,6 @@ pub fn on_oom(hook: impl Fn(&OutOfMemory) + Send + Sync + 'static) {
     }
     let hook: Hook = Arc::new(hook);
     let replaced = current().refusals.hook.write().unwrap_or_else(PoisonError::into_inner).replace(hook);
-    // After the lock: a drop of the program's values may itself call `on_oom`.
+    // The drop comes after the lock: a drop of the program's values may itself call `on_oom`.
     drop(replaced);
 }

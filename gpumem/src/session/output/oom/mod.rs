@@ -1,4 +1,4 @@
-//! Reports of refused allocations: what was requested, and where the device's memory is.
+//! Reports of refused allocations: the request, and the breakdown of the device's memory.
 
 mod handler;
 mod hook;

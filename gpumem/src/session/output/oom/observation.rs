@@ -1,4 +1,4 @@
-//! What was live when an allocation was refused, and the driver's reading of the device.
+//! The memory that was live when an allocation was refused, and the driver's reading of the device.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use crate::{
     report::{DeviceReading, OutOfMemory},
 };
 
-/// How long a report waits for the driver's reading of the device, which usually takes milliseconds.
+/// The longest wait of a report for the driver's reading of the device, which usually takes milliseconds.
 pub(super) const DRIVER_WAIT: Duration = Duration::from_secs(2);
 
-/// How much of a report is known.
+/// The known part of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
-    /// The scopes that hold the memory.
+    /// The scopes that hold the memory are known.
     Scopes,
-    /// The driver's reading of the device as well.
+    /// The driver's reading of the device is known as well.
     Device,
-    /// The lines as well.
+    /// The lines are known as well.
     Complete,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct OomUpdate {
     pub(super) stage: Stage,
 }
 
-/// What was live when an allocation was refused, and the driver's reading of the device.
+/// The memory that was live when an allocation was refused, and the driver's reading of the device.
 pub(super) struct Observation {
     pub(super) snapshot: Snapshot,
     pub(super) peak: Option<KeptPeak<'static>>,

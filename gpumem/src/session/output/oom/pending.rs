@@ -18,11 +18,11 @@ use super::{
 use crate::report::DeviceReading;
 use crate::report::OutOfMemory;
 
-/// How long a report waits. It is removed if the thread obtains the memory meanwhile: allocators with a cache empty the cache and
-/// try again.
+/// The time that a report waits. It is removed if the thread obtains the memory meanwhile: allocators with a cache empty the
+/// cache and try again.
 const PRINT_DELAY: Duration = Duration::from_secs(1);
 
-/// How many reports may be pending.
+/// The largest number of pending reports.
 const MAX_PENDING: usize = 32;
 
 /// The program's function for refused allocations.
@@ -32,14 +32,14 @@ pub(super) type Hook = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 #[derive(Default)]
 pub(in crate::session) struct Refusals {
     pub(super) hook: RwLock<Option<Hook>>,
-    /// How many allocations were refused.
+    /// The number of refused allocations.
     pub(in crate::session) count: AtomicU64,
-    /// How many reports were printed.
+    /// The number of printed reports.
     pub(super) printed: AtomicU64,
     reporter: Mutex<Reporter>,
     /// Notified when the pending reports have changed.
     pub(super) changed: Condvar,
-    /// How many threads wait for the driver.
+    /// The number of threads that wait for the driver.
     pub(super) driver_threads: AtomicUsize,
 }
 
@@ -53,17 +53,17 @@ impl Refusals {
 pub(super) struct PendingReport {
     pub(super) number: u64,
     pub(super) refusal: Refusal,
-    /// The report goes to the refused thread.
+    /// The channel to the refused thread.
     pub(super) updates: Sender<OomUpdate>,
     /// The report, as far as it is known.
     pub(super) oom: OutOfMemory,
-    /// What is to be resolved.
+    /// The stacks to resolve.
     pub(super) observation: Option<Observation>,
-    /// Until then the report waits for the driver.
+    /// The time until which the report waits for the driver.
     pub(super) driver_deadline: Instant,
-    /// The stacks are resolved, or are being resolved.
+    /// True if the stacks are resolved, or are being resolved.
     pub(super) is_resolved: bool,
-    /// When the report is printed. `None`: only the program's function gets it.
+    /// The time at which the report is printed. `None` if only the program's function gets it.
     pub(super) due: Option<Instant>,
     /// The driver's reading, for a recording.
     #[cfg(feature = "capture")]
@@ -76,9 +76,9 @@ pub(super) struct Reporter {
     pub(super) pending: Vec<PendingReport>,
     pub(super) next: u64,
     pub(super) is_running: bool,
-    /// A report that was removed from `pending` is being printed.
+    /// True while a report that was removed from `pending` is being printed.
     pub(super) is_printing: bool,
-    /// The process ends.
+    /// True if the process ends.
     pub(super) is_exiting: bool,
 }
 
@@ -87,13 +87,13 @@ impl Reporter {
         self.pending.iter_mut().find(|pending| pending.number == number)
     }
 
-    /// The report with this number, unless its stacks are resolved or being resolved.
+    /// Returns the report with this number, unless its stacks are resolved or being resolved.
     pub(super) fn unresolved(&mut self, number: u64) -> Option<&mut PendingReport> {
         self.find(number).filter(|pending| !pending.is_resolved)
     }
 
-    /// When to print the report of a refusal. If a report of the same request is pending, this removes it and returns its time:
-    /// a retried request is reported once, with the state after the last attempt, when caches are empty.
+    /// Returns the time at which to print the report of a refusal. If a report of the same request is pending, this removes it
+    /// and returns its time: a retried request is reported once, with the state after the last attempt, when caches are empty.
     pub(super) fn due_time(&mut self, refusal: &Refusal, is_printed: bool) -> Option<Instant> {
         let is_same = |pending: &PendingReport| {
             let key = |refusal: &Refusal| (refusal.thread, refusal.of.device, refusal.of.requested);
@@ -105,7 +105,8 @@ impl Reporter {
         (is_printed && self.pending.len() < MAX_PENDING).then(|| Instant::now() + PRINT_DELAY)
     }
 
-    /// The next report whose stacks can be resolved: the driver has answered, or its time is over. Marks it as resolved.
+    /// Returns the next report whose stacks can be resolved: the driver has answered, or its time is over. Marks it as
+    /// resolved.
     pub(super) fn next_to_resolve(&mut self) -> Option<(u64, Refusal, Option<Observation>)> {
         let now = Instant::now();
         let is_ready = |pending: &&mut PendingReport| {
@@ -124,12 +125,12 @@ impl Reporter {
         Some(self.pending.remove(at))
     }
 
-    /// The thread prints a report, or will print one.
+    /// Returns whether the thread prints a report, or will print one.
     pub(super) fn will_print(&self) -> bool {
         self.is_printing || self.is_running && self.pending.iter().any(|pending| pending.due.is_some())
     }
 
-    /// When the next report is to be resolved or printed.
+    /// Returns the time at which the next report is to be resolved or printed.
     pub(super) fn next_moment(&self) -> Option<Instant> {
         let moment =
             |pending: &PendingReport| if pending.is_resolved { pending.due } else { Some(pending.driver_deadline) };

@@ -9,10 +9,10 @@ use std::{
 use super::pending::{PendingReport, Reporter};
 use crate::{report::Content, session::Session};
 
-/// How many reports are printed: a program that retries without end would fill the screen.
+/// The largest number of printed reports: a program that retries without end would fill the screen.
 pub(super) const MAX_PRINTED: u64 = 3;
 
-/// How long the end of the process waits for reports. Large programs have much debug information to read.
+/// The longest wait at the end of the process for reports. Large programs have much debug information to read.
 const EXIT_WAIT: Duration = Duration::from_secs(5);
 
 pub(super) fn print(session: &Session, pending: PendingReport) {
@@ -32,13 +32,13 @@ pub(super) fn print(session: &Session, pending: PendingReport) {
     }
 }
 
-/// From now on no refusal is reported.
+/// Stops reporting refusals.
 #[cfg(feature = "capture")]
 pub(in crate::session) fn print_none(session: &Session) {
     session.refusals.printed.store(MAX_PRINTED, Relaxed);
 }
 
-/// At the end of the process: prints the pending reports, because no refused thread obtains memory any more.
+/// Prints the pending reports at the end of the process, because no refused thread obtains memory any more.
 pub(in crate::session) fn print_pending(session: &Session) {
     let changed = &session.refusals.changed;
     let mut reporter = session.refusals.reporter();

@@ -1,4 +1,4 @@
-//! A refused allocation, and what is known of it at once.
+//! A refused allocation, and the facts that are known at once.
 
 use std::{thread::ThreadId, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::{
     report::OutOfMemory,
 };
 
-/// How long the refused thread waits for the report.
+/// The longest wait of the refused thread for the report.
 pub(super) const REFUSED_THREAD_WAIT: Duration = Duration::from_millis(50);
 
 /// An allocation that was refused, and its thread.
@@ -19,7 +19,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// The report with what is known at once.
+    /// Returns the report with the facts that are known at once.
     pub(super) fn report(&self) -> OutOfMemory {
         self.of.report(Err(no_answer(REFUSED_THREAD_WAIT)))
     }

@@ -1,4 +1,4 @@
-//! The threads that find out where the memory is, and print the reports. They run only while reports are pending.
+//! The threads that find the holders of the memory, and print the reports. They run only while reports are pending.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -23,11 +23,11 @@ use crate::{
     source,
 };
 
-/// How many threads may wait for the driver, in case it never answers.
+/// The largest number of threads that wait for the driver, in case it never answers.
 const MAX_DRIVER_THREADS: usize = 4;
 
-/// Starts the threads that find out where the memory is, and schedules the report. The refused thread does not do this itself: it
-/// may be in a callback, where calls of the driver and of the loader can deadlock.
+/// Starts the threads that find the holders of the memory, and schedules the report. The refused thread does not do this itself:
+/// it may be in a callback, where calls of the driver and of the loader can deadlock.
 pub(super) fn investigate(
     session: &'static Session,
     refusal: Refusal,
@@ -86,8 +86,8 @@ pub(super) fn investigate(
     started
 }
 
-/// Reads what is live, then the driver, and sends an update after each. Reads no files. Runs on a thread of its own, because the
-/// driver may never answer.
+/// Reads the live memory, then the driver, and sends an update after each. It reads no files. It runs on a thread of its own,
+/// because the driver may never answer.
 fn observe(session: &'static Session, number: u64, refusal: &Refusal, updates: &Sender<OomUpdate>) {
     record_refusal(session, number, refusal);
     let (snapshot, peak) = live_now(session, refusal);
@@ -116,7 +116,7 @@ fn observe(session: &'static Session, number: u64, refusal: &Refusal, updates: &
     }
 }
 
-/// Records the refusal. A reader derives its report from what is live at this event.
+/// Records the refusal. A reader derives its report from the live memory at this event.
 #[cfg_attr(not(feature = "capture"), expect(unused_variables, reason = "nothing is recorded"))]
 fn record_refusal(session: &Session, number: u64, refusal: &Refusal) {
     let derive::Refusal { device, requested, kind, stack, path } = refusal.of.clone();
@@ -163,20 +163,20 @@ fn run(session: &'static Session) {
 }
 
 impl Observation {
-    /// What is live now, if the driver did not answer in time.
+    /// The live memory of this moment is used if the driver did not answer in time.
     fn without_driver(session: &'static Session, refusal: &Refusal) -> Self {
         let (snapshot, peak) = live_now(session, refusal);
         Self { snapshot, peak, reading: Err(no_answer(DRIVER_WAIT)) }
     }
 
-    /// The complete report. Reads the files with debug information, unless that was done before.
+    /// Returns the complete report. Reads the files with debug information, unless that was done before.
     fn resolve(self, session: &Session, refusal: &Refusal) -> OutOfMemory {
         let peak = self.peak.and_then(|peak| peak.holders(session));
         refusal.of.resolved(&self.snapshot, peak, self.reading, std::process::id(), session)
     }
 }
 
-/// What is live, and which allocations made the peak of the device.
+/// Returns the live memory, and the allocations that made the peak of the device.
 fn live_now(session: &'static Session, refusal: &Refusal) -> (Snapshot, Option<KeptPeak<'static>>) {
     let snapshot = Snapshot::now(&session.inbox, session, refusal.of.device);
     let peak = KeptPeak::of_device(&session.inbox, refusal.of.device, session.next_scope());

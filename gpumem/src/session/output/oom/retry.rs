@@ -19,8 +19,8 @@ use crate::{session::current, source::Devices};
 /// error counts as out of memory.
 ///
 /// # Errors
-/// The error of the second attempt, or of the first if memory did not run out. Trimming waits for the devices on which this
-/// process has a context; no pool is trimmed while a stream is being captured.
+/// Returns the error of the second attempt, or of the first if memory did not run out. Trimming waits for the devices on
+/// which this process has a context; no pool is trimmed while a stream is being captured.
 pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T, E>) -> std::result::Result<T, E> {
     let session = current();
     let Ok(devices) = session.devices() else { return attempt() };
@@ -38,7 +38,7 @@ pub fn retry_after_trim<T, E>(mut attempt: impl FnMut() -> std::result::Result<T
     attempt()
 }
 
-/// Restores [`IS_RETRIED`], also when the attempt panics.
+/// Restores [`IS_RETRIED`], even if the attempt panics.
 struct RestoreRetried(bool);
 
 impl Drop for RestoreRetried {
