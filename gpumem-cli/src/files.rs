@@ -111,23 +111,24 @@ fn recordings_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process};
+    use std::process;
 
     use super::*;
     use crate::made::Made;
 
     #[test]
     fn a_pipe_is_not_waited_for() {
-        let path = env::temp_dir().join(format!("gpumem-files-{}", process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
         assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         assert_eq!(open_to_read(&path).unwrap_err().to_string(), "it is no regular file");
         assert!(open(&path, File::options().append(true)).is_err());
-        fs::remove_file(path).unwrap();
     }
 
     #[test]
     fn folders_and_patterns_stand_for_recordings() {
-        let folder = env::temp_dir().join(format!("gpumem-folder-{}", process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
         let inner = folder.join("host-1");
         fs::create_dir_all(&inner).unwrap();
         let recording = Made::new("train").training(1, 1, 1).file();
@@ -169,6 +170,5 @@ mod tests {
         assert!(unmatched.starts_with(&cause("no file has such a name", &folder.join("*.no"))), "{unmatched}");
         let wrong = expanded(&["[x"]).unwrap_err();
         assert!(wrong.contains("cannot be read: Pattern syntax error"), "{wrong}");
-        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -119,8 +119,6 @@ impl Error {
 
     /// Nothing can be measured here: there is no driver or no device, or this build cannot reach one. Most programs continue
     /// without figures.
-    ///
-    /// Example: see [`Error`].
     pub fn is_unavailable(&self) -> bool {
         match &self.0.kind {
             Kind::NoLibrary { .. }
@@ -142,38 +140,28 @@ impl Error {
 
     /// A driver library, or a function in it, is missing: the NVIDIA driver or CUPTI is not installed, too old, or not visible in
     /// this container.
-    ///
-    /// Example: see [`Error`].
     pub fn is_missing_library(&self) -> bool {
         matches!(self.0.kind, Kind::NoLibrary { .. } | Kind::NoSymbol { .. })
             || self.any_cause(Self::is_missing_library)
     }
 
     /// This build of gpumem lacks a feature that the call needs.
-    ///
-    /// Example: see [`Error`].
     pub fn is_not_built(&self) -> bool {
         matches!(self.0.kind, Kind::NotBuilt { .. }) || self.any_cause(Self::is_not_built)
     }
 
     /// CUPTI was requested, but another tool holds its only subscription.
-    ///
-    /// Example: see [`Error`].
     pub fn is_busy(&self) -> bool {
         matches!(self.0.kind, Kind::Busy { .. }) || self.any_cause(Self::is_busy)
     }
 
     /// Allocations are already intercepted through another [`Source`](crate::model::Source) than the requested one. Leave the
     /// source out, or set it with `GPUMEM_SOURCE` before the program starts.
-    ///
-    /// Example: see [`Error`].
     pub fn is_other_source(&self) -> bool {
         matches!(self.0.kind, Kind::OtherSource { .. })
     }
 
     /// The requested gauge is not available: on this device, in this build, or with these settings.
-    ///
-    /// Example: see [`Error`].
     pub fn is_unavailable_gauge(&self) -> bool {
         matches!(self.0.kind, Kind::NoGauge { .. } | Kind::NoDispatch { .. } | Kind::NoSource { .. })
     }
@@ -191,8 +179,6 @@ impl Error {
     }
 
     /// The device fell off the bus, or needs a reset. Other devices may still work.
-    ///
-    /// Example: see [`Error`].
     pub fn is_lost_device(&self) -> bool {
         self.code().is_some_and(|(_, name)| {
             matches!(name, "NVML_ERROR_GPU_IS_LOST" | "NVML_ERROR_RESET_REQUIRED" | "CUDA_ERROR_DEVICE_UNAVAILABLE")
@@ -201,22 +187,16 @@ impl Error {
 
     /// The figure can only be read after this process has created a CUDA context, which takes memory.
     /// `gpumem::preload` creates it.
-    ///
-    /// Example: see [`Error`].
     pub fn needs_context(&self) -> bool {
         matches!(self.0.kind, Kind::NoContext { .. })
     }
 
     /// The driver does not allow this user to access the device.
-    ///
-    /// Example: see [`Error`].
     pub fn is_permission_denied(&self) -> bool {
         self.code().is_some_and(|(_, name)| matches!(name, "NVML_ERROR_NO_PERMISSION" | "CUDA_ERROR_NOT_PERMITTED"))
     }
 
     /// A CUDA stream is being captured, and the call would break the capture. Try again after it.
-    ///
-    /// Example: see [`Error`].
     pub fn is_capturing(&self) -> bool {
         self.code().is_some_and(|(_, name)| {
             matches!(name, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" | "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT")
@@ -224,15 +204,11 @@ impl Error {
     }
 
     /// A setting (an environment variable, an argument) has a value that cannot be used.
-    ///
-    /// Example: see [`Error`].
     pub fn is_invalid_setting(&self) -> bool {
         matches!(self.0.kind, Kind::BadSetting { .. })
     }
 
     /// The file of a baseline cannot be read, understood or written.
-    ///
-    /// Example: see [`Error`].
     pub fn is_invalid_baseline(&self) -> bool {
         matches!(self.0.kind, Kind::BadBaseline { .. })
     }
@@ -254,8 +230,6 @@ impl Error {
     }
 
     /// This process is the child of a `fork` of a process that used gpumem. CUDA does not work in it.
-    ///
-    /// Example: see [`Error`].
     pub fn is_forked(&self) -> bool {
         matches!(self.0.kind, Kind::Forked) || self.any_cause(Self::is_forked)
     }
@@ -273,8 +247,6 @@ impl Error {
     }
 
     /// There was no answer in time. A later question may have one.
-    ///
-    /// Example: see [`Error`].
     pub fn is_timeout(&self) -> bool {
         matches!(self.0.kind, Kind::NoAnswer { .. })
     }

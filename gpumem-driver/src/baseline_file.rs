@@ -151,7 +151,9 @@ fn baseline_error(path: &Path, detail: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process, thread};
+    use std::thread;
+
+    use tempfile::tempdir;
 
     use super::*;
 
@@ -163,26 +165,10 @@ mod tests {
         Ok(Baseline::read(path)?.and_then(|baseline| baseline.peaks.get(name).map(|peak| peak.0.get())))
     }
 
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let folder = env::temp_dir().join(format!("gpumem-baseline-{}-{name}", process::id()));
-            fs::create_dir_all(&folder).unwrap();
-            Self(folder)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
     fn concurrent_tests_write_one_file() {
-        let folder = Folder::new("concurrent");
-        let path = folder.0.join("baseline.json");
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("baseline.json");
         thread::scope(|threads| {
             for number in 0..8_u64 {
                 let path = &path;
@@ -195,14 +181,14 @@ mod tests {
             }
         });
         assert_eq!(Baseline::read(&path).unwrap().unwrap().peaks.len(), 8);
-        let names: Vec<_> = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let names: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["baseline.json"], "no lock stays behind");
     }
 
     #[test]
     fn whole_mebibytes_are_written_in_words() {
-        let folder = Folder::new("words");
-        let path = folder.0.join("baseline.json");
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("baseline.json");
         write(&path, "exact", 1).unwrap();
         write(&path, "none", 0).unwrap();
         write(&path, "whole", 650 << 20).unwrap();
@@ -216,8 +202,8 @@ mod tests {
     fn a_link_stays_one_and_the_file_keeps_its_mode() {
         use std::os::unix::fs::{PermissionsExt, symlink};
 
-        let folder = Folder::new("links");
-        let [file, link, outer] = ["file.json", "link.json", "outer.json"].map(|name| folder.0.join(name));
+        let folder = tempdir().unwrap();
+        let [file, link, outer] = ["file.json", "link.json", "outer.json"].map(|name| folder.path().join(name));
         symlink("file.json", &link).unwrap();
         symlink(&link, &outer).unwrap();
         write(&outer, "a", 1).unwrap();
@@ -231,15 +217,15 @@ mod tests {
         for link in [&link, &outer] {
             assert!(fs::symlink_metadata(link).unwrap().is_symlink());
         }
-        symlink("round.json", folder.0.join("round.json")).unwrap();
-        let round = write(&folder.0.join("round.json"), "a", 1).unwrap_err().to_string();
+        symlink("round.json", folder.path().join("round.json")).unwrap();
+        let round = write(&folder.path().join("round.json"), "a", 1).unwrap_err().to_string();
         assert!(round.contains("too many"), "{round}");
     }
 
     #[test]
     fn an_error_names_what_is_wrong_with_the_file() {
-        let folder = Folder::new("wrong");
-        let path = folder.0.join("baseline.json");
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("baseline.json");
         assert_eq!(read(&path, "a"), Ok(None));
         for text in [
             "",
@@ -267,7 +253,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), "{\"peaks\": {}}");
             assert!(fs::symlink_metadata(with_ending(&path, ".new")).is_err(), "it is removed");
         }
-        let nowhere = write(&folder.0.join("no/such/folder.json"), "a", 1).unwrap_err().to_string();
+        let nowhere = write(&folder.path().join("no/such/folder.json"), "a", 1).unwrap_err().to_string();
         assert!(nowhere.contains("lock file"), "{nowhere}");
     }
 }

@@ -296,12 +296,10 @@ fn weights_without_a_model_are_no_estimate() {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
     bytes.resize(bytes.len() + 1_050_624, 0);
-    let path = std::env::temp_dir().join(format!("gpumem-estimate-answers-{}.safetensors", std::process::id()));
-    std::fs::write(&path, bytes).unwrap();
-    let tensors = Tensors::from_safetensors(&path);
-    std::fs::remove_file(&path).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, bytes).unwrap();
     assert_text(
-        &tensors.unwrap().to_string(),
+        &Tensors::from_safetensors(&file).unwrap().to_string(),
         "\
 the weights have 1.002 MiB
                      MiB

@@ -3,27 +3,19 @@
 use std::{fs, path::PathBuf};
 
 use gpumem_estimate::{Described, Dtype, Model, Step, Tensors, models};
+use tempfile::TempDir;
 
-/// A folder that is removed with its value.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("gpumem-estimate-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.0.join(name);
+        let path = self.0.path().join(name);
         fs::write(&path, bytes).unwrap();
         path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -40,7 +32,7 @@ const SECOND: &str = r#"{"model.b.weight":{"dtype":"BF16","shape":[3],"data_offs
 
 #[test]
 fn sums_by_type_and_module() {
-    let folder = Folder::new("sums");
+    let folder = Folder::new();
     let tensors = Tensors::from_safetensors(folder.write("a.safetensors", &safetensors(FIRST, 32))).unwrap();
     assert_eq!((tensors.sum().elements, tensors.sum().bytes.get()), (12, 32));
     let by_dtype: Vec<_> = tensors.by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.elements)).collect();
@@ -50,7 +42,7 @@ fn sums_by_type_and_module() {
 
 #[test]
 fn an_index_names_several_files() {
-    let folder = Folder::new("index");
+    let folder = Folder::new();
     folder.write("1.safetensors", &safetensors(FIRST, 32));
     folder.write("2.safetensors", &safetensors(SECOND, 6));
     let index =
@@ -69,7 +61,7 @@ fn an_index_names_several_files() {
 
 #[test]
 fn files_that_lie_about_their_length_are_errors() {
-    let folder = Folder::new("length");
+    let folder = Folder::new();
     let error = |bytes: &[u8]| Tensors::from_safetensors(folder.write("a.safetensors", bytes)).unwrap_err().to_string();
     assert!(error(b"").ends_with("the file ends inside its header"));
     assert!(error(&safetensors(FIRST, 32)[..20]).ends_with("the file ends inside its header"));
@@ -82,7 +74,7 @@ fn files_that_lie_about_their_length_are_errors() {
         error(&safetensors(FIRST, 31))
             .ends_with("it ends at byte 32 of the data, and the file has 31 bytes of data: it is cut")
     );
-    assert!(Tensors::from_safetensors(folder.0.join("none.safetensors")).is_err());
+    assert!(Tensors::from_safetensors(folder.0.path().join("none.safetensors")).is_err());
 }
 
 /// Writes the file of a model: its parameters in `bf16`, without data but as long as with data.
@@ -105,7 +97,7 @@ const CONFIG: &str =
 
 #[test]
 fn a_folder_describes_a_model() {
-    let folder = Folder::new("folder");
+    let folder = Folder::new();
     let none = Described::read(&folder.0, 16).unwrap_err().to_string();
     assert!(none.ends_with("the folder has no `config.json` and no weights in safetensors files"), "{none}");
     folder.write("config.json", CONFIG.replace('}', r#", "torch_dtype": "bfloat16"}"#).as_bytes());
@@ -130,7 +122,7 @@ fn a_folder_describes_a_model() {
 /// The parameters of an unknown architecture are known, and nothing else is.
 #[test]
 fn an_unknown_architecture_has_parameters_and_no_model() {
-    let folder = Folder::new("unknown");
+    let folder = Folder::new();
     folder.write("1.safetensors", &safetensors(FIRST, 32));
     folder.write("2.safetensors", &safetensors(SECOND, 6));
     let all = r#"{"model.a.weight":"1.safetensors","model.a.bias":"1.safetensors","model.b.weight":"2.safetensors"}"#;
@@ -144,12 +136,12 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
     let why = unknown.model.unwrap_err().to_string();
     assert!(why.starts_with("config.json: the architecture `NewLM` is not supported; supported are Llama"), "{why}");
     // The weights are found beside their configuration as well.
-    let beside = Described::read(folder.0.join("config.json"), 16).unwrap();
+    let beside = Described::read(folder.0.path().join("config.json"), 16).unwrap();
     assert_eq!(beside.tensors, unknown.tensors);
     assert_eq!(beside.model.unwrap_err().to_string(), why);
     // Nothing is known without weights.
     std::fs::remove_file(index).unwrap();
-    assert!(Described::read(folder.0.join("config.json"), 16).is_err());
+    assert!(Described::read(folder.0.path().join("config.json"), 16).is_err());
     let other = folder.write("other.json", b"[]");
     let error = Described::read(&other, 16).unwrap_err().to_string();
     assert!(error.starts_with(&format!("{}: it names no architecture", other.display())), "{error}");
@@ -158,7 +150,7 @@ fn an_unknown_architecture_has_parameters_and_no_model() {
 /// A value that is not in the files stays unknown.
 #[test]
 fn the_type_and_the_positions_are_those_of_the_files() {
-    let folder = Folder::new("says");
+    let folder = Folder::new();
     let said = |config: &str| {
         let found = Described::read(folder.write("config.json", config.as_bytes()), 16).unwrap();
         (found.dtype, found.positions)
@@ -178,14 +170,14 @@ fn the_type_and_the_positions_are_those_of_the_files() {
 /// A test waits for no file, and reads no file without end.
 #[test]
 fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
-    let folder = Folder::new("limits");
+    let folder = Folder::new();
     let error = |path: &std::path::Path| Described::read(path, 16).unwrap_err().to_string();
-    let pipe = folder.0.join("pipe.json");
+    let pipe = folder.0.path().join("pipe.json");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let others = ["model.json", "model.toml", "model.gguf", "model.safetensors", "model.safetensors.index.json"];
     for (to, names) in [("/dev/zero", &others[..]), (pipe.to_str().unwrap(), &others[..])] {
         for name in names {
-            let link = folder.0.join(name);
+            let link = folder.0.path().join(name);
             std::os::unix::fs::symlink(to, &link).unwrap();
             assert!(error(&link).ends_with(": it is no regular file"), "{name}: {}", error(&link));
             fs::remove_file(link).unwrap();
@@ -193,7 +185,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
     }
     // The pipe is the second file of an index, and a step.
     folder.write("1.safetensors", &safetensors(FIRST, 32));
-    std::os::unix::fs::symlink(&pipe, folder.0.join("2.safetensors")).unwrap();
+    std::os::unix::fs::symlink(&pipe, folder.0.path().join("2.safetensors")).unwrap();
     let map = r#"{"weight_map":{"model.a.weight":"1.safetensors","model.b.weight":"2.safetensors"}}"#;
     let index = folder.write("model.safetensors.index.json", map.as_bytes());
     assert!(error(&index).ends_with("2.safetensors: it is no regular file"));
@@ -203,7 +195,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
     for (name, length) in
         [("long.json", 4_000_001), ("long.toml", 4_000_001), ("long.safetensors.index.json", 40_000_001)]
     {
-        let long = folder.0.join(name);
+        let long = folder.0.path().join(name);
         fs::File::create(&long).unwrap().set_len(length).unwrap();
         let expected = format!("it has more than {} bytes, and no such file needs so many", length - 1);
         assert!(error(&long).ends_with(&expected), "{}", error(&long));
@@ -216,7 +208,7 @@ fn what_is_no_regular_file_and_what_is_too_long_is_refused() {
 
 #[test]
 fn models_are_read_from_their_own_files() {
-    let folder = Folder::new("models");
+    let folder = Folder::new();
     let model = models::mobilenet_v2();
     let json = folder.write("model.json", model.to_json().unwrap().as_bytes());
     assert_eq!(Described::read(json, 16).unwrap().model, Ok(model));
@@ -227,6 +219,6 @@ fn models_are_read_from_their_own_files() {
     let gguf = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gguf/all_types.gguf");
     let found = Described::read(gguf, 16).unwrap();
     assert!(found.model.is_err() && found.tensors.all().len() > 30);
-    assert!(Described::read(folder.0.join("none.json"), 16).is_err());
+    assert!(Described::read(folder.0.path().join("none.json"), 16).is_err());
     assert!(Described::read(folder.write("bad.json", b"\xff\xfe"), 16).is_err());
 }

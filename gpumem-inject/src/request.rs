@@ -104,17 +104,15 @@ mod tests {
 
     #[test]
     fn each_process_has_a_file_of_its_own() {
-        let folder = env::temp_dir().join(format!("gpumem-inject-{}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let name = |file: &str, rank| {
-            let path = free_name(&folder.join(file), rank, 17);
+            let path = free_name(&folder.path().join(file), rank, 17);
             path.strip_prefix(&folder).unwrap().to_str().unwrap().to_owned()
         };
         assert_eq!(name("train.gpumem", None), "train.pid17.gpumem");
         assert_eq!(name("a.b.gpumem", Some(3)), "a.b.rank3.pid17.gpumem");
         assert_eq!(name("train", Some(0)), "train.rank0.pid17");
-        fs::write(folder.join("train.pid17.gpumem"), "").unwrap();
+        fs::write(folder.path().join("train.pid17.gpumem"), "").unwrap();
         assert_eq!(name("train.gpumem", None), "train.pid17.2.gpumem");
-        let _ = fs::remove_dir_all(&folder);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use gpumem::intercept::{subscribe, unsubscribe};
 use gpumem_driver::source::trial::calls_of_both_sources;
 
-use crate::{Machines, Standin};
+use crate::Standin;
 
 /// Returns `None` and prints a line unless `GPUMEM_DEVICE` is set. Only one test of a process runs at a time: each sees the
 /// whole device.
@@ -35,8 +35,8 @@ pub fn on_the_standin(but_for: &[&str]) {
     // The function below runs the last one.
     let mut arguments = vec!["--test-threads=1", "--skip", BOTH_SOURCES_TEST];
     arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
-    let machines = Machines::of_both_sources().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
-    for machine in machines.all() {
+    let machine = Standin::new().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
+    for machine in machine.with_each_source().all() {
         let outcome = machine.run_program(&itself, &arguments);
         let has_run_all = outcome.stdout.contains("test result: ok.") && !outcome.stderr.contains("skipped: ");
         assert!(outcome.succeeded() && has_run_all, "{outcome}");

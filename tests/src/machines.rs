@@ -1,7 +1,5 @@
 //! The same script on a machine for each source of exact figures.
 
-use std::time::Duration;
-
 use crate::script::check;
 use crate::{Outcome, Standin};
 
@@ -9,60 +7,18 @@ use crate::{Outcome, Standin};
 #[derive(Debug, Clone)]
 pub struct Machines(Vec<(&'static str, &'static str, Standin)>);
 
-impl Machines {
-    /// Makes one with libcupti, and one with a dispatch table if the stand-in driver has one.
-    pub fn of_both_sources() -> Self {
-        let mut all = vec![("cupti", "libcupti.so.13", Standin::new().cupti())];
+impl Standin {
+    /// Returns this machine with libcupti, and this machine with a dispatch table where the stand-in driver has one.
+    pub fn with_each_source(self) -> Machines {
+        let mut all = vec![("cupti", "libcupti.so.13", self.clone().cupti())];
         if cfg!(target_arch = "x86_64") {
-            all.push(("dispatch", "libcuda.so.1", Standin::new().dispatch()));
+            all.push(("dispatch", "libcuda.so.1", self.dispatch()));
         }
-        Self(all)
+        Machines(all)
     }
+}
 
-    fn each(mut self, change: impl Fn(Standin) -> Standin) -> Self {
-        for (.., machine) in &mut self.0 {
-            *machine = change(machine.clone());
-        }
-        self
-    }
-
-    /// See [`Standin::set`].
-    #[must_use]
-    pub fn set(self, setting: &str) -> Self {
-        self.each(|machine| machine.set(setting))
-    }
-
-    /// See [`Standin::devices`].
-    #[must_use]
-    pub fn devices(self, count: u32) -> Self {
-        self.each(|machine| machine.devices(count))
-    }
-
-    /// See [`Standin::fail`].
-    #[must_use]
-    pub fn fail(self, fault: impl Into<String>) -> Self {
-        let fault = fault.into();
-        self.each(|machine| machine.fail(fault.clone()))
-    }
-
-    /// See [`Standin::without_symbol`].
-    #[must_use]
-    pub fn without_symbol(self, symbol: &str) -> Self {
-        self.each(|machine| machine.without_symbol(symbol))
-    }
-
-    /// See [`Standin::env`].
-    #[must_use]
-    pub fn env(self, name: &str, value: &str) -> Self {
-        self.each(|machine| machine.env(name, value))
-    }
-
-    /// See [`Standin::limit`].
-    #[must_use]
-    pub fn limit(self, limit: Duration) -> Self {
-        self.each(|machine| machine.limit(limit))
-    }
-
+impl Machines {
     /// Returns the machines, one after the other.
     pub fn all(&self) -> impl Iterator<Item = &Standin> {
         self.0.iter().map(|(.., machine)| machine)

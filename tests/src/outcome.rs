@@ -38,18 +38,13 @@ impl Outcome {
     /// # Panics
     /// Panics if there is no such answer.
     pub fn answer(&self, command: &str) -> &str {
-        let answer =
-            self.stdout.lines().find_map(|line| line.strip_prefix("> ")?.strip_prefix(command)?.strip_prefix(": "));
-        answer.unwrap_or_else(|| panic!("no answer to `{command}`\n{self}"))
+        self.answers(command).first().unwrap_or_else(|| panic!("no answer to `{command}`\n{self}"))
     }
 
     /// Returns the answers of all commands of this name, in order.
-    pub fn answers(&self, command: &str) -> Vec<&str> {
-        let answer = |line: &'_ str| -> Option<usize> {
-            let rest = line.strip_prefix("> ")?.strip_prefix(command)?.strip_prefix(": ")?;
-            Some(line.len() - rest.len())
-        };
-        self.stdout.lines().filter_map(|line| Some(&line[answer(line)?..])).collect()
+    pub fn answers<'a>(&'a self, command: &str) -> Vec<&'a str> {
+        let answer = |line: &'a str| line.strip_prefix("> ")?.strip_prefix(command)?.strip_prefix(": ");
+        self.stdout.lines().filter_map(answer).collect()
     }
 
     /// Returns the lines of stdout that are gpumem's reports and not the probe's answers.

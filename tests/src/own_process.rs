@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use crate::process::{Folder, wait};
+use tempfile::TempDir;
+
+use crate::process::wait;
 
 const PART: &str = "GPUMEM_TEST_PART";
 /// These say on which machine a test runs. The new process runs on the same.
@@ -101,13 +103,13 @@ impl OwnProcess {
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    folder: Folder,
+    folder: TempDir,
 }
 
 impl Running {
     fn start(command: &mut Command) -> Self {
-        let folder = Folder::new();
-        let [stdout, stderr] = ["stdout", "stderr"].map(|name| File::create(folder.0.join(name)).expect("a file"));
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let [stdout, stderr] = ["stdout", "stderr"].map(|name| File::create(folder.path().join(name)).expect("a file"));
         let spawned = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
         let child = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
         Self { child, folder }
@@ -116,7 +118,8 @@ impl Running {
     #[track_caller]
     fn output(mut self) -> Output {
         let status = wait(&mut self.child, LIMIT).expect("it is our child");
-        let [stdout, stderr] = ["stdout", "stderr"].map(|name| fs::read(self.folder.0.join(name)).expect("a file"));
+        let [stdout, stderr] =
+            ["stdout", "stderr"].map(|name| fs::read(self.folder.path().join(name)).expect("a file"));
         let Some(status) = status else {
             let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
             panic!("it did not end within {LIMIT:?} and was killed\n{stdout}\n{stderr}");

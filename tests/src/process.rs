@@ -1,31 +1,9 @@
-//! Folders and programs of child processes.
+//! Programs of child processes.
 
 use std::path::PathBuf;
 use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use std::{env, fs, io, thread};
-
-/// A folder for one run, gone afterwards.
-#[derive(Debug)]
-pub(crate) struct Folder(pub(crate) PathBuf);
-
-impl Folder {
-    pub(crate) fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = env::temp_dir().join(format!("gpumem-tests-{}-{number}", process::id()));
-        fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("cannot make {}: {error}", folder.display()));
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // Files that cannot be removed are a few small ones in the system's temporary folder.
-        _ = fs::remove_dir_all(&self.0);
-    }
-}
+use std::{env, io, thread};
 
 /// Waits for the child, or kills it and returns `None`.
 ///

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::Outcome;
 use crate::patch::Patch;
-use crate::process::{Folder, built, wait};
+use crate::process::{built, wait};
 
 /// A library that the stand-in driver stands in for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,11 +185,11 @@ impl Standin {
     /// # Panics
     /// Panics for the same reasons as [`run`](Self::run).
     pub fn run_program(&self, program: &Path, arguments: &[&str]) -> Outcome {
-        let folder = Folder::new();
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let of_cupti =
-            self.install(&folder.0).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
-        let log = folder.0.join("calls");
-        let output = |name: &str| File::create(folder.0.join(name)).map(Stdio::from);
+            self.install(folder.path()).unwrap_or_else(|error| panic!("cannot install the stand-in driver: {error}"));
+        let log = folder.path().join("calls");
+        let output = |name: &str| File::create(folder.path().join(name)).map(Stdio::from);
         let spawned = || -> io::Result<process::Child> {
             let mut command = Command::new(program);
             for (name, _) in env::vars_os() {
@@ -203,7 +203,7 @@ impl Standin {
             }
             command
                 .args(arguments)
-                .env("LD_LIBRARY_PATH", &folder.0)
+                .env("LD_LIBRARY_PATH", folder.path())
                 .env("GPUMEM_STANDIN", self.settings.join(","))
                 .env("GPUMEM_STANDIN_FAIL", self.faults.join(";"))
                 .env("GPUMEM_STANDIN_LOG", &log)
@@ -226,8 +226,8 @@ impl Standin {
         let outcome = Outcome {
             machine: self.to_string(),
             script: arguments.join("; "),
-            stdout: text(&folder.0.join("stdout")),
-            stderr: text(&folder.0.join("stderr")),
+            stdout: text(&folder.path().join("stdout")),
+            stderr: text(&folder.path().join("stderr")),
             calls: text(&log).lines().map(str::to_owned).collect(),
             exit: exit.map(|status| status.to_string()),
             succeeded: exit.is_some_and(|status| status.success()),

@@ -333,29 +333,8 @@ mod tests {
 /// Tests of this file, run by themselves in a process of their own.
 mod in_a_child {
     use std::fs;
-    use std::path::PathBuf;
 
     use gpumem_tests::{Ended, OwnProcess, Running};
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let folder = std::env::temp_dir().join(format!("gpumem-budgets-{}-{name}", std::process::id()));
-            fs::create_dir_all(&folder).expect("a temporary folder");
-            Self(folder)
-        }
-
-        fn baseline(&self) -> String {
-            self.0.join("baseline.json").to_str().expect("UTF-8").to_owned()
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     #[track_caller]
     fn passes(test: &str, env: &[(&str, &str)]) -> String {
@@ -371,8 +350,8 @@ mod in_a_child {
     #[test]
     fn a_peak_is_held_to_the_baseline() {
         const GROWS: &str = "tests::grows";
-        let folder = Folder::new("held");
-        let file = folder.baseline();
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("baseline.json").to_str().expect("UTF-8").to_owned();
         let baseline = ("GPUMEM_BASELINE", file.as_str());
         let of = |mib| [baseline, ("GROWS_MIB", mib)];
         fails(
@@ -399,8 +378,8 @@ mod in_a_child {
 
     #[test]
     fn processes_write_one_baseline() {
-        let folder = Folder::new("processes");
-        let file = folder.baseline();
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("baseline.json").to_str().expect("UTF-8").to_owned();
         let env = [("GPUMEM_BASELINE", file.as_str()), ("GPUMEM_BASELINE_UPDATE", "1")];
         let tests = ["tests::grows", "tests::takes_a_device", "tests::owns_a_device", "parallel_tests_are_each_right"];
         let running = tests.map(|test| OwnProcess::new(test).envs(&env).start());

@@ -1,6 +1,6 @@
 //! Recordings that the program begins and ends.
 
-use std::{env, fs, io::ErrorKind, path::Path};
+use std::{fs, io::ErrorKind, path::Path};
 
 use gpumem::{Bytes, GpuMemTrace, recording, recording::Keep, sim::SimGpu};
 use gpumem_core::{
@@ -27,9 +27,8 @@ fn recorded(file: &Path) -> (Vec<u64>, bool) {
 
 #[test]
 fn a_program_records_parts_of_its_run() {
-    let folder = env::temp_dir().join(format!("gpumem-sim-recording-{}", std::process::id()));
-    fs::create_dir_all(&folder).expect("it can be written");
-    let [first, second, none] = ["first", "second", "none/file"].map(|name| folder.join(name));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let [first, second, none] = ["first", "second", "none/file"].map(|name| folder.path().join(name));
     let gpu = SimGpu::install(Bytes::gib(16)).expect("there is no other device");
     let alloc = |bytes| drop(gpu.alloc(Bytes::new(bytes)).expect("there is room"));
 
@@ -47,7 +46,6 @@ fn a_program_records_parts_of_its_run() {
 
     assert_eq!(recorded(&first), (vec![2], true));
     assert_eq!(recorded(&second), (vec![4], true));
-    fs::remove_dir_all(&folder).expect("it is there");
 }
 
 /// Run in a process of its own, by the test below. Between the scopes, the thread that writes the recording comes to the end of the ring.
@@ -69,7 +67,8 @@ fn child() {
 
 #[test]
 fn a_killed_program_keeps_the_name_of_its_newest_scope() {
-    let file = env::temp_dir().join(format!("gpumem-sim-killed-{}.capture", std::process::id()));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("a.capture");
     let mut command = OwnProcess::new("child").part("killed").command();
     let ended = output_of(command.env("GPUMEM_CAPTURE", &file));
     assert!(!ended.status.success());
@@ -85,5 +84,4 @@ fn a_killed_program_keeps_the_name_of_its_newest_scope() {
     }
     let names: Vec<_> = scopes.iter().map(|id| reader.definitions().callsite(*id).to_string()).collect();
     assert_eq!(names, ["first", "newest"]);
-    fs::remove_file(&file).expect("it is there");
 }

@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use gpumem_driver::baseline_file::Baseline;
 
+use super::report::read;
 use crate::{
     exit::Exit,
     failure::Failure,
     files,
-    history::History,
-    recording::complete_for_report,
     report::{
         annotations::Annotations,
         baseline::{Comparison, Lines, is_of_recording},
@@ -123,8 +122,7 @@ fn refused(what: &str, error: gpumem_core::error::Error) -> Failure {
 fn lines(of: &Of) -> Result<Lines, Failure> {
     let mut lines = Lines::default();
     for file in files::expand(&of.recordings)? {
-        complete_for_report(&file);
-        let history = History::read(&file)?;
+        let history = read(&file)?;
         lines.add(&history, &Overview::of(&history))?;
     }
     if lines.is_empty() {

@@ -7,12 +7,11 @@ use std::{
 
 use clap::Args;
 
+use super::report::read;
 use crate::{
     exit::Exit,
     failure::Failure,
     files,
-    history::History,
-    recording::complete_for_report,
     report::{
         annotations::{Annotations, Check},
         difference::{Difference, Limit},
@@ -66,8 +65,7 @@ pub(super) fn execute(arguments: &DiffArguments) -> Result<Exit, Failure> {
 }
 
 fn overview(file: &Path) -> Result<Overview, Failure> {
-    complete_for_report(file);
-    History::read(file).map(|history| Overview::of(&history))
+    read(file).map(|history| Overview::of(&history))
 }
 
 /// Compares the recordings of two runs. Each is read by itself, and only its peaks are kept.

@@ -205,7 +205,7 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
 }
 
 /// Completes a recording if that is necessary, and reads it.
-fn read(file: &Path) -> Result<History, Failure> {
+pub(super) fn read(file: &Path) -> Result<History, Failure> {
     complete_for_report(file);
     History::read(file)
 }

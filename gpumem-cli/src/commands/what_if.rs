@@ -6,13 +6,12 @@ use clap::Args;
 use gpumem_core::{export::Role, model::Bytes};
 use gpumem_driver::settings::card;
 
+use super::report::read;
 use crate::{
     exit::Exit,
     failure::Failure,
     files,
-    history::History,
     progress::working,
-    recording::complete_for_report,
     terminal,
     what_if::{self, Question},
 };
@@ -75,8 +74,7 @@ pub(super) fn execute(arguments: WhatIfArguments) -> Result<Exit, Failure> {
                     let what = format!("`{}` cannot be asked", argument.display());
                     return Err(Failure::new(what, "it is several recordings", "give one of them"));
                 };
-                complete_for_report(file);
-                let history = History::read(file)?;
+                let history = read(file)?;
                 working("replaying the requests", || what_if::ask_recording(&history, card, question.jobs))?
             }
             None => working("running the program dry", || what_if::ask(&question))?,

@@ -1,10 +1,6 @@
 //! All reports and formats of recordings that no session writes end without a panic.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, io, path::Path, time::Duration};
 
 use gpumem_core::{export::Paint, model::Bytes};
 
@@ -25,9 +21,8 @@ use self::random::Random;
 
 #[test]
 fn all_reports_and_formats_of_hostile_recordings_end() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/tmp");
-    fs::create_dir_all(&folder).unwrap();
-    let file = folder.join(format!("hostile-{}.capture", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hostile.capture");
     let (mut changes, mut tensors) = (0, 0);
     for seed in 0..40 {
         fs::write(&file, any::written(&any::items(&mut Random::new(seed), 1_000))).unwrap();
@@ -36,9 +31,8 @@ fn all_reports_and_formats_of_hostile_recordings_end() {
         let devices = history.tensors.iter().flat_map(|tensors| &tensors.devices);
         tensors += devices.filter(|device| device.live.peak_at.is_some()).count();
         assert_peaks_of_tensors(&history);
-        everything(&mut history, &folder);
+        everything(&mut history, folder.path());
     }
-    fs::remove_file(file).unwrap();
     assert!(changes > 2_000, "{changes}: most is not left out");
     assert!(tensors > 20, "{tensors}: most is not left out");
 }

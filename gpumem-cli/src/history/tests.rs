@@ -3,71 +3,66 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::PathBuf,
 };
 
+use fastrand::Rng;
 use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, StackId};
 
 use super::{History, Moment, sums_by};
 use crate::{
     formats::frames::stack,
-    made::{DEVICE, MIB, Made, Random},
+    made::{DEVICE, MIB, Made},
     report::overview::Overview,
 };
 
 const SECOND: Device = Device { family: Family::Cuda, ordinal: 1 };
 
-fn history(name: &str, made: Made) -> History {
-    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../target/tmp")
-        .join(format!("history-{name}-{}", std::process::id()));
-    fs::create_dir_all(file.parent().unwrap()).unwrap();
+fn history(made: Made) -> History {
+    let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, made.file()).unwrap();
-    let history = History::read(&file).unwrap();
-    fs::remove_file(file).unwrap();
-    history
+    History::read(file.path()).unwrap()
 }
 
 /// Allocations and frees on two devices and several threads; some frees fail, some are missed; contexts end, parts are freed.
 fn random(seed: u64) -> Made {
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut made = Made::new("random");
     // The blocks that were allocated since the last lost event.
     let mut live = BTreeSet::new();
     for _ in 0..2_000 {
-        made.on_thread(1 + u32::try_from(random.below(3)).unwrap());
+        made.on_thread(1 + random.u32(..3));
         // There are few keys, so some are given out while their block is live.
-        let key = Key::from_raw(random.below(64) << 20);
-        match random.below(20) {
+        let key = Key::from_raw(random.u64(..64) << 20);
+        match random.u64(..20) {
             0..9 => {
-                let device = if random.below(3) == 0 { SECOND } else { DEVICE };
-                let kind = MemKind::ALL[usize::try_from(random.below(6)).unwrap()];
-                let context = u8::try_from(1 + random.below(3)).unwrap();
-                let stack = StackId(u32::try_from(random.below(7)).unwrap());
+                let device = if random.u64(..3) == 0 { SECOND } else { DEVICE };
+                let kind = MemKind::ALL[random.usize(..6)];
+                let context = 1 + random.u8(..3);
+                let stack = StackId(random.u32(..7));
                 // A session does this when it knows that it missed frees. Otherwise, no address is given out twice.
-                if random.below(2) == 0 {
+                if random.u64(..2) == 0 {
                     live.clear();
                     live.insert(key.get());
                     made.event(EventKind::Lost { count: 1 });
                 } else if !live.insert(key.get()) {
                     continue;
                 }
-                made.alloc_at(key, Block { device, bytes: Bytes::new(random.below(MIB)), kind, context, stack });
+                made.alloc_at(key, Block { device, bytes: Bytes::new(random.u64(..MIB)), kind, context, stack });
             }
             9..17 => {
                 made.free(key);
-                if random.below(8) == 0 {
+                if random.u64(..8) == 0 {
                     made.event(EventKind::FreeFailed);
                 }
             }
-            17 => made.event(EventKind::Shrink { key, bytes: Bytes::new(random.below(64)) }),
+            17 => made.event(EventKind::Shrink { key, bytes: Bytes::new(random.u64(..64)) }),
             18 => {
-                let scope = made.open(u32::try_from(random.below(5)).unwrap());
-                made.alloc(random.below(MIB), MemKind::Pool, 0);
+                let scope = made.open(random.u32(..5));
+                made.alloc(random.u64(..MIB), MemKind::Pool, 0);
                 made.close(scope);
             }
             _ => {
-                if random.below(20) == 0 {
+                if random.u64(..20) == 0 {
                     made.event(EventKind::ContextDestroyed { context: 2 });
                 }
             }
@@ -79,7 +74,7 @@ fn random(seed: u64) -> Made {
 #[test]
 fn what_is_live_is_what_the_ledger_says() {
     for seed in 0..20 {
-        let mut history = history(&format!("live-{seed}"), random(seed));
+        let mut history = history(random(seed));
         assert!(
             history.incomplete().is_none() && !history.disagrees(),
             "seed {seed}: {:?} {:?}",
@@ -111,7 +106,7 @@ fn what_is_live_is_what_the_ledger_says() {
 #[test]
 fn the_peak_is_that_of_the_ledger_and_its_moment_has_it() {
     for seed in 0..20 {
-        let mut history = history(&format!("peak-{seed}"), random(seed));
+        let mut history = history(random(seed));
         let overview = Overview::of(&history);
         assert_eq!(overview.devices.len(), 2);
         for device in &overview.devices {
@@ -131,7 +126,7 @@ fn times_are_those_of_the_counter_of_the_processor() {
     let key = made.alloc(MIB, MemKind::Pool, 0);
     made.wait(90);
     made.free(key);
-    let history = history("times", made);
+    let history = history(made);
     assert_eq!(history.lives.changes().map(|change| change.time).collect::<Vec<_>>(), [1_000, 92_000]);
 }
 
@@ -158,7 +153,7 @@ fn driver_blocks_of_a_backward_pass_are_on_the_line_that_began_it() {
         steps.push((key.get(), bytes, of_pytorch));
     }
     made.segments(&steps);
-    let history = history("backward", made);
+    let history = history(made);
     let sums = sums_by(&history.held_after(&history.changes_at(Moment::End))[0], |origin| {
         let folded: Vec<_> =
             stack(&history, origin, true).iter().map(|frame| frame.in_words("/home/ada/train")).collect();

@@ -137,7 +137,7 @@ pub(super) fn is_dormant(pid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process};
+    use std::process;
 
     use super::*;
 
@@ -164,10 +164,9 @@ mod tests {
 
     #[test]
     fn only_what_is_written_and_begins_as_a_recording_is_one() {
-        let folder = env::temp_dir().join(format!("gpumem-system-{}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let names = ["a.capture", "b.capture", "c.capture", "b.capture.new", "d.new"];
-        let [recording, read, other, new, named_new] = names.map(|name| folder.join(name));
+        let [recording, read, other, new, named_new] = names.map(|name| folder.path().join(name));
         for file in [&recording, &read, &named_new] {
             fs::write(file, crate::made::Made::new("train").file()).unwrap();
         }
@@ -184,6 +183,5 @@ mod tests {
         // While `b.capture` is begun again, the process has only the file open that takes its place.
         let _new = fs::File::create(&new).unwrap();
         assert_eq!(in_folder(), [recording, read, named_new]);
-        let _ = fs::remove_dir_all(&folder);
     }
 }

@@ -107,7 +107,7 @@ fn source(by: &Interception) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{path::PathBuf, time::Duration};
+    use std::time::Duration;
 
     use gpumem_core::{
         model::{EventKind, ThreadId},
@@ -119,9 +119,8 @@ mod tests {
     /// The newer part begins with the sum of what the older one missed.
     #[test]
     fn what_was_missed_counts_once() {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/tmp");
-        fs::create_dir_all(&folder).unwrap();
-        let path = folder.join(format!("missed-{}.capture", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("missed.capture");
         let write = |path: &Path, items: &[Item]| {
             let mut writer = Writer::new(File::create(path).unwrap()).unwrap();
             for item in items {
@@ -135,15 +134,13 @@ mod tests {
         join(&path).unwrap();
         let (items, _) = items_of(File::open(&path).unwrap()).unwrap();
         assert_eq!(items, [Item::Missed(3), Item::Missed(4), Item::Missed(4)]);
-        fs::remove_file(path).unwrap();
     }
 
     /// A process that is killed while a new file takes the place of the recording.
     #[test]
     fn a_recording_whose_older_part_is_itself_is_kept_as_it_is() {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/tmp");
-        fs::create_dir_all(&folder).unwrap();
-        let path = folder.join(format!("parts-{}.capture", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("parts.capture");
         let mut writer = Writer::new(File::create(&path).unwrap()).unwrap();
         for number in 1..=3 {
             let (time, thread, kind) = (Duration::ZERO, ThreadId(1), EventKind::Lost { count: number });
@@ -151,12 +148,10 @@ mod tests {
         }
         writer.finish().unwrap();
         let items = items_of(File::open(&path).unwrap()).unwrap();
-        _ = fs::remove_file(old_path(&path));
         fs::hard_link(&path, old_path(&path)).unwrap();
         fs::write(new_path(&path), "the beginning of a newer part").unwrap();
         join(&path).unwrap();
         assert_eq!(items_of(File::open(&path).unwrap()).unwrap(), items);
         assert!(!old_path(&path).exists() && !new_path(&path).exists());
-        fs::remove_file(path).unwrap();
     }
 }

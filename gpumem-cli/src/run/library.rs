@@ -3,10 +3,11 @@
 use std::{
     env, fs,
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    process,
 };
+
+use tempfile::NamedTempFile;
 
 use crate::files;
 
@@ -82,14 +83,10 @@ pub(super) fn unpack_as(path: &Path, library: &[u8]) -> io::Result<()> {
     }
     // The file gets its name at the end: a program that begins meanwhile must not load a part of it. The file that a running program
     // has loaded is not changed.
-    let part = path.with_extension(process::id().to_string());
-    let mut file = fs::File::options().write(true).create_new(true).mode(0o700).open(&part)?;
-    make_readable(&part, FILE_MODE);
-    let written = file.write_all(library).and_then(|()| fs::rename(&part, path));
-    if written.is_err() {
-        _ = fs::remove_file(&part);
-    }
-    written?;
+    let mut part = NamedTempFile::new_in(folder)?;
+    make_readable(part.path(), FILE_MODE);
+    part.write_all(library)?;
+    part.persist(path)?;
     // A program crashes if it loads an incomplete library.
     if read(path)? == library { Ok(()) } else { Err(io::Error::other("another process has changed the library")) }
 }
@@ -116,7 +113,8 @@ mod tests {
 
     #[test]
     fn other_users_can_read_the_library() {
-        let above = env::temp_dir().join(format!("gpumem-readable-{}", process::id()));
+        let temporary = tempfile::tempdir().unwrap();
+        let above = temporary.path().join("above");
         let folder = above.join("gpumem");
         let mode = |path: &Path| path.metadata().unwrap().mode() & 0o777;
         let path = unpack(&folder, b"the library").unwrap();
@@ -134,12 +132,12 @@ mod tests {
         assert_eq!((mode(&above), is_readable_for_all(&folder)), (0o700, false));
         fs::set_permissions(&above, fs::Permissions::from_mode(0o711)).unwrap();
         assert_eq!(is_readable_for_all(&folder), is_readable_for_all(&env::temp_dir()));
-        _ = fs::remove_dir_all(&above);
     }
 
     #[test]
     fn a_library_is_unpacked_once_and_repaired() {
-        let folder = env::temp_dir().join(format!("gpumem-library-{}", process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("gpumem");
         let path = unpack(&folder, b"the library").unwrap();
         let written = path.metadata().unwrap().modified().unwrap();
         assert_eq!(unpack(&folder, b"the library").unwrap(), path);
@@ -152,6 +150,5 @@ mod tests {
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
         assert_eq!(unpack(&folder, b"the library").unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        _ = fs::remove_dir_all(&folder);
     }
 }

@@ -408,7 +408,7 @@ fn largest(all: impl Iterator<Item = PlaceView>) -> Vec<PlaceView> {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, process, time::Duration};
+    use std::{fs, time::Duration};
 
     use gpumem_core::{
         model::{Block, Bytes, EventKind, Key, MemKind, ThreadId},
@@ -448,8 +448,8 @@ mod tests {
     /// With `--max-size`, a fast reader sees each peak, and a slow one says how many events it has not seen.
     #[test]
     fn a_recording_that_is_begun_again_is_read_on() {
-        let folder = env::temp_dir().join(format!("gpumem-begun-again-{}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
         let path = folder.join("a.capture");
         // The highest one is in the middle of the first file.
         let all = events((0..50).map(|number| if number == 4 { 1_000 } else { number }));
@@ -503,13 +503,12 @@ mod tests {
                 (view.allocations, 0, 1_000)
             );
         }
-        let _ = fs::remove_dir_all(&folder);
     }
 
     #[test]
     fn a_recording_that_grows_is_read_on_and_one_that_is_replaced_from_the_start() {
-        let folder = env::temp_dir().join(format!("gpumem-live-{}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
         let (path, whole) = (folder.join("a.capture"), Made::new("train").training(3, 10, 10 * MIB).file());
         let mut live = Live::new(path.clone());
         live.read(u64::MAX);
@@ -543,6 +542,5 @@ mod tests {
         fs::write(&path, "something else, and no recording").unwrap();
         live.read(u64::MAX);
         assert!(live.view().error.is_some());
-        let _ = fs::remove_dir_all(&folder);
     }
 }

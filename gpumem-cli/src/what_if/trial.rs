@@ -6,7 +6,7 @@ use std::{
     fs::{self, File},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{self, Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -19,6 +19,7 @@ use gpumem_core::model::Bytes;
 use gpumem_driver::settings::CONTEXT;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tempfile::TempDir;
 
 use crate::{failure::Failure, history::History, recording::complete_for_report, report::overview::Overview};
 
@@ -38,22 +39,17 @@ pub(super) struct Outcome {
 /// Dry runs of one program. Their recordings are removed with it.
 pub(super) struct Trials {
     command: Vec<OsString>,
-    folder: PathBuf,
+    folder: TempDir,
     count: AtomicUsize,
     is_interrupted: Arc<AtomicBool>,
 }
 
-impl Drop for Trials {
-    fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
 impl Trials {
     pub(super) fn new(command: &[OsString]) -> Result<Self, Failure> {
-        let folder = env::temp_dir().join(format!("gpumem-what-if-{}", process::id()));
-        fs::create_dir_all(&folder).map_err(|error| {
-            Failure::new(format!("`{}` cannot be written", folder.display()), error, "set TMPDIR to another folder")
+        let folder = tempfile::Builder::new().prefix("gpumem-what-if-").tempdir();
+        let folder = folder.map_err(|error| {
+            let what = format!("`{}` cannot be written", env::temp_dir().display());
+            Failure::new(what, error, "set TMPDIR to another folder")
         })?;
         let is_interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -68,7 +64,7 @@ impl Trials {
 
     /// Runs the program with these variables, `NAME=VALUE` with spaces between them, on a card.
     pub(super) fn run(&self, environment: &str, card: Bytes) -> Result<Outcome, Failure> {
-        let folder = self.folder.join(self.count.fetch_add(1, Relaxed).to_string());
+        let folder = self.folder.path().join(self.count.fetch_add(1, Relaxed).to_string());
         let failed = |error| Failure::new("a dry run cannot be started", error, "");
         fs::create_dir(&folder).map_err(failed)?;
         let output = File::create(folder.join("output")).map_err(failed)?;

@@ -14,6 +14,7 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 /// A step that takes longer than this is broken.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -29,23 +30,22 @@ pub(crate) struct Browser {
     events: Vec<Value>,
     session: Option<String>,
     calls: u64,
-    profile: PathBuf,
+    profile: TempDir,
 }
 
 impl Browser {
-    pub(crate) fn start(name: &str) -> Self {
+    pub(crate) fn start() -> Self {
         let program = program().unwrap_or_else(|| {
             panic!("these tests need Chromium, and PATH has none of {NAMES:?}: for example `apt-get install chromium`")
         });
-        let profile = crate::file(&format!("profile-{name}"));
-        _ = fs::remove_dir_all(&profile);
+        let profile = tempfile::tempdir().expect("a temporary folder");
         // Chromium reads from descriptor 3 and writes to 4.
         let mut command = Command::new("sh");
         command.args(["-c", r#"exec "$@" 3<&0 4>&1 >/dev/null"#, "sh"]).arg(program);
         command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]);
         command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
         command.args(["--hide-scrollbars", "--remote-debugging-pipe"]);
-        command.arg(format!("--user-data-dir={}", profile.display())).arg("about:blank");
+        command.arg(format!("--user-data-dir={}", profile.path().display())).arg("about:blank");
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -249,7 +249,6 @@ impl Drop for Browser {
         while self.messages.recv_timeout(Duration::from_secs(5)).is_ok() {}
         _ = self.process.kill();
         _ = self.process.wait();
-        _ = fs::remove_dir_all(&self.profile);
     }
 }
 

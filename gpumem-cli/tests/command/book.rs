@@ -3,8 +3,9 @@
 use std::{fs, path::Path};
 
 use crate::{
-    Ran, file, gpumem,
+    Ran, folder,
     made::{MIB, Made},
+    within,
 };
 
 /// Returns the blocks of the page that begin with a command, and their lines.
@@ -22,8 +23,7 @@ fn commands(page: &str) -> Vec<(String, String)> {
 
 #[test]
 fn the_outputs_in_the_book_are_what_the_command_prints() {
-    let folder = file("book");
-    fs::create_dir_all(&folder).unwrap();
+    let folder = folder("book");
     let training = |mib: u64| Made::new("train").training(3, 10, mib * MIB).file();
     let recordings = [("train", 10), ("before", 10), ("after", 12), ("rank-0", 10), ("rank-1", 11), ("rank-2", 12)];
     for (name, mib) in recordings {
@@ -44,8 +44,7 @@ fn the_outputs_in_the_book_are_what_the_command_prints() {
             continue;
         }
         let arguments: Vec<_> = line.strip_prefix("gpumem ").expect("it is our command").split(' ').collect();
-        let output = gpumem(&arguments).current_dir(&folder).output().expect("the command starts");
-        let Ran { code, stdout, stderr } = Ran::of(&output);
+        let Ran { code, stdout, stderr } = within(&folder, &arguments);
         assert_eq!(stderr, "", "{line}");
         assert_eq!(stdout, expected, "{line}:\n{stdout}\n");
         last = code;

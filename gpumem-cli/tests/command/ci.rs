@@ -1,6 +1,6 @@
 //! The questions of CI about recordings: limits, baselines, and the difference of two runs.
 
-use std::{fs, path::PathBuf};
+use std::fs;
 
 use gpumem_core::{
     model::{EventKind, MemKind},
@@ -9,19 +9,12 @@ use gpumem_core::{
 use serde_json::Value;
 
 use crate::{
-    Ran, file, gpumem,
+    Ran, folder,
     made::{MIB, Made},
     ran,
-    report::{printed, recorded, training, written},
+    report::{json, recorded, training, written},
+    within,
 };
-
-/// Makes an empty folder for one test.
-fn folder(name: &str) -> PathBuf {
-    let folder = file(name);
-    _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).expect("it can be made");
-    folder
-}
 
 /// Writes the recordings of a run with such ranks: each with the sizes of its layers, in MiB.
 fn run(folder: &std::path::Path, name: &str, pid: u32, ranks: &[(u32, u64)]) {
@@ -31,10 +24,6 @@ fn run(folder: &std::path::Path, name: &str, pid: u32, ranks: &[(u32, u64)]) {
         let file = run.join(format!("train.rank{rank}.gpu0.pid{}.capture", pid + rank));
         fs::write(file, Made::new("train").training(3, 10, mib * MIB).file()).expect("it can be written");
     }
-}
-
-fn within(folder: &std::path::Path, arguments: &[&str]) -> Ran {
-    Ran::of(&gpumem(arguments).current_dir(folder).output().expect("the command starts"))
 }
 
 /// `forward` has 5 MiB at the peak of the device, and had 50 before.
@@ -92,7 +81,7 @@ fn a_limit_of_a_place_knows_what_is_in_a_recording() {
     let mut made = Made::new("train").tensors(0, 1, 4 * MIB, None);
     made.tensor(1, "Net.fc: Linear", TensorClass::Weights, [10 * MIB, 10 * MIB]);
     let tensors = recorded("ci-tensors.capture", made);
-    let table: Value = serde_json::from_str(&printed(&["report", "--json", &tensors])).expect("it is JSON");
+    let table = json(&["report", "--json", &tensors]);
     let places = table["torch"]["devices"][0]["peak"]["by_place"].as_array().expect("it is a list");
     let line = places.iter().find_map(|place| place["line"].as_str()).expect("a tensor has a line");
     let above = ran_of(&format!("{line}=1MiB"), &tensors);

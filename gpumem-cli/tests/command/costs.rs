@@ -7,9 +7,8 @@ use gpumem_core::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Key, Label, MemKind, ScopeId, ScopeSpec, StackId, ThreadId,
     },
     recording::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, BlockLabel,
-        CallsiteDefinition, CodeAddress, Item, ModuleDefinition, RecordedEvent, Request, StackDefinition, Symbol,
-        SymbolsDefinition, Writer,
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, BlockLabel, CodeAddress, Item,
+        ModuleDefinition, RecordedEvent, Request, StackDefinition, Symbol, SymbolsDefinition, Writer,
     },
 };
 
@@ -17,6 +16,7 @@ use crate::{
     damaged::{HEADER, padded, recording, records},
     file,
     limits::Limits,
+    made::{allocator_event, callsite},
 };
 
 /// A recording that is being made, with a number of items.
@@ -74,16 +74,8 @@ impl Costly {
         self.event(EventKind::Close { scope: ScopeId(scope) });
     }
 
-    fn callsite(&mut self, id: u32, name: String) {
-        let (id, name) = (CallsiteId(id), Some(name));
-        self.item(&Item::Callsite(CallsiteDefinition {
-            id,
-            name,
-            file: "a.rs".to_owned(),
-            line: id.0,
-            column: 1,
-            module_path: None,
-        }));
+    fn callsite(&mut self, id: u32, name: &str) {
+        self.item(&Item::Callsite(callsite(id, name, "a.rs", id)));
     }
 
     /// Adds a stack of this number of addresses, each of which stands for this number of functions with names of
@@ -199,7 +191,7 @@ pub(crate) const CASES: [Case; 28] = [
         }
     }),
     ("deep scopes", |made| {
-        (2..66).for_each(|id| made.callsite(id, "x".repeat(16_000)));
+        (2..66).for_each(|id| made.callsite(id, &"x".repeat(16_000)));
         let mut scope = 0;
         while made.has_room() {
             let path = scope;
@@ -268,7 +260,7 @@ pub(crate) const CASES: [Case; 28] = [
         });
     }),
     ("groups of named scopes", |made| {
-        (2..5_000).for_each(|id| made.callsite(id, format!("scope {id}")));
+        (2..5_000).for_each(|id| made.callsite(id, &format!("scope {id}")));
         (1..200).for_each(|id| made.stack(id, 20, 1, 40));
         made.filled(0_u32.., |made, scope| {
             made.open(scope.into(), 2 + scope % 4_998, false);
@@ -277,7 +269,7 @@ pub(crate) const CASES: [Case; 28] = [
         });
     }),
     ("scopes beside each other", |made| {
-        (2..40_000).for_each(|id| made.callsite(id, format!("scope {id}")));
+        (2..40_000).for_each(|id| made.callsite(id, &format!("scope {id}")));
         made.filled(0_u32.., |made, scope| {
             made.open(scope.into(), 2 + scope % 39_998, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 0);
@@ -287,7 +279,7 @@ pub(crate) const CASES: [Case; 28] = [
     ("names of many modules", |made| {
         let modules = "a::".repeat(5_000);
         for scope in 0_u32..200 {
-            made.callsite(2 + scope, format!("{modules}f{scope}::{{{{closure}}}}"));
+            made.callsite(2 + scope, &format!("{modules}f{scope}::{{{{closure}}}}"));
             made.open(scope.into(), 2 + scope, false);
             made.alloc(u64::from(scope + 1) << 21, 1 << 20, 0);
             made.close(scope.into());
@@ -362,8 +354,7 @@ type Step<'a> = &'a dyn Fn(u64) -> (AllocatorAction, u64, u64);
 fn allocator_events(made: &mut Costly, ordinal: u32, first: u64, step: Step<'_>) {
     let event = |at: u64| {
         let (action, address, bytes) = step(at);
-        let (time, bytes, stack) = (Duration::from_nanos(at), Bytes::new(bytes), StackId(0));
-        AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack, group: 0 }
+        allocator_event(Duration::from_nanos(at), action, address, bytes, 0)
     };
     let events = (first..first + AllocatorEvents::MOST as u64).map(event).collect();
     made.item(&Item::AllocatorEvents(AllocatorEvents { device: device(ordinal), events }));

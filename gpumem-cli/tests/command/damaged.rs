@@ -1,5 +1,5 @@
 //! With damaged files, each command ends with 0 or 2, and gives the reason in lines that begin with `gpumem: `. The mutations are the same
-//! each time. More were run by hand (`docs/VERIFIED.md`).
+//! each time. `fuzz.rs` damages recordings.
 
 use std::{
     fs,
@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use fastrand::Rng;
 use flate2::{Compression, Crc, read::DeflateDecoder, write::DeflateEncoder};
 
 use crate::{
@@ -15,34 +16,25 @@ use crate::{
     ran,
 };
 
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.0 >> 33).expect("it has 31 bits") % bound
-    }
-
-    /// Changes, removes, adds or repeats a few bytes.
-    pub(crate) fn damage(&mut self, bytes: &mut Vec<u8>) {
-        for _ in 0..=self.below(3) {
-            let at = self.below(bytes.len());
-            let rest = bytes.len() - at;
-            match self.below(7) {
-                0 => bytes[at] ^= 1 << self.below(8),
-                1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][self.below(5)],
-                2 => bytes[at..][..rest.min(8)].fill(0xff),
-                3 => drop(bytes.drain(at..at + rest.min(1 + self.below(100)))),
-                4 => drop(bytes.splice(at..at, [0xff, 0xff, 0xff, 0xff, 0x0f])),
-                5 => {
-                    let again = bytes[at..][..rest.min(1 + self.below(64))].to_vec();
-                    drop(bytes.splice(at..at, again));
-                }
-                _ => bytes.truncate(at + 1),
+/// Changes, removes, adds or repeats a few bytes.
+pub(crate) fn damage(random: &mut Rng, bytes: &mut Vec<u8>) {
+    for _ in 0..=random.usize(..3) {
+        let at = random.usize(..bytes.len());
+        let rest = bytes.len() - at;
+        match random.u32(..7) {
+            0 => bytes[at] ^= 1 << random.u32(..8),
+            1 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][random.usize(..5)],
+            2 => bytes[at..][..rest.min(8)].fill(0xff),
+            3 => drop(bytes.drain(at..at + rest.min(1 + random.usize(..100)))),
+            4 => drop(bytes.splice(at..at, [0xff, 0xff, 0xff, 0xff, 0x0f])),
+            5 => {
+                let again = bytes[at..][..rest.min(1 + random.usize(..64))].to_vec();
+                drop(bytes.splice(at..at, again));
             }
-            if bytes.is_empty() {
-                bytes.push(0);
-            }
+            _ => bytes.truncate(at + 1),
+        }
+        if bytes.is_empty() {
+            bytes.push(0);
         }
     }
 }
@@ -129,43 +121,12 @@ fn path(name: &str) -> (PathBuf, String) {
 }
 
 #[test]
-fn damaged_recordings() {
+fn records_that_are_taken_apart_are_put_together() {
     let whole = Made::new("train").training(3, 5, MIB).file();
     let parts = records(&whole);
     for dense in [false, true] {
         assert_eq!(records(&recording(&whole[..HEADER], &parts, dense)), parts);
     }
-    let (path, name) = path("damaged.capture");
-    let out = file("damaged.out").into_os_string().into_string().expect("the name is text");
-    let views = [
-        vec!["report"],
-        vec!["report", "--json"],
-        vec!["report", "--tree"],
-        vec!["report", "--calls"],
-        vec!["report", "--at", "peak"],
-        vec!["report", "--html", &out],
-        vec!["report", "--format", "torch", "-o", &out],
-        vec!["report", "--format", "perfetto", "-o", &out],
-        vec!["diff", &name],
-    ];
-    let mut random = Random(1);
-    let (mut refused, mut runs) = (0, 0);
-    for round in 0..90 {
-        let damaged = if round % 3 == 0 {
-            let mut bytes = whole.clone();
-            random.damage(&mut bytes);
-            bytes
-        } else {
-            let mut parts = parts.clone();
-            let at = random.below(parts.len());
-            random.damage(&mut parts[at]);
-            recording(&whole[..HEADER], &parts, round % 2 == 0)
-        };
-        fs::write(&path, damaged).expect("the file can be written");
-        refused += usize::from(ends_well(&[&*views[round % views.len()], &[&*name]].concat()));
-        runs += 1;
-    }
-    assert!(refused > 20 && refused < runs, "{refused} of {runs}: some damage is noticed, some is none");
 }
 
 #[test]
@@ -184,7 +145,7 @@ fn damaged_models() {
     let gguf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpumem-estimate/tests/gguf/llama-3.2-1b.gguf");
     let gguf = fs::read(gguf).expect("the file is there");
     fs::create_dir_all(file("damaged")).expect("the folder can be made");
-    let mut random = Random(2);
+    let mut random = Rng::with_seed(2);
     let mut refused = 0;
     for (name, whole, from) in [
         ("damaged/config.json", config.as_bytes(), 0),
@@ -196,7 +157,7 @@ fn damaged_models() {
         for round in 0..25 {
             let mut bytes = whole.to_vec();
             let mut part = bytes.split_off(if round % 2 == 0 { from } else { 0 });
-            random.damage(&mut part);
+            damage(&mut random, &mut part);
             bytes.append(&mut part);
             fs::write(&path, bytes).expect("the file can be written");
             refused += usize::from(ends_well(&["estimate", &text, "--train", "adam"]));

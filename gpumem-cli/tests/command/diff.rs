@@ -10,7 +10,7 @@ use crate::{
     Ran, file,
     made::{MIB, Made},
     ran,
-    report::{printed, recorded, training, written},
+    report::{json, printed, recorded, training, written},
 };
 
 fn two(name: &str) -> [String; 2] {
@@ -109,7 +109,7 @@ fn tensors_are_compared_if_both_recordings_have_them() {
         ) && text.contains("\n| `src/model.rs:12` | 100 MiB | 120 MiB | +20 MiB (+20.0 %) |\n"),
         "{text}"
     );
-    let json: Value = serde_json::from_str(&printed(&["diff", "--json", &before, &after])).expect("it is JSON");
+    let json = json(&["diff", "--json", &before, &after]);
     let tensors = &json["devices"][0]["tensors"];
     assert_eq!((&tensors["change_bytes"], &json["tensors_missing"]), (&(41 * MIB).into(), &Value::Array(Vec::new())));
     let places = tensors["by_place"].as_array().expect("it is a list");
@@ -194,7 +194,7 @@ fn markdown_and_json() {
         "{text}"
     );
     assert!(text.contains("\n| `train > step` | 200 MiB | 240 MiB | +40 MiB (+20.0 %) |\n"), "{text}");
-    let difference: Value = serde_json::from_str(&printed(&["diff", "--json", &before, &after])).expect("it is JSON");
+    let difference = json(&["diff", "--json", &before, &after]);
     let device = &difference["devices"][0];
     assert_eq!(device["change_bytes"], 81 * MIB);
     for by in ["by_scope", "by_place", "by_library", "by_kind"] {

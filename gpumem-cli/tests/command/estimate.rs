@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     Ran, file, ran,
-    report::{printed, written},
+    report::{json, printed, written},
 };
 
 const CONFIG: &[u8] = br#"{"model_type": "gpt2", "n_layer": 2}"#;
@@ -48,7 +48,7 @@ fn the_peak_what_fits_and_what_would_save() {
 fn json_has_the_same_figures() {
     let config = written("estimate-json.json", CONFIG);
     let arguments = ["estimate", &config, "--length", "64", "--json", "--fit", "8GiB", "--savings"];
-    let json: Value = serde_json::from_str(&printed(&arguments)).expect("it is JSON");
+    let json = json(&arguments);
     assert_eq!(json["estimate"]["parameters"], 53_561_088);
     assert_eq!(json["step"]["batch"], 1);
     assert_eq!(json["fit"]["length"], 1024);
@@ -61,8 +61,7 @@ fn json_has_the_same_figures() {
     assert_eq!((&json["fit"]["least"], fit("left")), (&Value::Null, left), "a margin of 2 % is left out");
     // The step in the output can be given again.
     let step = written("estimate-step.json", json["step"].to_string().as_bytes());
-    let again = printed(&["estimate", &config, "--length", "64", "--json", "--step", &step]);
-    let again: Value = serde_json::from_str(&again).expect("it is JSON");
+    let again = super::report::json(&["estimate", &config, "--length", "64", "--json", "--step", &step]);
     assert_eq!(again["estimate"], json["estimate"]);
 }
 
@@ -72,8 +71,7 @@ fn the_events_are_a_recording() {
     let recording = file("estimate.capture");
     let recording = recording.to_str().expect("the name is text");
     let arguments = ["estimate", &config, "--length", "64", "--json", "--record", recording];
-    let json: Value = serde_json::from_str(&printed(&arguments)).expect("it is JSON");
-    let report: Value = serde_json::from_str(&printed(&["report", recording, "--json"])).expect("it is JSON");
+    let [json, report] = [&arguments[..], &["report", recording, "--json"]].map(json);
     let peak = json["estimate"]["peak"].as_u64().expect("a number");
     assert!(report.to_string().contains(&format!(":{peak},")), "{peak} is not in {report}");
     assert_eq!(ran(&["diff", recording, recording, "--fail-on-increase", "0%"]).code, Some(0));
@@ -218,8 +216,7 @@ fn lengths_beyond_the_positions_are_said() {
     // Its 32 blocks are equal.
     assert!(text.contains("\n   model.layers.0 … 31 (32×) "), "{text}");
     assert!(text.contains("\nA row with × is the sum of so many equal layers.\n"), "{text}");
-    let json = printed(&["estimate", &llama, "--length", "101", "--fit", "8GiB", "--json"]);
-    let json: Value = serde_json::from_str(&json).expect("it is JSON");
+    let json = json(&["estimate", &llama, "--length", "101", "--fit", "8GiB", "--json"]);
     assert_eq!((&json["notes"], &json["positions"]), (&Value::from(vec![said]), &100.into()));
     assert_eq!(json["fit"]["length_is_all_positions"], false);
     let fit = printed(&["estimate", &llama, "--length", "100", "--fit", "8GiB"]);
@@ -230,14 +227,11 @@ fn lengths_beyond_the_positions_are_said() {
 fn gb_are_gib_and_the_stored_type_counts() {
     let config = br#"{"model_type": "gpt2", "n_layer": 2, "torch_dtype": "bfloat16"}"#;
     let config = written("estimate-units.json", config);
-    let fit = |memory: &str| -> Value {
-        let text = printed(&["estimate", &config, "--length", "64", "--json", "--context", "0", "--fit", memory]);
-        serde_json::from_str(&text).expect("it is JSON")
-    };
+    let fit =
+        |memory: &str| json(&["estimate", &config, "--length", "64", "--json", "--context", "0", "--fit", memory]);
     assert_eq!(fit("1GB")["fit"]["memory"], 1_u64 << 30);
     assert_eq!(fit("1GiB")["fit"]["memory"], 1_u64 << 30);
     assert_eq!(fit("1GiB")["step"]["parameters"], "bf16");
-    let cubecl = printed(&["estimate", &config, "--length", "64", "--json", "--allocator", "cubecl=16GiB"]);
-    let cubecl: Value = serde_json::from_str(&cubecl).expect("it is JSON");
+    let cubecl = json(&["estimate", &config, "--length", "64", "--json", "--allocator", "cubecl=16GiB"]);
     assert_eq!(cubecl["step"]["allocator"]["cubecl"]["card"], 1_u64 << 34);
 }

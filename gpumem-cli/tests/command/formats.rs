@@ -21,7 +21,7 @@ use parquet::{
 use serde_json::{Value, json};
 
 use crate::{
-    file, gpumem,
+    file, folder, gpumem,
     made::{MIB, Made},
     output_of,
     pickled::unpickled,
@@ -452,8 +452,7 @@ fn long(row: &Row, name: &str) -> Option<i64> {
 
 #[test]
 fn the_tables_have_events_and_blocks() {
-    let folder = file("tables");
-    _ = fs::remove_dir_all(&folder);
+    let folder = folder("tables");
     let out = folder.to_str().unwrap();
     let [first, second] = ["fleet-0.capture", "fleet-1.capture"].map(training);
     assert_eq!(printed(&["report", "--format", "parquet", "--output", out, &first, &second]), "");
@@ -478,10 +477,8 @@ fn the_tables_have_events_and_blocks() {
     printed(&["report", "--format", "parquet", "--output", out, &empty]);
     assert_eq!(rows(&folder.join("no-events.blocks.parquet")).len(), 0);
     // Nothing is written over the tables of another recording.
-    let copy = file("copies");
-    fs::create_dir_all(&copy).unwrap();
-    fs::copy(&first, copy.join("fleet-0.capture")).unwrap();
-    let copy = copy.join("fleet-0.capture");
+    let copy = crate::folder("copies").join("fleet-0.capture");
+    fs::copy(&first, &copy).unwrap();
     let ran = ran(&["report", "--format", "parquet", "--output", out, &first, copy.to_str().unwrap()]);
     assert!(ran.code == Some(2) && ran.stderr.contains("another recording has the same name"), "{ran:?}");
 }
@@ -507,12 +504,7 @@ fn duckdb(script: &str) -> Option<Output> {
 /// The query in the book finds the rank with the highest peak, and the place that makes the difference.
 #[test]
 fn the_query_of_the_book_finds_the_rank_that_differs() {
-    let runs = file("runs-of-a-fleet");
-    let folder = file("fleet");
-    for folder in [&runs, &folder] {
-        _ = fs::remove_dir_all(folder);
-    }
-    fs::create_dir_all(&runs).unwrap();
+    let [runs, folder] = ["runs-of-a-fleet", "fleet"].map(folder);
     for rank in 0..20 {
         fs::write(runs.join(format!("rank-{rank}.capture")), Made::of_rank(rank).file()).unwrap();
     }
@@ -541,8 +533,7 @@ fn the_query_of_the_book_finds_the_rank_that_differs() {
 
 #[test]
 fn modules_and_classes_are_columns_of_the_table_of_tensors() {
-    let folder = file("tables-of-modules");
-    _ = fs::remove_dir_all(&folder);
+    let folder = folder("tables-of-modules");
     let out = folder.to_str().unwrap();
     let mut made = Made::new("train").tensors(1, 1, MIB, None);
     made.tensor(1, "Net.fc: Linear", TensorClass::Gradients, [512, 512]);
@@ -558,8 +549,7 @@ fn modules_and_classes_are_columns_of_the_table_of_tensors() {
 /// The table of tensors agrees with the summary on their peak. The other tables have only the driver's blocks.
 #[test]
 fn the_table_of_tensors_has_the_peak_of_the_summary() {
-    let folder = file("tables-of-tensors");
-    _ = fs::remove_dir_all(&folder);
+    let folder = folder("tables-of-tensors");
     let out = folder.to_str().unwrap();
     let known_from = Some(Duration::from_micros(60));
     let made = || Made::new("train").tensors(3, 10, 10 * MIB, known_from);

@@ -21,8 +21,6 @@ pub(crate) struct Limits {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Spent {
     pub(crate) megabytes: u64,
-    /// The time of a processor that it used, in hundredths of a second.
-    pub(crate) ticks: u64,
     /// It ended with 2.
     pub(crate) is_refused: bool,
 }
@@ -72,13 +70,9 @@ impl Limits {
 impl Spent {
     /// Returns the kernel's data of a running process.
     fn and_now(self, child: &Child) -> Self {
-        let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", child.id())).unwrap_or_default();
-        let status = read("status");
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
         let peak =
             status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
-        let stat = read("stat");
-        let times = stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace().skip(11).take(2));
-        let ticks = times.into_iter().flatten().filter_map(|time| time.parse::<u64>().ok()).sum();
-        Self { megabytes: self.megabytes.max(peak.unwrap_or(0_u64) / 1_000), ticks: self.ticks.max(ticks), ..self }
+        Self { megabytes: self.megabytes.max(peak.unwrap_or(0_u64) / 1_000), ..self }
     }
 }

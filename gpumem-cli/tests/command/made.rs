@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fastrand::Rng;
 use gpumem_core::{
     model::{
         Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Source, StackId,
@@ -16,16 +17,6 @@ use gpumem_core::{
 
 pub(crate) const DEVICE: Device = Device { family: Family::Cuda, ordinal: 0 };
 pub(crate) const MIB: u64 = 1 << 20;
-
-/// Random numbers that are the same in each run.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
 
 /// A recording that is being made. Its clock advances by a microsecond with each event.
 pub(crate) struct Made {
@@ -49,6 +40,24 @@ const PLACES: [(&str, &str, u32, u32); 6] = [
     ("train::main", "/home/ada/train/src/main.rs", 9, 1),
 ];
 
+/// Makes an event of PyTorch that is in no module.
+pub(crate) fn allocator_event(
+    time: Duration,
+    action: AllocatorAction,
+    address: u64,
+    bytes: u64,
+    stack: u32,
+) -> AllocatorEvent {
+    let (bytes, stack) = (Bytes::new(bytes), StackId(stack));
+    AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack, group: 0 }
+}
+
+/// Makes the definition of a callsite.
+pub(crate) fn callsite(id: u32, name: &str, file: &str, line: u32) -> CallsiteDefinition {
+    let (id, name, file) = (CallsiteId(id), Some(name.to_owned()), file.to_owned());
+    CallsiteDefinition { id, name, file, line, column: 5, module_path: None }
+}
+
 impl Made {
     pub(crate) fn new(name: &str) -> Self {
         Self::begun(name, true, None)
@@ -65,7 +74,7 @@ impl Made {
         const LAYERS: u32 = 50;
         let mut made = Self::begun("train", true, Some(rank));
         made.python();
-        let mut random = Random(rank);
+        let mut random = Rng::with_seed(rank);
         let outer: Vec<_> = (0..18).map(|depth| format!("Module{depth}._call_impl")).collect();
         let mut stacks_in = |function: &str, line: u32| -> Vec<u32> {
             let stack = |layer: u32| {
@@ -79,13 +88,13 @@ impl Made {
         };
         let [weights, forward, backward] =
             [("__init__", 10), ("forward", 30), ("backward", 50)].map(|(name, line)| stacks_in(name, line));
-        let size = |random: &mut Random| (300 + random.below(10)) << 18;
+        let size = |random: &mut Rng| (300 + random.u64(..10)) << 18;
         for place in weights {
             made.alloc(2 * size(&mut random), MemKind::Device, place);
         }
         for step in 0..10 {
             let scope = made.open(1);
-            made.wait(20_000 + random.below(2_000));
+            made.wait(20_000 + random.u64(..2_000));
             let mut activations: Vec<_> =
                 forward.iter().map(|place| made.alloc(size(&mut random), MemKind::Pool, *place)).collect();
             if rank == 17 && step > 3 {
@@ -155,14 +164,7 @@ impl Made {
             made.item(&Item::Stack(StackDefinition { id: StackId(at), addresses: vec![address, last] }));
         }
         for (at, name) in (2_u32..).zip(["load", "train", "forward", "backward", "step"]) {
-            made.item(&Item::Callsite(CallsiteDefinition {
-                id: CallsiteId(at),
-                name: Some(name.to_owned()),
-                file: "src/main.rs".to_owned(),
-                line: at * 10,
-                column: 5,
-                module_path: None,
-            }));
+            made.item(&Item::Callsite(callsite(at, name, "src/main.rs", at * 10)));
         }
         made.clock();
         made
@@ -295,14 +297,7 @@ impl Made {
             let id = StackId(u32::try_from(PLACES.len()).expect("there are few") + at);
             self.item(&Item::Stack(StackDefinition { id, addresses: vec![address; 3] }));
         }
-        self.item(&Item::Callsite(CallsiteDefinition {
-            id: CallsiteId(7),
-            name: Some(name.to_owned()),
-            file: name.to_owned(),
-            line: 1,
-            column: 1,
-            module_path: None,
-        }));
+        self.item(&Item::Callsite(callsite(7, name, name, 1)));
         for at in 0..u32::try_from(PLACES.len()).expect("there are few") {
             let scope = self.open(5);
             self.alloc(50 * MIB, MemKind::Device, u32::try_from(PLACES.len()).expect("there are few") + at);
@@ -362,9 +357,7 @@ impl Made {
         let [weights, rest] = segments.map(|(key, _)| key.get());
         let mut events = Vec::new();
         let mut add = |micros: u64, action, address, bytes, stack| {
-            let (time, bytes) = (Duration::from_micros(micros), Bytes::new(bytes));
-            let stack = StackId(stack);
-            events.push(AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack, group: 0 });
+            events.push(allocator_event(Duration::from_micros(micros), action, address, bytes, stack));
         };
         for ((key, micros), size) in segments.iter().zip(sizes) {
             add(*micros, Action::SegmentAlloc, key.get(), size, python + 1);
@@ -420,15 +413,8 @@ impl Made {
     /// Adds blocks that PyTorch got from the driver, each with its address, its size and PyTorch's stack.
     pub(crate) fn segments(&mut self, blocks: &[(u64, Bytes, StackId)]) {
         let time = Duration::from_micros(self.micros);
-        let event = |&(address, bytes, stack): &_| AllocatorEvent {
-            time,
-            action: AllocatorAction::SegmentAlloc,
-            address,
-            bytes,
-            requested: bytes,
-            stream: 0,
-            stack,
-            group: 0,
+        let event = |(address, bytes, stack): &(u64, Bytes, StackId)| {
+            allocator_event(time, AllocatorAction::SegmentAlloc, *address, bytes.get(), stack.0)
         };
         let events = blocks.iter().map(event).collect();
         self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events }));
@@ -439,43 +425,34 @@ impl Made {
     pub(crate) fn tensor(&mut self, group: u32, module: &str, class: TensorClass, [bytes, requested]: [u64; 2]) {
         self.item(&Item::TensorGroup(TensorGroup { id: group, module: Some(module.to_owned()), class: Some(class) }));
         self.wait(1);
-        let event = AllocatorEvent {
-            time: Duration::from_micros(self.micros),
-            action: AllocatorAction::Alloc,
-            address: u64::from(group) << 50,
-            bytes: Bytes::new(bytes),
-            requested: Bytes::new(requested),
-            stream: 0,
-            stack: StackId::NONE,
-            group,
-        };
-        self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events: vec![event] }));
+        let (time, address) = (Duration::from_micros(self.micros), u64::from(group) << 50);
+        let event = allocator_event(time, AllocatorAction::Alloc, address, bytes, 0);
+        let events = vec![AllocatorEvent { requested: Bytes::new(requested), group, ..event }];
+        self.item(&Item::AllocatorEvents(AllocatorEvents { device: DEVICE, events }));
     }
 
     /// Adds this many allocations and frees in nested scopes, with sizes, times and lifetimes that do not repeat.
     pub(crate) fn varied(mut self, events: u64) -> Self {
-        let mut random = Random(1);
-        let mut below = |bound| random.below(bound);
+        let mut random = Rng::with_seed(1);
         let mut live: Vec<Key> = Vec::new();
         let mut open: Vec<ScopeId> = Vec::new();
         for event in 0..events {
             if event % 50 == 0 {
-                if open.len() == 3 || below(3) == 0 {
+                if open.len() == 3 || random.u64(..3) == 0 {
                     for scope in open.drain(..).rev().collect::<Vec<_>>() {
                         self.close(scope);
                     }
                 }
-                let scope = self.open(u32::try_from(below(5)).expect("it is small"));
+                let scope = self.open(random.u32(..5));
                 open.push(scope);
             }
-            self.micros += below(40);
-            if live.len() < 200 || live.len() < 4000 && below(2) == 0 {
-                let kind =
-                    [MemKind::Pool, MemKind::Device, MemKind::Vmm][usize::try_from(below(3)).expect("it is small")];
-                let bytes = (1 + below(4096)) << (8 + below(10));
-                live.push(self.alloc(bytes, kind, u32::try_from(below(6)).expect("it is small")));
+            self.micros += random.u64(..40);
+            if live.len() < 200 || live.len() < 4000 && random.u64(..2) == 0 {
+                let kind = [MemKind::Pool, MemKind::Device, MemKind::Vmm][random.usize(..3)];
+                let bytes = (1 + random.u64(..4096)) << (8 + random.u64(..10));
+                live.push(self.alloc(bytes, kind, random.u32(..6)));
             } else {
-                let at = usize::try_from(below(live.len() as u64)).expect("it is an index");
+                let at = random.usize(..live.len());
                 let key = live.swap_remove(at);
                 self.free(key);
             }

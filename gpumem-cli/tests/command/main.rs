@@ -17,6 +17,7 @@ mod old;
 mod page;
 mod parts;
 mod pickled;
+mod printable;
 mod report;
 #[allow(unreachable_pub, reason = "in gpumem-tests it is public")]
 #[path = "../../../tests/src/skipped.rs"]
@@ -25,7 +26,8 @@ mod snapshot;
 mod widths;
 
 use std::{
-    path::PathBuf,
+    fs,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
@@ -39,6 +41,11 @@ fn gpumem(arguments: &[&str]) -> Command {
 /// The output and the end of a command.
 fn ran(arguments: &[&str]) -> Ran {
     Ran::of(&gpumem(arguments).output().expect("the command starts"))
+}
+
+/// Runs the command in this folder.
+fn within(folder: &Path, arguments: &[&str]) -> Ran {
+    Ran::of(&gpumem(arguments).current_dir(folder).output().expect("the command starts"))
 }
 
 #[derive(Debug)]
@@ -69,4 +76,12 @@ fn output_of(program: &str, arguments: &[&str]) -> Option<Output> {
 /// Returns the path of a file for one test.
 fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// Makes an empty folder for one test.
+fn folder(name: &str) -> PathBuf {
+    let folder = file(name);
+    _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("it can be made");
+    folder
 }

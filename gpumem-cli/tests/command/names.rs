@@ -13,13 +13,14 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
+    time::Duration,
 };
 
 use gpumem_core::{
     model::{Bytes, CallsiteId, Label, MemKind, Source, StackId, ThreadId},
     recording::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        BlockLabel, CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
+        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, AllocatorFigures, BlockLabel,
+        CallsiteDefinition, CodeAddress, DeviceDefinition, Interception, Item, ModuleDefinition, Process,
         StackDefinition, Symbol, SymbolsDefinition, ThreadDefinition,
     },
 };
@@ -29,8 +30,9 @@ use crate::{
     Ran, file,
     formats::{Fields, rows},
     gpumem,
-    made::{DEVICE, MIB, Made},
+    made::{DEVICE, MIB, Made, allocator_event},
     pickled::unpickled,
+    printable::{assert_printable, has},
     report::written,
 };
 
@@ -39,20 +41,6 @@ use crate::{
 const NAME: &str = "x\u{1b}[31m\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{2029}\u{202e}\u{2066}\u{61c}\u{feff}\u{e0041}\
                     |`;<script>\"'\\\nFORGED: y";
 
-/// This list is not the one of the command, so that a gap in one of them is found.
-fn acts(c: char) -> bool {
-    matches!(u32::from(c), 0..=0x1f | 0x7f..=0x9f | 0x61c | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xfeff
-        | 0xe0000..=0xe007f)
-}
-
-/// Checks that the command made each line, and that the line shows all of its characters.
-#[track_caller]
-fn assert_printable(text: &str) {
-    let acting = text.chars().find(|c| *c != '\n' && acts(*c));
-    assert!(acting.is_none(), "{acting:?} in {text:?}");
-    assert!(!text.lines().any(|line| line.trim_start().starts_with("FORGED")), "a name forges a line: {text:?}");
-}
-
 /// The text is JSON that a terminal can show. If it has the name, a reader finds the name as it is.
 #[track_caller]
 fn assert_json(text: &str, has_name: bool) -> Value {
@@ -60,15 +48,6 @@ fn assert_json(text: &str, has_name: bool) -> Value {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(has_name, has(&value, NAME), "{text}");
     value
-}
-
-fn has(value: &Value, name: &str) -> bool {
-    match value {
-        Value::String(text) => text.contains(name),
-        Value::Array(all) => all.iter().any(|value| has(value, name)),
-        Value::Object(all) => all.iter().any(|(key, value)| key.contains(name) || has(value, name)),
-        _ => false,
-    }
 }
 
 /// A folder whose name and whose files' names are hostile. They are no UTF-8, either.
@@ -175,11 +154,6 @@ fn made() -> Made {
     made
 }
 
-fn event(micros: u64, action: AllocatorAction, address: u64, bytes: u64) -> AllocatorEvent {
-    let (time, bytes) = (std::time::Duration::from_micros(micros), Bytes::new(bytes));
-    AllocatorEvent { time, action, address, bytes, requested: bytes, stream: 0, stack: StackId(50), group: 0 }
-}
-
 /// A recording with tensors, one with an allocator whose history is missing, and one with neither.
 fn recordings() -> [PathBuf; 3] {
     // Tests that run at the same time read the same files.
@@ -199,8 +173,8 @@ fn written_recordings() -> [PathBuf; 3] {
     tensors.item(&Item::AllocatorEvents(AllocatorEvents {
         device: DEVICE,
         events: vec![
-            event(5, AllocatorAction::SegmentAlloc, address, 20 * MIB),
-            event(6, AllocatorAction::Alloc, address, MIB),
+            allocator_event(Duration::from_micros(5), AllocatorAction::SegmentAlloc, address, 20 * MIB, 50),
+            allocator_event(Duration::from_micros(6), AllocatorAction::Alloc, address, MIB, 50),
         ],
     }));
     tensors.item(&Item::Allocator(AllocatorDefinition {

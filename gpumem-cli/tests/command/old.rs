@@ -11,7 +11,7 @@
 
 use std::{fs, path::PathBuf};
 
-use crate::{file, gpumem};
+use crate::{Ran, folder, within};
 
 /// Returns the path of a file in `tests/data`.
 pub(crate) fn data(name: &str) -> String {
@@ -21,9 +21,7 @@ pub(crate) fn data(name: &str) -> String {
 #[test]
 fn old_recordings_give_the_reports_that_they_gave() {
     let data = PathBuf::from(data(""));
-    let folder = file("old");
-    _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
+    let folder = folder("old");
     let files = || fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path());
     for from in files() {
         fs::copy(&from, folder.join(from.file_name().unwrap())).unwrap();
@@ -35,8 +33,7 @@ fn old_recordings_give_the_reports_that_they_gave() {
         let mut printed = String::new();
         for command in commands {
             let arguments: Vec<&str> = command.split(' ').collect();
-            let output = gpumem(&arguments).current_dir(&folder).output().unwrap();
-            let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+            let Ran { stdout, stderr, .. } = within(&folder, &arguments);
             printed += &["$ gpumem ", command, "\n", &stdout, &stderr].concat();
         }
         assert_eq!(printed, expected);

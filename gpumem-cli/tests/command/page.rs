@@ -2,6 +2,7 @@
 
 use std::{fs, time::Duration};
 
+use fastrand::Rng;
 use gpumem_core::{
     model::{Block, Bytes, CallsiteId, Device, EventKind, Family, Key, MemKind, PoolId, StackId},
     recording::{Item, PoolDefinition},
@@ -9,10 +10,10 @@ use gpumem_core::{
 use serde_json::{Value, json};
 
 use crate::{
-    file,
-    made::{DEVICE, MIB, Made, Random},
+    file, folder,
+    made::{DEVICE, MIB, Made},
     output_of, ran,
-    report::{printed, recorded, training},
+    report::{json, printed, recorded, training},
 };
 
 fn page(name: &str, recordings: &[&str]) -> (String, String) {
@@ -63,7 +64,7 @@ fn what_a_pool_keeps_unused_has_a_row() {
     let row = "cache of arena: 28 MiB of 64 MiB; wrong calls: 1 free of an unknown part";
     let report = printed(&["report", &file]);
     assert!(report.contains("the peak was 36 MiB") && report.contains(&format!("\n{row}\n")), "{report}");
-    let overview: Value = serde_json::from_str(&printed(&["report", "--json", &file])).unwrap();
+    let overview = json(&["report", "--json", &file]);
     let [used, reserved, unused] = [36, 64, 28].map(|mib| mib * MIB);
     let expected = json!([{"name": "arena", "is_at_end": false, "used_bytes": used, "reserved_bytes": reserved, "unused_bytes": unused, "wrong_calls": 1}]);
     assert_eq!(overview["devices"][0]["pools"], expected, "{overview}");
@@ -85,30 +86,26 @@ fn varied() -> Made {
     let mut made = Made::new("varied").training(4, 10, 3 * MIB);
     let second = Device { family: Family::Cuda, ordinal: 1 };
     made.device(second, "NVIDIA H200");
-    let mut random = Random(1);
-    let mut below = |bound| random.below(bound);
+    let mut random = Rng::with_seed(1);
     for round in 0..3_000 {
-        let key = Key::from_raw(below(200) << 20);
-        let kind = [MemKind::Pool, MemKind::Device, MemKind::PinnedHost][usize::try_from(below(3)).unwrap()];
-        let device = if below(3) == 0 { second } else { DEVICE };
-        match below(10) {
+        let key = Key::from_raw(random.u64(..200) << 20);
+        let kind = [MemKind::Pool, MemKind::Device, MemKind::PinnedHost][random.usize(..3)];
+        let device = if random.u64(..3) == 0 { second } else { DEVICE };
+        match random.u64(..10) {
             0..5 => {
                 made.event(EventKind::Lost { count: 1 });
-                let (bytes, context) = (Bytes::new(below(MIB)), 1 + u8::try_from(below(2)).unwrap());
-                made.alloc_at(
-                    key,
-                    Block { device, bytes, kind, context, stack: StackId(1 + u32::try_from(below(6)).unwrap()) },
-                );
+                let (bytes, context) = (Bytes::new(random.u64(..MIB)), 1 + random.u8(..2));
+                made.alloc_at(key, Block { device, bytes, kind, context, stack: StackId(1 + random.u32(..6)) });
             }
             5..8 => {
                 made.free(key);
-                if below(5) == 0 {
+                if random.u64(..5) == 0 {
                     made.event(EventKind::FreeFailed);
                 }
             }
-            8 => made.event(EventKind::Shrink { key, bytes: Bytes::new(below(100)) }),
+            8 => made.event(EventKind::Shrink { key, bytes: Bytes::new(random.u64(..100)) }),
             _ if round == 2_000 => made.event(EventKind::ContextDestroyed { context: 2 }),
-            _ => made.wait(below(50)),
+            _ => made.wait(random.u64(..50)),
         }
     }
     made
@@ -186,7 +183,7 @@ fn the_script_computes_what_the_report_says() {
     let Some(all) = computed(&path) else { return };
     let mut all = all.as_array().expect("it is a list").iter();
     for file in &files {
-        let overview: Value = serde_json::from_str(&printed(&["report", "--json", file])).unwrap();
+        let overview = json(&["report", "--json", file]);
         for device in overview["devices"].as_array().unwrap() {
             let on_device = all.next().unwrap();
             assert_eq!(on_device["peak"], device["peak_bytes"], "{on_device}");
@@ -227,7 +224,7 @@ fn the_script_computes_what_the_report_says_of_tensors() {
     let all = all.as_array().expect("it is a list");
     assert_eq!(all.len(), 5, "each recording has its blocks, two have tensors: {all:?}");
     for (file, tensors) in files.iter().zip([&all[1], &all[3]]) {
-        let report: Value = serde_json::from_str(&printed(&["report", "--json", file])).unwrap();
+        let report = json(&["report", "--json", file]);
         let device = &report["torch"]["devices"][0];
         let [peak, end] = ["peak", "at_end"].map(|moment| &device[moment]);
         assert_eq!((&tensors["peak"], &peak["allocated_bytes"]), (&json!(205 * MIB), &json!(205 * MIB)));
@@ -251,9 +248,7 @@ fn the_script_computes_what_the_report_says_of_tensors() {
 /// that a user asks for.
 #[test]
 fn a_page_of_many_ranks_has_the_events_of_a_few() {
-    let folder = file("page-ranks");
-    _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
+    let folder = folder("page-ranks");
     for rank in 0..65 {
         fs::write(folder.join(format!("train.rank{rank}.gpu0.pid{rank}.capture")), Made::of_rank(rank).file()).unwrap();
     }
@@ -262,7 +257,7 @@ fn a_page_of_many_ranks_has_the_events_of_a_few() {
     let about = text.split("id=\"about-data\">").nth(1).and_then(|rest| rest.split("</script>").next()).unwrap();
     let about: Value = serde_json::from_str(about).unwrap();
     let (recordings, fleet) = (about["recordings"].as_array().unwrap(), &about["fleet"]);
-    let report: Vec<Value> = serde_json::from_str(&printed(&["report", "--json", runs])).unwrap();
+    let report = json(&["report", "--json", runs]);
     let peak = |at: usize| report[at]["devices"][0]["peak_bytes"].as_u64().unwrap();
     let mut peaks: Vec<_> = (0..65).map(peak).collect();
     peaks.sort_unstable();

@@ -16,7 +16,7 @@ use crate::{
     made::{MIB, Made},
     page::computed,
     ran,
-    report::{printed, written},
+    report::{json, printed, written},
 };
 
 /// 500 MiB are live from 100 to 400 ms, 800 MiB at the peak after 600 ms, with 64 MiB of pinned host memory, and 10 MiB at the end, after
@@ -68,11 +68,6 @@ fn newest(name: &str) -> String {
     written(name, &part_of(program(), Part::newest(), 2))
 }
 
-#[track_caller]
-fn json_of(arguments: &[&str]) -> Value {
-    serde_json::from_str(&printed(arguments)).expect("it is JSON")
-}
-
 #[test]
 fn the_summary_of_peaks_has_no_totals() {
     let file = peaks("peaks-summary.capture");
@@ -80,14 +75,14 @@ fn the_summary_of_peaks_has_no_totals() {
     for words in [": ? allocations\n", ", ? frees\n", "the peak was 800 MiB", "besides  ? (", "10 MiB"] {
         assert!(text.contains(words), "{words}: {text}");
     }
-    let all = json_of(&["report", "--json", &file]);
+    let all = json(&["report", "--json", &file]);
     assert_eq!([&all["allocations"], &all["frees"], &all["not_freed"]["gone_with_context"]], [&Value::Null; 3]);
     let device = &all["devices"][0];
     assert_eq!((&device["peak_bytes"], &device["besides"]), (&json!(800 * MIB), &Value::Null));
     assert_eq!((&device["live_at_end_bytes"], &all["not_freed"]["bytes"]), (&json!(10 * MIB), &json!(10 * MIB)));
     // The recording of all events has them.
     let whole = written("peaks-whole.capture", &program().file());
-    let all = json_of(&["report", "--json", &whole]);
+    let all = json(&["report", "--json", &whole]);
     assert_eq!((&all["allocations"], &all["frees"]), (&json!(5), &json!(4)));
     assert_eq!(all["devices"][0]["besides"], json!([{ "name": "pinned host", "bytes": 64 * MIB, "blocks": 1 }]));
 }
@@ -112,7 +107,7 @@ fn other_moments_are_not_known() {
             if bytes == 0 { "0 B in use at ".to_owned() } else { format!("{bytes} MiB in use at ") }
         });
         assert!(text.contains(&words), "{file} {moment}: {text}");
-        let device = &json_of(&["report", "--json", "--at", moment, file])["devices"][0];
+        let device = &json(&["report", "--json", "--at", moment, file])["devices"][0];
         assert_eq!(device["bytes"], bytes.map_or(Value::Null, |bytes| json!(bytes * MIB)), "{file} {moment}");
         for list in ["blocks", "by_kind", "by_library", "by_scope", "by_place"] {
             assert_eq!(device[list].is_null(), bytes.is_none(), "{file} {moment} {list}");
@@ -131,12 +126,12 @@ fn tables_have_no_totals() {
     let file = peaks("peaks-table.capture");
     let text = printed(&["report", "--table", &file]);
     assert!(text.lines().any(|line| line.contains("790") && line.matches(" ?").count() == 2), "{text}");
-    let all = json_of(&["report", "--json", "--table", &file]);
+    let all = json(&["report", "--json", "--table", &file]);
     let place = &all["places"][0];
     assert_eq!((&place["at_peak_bytes"], &place["live_at_end_bytes"]), (&json!(790 * MIB), &json!(0)));
     assert_eq!((&place["allocated_bytes"], &place["allocations"]), (&Value::Null, &Value::Null));
     assert!(printed(&["report", "--tree", &file]).starts_with("scopes are not in the recording (--only-peak)"));
-    assert_eq!(json_of(&["report", "--json", "--tree", &file])["scopes"], Value::Null);
+    assert_eq!(json(&["report", "--json", "--tree", &file])["scopes"], Value::Null);
     assert!(printed(&["report", "--calls", &file]).contains("the peak was 800 MiB"));
     assert!(printed(&["report", "--leaks", &file]).contains("10 MiB"));
     let whole = written("peaks-diff.capture", &program().file());

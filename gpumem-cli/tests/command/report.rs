@@ -41,7 +41,7 @@ pub(crate) fn printed(arguments: &[&str]) -> String {
 }
 
 #[track_caller]
-fn json(arguments: &[&str]) -> Value {
+pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("it is JSON")
 }
 
@@ -419,12 +419,6 @@ fn a_cut_file_is_reported_up_to_its_last_record() {
     let Ran { code, stdout, stderr } = ran(&["report", "--at", "peak", &damaged]);
     assert_eq!(code, Some(2));
     assert!(stderr.contains("it is damaged at byte ") && stdout.contains("432.50 MiB in use"), "{stderr}{stdout}");
-}
-
-#[test]
-fn no_colour_where_nobody_sees_it() {
-    let file = training("colour.capture");
-    assert!(!printed(&["report", &file]).contains('\u{1b}'));
 }
 
 #[test]

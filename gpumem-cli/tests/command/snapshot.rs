@@ -11,12 +11,12 @@ use crate::{
     made::{MIB, Made},
     old::data,
     ran,
-    report::{printed, recorded, written},
+    report::{json, printed, recorded, written},
 };
 
 /// Returns the overview in JSON, without the name of the file.
 fn overview(file: &str) -> Value {
-    let mut json: Value = serde_json::from_str(&printed(&["report", "--json", file])).expect("it is JSON");
+    let mut json = json(&["report", "--json", file]);
     json["file"].take();
     json
 }
@@ -88,7 +88,7 @@ fn a_snapshot_without_a_history_is_one_moment() {
     let why = "The snapshot has no history, only what was live when it was made: ";
     assert!(text.contains(why) && !text.contains("max_entries"), "{text}");
     assert!(text.contains("asked for 4 MiB (20 %), unused in private pools of graphs 16 MiB (80 %)"), "{text}");
-    let json: Value = serde_json::from_str(&printed(&["report", "--at", "end", "--json", &file])).unwrap();
+    let json = json(&["report", "--at", "end", "--json", &file]);
     let segment = &json["torch"][0]["segments"][0];
     assert_eq!(["stream", "pool", "used_bytes"].map(|name| segment[name].as_u64()), [5, 1, 4 * MIB].map(Some));
     assert_eq!(segment["blocks"][0]["bytes"], 4 * MIB);
@@ -102,8 +102,7 @@ fn a_snapshot_without_a_history_is_one_moment() {
 
 #[test]
 fn the_pools_of_a_snapshot_are_known() {
-    let json = printed(&["report", "--at", "end", "--json", &data("snapshot-h200.pickle")]);
-    let torch = &serde_json::from_str::<Value>(&json).unwrap()["torch"][0];
+    let torch = &json(&["report", "--at", "end", "--json", &data("snapshot-h200.pickle")])["torch"][0];
     let segments = torch["segments"].as_array().unwrap();
     assert!(segments.len() > 10 && segments.iter().all(|segment| segment["pool"] == 0), "{segments:?}");
     let reserved: u64 = segments.iter().filter_map(|segment| segment["bytes"].as_u64()).sum();

@@ -13,6 +13,9 @@ use crate::{
     },
 };
 
+#[path = "../../../gpumem-cli/tests/command/printable.rs"]
+mod printable;
+
 const NAME: &str = "x\u{0}\u{1b}[5m\u{1b}]0;t\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{202e}\u{2066}\u{feff}\"\\\nFORGED: y";
 
 fn name() -> String {
@@ -134,9 +137,7 @@ fn assert_printable(text: &str) {
     // The colours of `Role`, which are none of those in the name.
     let codes = ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[2m", "\u{1b}[31m", "\u{1b}[32m", "\u{1b}[36m"];
     let text = codes.iter().fold(text.to_owned(), |text, code| text.replace(code, ""));
-    let is_hidden = |c| matches!(u32::from(c), 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xfeff);
-    assert!(!text.contains(|c: char| c != '\n' && (c.is_control() || is_hidden(c))), "{text:?}");
-    assert!(!text.lines().any(|line| line.trim_start().starts_with("FORGED")), "{text:?}");
+    printable::assert_printable(&text);
     assert!(text.contains("FORGED"), "its names are not there: {text:?}");
 }
 
@@ -153,18 +154,8 @@ fn check(form: Form, output: &Output) {
             let line = form.write(output, Paint::PLAIN);
             assert_printable(&line);
             assert_eq!(line.lines().count(), 1);
-            assert!(has_name(&serde_json::from_str(&line).unwrap()), "{line}");
+            assert!(printable::has(&serde_json::from_str(&line).unwrap(), NAME), "{line}");
         }
-    }
-}
-
-fn has_name(value: &serde_json::Value) -> bool {
-    use serde_json::Value;
-    match value {
-        Value::String(text) => text.contains(NAME),
-        Value::Array(all) => all.iter().any(has_name),
-        Value::Object(all) => all.values().any(has_name),
-        _ => false,
     }
 }
 
@@ -216,6 +207,6 @@ fn all_that_a_program_prints_itself() {
     }
     for json in [block().to_json(), summary.to_json(), breakdown.to_json()] {
         assert_printable(&json);
-        assert!(has_name(&serde_json::from_str(&json).unwrap()), "{json}");
+        assert!(printable::has(&serde_json::from_str(&json).unwrap(), NAME), "{json}");
     }
 }

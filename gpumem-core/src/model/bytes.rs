@@ -31,8 +31,6 @@ impl Bytes {
     pub const ZERO: Self = Self(0);
 
     /// Creates an amount in bytes.
-    ///
-    /// Example: see [`Bytes`].
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
@@ -134,8 +132,6 @@ impl ByteDelta {
     pub const ZERO: Self = Self(0);
 
     /// Creates a difference in bytes.
-    ///
-    /// Example: see [`ByteDelta`].
     pub const fn new(bytes: i64) -> Self {
         Self(bytes)
     }

@@ -45,8 +45,6 @@ pub enum Threads {
 impl Threads {
     /// The threads in no scope whose names begin with `prefix`. Linux keeps 15 bytes of a name, so only the first 15 bytes of `prefix`
     /// count. An empty prefix stands for [`Unscoped`](Self::Unscoped).
-    ///
-    /// Example: see [`Threads`].
     pub fn named(prefix: &str) -> Self {
         if prefix.is_empty() { Self::Unscoped } else { Self::Named(ThreadName::new(prefix.as_bytes())) }
     }

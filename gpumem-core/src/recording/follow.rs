@@ -238,6 +238,8 @@ impl Beginning {
 mod tests {
     use std::time::Duration;
 
+    use fastrand::Rng;
+
     use super::*;
     use crate::{
         ledger::NodeId,
@@ -315,11 +317,8 @@ mod tests {
 
     /// The actions of a program: events, and threads whose numbers are reused.
     fn program(seed: u64) -> Vec<Item> {
-        let mut state = seed;
-        let mut random = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % below
-        };
+        let mut numbers = Rng::with_seed(seed);
+        let mut random = |below: u64| numbers.u64(..below);
         let (mut items, mut live) = (Vec::new(), Vec::<u64>::new());
         // The open scopes: their threads, and the threads that have entered them.
         let (mut open, mut inside) = (Vec::<(ScopeId, u32)>::new(), Vec::<(ScopeId, u32)>::new());

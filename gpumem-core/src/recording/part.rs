@@ -403,6 +403,8 @@ impl OpenScopes {
 mod tests {
     use std::{collections::BTreeSet, time::Duration};
 
+    use fastrand::Rng;
+
     use super::*;
     use crate::{
         ledger::{BLOCK_PARTS, KnownPool},
@@ -437,13 +439,6 @@ mod tests {
         (peaks, live, ledger.pools())
     }
 
-    fn numbers(mut state: u64) -> impl FnMut(u64) -> u64 {
-        move |below| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % below
-        }
-    }
-
     fn without_pools(part: &Part) -> Vec<RecordedEvent> {
         part.events().into_iter().map(|(event, _)| event).collect()
     }
@@ -452,7 +447,8 @@ mod tests {
     fn program_with_pool(seed: u64) -> Vec<RecordedEvent> {
         // The pool has the blocks below this address.
         const POOL_END: u64 = 1_600;
-        let mut random = numbers(seed);
+        let mut numbers = Rng::with_seed(seed);
+        let mut random = |below: u64| numbers.u64(..below);
         let (device, pool) = (Device { family: Family::Cuda, ordinal: 0 }, PoolId(1));
         let mut kinds = vec![(1, EventKind::PoolRegistered { pool, device })];
         let (mut blocks, mut parts) = (BTreeSet::new(), BTreeSet::new());
@@ -519,7 +515,8 @@ mod tests {
 
     /// Makes a program that allocates, frees, fails to free and shrinks blocks on three devices.
     fn program(seed: u64) -> Vec<RecordedEvent> {
-        let mut random = numbers(seed);
+        let mut numbers = Rng::with_seed(seed);
+        let mut random = |below: u64| numbers.u64(..below);
         let (mut events, mut live) = (Vec::new(), Vec::<(u64, u64)>::new());
         let mut next = 0;
         for number in 1..=400 {

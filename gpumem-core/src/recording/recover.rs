@@ -289,7 +289,9 @@ fn start_time(pid: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, env, process, sync::atomic::Ordering::Relaxed, time::Duration};
+    use std::{cell::RefCell, process, sync::atomic::Ordering::Relaxed, time::Duration};
+
+    use tempfile::TempDir;
 
     use super::*;
     use crate::{
@@ -297,22 +299,16 @@ mod tests {
         recording::{Item, Process, ThreadDefinition, items_of, lines_for, on_the_heap, ring},
     };
 
-    struct Files(PathBuf);
+    struct Files(PathBuf, #[expect(dead_code, reason = "it is removed with its files")] TempDir);
 
     impl Files {
-        fn new(name: &str) -> Self {
-            Self(env::temp_dir().join(format!("gpumem-recover-{}-{name}", process::id())))
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            Self(folder.path().join("a.capture"), folder)
         }
 
         fn ring(&self) -> PathBuf {
             ring_path(&self.0)
-        }
-    }
-
-    impl Drop for Files {
-        fn drop(&mut self) {
-            let _ = fs::remove_file(&self.0);
-            let _ = fs::remove_file(self.ring());
         }
     }
 
@@ -370,7 +366,7 @@ mod tests {
 
     #[test]
     fn each_event_is_in_the_recording_once() {
-        let files = Files::new("once");
+        let files = Files::new();
         killed(&files, DEAD);
         assert_eq!(added(&files), Some(4));
         let (items, end) = items_of(File::open(&files.0).unwrap()).unwrap();
@@ -386,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_process_that_runs_keeps_its_ring() {
-        let files = Files::new("running");
+        let files = Files::new();
         // Linux cuts long names at a byte, which may be within a character.
         _ = fs::write("/proc/self/comm", b"recover\xff");
         let stat = fs::read("/proc/self/stat").unwrap_or_default();
@@ -412,7 +408,7 @@ mod tests {
         if !Path::new("/proc/self/stat").exists() {
             return;
         }
-        let files = Files::new("heap");
+        let files = Files::new();
         let write = |pid| {
             let mut writer = Writer::new(File::create(&files.0).unwrap()).unwrap();
             writer.write(&Item::Process(Process { pid, ..Process::default() })).unwrap();
@@ -438,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_ring_in_shared_memory_is_added_when_its_process_does_not_run() {
-        let files = Files::new("segment");
+        let files = Files::new();
         let killed = |recording| {
             killed(&files, RingOwner { recording, ..DEAD });
             let bytes = fs::read(files.ring()).unwrap();
@@ -473,7 +469,7 @@ mod tests {
 
     #[test]
     fn files_that_do_not_belong_together_are_left_alone() {
-        let files = Files::new("other");
+        let files = Files::new();
         killed(&files, DEAD);
         fs::write(&files.0, b"short").unwrap();
         assert!(recover(&files.0, &Shared::default()).is_err());

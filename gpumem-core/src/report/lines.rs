@@ -42,22 +42,16 @@ impl SourceLine {
     }
 
     /// Returns the file, as the compiler names it.
-    ///
-    /// Example: see [`SourceLine`].
     pub fn file(&self) -> &str {
         &self.file
     }
 
     /// Returns the line, from 1 on.
-    ///
-    /// Example: see [`SourceLine`].
     pub fn line(&self) -> u32 {
         self.line
     }
 
     /// Returns the column, from 1 on.
-    ///
-    /// Example: see [`SourceLine`].
     pub fn column(&self) -> u32 {
         self.column
     }

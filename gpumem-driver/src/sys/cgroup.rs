@@ -51,13 +51,12 @@ fn left_in(folder: &Path, [limit, used, inactive, active]: [&str; 4]) -> Option<
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process};
-
     use super::*;
 
     #[test]
     fn the_tightest_group_counts_and_pages_of_files_are_free() {
-        let root = env::temp_dir().join(format!("gpumem-cgroup-{}", process::id()));
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
         let write = |folder: &str, limit: &str, used: &str, statistics: &str, files: [&str; 4]| {
             let folder = root.join(folder);
             fs::create_dir_all(&folder).unwrap();
@@ -68,15 +67,14 @@ mod tests {
         let [new, old] = FILES;
         write("a", "1000\n", "900\n", "anon 300\ninactive_file 400\nactive_file 100\n", new);
         write("a/b", "max\n", "800\n", "", new);
-        assert_eq!(left(&root, "0::/a/b\n"), Some(600));
+        assert_eq!(left(root, "0::/a/b\n"), Some(600));
         write("a/b", "700\n", "650\n", "inactive_file 10\n", new);
-        assert_eq!(left(&root, "0::/a/b\n"), Some(60));
-        assert_eq!(left(&root, "0::/\n"), None);
+        assert_eq!(left(root, "0::/a/b\n"), Some(60));
+        assert_eq!(left(root, "0::/\n"), None);
         // The path is the one outside of the container.
         write("memory", "500", "450", "inactive_file 1\ntotal_inactive_file 20\ntotal_active_file 3\n", old);
         let groups = "5:devices:/x\n4:cpu,memory:/docker/123\n0::/a\n";
-        assert_eq!(left(&root, groups), Some(73));
-        assert_eq!(left(&root, "no group"), None);
-        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(left(root, groups), Some(73));
+        assert_eq!(left(root, "no group"), None);
     }
 }

@@ -81,17 +81,16 @@ impl Drop for LockFile {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, process, thread};
+    use std::{process, thread};
+
+    use tempfile::tempdir;
 
     use super::*;
 
-    fn path(name: &str) -> PathBuf {
-        env::temp_dir().join(format!("gpumem-lock-file-{}-{name}", process::id()))
-    }
-
     #[test]
     fn one_at_a_time_has_it() {
-        let path = path("one");
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("one");
         let first = LockFile::try_new(&path).unwrap().expect("nobody has it");
         assert!(LockFile::try_new(&path).unwrap().is_none());
         thread::scope(|threads| {
@@ -106,28 +105,26 @@ mod tests {
     /// Another user has put it there, to block others.
     #[test]
     fn nobody_waits_for_ever() {
-        let path = path("planted");
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("planted");
         let planted = File::create(&path).unwrap();
         planted.lock().unwrap();
         let error = LockFile::wait(&path, Duration::from_millis(50), || {}).unwrap_err().to_string();
         assert!(error.contains("another process has locked `") && error.contains("remove that file"), "{error}");
-        fs::remove_file(&path).unwrap();
     }
 
     #[cfg(unix)]
     #[test]
     fn a_link_is_not_followed_and_a_pipe_is_not_waited_for() {
-        let [path, target] = ["link", "target"].map(path);
+        let folder = tempdir().unwrap();
+        let [path, target] = ["link", "target"].map(|name| folder.path().join(name));
         fs::write(&target, "text of the user").unwrap();
         std::os::unix::fs::symlink(&target, &path).unwrap();
         let error = LockFile::try_new(&path).unwrap_err().to_string();
-        assert!(error.contains("its lock file `") && error.contains("-link` cannot be used"), "{error}");
+        assert!(error.contains("its lock file `") && error.contains("/link` cannot be used"), "{error}");
         assert_eq!(fs::read_to_string(&target).unwrap(), "text of the user");
         fs::remove_file(&path).unwrap();
         assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         assert!(LockFile::try_new(&path).is_err());
-        for file in [path, target] {
-            fs::remove_file(file).unwrap();
-        }
     }
 }

@@ -115,18 +115,21 @@ fn lock(file: &File) -> io::Result<()> {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::{env, fs, os::fd::AsRawFd, process};
+    use std::{fs, os::fd::AsRawFd, process};
+
+    use tempfile::tempdir;
 
     use super::*;
 
     #[test]
     fn what_gets_the_number_of_a_closed_file_is_left_alone() {
-        let path = env::temp_dir().join(format!("gpumem-{}-closed", process::id()));
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("closed");
         let mut recording = RecordingFile::create(&path, &path).unwrap();
         recording.write_all(b"one ").unwrap();
         // The program closes the number, and a file of its own gets it.
         let number = recording.file.as_ref().unwrap().as_raw_fd();
-        let other = env::temp_dir().join(format!("gpumem-{}-other", process::id()));
+        let other = folder.path().join("other");
         let kept = descriptor::replace(number, &File::create(&other).unwrap());
         recording.write_all(b"two ").unwrap();
         recording.write_all(b"three").unwrap();
@@ -143,24 +146,24 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert!(recording.write_all(b"four").unwrap_err().to_string().contains("it is not where it was"));
         drop((recording, kept));
-        fs::remove_file(&other).unwrap();
     }
 
     /// A clean-up job empties files that have become old.
     #[test]
     fn a_recording_that_was_emptied_ends() {
-        let path = env::temp_dir().join(format!("gpumem-{}-emptied", process::id()));
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("emptied");
         let mut recording = RecordingFile::create(&path, &path).unwrap();
         recording.write_all(b"one ").unwrap();
         File::options().write(true).open(&path).unwrap().set_len(2).unwrap();
         assert!(recording.write_all(b"two").unwrap_err().to_string().contains("made it shorter"));
         assert_eq!(fs::read(&path).unwrap(), b"on");
-        fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn a_file_that_is_no_recording_is_left_alone() {
-        let path = env::temp_dir().join(format!("gpumem-{}-notes.txt", process::id()));
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("notes.txt");
         fs::write(&path, "text of the user").unwrap();
         let error = RecordingFile::create(&path, &path).unwrap_err();
         assert_eq!(error.to_string(), "it exists and is no recording");
@@ -169,12 +172,12 @@ mod tests {
         assert!(RecordingFile::create(&path, &path).is_err(), "the first byte differs");
         fs::write(&path, b"\x89gpumem\nolder").unwrap();
         drop(RecordingFile::create(&path, &path).unwrap());
-        fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn a_recording_that_was_removed_ends() {
-        let path = env::temp_dir().join(format!("gpumem-{}-removed", process::id()));
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("removed");
         let mut recording = RecordingFile::create(&path, &path).unwrap();
         recording.write_all(b"one ").unwrap();
         fs::remove_file(&path).unwrap();
@@ -184,10 +187,10 @@ mod tests {
     /// A pipe is there now: opening it would wait for a reader.
     #[test]
     fn a_pipe_in_the_place_of_the_file_is_not_waited_for() {
-        let path = env::temp_dir().join(format!("gpumem-{}-pipe", process::id()));
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("pipe");
         assert!(process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         let error = descriptor::open(&path, true).unwrap_err();
         assert_eq!(error.to_string(), "it is not a regular file");
-        fs::remove_file(&path).unwrap();
     }
 }

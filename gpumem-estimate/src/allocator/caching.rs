@@ -625,11 +625,10 @@ mod tests {
     fn blocks_never_overlap() {
         let oversize = AllocatorSettings { max_split: 24 * MIB, ..AllocatorSettings::default() };
         for mut caching in [plain(300 * MIB), expandable(300 * MIB), Caching::new(oversize, 300 * MIB)] {
-            let mut random = 1_u64;
+            let mut random = fastrand::Rng::with_seed(1);
             let mut live: Vec<Placement> = Vec::new();
             for _ in 0..3000 {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let number = random >> 33;
+                let number = random.u64(..1 << 31);
                 if number.is_multiple_of(2) && !live.is_empty() {
                     let at = usize::try_from(number / 2).unwrap() % live.len();
                     caching.free(live.swap_remove(at).block);

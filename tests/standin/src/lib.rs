@@ -107,9 +107,3 @@ mod objects;
 mod physical;
 mod program;
 mod work;
-
-/// How many contexts were created since the driver was loaded.
-#[unsafe(no_mangle)]
-extern "C" fn standin_contexts_created() -> u32 {
-    driver::driver().contexts_created.load(std::sync::atomic::Ordering::Relaxed)
-}

@@ -316,26 +316,3 @@ exports! {
     }
 
 }
-
-/// NVIDIA's `nvmlErrorString`, in NVIDIA's words.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlErrorString(code: c_int) -> *const c_char {
-    let text = match code {
-        0 => c"Success",
-        1 => c"Uninitialized",
-        2 => c"Invalid Argument",
-        3 => c"Not Supported",
-        4 => c"Insufficient Permissions",
-        6 => c"Not Found",
-        7 => c"Insufficient Size",
-        9 => c"Driver Not Loaded",
-        12 => c"NVML Shared Library Not Found",
-        13 => c"Function Not Found",
-        15 => c"GPU is lost",
-        18 => c"Driver/library version mismatch",
-        25 => c"Argument version mismatch",
-        999 => c"Unknown Error",
-        _ => c"Unknown Error Code",
-    };
-    text.as_ptr()
-}

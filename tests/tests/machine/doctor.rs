@@ -101,12 +101,11 @@ fn settings_and_other_tools() {
 /// The setting is for the programs that are looked for, not for the command.
 #[test]
 fn a_recording_is_not_replaced() {
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("doctor-{}.capture", std::process::id()));
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
     fs::write(&file, "an older recording").expect("it can be written");
     for command in ["doctor", "info", "ps"] {
-        let outcome = gpumem(&machine().env("GPUMEM_CAPTURE", &file).env("GPUMEM_LEAKS", "1"), &[command]);
+        let outcome = gpumem(&machine().env("GPUMEM_CAPTURE", file.path()).env("GPUMEM_LEAKS", "1"), &[command]);
         ended(&outcome, 0, &[]);
         assert_eq!(fs::read_to_string(&file).expect("it is there"), "an older recording", "{outcome}");
     }
-    _ = fs::remove_file(&file);
 }

@@ -5,6 +5,8 @@ mod doctor;
 mod export;
 mod info;
 mod names;
+#[path = "../../../gpumem-cli/tests/command/printable.rs"]
+mod printable;
 mod ps;
 mod watch;
 mod widths;
@@ -40,8 +42,9 @@ fn ended(outcome: &Outcome, code: i32, lines: &[&str]) {
 /// allocates 4 MiB, and waits until the file `$end` is there.
 #[track_caller]
 fn script(machine: Standin, name: &str, script: &str) -> Outcome {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("machine-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("the folder for tests can be written");
+    let prefix = format!("machine-{name}-");
+    let folder = tempfile::Builder::new().prefix(&prefix).tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+    let folder = folder.expect("the folder for tests can be written");
     let [gpumem, probe] = ["gpumem-command", "probe"].map(built);
     let steps = "'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' \
                  'call cuMemAlloc_v2 &kept 4194304'";
@@ -50,15 +53,13 @@ fn script(machine: Standin, name: &str, script: &str) -> Outcome {
         gpumem.display(),
         probe.display(),
         probe.display(),
-        folder = folder.display(),
+        folder = folder.path().display(),
     );
     let machine = machine
         .dispatch()
         .env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
-        .env("XDG_RUNTIME_DIR", &folder);
-    let outcome = machine.run_program("/bin/bash".as_ref(), &["-c", &text]);
-    _ = std::fs::remove_dir_all(&folder);
-    outcome
+        .env("XDG_RUNTIME_DIR", folder.path());
+    machine.run_program("/bin/bash".as_ref(), &["-c", &text])
 }
 
 /// No call created a context.

@@ -2,29 +2,13 @@
 
 use std::path::Path;
 
-use super::*;
+use super::{
+    printable::{assert_printable, has},
+    *,
+};
 
 const NAME: &str =
     "x\u{1b}[31m\u{7}\r\t\u{7f}\u{85}\u{9b}2J\u{200b}\u{200e}\u{2028}\u{202e}\u{2066}\u{feff}|`;<b>\"'\\\nFORGED: y";
-
-#[track_caller]
-fn assert_printable(text: &str) {
-    let acts = |c: char| {
-        let is_hidden = matches!(u32::from(c), 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f | 0xfeff);
-        c != '\n' && c.is_control() || is_hidden
-    };
-    assert!(!text.contains(acts), "{text:?}");
-    assert!(!text.lines().any(|line| line.trim_start().starts_with("FORGED")), "{text:?}");
-}
-
-fn has_name(value: &Value) -> bool {
-    match value {
-        Value::String(text) => text.contains(NAME),
-        Value::Array(all) => all.iter().any(has_name),
-        Value::Object(all) => all.values().any(has_name),
-        _ => false,
-    }
-}
 
 #[test]
 fn programs_that_run_cannot_write_to_the_terminal_by_their_names() {
@@ -54,7 +38,7 @@ fn programs_that_run_cannot_write_to_the_terminal_by_their_names() {
         assert_printable(text);
         if Path::new(name).extension().is_some_and(|extension| extension == "json") {
             let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}: {text}"));
-            assert!(has_name(&value), "{name}: {text}");
+            assert!(has(&value, NAME), "{name}: {text}");
         }
     }
     assert!(

@@ -1,7 +1,5 @@
 //! `gpumem attach`.
 
-use std::process::Command;
-
 use gpumem_tests::{built, interpreters};
 
 use super::*;
@@ -44,7 +42,7 @@ const LATE: &str = "The recording began when the process had run for ";
 
 /// Returns the library as the command unpacks it.
 fn library(folder: &Folder) -> String {
-    let cache = folder.0.join("cache");
+    let cache = folder.0.path().join("cache");
     let outcome = machine().env("XDG_CACHE_HOME", &cache).run_program(&built("gpumem-command"), &["run", "--", "true"]);
     assert_eq!(outcome.exit(), "exit status: 0", "{outcome}");
     let entries = fs::read_dir(cache.join("gpumem")).expect("it was unpacked").flatten();
@@ -82,7 +80,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
     let [server, request, answer, file, _, begun, stopped] = names.map(|name| folder.file(name));
     fs::write(&server, SERVER).unwrap();
     // The folder is as the command would find it.
-    let sockets = folder.0.join("gpumem");
+    let sockets = folder.0.path().join("gpumem");
     fs::create_dir(&sockets).unwrap();
     fs::set_permissions(&sockets, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let library = library(&folder);
@@ -100,11 +98,11 @@ fn the_code_that_python_runs_makes_the_library_wait() {
         "{} {server} {} {request} & pid=$!; {} {gpumem} start $pid; echo > {begun}; {} {gpumem} stop --json $pid; \
          echo > {stopped}; wait $pid",
         python.display(),
-        folder.0.display(),
+        folder.0.path().display(),
         until(&folder, "loaded"),
         until(&folder, "done"),
     );
-    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
     let outcome = machine.run_program("/bin/sh".as_ref(), &["-c", &script]);
     assert_eq!(fs::read(&answer).ok(), Some(Vec::new()), "{outcome}");
     assert!(outcome.stdout.contains("{\"file\":\"") && outcome.stdout.contains("\"pid\":"), "{outcome}");
@@ -130,11 +128,11 @@ fn a_program_in_a_new_python_is_recorded_from_now_on() {
             "{} {server} {} '' & pid=$!; {} {gpumem} attach -o {file} $pid; {gpumem} attach -o {file} $pid; echo > {begun}; {} \
              {stop}; echo > {stopped}; wait $pid",
             python.display(),
-            folder.0.display(),
+            folder.0.path().display(),
             until(&folder, "ready"),
             until(&folder, "done"),
         );
-        let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+        let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
         let outcome = machine.run_program("/bin/sh".as_ref(), &["-c", &script]);
         assert!(outcome.stderr.contains(": it is recorded already, to "), "{outcome}");
         if ends_by_itself {
@@ -157,7 +155,7 @@ fn recording(folder: &Folder) -> String {
 fn other_programs_are_refused_with_a_reason() {
     let gpumem = built("gpumem-command").display().to_string();
     let folder = Folder::new();
-    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
     let dormant = "start the program with `gpumem run --dormant`, then `gpumem start`";
     let refused = |program: &str, parts: &[&str]| {
         let script = format!("{program} & pid=$!; sleep 0.2; {gpumem} attach $pid; code=$?; kill $pid; exit $code");
@@ -182,7 +180,7 @@ fn other_programs_are_refused_with_a_reason() {
         refused(&program, &["PYTHON_DISABLE_REMOTE_DEBUG forbids", dormant]);
     }
     let nobody =
-        Command::new(&gpumem).args(["attach", "4294967295"]).env("XDG_RUNTIME_DIR", &folder.0).output().unwrap();
+        Command::new(&gpumem).args(["attach", "4294967295"]).env("XDG_RUNTIME_DIR", folder.0.path()).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&nobody.stderr), "gpumem: process 4294967295: it does not run\n");
     assert_eq!(nobody.status.code(), Some(2));
 }

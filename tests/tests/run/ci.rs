@@ -34,7 +34,7 @@ struct Runner(Folder);
 impl Runner {
     fn new() -> Self {
         let folder = Folder::new();
-        let bin = folder.0.join("bin");
+        let bin = folder.0.path().join("bin");
         fs::create_dir_all(&bin).expect("it can be made");
         // The program needs more if there is a file `grown`.
         let train = |mib: u32| {
@@ -53,7 +53,7 @@ impl Runner {
     }
 
     fn run(&self, line: &str, exit: i32) -> Outcome {
-        let script = format!("cd {}; PATH=$PWD/bin:$PATH\n{line}", self.0.0.display());
+        let script = format!("cd {}; PATH=$PWD/bin:$PATH\n{line}", self.0.0.path().display());
         let outcome = machine().run_program("/bin/bash".as_ref(), &["-e", "-c", &script]);
         assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{line}: {outcome}");
         outcome

@@ -33,7 +33,7 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
         probe(),
         in_shell(&steps),
     );
-    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
     let outcome = machine.run_program("/bin/sh".as_ref(), &["-c", &script]);
     assert!(outcome.is_clean() && outcome.stdout.ends_with("all\n"), "{outcome}");
     assert!(outcome.stderr.contains(": it is not recorded\n"), "{outcome}");
@@ -53,7 +53,7 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
 fn a_program_that_is_never_started_is_not_recorded() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
     let outcome = run_with(&machine, &["--dormant"], &file, &ALLOCATES);
     assert!(outcome.is_clean() && outcome.stderr.contains("nothing was recorded"), "{outcome}");
     // No function of the driver was intercepted.
@@ -66,7 +66,7 @@ fn a_program_that_is_never_started_is_not_recorded() {
 fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program() {
     let folder = Folder::new();
     let (file, connected) = (folder.file("a.capture"), folder.file("connected"));
-    let sockets = folder.0.join("gpumem");
+    let sockets = folder.0.path().join("gpumem");
     thread::scope(|threads| {
         threads.spawn(|| {
             let until = Instant::now() + Duration::from_secs(60);
@@ -87,7 +87,7 @@ fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program()
         });
         let awaits = format!("await_file {connected}");
         let steps = [&ALLOCATES[..], &[&awaits, "sockets"]].concat();
-        let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+        let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
         let outcome = run_with(&machine, &["--dormant"], &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
         assert_eq!(outcome.answer("sockets"), "0", "{outcome}");

@@ -35,7 +35,9 @@ fn a_program_that_names_another_tool_itself() {
 #[test]
 fn a_file_that_cannot_be_written() {
     let folder = Folder::new();
-    for file in [folder.file("no such folder/a.capture"), folder.0.to_str().unwrap().to_owned(), "/proc/a".to_owned()] {
+    for file in
+        [folder.file("no such folder/a.capture"), folder.0.path().to_str().unwrap().to_owned(), "/proc/a".to_owned()]
+    {
         let outcome = run_probe(&machine(), &file, &ALLOCATES);
         one_line(&outcome, &format!("cannot record to `{file}`: "));
         assert_eq!(outcome.stdout, machine().run(&ALLOCATES.join("; ")).stdout);
@@ -78,7 +80,7 @@ fn leaves_behind(folder: &Folder, steps: &[&str], when: &str) -> (Outcome, Strin
     let text = format!(
         "cd {folder}; {gpumem} run -o a.capture -- sh -c \"{probe}{steps} > log & echo \\$! > pid; until {when}; do sleep 0.01; done\"
          > end; while grep -q '^State:.[^ZX]' /proc/$(cat pid)/status; do sleep 0.01; done; cat pid; rm pid end log",
-        folder = folder.0.display(),
+        folder = folder.0.path().display(),
         steps = in_shell(steps),
     );
     let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
@@ -117,7 +119,7 @@ fn a_name_that_is_not_text() {
     let folder = Folder::new();
     let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
     let (run, steps) = (format!("{gpumem} run -o $'n\\xff.capture' -- {probe}"), in_shell(&ALLOCATES));
-    let text = format!("cd {}; {run}{steps} && ls -b && mv $'n\\xff.capture' n.capture", folder.0.display());
+    let text = format!("cd {}; {run}{steps} && ls -b && mv $'n\\xff.capture' n.capture", folder.0.path().display());
     let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);
     assert!(outcome.succeeded() && outcome.stdout.ends_with("\nn\\377.capture\n"), "{outcome}");
     assert!(outcome.stderr.contains(": 2 allocations"), "{outcome}");
@@ -131,7 +133,7 @@ fn a_lock_that_another_process_holds() {
     let file = folder.file("a.capture");
     let locks = format!(
         "{}; exec 9> .a.pid$$.capture.completing; flock 9; sleep 100 & echo $! > pid; exec {}{}",
-        format_args!("cd {}", folder.0.display()),
+        format_args!("cd {}", folder.0.path().display()),
         probe(),
         in_shell(&ALLOCATES)
     );
@@ -156,7 +158,7 @@ fn a_lock_that_another_process_holds() {
 #[test]
 fn a_driver_that_cannot_be_intercepted() {
     let folder = Folder::new();
-    let machine = Standin::new().env("XDG_CACHE_HOME", folder.0.join("cache"));
+    let machine = Standin::new().env("XDG_CACHE_HOME", folder.0.path().join("cache"));
     let outcome = run_probe(&machine, &folder.file("a.capture"), &ALLOCATES);
     assert!(outcome.is_clean(), "{outcome}");
     let lines: Vec<_> = outcome.stderr.lines().collect();
@@ -175,7 +177,7 @@ fn a_full_disk() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
     // However slow the machine is, the first block is written before the disk is full.
-    let first = format!("await_recorded {}", folder.0.display());
+    let first = format!("await_recorded {}", folder.0.path().display());
     let steps = in_shell(&[&ALLOCATES[..4], &[&first, "until_killed stderr"]].concat());
     let script = format!(
         "trap '' XFSZ; ulimit -f 8; unset GPUMEM_STANDIN_LOG; exec {} run -o {file} -- {}{steps} > /dev/null",

@@ -131,14 +131,15 @@ fn a_program_ends_as_without_gpumem_whatever_happens_to_files() {
         let steps = [begin, &ALLOCATES, &[&busy, "call cuMemAlloc_v2 &last 512"]].concat();
         let plain = Standin::new().dispatch().run(&steps.join("; "));
         let machine = Standin::new().dispatch().limit(Duration::from_secs(120));
-        let machine = machine.env("XDG_CACHE_HOME", folder.0.join("cache")).env("XDG_RUNTIME_DIR", &folder.0);
+        let machine =
+            machine.env("XDG_CACHE_HOME", folder.0.path().join("cache")).env("XDG_RUNTIME_DIR", folder.0.path());
         // If others cannot read that cache, the library is here.
-        let machine = machine.env("TMPDIR", &folder.0);
+        let machine = machine.env("TMPDIR", folder.0.path());
         let ended = AtomicBool::new(false);
         let (outcome, done) = thread::scope(|threads| {
-            let disturbs = threads.spawn(|| disturb_until(&folder.0, &ended, &mut random));
+            let disturbs = threads.spawn(|| disturb_until(folder.0.path(), &ended, &mut random));
             if way == DORMANT {
-                threads.spawn(|| start(&folder.0.join("gpumem"), &ended));
+                threads.spawn(|| start(&folder.0.path().join("gpumem"), &ended));
             }
             let ends = EndsAtDrop(&ended);
             let outcome = run_in(&machine, &folder, way, &steps);

@@ -43,9 +43,9 @@ fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_and_nvml_never
 #[test]
 fn a_library_with_gpumem_in_it_is_closed() {
     let (folder, cache) = (Folder::new(), Folder::new());
-    let machine = machine().env("XDG_CACHE_HOME", &cache.0);
+    let machine = machine().env("XDG_CACHE_HOME", cache.0.path());
     assert!(run_probe(&machine, &folder.file("first.gpumem"), &ALLOCATES).succeeded());
-    let library = unpacked(&cache.0);
+    let library = unpacked(cache.0.path());
     let file = folder.file("closed.gpumem");
     let load = format!("load_and_close {}", library.display());
     let steps = [&[load.as_str(), "slot_is cuMemAlloc_v2"], &ALLOCATES[..]].concat();

@@ -25,7 +25,7 @@ mod torch;
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    process::Command,
 };
 
 use gpumem_core::{
@@ -33,6 +33,7 @@ use gpumem_core::{
     recording::{End, Reader, Step},
 };
 use gpumem_tests::{Library, Outcome, Standin, built, interpreters};
+use tempfile::TempDir;
 
 /// Two blocks, of which one is freed: 36 MiB at most.
 const ALLOCATES: [&str; 6] = [
@@ -45,19 +46,15 @@ const ALLOCATES: [&str; 6] = [
 ];
 
 /// A folder for the recordings of one test.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
     fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("run-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-        fs::create_dir_all(&folder).expect("the folder for tests can be written");
-        Self(folder)
+        Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the folder for tests can be written"))
     }
 
     fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("the path is text").to_owned()
+        self.0.path().join(name).to_str().expect("the path is text").to_owned()
     }
 
     /// Returns the names of all files, in order.
@@ -69,15 +66,25 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A machine whose driver has a dispatch table.
 fn machine() -> Standin {
     Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
+}
+
+/// Compiles a program in C, and the library that it is linked with, which stands for one of NVIDIA's. `name` is the folder of their sources.
+fn compiled(name: &str, source: &str, library: &str, options: &[&str]) -> String {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&folder).expect("it can be made");
+    let to = |file: &str| folder.join(file).display().to_string();
+    let cc = |words: &[&str]| {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name);
+        let status = Command::new("cc").current_dir(sources).arg("-w").args(words).args(["-ldl", "-lpthread"]).status();
+        assert!(status.expect("there is a C compiler").success());
+    };
+    let soname = format!("-Wl,-soname,{library}");
+    cc(&[&["-shared", "-fPIC", &soname, source, "-o", &to(library)], options].concat());
+    cc(&["program.c", "-o", &to("program"), &to(library), "-Wl,-rpath,$ORIGIN"]);
+    to("program")
 }
 
 fn probe() -> String {

@@ -1,27 +1,10 @@
 //! Collectives of NCCL in dry runs. A library in C stands for NCCL.
 
-use std::{path::Path, process::Command};
-
 use super::*;
-
-/// A program that is linked with this library, and the library's folder.
-fn compiled() -> String {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("nccl");
-    fs::create_dir_all(&folder).expect("it can be made");
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/nccl");
-    let cc = |words: &[&str]| {
-        let status = Command::new("cc").current_dir(&folder).args(words).status().expect("there is a C compiler");
-        assert!(status.success());
-    };
-    let source = |name: &str| sources.join(name).display().to_string();
-    cc(&["-shared", "-fPIC", "-w", "-Wl,-soname,libnccl.so.2", &source("nccl.c"), "-o", "libnccl.so.2"]);
-    cc(&["-w", &source("program.c"), "-o", "program", "-L.", "-l:libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-ldl"]);
-    folder.join("program").display().to_string()
-}
 
 #[test]
 fn collectives_are_skipped_in_a_dry_run() {
-    let program = compiled();
+    let program = compiled("nccl", "nccl.c", "libnccl.so.2", &[]);
     let folder = Folder::new();
     let with = |options: &[&str], arguments: &[&str]| {
         let file = folder.file("a.capture");

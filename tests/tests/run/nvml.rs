@@ -83,9 +83,9 @@ assert cuda.cuInit(0) == 0";
 #[test]
 fn what_stands_before_nvml_is_made_once() {
     let cache = Folder::new();
-    let machine = machine().env("XDG_CACHE_HOME", &cache.0);
+    let machine = machine().env("XDG_CACHE_HOME", cache.0.path());
     let made = || {
-        let entries = fs::read_dir(cache.0.join("gpumem")).expect("it was unpacked").flatten();
+        let entries = fs::read_dir(cache.0.path().join("gpumem")).expect("it was unpacked").flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.retain(|name| name.starts_with("nvml-"));
         names
@@ -97,10 +97,10 @@ fn what_stands_before_nvml_is_made_once() {
     let outcome = machine.run_program(Path::new("/bin/sh"), &["-c", &format!("{run} && {run}")]);
     assert!(outcome.succeeded(), "{outcome}");
     assert_eq!(made().len(), 1);
-    let inner = fs::read_dir(cache.0.join("gpumem").join(&made()[0])).expect("it is a folder");
+    let inner = fs::read_dir(cache.0.path().join("gpumem").join(&made()[0])).expect("it is a folder");
     assert_eq!(inner.count(), 1);
     // Without other cards there is nothing before it.
     let plain = Folder::new();
-    assert!(run_probe(&machine.env("XDG_CACHE_HOME", &plain.0), &file, &ALLOCATES).succeeded());
-    assert_eq!(fs::read_dir(plain.0.join("gpumem")).expect("it was unpacked").count(), 1);
+    assert!(run_probe(&machine.env("XDG_CACHE_HOME", plain.0.path()), &file, &ALLOCATES).succeeded());
+    assert_eq!(fs::read_dir(plain.0.path().join("gpumem")).expect("it was unpacked").count(), 1);
 }

@@ -1,7 +1,5 @@
 //! Pools that the program registers in its own gpumem are recorded with their parts.
 
-use std::process::Command;
-
 use gpumem_core::{derive::pools, model::Bytes, report::RegisteredPool};
 use gpumem_tests::{CONTEXT, built};
 
@@ -166,7 +164,7 @@ fn a_pool_that_ends_leaves_its_place_to_another() {
 #[test]
 fn a_dormant_library_does_not_take_pools() {
     let folder = Folder::new();
-    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
     let steps = ["pool arena", "exact", "call cuMemAlloc_v2 &block 4194304", "part block 1048576", "figures"];
     let context: Vec<_> = CONTEXT.split("; ").collect();
     let outcome = run_with(&machine, &["--dormant"], &folder.file("a.capture"), &[&context[..], &steps].concat());

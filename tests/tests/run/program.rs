@@ -181,7 +181,7 @@ fn a_script_without_an_interpreter_is_run_by_the_shell() {
 }
 
 fn path_with(folder: &Folder) -> String {
-    format!("{}:{}", folder.0.display(), std::env::var("PATH").unwrap_or_default())
+    format!("{}:{}", folder.0.path().display(), std::env::var("PATH").unwrap_or_default())
 }
 
 #[test]

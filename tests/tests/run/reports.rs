@@ -18,7 +18,7 @@ fn reports_beside(folder: &Folder, last: &[&str]) -> Outcome {
          done > reports 2>&1
          until grep -q 'still records' reports; do sleep 0.01; done; > end
          wait; rm pid end; {gpumem} report $recording > last 2>&1; echo $recording",
-        folder = folder.0.display(),
+        folder = folder.0.path().display(),
     );
     machine().run_program("/bin/bash".as_ref(), &["-c", &text])
 }

@@ -1,36 +1,6 @@
 //! `gpumem run --dry --cards` with a program of the CUDA runtime. A library in C stands for the runtime.
 
-use std::{path::Path, process::Command};
-
 use super::*;
-
-/// A program that is linked with this library, whose functions have a version as those of the runtime.
-fn compiled() -> String {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("runtime");
-    fs::create_dir_all(&folder).expect("it can be made");
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/runtime");
-    let cc = |words: &[&str]| {
-        let status = Command::new("cc").current_dir(&folder).args(words).status().expect("there is a C compiler");
-        assert!(status.success());
-    };
-    let source = |name: &str| sources.join(name).display().to_string();
-    let versions = format!("-Wl,--version-script={}", source("cudart.map"));
-    let library = "libcudart.so.13";
-    cc(&[
-        "-shared",
-        "-fPIC",
-        "-w",
-        "-Wl,-soname,libcudart.so.13",
-        &versions,
-        &source("cudart.c"),
-        "-o",
-        library,
-        "-ldl",
-    ]);
-    let program = source("program.c");
-    cc(&["-w", &program, "-o", "program", "-L.", "-l:libcudart.so.13", "-Wl,-rpath,$ORIGIN", "-ldl", "-lpthread"]);
-    folder.join("program").display().to_string()
-}
 
 fn run_on(machine: &Standin, options: &[&str], program: &str) -> Outcome {
     let folder = Folder::new();
@@ -43,7 +13,8 @@ fn run_on(machine: &Standin, options: &[&str], program: &str) -> Outcome {
 
 #[test]
 fn the_runtime_has_as_many_cards_as_are_asked_for() {
-    let program = compiled();
+    // Its functions have a version, as those of the runtime.
+    let program = compiled("runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
     // What the machine has besides its first device does not matter.
     for devices in [1, 2] {
         let outcome = run_on(&machine().devices(devices), &["--dry", "--cards", "4", "--card", "24GiB"], &program);
@@ -57,7 +28,8 @@ fn the_runtime_has_as_many_cards_as_are_asked_for() {
 
 #[test]
 fn other_programs_see_the_machine() {
-    let program = compiled();
+    // Its functions have a version, as those of the runtime.
+    let program = compiled("runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
     for options in [&[][..], &["--dry"], &["--limit", "1GiB"]] {
         let outcome = run_on(&machine(), options, &program);
         let total = if options.len() == 2 { 1024 } else { 15_769 };

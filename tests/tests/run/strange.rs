@@ -10,7 +10,7 @@ fn a_program_that_closes_all_descriptors() {
         let [file, own] = ["a.capture", "own"].map(|name| folder.file(name));
         let closes = format!("close_descriptors {own}");
         let steps = [&ALLOCATES[..5], &[&closes, "sleep 300", ALLOCATES[5], "sleep 300"]].concat();
-        let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", &folder.0), options, &file, &steps);
+        let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", folder.0.path()), options, &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
         // The log of the stand-in driver has such a number too, and is text.
         let own = String::from_utf8(fs::read(&own).unwrap()).unwrap_or_else(|error| panic!("{error}\n{outcome}"));
@@ -28,7 +28,7 @@ fn a_program_whose_main_thread_ends() {
         let folder = Folder::new();
         let file = folder.file("a.capture");
         let steps = [&ALLOCATES[..], &["end_main_thread"]].concat();
-        let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", &folder.0), options, &file, &steps);
+        let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", folder.0.path()), options, &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
         if options.is_empty() {
             // `/proc/self/exe` cannot be read any more.
@@ -56,7 +56,7 @@ fn a_program_that_leaves_files_without_access() {
     // A program that waits, and is looked at meanwhile. Only the folder says that it may go on.
     let until = "until ls a.pid*.capture > log 2>&1; do sleep 0.01; done; stat -c '%A %n' a.*";
     let steps = in_shell(&[&ALLOCATES[..], &["await_file end"]].concat());
-    let (folder_name, probe) = (folder.0.display(), probe());
+    let (folder_name, probe) = (folder.0.path().display(), probe());
     let text = format!("cd {folder_name}; umask 0777; {probe} {steps} > /dev/null & {until}; mkdir end; wait");
     fs::write(folder.file("log"), "").unwrap();
     let outcome = run(&machine(), &file, &["sh", "-c", &text]);

@@ -20,7 +20,7 @@ fn two_runs(folder: &Folder, options: &str, ends_first: bool) -> Outcome {
          {gpumem} run {options} -- {probe} {waits} > 1.log 2> 1.err & first=$!; recorded 1
          {gpumem} run {options} -- {probe} {steps} > 2.log 2> 2.err & second=$!; recorded 2
          {order}; head -n1 2.err; echo $second; rm -f end other ?.log ?.err",
-        folder = folder.0.display(),
+        folder = folder.0.path().display(),
         steps = in_shell(&steps),
     );
     machine().run_program("/bin/bash".as_ref(), &["-c", &text])
@@ -61,7 +61,7 @@ fn after_a_run_that_was_killed() {
         "cd {folder}; {gpumem} run -o a.capture -- {probe} 'await_file end' & run=$!
          until ls -A | grep -q lock; do sleep 0.01; done
          kill -9 $run; wait $run; {gpumem} run -o a.capture -- {probe} {steps} > log 2>&1; > end; rm end log",
-        folder = folder.0.display(),
+        folder = folder.0.path().display(),
         steps = in_shell(&ALLOCATES),
     );
     let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &text]);

@@ -515,7 +515,7 @@ fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
         until(&ready),
         exists(&done),
     );
-    let machine = machine().env("XDG_RUNTIME_DIR", &folder.0);
+    let machine = machine().env("XDG_RUNTIME_DIR", folder.0.path());
     let machine = machine.env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/python/site-packages"));
     let outcome = machine.run_program("/bin/sh".as_ref(), &["-c", &script]);
     assert!(outcome.is_clean() && outcome.stdout.contains("ended\n"), "{outcome}");

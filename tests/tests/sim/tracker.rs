@@ -239,18 +239,17 @@ fn while_others_allocate_and_label() {
 #[test]
 fn a_file() {
     let (gpu, ..) = gpu();
-    let path = std::env::temp_dir().join(format!("gpumem-tracker-{}", std::process::id()));
-    let mut tracker = MemTracker::builder().to(File::create(&path).unwrap()).start().unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut tracker = MemTracker::builder().to(file.reopen().unwrap()).start().unwrap();
     let block = kib(&gpu, 4);
     tracker.track();
-    let text = fs::read_to_string(&path).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
     assert!(text.ends_with("\n +    4  1 × 4 KiB  outside of all scopes\n"), "not there at once: {text}");
     drop(block);
     tracker.track();
     drop(tracker);
-    let text = fs::read_to_string(&path).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
     assert!(text.ends_with("\n -    4  1 × 4 KiB  outside of all scopes\n"), "{text}");
-    fs::remove_file(path).unwrap();
 }
 
 #[test]

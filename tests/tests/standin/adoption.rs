@@ -1,8 +1,6 @@
 //! Threads without a scope whose allocations count for a scope of another thread: the name is read in a hook.
 
-use gpumem_tests::{CONTEXT, check};
-
-use super::both_sources;
+use gpumem_tests::{CONTEXT, Standin, check};
 
 #[test]
 fn the_hook_reads_the_name_of_its_thread() {
@@ -13,7 +11,7 @@ fn the_hook_reads_the_name_of_its_thread() {
              figures 0 = {} 0; call cuMemFree_v2 b; figures 0 = 7 {adopted}",
             7 + adopted
         );
-        for machine in both_sources().env("GPUMEM_ADOPT", adopt).all() {
+        for machine in Standin::new().env("GPUMEM_ADOPT", adopt).with_each_source().all() {
             check(machine, &script);
         }
     }

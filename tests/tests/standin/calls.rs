@@ -117,7 +117,10 @@ fn an_allocation_that_fails_counts_nothing() {
         // There was one of each before: `live`, and a page that gpumem asks for to know the number of a block.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(function) { 2 } else { 1 };
         // Another test checks the notice.
-        let machine = both_sources().fail(format!("{function}=2@{from}..{}", from + 2)).env("GPUMEM_REPORT", "off");
+        let machine = Standin::new()
+            .fail(format!("{function}=2@{from}..{}", from + 2))
+            .env("GPUMEM_REPORT", "off")
+            .with_each_source();
         check_exact(&machine, &script);
     });
     each(
@@ -127,7 +130,7 @@ fn an_allocation_that_fails_counts_nothing() {
             "call cuMemAllocAsync &a 1000 0x99 = 400; figures = 0 0",
             "call cuMemCreate &a 1000 on:0 0 = 1; call cuMemCreate &a 2097152 on:7 0 = 101; figures = 0 0",
         ],
-        |script| check_exact(&both_sources().env("GPUMEM_REPORT", "off"), script),
+        |script| check_exact(&Standin::new().env("GPUMEM_REPORT", "off").with_each_source(), script),
     );
 }
 
@@ -154,21 +157,23 @@ fn a_free_that_fails_gives_nothing_back() {
             let from = if *free == "cuMemRelease" { 2 } else { 1 };
             // The second fault counts only the calls that the first lets pass.
             let fault = |calls: String| format!("{free}=999@{calls}");
-            let machine =
-                both_sources().fail(fault(format!("{from}..{}", from + 2))).fail(fault((from + 1).to_string()));
+            let machine = Standin::new()
+                .fail(fault(format!("{from}..{}", from + 2)))
+                .fail(fault((from + 1).to_string()))
+                .with_each_source();
             check_exact(&machine, &script);
         },
     );
     let mapped = "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; call cuMemMap v 2097152 0 h 0; \
                   call cuMemRelease h; call cuMemUnmap v 2097152 = 999; figures 0 = 2097152 0; call cuMemUnmap v 2097152; \
                   figures = 0 2097152";
-    check_exact(&both_sources().fail("cuMemUnmap=999@2..3"), mapped);
+    check_exact(&Standin::new().fail("cuMemUnmap=999@2..3").with_each_source(), mapped);
     let unmapped = "call cuMemCreate &h 2097152 on:0 0; call cuMemAddressReserve &v 2097152 0 0 0; \
                     call cuMemMap v 2097152 0 h 0 = 2; figures = 2097152 0; call cuMemRelease h; figures 0 = 0 2097152";
-    check_exact(&both_sources().fail("cuMemMap=2@2"), unmapped);
+    check_exact(&Standin::new().fail("cuMemMap=2@2").with_each_source(), unmapped);
     let pinned = "call cuMemAllocHost_v2 &a 1000; call cuMemFreeHost a = 999; \
                   call cuMemFree_v2 0; status = gauge=exact source=SOURCE events=1 untracked=0 lost=0 pinned host=1000/1 by=LIBRARY why=none";
-    check_exact(&both_sources().fail("cuMemFreeHost=999"), pinned);
+    check_exact(&Standin::new().fail("cuMemFreeHost=999").with_each_source(), pinned);
 }
 
 #[test]
@@ -191,7 +196,7 @@ fn frees_of_unknown_blocks() {
             // One that fails is none.
             let function = free.split(' ').next().unwrap_or_default();
             let script = format!("{CONTEXT}; call {alloc}; exact; call {free} = 999; figures = 0 0");
-            check(&both_sources().fail(format!("{function}=999")), &script);
+            check(&Standin::new().fail(format!("{function}=999")).with_each_source(), &script);
         },
     );
     each(
@@ -216,7 +221,7 @@ fn frees_of_unknown_blocks() {
 fn subscribed_twice_is_once() {
     check_exact(&both_sources(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
     for _ in 0..5 {
-        check(&both_sources().set("yields=1"), "rush 16 = done");
+        check(&Standin::new().set("yields=1").with_each_source(), "rush 16 = done");
     }
 }
 
@@ -271,7 +276,7 @@ fn a_trace_that_was_open_at_a_fork_reports_in_the_parent_alone() {
 /// Whatever the threads of the parent were at, such as holding the lock of stderr: 1,000 children for each source.
 #[test]
 fn no_child_of_a_fork_hangs_or_prints() {
-    let machines = both_sources().env("GPUMEM_LEAKS", "1");
+    let machines = Standin::new().env("GPUMEM_LEAKS", "1").with_each_source();
     for outcome in machines.check("forks 1000 = none hung, none printed") {
         let children = outcome.stderr.matches("gpumem: process ").count();
         ensure(children == 1, "not the parent alone reported leaks", &outcome);
@@ -317,10 +322,12 @@ fn events_are_of_the_right_device() {
              figures 0 = 20 0; figures 1 = 7 0",
         ],
         |script| {
-            let machine = both_sources().devices(2);
-            check(&machine, &format!("{TWO}; {trace}; {script}"));
+            let (machine, script) = (Standin::new().devices(2), format!("{TWO}; {trace}; {script}"));
             // CUDA's order is not NVML's.
-            check(&machine.env("CUDA_VISIBLE_DEVICES", "1,0"), &format!("{TWO}; {trace}; {script}"));
+            let other = machine.clone().env("CUDA_VISIBLE_DEVICES", "1,0");
+            for machine in [machine, other] {
+                check(&machine.with_each_source(), &script);
+            }
         },
     );
 }
@@ -341,7 +348,10 @@ fn streams_and_pools_from_before() {
              figures 0 = 0 0; figures 1 = 1000 0",
         ],
         |script| {
-            check(&both_sources().devices(2), &format!("{TWO}; {}", script.replace("TRACE", "exact 0; exact 1")));
+            check(
+                &Standin::new().devices(2).with_each_source(),
+                &format!("{TWO}; {}", script.replace("TRACE", "exact 0; exact 1")),
+            );
         },
     );
 }
@@ -372,7 +382,7 @@ fn a_context_that_ends_gives_back_everything_but_pools() {
     // The other device's is not touched.
     let script = "call cuCtxSetCurrent c0; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c1; call cuMemAlloc_v2 &b 20; \
                   call cuDevicePrimaryCtxReset_v2 1; figures 0 = 7 0; figures 1 = 0 20";
-    check(&both_sources().devices(2), &format!("{TWO}; exact 0; exact 1; {script}"));
+    check(&Standin::new().devices(2).with_each_source(), &format!("{TWO}; exact 0; exact 1; {script}"));
 }
 
 /// One of two contexts of a device ends: the figures are exact, or marked as possibly wrong.
@@ -399,10 +409,10 @@ fn allocations_of_cudarc_are_counted() {
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     }
     // A card without pools.
-    check(&both_sources().set("pools=0"), &script);
+    check(&Standin::new().set("pools=0").with_each_source(), &script);
     let script =
         format!("exact 0; exact 1; context 0; context 1; pooled 10; figures 0 = 0 0; figures 1 = {} 0", 10 * mib);
-    check(&both_sources().devices(2), &script);
+    check(&Standin::new().devices(2).with_each_source(), &script);
 }
 
 /// The report is the line that fastai prints, from exact figures.
@@ -450,7 +460,7 @@ fn a_pool_outlives_a_context() {
 fn another_threads_free_that_fails() {
     let script = "of_thread; call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a = 999; \
                   figures 0 = 7 0; figures 1 = 7 0";
-    check_exact(&both_sources().fail("cuMemFree_v2=999"), script);
+    check_exact(&Standin::new().fail("cuMemFree_v2=999").with_each_source(), script);
 }
 
 /// Handlers that were set before gpumem's own run after it has gone.
@@ -489,7 +499,7 @@ fn while_a_stream_is_captured() {
 #[test]
 fn allocations_on_mig_slices_are_counted() {
     check_exact(
-        &both_sources().set("mig=1"),
+        &Standin::new().set("mig=1").with_each_source(),
         "call cuMemAlloc_v2 &a 1000; figures = 1000 0; call cuMemFree_v2 a; figures = 0 1000",
     );
 }

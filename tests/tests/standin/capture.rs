@@ -1,18 +1,20 @@
 //! Tests `GPUMEM_CAPTURE` in programs, and the reading of their recordings. `recording.rs` compares their output.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::PathBuf;
 
 use gpumem_core::model::{EventKind, MemKind};
 use gpumem_core::recording::{End, Reader, Step};
 use gpumem_tests::{CONTEXT, Library, Standin};
+use tempfile::TempDir;
 
-/// The file of a recording, which is removed.
-struct Recording(PathBuf);
+/// The file of a recording. It is removed with its folder.
+struct Recording(PathBuf, #[expect(dead_code, reason = "it is removed with its file")] TempDir);
 
 impl Recording {
-    fn new(name: &str) -> Self {
-        Self(std::env::temp_dir().join(format!("gpumem-standin-{}-{name}", std::process::id())))
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        Self(folder.path().join("a.capture"), folder)
     }
 
     fn of(&self, machine: Standin) -> Standin {
@@ -21,12 +23,6 @@ impl Recording {
 
     fn reader(&self) -> Reader<File> {
         Reader::new(File::open(&self.0).expect("it was written")).expect("it is a recording")
-    }
-}
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
     }
 }
 
@@ -41,7 +37,7 @@ fn calls_have_the_numbers_of_their_streams() {
          call cuMemAllocAsync &b 64 s; call cuMemFreeAsync_ptsz b 0; drop"
     );
     for (name, machine) in [("dispatch", Standin::new().dispatch()), ("cupti", Standin::new().cupti())] {
-        let recording = Recording::new(&format!("streams-{name}"));
+        let recording = Recording::new();
         let outcome = recording.of(machine).run(&script);
         assert!(outcome.is_clean(), "{outcome}");
         let (mut on, mut calls) = ([0; 2], [vec![], vec![]]);
@@ -74,7 +70,7 @@ fn devices_have_their_uuid() {
         // Only NVML knows whether the device is a slice.
         (machine().without(Library::Nvml), &gpu["GPU-".len()..]),
     ] {
-        let recording = Recording::new("uuid");
+        let recording = Recording::new();
         let outcome = recording.of(machine).run(&script);
         let mut reader = recording.reader();
         reader.replay(|_| {}).unwrap();
@@ -91,7 +87,7 @@ fn a_program_that_is_not_recorded_says_why() {
         (machine().env("GPUMEM_GAUGE", "off"), "GPUMEM_GAUGE is off"),
         (machine().without(Library::Cuda), "traces are off: cannot load libcuda"),
     ] {
-        let recording = Recording::new("none");
+        let recording = Recording::new();
         let outcome = recording.of(machine).run("new; report; drop; new; drop");
         let text = format!("gpumem: nothing is recorded to {}: {why}", recording.0.display());
         let lines = outcome.stderr.lines().filter(|line| line.starts_with(&text));
@@ -99,7 +95,7 @@ fn a_program_that_is_not_recorded_says_why() {
         assert!(!recording.0.exists(), "{outcome}");
     }
     // This is not so if it is recorded.
-    let recording = Recording::new("some");
+    let recording = Recording::new();
     let outcome = recording.of(machine()).run(&format!("{CONTEXT}; new; drop"));
     assert!(outcome.is_clean() && !outcome.stderr.contains("nothing is recorded"), "{outcome}");
 }
@@ -107,7 +103,7 @@ fn a_program_that_is_not_recorded_says_why() {
 /// The parent's recording is whole, and no child writes to it.
 #[test]
 fn children_of_a_fork_record_nothing() {
-    let recording = Recording::new("forks");
+    let recording = Recording::new();
     let machine = Standin::new().dispatch();
     let outcome = recording.of(machine).run("forks 50");
     assert_eq!(outcome.answer("forks 50"), "none hung, none printed", "{outcome}");

@@ -3,7 +3,7 @@
 //!
 //! Each case is a script for the probe, with the answers behind the commands; see `gpumem_tests::check`.
 
-use gpumem_tests::{CONTEXT, each, ensure};
+use gpumem_tests::{CONTEXT, Standin, each, ensure};
 
 use super::both_sources;
 
@@ -193,7 +193,7 @@ fn graphs_of_several_devices_and_threads() {
          call cuGraphInstantiateWithFlags &e g 1; {LAUNCH}; figures 0 = 0 0; figures 1 = {STEP} 0; {LAUNCH}; call cuMemFreeAsync a s; \
          call cuDeviceGraphMemTrim 1; figures 1 = 0 {STEP}"
     );
-    both_sources().devices(2).check(&script);
+    Standin::new().devices(2).with_each_source().check(&script);
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     check(&format!(
         "of_thread; {both}; other_thread call cuCtxSetCurrent ctx | {LAUNCH}; figures 0 = {} 0; figures 1 = 0 0; \
@@ -240,12 +240,13 @@ fn graphs_older_than_the_subscription() {
 fn a_figure_that_cannot_be_read_is_reported() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     let script = format!("{CONTEXT}; exact; call cuStreamCreate &s 1; {both}; {LAUNCH}; figures");
-    for outcome in both_sources().fail("cuDeviceGetGraphMemAttribute=999@2..3").check(&script) {
+    for outcome in Standin::new().fail("cuDeviceGetGraphMemAttribute=999@2..3").with_each_source().check(&script) {
         ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
     }
     // Drivers before 11.4 have neither the function nor such graphs.
-    both_sources()
+    Standin::new()
         .without_symbol("cuDeviceGetGraphMemAttribute")
+        .with_each_source()
         .check(&format!("{CONTEXT}; exact; call cuMemAlloc_v2 &a 10; figures = 10 0"));
 }
 
@@ -291,7 +292,8 @@ fn a_release_of_somebody_elses_memory_that_fails() {
         let script = format!("{CONTEXT}; exact; {script}; status");
         // One page that gpumem asks for to know the number of a block was released before.
         let from = if free == "cuMemRelease" { 2 } else { 1 };
-        for outcome in both_sources().fail(format!("{free}=999@{from}..{}", from + 1)).check(&script) {
+        for outcome in Standin::new().fail(format!("{free}=999@{from}..{}", from + 1)).with_each_source().check(&script)
+        {
             ensure(outcome.answer("status").contains(" untracked=0 lost=0 "), "something is untracked", &outcome);
         }
     }
@@ -325,5 +327,5 @@ fn what_was_allocated_behind_ones_back_lowers_nothing() {
     // A driver that does not count blocks.
     let script =
         format!("{CONTEXT}; call cuMemAlloc_v2 &a 1000; exact; call cuMemFree_v2 a; figures = 0 0, 1 untracked");
-    both_sources().fail("cuMemCreate=801").check(&script);
+    Standin::new().fail("cuMemCreate=801").with_each_source().check(&script);
 }

@@ -32,7 +32,7 @@ const WITHOUT_EXACT_TRACES: [(&str, &str); 4] = [
 
 /// Returns a machine for each source.
 fn both_sources() -> Machines {
-    Machines::of_both_sources()
+    Standin::new().with_each_source()
 }
 
 /// Returns a machine with libcupti, and without stubs.

@@ -1,6 +1,6 @@
 //! A recording of a program with cudarc and 16 threads yields the program's reports, byte by byte.
 
-use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use gpumem_tests::{Standin, output_of};
 
@@ -16,9 +16,9 @@ fn lines(text: &str) -> BTreeMap<&str, u32> {
 
 #[test]
 fn a_recording_yields_the_reports_of_its_program() {
-    let folder = env::temp_dir().join(format!("gpumem-recorded-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let [recording, reports] = ["recording", "reports"].map(|name| folder.join(name).to_str().unwrap().to_owned());
+    let folder = tempfile::tempdir().unwrap();
+    let [recording, reports] =
+        ["recording", "reports"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
     for machine in [Standin::new().dispatch(), Standin::new().cupti()] {
         let machine = machine.env("GPUMEM_CAPTURE", &recording).env("GPUMEM_LEAKS", "1").env("GPUMEM_PEAK", "1");
         let outcome = machine.run_program(Path::new(PROGRAM), &["run", &reports]);
@@ -37,5 +37,4 @@ fn a_recording_yields_the_reports_of_its_program() {
         // 16 threads, 20 reports and one at the end of each trace; two traces at the end are those of `train`.
         assert!(printed.lines().count() > 16 * 40, "{printed}");
     }
-    fs::remove_dir_all(&folder).unwrap();
 }

@@ -6,7 +6,7 @@ use std::thread;
 use gpumem::Bytes;
 use gpumem_tests::{CONTEXT, Library, Outcome, Standin, ensure_answer, ensure_clean};
 
-use super::{both_sources, with_cupti};
+use super::with_cupti;
 
 /// No stacks are recorded. Finding their lines takes most of the time of a report, since gpumem is not optimised here.
 const NO_STACKS: (&str, &str) = ("GPUMEM_BACKTRACE", "0");
@@ -139,7 +139,7 @@ fn other_failures_are_not_reported() {
     let pools = ["exact; call cuMemPoolCreate &pool on:host", "call cuMemPoolCreate &pool on:0; exact"];
     for (call, pool) in ["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"].into_iter().zip(pools) {
         let script = format!("print_refusals; {pool}; call {call} &a 800 pool 0; retry {call} &a 800 pool 0");
-        for machine in both_sources().fail(format!("{call}=2")).all() {
+        for machine in Standin::new().fail(format!("{call}=2")).with_each_source().all() {
             let outcome = run(machine, &script);
             ensure_answer(&outcome, &format!("retry {call} &a 800 pool 0"), "2 2");
             assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
@@ -211,7 +211,7 @@ fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
             let call =
                 |script: &str, size| script.replace(&format!("ALLOC {size}"), &format!("{alloc} {size}{stream}"));
             let script = sizes.into_iter().fold(script.to_owned(), |script, size| call(&script, size));
-            for machine in both_sources().env(NO_STACKS.0, NO_STACKS.1).all() {
+            for machine in Standin::new().env(NO_STACKS.0, NO_STACKS.1).with_each_source().all() {
                 let outcome = run_any(machine, &format!("{CACHE}; {script}"));
                 assert_eq!(outcome.answers("refused").len(), refused, "{outcome}");
                 assert_eq!(outcome.stderr.matches("is out of memory").count(), reports, "{outcome}");

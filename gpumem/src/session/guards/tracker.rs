@@ -68,8 +68,6 @@ pub struct MemTracker {
 
 impl MemTracker {
     /// Starts a tracker of the current device, which prints to the sink of reports.
-    ///
-    /// Example: see [`MemTracker`].
     pub fn new() -> Self {
         Self::builder().start_or_off()
     }

@@ -226,7 +226,9 @@ impl Session {
 
 #[cfg(all(test, feature = "sim"))]
 mod tests {
-    use std::{env, fs, path::PathBuf, sync::Mutex};
+    use std::{fs, sync::Mutex};
+
+    use tempfile::NamedTempFile;
 
     use super::*;
     use crate::{
@@ -274,35 +276,15 @@ mod tests {
         });
     }
 
-    struct TempFile(PathBuf);
-
-    impl TempFile {
-        fn new(name: &str) -> Self {
-            let path = env::temp_dir().join(format!("gpumem-sink-{}-{name}", std_process::id()));
-            let _ = fs::remove_file(&path);
-            Self(path)
-        }
-
-        fn read(&self) -> String {
-            fs::read_to_string(&self.0).unwrap()
-        }
-    }
-
-    impl Drop for TempFile {
-        fn drop(&mut self) {
-            let _ = fs::remove_file(&self.0);
-        }
-    }
-
     #[test]
     fn a_file_gets_everything_at_its_end() {
-        let file = TempFile::new("text");
-        fs::write(&file.0, "before\n").unwrap();
-        let target = format!("file:{}", file.0.display());
+        let file = NamedTempFile::new().unwrap();
+        fs::write(&file, "before\n").unwrap();
+        let target = format!("file:{}", file.path().display());
         for _ in 0..2 {
             work(&session(&[("GPUMEM_REPORT", &target)]));
         }
-        let text = file.read();
+        let text = fs::read_to_string(&file).unwrap();
         let starts: Vec<_> = text.lines().map(|line| line.split(' ').next().unwrap()).collect();
         assert_eq!(starts[..3], ["before", "gpumem:", "△Used"], "{text}");
         assert_eq!(text.matches("△Used Peaked MB:      3      0 (step: exit)\n").count(), 2, "{text}");
@@ -312,10 +294,10 @@ mod tests {
 
     #[test]
     fn each_json_object_says_what_when_who_and_where() {
-        let file = TempFile::new("json");
-        work(&session(&[("GPUMEM_REPORT", &format!("json:{}", file.0.display()))]));
+        let file = NamedTempFile::new().unwrap();
+        work(&session(&[("GPUMEM_REPORT", &format!("json:{}", file.path().display()))]));
         let lines: Vec<serde_json::Value> =
-            file.read().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            fs::read_to_string(&file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let types: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
         assert_eq!(types, ["notice", "trace", "tracked", "budget"]);
         for line in &lines {
@@ -389,14 +371,18 @@ mod tests {
     #[test]
     fn equal_lines_have_one_line_and_a_count() {
         const LINE: &str = "△Used Peaked MB:      0      0 (step)\n";
-        let lines = |file: &TempFile, form: &str| {
-            let session = session(&[("GPUMEM_REPORT", &format!("{form}:{}", file.0.display()))]);
+        let lines = |file: &NamedTempFile, form: &str| {
+            let session = session(&[("GPUMEM_REPORT", &format!("{form}:{}", file.path().display()))]);
             session.run(|| {
                 let trace = GpuMemTrace::builder().ctx("step").on_exit_report(false).start().unwrap();
                 let report = |times: u32| (0..times).for_each(|_| trace.report());
                 report(1);
                 // The first one is there at once.
-                assert!(file.read().ends_with('\n') && file.read().contains("(step") == (form == "file"), "{form}");
+                assert!(
+                    fs::read_to_string(file).unwrap().ends_with('\n')
+                        && fs::read_to_string(file).unwrap().contains("(step") == (form == "file"),
+                    "{form}"
+                );
                 report(3);
                 trace.report_with("other");
                 report(2);
@@ -407,9 +393,13 @@ mod tests {
                 current().print_repeats();
                 report(1);
             });
-            file.read().split_inclusive('\n').filter(|line| !line.contains("simulated GPU")).collect()
+            fs::read_to_string(file)
+                .unwrap()
+                .split_inclusive('\n')
+                .filter(|line| !line.contains("simulated GPU"))
+                .collect()
         };
-        let text: String = lines(&TempFile::new("equal"), "file");
+        let text: String = lines(&NamedTempFile::new().unwrap(), "file");
         let more = |count| format!("… {count} more like this\n");
         let expected = [
             LINE,
@@ -426,14 +416,14 @@ mod tests {
         ];
         assert_eq!(text, expected.concat());
         // A program counts the objects itself.
-        let json: String = lines(&TempFile::new("equal-json"), "json");
+        let json: String = lines(&NamedTempFile::new().unwrap(), "json");
         assert_eq!((json.lines().count(), json.matches("\"trace\"").count()), (13, 12), "{json}");
     }
 
     #[test]
     fn processes_share_a_file() {
-        let file = TempFile::new("shared");
-        let target = format!("file:{}", file.0.display());
+        let file = NamedTempFile::new().unwrap();
+        let target = format!("file:{}", file.path().display());
         let sessions = [(); 4].map(|()| session(&[("GPUMEM_REPORT", &target)]));
         let text = "x".repeat(3000);
         thread::scope(|threads| {
@@ -445,7 +435,11 @@ mod tests {
             }
         });
         let expected = format!("gpumem: {text}");
-        assert_eq!(file.read().lines().filter(|line| *line == expected).count(), 200, "lines are not mixed");
+        assert_eq!(
+            fs::read_to_string(&file).unwrap().lines().filter(|line| *line == expected).count(),
+            200,
+            "lines are not mixed"
+        );
     }
 
     #[test]

@@ -111,9 +111,8 @@ mod tests {
             line: Some(5),
             ..Frame::default()
         };
-        let folder = std::env::temp_dir().join(format!("torchinductor_{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let file = |name: &str| folder.join(name).into_os_string().into_string().unwrap();
+        let folder = tempfile::Builder::new().prefix("torchinductor_").tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name).into_os_string().into_string().unwrap();
         let [compiled, pipe] = ["c1.py", "pipe.py"].map(file);
         std::fs::write(&compiled, CODE).unwrap();
         let mut named = |file: &str| {
@@ -126,6 +125,5 @@ mod tests {
         for other in [pipe.as_str(), &file("gone.py"), "/app/train.py"] {
             assert_eq!(named(other), "Runner.call");
         }
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use gpumem_core::recording::{End, Item, Reader, ReplayedReport, items_of};
+use tempfile::TempDir;
 
 use crate::{
     export::Sink,
@@ -15,13 +16,13 @@ use crate::{
     session::{GpuMemTrace, TestSession, set_sink},
 };
 
-/// A file in the folder for temporary files, which is removed.
-struct Recording(PathBuf);
+/// A file that is removed with its folder.
+struct Recording(PathBuf, #[expect(dead_code, reason = "it is removed with its file")] TempDir);
 
 impl Recording {
-    fn new(name: &str) -> Self {
-        let file = format!("gpumem-{}-{name}.capture", std::process::id());
-        Self(std::env::temp_dir().join(file))
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self(folder.path().join("a.capture"), folder)
     }
 
     fn read(&self) -> (Vec<ReplayedReport>, Reader<fs::File>) {
@@ -34,15 +35,9 @@ impl Recording {
     }
 }
 
-impl Drop for Recording {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
 /// A session that is recorded, and the reports of its traces.
-fn recorded(name: &str, variables: &[(&str, &str)]) -> (TestSession, Recording, Arc<Mutex<Vec<Report>>>) {
-    let recording = Recording::new(name);
+fn recorded(variables: &[(&str, &str)]) -> (TestSession, Recording, Arc<Mutex<Vec<Report>>>) {
+    let recording = Recording::new();
     let path = recording.0.to_str().unwrap();
     let variables = [&[("GPUMEM_CAPTURE", path), ("GPUMEM_SIM", "1GiB,2GiB")], variables].concat();
     let session = TestSession::new(&variables).unwrap();
@@ -55,7 +50,7 @@ fn recorded(name: &str, variables: &[(&str, &str)]) -> (TestSession, Recording, 
 /// Two scopes on one line differ by their column. The module of functions under an attribute is known.
 #[test]
 fn callsites_have_their_column_and_module() {
-    let (session, recording, _) = recorded("callsites", &[]);
+    let (session, recording, _) = recorded(&[]);
     session.add(Bytes::gib(1)).unwrap();
     let trace = || GpuMemTrace::builder().device(2).silent(true);
     let line = line!() + 1;
@@ -77,7 +72,7 @@ fn callsites_have_their_column_and_module() {
 /// Events of many threads, whose ledger's time stands still: their true times do not.
 #[test]
 fn events_have_true_times_and_threads() {
-    let (session, recording, _) = recorded("times", &[]);
+    let (session, recording, _) = recorded(&[]);
     let gpu = session.add(Bytes::gib(4)).unwrap();
     session.run(|| {
         let _trace = GpuMemTrace::builder().device(2).silent(true).start().unwrap();
@@ -116,7 +111,7 @@ fn events_have_true_times_and_threads() {
 /// The second recording would destroy both.
 #[test]
 fn a_file_has_one_recording_at_a_time() {
-    let (first, recording, _) = recorded("twice", &[]);
+    let (first, recording, _) = recorded(&[]);
     let gpu = first.add(Bytes::gib(1)).unwrap();
     let trace = first.run(|| GpuMemTrace::builder().device(2).silent(true).start().unwrap());
     let path = recording.0.to_str().unwrap();
@@ -139,7 +134,7 @@ fn a_file_has_one_recording_at_a_time() {
 /// The function of a sink does not get its own reports, so a reader does not get them either.
 #[test]
 fn reports_of_a_sink_are_not_in_the_recording() {
-    let (session, recording, reports) = recorded("inside", &[]);
+    let (session, recording, reports) = recorded(&[]);
     session.add(Bytes::gib(1)).unwrap();
     let to = Arc::clone(&reports);
     session.run(|| {

@@ -54,8 +54,6 @@ pub struct Collected {
 impl Collector {
     /// Begins to intercept allocations, unless `GPUMEM_GAUGE` forbids exact figures.
     ///
-    /// Example: see [`Collector`].
-    ///
     /// # Errors
     /// Returns an error if there is no such device, or if allocations cannot be intercepted.
     pub fn new(device: impl Into<Option<u32>>) -> Result<Self> {
@@ -87,8 +85,6 @@ impl Collector {
     }
 
     /// Returns the memory of the process now. The next interval begins.
-    ///
-    /// Example: see [`Collector`].
     ///
     /// # Errors
     /// Returns an error if this is the child of a fork, which has no GPU.
