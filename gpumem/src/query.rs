@@ -38,13 +38,7 @@ impl GpuHandle {
         Ok(handle)
     }
 
-<<<<<<< HEAD
     /// Returns its CUDA ordinal.
-    ///
-    /// Example: see [`new`](Self::new).
-=======
-    /// Its CUDA ordinal.
->>>>>>> h-less
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
