@@ -30,7 +30,8 @@ pub(crate) struct Browser {
     events: Vec<Value>,
     session: Option<String>,
     calls: u64,
-    profile: TempDir,
+    /// The folder is removed after the browser has ended.
+    _profile: TempDir,
 }
 
 impl Browser {
@@ -66,7 +67,8 @@ impl Browser {
                 message.clear();
             }
         });
-        let mut browser = Self { process, input, messages, events: Vec::new(), session: None, calls: 0, profile };
+        let mut browser =
+            Self { process, input, messages, events: Vec::new(), session: None, calls: 0, _profile: profile };
         let target = browser.call("Target.createTarget", &json!({ "url": "about:blank" }));
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let attached = browser.call("Target.attachToTarget", &attach);
