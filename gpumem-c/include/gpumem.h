@@ -27,8 +27,8 @@ void gpumem_pool_allocated(gpumem_pool *pool, const void *address, size_t bytes)
 /* A part is freed. Call it before the pool can give its address out again. */
 void gpumem_pool_freed(gpumem_pool *pool, const void *address);
 
-/* How much the pool has from the driver, in use or not. Call it right before the driver is asked for a block, and again if it refuses,
- * and right after it got one back, on the same thread. With 0 all parts count as freed. */
+/* How much the pool has from the driver, in use or not. Call it right after the driver gave a block or got one back, on the same
+ * thread, with the exact sum. A pool of several threads holds one lock around both calls. With 0 all parts count as freed. */
 void gpumem_pool_set_reserved(gpumem_pool *pool, size_t bytes);
 
 #ifdef __cplusplus

@@ -16,8 +16,8 @@
 //! impl Arena {
 //!     fn new(gpu: &SimGpu, bytes: Bytes) -> gpumem::Result<Self> {
 //!         let pool = Pool::register("arena", gpu.ordinal())?;
-//!         pool.set_reserved(bytes); // so that the next block is known to be the pool's
 //!         let block = gpu.alloc(bytes)?; // such as cuMemAlloc
+//!         pool.set_reserved(bytes);
 //!         Ok(Self { next: block.address(), block, pool })
 //!     }
 //!

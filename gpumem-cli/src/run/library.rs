@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tempfile::NamedTempFile;
+use tempfile::Builder;
 
 use crate::files;
 
@@ -83,7 +83,7 @@ pub(super) fn unpack_as(path: &Path, library: &[u8]) -> io::Result<()> {
     }
     // The file gets its name at the end: a program that begins meanwhile must not load a part of it. The file that a running program
     // has loaded is not changed.
-    let mut part = NamedTempFile::new_in(folder)?;
+    let mut part = Builder::new().prefix("libgpumem").tempfile_in(folder)?;
     make_readable(part.path(), FILE_MODE);
     part.write_all(library)?;
     part.persist(path)?;

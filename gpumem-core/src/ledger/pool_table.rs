@@ -43,8 +43,6 @@ pub(super) struct Pool {
     pub(super) part_bytes: u64,
     pub(super) block_bytes: u64,
     pub(super) reserved: Option<Bytes>,
-    /// This thread reported more than the pool's blocks have: its next blocks are probably the pool's.
-    pub(super) announced_by: Option<ThreadId>,
     /// Some of its blocks are known by their handles, so the addresses of its parts cannot be checked.
     pub(super) has_handles: bool,
     pub(super) wrong: WrongCalls,

@@ -77,7 +77,7 @@ impl Ledger {
 
     pub(super) fn empty_pool_observed<O: Observer>(&mut self, pool: PoolId, part: usize, observer: &mut O) {
         if let Some(of) = self.pools.get_mut(pool).filter(|_| part == 0) {
-            (of.reserved, of.announced_by) = (None, None);
+            of.reserved = None;
         }
         let groups = &self.groups;
         let is_part = |group: &AllocGroup| group.pool == pool && group.kind == MemKind::Part;
@@ -156,11 +156,6 @@ impl Ledger {
     /// Finds the block that a new part lies in. If the block is of no pool yet, it belongs to this pool from now on.
     fn find_block_of<O: Observer>(&mut self, key: Key, bytes: Bytes, pool: PoolId, number: u64, observer: &mut O) {
         let address = key.address();
-        if let Some(of) = self.pools.get_mut(pool)
-            && of.announced_by.take().is_some()
-        {
-            self.update_has_open_questions();
-        }
         if self.pools.is_in_newest(address, bytes, pool) {
             return;
         }

@@ -6,7 +6,7 @@
 //!
 //! A query of any thread also makes it the program's, because a query must not miss a block whose thread does nothing more. If the first part
 //! comes after a query of another thread, the block is the pool's from then on. No call was wrong, but peaks of that time have the
-//! block, so these blocks are counted. A pool that says what it will have before it allocates (`set_reserved`) has none.
+//! block, so these blocks are counted.
 
 use std::{mem, ops::Range};
 
@@ -15,7 +15,7 @@ use super::{
     groups::AllocGroup,
     live::Entry,
     observer::{BlockChangeKind, Observer},
-    pool_table::{Pool, Pools, UNDECIDED},
+    pool_table::UNDECIDED,
     pools::{LARGEST, SURE},
 };
 use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId};
@@ -26,8 +26,9 @@ impl Ledger {
         !self.pools.undecided.is_empty()
     }
 
-    /// A pool reports how much it has from the driver. Blocks that this thread has just allocated are the pool's: those in a row that are
-    /// exactly what was missing, else the newest ones as far as they fit. If more is missing, so are those that it allocates next.
+    /// A pool reports how much it has from the driver. If the newest undecided blocks of this thread in a row are exactly what was missing,
+    /// they are the pool's, and the others of the thread are the program's. If not, nothing is decided: no block is taken from the program
+    /// because it is small enough.
     pub(super) fn pool_reserved<O: Observer>(
         &mut self,
         pool: PoolId,
@@ -40,17 +41,15 @@ impl Ledger {
         }
         self.flush_pending();
         let Some(of) = self.pools.get_mut(pool) else { return };
-        (of.reserved, of.announced_by) = (Some(bytes), Some(thread));
+        of.reserved = Some(bytes);
         let (device, missing) = (of.device, bytes.get().saturating_sub(of.block_bytes));
         let mine = self.undecided_of(thread, device);
-        for (key, _) in &mine[exactly(&mine, missing)] {
-            self.take_announced(*key, thread, observer);
-        }
-        self.flush_pending();
-        if let Some(of) = self.pools.get_mut(pool)
-            && of.block_bytes >= bytes.get()
-        {
-            of.announced_by = None;
+        let Some(taken) = exactly(&mine, missing) else { return };
+        for (key, _) in &mine[taken] {
+            if let Some(of) = self.pools.get_mut(pool) {
+                of.has_handles |= !key.is_address();
+            }
+            self.decide(*key, pool, observer);
         }
         self.decide_for_program(|by, _| by == thread, observer);
     }
@@ -69,22 +68,6 @@ impl Ledger {
         self.meters.0[usize::from(self.groups.get(entry.group()).meter)].device
     }
 
-    /// An undecided block of this thread is a pool's, if the thread has announced as much.
-    fn take_announced<O: Observer>(&mut self, key: Key, thread: ThreadId, observer: &mut O) {
-        self.flush_pending();
-        let Some(entry) = self.live.get(key).copied() else { return };
-        let device = self.device_of(&entry);
-        let takes = |pool: &Pool| {
-            pool.device == Some(device)
-                && pool.announced_by == Some(thread)
-                && pool.reserved.is_some_and(|reserved| pool.block_bytes + entry.bytes.get() <= reserved.get())
-        };
-        if let Some(at) = self.pools.all.iter().position(takes) {
-            self.pools.all[at].has_handles |= !key.is_address();
-            self.decide(key, PoolId(u8::try_from(at).unwrap_or(0)), observer);
-        }
-    }
-
     /// A new block on a device with a pool.
     #[cold]
     pub(super) fn add_undecided<O: Observer>(&mut self, key: Key, entry: &Entry, thread: ThreadId, observer: &mut O) {
@@ -94,8 +77,7 @@ impl Ledger {
         self.pools.insert_range(key, entry.bytes, UNDECIDED);
         self.pools.undecided.push((thread, key));
         self.thread(thread).forget_newest();
-        self.take_announced(key, thread, observer);
-        self.update_has_open_questions();
+        self.has_open_questions = true;
     }
 
     /// All undecided blocks are the program's, because this thread reads figures.
@@ -172,12 +154,6 @@ impl Ledger {
                 }
                 self.decide(*key, pool, observer);
             }
-            EventKind::PoolReserved { pool, .. } => {
-                if let Some(of) = self.pools.get_mut(*pool) {
-                    of.announced_by = None;
-                }
-                self.update_has_open_questions();
-            }
             _ => {}
         }
     }
@@ -192,13 +168,12 @@ impl Ledger {
     }
 
     pub(super) fn update_has_open_questions(&mut self) {
-        let Pools { all, undecided, .. } = &self.pools;
-        self.has_open_questions = !undecided.is_empty() || all.iter().any(|pool| pool.announced_by.is_some());
+        self.has_open_questions = !self.pools.undecided.is_empty();
     }
 }
 
-/// The newest blocks in a row that have exactly these bytes, of a list that begins with the newest one. All, if there are none.
-fn exactly(blocks: &[(Key, u64)], bytes: u64) -> Range<usize> {
+/// Returns the newest blocks in a row that have exactly these bytes, of a list that begins with the newest one.
+fn exactly(blocks: &[(Key, u64)], bytes: u64) -> Option<Range<usize>> {
     let row_from = |from: usize| {
         let mut sum = 0_u64;
         let row = blocks[from..].iter().position(|(_, size)| {
@@ -207,5 +182,5 @@ fn exactly(blocks: &[(Key, u64)], bytes: u64) -> Range<usize> {
         })?;
         (sum == bytes).then_some(from..from + row + 1)
     };
-    (0..blocks.len()).find_map(row_from).unwrap_or(0..blocks.len())
+    (0..blocks.len()).find_map(row_from)
 }

@@ -34,8 +34,8 @@ pub struct RegisteredPool {
     /// The number of blocks that were counted for the program before the pool reported its first part in them. Peaks of that time
     /// are too high.
     pub late: u64,
-    /// The number of blocks that were counted for the program until their first part, because another thread read figures in between. Peaks of that
-    /// time may be too high. A pool that calls `set_reserved` before it allocates has none.
+    /// The number of blocks that were counted for the program until their first part, because another thread read figures in between.
+    /// Peaks of that time may be too high.
     pub read_early: u64,
 }
 

@@ -75,38 +75,32 @@ fn a_pool_without_a_name_is_called_pool() {
     assert_eq!(names, ["pool"], "{now}");
 }
 
-/// One thread reads figures all the time while a pool grows on another one. The pool that says before what it will have is right to the
-/// byte; the other one has made no mistake either.
+/// One thread reads figures all the time while a pool grows on another one. The pool makes no mistake, and a peak is right unless its row
+/// says that it may be too high.
 #[test]
 fn a_thread_that_reads_figures_makes_no_call_wrong() {
     let _alone = crate::alone();
-    for says_before in [true, false] {
-        let gpu = simulated_gpu();
-        let trace = GpuMemTrace::builder().ctx("grow").device(gpu.ordinal()).silent(true).start().unwrap();
-        let pool = Pool::register("growing", gpu.ordinal()).unwrap();
-        let is_over = AtomicBool::new(false);
-        thread::scope(|threads| {
-            threads.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    summary();
-                }
-            });
-            for _ in 0..2_000 {
-                if says_before {
-                    pool.set_reserved(Bytes::mib(4));
-                }
-                let block = gpu.alloc(Bytes::mib(4)).expect("there is room");
-                pool.allocated(block.address(), Bytes::mib(1));
-                pool.freed(block.address());
-                drop(block);
+    let gpu = simulated_gpu();
+    let trace = GpuMemTrace::builder().ctx("grow").device(gpu.ordinal()).silent(true).start().unwrap();
+    let pool = Pool::register("growing", gpu.ordinal()).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                summary();
             }
-            is_over.store(true, Ordering::Relaxed);
         });
-        let (data, pools) = (trace.data(), summary().pools);
-        let known = pools.iter().find(|known| known.name == "growing");
-        assert_eq!((data.used.mb(), data.lost, known.map_or(0, RegisteredPool::wrong_calls)), (0, 0, 0), "{known:?}");
-        if says_before {
-            assert_eq!((data.peaked.mb(), known.map_or(0, |known| known.read_early)), (1, 0), "{known:?}");
+        for _ in 0..2_000 {
+            let block = gpu.alloc(Bytes::mib(4)).expect("there is room");
+            pool.allocated(block.address(), Bytes::mib(1));
+            pool.freed(block.address());
+            drop(block);
         }
-    }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let (data, pools) = (trace.data(), summary().pools);
+    let known = pools.iter().find(|known| known.name == "growing");
+    assert_eq!((data.used.mb(), data.lost, known.map_or(0, RegisteredPool::wrong_calls)), (0, 0, 0), "{known:?}");
+    let may_be_too_high = known.is_some_and(|known| known.read_early > 0);
+    assert!(data.peaked.mb() == 1 || may_be_too_high, "{data:?}, {known:?}");
 }

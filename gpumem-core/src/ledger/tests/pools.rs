@@ -51,17 +51,21 @@ fn other_threads_do_not_decide_unless_they_ask() {
 }
 
 #[test]
-fn what_is_announced_is_the_pools_whoever_else_allocates() {
+fn a_pool_takes_no_block_because_it_is_small_enough() {
+    // The program has a block, and then the pool says what it will have.
     check(
-        "pool 1; open a
-         reserved 1 100; alloc v 7 at 0 %2; alloc x 100 at 1000; alloc w 8 at 100
-         read a = 15 0 driver=115/0
-         pool 1 = 0 0 100",
+        "pool 1; open a; alloc p 4 at 0; reserved 1 8; alloc x 8 at 1000; part 1 1000 2; close a = 6 0 driver=12/0 lost=0
+         pool 1 = 1 2 6",
+    );
+    // The driver refuses the pool a block.
+    check(
+        "pool 1; open a; alloc x 12 at 0; reserved 1 12; part 1 0 1; reserved 1 20; alloc p 4 at 1000
+         close a = 5 0 driver=16/0 lost=0",
     );
 }
 
 #[test]
-fn a_block_without_an_address_is_the_pools_if_it_was_announced() {
+fn a_block_without_an_address_is_the_pools_if_the_pool_says_so() {
     check(
         "pool 1; open a
          alloc h 20 handle; alloc i 20 handle; reserved 1 40
@@ -104,11 +108,6 @@ fn a_block_that_another_thread_reads_before_its_first_part_is_no_wrong_call() {
     }
     // A later event of its own thread makes it the program's all the same, so its figures are right.
     check("pool 1; open a %2; alloc x 100 at 1000; read a %2 = 100 0; alloc y 5 at 0; close a %2 = 105 0 lost=0");
-    // A pool that says before what it will have is right whoever reads.
-    check(
-        "pool 1; open a %2; reserved 1 100; alloc x 100 at 1000; read a %2 = 0 0; part 1 1000 10
-         close a %2 = 10 0 lost=0; pool 1 = 1 10 90",
-    );
 }
 
 #[test]
@@ -267,7 +266,6 @@ struct PlainPool {
     device: usize,
     since: u64,
     reserved: Option<i64>,
-    announced_by: Option<u32>,
     has_handles: bool,
     wrong: WrongCalls,
     read_early: u64,
@@ -325,20 +323,6 @@ impl Plain {
         self.blocks.iter().filter(|(_, block)| block.whose == Whose::Pool(pool)).map(|(_, block)| block.bytes).sum()
     }
 
-    fn take_announced(&mut self, at: usize, thread: u32) {
-        let block = self.blocks[at].1;
-        let takes = |(number, pool): &(&u8, &PlainPool)| {
-            pool.device == block.device
-                && pool.announced_by == Some(thread)
-                && pool.reserved.is_some_and(|reserved| self.block_bytes(**number) + block.bytes <= reserved)
-        };
-        if let Some(number) = self.pools.iter().find(takes).map(|(number, _)| *number) {
-            self.blocks[at].1.whose = Whose::Pool(number);
-            self.pools.get_mut(&number).unwrap().has_handles |= block.is_handle;
-            self.changed();
-        }
-    }
-
     fn alloc(&mut self, address: u64, block: PlainBlock, thread: u32) {
         let undecided = |(_, block): &&(u64, PlainBlock)| matches!(block.whose, Whose::Undecided(_));
         if self.blocks.iter().filter(undecided).count() >= 16 {
@@ -348,14 +332,10 @@ impl Plain {
         let whose = if has_pool { Whose::Undecided(thread) } else { Whose::Program };
         self.blocks.push((address, PlainBlock { whose, ..block }));
         self.changed();
-        if has_pool {
-            self.take_announced(self.blocks.len() - 1, thread);
-        }
     }
 
     fn part(&mut self, pool: u8, address: u64, bytes: i64, thread: u32) {
         let of = self.pools.get_mut(&pool).unwrap();
-        of.announced_by = None;
         let (device, since, has_handles) = (of.device, of.since, of.has_handles);
         let inside = |(start, block): &&mut (u64, PlainBlock)| {
             !block.is_handle
@@ -397,7 +377,7 @@ impl Plain {
 
     fn reserved(&mut self, pool: u8, bytes: i64, thread: u32) {
         let of = self.pools.get_mut(&pool).unwrap();
-        (of.reserved, of.announced_by) = (Some(bytes), Some(thread));
+        of.reserved = Some(bytes);
         let device = of.device;
         let mine = |at: &usize| {
             let block = self.blocks[*at].1;
@@ -407,18 +387,17 @@ impl Plain {
         let missing = (bytes - self.block_bytes(pool)).max(0);
         let sum = |row: &&[usize]| row.iter().map(|at| self.blocks[*at].1.bytes).sum::<i64>() == missing;
         let rows = (0..mine.len()).flat_map(|from| (from + 1..=mine.len()).map(move |to| from..to));
-        let exact = rows.map(|row| &mine[row]).find(sum).unwrap_or(&mine).to_vec();
-        for at in exact {
-            self.take_announced(at, thread);
-        }
-        if self.block_bytes(pool) >= bytes {
-            self.pools.get_mut(&pool).unwrap().announced_by = None;
+        let Some(exact) = rows.map(|row| &mine[row]).find(sum) else { return };
+        for at in exact.to_vec() {
+            let block = &mut self.blocks[at].1;
+            block.whose = Whose::Pool(pool);
+            self.pools.get_mut(&pool).unwrap().has_handles |= block.is_handle;
+            self.changed();
         }
         self.program_gets(|by, _| by == thread);
     }
 }
 
-/// The sums of the changes of the program's view.
 #[derive(Default)]
 struct Sums {
     live: HashMap<u64, (u32, i64)>,
@@ -534,7 +513,7 @@ fn both_views_agree_with_the_simple_way() {
                         13 if random(3) == 0 => {
                             plain.parts.retain(|(of, _), _| *of != pool);
                             let of = plain.pools.get_mut(&pool).unwrap();
-                            (of.reserved, of.announced_by) = (None, None);
+                            of.reserved = None;
                             plain.changed();
                             EventKind::PoolEmptied { pool: PoolId(pool) }
                         }

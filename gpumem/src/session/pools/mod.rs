@@ -95,9 +95,10 @@ impl Pool {
     /// Reports the memory of the pool from the driver, in use or not. With 0 it has been emptied: all its parts count
     /// as freed.
     ///
-    /// Call it right before the driver is asked for a block, on the same thread, with what the pool will have: then the block is the pool's
-    /// at once. If the driver refuses, call it again with what the pool has. Without these calls, a block is known as the pool's from
-    /// its first part on; if another thread reads figures before that, they have the whole block.
+    /// A block of the driver is known as the pool's from its first part on. If other allocations of the thread come before that, call this
+    /// right after the driver gave the block, on the same thread, with the exact sum. If another thread reads figures in between, they
+    /// have the whole block ([`read_early`](crate::report::RegisteredPool::read_early) counts these). A pool of several threads holds one
+    /// lock around the driver's call and this one.
     ///
     /// Example: see the [module](crate::pool).
     pub fn set_reserved(&self, bytes: Bytes) {
