@@ -65,7 +65,7 @@ impl Resolver {
     /// Returns the functions at a return address, inlined functions first.
     fn symbols(&self, offset: u64) -> Vec<Symbol> {
         // The call is before the address to which it returns.
-        let at = self.first.wrapping_add(offset).wrapping_sub(1);
+        let Some(at) = self.first.wrapping_add(offset).checked_sub(1) else { return Vec::new() };
         let mut symbols = Vec::new();
         if let Ok(mut frames) = self.loader.find_frames(at) {
             while let Ok(Some(frame)) = frames.next() {

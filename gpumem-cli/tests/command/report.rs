@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use gpumem_core::{
-    model::{Device, Family, MemKind, StackId},
+    model::{Device, EventKind, Family, MemKind, StackId},
     recording::{CodeAddress, Item, ModuleDefinition, Process, StackDefinition},
 };
 use serde_json::Value;
@@ -43,6 +43,23 @@ pub(crate) fn printed(arguments: &[&str]) -> String {
 #[track_caller]
 pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("it is JSON")
+}
+
+/// The program resets its summary, and the report is of the whole recording.
+#[test]
+fn a_reset_summary_lowers_no_peak_of_the_report() {
+    let mut made = Made::new("epochs");
+    let scope = made.open(3);
+    for mib in [100, 10] {
+        let block = made.alloc(mib * MIB, MemKind::Device, 2);
+        made.free(block);
+        made.event(EventKind::ResetSummary);
+    }
+    made.close(scope);
+    let file = recorded("epochs.capture", made);
+    let text = printed(&["report", &file]);
+    assert!(text.contains("the peak was 100 MiB\n") && !text.contains("10 MiB"), "{text}");
+    assert_eq!(json(&["report", "--json", &file])["devices"][0]["peak_bytes"], 100 * MIB);
 }
 
 /// Weights have 100 MiB, cuBLAS 32, the state of the optimizer 200, gradients 100, and the last activation 5.

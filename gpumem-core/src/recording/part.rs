@@ -138,13 +138,18 @@ impl Part {
             _ => {}
         }
         self.scopes.apply(event);
-        // The allocations of scopes' peaks and the figures of scopes are not read here.
+        // The allocations of scopes' peaks and the figures of scopes are not read here. A report is of the whole recording, whatever the
+        // program reset meanwhile.
         let kind = match *kind {
             EventKind::Open { scope, mut spec } => {
                 spec.at_peak = false;
                 &EventKind::Open { scope, spec }
             }
-            EventKind::Read { .. } | EventKind::Reset { .. } | EventKind::ResetKeepingPeak { .. } => {
+            EventKind::Read { .. }
+            | EventKind::Reset { .. }
+            | EventKind::ResetKeepingPeak { .. }
+            | EventKind::ResetPeaks { .. }
+            | EventKind::ResetSummary => {
                 if !self.ledger.has_undecided() {
                     return;
                 }

@@ -24,12 +24,16 @@ use crate::{
 /// drop(gpu.alloc(Bytes::mib(300))?);
 /// let first = collector.collect()?;
 /// assert_eq!((first.interval_peak, first.peak), (Bytes::mib(300), Bytes::mib(300)));
-/// assert_eq!(collector.collect()?.interval_peak, Bytes::ZERO);
+/// gpumem::summary_n_reset();
+/// let second = collector.collect()?;
+/// assert_eq!((second.interval_peak, second.peak), (Bytes::ZERO, Bytes::mib(300)));
 /// # Ok::<(), gpumem::Error>(())
 /// ```
 pub struct Collector {
     of: InterceptedDevice,
     interval: PeakInterval,
+    /// The highest peak of all intervals, and before them.
+    peak: u64,
 }
 
 /// The figures of a [`Collector`]. The sums of blocks are those of the moment of the call; while other threads allocate, not all of them
@@ -41,7 +45,7 @@ pub struct Collected {
     pub kinds: Vec<(MemKind, Bytes)>,
     /// The origins of the bytes, for memory that traces count, and the unused memory of registered pools.
     pub groups: Vec<Group>,
-    /// The peak of the device.
+    /// The peak of the device. It does not fall when the program resets its summary.
     pub peak: Bytes,
     /// The peak since the last call, or since the collector was created.
     pub interval_peak: Bytes,
@@ -59,7 +63,7 @@ impl Collector {
     pub fn new(device: impl Into<Option<u32>>) -> Result<Self> {
         let of = InterceptedDevice::on(device.into())?;
         let interval = of.session.inbox.begin_interval(of.device).ok_or(Kind::Forked)?;
-        Ok(Self { of, interval })
+        Ok(Self { of, interval, peak: 0 })
     }
 
     /// Returns the CUDA ordinal of the device.
@@ -91,6 +95,7 @@ impl Collector {
     pub fn collect(&mut self) -> Result<Collected> {
         let InterceptedDevice { session, device, .. } = self.of;
         let peaks = session.inbox.next_interval(&mut self.interval).ok_or(Kind::Forked)?;
+        self.peak = self.peak.max(peaks.ever).max(peaks.interval);
         let stats = session.inbox.stats();
         let stats = stats.iter().find(|stats| stats.device == device);
         let kinds = MemKind::ALL.into_iter().zip(stats.into_iter().flat_map(|stats| &stats.kinds));
@@ -100,7 +105,7 @@ impl Collector {
                 .map(|(kind, stat)| (kind, Bytes::new(stat.bytes.current)))
                 .collect(),
             groups: Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack)),
-            peak: Bytes::new(peaks.ever),
+            peak: Bytes::new(self.peak),
             interval_peak: Bytes::new(peaks.interval),
             refused: session.refusals.count.load(Relaxed),
             lost: session.inbox.counts().lost,
