@@ -48,6 +48,11 @@ impl DeviceHistory {
         *most = (*most).max(*live);
     }
 
+    /// Returns the live bytes of the driver's blocks. The driver refuses a request because of these, whatever pools have unused.
+    pub(super) fn driver_live(&self) -> u64 {
+        self.driver.0
+    }
+
     /// Returns the highest value of the driver's blocks, whether pools divided them or not.
     pub(crate) fn driver_peak(&self) -> u64 {
         self.driver.1

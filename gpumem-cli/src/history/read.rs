@@ -226,7 +226,7 @@ impl HistoryReading {
             EventKind::Refused { device, bytes, kind, stack } => {
                 let device = device.map(|device| self.device(device));
                 let history = &mut self.history;
-                let live = device.map(|device| history.devices[usize::from(device)].live);
+                let live = device.map(|device| history.devices[usize::from(device)].driver_live());
                 let wanted = device.map_or(Wanted::Of(kind), Wanted::On);
                 let pending = self.pending.entry((thread(event), wanted)).or_default();
                 pending.insert((bytes.get(), history.refusals.len()));

@@ -47,7 +47,7 @@ pub(crate) struct RefusedAllocation {
     pub(crate) place: Option<String>,
     pub(crate) caller: Option<String>,
     pub(crate) library: Option<String>,
-    /// The live memory of the device that was seen. `None` if it is not in the recording.
+    /// The live blocks of the driver that were seen on the device. `None` if they are not in the recording.
     pub(crate) live_bytes: Option<u64>,
     /// The size of the device's memory.
     pub(crate) total_bytes: Option<u64>,

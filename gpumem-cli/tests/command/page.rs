@@ -60,10 +60,12 @@ fn what_a_pool_keeps_unused_has_a_row() {
     }
     made.free(second);
     made.free(unknown);
+    made.refused(MIB << 20, MemKind::Device, 2);
     let file = recorded("pool.capture", made);
     let row = "cache of arena: 28 MiB of 64 MiB; wrong calls: 1 free of an unknown part";
     let report = printed(&["report", &file]);
     assert!(report.contains("the peak was 36 MiB") && report.contains(&format!("\n{row}\n")), "{report}");
+    assert!(report.contains("while the process had 64 MiB of device 0 in use"), "{report}");
     let overview = json(&["report", "--json", &file]);
     let [used, reserved, unused] = [36, 64, 28].map(|mib| mib * MIB);
     let expected = json!([{"name": "arena", "is_at_end": false, "used_bytes": used, "reserved_bytes": reserved, "unused_bytes": unused, "wrong_calls": 1}]);

@@ -388,7 +388,7 @@ impl Plain {
         let sum = |row: &&[usize]| row.iter().map(|at| self.blocks[*at].1.bytes).sum::<i64>() == missing;
         let rows = (0..mine.len()).flat_map(|from| (from + 1..=mine.len()).map(move |to| from..to));
         let Some(exact) = rows.map(|row| &mine[row]).find(sum) else { return };
-        for at in exact.to_vec() {
+        for at in exact.iter().copied() {
             let block = &mut self.blocks[at].1;
             block.whose = Whose::Pool(pool);
             self.pools.get_mut(&pool).unwrap().has_handles |= block.is_handle;
