@@ -26,9 +26,9 @@ impl Ledger {
         !self.pools.undecided.is_empty()
     }
 
-    /// A pool reports how much it has from the driver. If the newest undecided blocks of this thread in a row are exactly what was missing,
-    /// they are the pool's, and the others of the thread are the program's. If not, nothing is decided: no block is taken from the program
-    /// because it is small enough.
+    /// A pool reports how much it has from the driver. If the newest undecided blocks of this thread in a row are exactly what was missing, or
+    /// by how much it has grown since it last reported, they are the pool's, and the others of the thread are the program's. If not,
+    /// nothing is decided: no block is taken from the program because it is small enough. A pool always lacks its blocks that were not seen.
     pub(super) fn pool_reserved<O: Observer>(
         &mut self,
         pool: PoolId,
@@ -41,10 +41,11 @@ impl Ledger {
         }
         self.flush_pending();
         let Some(of) = self.pools.get_mut(pool) else { return };
-        of.reserved = Some(bytes);
-        let (device, missing) = (of.device, bytes.get().saturating_sub(of.block_bytes));
+        let before = of.reserved.replace(bytes);
+        let (device, known) = (of.device, [Some(Bytes::new(of.block_bytes)), before]);
         let mine = self.undecided_of(thread, device);
-        let Some(taken) = exactly(&mine, missing) else { return };
+        let missing = known.into_iter().flatten().map(|known| bytes.get().saturating_sub(known.get()));
+        let Some(taken) = missing.into_iter().find_map(|missing| exactly(&mine, missing)) else { return };
         for (key, _) in &mine[taken] {
             if let Some(of) = self.pools.get_mut(pool) {
                 of.has_handles |= !key.is_address();

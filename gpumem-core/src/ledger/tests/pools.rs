@@ -51,6 +51,14 @@ fn other_threads_do_not_decide_unless_they_ask() {
 }
 
 #[test]
+fn a_pool_with_blocks_that_were_not_seen_says_by_how_much_it_grows() {
+    check(
+        "pool 1; open a; reserved 1 500; part 1 100 30; alloc h 20 handle; reserved 1 520; part 1 700 10
+         close a = 40 0 driver=20/0",
+    );
+}
+
+#[test]
 fn a_pool_takes_no_block_because_it_is_small_enough() {
     // The program has a block, and then the pool says what it will have.
     check(
@@ -377,17 +385,17 @@ impl Plain {
 
     fn reserved(&mut self, pool: u8, bytes: i64, thread: u32) {
         let of = self.pools.get_mut(&pool).unwrap();
-        of.reserved = Some(bytes);
+        let before = of.reserved.replace(bytes);
         let device = of.device;
         let mine = |at: &usize| {
             let block = self.blocks[*at].1;
             block.whose == Whose::Undecided(thread) && block.device == device
         };
         let mine: Vec<_> = (0..self.blocks.len()).rev().filter(mine).collect();
-        let missing = (bytes - self.block_bytes(pool)).max(0);
-        let sum = |row: &&[usize]| row.iter().map(|at| self.blocks[*at].1.bytes).sum::<i64>() == missing;
-        let rows = (0..mine.len()).flat_map(|from| (from + 1..=mine.len()).map(move |to| from..to));
-        let Some(exact) = rows.map(|row| &mine[row]).find(sum) else { return };
+        let rows = || (0..mine.len()).flat_map(|from| (from + 1..=mine.len()).map(move |to| from..to));
+        let sum = |row: &[usize]| row.iter().map(|at| self.blocks[*at].1.bytes).sum::<i64>();
+        let exactly = |known: i64| rows().map(|row| &mine[row]).find(|row| sum(row) == (bytes - known).max(0));
+        let Some(exact) = exactly(self.block_bytes(pool)).or_else(|| exactly(before?)) else { return };
         for at in exact.iter().copied() {
             let block = &mut self.blocks[at].1;
             block.whose = Whose::Pool(pool);
