@@ -71,11 +71,10 @@ fn machine() -> Standin {
     Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
 }
 
-/// Compiles a program in C, and the library that it is linked with, which stands for one of NVIDIA's. `name` is the folder of their sources.
-fn compiled(name: &str, source: &str, library: &str, options: &[&str]) -> String {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    fs::create_dir_all(&folder).expect("it can be made");
-    let to = |file: &str| folder.join(file).display().to_string();
+/// Compiles a program in C into a folder, and the library that it is linked with, which stands for one of NVIDIA's. `name` is the folder of
+/// their sources.
+fn compiled(folder: &Folder, name: &str, source: &str, library: &str, options: &[&str]) -> String {
+    let to = |file: &str| folder.file(file);
     let cc = |words: &[&str]| {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run").join(name);
         let status = Command::new("cc").current_dir(sources).arg("-w").args(words).args(["-ldl", "-lpthread"]).status();

@@ -4,8 +4,8 @@ use super::*;
 
 #[test]
 fn collectives_are_skipped_in_a_dry_run() {
-    let program = compiled("nccl", "nccl.c", "libnccl.so.2", &[]);
     let folder = Folder::new();
+    let program = compiled(&folder, "nccl", "nccl.c", "libnccl.so.2", &[]);
     let with = |options: &[&str], arguments: &[&str]| {
         let file = folder.file("a.capture");
         let words = [&["run", "--stacks", "none"], options, &["-o", &file, "--", &program], arguments].concat();

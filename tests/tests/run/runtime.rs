@@ -14,7 +14,8 @@ fn run_on(machine: &Standin, options: &[&str], program: &str) -> Outcome {
 #[test]
 fn the_runtime_has_as_many_cards_as_are_asked_for() {
     // Its functions have a version, as those of the runtime.
-    let program = compiled("runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
+    let folder = Folder::new();
+    let program = compiled(&folder, "runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
     // What the machine has besides its first device does not matter.
     for devices in [1, 2] {
         let outcome = run_on(&machine().devices(devices), &["--dry", "--cards", "4", "--card", "24GiB"], &program);
@@ -29,7 +30,8 @@ fn the_runtime_has_as_many_cards_as_are_asked_for() {
 #[test]
 fn other_programs_see_the_machine() {
     // Its functions have a version, as those of the runtime.
-    let program = compiled("runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
+    let folder = Folder::new();
+    let program = compiled(&folder, "runtime", "cudart.c", "libcudart.so.13", &["-Wl,--version-script=cudart.map"]);
     for options in [&[][..], &["--dry"], &["--limit", "1GiB"]] {
         let outcome = run_on(&machine(), options, &program);
         let total = if options.len() == 2 { 1024 } else { 15_769 };
