@@ -45,8 +45,7 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub fn free_like_newest(&mut self, key: Key, thread: ThreadId) -> bool {
-        let is_special =
-            if key.is_part() { self.has_thread_scopes || self.has_open_questions } else { self.is_special };
+        let is_special = if key.is_part() { self.has_thread_scopes || self.has_undecided() } else { self.is_special };
         let Some(record) = self.threads.get_mut(thread.0 as usize) else { return false };
         if is_special {
             return false;
@@ -73,7 +72,7 @@ impl Ledger {
         thread: ThreadId,
         observer: &mut O,
     ) {
-        if self.has_open_questions {
+        if self.has_undecided() {
             let is_many = self.pools.has_many_undecided();
             let is_other = is_many || !tag.is_of_driver();
             self.decide_for_program(|by, undecided| by == thread && is_other || undecided == key, observer);
@@ -259,7 +258,7 @@ impl Ledger {
         thread: ThreadId,
         observer: &mut O,
     ) -> Answer {
-        if self.has_open_questions {
+        if self.has_undecided() {
             self.decide_for_program(|by, undecided| by == thread || undecided == key, observer);
         }
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(key, older, thread) };
@@ -346,7 +345,7 @@ impl Ledger {
     }
 
     pub(super) fn remove_context_observed<O: Observer>(&mut self, context: u8, part: usize, observer: &mut O) {
-        if self.has_open_questions {
+        if self.has_undecided() {
             self.decide_for_program(|_, _| true, observer);
         }
         let groups = &self.groups;

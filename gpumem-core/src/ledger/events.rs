@@ -46,7 +46,7 @@ impl Ledger {
             }
             EventKind::Free { key, block } => self.free_observed(*key, block.as_ref(), event.thread, observer),
             _ => {
-                if self.has_open_questions && !event.kind.is_of_pool() {
+                if self.has_undecided() && !event.kind.is_of_pool() {
                     if event.kind.concerns_all_blocks() {
                         self.decide_all(event.thread, observer);
                     } else {

@@ -89,8 +89,6 @@ pub struct Ledger {
     has_pools: bool,
     /// True if one of the two fields above is true: blocks of the driver are not only counted like the newest ones.
     is_special: bool,
-    /// True if some block is undecided, or if a pool waits for a block; see `undecided.rs`.
-    has_open_questions: bool,
     /// True if events are passed to a tap as well. The inbox sets it. It is here because each event reads this cache line
     /// anyway.
     pub(crate) is_tapped: bool,

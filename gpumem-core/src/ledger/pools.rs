@@ -92,7 +92,7 @@ impl Ledger {
     #[inline]
     pub fn part_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
         !self.has_thread_scopes
-            && !self.has_open_questions
+            && !self.has_undecided()
             && self.pools.is_in_newest(key.address(), bytes, PoolId(tag.context()))
             && self.live.has_room_in_front(key)
             && !self.live.is_in_shard(key)

@@ -22,13 +22,15 @@ use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId
 
 impl Ledger {
     /// Some block is undecided.
+    #[inline]
     pub(crate) fn has_undecided(&self) -> bool {
         !self.pools.undecided.is_empty()
     }
 
-    /// A pool reports how much it has from the driver. If the newest undecided blocks of this thread in a row are exactly what was missing, or
-    /// by how much it has grown since it last reported, they are the pool's, and the others of the thread are the program's. If not,
-    /// nothing is decided: no block is taken from the program because it is small enough. A pool always lacks its blocks that were not seen.
+    /// A pool reports how much it has from the driver. The ledger looks for undecided blocks of this thread, allocated one after the other, whose
+    /// sum is exactly what the pool lacks, or exactly its growth since its last report. (If some blocks of the pool were not seen, it always
+    /// lacks these.) The newest such blocks become the pool's, and the other undecided blocks of the thread become the program's. Without such
+    /// blocks, nothing is decided: a smaller block may be the program's.
     pub(super) fn pool_reserved<O: Observer>(
         &mut self,
         pool: PoolId,
@@ -44,12 +46,13 @@ impl Ledger {
         let before = of.reserved.replace(bytes);
         let (device, known) = (of.device, [Some(Bytes::new(of.block_bytes)), before]);
         let mine = self.undecided_of(thread, device);
-        let missing = known.into_iter().flatten().map(|known| bytes.get().saturating_sub(known.get()));
-        let Some(taken) = missing.into_iter().find_map(|missing| exactly(&mine, missing)) else { return };
-        for (key, _) in &mine[taken] {
-            if let Some(of) = self.pools.get_mut(pool) {
-                of.has_handles |= !key.is_address();
-            }
+        let mut missing = known.into_iter().flatten().map(|known| bytes.get().saturating_sub(known.get()));
+        let Some(taken) = missing.find_map(|missing| exactly(&mine, missing)) else { return };
+        let taken = &mine[taken];
+        if let Some(of) = self.pools.get_mut(pool) {
+            of.has_handles |= taken.iter().any(|(key, _)| !key.is_address());
+        }
+        for (key, _) in taken {
             self.decide(*key, pool, observer);
         }
         self.decide_for_program(|by, _| by == thread, observer);
@@ -78,7 +81,6 @@ impl Ledger {
         self.pools.insert_range(key, entry.bytes, UNDECIDED);
         self.pools.undecided.push((thread, key));
         self.thread(thread).forget_newest();
-        self.has_open_questions = true;
     }
 
     /// All undecided blocks are the program's, because this thread reads figures.
@@ -111,7 +113,6 @@ impl Ledger {
                 self.notice(&entry, false, thread);
             }
         }
-        self.update_has_open_questions();
     }
 
     /// A block of the driver belongs to this pool from now on, or to none.
@@ -137,7 +138,6 @@ impl Ledger {
         }
         let kind = if pool == PoolId::NONE { BlockChangeKind::GivenToProgram } else { BlockChangeKind::TakenByPool };
         self.tell(kind, key, &now, observer);
-        self.update_has_open_questions();
     }
 
     /// An event of a shortened recording was applied, which may lack the next event of the thread. If it allocates a block of the driver, the
@@ -166,10 +166,6 @@ impl Ledger {
         }
         let has_pool = tag.kind().is_on_device() && self.meters.0[usize::from(meter)].driver.is_some();
         if has_pool { UNDECIDED } else { PoolId::NONE }
-    }
-
-    pub(super) fn update_has_open_questions(&mut self) {
-        self.has_open_questions = !self.pools.undecided.is_empty();
     }
 }
 
