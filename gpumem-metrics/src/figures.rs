@@ -8,7 +8,7 @@ use gpumem::{
     report::Group,
 };
 
-use crate::shared::{INTERVAL_PEAK, LIBRARY, LIVE, LOST, Metric, OTHER, PEAK, PLACE, REFUSED, SCOPE, largest};
+use crate::schema::{INTERVAL_PEAK, LIBRARY, LIVE, LOST, Metric, OTHER, PEAK, PLACE, REFUSED, SCOPE, largest};
 
 /// One value of a metric.
 #[derive(Debug)]

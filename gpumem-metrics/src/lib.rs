@@ -23,20 +23,12 @@ mod figures;
 mod metrics;
 #[cfg(feature = "opentelemetry")]
 mod opentelemetry;
-mod shared;
+pub mod schema;
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::Reporter;
 #[cfg(feature = "opentelemetry")]
-pub use self::opentelemetry::observe;
-
-/// The parts that `gpumem export` uses.
-#[doc(hidden)]
-pub mod __private {
-    #[cfg(feature = "opentelemetry")]
-    pub use crate::opentelemetry::instrument;
-    pub use crate::shared::*;
-}
+pub use self::opentelemetry::{instrument, observe};
 
 /// The number of libraries, scopes and places of a device that have series of their own.
 pub const LARGEST: usize = 10;

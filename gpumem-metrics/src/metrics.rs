@@ -8,7 +8,7 @@ use metrics::{Key, Label, counter, gauge};
 use crate::{
     LARGEST,
     figures::{Figure, collect, collectors, to_float},
-    shared::{Kind, Metric, label},
+    schema::{Kind, Metric, label},
 };
 
 /// Sets the metrics of the recorder that the program has installed.

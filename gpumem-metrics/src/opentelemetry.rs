@@ -14,7 +14,7 @@ use opentelemetry::{
 use crate::{
     LARGEST,
     figures::{Figure, collect, collectors, to_float},
-    shared::{Kind, Metric, OF_PROGRAMS, Unit},
+    schema::{Kind, Metric, OF_PROGRAMS, Unit},
 };
 
 /// Creates the instruments of all devices. Their callbacks collect the figures whenever a reader of the meter asks, without asking the driver. If

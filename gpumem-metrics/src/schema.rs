@@ -1,31 +1,39 @@
-//! This module has the metrics of a process, and chooses the sums that have names. `gpumem export` uses them, too.
-
-#![expect(missing_docs, reason = "it is no part of the interface")]
+//! The metrics of a process: names, units and help texts, and the choice of the sums that have names. `gpumem export` has the same ones.
 
 /// One metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Metric {
     /// The name for OpenTelemetry.
     pub name: &'static str,
+    /// The kind of instrument.
     pub kind: Kind,
+    /// The unit of its values.
     pub unit: Unit,
+    /// The description, one sentence or phrase.
     pub help: &'static str,
 }
 
+/// The kind of instrument of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The sum over GPUs makes sense. The metric is a gauge for Prometheus.
     UpDown,
+    /// The value rises and falls.
     Gauge,
     /// The value only rises.
     Counter,
 }
 
+/// The unit of the values of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
+    /// Bytes.
     Bytes,
+    /// A part of 1.
     Ratio,
+    /// Events, such as refused allocations.
     Events,
+    /// Things that are counted, such as processes.
     Things,
 }
 
@@ -41,6 +49,7 @@ impl Unit {
 }
 
 impl Metric {
+    /// Creates a metric of these values.
     pub const fn new(name: &'static str, kind: Kind, unit: Unit, help: &'static str) -> Self {
         Self { name, kind, unit, help }
     }
@@ -72,19 +81,27 @@ pub fn label(attribute: &str) -> String {
     attribute.replace('.', "_")
 }
 
+/// The peak of the device.
 pub const PEAK: Metric = Metric::bytes("gpumem.process.peak", "The most that a process had allocated at one time.");
+/// The peak since the last collection.
 pub const INTERVAL_PEAK: Metric = Metric::bytes(
     "gpumem.process.interval.peak",
     "The most that a process had allocated at one time since the last collection.",
 );
+/// The live bytes by kind of memory.
 pub const LIVE: Metric = Metric::bytes("gpumem.process.live", "What a process has allocated, by kind of memory.");
+/// The live bytes by library.
 pub const LIBRARY: Metric =
     Metric::bytes("gpumem.process.live.library", "What a process has allocated, by the library that did it.");
+/// The live bytes by scope.
 pub const SCOPE: Metric = Metric::bytes("gpumem.process.live.scope", "What a process has allocated, by scope.");
+/// The live bytes by line and scope.
 pub const PLACE: Metric =
     Metric::bytes("gpumem.process.live.place", "What a process has allocated, by line and scope.");
+/// The allocations that the driver refused.
 pub const REFUSED: Metric =
     Metric::events("gpumem.process.refused", "Allocations that the driver refused: out of memory.");
+/// The events that were lost.
 pub const LOST: Metric =
     Metric::events("gpumem.process.lost", "Events that were lost. If there are any, the figures may be wrong.");
 
@@ -95,7 +112,7 @@ pub(crate) const OF_PROGRAMS: [Metric; 8] = [PEAK, INTERVAL_PEAK, LIVE, LIBRARY,
 /// The name of the sum of all that are not among the largest.
 pub const OTHER: &str = "other";
 
-/// Returns the largest `most` of these sums, and the rest as one.
+/// Returns the largest `most` of these sums that are above 0, and the rest as one, which has the name `other()`.
 pub fn largest<N: Ord>(
     sums: impl IntoIterator<Item = (N, u64)>,
     most: usize,

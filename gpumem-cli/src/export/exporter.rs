@@ -17,7 +17,7 @@ use gpumem_core::{
     recording::Follower,
 };
 use gpumem_driver::source::machine::accounted_peaks;
-use gpumem_metrics::__private::{OTHER, largest};
+use gpumem_metrics::schema::{OTHER, largest};
 
 use super::{
     cgroup::container,
@@ -66,7 +66,7 @@ pub(super) struct Exporter {
     /// The processes, and the time at which each began.
     processes: HashMap<u32, (u64, ProcessId)>,
     followed: Vec<Followed>,
-    /// The number of recordings that were left out in the newest round, because there were too many.
+    /// The number of recordings that the last look did not follow, because there were too many.
     not_followed: usize,
     /// The names of collectors with their numbers. The last one has collected last.
     collectors: Vec<(String, u32)>,
@@ -405,7 +405,7 @@ fn lives(follower: &Follower, places: usize) -> HashMap<Device, LiveSample> {
     lives
 }
 
-/// The largest room between the parts of each pool, if the addresses of all its blocks are known.
+/// Returns the largest unused range in the blocks of each pool, if the addresses of all its blocks are known.
 fn largest_holes(ledger: &dyn LedgerView) -> HashMap<PoolId, u64> {
     let mut pools = ledger.pools();
     let blocks = ledger.stats().iter().map(|stats| stats.on_device.blocks.current).sum::<u64>();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpumem_metrics::__private::{INTERVAL_PEAK, Kind, LIBRARY, LIVE, LOST, Metric, PEAK, PLACE, REFUSED, SCOPE, Unit};
+use gpumem_metrics::schema::{INTERVAL_PEAK, Kind, LIBRARY, LIVE, LOST, Metric, PEAK, PLACE, REFUSED, SCOPE, Unit};
 
 use super::sample::{
     DeviceSample, GpuId, GpuSample, LiveSample, PoolSample, ProcessId, RecordingSample, Sample, UsageSample,

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use gpumem_metrics::__private::instrument;
+use gpumem_metrics::instrument;
 use opentelemetry::{KeyValue, metrics::MeterProvider};
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use opentelemetry_otlp::{MetricExporter, Protocol, WithExportConfig, WithHttpConfig};

@@ -5,7 +5,7 @@ use ::prometheus::{
     proto::{Counter, Gauge, LabelPair, Metric as Line, MetricFamily, MetricType},
 };
 
-use gpumem_metrics::__private::{Kind, Metric, label};
+use gpumem_metrics::schema::{Kind, Metric, label};
 
 use super::metrics::{Attributes, METRICS, Points};
 
