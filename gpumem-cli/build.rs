@@ -57,8 +57,8 @@ fn build(out: &Path, library: &Path) {
         built.push(variable("TARGET"));
     }
     built.push(if is_release { "release" } else { "debug" });
-    // The variables that the outer Cargo sets for this build script are not meant for the library: among others its flags, and clippy
-    // in the place of the compiler. The settings for the source of crates and for incremental builds are the same for both.
+    // The outer Cargo sets variables for this build script, such as its flags, and clippy instead of the compiler. The build of the library
+    // gets none of them, except the settings for the source of crates and for incremental builds.
     let is_kept = |name: &str| {
         ["CARGO_HOME", "CARGO_INCREMENTAL", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTR", "CARGO_SOURCE_"]
             .iter()

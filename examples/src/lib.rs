@@ -51,7 +51,7 @@ impl Gpu {
     /// Returns the device with this number. If there is no GPU, it creates simulated devices up to this number.
     ///
     /// # Errors
-    /// Returns an error if devices are there, but not this one, or it cannot be used.
+    /// Returns an error if there are other devices and not this one, or if this one cannot be used.
     pub fn nth(ordinal: u32) -> Result<Self> {
         if SimGpu::all()?.is_empty() && gpumem::is_available() {
             return Ok(Self::Cuda(CudaContext::new(ordinal as usize)?));

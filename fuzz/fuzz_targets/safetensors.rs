@@ -1,4 +1,4 @@
-//! This target reads safetensors files: the sum of all tensors is the length of the data, or the file is refused.
+//! This target reads safetensors files. It checks that a file is refused, or that the sizes of its tensors add up to the length of the data.
 
 #![no_main]
 

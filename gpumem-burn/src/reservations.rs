@@ -100,7 +100,7 @@ pub(crate) fn peek(device: DeviceThread) -> Reserved {
 
 #[derive(Default)]
 struct ThisThread {
-    /// The reservations, which are looked up once. `None` inside if this is not a device thread.
+    /// The reservations of the device. They are looked up once. The cell contains `None` if this is not a device thread.
     device: OnceCell<Option<Shared>>,
     /// The span of `reserve` that is open.
     open: Option<Reservation>,

@@ -1,9 +1,9 @@
 //! The scopes of one device, and the known facts about their memory.
 //!
-//! A *point* is a moment at which the device was read: the beginning or the end of a scope. Between two points, cubecl reports its
-//! reservations and no frees. So the peak of such a *stretch* lies between two bounds: at least the memory in use at one of its two points,
+//! A *point* is a moment at which the device was read: the beginning or the end of a scope. A *stretch* is the time between two points. In it,
+//! cubecl reports its reservations and no frees. So the peak of a stretch lies between two bounds: at least the memory in use at one of its two points,
 //! and at most the memory in use at its first point and all reservations in it. Pools that report no sizes have at most all their memory in
-//! use, and all that they got in the stretch. The peak of a scope is the highest of its stretches.
+//! use, and all memory that they got between the points. The peak of a scope is the highest peak of its stretches.
 
 use std::thread::{self, ThreadId};
 
@@ -122,7 +122,7 @@ impl Scopes {
         self.unmeasured += 1;
     }
 
-    /// Adds a point, with the memory `reserved` since the last one.
+    /// Adds a point. `reserved` is the memory that was reserved since the last point.
     fn point(&mut self, reading: Reading, reserved: &Reserved) {
         self.is_observed |= reserved.count > 0;
         let mut peak = Peak::of_stretch(&self.last, &reading, reserved);

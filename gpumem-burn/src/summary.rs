@@ -93,8 +93,7 @@ pub struct Summary {
     pub in_use: u64,
     /// The bytes that cubecl has from the driver or the graphics API: `bytes_reserved`.
     pub pages: u64,
-    /// The number of calls of scopes that were not measured: another thread had a scope open, the code panicked, or the
-    /// device failed.
+    /// The number of calls that were not measured, because another thread had a scope open, the code panicked, or the device failed.
     pub unmeasured: u64,
     /// True if [`layer`](crate::layer()) saw a reservation. Without it, there are no upper bounds.
     pub is_observed: bool,

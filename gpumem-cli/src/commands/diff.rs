@@ -29,7 +29,7 @@ Examples:
   gpumem diff before.capture after.capture --markdown > comment.md";
 
 /// Compares the peaks of two recordings, by scope, place, library and kind of memory, and those of PyTorch's tensors if both have them.
-/// For two folders, it compares the peaks of all ranks.
+/// If both are folders, this command compares the peaks of all ranks.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DiffArguments {

@@ -63,7 +63,7 @@ fn addresses(listen: &str, has_token: bool) -> Result<Vec<SocketAddr>, Failure> 
         let next = "give --token-file FILE, or --unix SOCKET";
         return Err(failed(&"other machines can reach it, and there is no token", next));
     }
-    // The exporter listens on the first one. Clients that look up `localhost` try both kinds.
+    // The exporter listens on the first address, so IPv4 comes first. Clients that look up `localhost` try IPv4 and IPv6.
     found.sort_by_key(SocketAddr::is_ipv6);
     Ok(found)
 }

@@ -61,7 +61,7 @@ mod tests {
         // Version 2, containerd, systemd as the driver; guaranteed pods have no class.
         both("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podSLICE.slice/cri-containerd-ID.scope\n");
         both("0::/kubepods.slice/kubepods-podSLICE.slice/cri-containerd-ID.scope\n");
-        // In kind, the node is a container itself.
+        // A node of kind (Kubernetes in Docker) is a container.
         both(
             "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/\
              kubelet-kubepods-besteffort-podSLICE.slice/cri-containerd-ID.scope\n",

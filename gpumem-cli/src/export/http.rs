@@ -37,7 +37,8 @@ use super::{
     prometheus,
 };
 
-/// At most this many connections are open at once. A further one takes the place of the oldest one that has sent no request, or waits.
+/// At most this many connections are open at once. For a new one, the oldest connection without a request is closed. If all have sent a
+/// request, the new one waits.
 const MOST_CONNECTIONS: usize = 64;
 /// A connection that has not sent a whole request ends after this time.
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
@@ -121,7 +122,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
                 drop(place);
             });
             open.push_back((task.abort_handle(), is_asked));
-            // A request that has arrived is read before further connections can take its place.
+            // The task reads a request that has arrived. After that, no new connection closes this one.
             task::yield_now().await;
         }
     })

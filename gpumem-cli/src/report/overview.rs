@@ -401,7 +401,7 @@ impl PoolOverview {
     /// Returns the pools of a device at its peak. Pools that had nothing then follow, with their figures at the end.
     fn all(history: &History, of: &DeviceHistory) -> Vec<Self> {
         let at_end: Vec<_> = history.ledger().pools().into_iter().filter(|pool| pool.device == of.device).collect();
-        // What makes figures wrong counts until the end.
+        // Mistakes after the peak also make figures wrong, so their numbers are those at the end.
         let with_wrong = |pool: &KnownPool| {
             let end = at_end.iter().find(|end| end.pool == pool.pool);
             end.map_or(*pool, |end| KnownPool { wrong: end.wrong, read_early: end.read_early, ..*pool })

@@ -8,7 +8,7 @@ use crate::{
     model::{Key, Label},
 };
 
-/// With at most this many labels, no sweep is made.
+/// No sweep is made while there are at most this many labels.
 const FEW: usize = 1 << 10;
 
 /// Labels by the key of their block, with the number of its allocation, which no other block of this key has.

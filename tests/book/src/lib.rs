@@ -48,7 +48,7 @@ pages! {
     internals "internals.md"
 }
 
-/// What the macros say about themselves.
+/// The documentation of the macros.
 #[cfg(doctest)]
 mod macros {
     #[doc = include_str!("../../../gpumem-macros/docs/assert_gpu_mem.md")]

@@ -259,7 +259,7 @@ pub(super) fn reset_primary_context(ordinal: u64) -> Option<u32> {
         return None;
     }
     Some(match release(card, |_| 0) {
-        // As in the driver, this call has no effect.
+        // The call has no effect, as with the driver.
         CUDA_ERROR_INVALID_CONTEXT if card < cards::count() => SUCCESS,
         CUDA_ERROR_INVALID_CONTEXT => CUDA_ERROR_INVALID_DEVICE,
         code => code,
