@@ -125,6 +125,28 @@ impl Opened {
     }
 }
 
+#[cfg(feature = "export")]
+impl Live {
+    pub(crate) fn follower(&self) -> &Follower {
+        &self.follower
+    }
+
+    /// See [`Follower::take_recent_peak`].
+    pub(crate) fn take_recent_peak(&mut self, device: Device) -> u64 {
+        self.follower.take_recent_peak(device)
+    }
+
+    /// See [`RecordingView::unread_events`].
+    pub(crate) fn unread(&self) -> u64 {
+        self.unread
+    }
+
+    /// Returns whether the reader has reached the end, and the figures are right.
+    pub(crate) fn is_read(&self) -> bool {
+        self.is_caught_up && self.error.is_none()
+    }
+}
+
 impl Live {
     pub(crate) fn new(path: PathBuf) -> Self {
         Self {
@@ -141,20 +163,6 @@ impl Live {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
-    }
-
-    pub(crate) fn follower(&self) -> &Follower {
-        &self.follower
-    }
-
-    /// See [`Follower::take_recent_peak`].
-    pub(crate) fn take_recent_peak(&mut self, device: Device) -> u64 {
-        self.follower.take_recent_peak(device)
-    }
-
-    /// See [`RecordingView::unread_events`].
-    pub(crate) fn unread(&self) -> u64 {
-        self.unread
     }
 
     /// Returns the figures since the recording began. They never fall.
@@ -177,11 +185,6 @@ impl Live {
             peaks,
             waiting: now.waiting,
         }
-    }
-
-    /// Returns whether the reader has reached the end, and the figures are right.
-    pub(crate) fn is_read(&self) -> bool {
-        self.is_caught_up && self.error.is_none()
     }
 
     /// Reads new data, but only this number of bytes.
