@@ -5,6 +5,7 @@ use std::{
     io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    slice::from_ref,
 };
 
 use glob::MatchOptions;
@@ -55,6 +56,42 @@ pub(crate) fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
         files.extend(found);
     }
     Ok(files)
+}
+
+/// The reason why a file without any byte is no recording.
+pub(crate) const EMPTY: &str =
+    "the file is empty: its program ended, or the disk was full, before anything was written";
+
+/// The recordings that arguments stand for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recordings {
+    pub(crate) files: Vec<PathBuf>,
+    /// The files of folders and patterns that are empty. They do not hide the others.
+    pub(crate) empty: Vec<PathBuf>,
+}
+
+impl Recordings {
+    /// Does the same as [`expand`] for files that have been written.
+    ///
+    /// # Errors
+    /// Returns an error in the same cases, and if all files of a folder or a pattern are empty.
+    pub(crate) fn of(arguments: &[PathBuf]) -> Result<Self, Failure> {
+        let mut all = Self::default();
+        for argument in arguments {
+            let found = expand(from_ref(argument))?;
+            // If the user named the file, its reader says that it is empty.
+            let is_named = found.as_slice() == from_ref(argument);
+            let is_empty = |path: &PathBuf| path.metadata().is_ok_and(|known| known.is_file() && known.len() == 0);
+            let (empty, files): (Vec<_>, Vec<_>) = found.into_iter().partition(|path| !is_named && is_empty(path));
+            if files.is_empty() {
+                let what = format!("`{}` cannot be read", argument.display());
+                return Err(Failure::new(what, "all its recordings are empty", "record the program again"));
+            }
+            all.files.extend(files);
+            all.empty.extend(empty);
+        }
+        Ok(all)
+    }
 }
 
 /// Returns the parts of a name, each with the number after it.
@@ -164,6 +201,16 @@ mod tests {
         for of_ranks in ["host-1", "host-1/*"] {
             assert_eq!(expanded(&[of_ranks]), Ok(in_folder(&ranks)));
         }
+        // An empty file is told apart, unless it is named or nothing else is there.
+        put("host-1/empty.capture", b"");
+        let recordings = |name| Recordings::of(&in_folder(&[name])).map_err(|error| error.to_string());
+        for of_ranks in ["host-1", "host-1/*"] {
+            let (files, empty) = (in_folder(&ranks), in_folder(&["host-1/empty.capture"]));
+            assert_eq!(recordings(of_ranks), Ok(Recordings { files, empty }));
+        }
+        assert_eq!(recordings("host-1/empty.capture").unwrap().empty, in_folder(&[]));
+        let empty = recordings("host-1/e*").unwrap_err();
+        assert!(empty.ends_with("/host-1/e*` cannot be read: all its recordings are empty; record the program again"));
         put("[1].capture", &recording);
         assert_eq!(expanded(&["[1].capture"]), Ok(in_folder(&["[1].capture"])));
         let unmatched = expanded(&["*.no"]).unwrap_err();

@@ -1,6 +1,6 @@
 //! Writes the peaks of recordings to a file of a repository, and compares other recordings with it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use gpumem_driver::baseline_file::Baseline;
@@ -9,9 +9,9 @@ use super::report::read;
 use crate::{
     exit::Exit,
     failure::Failure,
-    files,
+    files::{self, Recordings},
     report::{
-        annotations::Annotations,
+        annotations::{Annotations, Check, Finding},
         baseline::{Comparison, Lines, is_of_recording},
         difference::Limit,
         overview::Overview,
@@ -79,13 +79,14 @@ struct Of {
 pub(super) fn execute(arguments: &BaselineArguments) -> Result<Exit, Failure> {
     match &arguments.what {
         What::Write(WriteArguments { of }) => {
-            let written = lines(of)?.written();
+            let (lines, empty) = lines(of)?;
+            let written = lines.written();
             let change = |baseline: &mut Baseline| {
                 baseline.peaks.retain(|name, _| !is_of_recording(name));
                 baseline.peaks.extend(written);
             };
             Baseline::update(&of.file, change).map_err(|error| refused("kept", error))?;
-            Ok(Exit::Done)
+            Ok(exit(Annotations::tell(None, &empty)?))
         }
         What::Check(arguments) => check(arguments),
     }
@@ -93,7 +94,7 @@ pub(super) fn execute(arguments: &BaselineArguments) -> Result<Exit, Failure> {
 
 fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
     let CheckArguments { of, fail_on_increase, annotations, markdown, json } = arguments;
-    let lines = lines(of)?;
+    let (lines, empty) = lines(of)?;
     let baseline = Baseline::read(&of.file).map_err(|error| refused("compared", error))?.ok_or_else(|| {
         let file = of.file.display();
         Failure::new(
@@ -108,10 +109,15 @@ fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
     } else {
         terminal::answer(*json, &comparison, |out, paint| comparison.write(out, paint))?;
     }
-    if annotations.is_some() {
-        Annotations::tell(annotations.as_ref(), &comparison.checks())?;
-    }
-    Ok(if comparison.is_exceeded() { Exit::LimitExceeded } else { Exit::Done })
+    let has_empty = !empty.is_empty();
+    let of_peaks = if annotations.is_some() { comparison.checks() } else { Vec::new() };
+    Annotations::tell(annotations.as_ref(), &[of_peaks, empty].concat())?;
+    Ok(if comparison.is_exceeded() { Exit::LimitExceeded } else { exit(has_empty) })
+}
+
+/// A recording with nothing in it has no peak in a new baseline, and is compared with none.
+fn exit(has_empty: bool) -> Exit {
+    if has_empty { Exit::Failed } else { Exit::Done }
 }
 
 /// The library's error says what is wrong with the file, and the next step.
@@ -119,15 +125,28 @@ fn refused(what: &str, error: gpumem_core::error::Error) -> Failure {
     Failure::new(format!("the peaks cannot be {what}"), error, "")
 }
 
-fn lines(of: &Of) -> Result<Lines, Failure> {
+/// Returns the lines of the recordings, and those recordings that have nothing in them.
+fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
     let mut lines = Lines::default();
-    for file in files::expand(&of.recordings)? {
+    let Recordings { files, empty } = Recordings::of(&of.recordings)?;
+    let check = |file: &Path, why: &str| {
+        let of = file.display().to_string();
+        let found = vec![Finding::new(format!("`{of}` has no peaks: {why}"))];
+        Check { of, name: "its peaks are known".to_owned(), found }
+    };
+    let mut empty: Vec<_> = empty.iter().map(|file| check(file, files::EMPTY)).collect();
+    for file in files {
         let history = read(&file)?;
-        lines.add(&history, &Overview::of(&history))?;
+        let overview = Overview::of(&history);
+        match overview.why_empty() {
+            Some(why) => empty.push(check(&file, why)),
+            None => lines.add(&history, &overview)?,
+        }
     }
     if lines.is_empty() {
         let next = "record a program that uses a GPU";
+        Annotations::tell(None, &empty)?;
         return Err(Failure::new("no peaks are known", "nothing was measured", next));
     }
-    Ok(lines)
+    Ok((lines, empty))
 }

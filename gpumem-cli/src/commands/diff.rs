@@ -11,7 +11,7 @@ use super::report::read;
 use crate::{
     exit::Exit,
     failure::Failure,
-    files,
+    files::{self, Recordings},
     report::{
         annotations::{Annotations, Check},
         difference::{Difference, Limit},
@@ -53,8 +53,11 @@ pub(crate) struct DiffArguments {
 }
 
 pub(super) fn execute(arguments: &DiffArguments) -> Result<Exit, Failure> {
-    let sides = [files::expand(from_ref(&arguments.before))?, files::expand(from_ref(&arguments.after))?];
-    let [[before], [after]] = sides.each_ref().map(Vec::as_slice) else { return of_runs(arguments, &sides) };
+    let sides = [Recordings::of(from_ref(&arguments.before))?, Recordings::of(from_ref(&arguments.after))?];
+    let has_empty = sides.iter().any(|side| !side.empty.is_empty());
+    let ([[before], [after]], false) = (sides.each_ref().map(|side| side.files.as_slice()), has_empty) else {
+        return of_runs(arguments, &sides);
+    };
     let difference = Difference::of(overview(before)?, overview(after)?, arguments.fail_on_increase);
     if arguments.markdown {
         terminal::print(|out| difference.write_markdown(out))?;
@@ -69,12 +72,12 @@ fn overview(file: &Path) -> Result<Overview, Failure> {
 }
 
 /// Compares the recordings of two runs. Each is read by itself, and only its peaks are kept.
-fn of_runs(arguments: &DiffArguments, sides: &[Vec<PathBuf>; 2]) -> Result<Exit, Failure> {
-    let run = |files: &[PathBuf]| {
-        files.iter().try_fold(Run::default(), |mut run, file| {
-            run.add(file, &overview(file)?);
-            Ok::<_, Failure>(run)
-        })
+fn of_runs(arguments: &DiffArguments, sides: &[Recordings; 2]) -> Result<Exit, Failure> {
+    let run = |Recordings { files, empty }: &Recordings| {
+        let mut run = Run::default();
+        empty.iter().for_each(|file| run.add_empty(file, files::EMPTY));
+        files.iter().try_for_each(|file| overview(file).map(|overview| run.add(file, &overview)))?;
+        Ok::<_, Failure>(run)
     };
     let names = [&arguments.before, &arguments.after].map(|side| side.display().to_string());
     let mut difference = RunDifference::of(names, [run(&sides[0])?, run(&sides[1])?], arguments.fail_on_increase);

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::{
     exit::Exit,
     failure::Failure,
-    files,
+    files::{self, Recordings},
     formats::Format,
     history::{History, Moment},
     page::{self, Page},
@@ -137,8 +137,17 @@ impl View {
 }
 
 pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
-    arguments.files = files::expand(&arguments.files)?;
+    let empty;
+    Recordings { files: arguments.files, empty } = Recordings::of(&arguments.files)?;
     let arguments = &arguments;
+    let mut judge = Judge::new(&arguments.limits);
+    for file in &empty {
+        if judge.has_limits() {
+            judge.unknown(file, &files::EMPTY);
+        } else {
+            terminal::error(&Failure::new(format!("`{}` is left out", file.display()), files::EMPTY, ""));
+        }
+    }
     // `--html a.capture b.capture` would write the page over a recording.
     if let Some(out) = arguments.html.iter().chain(&arguments.output).find(|out| files::is_recording(out)) {
         let what = format!("`{}` cannot be written", out.display());
@@ -150,7 +159,6 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
     if let Some(out) = &arguments.html {
         return write_page(&arguments.files, &arguments.ranks, out);
     }
-    let mut judge = Judge::new(&arguments.limits);
     let missing = if let Some(choice) = arguments.view.choice(&arguments.part) {
         let mut missing = Vec::new();
         let mut objects = Vec::new();

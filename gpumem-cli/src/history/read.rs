@@ -47,6 +47,9 @@ impl History {
         }
         let file = files::open_to_read(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
+        if length == 0 {
+            return Err(Failure::new(format!("`{}` cannot be read", path.display()), files::EMPTY, "record again"));
+        }
         let is_snapshot = is_snapshot(&file).map_err(failed)?;
         let progress = |bytes| Progress::new(&format!("reading {}", path.display()), bytes);
         // The reader passes over the recording twice.

@@ -85,7 +85,7 @@ impl<'a> Judge<'a> {
         self.limits.fail_if == Some(FailIf::Lost)
     }
 
-    fn has_limits(&self) -> bool {
+    pub(crate) fn has_limits(&self) -> bool {
         !self.limits.max_peak.is_empty() || self.asks_for_losses()
     }
 
@@ -109,7 +109,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Notes a recording that cannot be read. No limit is known to be kept then.
+    /// Notes a recording that is empty or cannot be read. No limit is known to be kept then.
     pub(crate) fn unknown(&mut self, file: &Path, why: &dyn fmt::Display) {
         if self.has_limits() {
             let file = file.display().to_string();

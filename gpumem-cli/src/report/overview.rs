@@ -330,6 +330,14 @@ impl Overview {
         overview
     }
 
+    /// Returns the reason why nothing is in the recording. `None` if something is, or if it is known that nothing was allocated.
+    pub(crate) fn why_empty(&self) -> Option<&str> {
+        let Missing { incomplete, not_intercepted, lost_events, .. } = &self.missing;
+        let is_empty = self.devices.is_empty() && *lost_events == 0;
+        let unused = "its program ended before it used a GPU, or its allocations were not intercepted";
+        incomplete.as_deref().or(not_intercepted.then_some(unused)).filter(|_| is_empty)
+    }
+
     /// One line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
         [self.missing.in_words(), self.tensors_missing_in_words()].concat()

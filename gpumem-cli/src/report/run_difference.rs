@@ -39,6 +39,8 @@ pub(crate) struct RunDifference {
     pub(crate) is_exceeded: Option<bool>,
     /// The reason why a comparison says nothing.
     pub(crate) not_measured: Vec<String>,
+    /// The recordings with nothing in them.
+    pub(crate) empty: Vec<String>,
     /// The two recordings of the peak that grew most, or shrank most if none grew.
     pub(crate) worst: Option<Difference>,
 }
@@ -67,15 +69,23 @@ pub(crate) struct RankPeak {
     peak_bytes: u64,
 }
 
-/// The peaks of one run, and the reasons why some of them are not known.
+/// The peaks of one run, the reasons why some of them are not known, and the recordings with nothing in them.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     peaks: Vec<RankPeak>,
     not_measured: Vec<String>,
+    empty: Vec<String>,
 }
 
 impl Run {
+    pub(crate) fn add_empty(&mut self, file: &Path, why: &str) {
+        self.empty.push(format!("{}: Nothing is recorded: {why}.", file.display()));
+    }
+
     pub(crate) fn add(&mut self, file: &Path, overview: &Overview) {
+        if let Some(why) = overview.why_empty() {
+            return self.add_empty(file, why);
+        }
         let Overview { command, rank, devices, missing, .. } = overview;
         if missing.leaves_peak_unknown() {
             let lines = missing.in_words().into_iter();
@@ -137,12 +147,13 @@ impl RunDifference {
         }
         peaks.sort_by_key(|peak| Reverse(peak.named.change.bytes));
         let mut not_measured = [before.not_measured, after.not_measured].concat();
+        let empty = [before.empty, after.empty].concat();
         let [before, after] = names;
         if peaks.is_empty() {
             not_measured.push(format!("{before} and {after} have no peak of the same rank, device and command."));
         }
         let is_exceeded = |limit| match peaks.iter().any(|peak| peak.named.change.exceeds(limit)) {
-            false if !only_before.is_empty() || !only_after.is_empty() => None,
+            false if !only_before.is_empty() || !only_after.is_empty() || !empty.is_empty() => None,
             is_exceeded => Some(is_exceeded),
         };
         let sum = |of: fn(&Change) -> i64| peaks.iter().map(|peak| of(&peak.named.change)).sum();
@@ -156,6 +167,7 @@ impl RunDifference {
             only_after,
             limit,
             not_measured,
+            empty,
             worst: None,
         }
     }
@@ -171,7 +183,8 @@ impl RunDifference {
     /// Returns the reason why not all peaks can be compared.
     pub(crate) fn alone(&self) -> Vec<String> {
         let before = self.only_before.iter().map(|peak| peak.alone_in(&self.before));
-        before.chain(self.only_after.iter().map(|peak| peak.alone_in(&self.after))).collect()
+        let after = self.only_after.iter().map(|peak| peak.alone_in(&self.after));
+        before.chain(after).chain(self.empty.iter().cloned()).collect()
     }
 
     /// Returns the sum, and the peaks.

@@ -208,6 +208,69 @@ fn runs_are_compared_rank_by_rank() {
     );
 }
 
+/// The program of the first one ended before it used a GPU, and that of the second one before it wrote anything.
+#[test]
+fn an_empty_recording_hides_no_other() {
+    let folder = folder("ci-empty");
+    run(&folder, "runs", 100, &[(0, 10), (1, 10)]);
+    let peaks = |what| within(&folder, &["baseline", what, "peaks.json", "runs"]);
+    assert_eq!(peaks("write").code, Some(0));
+    let unused = gpumem_core::recording::Writer::new(Vec::new()).unwrap().finish().unwrap();
+    for (bytes, name, why) in [
+        (unused, "unused", "its program ended before it used a GPU, or its allocations were not intercepted"),
+        (
+            Vec::new(),
+            "empty",
+            "the file is empty: its program ended, or the disk was full, before anything was written",
+        ),
+    ] {
+        let file = format!("runs/{name}.capture");
+        fs::write(folder.join(&file), bytes).unwrap();
+        for view in [&[][..], &["--table"], &["--json"], &["--html", "page.html"]] {
+            let report = within(&folder, &[&["report", "runs"], view].concat());
+            assert_eq!(report.code, Some(0), "{report:?}");
+            let left_out = format!("gpumem: `{file}` is left out: {why}\n");
+            assert_eq!(report.stderr, if name == "empty" { left_out } else { String::new() });
+            assert!(view.contains(&"--html") || report.stdout.contains("train.rank1.gpu0.pid101"), "{report:?}");
+        }
+        // Nothing is known of its peak.
+        let limit = within(&folder, &["report", "runs", "--max-peak", "1TiB"]);
+        assert!(limit.code == Some(1) && limit.stderr.starts_with(&format!("gpumem: {file}: ")), "{limit:?}");
+
+        let line = format!("\n{file}: Nothing is recorded: {why}.\n");
+        let diff = within(&folder, &["diff", "runs", "runs"]);
+        assert!(diff.code == Some(0) && diff.stderr.is_empty() && diff.stdout.contains(&line), "{diff:?}");
+        assert!(diff.stdout.contains("\n2 peaks compared, of which 0 grew; together: no change\n"), "{diff:?}");
+        let limit = within(&folder, &["diff", "runs", "runs", "--fail-on-increase", "1%"]);
+        let unknown = "Whether the peak increased by more than 1 % is not known.\n";
+        assert!(limit.code == Some(2) && limit.stdout.ends_with(unknown) && limit.stderr.contains(why), "{limit:?}");
+
+        let line = format!("gpumem: `{file}` has no peaks: {why}\n");
+        let check = peaks("check");
+        assert_eq!((check.code, &check.stderr), (Some(2), &line), "{check:?}");
+        assert_eq!(check.stdout, "The 12 peaks of peaks.json changed by 2 % at most.\n");
+        let junit = ["baseline", "check", "peaks.json", "runs", "--annotations", "junit=peaks.xml"];
+        assert_eq!(within(&folder, &junit).code, Some(2));
+        assert!(fs::read_to_string(folder.join("peaks.xml")).unwrap().contains("failures=\"1\""));
+        let (before, written) = (fs::read(folder.join("peaks.json")).unwrap(), peaks("write"));
+        assert_eq!((written.code, &written.stderr), (Some(2), &line), "{written:?}");
+        assert_eq!(fs::read(folder.join("peaks.json")).unwrap(), before);
+
+        // If nothing else is there, or if it is named, there is nothing to do.
+        for (folder_of_it, named) in [("only", "only"), ("only", "only/x.capture")] {
+            fs::create_dir_all(folder.join(folder_of_it)).unwrap();
+            fs::copy(folder.join(&file), folder.join("only/x.capture")).unwrap();
+            for command in [&["baseline", "write", "new.json", named][..], &["diff", "runs", named]] {
+                let ran = within(&folder, command);
+                assert!(ran.code == Some(2) && ran.stderr.lines().all(|line| line.starts_with("gpumem: ")), "{ran:?}");
+            }
+            let report = within(&folder, &["report", named]);
+            assert_eq!(report.code, Some(if name == "empty" { 2 } else { 0 }), "{report:?}");
+        }
+        fs::remove_file(folder.join(&file)).unwrap();
+    }
+}
+
 /// The number of a process differs in each run, and the arguments of a rank may differ.
 #[test]
 fn processes_without_a_rank_are_matched_by_their_command() {
