@@ -21,6 +21,8 @@ pub(crate) struct DeviceHistory {
     pub(crate) pools: Vec<KnownPool>,
     /// The bytes of the driver's blocks: the live ones, and their highest value.
     driver: (u64, u64),
+    /// True if the recording says how much the driver's blocks had at most, whatever part of the events it has.
+    knows_driver_peak: bool,
     /// The highest reading of the whole device, and its time.
     pub(crate) highest_sample: Option<(u64, GpuMemory)>,
     pub(crate) samples: u64,
@@ -36,6 +38,7 @@ impl DeviceHistory {
             less_at: None,
             pools: Vec::new(),
             driver: (0, 0),
+            knows_driver_peak: false,
             highest_sample: None,
             samples: 0,
         }
@@ -53,9 +56,15 @@ impl DeviceHistory {
         self.driver.0
     }
 
-    /// Returns the highest value of the driver's blocks, whether pools divided them or not.
-    pub(crate) fn driver_peak(&self) -> u64 {
-        self.driver.1
+    /// Notes the peak of the driver's blocks, of which some are not in the recording.
+    pub(super) fn know_driver_peak(&mut self, bytes: u64) {
+        (self.driver.1, self.knows_driver_peak) = (self.driver.1.max(bytes), true);
+    }
+
+    /// Returns the highest value of the driver's blocks, whether pools divided them or not. `None` if it is not in the recording, which
+    /// has `only_peaks` of the program's view.
+    pub(crate) fn driver_peak(&self, has_only_peaks: bool) -> Option<u64> {
+        (self.knows_driver_peak || !has_only_peaks).then_some(self.driver.1)
     }
 
     /// Counts a change of a block from one size to another. Returns whether more is live than ever before.

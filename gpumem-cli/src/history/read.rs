@@ -77,6 +77,14 @@ impl History {
                     let new = reading.tensors.add(&events);
                     reading.reader.spend(new * ORIGIN.0, new * ORIGIN.1);
                 }
+                Step::Totals(totals) => {
+                    for peak in &totals.driver_peaks {
+                        // The events before it have the devices with pools.
+                        if let Some(device) = reading.devices.get(&peak.device) {
+                            reading.history.devices[usize::from(*device)].know_driver_peak(peak.bytes);
+                        }
+                    }
+                }
                 _ => {}
             }
             if reading.is_too_large() {

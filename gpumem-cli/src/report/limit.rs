@@ -160,8 +160,8 @@ fn of_devices(overview: &Overview, limit: Bytes) -> Vec<Finding> {
         Some(Finding { text, place: device.most_at() })
     });
     let above: Vec<_> = above.collect();
-    // A recording of the peaks has the driver's blocks as they were at the peak of the program's view.
-    let is_other_peak = missing.has_only_peaks && devices.iter().any(|device| device.driver_peak_bytes.is_some());
+    // An early recording of the peaks has the driver's blocks as they were at the peak of the program's view.
+    let is_other_peak = devices.iter().any(|device| !device.pools.is_empty() && device.driver_peak_bytes.is_none());
     if !above.is_empty() || !may_be_higher(missing) && !is_other_peak {
         return above;
     }

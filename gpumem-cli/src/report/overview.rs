@@ -75,7 +75,8 @@ pub(crate) struct DeviceOverview {
     /// The peaks of managed and pinned host memory, each at its own moment. They are not in the peak of the device. `None` if they are
     /// not in the recording.
     pub(crate) besides: Option<Vec<Sum>>,
-    /// The highest value of the driver's blocks. `None` if there is no registered pool, because it is the peak then.
+    /// The highest value of the driver's blocks. `None` if there is no registered pool, because it is the peak then, or if it is not in
+    /// the recording.
     pub(crate) driver_peak_bytes: Option<u64>,
     /// The registered pools at the peak, or at the end. Their unused memory is not in the peak.
     pub(crate) pools: Vec<PoolOverview>,
@@ -182,7 +183,7 @@ impl Missing {
                 && !history.is_snapshot
                 && history.sources().is_empty()
                 && history.lives.block_count() == 0
-                && history.devices.iter().all(|device| device.driver_peak() == 0),
+                && history.devices.iter().all(|device| device.driver_peak(false) == Some(0)),
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
             missed_frees: history.lives.count_of(ChangeKind::FreeMissed),
@@ -447,6 +448,7 @@ impl DeviceOverview {
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
         let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
         let peak_by_place = place_sums(&on_device);
+        let has_pool = history.ledger().pools().iter().any(|pool| pool.device == device);
         Self {
             inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, most)).unwrap_or_default(),
             device: device.ordinal,
@@ -460,12 +462,7 @@ impl DeviceOverview {
             peak_by_scope: sums_by(&on_device, Origin::scope),
             peak_by_place,
             besides: (!history.has_only_peaks()).then_some(besides),
-            driver_peak_bytes: history
-                .ledger()
-                .pools()
-                .iter()
-                .any(|pool| pool.device == device)
-                .then(|| all.driver_peak()),
+            driver_peak_bytes: all.driver_peak(history.has_only_peaks()).filter(|_| has_pool),
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,
             samples: all.samples,

@@ -184,6 +184,7 @@ impl Live {
             lost: now.lost.max(before.lost),
             peaks,
             waiting: now.waiting,
+            driver_peaks: now.driver_peaks,
         }
     }
 

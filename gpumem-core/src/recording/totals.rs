@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use super::{event::RecordedEvent, wire::fields};
+use super::{
+    bytes::{Input, Result},
+    event::RecordedEvent,
+    wire::{Wire, fields},
+};
 use crate::{
     ledger::{BlockChange, BlockChangeKind},
     model::{Block, Bytes, Device, EventKind, MemKind, ThreadId, Time},
@@ -34,6 +38,8 @@ pub struct Totals {
     pub peaks: Vec<DevicePeak>,
     /// The refused allocations whose thread may still obtain the memory.
     pub waiting: Vec<Waiting>,
+    /// The peak of the driver's blocks of each device with a registered pool. Recordings of early versions have none.
+    pub driver_peaks: Vec<DevicePeak>,
 }
 
 /// The peak of a device.
@@ -47,9 +53,39 @@ pub struct DevicePeak {
     pub time: Time,
 }
 
-fields!(Totals { allocations, frees, refused, obtained, lost, peaks, waiting });
+impl Wire for Totals {
+    fn put(&self, to: &mut Vec<u8>) {
+        let Self { allocations, frees, refused, obtained, lost, peaks, waiting, driver_peaks } = self;
+        [allocations, frees, refused, obtained, lost].iter().for_each(|count| count.put(to));
+        peaks.put(to);
+        waiting.put(to);
+        driver_peaks.put(to);
+    }
+
+    fn get(from: &mut Input<'_>) -> Result<Self> {
+        Ok(Self {
+            allocations: Wire::get(from)?,
+            frees: Wire::get(from)?,
+            refused: Wire::get(from)?,
+            obtained: Wire::get(from)?,
+            lost: Wire::get(from)?,
+            peaks: Wire::get(from)?,
+            waiting: Wire::get(from)?,
+            driver_peaks: if from.len() == 0 { Vec::new() } else { Wire::get(from)? },
+        })
+    }
+}
+
 fields!(Waiting { thread, device, bytes, kind, since });
 fields!(DevicePeak { device, bytes, time });
+
+fn raise(peaks: &mut Vec<DevicePeak>, now: DevicePeak) {
+    match peaks.iter_mut().find(|peak| peak.device == now.device) {
+        Some(peak) if now.bytes > peak.bytes => *peak = now,
+        Some(_) => {}
+        None => peaks.push(now),
+    }
+}
 
 /// Adds events up.
 #[derive(Debug, Default)]
@@ -63,6 +99,9 @@ pub(super) struct Tally {
 struct Level {
     device: Device,
     in_use: u64,
+    /// The bytes of the driver's blocks. Their peak is kept from the first registered pool on: before, both peaks are the same.
+    driver: u64,
+    has_pool: bool,
     /// The highest value since it was asked for last.
     recent: u64,
 }
@@ -99,6 +138,11 @@ impl Tally {
                     waiting.push(Waiting { thread, device, bytes, kind, since: time });
                 }
             }
+            EventKind::PoolRegistered { device, .. } => {
+                let is_first = !std::mem::replace(&mut self.level(device).has_pool, true);
+                let Totals { peaks, driver_peaks, .. } = &mut self.totals;
+                driver_peaks.extend(peaks.iter().find(|peak| is_first && peak.device == device));
+            }
             EventKind::Lost { count } => self.lose(count),
             EventKind::Displaced { more, .. } => self.lose(more),
             _ => {}
@@ -113,6 +157,15 @@ impl Tally {
     fn change(&mut self, change: &BlockChange, time: Time) {
         let BlockChange { kind, before, after, device, ref group, .. } = *change;
         let is_on_device = group.kind.is_on_device();
+        let is_of_driver = is_on_device && group.kind != MemKind::Part;
+        if is_of_driver && !matches!(kind, BlockChangeKind::GivenToProgram | BlockChangeKind::TakenByPool) {
+            let level = self.level(device);
+            level.driver = (level.driver + after.get()).saturating_sub(before.get());
+            let (bytes, has_pool) = (level.driver, level.has_pool);
+            if has_pool {
+                raise(&mut self.totals.driver_peaks, DevicePeak { device, bytes, time });
+            }
+        }
         // A pool has taken a block that had no owner before.
         if kind == BlockChangeKind::TakenByPool || is_on_device && !group.is_in_program() {
             return;
@@ -130,19 +183,19 @@ impl Tally {
         if !is_on_device {
             return;
         }
-        let at = self.levels.iter().position(|level| level.device == device).unwrap_or_else(|| {
-            self.levels.push(Level { device, in_use: 0, recent: 0 });
-            self.levels.len() - 1
-        });
-        let level = &mut self.levels[at];
+        let level = self.level(device);
         level.in_use = (level.in_use + after.get()).saturating_sub(before.get());
         level.recent = level.recent.max(level.in_use);
         let bytes = level.in_use;
-        match self.totals.peaks.iter_mut().find(|peak| peak.device == device) {
-            Some(peak) if bytes > peak.bytes => (peak.bytes, peak.time) = (bytes, time),
-            None => self.totals.peaks.push(DevicePeak { device, bytes, time }),
-            Some(_) => {}
-        }
+        raise(&mut self.totals.peaks, DevicePeak { device, bytes, time });
+    }
+
+    fn level(&mut self, device: Device) -> &mut Level {
+        let at = self.levels.iter().position(|level| level.device == device).unwrap_or_else(|| {
+            self.levels.push(Level { device, in_use: 0, driver: 0, has_pool: false, recent: 0 });
+            self.levels.len() - 1
+        });
+        &mut self.levels[at]
     }
 
     #[cold]
@@ -166,6 +219,7 @@ impl Tally {
         self.totals = totals;
         // A file of a stranger may have any number of them.
         self.totals.peaks.truncate(MOST_PEAKS);
+        self.totals.driver_peaks.truncate(MOST_PEAKS);
         self.totals.waiting.truncate(MOST_WAITING);
         self.levels.iter_mut().for_each(|level| level.recent = level.in_use);
     }

@@ -159,7 +159,7 @@ structs! {
     TensorGroup { id, module, class }
     TensorHolder { device, address, holder }
     RingDefinition { segment, recording }
-    Totals { allocations, frees, refused, obtained, lost, peaks, waiting }
+    Totals { allocations, frees, refused, obtained, lost, peaks, waiting, driver_peaks }
     DevicePeak { device, bytes, time }
     Waiting { thread, device, bytes, kind, since }
 }
