@@ -12,7 +12,7 @@ use crate::{
     files::{self, Recordings},
     report::{
         annotations::{Annotations, Check, Finding},
-        baseline::{Comparison, Lines, is_of_recording},
+        baseline::{Comparison, Lines, is_of_recording, repository_of},
         difference::Limit,
         overview::Overview,
     },
@@ -129,6 +129,7 @@ fn refused(what: &str, error: gpumem_core::error::Error) -> Failure {
 fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
     let mut lines = Lines::default();
     let Recordings { files, empty } = Recordings::of(&of.recordings)?;
+    let root = repository_of(&of.file);
     let check = |file: &Path, why: &str| {
         let of = file.display().to_string();
         let found = vec![Finding::new(format!("`{of}` has no peaks: {why}"))];
@@ -140,7 +141,7 @@ fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
         let overview = Overview::of(&history);
         match overview.why_empty() {
             Some(why) => empty.push(check(&file, why)),
-            None => lines.add(&history, &overview)?,
+            None => lines.add(&history, &overview, root.as_deref())?,
         }
     }
     if lines.is_empty() {

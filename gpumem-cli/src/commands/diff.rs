@@ -75,8 +75,12 @@ fn overview(file: &Path) -> Result<Overview, Failure> {
 fn of_runs(arguments: &DiffArguments, sides: &[Recordings; 2]) -> Result<Exit, Failure> {
     let run = |Recordings { files, empty }: &Recordings| {
         let mut run = Run::default();
-        empty.iter().for_each(|file| run.add_empty(file, files::EMPTY));
-        files.iter().try_for_each(|file| overview(file).map(|overview| run.add(file, &overview)))?;
+        for file in empty {
+            run.add_empty(file, files::EMPTY);
+        }
+        for file in files {
+            run.add(file, &overview(file)?);
+        }
         Ok::<_, Failure>(run)
     };
     let names = [&arguments.before, &arguments.after].map(|side| side.display().to_string());

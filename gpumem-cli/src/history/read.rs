@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpumem_core::{
-    ledger::{BlockChange, BlockChangeKind},
+    ledger::{BlockChange, BlockChangeKind, KnownPool},
     model::{Block, Device, EventKind, MemKind, ScopeId},
     recording::{Reader, RecordedEvent, Step},
 };
@@ -48,7 +48,11 @@ impl History {
         let file = files::open_to_read(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         if length == 0 {
-            return Err(Failure::new(format!("`{}` cannot be read", path.display()), files::EMPTY, "record again"));
+            return Err(Failure::new(
+                format!("`{}` cannot be read", path.display()),
+                files::EMPTY,
+                "record the program again",
+            ));
         }
         let is_snapshot = is_snapshot(&file).map_err(failed)?;
         let progress = |bytes| Progress::new(&format!("reading {}", path.display()), bytes);
@@ -238,6 +242,9 @@ impl HistoryReading {
                 let device = device.map(|device| self.device(device));
                 let history = &mut self.history;
                 let live = device.map(|device| history.devices[usize::from(device)].driver_live());
+                let pools = if self.has_pools { self.reader.ledger().pools() } else { Vec::new() };
+                // If the cost is too high, the reader stops after this event.
+                self.reader.spend((pools.len() * size_of::<KnownPool>()) as u64, 100 * pools.len() as u64);
                 let wanted = device.map_or(Wanted::Of(kind), Wanted::On);
                 let pending = self.pending.entry((thread(event), wanted)).or_default();
                 pending.insert((bytes.get(), history.refusals.len()));
@@ -254,6 +261,7 @@ impl HistoryReading {
                     stack,
                     after: history.lives.last_change(),
                     live,
+                    pools,
                     memory: None,
                     was_obtained: false,
                 });

@@ -4,7 +4,7 @@ use std::{collections::HashMap, io, path::PathBuf, time::Duration};
 
 use gpumem_core::{
     derive::LedgerView,
-    ledger::{BlockChangeKind, Counts},
+    ledger::{BlockChangeKind, Counts, KnownPool},
     model::{Bytes, CallsiteId, Device, GpuMemory, MemKind, Source, StackId},
     recording::{Definitions, End, Reader, Skipped},
     report::{Leaks, Place, leak_in_words},
@@ -51,7 +51,7 @@ pub(crate) struct History {
 }
 
 /// An allocation that the driver refused, because there was not enough memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     /// The time in nanoseconds since the recording began.
     pub(crate) time: u64,
@@ -66,6 +66,8 @@ pub(crate) struct Refusal {
     pub(crate) after: Option<u32>,
     /// The memory that was live on the device then.
     pub(crate) live: Option<u64>,
+    /// The registered pools then, of all devices.
+    pub(super) pools: Vec<KnownPool>,
     /// The reading of the device that the refusal caused.
     pub(crate) memory: Option<GpuMemory>,
     /// True if the same thread obtained at least as much within a second: on the same device, or of the same kind if the device is not
@@ -250,6 +252,21 @@ impl History {
     pub(crate) fn oom(&self) -> Option<&Refusal> {
         let not_obtained = self.refusals.iter().rev().find(|refused| !refused.was_obtained);
         not_obtained.or(self.refusals.last())
+    }
+
+    /// Returns the registered pools of a device at a moment. `None` if they are not known.
+    pub(crate) fn pools_at(&self, moment: Moment, device: &DeviceHistory) -> Option<Vec<KnownPool>> {
+        let of_device = |pools: Vec<KnownPool>| pools.into_iter().filter(|pool| pool.device == device.device).collect();
+        match moment {
+            Moment::Start => Some(Vec::new()),
+            Moment::Peak => Some(device.pools.clone()),
+            Moment::End => Some(of_device(self.reader.ledger().pools())),
+            Moment::Oom => self
+                .oom()
+                .filter(|refused| self.is_whole_at(refused.number))
+                .map(|refused| of_device(refused.pools.clone())),
+            Moment::Time(_) => None,
+        }
     }
 
     /// Returns whether the recording has only what was live at the peak of each device and at the end.

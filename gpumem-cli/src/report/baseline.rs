@@ -38,8 +38,9 @@ struct Line {
 }
 
 impl Lines {
-    /// Adds the peaks of a recording. If processes have the same name without their number, each line has their highest peak.
-    pub(crate) fn add(&mut self, history: &History, overview: &Overview) -> Result<(), Failure> {
+    /// Adds the peaks of a recording. If processes have the same name without their number, each line has their highest peak. Places are
+    /// named from the root of the repository.
+    pub(crate) fn add(&mut self, history: &History, overview: &Overview, root: Option<&str>) -> Result<(), Failure> {
         let failed = |why: &str, next| {
             let what = format!("the peaks of `{}` cannot be compared with a baseline", overview.file);
             Failure::new(what, why, next)
@@ -54,8 +55,8 @@ impl Lines {
         if overview.missing.has_only_peaks {
             return Err(failed("it has only the peaks of devices", "record the program without --only-peak"));
         }
-        let name = name_of(Path::new(&overview.file));
-        let places = place_peaks(history);
+        let name = name_of(Path::new(&overview.file), overview);
+        let places = place_peaks(history, root);
         for device in &overview.devices {
             let Some(peak) = device.peak_bytes else { continue };
             let simulated = if device.simulated { "simulated " } else { "" };
@@ -96,9 +97,17 @@ fn rounded(bytes: u64) -> Bytes {
     Bytes::new(bytes.div_ceil(step).saturating_mul(step))
 }
 
-/// Returns the name of a recording without the numbers of its devices and its process: `train.rank3` for
-/// `train.rank3.gpu0.pid17.capture`.
-fn name_of(recording: &Path) -> String {
+/// Returns the folder of a repository that a file is in, else the folder of the file. `None` if it is not there, or not text.
+pub(crate) fn repository_of(file: &Path) -> Option<String> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder.canonicalize().ok()?;
+    let root = folder.ancestors().find(|above| above.join(".git").exists()).unwrap_or(&folder);
+    root.to_str().map(str::to_owned)
+}
+
+/// Returns the name of a recording with the rank, and without the numbers of its devices and its process: `train.rank3` for
+/// `train.rank3.gpu0.pid17.capture`, and for `train-17.capture` if rank 3 had the number 17.
+fn name_of(recording: &Path, overview: &Overview) -> String {
     let stem = recording.file_stem().unwrap_or_default().to_string_lossy();
     let is_number = |part: &str, of: &str| {
         let number = part.strip_prefix(of);
@@ -106,7 +115,34 @@ fn name_of(recording: &Path) -> String {
     };
     let parts = stem.split('.').take_while(|part| !is_number(part, "gpu") && !is_number(part, "pid"));
     let name = parts.collect::<Vec<_>>().join(".");
-    one_line(if name.is_empty() { &stem } else { &name }).into_owned()
+    let mut name = without_number(if name.is_empty() { &stem } else { &name }, overview.pid);
+    if name.is_empty() {
+        // `GPUMEM_CAPTURE=%p.capture`
+        let program = overview.command.first().and_then(|program| Path::new(program).file_stem());
+        name = program.map_or(stem, |program| program.to_string_lossy()).into_owned();
+    }
+    if let Some(rank) = overview.rank.map(|rank| format!("rank{rank}"))
+        && name.split('.').all(|part| part != rank)
+    {
+        name = format!("{name}.{rank}");
+    }
+    one_line(&name).into_owned()
+}
+
+/// Removes the number of a process, and the sign before it or at the begin of the name.
+fn without_number(name: &str, pid: Option<u32>) -> String {
+    let number = pid.map(|pid| pid.to_string()).unwrap_or_default();
+    let is_whole = |(before, after): &(&str, &str)| {
+        !before.ends_with(|sign: char| sign.is_ascii_digit()) && !after.starts_with(|sign: char| sign.is_ascii_digit())
+    };
+    let around = |(at, _)| (&name[..at], &name[at + number.len()..]);
+    let found = name.rmatch_indices(&number).map(around).find(is_whole).filter(|_| !number.is_empty());
+    let Some((before, after)) = found else { return name.to_owned() };
+    let signs = ['-', '_', '.'];
+    match before.strip_suffix(signs).unwrap_or(before) {
+        "" => after.strip_prefix(signs).unwrap_or(after).to_owned(),
+        before => format!("{before}{after}"),
+    }
 }
 
 /// Returns whether a line belongs to a device, and not to a place.
@@ -312,14 +348,16 @@ mod tests {
 
     #[test]
     fn a_name_has_no_number_of_a_process() {
-        for (file, name) in [
-            ("a/train.capture", "train"),
-            ("train.rank3.gpu0+1.pid17.capture", "train.rank3"),
-            ("train.pid17.2.capture", "train"),
-            ("gpu0.capture", "gpu0"),
-            ("v1.2.gpus.capture", "v1.2.gpus"),
+        for (number, name) in [
+            ("train-17", "train"),
+            ("17", ""),
+            ("17_train", "train"),
+            ("v17.train-17", "v17.train"),
+            ("train17.big", "train.big"),
+            ("train-117-170", "train-117-170"),
         ] {
-            assert_eq!(name_of(Path::new(file)), name, "{file}");
+            assert_eq!(without_number(number, Some(17)), name, "{number}");
+            assert_eq!(without_number(number, None), number);
         }
     }
 

@@ -92,7 +92,7 @@ impl<'a> Judge<'a> {
     pub(crate) fn add(&mut self, history: &History, overview: &Overview) {
         self.is_measured |= overview.devices.iter().any(|device| highest(device).is_some());
         let has_places = self.limits.max_peak.iter().any(|limit| limit.place.is_some());
-        let peaks = if has_places { place_peaks(history) } else { Vec::new() };
+        let peaks = if has_places { place_peaks(history, None) } else { Vec::new() };
         for limit in &self.limits.max_peak {
             let found = match &limit.place {
                 None => of_devices(overview, limit.most),

@@ -6,16 +6,18 @@ use std::{
 };
 
 use gpumem_core::{
+    derive::registered_pool,
     export::{InPaint, Paint, Role},
     model::{ByteDelta, Bytes, Family},
 };
 use serde::Serialize;
 
 use super::{
+    overview::PoolOverview,
     sums::{PlaceSum, place_sums},
     text::{Bars, device_in_words, has_scopes, merged, shares, tree},
 };
-use crate::history::{History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
+use crate::history::{DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by};
 
 /// The memory that was live on one device at one moment, or its increase since another one.
 #[derive(Clone, Debug, Serialize)]
@@ -29,6 +31,8 @@ pub(crate) struct DeviceMoment {
     pub(crate) by_library: Option<Vec<Sum>>,
     pub(crate) by_scope: Option<Vec<Sum>>,
     pub(crate) by_place: Option<Vec<PlaceSum>>,
+    /// The registered pools. `None` also for the difference of two moments.
+    pub(crate) pools: Option<Vec<PoolOverview>>,
 }
 
 /// The memory of each device, in the order of the history; `None` if it is not in the recording.
@@ -56,7 +60,14 @@ fn held_between(history: &History, from: Moment, to: Moment) -> AllHeld<'_> {
     known(history, &[from, to], || history.held_between(&changes()))
 }
 
-fn figures(history: &History, held: &AllHeld<'_>) -> Vec<DeviceMoment> {
+/// Returns the pools of a device that have memory at a moment. `None` if they are not in the recording.
+fn pools_at(history: &History, moment: Moment, device: &DeviceHistory) -> Option<Vec<PoolOverview>> {
+    let known = history.pools_at(moment, device)?;
+    let pools = known.iter().map(|pool| registered_pool(pool, history.definitions()));
+    Some(pools.filter(|pool| !pool.is_empty()).map(|pool| PoolOverview::of(pool, false)).collect())
+}
+
+fn figures(history: &History, held: &AllHeld<'_>, moment: Option<Moment>) -> Vec<DeviceMoment> {
     let figures = held.iter().zip(&history.devices).map(|(held, device)| {
         let held = held.as_deref();
         let of_device = |figure: fn(&OriginSum<'_>) -> i64| {
@@ -72,17 +83,18 @@ fn figures(history: &History, held: &AllHeld<'_>) -> Vec<DeviceMoment> {
             by_library: held.map(|held| sums_by(held, Origin::library_or_program)),
             by_scope: held.map(|held| sums_by(held, Origin::scope)),
             by_place: held.map(place_sums),
+            pools: moment.and_then(|moment| pools_at(history, moment, device)),
         }
     });
     figures.collect()
 }
 
 pub(crate) fn at(history: &History, moment: Moment) -> Vec<DeviceMoment> {
-    figures(history, &held_at(history, moment))
+    figures(history, &held_at(history, moment), Some(moment))
 }
 
 pub(crate) fn between(history: &History, from: Moment, to: Moment) -> Vec<DeviceMoment> {
-    figures(history, &held_between(history, from, to))
+    figures(history, &held_between(history, from, to), None)
 }
 
 /// Returns the time of a moment in words. It is the time of the first device that was used.
@@ -110,7 +122,7 @@ fn time(history: &History, moment: Moment, change: Option<u32>) -> String {
 pub(crate) fn write_at(history: &History, moment: Moment, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
     let changes = history.changes_at(moment);
     let title = |at: usize, _: Option<i64>| format!("in use at {}", time(history, moment, changes[at]));
-    write(history, &held_at(history, moment), title, true, out, paint)
+    write(history, &held_at(history, moment), title, Some(moment), out, paint)
 }
 
 pub(crate) fn write_between(
@@ -125,15 +137,15 @@ pub(crate) fn write_between(
         let times = [time(history, from, changes[0][at]), time(history, to, changes[1][at])];
         format!("{more} between {}", times.join(" and "))
     };
-    write(history, &held_between(history, from, to), title, false, out, paint)
+    write(history, &held_between(history, from, to), title, None, out, paint)
 }
 
-/// Writes the memory of each device. `title` names the amount of a device. With `has_shares`, its parts are written, too.
+/// Writes the memory of each device. `title` names the amount of a device. With a `moment`, its parts and the pools are written, too.
 fn write(
     history: &History,
     all: &AllHeld<'_>,
     title: impl Fn(usize, Option<i64>) -> String,
-    has_shares: bool,
+    moment: Option<Moment>,
     out: &mut dyn Write,
     paint: Paint,
 ) -> io::Result<()> {
@@ -150,18 +162,20 @@ fn write(
         writeln!(out, "{}", paint.on(Role::Heading, title))?;
         let held = held.as_deref().unwrap_or_default();
         let rows = tree(&merged(held));
-        if rows.is_empty() {
-            continue;
-        }
         let title = if has_scopes(held) { "allocated in, and at" } else { "allocated at" };
-        writeln!(out, "{}", InPaint(&Bars(title, &rows), paint))?;
-        if let Some(whole) = bytes.map(i64::unsigned_abs).filter(|_| has_shares) {
+        if !rows.is_empty() {
+            writeln!(out, "{}", InPaint(&Bars(title, &rows), paint))?;
+        }
+        let Some(moment) = moment else { continue };
+        if let Some(whole) = bytes.map(i64::unsigned_abs).filter(|_| !rows.is_empty()) {
             let line = |name: &str, sums: &[Sum]| {
                 format!("{}{}", paint.on(Role::Faint, format!("{name:<9}")), shares(sums, whole))
             };
             writeln!(out, "{}", line("kind", &sums_by(held, |origin| origin.kind.name().to_owned())))?;
             writeln!(out, "{}", line("library", &sums_by(held, Origin::library_or_program)))?;
         }
+        let pools = pools_at(history, moment, &history.devices[at]);
+        pools.iter().flatten().try_for_each(|pool| writeln!(out, "{}", pool.words))?;
     }
     if history.devices.is_empty() {
         writeln!(out, "nothing was allocated")?;

@@ -426,7 +426,7 @@ impl PoolOverview {
         pools.into_iter().map(|(_, pool)| pool).collect()
     }
 
-    fn of(pool: RegisteredPool, is_at_end: bool) -> Self {
+    pub(super) fn of(pool: RegisteredPool, is_at_end: bool) -> Self {
         let words = pool.to_string();
         Self {
             used_bytes: pool.used.get(),

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use gpumem_core::derive::Stack;
+
 use super::sums::NO_LINE;
 use crate::history::{DeviceHistory, History, Lives, Origin, tensors::Tensors};
 
@@ -16,16 +18,25 @@ pub(super) struct PlacePeak {
 }
 
 /// Returns the peak of each place, each at its own time. If PyTorch's tensors are known, they stand for its blocks of the
-/// driver.
-pub(super) fn place_peaks(history: &History) -> Vec<PlacePeak> {
+/// driver. Files below `folder` are named from there, wherever the program ran, and the others as in reports.
+pub(super) fn place_peaks(history: &History, folder: Option<&str>) -> Vec<PlacePeak> {
+    let line_below = |origin: &Origin| {
+        let of = history.definitions();
+        origin.line.as_ref().zip(folder).and_then(|(_, folder)| {
+            let stack = Stack::new(&of.frames(origin.stack), "", of.process().own_module.as_deref());
+            Some(stack.line?.strip_prefix(folder)?.strip_prefix('/')?.to_owned())
+        })
+    };
     let tensors = history.tensors.as_ref().filter(|tensors| tensors.missing.is_none());
     let place = |origin: &Origin| {
         let is_cache = tensors.is_some() && origin.library.as_deref() == Some("PyTorch");
-        (origin.kind.is_on_device() && !is_cache).then(|| origin.place())
+        let name = || line_below(origin).unwrap_or_else(|| origin.place());
+        (origin.kind.is_on_device() && !is_cache).then(name)
     };
     let mut all = peaks(&history.lives, &history.origins, place, &history.devices, false);
     if let Some(Tensors { blocks, origins, devices, .. }) = tensors {
-        let line = |origin: &Origin| Some(origin.line.clone().unwrap_or_else(|| NO_LINE.to_owned()));
+        let line =
+            |origin: &Origin| line_below(origin).or_else(|| origin.line.clone()).or_else(|| Some(NO_LINE.to_owned()));
         all.extend(peaks(&blocks.lives, origins, line, devices.iter().map(|device| &device.live), true));
     }
     all

@@ -142,10 +142,14 @@ fn write_device(
         write_pools(device, out)?;
         return write_samples(device, out);
     };
-    match device.holders.as_ref().filter(|_| !is_brief) {
-        Some(holders) => writeln!(out, "{}", InPaint(holders, paint))?,
-        None => writeln!(out, "{}: the peak was {}", one_line(&device.words()), Bytes::new(peak))?,
-    }
+    let text = match device.holders.as_ref().filter(|_| !is_brief) {
+        Some(holders) => InPaint(holders, paint).to_string(),
+        None => format!("{}: the peak was {}", one_line(&device.words()), Bytes::new(peak)),
+    };
+    let (title, table) = text.split_at(text.find('\n').unwrap_or(text.len()));
+    let of_driver = |peak| format!(", and that of the driver's blocks {}", Bytes::new(peak));
+    let of_driver = device.driver_peak_bytes.map(of_driver).unwrap_or_default();
+    writeln!(out, "{title}{}{table}", paint.on(Role::Heading, of_driver))?;
     let line = |out: &mut dyn Write, name: &str, text: &str| {
         writeln!(out, "{}{}", paint.on(Role::Faint, format!("{name:<9}")), one_line(text))
     };

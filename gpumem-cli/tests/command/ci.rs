@@ -1,16 +1,16 @@
 //! The questions of CI about recordings: limits, baselines, and the difference of two runs.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use gpumem_core::{
-    model::{EventKind, MemKind},
-    recording::{Item, PartDefinition, TensorClass},
+    model::{Bytes, EventKind, MemKind, PoolId},
+    recording::{DevicePeak, Item, PartDefinition, Process, TensorClass, Totals},
 };
 use serde_json::Value;
 
 use crate::{
     Ran, folder,
-    made::{MIB, Made},
+    made::{DEVICE, MIB, Made},
     ran,
     report::{json, recorded, training, written},
     within,
@@ -86,6 +86,30 @@ fn a_limit_of_a_place_knows_what_is_in_a_recording() {
     let line = places.iter().find_map(|place| place["line"].as_str()).expect("a tensor has a line");
     let above = ran_of(&format!("{line}=1MiB"), &tensors);
     assert!(above.code == Some(1) && above.stderr.contains(&format!(": tensors of `{line}` had ")), "{above:?}");
+}
+
+/// The driver's blocks had most at another time than parts, which an early recording does not say.
+#[test]
+fn a_recording_of_the_peaks_knows_that_of_the_drivers_blocks() {
+    let file = |name: &str, driver_peaks| {
+        let (mut made, pool) = (Made::new("train"), PoolId(1));
+        made.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
+        made.event(EventKind::PoolRegistered { pool, device: DEVICE });
+        made.alloc(64 * MIB, MemKind::Device, 2);
+        made.event(EventKind::PoolReserved { pool, bytes: Bytes::mib(64) });
+        made.item(&Item::Totals(Totals { driver_peaks, ..Totals::default() }));
+        recorded(name, made)
+    };
+    let peak = DevicePeak { device: DEVICE, bytes: 100 * MIB, time: Duration::ZERO };
+    let (known, early) = (file("ci-driver.capture", vec![peak]), file("ci-early.capture", Vec::new()));
+    let limited = |limit: &str, file: &str| ran(&["report", "--max-peak", limit, file]);
+    assert_eq!(limited("100MiB", &known).code, Some(0));
+    let above = limited("99MiB", &known);
+    let words = "the peak of the driver's blocks on device 0 was 100 MiB, 1 MiB above the limit of 99 MiB\n";
+    assert!(above.code == Some(1) && above.stderr.ends_with(words), "{above:?}");
+    let doubtful = limited("1GiB", &early);
+    assert!(doubtful.code == Some(1) && doubtful.stderr.contains("may have been above"), "{doubtful:?}");
+    assert!(json(&["report", "--json", &early])["devices"][0]["driver_peak_bytes"].is_null());
 }
 
 #[test]
@@ -365,6 +389,49 @@ fn a_baseline_is_a_file_for_reviews() {
     assert!(fs::read_to_string(folder.join("peaks.json")).unwrap().contains("\n    \"tests::forward\": \"5 MiB\"\n"));
     let same = within(&folder, &["baseline", "check", "peaks.json", "other.capture"]);
     assert_eq!((same.code, same.stdout.as_str()), (Some(0), "The 6 peaks of peaks.json changed by 2 % at most.\n"));
+}
+
+/// The number of the process, the folder that it ran in, and the name that its recording has for that, are others in each run.
+#[test]
+fn a_baseline_has_the_same_names_in_each_run() {
+    let folder = folder("ci-names");
+    fs::create_dir_all(folder.join("repository/.git")).unwrap();
+    fs::create_dir_all(folder.join("repository/ci")).unwrap();
+    let root = folder.join("repository").canonicalize().unwrap().display().to_string();
+    let recording = |name: &str, pid, rank, runs_in: &str| {
+        let (folder_of_process, arguments) = (runs_in.to_owned(), vec!["/usr/bin/train".to_owned()]);
+        let process = Process { pid, rank, folder: folder_of_process, arguments, ..Process::default() };
+        let mut made = Made::of(process, true);
+        for file in [format!("{root}/src/model.py"), "/opt/library/layers.py".to_owned(), "generated.py".to_owned()] {
+            let stack = made.stack(&[(0, "forward", &file, 12)]);
+            made.alloc(MIB, MemKind::Device, stack.0 - 1);
+        }
+        fs::write(folder.join("repository").join(name), made.file()).unwrap();
+    };
+    let ran = |what: &str, recordings: &[&str]| {
+        let arguments = [&["baseline", what, "ci/peaks.json"], recordings].concat();
+        within(&folder.join("repository"), &arguments)
+    };
+    for (names, pids, runs_in, line) in [
+        (["train-80.capture", "train-81.capture"], [80, 81], root.clone(), "train.rank"),
+        (["train.rank0.gpu0.pid9.capture", "train-99.capture"], [9, 99], format!("{root}/src"), "train.rank"),
+        (["7.capture", "8.capture"], [7, 8], "/tmp".to_owned(), "train.rank"),
+    ] {
+        for (rank, (name, pid)) in (0..).zip(names.into_iter().zip(pids)) {
+            recording(name, pid, Some(rank), &runs_in);
+        }
+        if !folder.join("repository/ci/peaks.json").exists() {
+            let written = ran("write", &names);
+            assert_eq!(written.code, Some(0), "{written:?}");
+            let text = fs::read_to_string(folder.join("repository/ci/peaks.json")).unwrap();
+            let places = ["", ": /opt/library/layers.py:12", ": generated.py:12", ": src/model.py:12"];
+            let lines = [0, 1].map(|rank| places.map(|place| format!("\"{line}{rank}, device 0{place}\": ")));
+            let has_line = |line: &String| text.contains(line);
+            assert!(lines.as_flattened().iter().all(has_line) && text.lines().count() == 8 + 4, "{text}");
+        }
+        let same = ran("check", &names);
+        assert_eq!((same.code, &*same.stdout), (Some(0), "The 8 peaks of ci/peaks.json changed by 2 % at most.\n"));
+    }
 }
 
 /// A recording that says too little makes no baseline.

@@ -115,17 +115,7 @@ impl Made {
     }
 
     fn begun(name: &str, has_symbols: bool, rank: Option<u64>) -> Self {
-        let writer = Writer::new(Vec::new()).expect("memory takes all");
-        let mut made = Self {
-            writer,
-            number: 0,
-            micros: 0,
-            thread: ThreadId(1),
-            next_key: 0x7f00_0000_0000,
-            next_scope: 0,
-            last_stack: u32::try_from(PLACES.len()).expect("there are few"),
-        };
-        made.item(&Item::Process(Process {
+        let process = Process {
             pid: 4711,
             executable: format!("/home/ada/train/target/release/{name}"),
             arguments: vec![name.to_owned(), "--epochs".to_owned(), "3".to_owned()],
@@ -137,7 +127,23 @@ impl Made {
             cards: None,
             host: Some("node-1".to_owned()),
             rank,
-        }));
+        };
+        Self::of(process, has_symbols)
+    }
+
+    /// Makes what a process has written at first.
+    pub(crate) fn of(process: Process, has_symbols: bool) -> Self {
+        let writer = Writer::new(Vec::new()).expect("memory takes all");
+        let mut made = Self {
+            writer,
+            number: 0,
+            micros: 0,
+            thread: ThreadId(1),
+            next_key: 0x7f00_0000_0000,
+            next_scope: 0,
+            last_stack: u32::try_from(PLACES.len()).expect("there are few"),
+        };
+        made.item(&Item::Process(process));
         made.item(&Item::Interception(Interception {
             source: Source::Dispatch,
             library: "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06".to_owned(),

@@ -64,7 +64,19 @@ fn what_a_pool_keeps_unused_has_a_row() {
     let file = recorded("pool.capture", made);
     let row = "cache of arena: 28 MiB of 64 MiB; wrong calls: 1 free of an unknown part";
     let report = printed(&["report", &file]);
-    assert!(report.contains("the peak was 36 MiB") && report.contains(&format!("\n{row}\n")), "{report}");
+    let peaks = "device 0: the peak was 36 MiB, and that of the driver's blocks 64 MiB\n";
+    assert!(report.contains(peaks) && report.contains(&format!("\n{row}\n")), "{report}");
+    let later = &*row.replace("28", "44");
+    for (moment, words) in [("oom", later), ("end", later), ("peak", "cache of arena: 28 MiB of 64 MiB"), ("start", "")]
+    {
+        let text = printed(&["report", "--at", moment, &file]);
+        let pools: String = text.lines().filter(|line| line.starts_with("cache of ")).collect();
+        assert_eq!(pools, words, "{text}");
+        let pools = &json(&["report", "--json", "--at", moment, &file])["devices"][0]["pools"];
+        assert_eq!(pools.as_array().unwrap().len(), usize::from(!words.is_empty()), "{moment}: {pools}");
+    }
+    let between = json(&["report", "--json", "--between", "start", "peak", &file]);
+    assert!(between["devices"][0]["pools"].is_null(), "{between}");
     assert!(report.contains("while the process had 64 MiB of device 0 in use"), "{report}");
     let overview = json(&["report", "--json", &file]);
     let [used, reserved, unused] = [36, 64, 28].map(|mib| mib * MIB);

@@ -386,7 +386,7 @@ fn each_device_has_its_peak() {
 #[test]
 fn what_is_no_recording_is_refused() {
     for (name, bytes, why) in [
-        ("empty", &b""[..], "this is no recording of gpumem; give a file that"),
+        ("empty", &b""[..], "the file is empty: "),
         ("text", b"hello, world: this is long enough for a header", "this is no recording of gpumem; give a file that"),
         ("header", b"\x89gpumem\n\x01\0", "this recording is cut within its header"),
         (

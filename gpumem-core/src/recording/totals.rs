@@ -56,7 +56,9 @@ pub struct DevicePeak {
 impl Wire for Totals {
     fn put(&self, to: &mut Vec<u8>) {
         let Self { allocations, frees, refused, obtained, lost, peaks, waiting, driver_peaks } = self;
-        [allocations, frees, refused, obtained, lost].iter().for_each(|count| count.put(to));
+        for count in [allocations, frees, refused, obtained, lost] {
+            count.put(to);
+        }
         peaks.put(to);
         waiting.put(to);
         driver_peaks.put(to);

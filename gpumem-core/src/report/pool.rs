@@ -64,9 +64,12 @@ impl RegisteredPool {
 
 impl fmt::Display for RegisteredPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, reserved, unknown_frees, doubled, outside, late, read_early, .. } = self;
-        let unused = self.unused().map_or_else(|| "?".to_owned(), |unused| unused.to_string());
-        write!(f, "cache of {}: {unused} of {reserved}", one_line(name))?;
+        let Self { name, used, reserved, unknown_frees, doubled, outside, late, read_early, .. } = self;
+        write!(f, "cache of {}: ", one_line(name))?;
+        match self.unused() {
+            Some(unused) => write!(f, "{unused} of {reserved}")?,
+            None => write!(f, "not known, because its parts have {used} and its blocks only {reserved}")?,
+        }
         let mut before = "; wrong calls: ";
         for (count, one, many) in [
             (unknown_frees, "free of an unknown part", "frees of unknown parts"),
@@ -117,6 +120,9 @@ mod tests {
         let wrong =
             "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
+        (pool.reserved, pool.read_early) = (Bytes::ZERO, 0);
+        let unknown = "cache of arena: not known, because its parts have 2 MiB and its blocks only 0 B; wrong calls: ";
+        assert!(pool.to_string().starts_with(unknown), "{pool}");
         pool.read_early = 2;
         let row = pool.to_string();
         let early = "; peaks may be too high by 2 blocks that another thread read before the first part";
