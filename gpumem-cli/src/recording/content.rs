@@ -25,6 +25,8 @@ pub(crate) struct Content {
     pub(super) has_allocator: bool,
     /// True if its process asked for memory, and got it or not.
     pub(crate) has_requests: bool,
+    /// True if its process has written all, or what it left was added.
+    pub(crate) is_finished: bool,
     /// The devices on which its process allocated.
     pub(crate) devices: BTreeSet<u32>,
 }
@@ -57,6 +59,7 @@ impl Content {
             }
             Item::Symbols(symbols) => _ = known.insert(symbols.address),
             Item::Allocator(_) => self.has_allocator = true,
+            Item::Finished(_) => self.is_finished = true,
             Item::Event(RecordedEvent { kind: EventKind::Alloc { block, .. }, .. }) => {
                 self.has_requests = true;
                 // Host memory also has a device number, but that means nothing.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::destination::Destination;
-use crate::{failure::Failure, recording::complete, terminal};
+use crate::recording::complete;
 
 /// The recordings of a run that has ended.
 #[derive(Debug)]
@@ -14,21 +14,21 @@ pub(super) struct Finished {
     pub(super) recordings: Vec<PathBuf>,
     /// The recordings of processes that run on.
     pub(super) unfinished: Vec<PathBuf>,
+    /// The recordings that say nothing of their process, each with the reason.
+    pub(super) lost: Vec<(PathBuf, String)>,
 }
 
 /// Completes the recordings of the run, removes those of processes that asked for nothing, and gives them the names that users know.
 /// With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed them.
 pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
-    let (mut recorded, mut unfinished) = (Vec::new(), Vec::new());
+    let (mut recorded, mut unfinished, mut lost) = (Vec::new(), Vec::new(), Vec::new());
     for path in destination.of_processes() {
         match devices_of(&path, keeps_names) {
             Ok(Found::Devices(devices)) => recorded.push((path, devices)),
             Ok(Found::Nothing) => {}
             Ok(Found::Unfinished) => unfinished.push(path),
-            Err(error) => {
-                let what = format!("the recording `{}`", path.display());
-                terminal::error(&Failure::new(what, error, ""));
-            }
+            Ok(Found::Lost) => lost.push((path, LOST.to_owned())),
+            Err(error) => lost.push((path, error.to_string())),
         }
     }
     let is_one = recorded.len() == 1;
@@ -39,8 +39,10 @@ pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
         let named = if is_one { destination.file().to_owned() } else { Destination::with_devices(&path, &devices) };
         if fs::rename(&path, &named).is_ok() { named } else { path }
     };
-    Finished { recordings: recorded.into_iter().map(name).collect(), unfinished }
+    Finished { recordings: recorded.into_iter().map(name).collect(), unfinished, lost }
 }
+
+const LOST: &str = "its process could not write it, or was killed before";
 
 /// The content of a recording.
 enum Found {
@@ -50,12 +52,20 @@ enum Found {
     Nothing,
     /// Its process still runs.
     Unfinished,
+    /// Its process may have asked for memory, and has not written it. The file stays, so that no later limit passes without it.
+    Lost,
 }
 
-/// Returns the devices on which the process allocated. An empty recording is removed.
+/// Returns the devices on which the process allocated. The recording of a process that asked for nothing is removed.
 fn devices_of(path: &Path, keeps_empty: bool) -> io::Result<Found> {
+    if path.metadata()?.len() == 0 {
+        return Ok(Found::Lost);
+    }
     let Some(content) = complete(path)? else { return Ok(Found::Unfinished) };
     if !content.has_requests && !keeps_empty {
+        if !content.is_finished {
+            return Ok(Found::Lost);
+        }
         fs::remove_file(path)?;
         return Ok(Found::Nothing);
     }

@@ -76,6 +76,9 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
         for path in &finished.unfinished {
             judge.unknown(path, &"its process runs on");
         }
+        for (path, why) in &finished.lost {
+            judge.unknown(path, why);
+        }
         summarize(&finished.recordings, options, ended.signal, &mut judge);
     }
     let exit = judge.finish().unwrap_or_else(|failure| {
@@ -150,7 +153,7 @@ fn preload(program: &mut Program, library: &Path, is_counted: bool) -> io::Resul
     Ok(())
 }
 
-/// Prints the recordings that are not finished, and the reason if nothing was recorded.
+/// Prints the recordings that are not finished or lost, and the reason if nothing was recorded.
 fn explain(finished: &Finished, destination: &Destination, options: &RunOptions) {
     let running = || destination.running();
     let who = |pid: u32| format!("process {pid}, which the program started, runs on");
@@ -163,7 +166,16 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
             format!("`gpumem report {}` shows what it has so far", in_shell(&below_folder(path).to_string_lossy()));
         terminal::error(&Failure::new(what, cause, next));
     }
-    if !finished.recordings.is_empty() || !finished.unfinished.is_empty() {
+    for (path, why) in &finished.lost {
+        let next = if options.recorded.keeps_only_peak() {
+            "--only-peak writes the recording each second: nothing is left of a process that is killed or aborts before"
+        } else {
+            "run it again, with room on the disk or with another --output"
+        };
+        terminal::error(&Failure::new(format!("nothing is recorded in `{}`", path.display()), why, next));
+    }
+    let Finished { recordings, unfinished, lost } = finished;
+    if !recordings.is_empty() || !unfinished.is_empty() || !lost.is_empty() {
         return;
     }
     let what = format!("nothing was recorded in `{}`", destination.file().display());
@@ -185,8 +197,6 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
             "the CUDA runtime does not start with more cards than the machine has if it is linked into the program statically"
         } else if options.cards.are_replaced() {
             "if it used a GPU, it was the real card"
-        } else if options.recorded.keeps_only_peak() {
-            "--only-peak writes the recording each second: nothing is left of a process that is killed or aborts before"
         } else {
             ""
         };

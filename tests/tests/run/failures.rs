@@ -200,6 +200,36 @@ fn a_full_disk() {
     assert_eq!(folder.names(), ["a.capture"]);
 }
 
+/// The disk is full before the second process begins. The program goes on, and no limit passes without that process.
+#[test]
+fn a_disk_that_is_full_from_the_start() {
+    for (options, exit) in [(&[][..], 0), (&["--max-peak", "1GiB"], 1)] {
+        let folder = Folder::new();
+        let file = folder.file("a.capture");
+        let (probe, steps) = (probe(), in_shell(&ALLOCATES));
+        // Files may not become longer than this from then on, so stderr is no file.
+        let script = format!(
+            "{probe}{steps}; trap '' XFSZ; ulimit -f 0; RANK=1 {probe}{steps} 2>&1 | grep gpumem: >&2; exit ${{PIPESTATUS[0]}}"
+        );
+        let words = [&["run", "-o", &file], options, &["--", "bash", "-c", &script]].concat();
+        let outcome = machine().run_program(&built("gpumem-command"), &words);
+        assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
+        let names = folder.names();
+        let lost = names.iter().find(|name| name.starts_with("a.rank1.pid")).unwrap_or_else(|| panic!("{names:?}"));
+        assert!(names.len() == 2 && fs::read(folder.file(lost)).unwrap().is_empty(), "{names:?}");
+        let lines: Vec<_> = outcome.stderr.lines().filter(|line| line.contains(lost)).collect();
+        let why = ": its process could not write it, or was killed before";
+        let next = format!("`{why}; run it again, with room on the disk or with another --output");
+        assert!(lines.iter().any(|line| line.ends_with(&next)), "{outcome}");
+        let limit = format!(": nothing is known of its limits{why}");
+        assert_eq!(
+            lines.iter().filter(|line| line.ends_with(&limit)).count(),
+            usize::try_from(exit).unwrap(),
+            "{outcome}"
+        );
+    }
+}
+
 #[test]
 fn a_run_in_a_run() {
     let folder = Folder::new();
