@@ -77,6 +77,23 @@ fn only_the_peak_is_kept() {
     assert_eq!(folder.names(), ["a.capture"]);
 }
 
+/// The second process ends before its peak is in the file.
+#[test]
+fn a_limit_does_not_pass_without_a_process_whose_peak_was_not_written() {
+    let folder = Folder::new();
+    let (probe, steps) = (probe(), in_shell(&ALLOCATES));
+    let script = format!("{probe}{steps}; RANK=1 {probe}{steps} abort; exit 0");
+    let (file, options) = (folder.file("a.capture"), ["--only-peak", "--max-peak", "1GiB"]);
+    let words = [&["run", "-o", &file], &options[..], &["--", "bash", "-c", &script]].concat();
+    let outcome = machine().run_program(&built("gpumem-command"), &words);
+    assert_eq!(outcome.exit(), "exit status: 1", "{outcome}");
+    for part in
+        ["; --only-peak writes the recording each second: ", ": nothing is known of its limits: its process could not"]
+    {
+        assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
+    }
+}
+
 #[test]
 fn a_size_is_checked() {
     let file = Folder::new().file("a.capture");
