@@ -110,8 +110,9 @@ fn check(arguments: &CheckArguments) -> Result<Exit, Failure> {
         terminal::answer(*json, &comparison, |out, paint| comparison.write(out, paint))?;
     }
     let has_empty = !empty.is_empty();
-    let of_peaks = if annotations.is_some() { comparison.checks() } else { Vec::new() };
-    Annotations::tell(annotations.as_ref(), &[of_peaks, empty].concat())?;
+    let mut checks = if annotations.is_some() { comparison.checks() } else { Vec::new() };
+    checks.extend(empty);
+    Annotations::tell(annotations.as_ref(), &checks)?;
     Ok(if comparison.is_exceeded() { Exit::LimitExceeded } else { exit(has_empty) })
 }
 

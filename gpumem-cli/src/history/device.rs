@@ -22,7 +22,7 @@ pub(crate) struct DeviceHistory {
     /// The bytes of the driver's blocks: the live ones, and their highest value.
     driver: (u64, u64),
     /// True if the recording says how much the driver's blocks had at most, whatever part of the events it has.
-    knows_driver_peak: bool,
+    pub(crate) knows_driver_peak: bool,
     /// The highest reading of the whole device, and its time.
     pub(crate) highest_sample: Option<(u64, GpuMemory)>,
     pub(crate) samples: u64,
@@ -61,10 +61,9 @@ impl DeviceHistory {
         (self.driver.1, self.knows_driver_peak) = (self.driver.1.max(bytes), true);
     }
 
-    /// Returns the highest value of the driver's blocks, whether pools divided them or not. `None` if it is not in the recording, which
-    /// has `only_peaks` of the program's view.
-    pub(crate) fn driver_peak(&self, has_only_peaks: bool) -> Option<u64> {
-        (self.knows_driver_peak || !has_only_peaks).then_some(self.driver.1)
+    /// Returns the highest value of the driver's blocks, whether pools divided them or not.
+    pub(crate) fn driver_peak(&self) -> u64 {
+        self.driver.1
     }
 
     /// Counts a change of a block from one size to another. Returns whether more is live than ever before.

@@ -33,7 +33,7 @@ impl FromStr for Annotations {
 }
 
 /// A limit, and a recording that was compared with it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Check {
     /// The recording. Empty if it is about all of them.
     pub(crate) of: String,
@@ -44,7 +44,7 @@ pub(crate) struct Check {
 }
 
 /// The reason why a limit was not kept.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Finding {
     pub(crate) text: String,
     /// The place in the program, such as `train.py:31`.

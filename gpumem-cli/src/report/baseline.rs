@@ -55,7 +55,7 @@ impl Lines {
         if overview.missing.has_only_peaks {
             return Err(failed("it has only the peaks of devices", "record the program without --only-peak"));
         }
-        let name = name_of(Path::new(&overview.file), overview);
+        let name = name_of(overview);
         let places = place_peaks(history, root);
         for device in &overview.devices {
             let Some(peak) = device.peak_bytes else { continue };
@@ -107,19 +107,12 @@ pub(crate) fn repository_of(file: &Path) -> Option<String> {
 
 /// Returns the name of a recording with the rank, and without the numbers of its devices and its process: `train.rank3` for
 /// `train.rank3.gpu0.pid17.capture`, and for `train-17.capture` if rank 3 had the number 17.
-fn name_of(recording: &Path, overview: &Overview) -> String {
-    let stem = recording.file_stem().unwrap_or_default().to_string_lossy();
-    let is_number = |part: &str, of: &str| {
-        let number = part.strip_prefix(of);
-        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| b"0123456789+".contains(&byte)))
-    };
-    let parts = stem.split('.').take_while(|part| !is_number(part, "gpu") && !is_number(part, "pid"));
-    let name = parts.collect::<Vec<_>>().join(".");
-    let mut name = without_number(if name.is_empty() { &stem } else { &name }, overview.pid);
+fn name_of(overview: &Overview) -> String {
+    let mut name = without_numbers(Path::new(&overview.file), overview.pid);
     if name.is_empty() {
         // `GPUMEM_CAPTURE=%p.capture`
         let program = overview.command.first().and_then(|program| Path::new(program).file_stem());
-        name = program.map_or(stem, |program| program.to_string_lossy()).into_owned();
+        name = program.unwrap_or_default().to_string_lossy().into_owned();
     }
     if let Some(rank) = overview.rank.map(|rank| format!("rank{rank}"))
         && name.split('.').all(|part| part != rank)
@@ -129,15 +122,21 @@ fn name_of(recording: &Path, overview: &Overview) -> String {
     one_line(&name).into_owned()
 }
 
-/// Removes the number of a process, and the sign before it or at the begin of the name.
-fn without_number(name: &str, pid: Option<u32>) -> String {
-    let number = pid.map(|pid| pid.to_string()).unwrap_or_default();
-    let is_whole = |(before, after): &(&str, &str)| {
-        !before.ends_with(|sign: char| sign.is_ascii_digit()) && !after.starts_with(|sign: char| sign.is_ascii_digit())
+fn without_numbers(recording: &Path, pid: Option<u32>) -> String {
+    let stem = recording.file_stem().unwrap_or_default().to_string_lossy();
+    let is_number = |part: &str, of: &str| {
+        let number = part.strip_prefix(of);
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| b"0123456789+".contains(&byte)))
     };
+    let parts = stem.split('.').take_while(|part| !is_number(part, "gpu") && !is_number(part, "pid"));
+    let name = parts.collect::<Vec<_>>().join(".");
+    let name = if name.is_empty() { &*stem } else { &name };
+    let Some(number) = pid.map(|pid| pid.to_string()) else { return name.to_owned() };
     let around = |(at, _)| (&name[..at], &name[at + number.len()..]);
-    let found = name.rmatch_indices(&number).map(around).find(is_whole).filter(|_| !number.is_empty());
-    let Some((before, after)) = found else { return name.to_owned() };
+    let is_digit = |sign: char| sign.is_ascii_digit();
+    let is_whole = |(before, after): &(&str, &str)| !before.ends_with(is_digit) && !after.starts_with(is_digit);
+    let Some((before, after)) = name.rmatch_indices(&number).map(around).find(is_whole) else { return name.to_owned() };
+    // The sign that separates it goes as well.
     let signs = ['-', '_', '.'];
     match before.strip_suffix(signs).unwrap_or(before) {
         "" => after.strip_prefix(signs).unwrap_or(after).to_owned(),
@@ -348,17 +347,22 @@ mod tests {
 
     #[test]
     fn a_name_has_no_number_of_a_process() {
-        for (number, name) in [
-            ("train-17", "train"),
-            ("17", ""),
-            ("17_train", "train"),
-            ("v17.train-17", "v17.train"),
-            ("train17.big", "train.big"),
-            ("train-117-170", "train-117-170"),
+        for (file, name) in [
+            ("a/train.capture", "train"),
+            ("train.rank3.gpu0+1.pid17.capture", "train.rank3"),
+            ("train.pid17.2.capture", "train"),
+            ("gpu0.capture", "gpu0"),
+            ("v1.2.gpus.capture", "v1.2.gpus"),
+            ("train-17.capture", "train"),
+            ("17.capture", ""),
+            ("17_train.capture", "train"),
+            ("v17.train-17.capture", "v17.train"),
+            ("train17.big.capture", "train.big"),
+            ("train-117-170.capture", "train-117-170"),
         ] {
-            assert_eq!(without_number(number, Some(17)), name, "{number}");
-            assert_eq!(without_number(number, None), number);
+            assert_eq!(without_numbers(Path::new(file), Some(17)), name, "{file}");
         }
+        assert_eq!(without_numbers(Path::new("train-17.capture"), None), "train-17");
     }
 
     #[test]

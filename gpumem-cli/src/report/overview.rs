@@ -183,7 +183,7 @@ impl Missing {
                 && !history.is_snapshot
                 && history.sources().is_empty()
                 && history.lives.block_count() == 0
-                && history.devices.iter().all(|device| device.driver_peak(false) == Some(0)),
+                && history.devices.iter().all(|device| device.driver_peak() == 0),
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
             missed_frees: history.lives.count_of(ChangeKind::FreeMissed),
@@ -448,6 +448,7 @@ impl DeviceOverview {
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
         let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
         let peak_by_place = place_sums(&on_device);
+        let knows_driver_peak = all.knows_driver_peak || !history.has_only_peaks();
         let has_pool = history.ledger().pools().iter().any(|pool| pool.device == device);
         Self {
             inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, most)).unwrap_or_default(),
@@ -462,7 +463,7 @@ impl DeviceOverview {
             peak_by_scope: sums_by(&on_device, Origin::scope),
             peak_by_place,
             besides: (!history.has_only_peaks()).then_some(besides),
-            driver_peak_bytes: all.driver_peak(history.has_only_peaks()).filter(|_| has_pool),
+            driver_peak_bytes: (has_pool && knows_driver_peak).then(|| all.driver_peak()),
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,
             samples: all.samples,

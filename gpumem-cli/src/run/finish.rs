@@ -14,9 +14,12 @@ pub(super) struct Finished {
     pub(super) recordings: Vec<PathBuf>,
     /// The recordings of processes that run on.
     pub(super) unfinished: Vec<PathBuf>,
-    /// The recordings that say nothing of their process, each with the reason.
-    pub(super) lost: Vec<(PathBuf, String)>,
+    /// The recordings that say nothing of their process, each with the error if it cannot be completed.
+    pub(super) lost: Vec<(PathBuf, Option<io::Error>)>,
 }
+
+/// The reason why nothing is in a recording that can be completed.
+pub(super) const LOST: &str = "its process could not write it, or was killed before";
 
 /// Completes the recordings of the run, removes those of processes that asked for nothing, and gives them the names that users know.
 /// With `keeps_names`, names stay, because `gpumem start` and `gpumem stop` have printed them.
@@ -27,8 +30,8 @@ pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
             Ok(Found::Devices(devices)) => recorded.push((path, devices)),
             Ok(Found::Nothing) => {}
             Ok(Found::Unfinished) => unfinished.push(path),
-            Ok(Found::Lost) => lost.push((path, LOST.to_owned())),
-            Err(error) => lost.push((path, error.to_string())),
+            Ok(Found::Lost) => lost.push((path, None)),
+            Err(error) => lost.push((path, Some(error))),
         }
     }
     let is_one = recorded.len() == 1;
@@ -41,8 +44,6 @@ pub(super) fn finish(destination: &Destination, keeps_names: bool) -> Finished {
     };
     Finished { recordings: recorded.into_iter().map(name).collect(), unfinished, lost }
 }
-
-const LOST: &str = "its process could not write it, or was killed before";
 
 /// The content of a recording.
 enum Found {

@@ -26,7 +26,7 @@ use gpumem_inject::variable;
 pub(crate) use self::options::{Recorded, RunOptions};
 use self::{
     destination::Destination,
-    finish::{Finished, finish},
+    finish::{Finished, LOST, finish},
     program::Program,
 };
 use crate::{
@@ -77,7 +77,10 @@ pub(crate) fn run(options: &RunOptions) -> Result<Exit, Failure> {
             judge.unknown(path, &"its process runs on");
         }
         for (path, why) in &finished.lost {
-            judge.unknown(path, why);
+            match why {
+                Some(error) => judge.unknown(path, error),
+                None => judge.unknown(path, &LOST),
+            }
         }
         summarize(&finished.recordings, options, ended.signal, &mut judge);
     }
@@ -167,12 +170,16 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
         terminal::error(&Failure::new(what, cause, next));
     }
     for (path, why) in &finished.lost {
+        if let Some(error) = why {
+            terminal::error(&Failure::new(format!("the recording `{}`", path.display()), error, ""));
+            continue;
+        }
         let next = if options.recorded.keeps_only_peak() {
             "--only-peak writes the recording each second: nothing is left of a process that is killed or aborts before"
         } else {
             "run it again, with room on the disk or with another --output"
         };
-        terminal::error(&Failure::new(format!("nothing is recorded in `{}`", path.display()), why, next));
+        terminal::error(&Failure::new(format!("nothing is recorded in `{}`", path.display()), LOST, next));
     }
     let Finished { recordings, unfinished, lost } = finished;
     if !recordings.is_empty() || !unfinished.is_empty() || !lost.is_empty() {

@@ -87,7 +87,7 @@ pub(super) fn run(
     if let Err(error) = is_written {
         session.stop_tap();
         let text = format_args!(
-            "cannot write the recording {}: {error}; it ends here; record to another file",
+            "cannot write the recording {}: {error}; it ends here, so record to another file",
             path.display()
         );
         session.notify(Notice::Recording, &text);
