@@ -554,6 +554,11 @@ mod tests {
             places,
             known.iter().map(|sum| (sum.scope.clone(), sum.place.clone(), sum.bytes)).collect::<Vec<_>>()
         );
+        fs::write(&path, [&whole[..], &[255; 16]].concat()).unwrap();
+        for _ in 0..2 {
+            live.read(u64::MAX);
+            assert!(live.view().error.is_some_and(|error| error.starts_with("it is damaged")));
+        }
         let smaller = Made::new("train").training(1, 1, MIB).file();
         fs::write(folder.join("new"), smaller).unwrap();
         fs::rename(folder.join("new"), &path).unwrap();

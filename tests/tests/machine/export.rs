@@ -305,6 +305,7 @@ fn others_need_a_token_or_the_socket() {
         status 'GET /metrics HTTP/1.0\r\nAuthorization: Basic 0123456789abcdef0123\r\n\r\n'
         status 'GET /other HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
         status 'POST /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
+        request 'HEAD /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n' | grep -v '^date'
         status 'nonsense\r\n\r\n'
         $gpumem export --listen 127.0.0.1:$port; echo "code $?"
         kill $exporter; wait $exporter
@@ -340,6 +341,8 @@ fn others_need_a_token_or_the_socket() {
         status("401 Unauthorized"),
         status("404 Not Found"),
         status("404 Not Found"),
+        status("200 OK"),
+        "content-type: text/plain; version=0.0.4".to_owned(),
         "HTTP/1.1 400 Bad Request".to_owned(),
         "660".to_owned(),
         "660".to_owned(),
@@ -600,7 +603,10 @@ fn a_collector_of_opentelemetry_gets_the_same() {
         "$gpumem export --listen 127.0.0.1:0 --otlp https://x; exporter=1000000000",
     );
     assert!(
-        refused.stderr.contains("cannot push to `https://x`: it is no URL that begins with http://; give"),
+        refused.stderr.contains(
+            "cannot push to `https://x`: it does not begin with http://, and there is no TLS; give http://localhost:4318"
+        ),
         "{refused}"
     );
+    assert!(!refused.stdout.contains("serving"), "{refused}");
 }
