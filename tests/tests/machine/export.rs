@@ -70,7 +70,7 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
         echo "== before"; of a first
         touch go; started a.log 'value kept'
         # The recording is in the file after 200 ms at the latest.
-        sleep 1
+        sleep 1; request 'HEAD /metrics?scraper=first HTTP/1.0\r\n\r\n'
         for scrape in first again second; do echo "== $scrape"; of a ${scrape/again/first}; done
         echo > end; wait $program
         until ! of a other | grep -q '^gpumem_process_live'; do sleep 0.1; done
