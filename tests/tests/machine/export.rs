@@ -222,7 +222,7 @@ fn what_another_program_appends_to_a_recording_does_not_stop_its_figures_in_sile
         (program stopped) & stopped=$!
         exported a live_bytes; recording=a.pid$(cat a.pid).capture
         # The program writes over a few bytes at once, and its figures go on.
-        printf 'no record' >> $recording; touch go; started a.log 'value kept'; sleep 1.5; hidden 0
+        printf 'no record' >> $recording; scrape b > seen.txt; touch go; started a.log 'value kept'; sleep 1.5; hidden 0
         echo "== healed"; of a a
         exported stopped refused_total; kill -STOP $(cat stopped.pid)
         head -c 1000000 /dev/zero | tr '\0' x >> $recording; sleep 1.5; hidden 1
