@@ -186,13 +186,11 @@ async fn answer(
         refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         return Ok(refused);
     }
-    let has_body = request.method() == Method::GET;
-    if request.uri().path() != "/metrics" || !(has_body || request.method() == Method::HEAD) {
-        return Ok(plain(StatusCode::NOT_FOUND, "gpumem export: GET /metrics"));
-    }
-    if !has_body {
+    match (request.uri().path(), request.method()) {
+        ("/metrics", &Method::GET) => {}
         // Nothing is collected, so the next scrape gets all peaks.
-        return Ok(metrics(Bytes::new()));
+        ("/metrics", &Method::HEAD) => return Ok(metrics(Bytes::new())),
+        _ => return Ok(plain(StatusCode::NOT_FOUND, "gpumem export: GET /metrics")),
     }
     let (exporter, name) = (Arc::clone(&server.exporter), scraper(request.uri().query(), from));
     // Reading takes time, so another thread does it.

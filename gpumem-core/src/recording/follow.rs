@@ -121,7 +121,7 @@ impl Follower {
     }
 
     fn check_end(&self) -> io::Result<()> {
-        let in_file = |at: &u64| at - self.bytes_before;
+        let in_file = |at: &u64| at.saturating_sub(self.bytes_before);
         let text = match self.reader.end() {
             Some(End::Damaged { at, why }) => format!("it is damaged at byte {}: {why}", in_file(at)),
             Some(End::AboveLimit { at, limit }) => format!("what follows byte {} is not read: {limit}", in_file(at)),
@@ -133,7 +133,7 @@ impl Follower {
     /// Returns the offset in the file after its last complete record.
     pub fn offset(&self) -> u64 {
         let bytes = self.reader.items.bytes() - self.bytes_before;
-        // The header is complete before any record.
+        // Without a record, the header may be incomplete, and is read again.
         if bytes == FILE_HEADER as u64 { 0 } else { bytes }
     }
 
