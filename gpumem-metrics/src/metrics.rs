@@ -79,9 +79,13 @@ impl Reporter {
         let of_device = |known: &&Series| known.0 == metric && known.1.last() == labels.last();
         let is_full = self.series.iter().filter(of_device).count() >= self.largest.max(1).saturating_mul(OVER_TIME);
         let mut series = (metric, labels);
-        if is_full && !self.series.contains(&series) {
-            let names = series.1.split_last_mut().map(|(_, names)| names).unwrap_or_default();
-            names.iter_mut().for_each(|name| *name = Label::new(name.key().to_owned(), OTHER));
+        if is_full
+            && !self.series.contains(&series)
+            && let Some((_, names)) = series.1.split_last_mut()
+        {
+            for name in names {
+                *name = Label::new(name.key().to_owned(), OTHER);
+            }
         }
         self.series.insert(series.clone());
         series
