@@ -262,7 +262,7 @@ impl Exporter {
             if of.ended.is_some() && of.arrived.contains(&collector.0) {
                 continue;
             }
-            if of.live.is_read() && !of.is_silent() {
+            if of.is_seen() {
                 recordings.push(of.sample(collector, &gpus, places));
             } else {
                 hidden.recordings += usize::from(!self.broken.iter().any(|broken| broken.is(of)));
@@ -344,6 +344,10 @@ impl Followed {
     /// True if its process runs, and nothing new could be read for too long. A stopped process cannot write, and its figures are right.
     fn is_silent(&self) -> bool {
         self.ended.is_none() && self.live.newest.elapsed() > LONGEST_SILENCE && !is_stopped(self.pid)
+    }
+
+    fn is_seen(&self) -> bool {
+        self.live.is_read() && !self.is_silent()
     }
 
     /// Prints once why it is not exported.
@@ -603,7 +607,7 @@ mod tests {
     fn sample(exporter: &mut Exporter, name: &str) -> (RecordingSample, Collector) {
         let collector = exporter.collector(name);
         let places = exporter.places;
-        let of = exporter.followed.iter_mut().find(|of| of.live.is_read()).expect("it is read");
+        let of = exporter.followed.iter_mut().find(|of| of.is_seen()).expect("it is read");
         (of.sample(collector, &[], places), collector)
     }
 
@@ -690,14 +694,11 @@ mod tests {
     fn figures_that_stopped_are_hidden() {
         let file = File::new("silent", &Made::new("train").training(3, 10, 10 * MIB).file());
         let mut exporter = Exporter::new(10);
-        exporter.followed.push(Followed::new(file.0.clone(), process::id(), ProcessId::default()));
-        exporter.followed[0].read(u64::MAX);
-        assert!(!exporter.followed[0].is_silent());
+        exporter.follow_all(&file.recorded());
+        assert!(exporter.followed[0].is_seen());
         exporter.followed[0].live.newest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
-        exporter.followed[0].read(u64::MAX);
-        assert!(exporter.followed[0].live.is_read() && exporter.followed[0].is_silent());
-        exporter.followed[0].say_why_hidden();
-        assert!(exporter.followed[0].is_said);
+        exporter.follow_all(&file.recorded());
+        assert!(!exporter.followed[0].is_seen() && exporter.followed[0].is_said);
     }
 
     #[test]
