@@ -170,7 +170,7 @@ fn waiting(name: &str, lines: &str) -> Outcome {
 }
 
 /// No file of the program may become longer than 16 KiB, which is what a full disk looks like to it. The recording ends there, and the
-/// program runs on.
+/// program runs on. It has just forked a child, which still has the file open.
 #[test]
 fn a_recording_that_broke_off_is_hidden_and_one_that_was_ended_is_not() {
     let outcome = waiting(
@@ -186,8 +186,8 @@ fn a_recording_that_broke_off_is_hidden_and_one_that_was_ended_is_not() {
         {
             echo 'echo $$ > full.pid'
             echo "exec $program $begin 'await_file $PWD/go' \\"
-            for _ in {1..3000}; do echo "'call cuMemAlloc_v2 &x $((512 + 512 * RANDOM))' 'call cuMemFree_v2 x' \\"; done
-            echo "'await_file $end'"
+            for _ in {1..1500}; do echo "'call cuMemAlloc_v2 &x $((512 + 512 * RANDOM))' 'call cuMemFree_v2 x' \\"; done
+            echo "'fork await_file $end'"
         } > full.sh
         (trap '' XFSZ; ulimit -f 16; unset GPUMEM_STANDIN_LOG; exec $gpumem run -o full.capture -- bash full.sh > /dev/null 2> full.errors) & full=$!
         exported full live_bytes; hidden 0
