@@ -47,9 +47,8 @@ pub fn summary() -> Summary {
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
-/// Returns the same as [`summary`], and begins it again, for an epoch: calls, allocations and peaks count from now on, also in the
-/// report of peaks at the end of the process. The memory in use stays. An open scope counts as opened now; its `device_peak` counts
-/// since it was opened.
+/// Returns the same as [`summary`], and begins it again, for an epoch: its calls, allocations and peaks count from now on. The memory in
+/// use stays. An open scope counts as opened now; its `device_peak` counts since it was opened.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
