@@ -193,8 +193,7 @@ impl<R: io::Read> Reader<R> {
                         }
                         kind => kind,
                     };
-                    let applied =
-                        self.state.apply(&RecordedEvent { kind, ..event }, &mut self.items.budget, observer);
+                    let applied = self.state.apply(&RecordedEvent { kind, ..event }, &mut self.items.budget, observer);
                     applied.map(|trace| Some(Read::Step(Step::Event(event, trace))))
                 }
                 Next::Other(item, bytes) => self.item(*item, bytes, with_reports, observer),
