@@ -25,24 +25,18 @@ pub(crate) fn observe() -> Result<()> {
             TRACKERS.get_or_init(|| new)
         }
     };
+    trackers.iter().for_each(Tracker::start);
+    let result = attach(&mut is_attached).and_then(|()| begin(trackers));
+    result.inspect_err(|_| trackers.iter().for_each(Tracker::stop))
+}
+
+fn attach(is_attached: &mut bool) -> Result<()> {
     if !*is_attached {
         sys::attach()?;
         *is_attached = true;
         gpumem::scope::adopt(Threads::named("pt_autograd_"));
     }
-    // No tensor is lost or counted twice: later tensors have an event, and `begin` adds the others.
-    loop {
-        let segment_events: Vec<_> = trackers.iter().map(Tracker::segment_events).collect();
-        if segment_events.iter().all(Option::is_none) {
-            return Ok(());
-        }
-        let snapshot = sys::snapshot()?;
-        for ((ordinal, tracker), segment_events) in trackers.iter().enumerate().zip(segment_events) {
-            if let Some(segment_events) = segment_events {
-                tracker.begin(&snapshot.of_device(ordinal), segment_events);
-            }
-        }
-    }
+    Ok(())
 }
 
 fn new_trackers() -> Result<Vec<Tracker>> {
@@ -53,18 +47,32 @@ fn new_trackers() -> Result<Vec<Tracker>> {
     if !is_native {
         return Err(Error::OtherAllocator);
     }
-    let snapshot = sys::snapshot()?;
-    let held: Vec<_> = (0..devices as usize).map(|ordinal| snapshot.of_device(ordinal)).collect();
-    // The driver does not say for whom it made the memory of expandable segments.
-    if held.iter().flatten().any(|(held, ..)| *held == Held::Expandable) {
-        return Err(Error::TooLate);
+    let settings = sys::snapshot()?.settings;
+    Ok((0..devices).map(|_| Tracker::new(settings.clone())).collect())
+}
+
+/// No tensor is lost or counted twice: later tensors have an event, and the trackers add the others.
+fn begin(trackers: &[Tracker]) -> Result<()> {
+    let mut is_late = false;
+    loop {
+        let segment_events: Vec<_> = trackers.iter().map(Tracker::segment_events).collect();
+        if segment_events.iter().all(Option::is_none) {
+            return if is_late { Err(Error::TooLate) } else { Ok(()) };
+        }
+        let snapshot = sys::snapshot()?;
+        for ((ordinal, tracker), segment_events) in (0..).zip(trackers).zip(segment_events) {
+            let Some(segment_events) = segment_events else { continue };
+            let held = snapshot.of_device(ordinal);
+            tracker.settle(&held, segment_events, || {
+                // The driver does not say for whom it made the memory of expandable segments.
+                if held.iter().any(|(held, ..)| *held == Held::Expandable) {
+                    return Err(Error::TooLate);
+                }
+                Ok(Pool::register(NAME, ordinal)?)
+            })?;
+        }
+        is_late = gpumem::summary().pools.iter().any(|pool| pool.name == NAME && pool.outside > 0);
     }
-    let new = |(ordinal, held): (u32, &Vec<_>)| {
-        Ok::<_, Error>(Tracker::new(Pool::register(NAME, ordinal)?, snapshot.settings.clone(), held))
-    };
-    let trackers: Vec<_> = (0..).zip(&held).map(new).collect::<Result<_>>()?;
-    let is_late = gpumem::summary().pools.iter().any(|pool| pool.name == NAME && pool.outside > 0);
-    if is_late { Err(Error::TooLate) } else { Ok(trackers) }
 }
 
 /// PyTorch calls this while it holds the lock of the device, so it must not call PyTorch.

@@ -25,11 +25,11 @@ unsafe extern "C" {
 /// The memory of the allocator at one time, on all devices.
 pub(crate) struct Snapshot {
     pub(crate) settings: AllocatorSettings,
-    held: Vec<(usize, (Held, u64, u64))>,
+    held: Vec<(u32, (Held, u64, u64))>,
 }
 
 impl Snapshot {
-    pub(crate) fn of_device(&self, ordinal: usize) -> Vec<(Held, u64, u64)> {
+    pub(crate) fn of_device(&self, ordinal: u32) -> Vec<(Held, u64, u64)> {
         self.held.iter().filter(|(of, _)| *of == ordinal).map(|(_, held)| *held).collect()
     }
 }
@@ -83,7 +83,7 @@ extern "C" fn line(to: *mut c_void, kind: i32, device: i32, address: u64, bytes:
         6 => Held::Awaiting,
         _ => return,
     };
-    if let Ok(device) = usize::try_from(device) {
+    if let Ok(device) = u32::try_from(device) {
         to.held.push((device, (held, address, bytes)));
     }
 }

@@ -41,7 +41,6 @@ pub(crate) enum Held {
 
 /// The allocator on one device.
 pub(crate) struct Tracker {
-    pool: Pool,
     settings: AllocatorSettings,
     state: Mutex<State>,
 }
@@ -50,16 +49,19 @@ pub(crate) struct Tracker {
 /// block of the large pool has it as well.
 #[derive(Default)]
 struct State {
+    /// It is there after the first step of the beginning.
+    pool: Option<Pool>,
     /// The bytes that the allocator has from the driver.
     reserved: u64,
     /// The sizes of the segments, without expandable ones.
     segments: BTreeMap<u64, u64>,
     /// The begins of blocks of the large pool.
     large: BTreeSet<u64>,
-    /// `None` once it is known which blocks were there before the first event.
+    /// It is there until it is known which blocks were there before the first event.
     beginning: Option<Beginning>,
 }
 
+/// A step of the beginning: the events since a time, which complete a snapshot that was taken at some later time.
 #[derive(Default)]
 struct Beginning {
     /// The blocks that were named by events, and whether a tensor has them.
@@ -69,22 +71,30 @@ struct Beginning {
 }
 
 impl Tracker {
-    /// Makes a tracker. `held` is the memory of the allocator. [`begin`](Self::begin) finds the changes until the first
-    /// event.
-    pub(crate) fn new(pool: Pool, settings: AllocatorSettings, held: &[(Held, u64, u64)]) -> Self {
-        let mut state = State { beginning: Some(Beginning::default()), ..State::default() };
-        state.hold(held);
-        // The driver's blocks belong to the pool from now on, even those of which no tensor has a part.
-        for segment in state.segments.keys() {
-            pool.allocated(*segment, Bytes::ZERO);
-            pool.freed(*segment);
+    /// Makes a tracker that ignores events until [`start`](Self::start).
+    pub(crate) fn new(settings: AllocatorSettings) -> Self {
+        Self { settings, state: Mutex::default() }
+    }
+
+    /// Begins to look at events. Without effect if the tracker has begun.
+    pub(crate) fn start(&self) {
+        let state = &mut *self.state();
+        if state.pool.is_none() {
+            *state = State { beginning: Some(Beginning::default()), ..State::default() };
         }
-        Self { pool, settings, state: Mutex::new(state) }
+    }
+
+    /// Drops the pool, and ignores events from now on.
+    pub(crate) fn stop(&self) {
+        *self.state() = State::default();
     }
 
     /// PyTorch holds the lock of the device, so events of one device come one after the other.
     pub(crate) fn event(&self, event: Event, address: u64, bytes: u64) {
         let state = &mut *self.state();
+        if state.pool.is_none() && state.beginning.is_none() {
+            return;
+        }
         let is_large = bytes > AllocatorSettings::SMALL;
         match event {
             Event::Alloc => {
@@ -95,7 +105,9 @@ impl Tracker {
                 if let Some(beginning) = &mut state.beginning {
                     beginning.named.insert(address, true);
                 }
-                self.pool.allocated(address, Bytes::new(size));
+                if let Some(pool) = &state.pool {
+                    pool.allocated(address, Bytes::new(size));
+                }
             }
             Event::FreeRequested => {
                 let is_known = match &mut state.beginning {
@@ -105,8 +117,8 @@ impl Tracker {
                 if is_large {
                     state.large.insert(address);
                 }
-                if is_known {
-                    self.pool.freed(address);
+                if let Some(pool) = state.pool.as_ref().filter(|_| is_known) {
+                    pool.freed(address);
                 }
             }
             Event::FreeCompleted => {
@@ -119,55 +131,64 @@ impl Tracker {
                 if event == Event::SegmentAlloc {
                     state.segments.insert(address, bytes);
                 }
-                self.reserve(state.reserved.saturating_add(bytes), state);
+                state.reserve(state.reserved.saturating_add(bytes));
             }
             Event::SegmentFree | Event::SegmentUnmap => {
                 if event == Event::SegmentFree {
                     state.segments.remove(&address);
                 }
-                self.reserve(state.reserved.saturating_sub(bytes), state);
+                state.reserve(state.reserved.saturating_sub(bytes));
             }
         }
     }
 
-    fn reserve(&self, bytes: u64, state: &mut State) {
-        state.reserved = bytes;
-        if let Some(beginning) = &mut state.beginning {
-            beginning.segment_events += 1;
-        }
-        self.pool.set_reserved(Bytes::new(bytes));
-    }
-
-    /// Returns the number of events about segments, for [`begin`](Self::begin). `None` if it has begun.
+    /// Returns the number of events about segments since the last step of the beginning, for [`settle`](Self::settle). `None` if no
+    /// step is left.
     pub(crate) fn segment_events(&self) -> Option<u64> {
         self.state().beginning.as_ref().map(|beginning| beginning.segment_events)
     }
 
-    /// Counts the blocks that were there before the first event. `held` is the memory of the allocator at a later time. Events decide the
-    /// state of blocks that they named. Returns `false` if segments changed since there were `segment_events`; the allocator must be asked
-    /// again then.
-    pub(crate) fn begin(&self, held: &[(Held, u64, u64)], segment_events: u64) -> bool {
+    /// Takes the next step of the beginning. `held` is the memory of the allocator, asked for after `segment_events`; events decide the
+    /// state of blocks that they named. Without effect if segments have changed since; the allocator must be asked again then.
+    ///
+    /// The first step registers the pool. As no event is handled meanwhile, a segment either is older than the pool or has an event after
+    /// it. The second step counts the blocks that were not named by an event after that.
+    pub(crate) fn settle<E>(
+        &self,
+        held: &[(Held, u64, u64)],
+        segment_events: u64,
+        register: impl FnOnce() -> Result<Pool, E>,
+    ) -> Result<(), E> {
         let state = &mut *self.state();
         let Some(Beginning { named, .. }) =
             state.beginning.take_if(|beginning| beginning.segment_events == segment_events)
         else {
-            return state.beginning.is_none();
+            return Ok(());
         };
-        state.large.retain(|address| named.contains_key(address));
-        (state.reserved, state.segments) = Default::default();
+        state.reserved = 0;
         let is_older = |(held, address, _): &&(Held, u64, u64)| match held {
             Held::Segment | Held::Expandable => true,
             Held::Block | Held::Awaiting => !named.contains_key(address),
         };
         let older: Vec<_> = held.iter().filter(is_older).copied().collect();
         state.hold(&older);
-        for (_, address, bytes) in older.into_iter().filter(|(held, ..)| *held == Held::Block) {
-            self.pool.allocated(address, Bytes::new(bytes));
+        if let Some(pool) = &state.pool {
+            for (_, address, bytes) in older.into_iter().filter(|(held, ..)| *held == Held::Block) {
+                pool.allocated(address, Bytes::new(bytes));
+            }
+            if state.reserved > 0 {
+                pool.set_reserved(Bytes::new(state.reserved));
+            }
+        } else {
+            let pool = register()?;
+            // The driver's blocks belong to the pool from now on, even those of which no tensor has a part.
+            for segment in state.segments.keys() {
+                pool.allocated(*segment, Bytes::ZERO);
+                pool.freed(*segment);
+            }
+            (state.pool, state.beginning) = (Some(pool), Some(Beginning::default()));
         }
-        if state.reserved > 0 {
-            self.pool.set_reserved(Bytes::new(state.reserved));
-        }
-        true
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -176,6 +197,16 @@ impl Tracker {
 }
 
 impl State {
+    fn reserve(&mut self, bytes: u64) {
+        self.reserved = bytes;
+        if let Some(beginning) = &mut self.beginning {
+            beginning.segment_events += 1;
+        }
+        if let Some(pool) = &self.pool {
+            pool.set_reserved(Bytes::new(bytes));
+        }
+    }
+
     fn hold(&mut self, held: &[(Held, u64, u64)]) {
         for (held, address, bytes) in held {
             match held {

@@ -16,7 +16,14 @@ use self::tracker::{
 const MIB: u64 = 1 << 20;
 
 fn tracker(gpu: &SimGpu, held: &[(Held, u64, u64)]) -> Tracker {
-    Tracker::new(Pool::register("PyTorch", gpu.ordinal()).unwrap(), AllocatorSettings::default(), held)
+    let tracker = Tracker::new(AllocatorSettings::default());
+    tracker.start();
+    settle(gpu, &tracker, held, 0);
+    tracker
+}
+
+fn settle(gpu: &SimGpu, tracker: &Tracker, held: &[(Held, u64, u64)], segment_events: u64) {
+    tracker.settle(held, segment_events, || Pool::register("PyTorch", gpu.ordinal())).unwrap();
 }
 
 fn trace(gpu: &SimGpu) -> GpuMemTrace {
@@ -37,7 +44,7 @@ fn a_tensor_counts_as_in_memory_allocated() {
     let _alone = crate::alone();
     let gpu = simulated_gpu();
     let tracker = tracker(&gpu, &[]);
-    assert!(tracker.begin(&[], 0));
+    settle(&gpu, &tracker, &[], 0);
     let trace = trace(&gpu);
     let used = || trace.data().used.get().unsigned_abs();
     let block = gpu.alloc(Bytes::mib(20)).unwrap();
@@ -74,7 +81,7 @@ fn blocks_of_expandable_segments_have_what_was_asked_for() {
     let trace = trace(&gpu);
     let block = gpu.alloc(Bytes::mib(40)).unwrap();
     tracker.event(SegmentMap, block.address(), 40 * MIB);
-    assert!(tracker.begin(&[(Expandable, block.address(), 40 * MIB)], 1));
+    settle(&gpu, &tracker, &[(Expandable, block.address(), 40 * MIB)], 1);
     tracker.event(Alloc, block.address(), 19 * MIB + 700);
     assert_eq!(trace.data().used.get().unsigned_abs(), 19 * MIB + 1024);
     tracker.event(FreeRequested, block.address(), 19 * MIB + 700);
@@ -104,10 +111,12 @@ fn what_was_there_before_the_first_event_counts_once() {
     let snapshot = [&held[..], &[(Block, at(16), 2 * MIB)]].concat();
     tracker.event(FreeRequested, at(16), 2 * MIB);
     tracker.event(FreeCompleted, at(16), 2 * MIB);
-    assert!(!tracker.begin(&snapshot, 1), "the snapshot is older than an event about a segment");
-    assert_eq!(tracker.segment_events(), Some(0));
-    assert!(tracker.begin(&snapshot, 0) && tracker.begin(&[], 0), "a second time changes nothing");
+    settle(&gpu, &tracker, &snapshot, 1);
+    assert_eq!(tracker.segment_events(), Some(0), "the snapshot is older than an event about a segment");
+    settle(&gpu, &tracker, &snapshot, 0);
     assert_eq!(tracker.segment_events(), None);
+    tracker.start();
+    settle(&gpu, &tracker, &[], 0);
     // The tensor at 4 has the MiB up to that at 8, which is less than is split off.
     let pool_now = pool(&gpu);
     assert_eq!((pool_now.parts, pool_now.used, pool_now.reserved), (2, Bytes::mib(8), Bytes::mib(22)), "{pool_now}");
@@ -121,4 +130,42 @@ fn what_was_there_before_the_first_event_counts_once() {
     }
     let data = before.data();
     assert_eq!((data.used.get(), data.lost, pool(&gpu).wrong_calls()), (0, 0, 0));
+}
+
+#[test]
+fn other_threads_allocate_while_the_tracker_begins() {
+    let _alone = crate::alone();
+    let gpu = simulated_gpu();
+    let trace = trace(&gpu);
+    let tracker = Tracker::new(AllocatorSettings::default());
+    // Without `start()` it ignores events.
+    tracker.event(Alloc, 1 << 40, MIB);
+    tracker.start();
+    let (first, second) = (gpu.alloc(Bytes::mib(20)).unwrap(), gpu.alloc(Bytes::mib(20)).unwrap());
+    tracker.event(SegmentAlloc, first.address(), 20 * MIB);
+    tracker.event(Alloc, first.address(), 10 * MIB);
+    // The snapshot is older than the next two events, and the second segment has its events after the pool is registered.
+    let snapshot = [(Segment, first.address(), 20 * MIB), (Block, first.address(), 10 * MIB)];
+    tracker.event(Alloc, first.address() + 10 * MIB, 4 * MIB);
+    tracker.event(FreeRequested, first.address(), 10 * MIB);
+    settle(&gpu, &tracker, &snapshot, 1);
+    tracker.event(SegmentAlloc, second.address(), 20 * MIB);
+    // Less than 1 MiB is left, so the tensor has it.
+    tracker.event(Alloc, second.address(), 20 * MIB - 1000);
+    // One of the older segments is free again. This tensor has what is up to the next one.
+    tracker.event(FreeCompleted, first.address(), 10 * MIB);
+    tracker.event(Alloc, first.address(), 9 * MIB + 512);
+    let later = [
+        (Segment, first.address(), 20 * MIB),
+        (Block, first.address(), 10 * MIB),
+        (Block, first.address() + 10 * MIB, 4 * MIB),
+        (Segment, second.address(), 20 * MIB),
+        (Block, second.address(), 20 * MIB),
+    ];
+    settle(&gpu, &tracker, &later, 1);
+    let now = pool(&gpu);
+    assert_eq!((now.used, now.reserved, now.wrong_calls()), (Bytes::mib(34), Bytes::mib(40), 0), "{now}");
+    assert_eq!(trace.data().used.mb(), 34);
+    tracker.stop();
+    assert_eq!(trace.data().used.mb(), 0, "the pool is gone, and its blocks stay its own");
 }
