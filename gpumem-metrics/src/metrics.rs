@@ -1,15 +1,18 @@
 //! The facade `metrics`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use gpumem::{Result, intercept::Collector};
-use metrics::{Key, Label, counter, gauge};
+use metrics::{Label, counter, gauge};
 
 use crate::{
     LARGEST,
     figures::{Figure, collect, collectors, to_float},
-    schema::{Kind, Metric, label},
+    schema::{Kind, Metric, OTHER, label},
 };
+
+/// At most this many times as many names get series over time as at once: the facade cannot remove a series. There are fewer kinds of memory.
+const OVER_TIME: usize = 10;
 
 /// Sets the metrics of the recorder that the program has installed.
 ///
@@ -25,9 +28,12 @@ use crate::{
 pub struct Reporter {
     collectors: Vec<Collector>,
     largest: usize,
-    /// The series of the last report.
-    before: HashMap<(Metric, Vec<Label>), String>,
+    /// All series so far.
+    series: HashSet<Series>,
 }
+
+/// The metric and the labels, of which the device is the last one.
+type Series = (Metric, Vec<Label>);
 
 impl Reporter {
     /// Makes a reporter of all devices. It begins to intercept allocations.
@@ -35,7 +41,7 @@ impl Reporter {
     /// # Errors
     /// Returns an error if there is no driver, or if allocations cannot be intercepted.
     pub fn new() -> Result<Self> {
-        Ok(Self { collectors: collectors()?, largest: LARGEST, before: HashMap::new() })
+        Ok(Self { collectors: collectors()?, largest: LARGEST, series: HashSet::new() })
     }
 
     /// Sets the number of libraries, scopes and places that have series of their own; [`LARGEST`], unless this is
@@ -47,28 +53,41 @@ impl Reporter {
     }
 
     /// Sets all metrics. The next interval begins. A series that is not among the largest ones any more becomes 0: its bytes are in `other`.
+    /// When ten times as many names as [`largest`](Self::largest) have had series of their own, new ones are in `other`, too.
     pub fn report(&mut self) {
         let figures = collect(&mut self.collectors, self.largest);
         if figures.is_empty() {
             return;
         }
-        let mut now = HashMap::new();
+        let mut now: HashMap<Series, u64> = HashMap::new();
         for Figure { metric, labels, value } in figures {
             let labels: Vec<_> = labels.into_iter().map(|(name, value)| Label::new(label(name), value)).collect();
-            let name = metric.prometheus_name();
-            let key = Key::from_parts(name.clone(), labels.clone());
             if metric.kind == Kind::Counter {
-                counter!(key.name().to_owned(), key.labels()).absolute(value);
+                counter!(metric.prometheus_name(), labels.iter()).absolute(value);
             } else {
-                gauge!(key.name().to_owned(), key.labels()).set(to_float(value));
-                now.insert((metric, labels), name);
+                *now.entry(self.series_of(metric, labels)).or_default() += value;
             }
         }
-        for ((metric, labels), name) in self.before.drain() {
-            if !now.contains_key(&(metric, labels.clone())) {
-                gauge!(name, labels.iter()).set(0.0);
+        for series in &self.series {
+            let (metric, labels) = series;
+            gauge!(metric.prometheus_name(), labels.iter()).set(to_float(now.get(series).copied().unwrap_or(0)));
+        }
+    }
+
+    /// Returns the series with these labels, or the one of all others.
+    fn series_of(&mut self, metric: Metric, labels: Vec<Label>) -> Series {
+        let of_device = |known: &&Series| known.0 == metric && known.1.last() == labels.last();
+        let is_full = self.series.iter().filter(of_device).count() >= self.largest.max(1).saturating_mul(OVER_TIME);
+        let mut series = (metric, labels);
+        if is_full
+            && !self.series.contains(&series)
+            && let Some((_, names)) = series.1.split_last_mut()
+        {
+            for name in names {
+                *name = Label::new(name.key().to_owned(), OTHER);
             }
         }
-        self.before = now;
+        self.series.insert(series.clone());
+        series
     }
 }

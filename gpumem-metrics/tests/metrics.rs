@@ -68,4 +68,24 @@ fn figures_of_each_report() {
         assert_eq!(figure(&second, name).to_bits(), value.to_bits(), "{name}");
     }
     drop(small);
+    // However many names the program uses over time, the number of series is bounded, and the sums stay right.
+    let mut sum = 0.0;
+    let mut figures = BTreeMap::new();
+    for number in 0..40 {
+        let request = GpuMemTrace::builder().ctx(format!("request {number}")).silent(true).start_or_off();
+        let kept = gpu.alloc(Bytes::mib(3)).expect("there is room");
+        figures = report();
+        let of_scopes = figures.iter().filter(|(name, _)| name.starts_with("gpumem_process_live_scope_bytes"));
+        sum += of_scopes.map(|(_, bytes)| bytes).sum::<f64>();
+        drop((kept, request));
+    }
+    assert_eq!(sum.to_bits(), (40.0 * 3.0 * MIB).to_bits(), "{figures:#?}");
+    for metric in ["gpumem_process_live_scope_bytes", "gpumem_process_live_place_bytes"] {
+        let series = figures.keys().filter(|name| name.starts_with(metric)).count();
+        assert!((10..=11).contains(&series), "{metric}: {figures:#?}");
+    }
+    assert_eq!(
+        figure(&figures, "gpumem_process_live_scope_bytes scope=other,cuda_ordinal=0").to_bits(),
+        (3.0 * MIB).to_bits()
+    );
 }

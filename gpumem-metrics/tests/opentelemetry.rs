@@ -1,6 +1,6 @@
 //! Tests OpenTelemetry's meters with an exporter in memory.
 
-use gpumem::{Bytes, sim::SimGpu};
+use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
 use opentelemetry::metrics::MeterProvider;
 use opentelemetry_sdk::metrics::{
     InMemoryMetricExporter, PeriodicReader, SdkMeterProvider,
@@ -66,4 +66,14 @@ fn figures_of_each_collection() {
         assert!(second.contains(&figure.to_owned()), "{figure}\n{second:#?}");
     }
     drop(kept);
+    // A name that is gone is not reported any more.
+    for number in 0..30 {
+        let request = GpuMemTrace::builder().ctx(format!("request {number}")).silent(true).start_or_off();
+        let kept = gpu.alloc(Bytes::new(700)).expect("there is room");
+        let figures = collect();
+        let of_scopes: Vec<_> =
+            figures.iter().filter(|figure| figure.starts_with("gpumem.process.live.scope ")).collect();
+        assert_eq!(of_scopes, [&format!("gpumem.process.live.scope By cuda.ordinal=0,scope=request {number} 700")]);
+        drop((kept, request));
+    }
 }

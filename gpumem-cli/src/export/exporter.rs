@@ -3,8 +3,9 @@
 use std::{
     cmp::Reverse,
     collections::HashMap,
+    mem,
     ops::Range,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -27,8 +28,11 @@ use super::{
     windows::Windows,
 };
 use crate::{
+    failure::Failure,
     history::Origin,
     machine::{self, Known, Machine, Process, Recorded, Recording, Usage},
+    run::control::is_stopped,
+    terminal,
     watch::Live,
 };
 
@@ -55,6 +59,8 @@ const WIDEST: usize = 128;
 const WIDEST_COMMAND: usize = 60;
 /// After the end of a process, its recording may get what was still in memory.
 const READ_AFTER_END: Duration = Duration::from_secs(10);
+/// A program writes something to its recording every second. After a longer silence, the recording has ended, or cannot be written.
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 /// The figures of an ended process are kept this long for a collector that has not got them.
 const KEPT_AFTER_END: Duration = Duration::from_secs(300);
 
@@ -66,6 +72,7 @@ pub(super) struct Exporter {
     /// The processes, and the time at which each began.
     processes: HashMap<u32, (u64, ProcessId)>,
     followed: Vec<Followed>,
+    broken: Vec<Broken>,
     /// The number of recordings that the last look did not follow, because there were too many.
     not_followed: usize,
     /// The names of collectors with their numbers. The last one has collected last.
@@ -88,6 +95,24 @@ struct Followed {
     arrived: Vec<u32>,
     /// True if lines at addresses are looked up. This is done only in files that a process of the same user names.
     looks_up: bool,
+    /// True if the user was told why it is not exported.
+    is_said: bool,
+}
+
+/// A recording without an end, which its process does not write any more, although it runs on: the disk may be full.
+#[derive(Debug)]
+struct Broken {
+    path: PathBuf,
+    pid: u32,
+    began: Option<u64>,
+    since: Instant,
+    is_said: bool,
+}
+
+impl Broken {
+    fn is(&self, of: &Followed) -> bool {
+        self.pid == of.pid && self.path == of.live.path()
+    }
 }
 
 /// The number of a collector.
@@ -101,6 +126,7 @@ impl Exporter {
             known: Known::default(),
             processes: HashMap::new(),
             followed: Vec::new(),
+            broken: Vec::new(),
             not_followed: 0,
             collectors: Vec::new(),
             next_collector: 0,
@@ -116,11 +142,8 @@ impl Exporter {
         let wanted = recorded.iter().flat_map(|of| of.files.iter().take(MOST_OF_PROCESS).map(|file| (of.pid, file)));
         let wanted: Vec<(u32, &PathBuf)> = wanted.collect();
         let is_wanted = |of: &Followed| wanted.iter().any(|(pid, file)| *pid == of.pid && **file == *of.live.path());
-        // A later program has taken the file over. `gpumem run`, which completes it, is older than the program that it runs.
-        let is_taken = |of: &Followed| {
-            let is_by = |pid: u32| pid != of.pid && machine::began(pid) > of.began;
-            wanted.iter().any(|(pid, file)| **file == *of.live.path() && is_by(*pid))
-        };
+        // A later program has taken the file over.
+        let is_taken = |of: &Followed| wanted.iter().any(|(pid, file)| **file == *of.live.path() && *pid != of.pid);
         self.followed.retain(|of| !is_taken(of));
         let now = Instant::now();
         for of in &mut self.followed {
@@ -152,9 +175,41 @@ impl Exporter {
         for of in &mut self.followed {
             if of.ended.is_none_or(|ended| now - ended <= READ_AFTER_END) {
                 of.read(most);
+                of.say_why_hidden();
             }
         }
+        let recorded: Vec<u32> = wanted.iter().map(|(pid, _)| *pid).collect();
+        self.find_broken(&recorded);
         self.processes.retain(|pid, (began, _)| machine::began(*pid) == Some(*began));
+    }
+
+    /// Finds the recordings that broke off. `recorded` are the processes that are recorded.
+    fn find_broken(&mut self, recorded: &[u32]) {
+        for of in self.followed.iter().filter(|of| of.ended.is_some()) {
+            let known = self.broken.iter().position(|broken| broken.is(of));
+            match known {
+                // `gpumem stop` has ended it, and its end was read now.
+                Some(known) if of.live.is_finished() => _ = self.broken.swap_remove(known),
+                None if !of.live.is_finished() => self.broken.push(Broken {
+                    path: of.live.path().to_owned(),
+                    pid: of.pid,
+                    began: of.began,
+                    since: Instant::now(),
+                    is_said: false,
+                }),
+                _ => {}
+            }
+        }
+        self.broken.retain(|of| {
+            let runs_on = of.began.is_some() && machine::began(of.pid) == of.began;
+            // A process that was killed, or that has become another program, does not use the driver any more.
+            runs_on && !recorded.contains(&of.pid) && machine::uses_driver(of.pid) != Some(false)
+        });
+        for of in self.broken.iter_mut().filter(|of| of.since.elapsed() > LONGEST_SILENCE) {
+            if !mem::replace(&mut of.is_said, true) {
+                say_hidden(&of.path, of.pid, None);
+            }
+        }
     }
 
     /// Returns the known facts of a process.
@@ -189,7 +244,7 @@ impl Exporter {
         self.follow_all(&usage.recorded);
         let not_read = machine.not_read.iter().chain(&usage.not_read);
         hidden.readings += not_read.filter(|not_read| not_read.is_error).count();
-        hidden.recordings = self.not_followed;
+        hidden.recordings = self.not_followed + self.broken.len();
         let gpus = gpus_of(&machine);
         let usages = usage.processes.iter().map(|process| {
             let is_unknown = process.recording == Recording::Unknown;
@@ -207,10 +262,10 @@ impl Exporter {
             if of.ended.is_some() && of.arrived.contains(&collector.0) {
                 continue;
             }
-            if of.live.is_read() {
+            if of.is_seen() {
                 recordings.push(of.sample(collector, &gpus, places));
             } else {
-                hidden.recordings += 1;
+                hidden.recordings += usize::from(!self.broken.iter().any(|broken| broken.is(of)));
                 // The recording is not read any more, so this collector gets its last figures.
                 if of.ended.is_some_and(|ended| ended.elapsed() > READ_AFTER_END) {
                     of.handed.push(collector.0);
@@ -282,6 +337,23 @@ impl Followed {
             handed: Vec::new(),
             arrived: Vec::new(),
             looks_up: machine::uid(pid) == Some(own),
+            is_said: false,
+        }
+    }
+
+    /// True if its process runs, and nothing new could be read for too long. A stopped process cannot write, and its figures are right.
+    fn is_silent(&self) -> bool {
+        self.ended.is_none() && self.live.newest.elapsed() > LONGEST_SILENCE && !is_stopped(self.pid)
+    }
+
+    fn is_seen(&self) -> bool {
+        self.live.is_read() && !self.is_silent()
+    }
+
+    /// Prints once why it is not exported.
+    fn say_why_hidden(&mut self) {
+        if self.is_silent() && !mem::replace(&mut self.is_said, true) {
+            say_hidden(self.live.path(), self.pid, self.live.error());
         }
     }
 
@@ -336,6 +408,16 @@ impl Followed {
             devices,
         }
     }
+}
+
+/// Prints that the recording of a running process is not exported. Without an error, its process does not write it any more.
+fn say_hidden(path: &Path, pid: u32, error: Option<&str>) {
+    let what = format!("the recording `{}` of process {pid} is not exported", path.display());
+    let (cause, next) = match error {
+        Some(error) => (error, "if another program has changed it, record the program again"),
+        None => ("nothing new is in it", "the program has printed why, for example that the disk is full"),
+    };
+    terminal::error(&Failure::new(what, cause, next));
 }
 
 /// A panic of another thread leaves no state that would be wrong.
@@ -525,7 +607,7 @@ mod tests {
     fn sample(exporter: &mut Exporter, name: &str) -> (RecordingSample, Collector) {
         let collector = exporter.collector(name);
         let places = exporter.places;
-        let of = exporter.followed.iter_mut().find(|of| of.live.is_read()).expect("it is read");
+        let of = exporter.followed.iter_mut().find(|of| of.is_seen()).expect("it is read");
         (of.sample(collector, &[], places), collector)
     }
 
@@ -606,6 +688,17 @@ mod tests {
             assert_eq!(sample.hidden.recordings, expected);
             exporter.confirm(collector);
         }
+    }
+
+    #[test]
+    fn figures_that_stopped_are_hidden() {
+        let file = File::new("silent", &Made::new("train").training(3, 10, 10 * MIB).file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        assert!(exporter.followed[0].is_seen());
+        exporter.followed[0].live.newest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
+        exporter.follow_all(&file.recorded());
+        assert!(!exporter.followed[0].is_seen() && exporter.followed[0].is_said);
     }
 
     #[test]

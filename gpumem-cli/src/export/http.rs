@@ -186,8 +186,11 @@ async fn answer(
         refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         return Ok(refused);
     }
-    if request.uri().path() != "/metrics" || request.method() != Method::GET {
-        return Ok(plain(StatusCode::NOT_FOUND, "gpumem export: GET /metrics"));
+    match (request.uri().path(), request.method()) {
+        ("/metrics", &Method::GET) => {}
+        // Nothing is collected, so the next scrape gets all peaks.
+        ("/metrics", &Method::HEAD) => return Ok(metrics(Bytes::new())),
+        _ => return Ok(plain(StatusCode::NOT_FOUND, "gpumem export: GET /metrics")),
     }
     let (exporter, name) = (Arc::clone(&server.exporter), scraper(request.uri().query(), from));
     // Reading takes time, so another thread does it.
@@ -198,13 +201,17 @@ async fn answer(
     Ok(match made.await {
         Ok((Ok(text), collector)) => {
             *lock(collected) = Some(collector);
-            let mut response = Response::new(Full::from(text));
-            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(prometheus::CONTENT_TYPE));
-            response
+            metrics(text.into())
         }
         Ok((Err(error), _)) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
         Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     })
+}
+
+fn metrics(text: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(prometheus::CONTENT_TYPE));
+    response
 }
 
 fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {

@@ -48,6 +48,7 @@ pub(crate) struct Options {
 /// Serves until the process ends.
 pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     let Options { listen, unix, token, places, otlp } = options;
+    let push = otlp.map(otlp::pusher).transpose()?;
     let (listener, address) = match &unix {
         Some(path) => (http::Listener::unix(path), path.display().to_string()),
         None => (http::Listener::tcp(&listen.1), listen.0),
@@ -67,8 +68,8 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
     let lines: Vec<_> =
         std::iter::once(format!("serving {}", listener.address(&address))).chain(in_words(hidden)).collect();
     terminal::print(|out| lines.iter().try_for_each(|line| writeln!(out, "gpumem export: {line}")))?;
-    if let Some(url) = otlp {
-        otlp::push(&url, Arc::clone(&exporter))?;
+    if let Some(push) = push {
+        push(Arc::clone(&exporter))?;
     }
     let followed = Arc::clone(&exporter);
     let follow = move || {

@@ -39,12 +39,12 @@ const MOST_SETS: usize = 1 << 20;
 /// No scraper can have this name.
 const COLLECTOR: &str = " OTLP";
 
-/// Pushes to this URL from now on, on a thread of its own.
-pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Failure> {
+/// Checks the URL and the interval. The returned function pushes on a thread of its own.
+pub(super) fn pusher(url: String) -> Result<impl FnOnce(Arc<Mutex<Exporter>>) -> Result<(), Failure>, Failure> {
     let failed = |why: &dyn Display, next: &str| Failure::new(format!("cannot push to `{url}`"), why, next);
     if !url.starts_with("http://") {
-        let next = "give http://HOST:PORT of a collector on this machine, which may push on by TLS";
-        return Err(failed(&"it is no URL that begins with http://", next));
+        let next = "give http://localhost:4318 of a collector on this machine, which may push on by TLS";
+        return Err(failed(&"it does not begin with http://, and there is no TLS", next));
     }
     let interval = match env::var(INTERVAL) {
         Err(_) => DEFAULT_INTERVAL,
@@ -53,6 +53,11 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
             _ => return Err(failed(&format!("{INTERVAL}={text} is no number of milliseconds"), "unset or correct it")),
         },
     };
+    Ok(move |exporter| push(&url, interval, exporter))
+}
+
+fn push(url: &str, interval: Duration, exporter: Arc<Mutex<Exporter>>) -> Result<(), Failure> {
+    let failed = |why: &dyn Display| Failure::new(format!("cannot push to `{url}`"), why, "");
     let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE)).build();
     let failure = Arc::new(Mutex::new(None));
     let to = MetricExporter::builder()
@@ -61,7 +66,7 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
         .with_protocol(Protocol::HttpBinary)
         .with_timeout(PATIENCE)
         .with_endpoint(format!("{}/v1/metrics", url.trim_end_matches('/').trim_end_matches("/v1/metrics")));
-    let to = to.build().map_err(|error| failed(&error, ""))?;
+    let to = to.build().map_err(|error| failed(&error))?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let of_machine =
         Resource::builder().with_service_name("gpumem-export").with_attribute(KeyValue::new("host.name", host));
@@ -101,7 +106,7 @@ pub(super) fn push(url: &str, exporter: Arc<Mutex<Exporter>>) -> Result<(), Fail
             thread::sleep(interval);
         }
     };
-    thread::Builder::new().name("gpumem-otlp".to_owned()).spawn(work).map_err(|error| failed(&error, ""))?;
+    thread::Builder::new().name("gpumem-otlp".to_owned()).spawn(work).map_err(|error| failed(&error))?;
     Ok(())
 }
 

@@ -19,7 +19,7 @@ pub(crate) use self::{
 #[cfg(feature = "export")]
 pub(crate) use self::{
     processes::{Recorded, recorded},
-    system::{began, cgroups, command, uid, user},
+    system::{began, cgroups, command, uid, user, uses_driver},
 };
 use crate::{exit::Exit, failure::Failure, terminal};
 

@@ -204,9 +204,6 @@ fn of_gpumem() -> (Vec<Recorded>, Vec<Dormant>) {
     let (mut recorded, mut dormant): (Vec<Recorded>, Vec<Dormant>) = Default::default();
     for pid in system::pids() {
         let Ok(files) = system::open_recordings(pid) else { continue };
-        // The child of a fork has the files of its parent, which began earlier.
-        let files: Vec<_> =
-            files.into_iter().filter(|file| !recorded.iter().any(|other| other.files.contains(file))).collect();
         if !files.is_empty() {
             recorded.push(Recorded { pid, command: system::command(pid), files });
         } else if system::is_dormant(pid) {

@@ -6,10 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpumem_core::recording::new_path;
+use gpumem_core::recording::{Beginning, new_path};
 use gpumem_inject::variable;
 
-use crate::files::is_recording;
+use crate::files::{is_recording, open_to_read};
 
 fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
@@ -71,7 +71,7 @@ pub(crate) fn began(pid: u32) -> Option<u64> {
 
 /// Returns whether the process has loaded a library of the NVIDIA driver or opened a device of it. `None` if that cannot
 /// be read.
-pub(super) fn uses_driver(pid: u32) -> Option<bool> {
+pub(crate) fn uses_driver(pid: u32) -> Option<bool> {
     let maps = read(pid, "maps")?;
     Some(["nvidia", "libcuda.so", "/dev/dxg"].iter().any(|name| maps.contains(name)))
 }
@@ -97,7 +97,7 @@ pub(super) fn open_recordings(pid: u32) -> io::Result<Vec<PathBuf>> {
             // The process opens a recording only for writing. The rights of the link say this.
             let is_written = known.permissions().mode() & 0o600 == 0o200;
             if is_written && path.is_absolute() && !path.starts_with("/dev") {
-                let recording = recording_at(pid, &link, path);
+                let recording = recording_at(pid, &link, path).filter(|recording| is_writer(pid, recording));
                 recordings.extend(recording.filter(|recording| !recordings.contains(recording)));
             }
         }
@@ -116,6 +116,17 @@ fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
     let replaced = path.with_extension("");
     let replaced = (new_path(&replaced) == path).then(|| visible_here(pid, replaced)).filter(|file| is_recording(file));
     replaced.or_else(|| is_recording(link).then(|| visible_here(pid, path)))
+}
+
+/// Returns whether the recording belongs to this process. The child of a fork has the files of its parent open, and `gpumem run` those that
+/// it completes.
+fn is_writer(pid: u32, recording: &Path) -> bool {
+    let writer = open_to_read(recording).and_then(Beginning::read).map_or(0, |beginning| beginning.pid);
+    // In a container, the process knows itself by another number, the last one of these.
+    let status = read(pid, "status").unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let own: Option<u32> = numbers.and_then(|numbers| numbers.split_whitespace().next_back()?.parse().ok());
+    writer == 0 || own.is_none_or(|own| own == writer)
 }
 
 /// In a container, the path is that of its own file system.
@@ -138,6 +149,8 @@ pub(super) fn is_dormant(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use std::process;
+
+    use gpumem_core::recording::{Item, Process};
 
     use super::*;
 
@@ -165,14 +178,19 @@ mod tests {
     #[test]
     fn only_what_is_written_and_begins_as_a_recording_is_one() {
         let folder = tempfile::tempdir().unwrap();
-        let names = ["a.capture", "b.capture", "c.capture", "b.capture.new", "d.new"];
-        let [recording, read, other, new, named_new] = names.map(|name| folder.path().join(name));
-        for file in [&recording, &read, &named_new] {
-            fs::write(file, crate::made::Made::new("train").file()).unwrap();
+        let names = ["a.capture", "b.capture", "c.capture", "b.capture.new", "d.new", "inherited.capture"];
+        let [recording, read, other, new, named_new, inherited] = names.map(|name| folder.path().join(name));
+        for file in [&recording, &read, &named_new, &inherited] {
+            let mut made = crate::made::Made::new("train");
+            if *file != inherited {
+                made.item(&Item::Process(Process { pid: process::id(), ..Process::default() }));
+            }
+            fs::write(file, made.file()).unwrap();
         }
         fs::write(&other, "not one of them").unwrap();
         let write = |path: &Path| fs::File::options().write(true).open(path).unwrap();
-        let _open = (write(&recording), fs::File::open(&read).unwrap(), write(&other), write(&named_new));
+        let _open =
+            (write(&recording), fs::File::open(&read).unwrap(), write(&other), write(&named_new), write(&inherited));
         let in_folder = || -> Vec<PathBuf> {
             let mut found = open_recordings(process::id()).unwrap();
             found.retain(|path| path.starts_with(&folder));

@@ -50,7 +50,7 @@ fn remove_old(folder: &Path) {
 }
 
 /// Returns whether a signal or a debugger has stopped the process.
-fn is_stopped(pid: u32) -> bool {
+pub(crate) fn is_stopped(pid: u32) -> bool {
     let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
     status

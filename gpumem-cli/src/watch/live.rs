@@ -4,12 +4,13 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap, HashSet},
     fs::File,
-    io::{self, Read, Seek},
+    io::{self, Read, Seek, SeekFrom},
     os::unix::fs::MetadataExt,
     panic::{self, AssertUnwindSafe},
     path::{Path, PathBuf},
     sync::{OnceLock, mpsc},
     thread,
+    time::Instant,
 };
 
 use gpumem_core::{
@@ -97,6 +98,8 @@ pub(crate) struct Live {
     /// True if the reader has reached the end.
     is_caught_up: bool,
     error: Option<String>,
+    /// The moment of the last reading that found a complete record, and no error.
+    pub(crate) newest: Instant,
 }
 
 /// A recording whose definitions, blocks and scopes take more memory than this is not read on.
@@ -118,11 +121,6 @@ impl Opened {
         file.rewind()?;
         Ok(Self { file, identity: (known.dev(), known.ino()), beginning })
     }
-
-    /// False if somebody has truncated it.
-    fn is_as_long_as_read(&self) -> io::Result<bool> {
-        Ok((&self.file).stream_position()? <= self.file.metadata()?.len())
-    }
 }
 
 impl Live {
@@ -136,6 +134,7 @@ impl Live {
             before: Totals::default(),
             is_caught_up: false,
             error: None,
+            newest: Instant::now(),
         }
     }
 
@@ -184,10 +183,25 @@ impl Live {
         self.is_caught_up && self.error.is_none()
     }
 
+    /// Returns the reason why it cannot be read.
+    pub(crate) fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// Returns whether the program has written the end of the recording. Recordings of early versions do not say it.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.open.is_some() && !self.follower.definitions().lacks_end()
+    }
+
     /// Reads new data, but only this number of bytes.
     pub(crate) fn read(&mut self, most: u64) {
         self.is_caught_up = false;
+        let place = |live: &Self| (live.open.as_ref().map(|open| open.identity), live.follower.offset());
+        let before = place(self);
         self.error = self.read_on(most).err().map(|error| error.to_string());
+        if self.error.is_none() && place(self) != before {
+            self.newest = Instant::now();
+        }
     }
 
     fn read_on(&mut self, mut most: u64) -> io::Result<()> {
@@ -200,17 +214,26 @@ impl Live {
                 Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => None,
                 newest => Some(newest?),
             };
+            // Somebody may have truncated it.
             if let Some(open) = &self.open
-                && open.is_as_long_as_read()?
+                && self.follower.offset() <= open.file.metadata()?.len()
             {
                 if self.follower.memory() > MOST_MEMORY {
                     return Err(io::Error::other(format!("it takes more than {} of memory", Bytes::new(MOST_MEMORY))));
                 }
                 let mut part = (&open.file).take(most);
-                self.follower.read(&mut part)?;
+                let read = self.follower.read(&mut part);
                 most = part.limit();
-                if most == 0 {
+                if let (0, Ok(())) = (most, &read) {
                     return Ok(());
+                }
+                self.follower.go_back();
+                (&open.file).seek(SeekFrom::Start(self.follower.offset()))?;
+                if let Err(error) = read {
+                    // The file that has replaced it may be right.
+                    let next = newest.filter(|newest| newest.identity != open.identity).ok_or(error)?;
+                    self.begin_anew(next);
+                    continue;
                 }
                 if newest.as_ref().is_none_or(|newest| newest.identity == open.identity) {
                     self.is_caught_up = true;
@@ -531,6 +554,11 @@ mod tests {
             places,
             known.iter().map(|sum| (sum.scope.clone(), sum.place.clone(), sum.bytes)).collect::<Vec<_>>()
         );
+        fs::write(&path, [&whole[..], &[255; 16]].concat()).unwrap();
+        for _ in 0..2 {
+            live.read(u64::MAX);
+            assert!(live.view().error.is_some_and(|error| error.starts_with("it is damaged")));
+        }
         let smaller = Made::new("train").training(1, 1, MIB).file();
         fs::write(folder.join("new"), smaller).unwrap();
         fs::rename(folder.join("new"), &path).unwrap();

@@ -118,8 +118,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
                 self.alloc_rare(state, thread, move |ledger, number| ledger.alloc(key, bytes, tag, number, thread));
             }
             if T::IS_USED && state.ledger.is_tapped {
-                let block = Block::from_tag(bytes, tag);
-                state.pass_to_tap(thread, &EventKind::Alloc { key, block });
+                state.pass_alloc(thread, key, bytes, tag);
             }
         });
     }
@@ -133,8 +132,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
                 self.alloc_rare(state, thread, move |ledger, number| ledger.part(key, bytes, tag, number, thread));
             }
             if T::IS_USED && state.ledger.is_tapped {
-                let block = Block::from_tag(bytes, tag);
-                state.pass_to_tap(thread, &EventKind::Alloc { key, block });
+                state.pass_alloc(thread, key, bytes, tag);
             }
         });
     }
@@ -168,7 +166,7 @@ impl<T: Tap, P: Primitives> Inbox<T, P> {
                 run_rare::<P, _>(free).unwrap_or(Answer::Applied)
             };
             if T::IS_USED && state.ledger.is_tapped {
-                state.pass_to_tap(thread, &EventKind::Free { key, block: None });
+                state.pass_free(thread, key);
             }
             answer
         };
@@ -421,6 +419,22 @@ impl<T: Tap> InboxState<T> {
     #[cold]
     #[inline(never)]
     fn pass_to_tap(&mut self, thread: ThreadId, kind: &EventKind) {
+        self.tap.record(&Event { number: self.number, time: self.time, thread, kind });
+    }
+
+    /// This is [`pass_to_tap`](Self::pass_to_tap) for an allocation: the compiler leaves out what other events need.
+    #[cold]
+    #[inline(never)]
+    fn pass_alloc(&mut self, thread: ThreadId, key: Key, bytes: Bytes, tag: Tag) {
+        let kind = &EventKind::Alloc { key, block: Block::from_tag(bytes, tag) };
+        self.tap.record(&Event { number: self.number, time: self.time, thread, kind });
+    }
+
+    /// The same for a free.
+    #[cold]
+    #[inline(never)]
+    fn pass_free(&mut self, thread: ThreadId, key: Key) {
+        let kind = &EventKind::Free { key, block: None };
         self.tap.record(&Event { number: self.number, time: self.time, thread, kind });
     }
 }

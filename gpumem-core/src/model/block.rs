@@ -220,7 +220,16 @@ impl Tag {
     /// Returns the kind of memory.
     #[inline]
     pub const fn kind(self) -> MemKind {
-        MemKind::ALL[(self.0 & 0xff) as usize]
+        // A table would take one more cache line.
+        match self.0 & 0xff {
+            0 => MemKind::Device,
+            1 => MemKind::Pool,
+            2 => MemKind::Managed,
+            3 => MemKind::PinnedHost,
+            4 => MemKind::Vmm,
+            5 => MemKind::Graph,
+            _ => MemKind::Part,
+        }
     }
 
     /// Returns whether the driver knows the block: it is no part of a pool.

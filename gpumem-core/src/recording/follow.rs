@@ -69,6 +69,8 @@ impl Growing {
 pub struct Follower {
     reader: Reader<Growing>,
     tally: Tally,
+    /// The bytes of the files before.
+    bytes_before: u64,
     /// Losses that are in no event of the file.
     lost_before: u64,
     changes: Vec<BlockChange>,
@@ -78,7 +80,7 @@ impl Default for Follower {
     fn default() -> Self {
         let records = Records::after_header(Growing::default());
         let reader = Reader::of(Items::of(records, Budget::default()), Definitions::default(), true);
-        Self { reader, tally: Tally::default(), lost_before: 0, changes: Vec::new() }
+        Self { reader, tally: Tally::default(), bytes_before: 0, lost_before: 0, changes: Vec::new() }
     }
 }
 
@@ -93,7 +95,7 @@ impl Follower {
         let mut buffer = vec![0; 1 << 16];
         loop {
             match from.read(&mut buffer) {
-                Ok(0) => return Ok(()),
+                Ok(0) => return self.check_end(),
                 Ok(read) => self.add(&buffer[..read])?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -115,12 +117,30 @@ impl Follower {
             }
             self.changes.clear();
         }
+        self.check_end()
+    }
+
+    fn check_end(&self) -> io::Result<()> {
+        let in_file = |at: &u64| at.saturating_sub(self.bytes_before);
         let text = match self.reader.end() {
-            Some(End::Damaged { at, why }) => format!("it is damaged at byte {at}: {why}"),
-            Some(End::AboveLimit { at, limit }) => format!("what follows byte {at} is not read: {limit}"),
+            Some(End::Damaged { at, why }) => format!("it is damaged at byte {}: {why}", in_file(at)),
+            Some(End::AboveLimit { at, limit }) => format!("what follows byte {} is not read: {limit}", in_file(at)),
             _ => return Ok(()),
         };
         Err(io::Error::new(io::ErrorKind::InvalidData, text))
+    }
+
+    /// Returns the offset in the file after its last complete record.
+    pub fn offset(&self) -> u64 {
+        let bytes = self.reader.items.bytes() - self.bytes_before;
+        // Without a record, the header may be incomplete, and is read again.
+        if bytes == FILE_HEADER as u64 { 0 } else { bytes }
+    }
+
+    /// Forgets everything after the last complete record. The caller reads on from [`offset`](Self::offset): the program may
+    /// write over what is incomplete or damaged now.
+    pub fn go_back(&mut self) {
+        *self.reader.items.go_back() = Growing { has_header: self.offset() > 0, ..Growing::default() };
     }
 
     /// Continues with a new file after the end of the one before. Returns true if the new file begins after events that were read.
@@ -128,7 +148,8 @@ impl Follower {
     pub fn go_on_in(&mut self, next: &Beginning) -> bool {
         let is_next = next.is_same(&self.beginning()) && !next.is_peaks && next.after <= self.reader.newest();
         if is_next {
-            *self.reader.items.underlying() = Growing::default();
+            *self.reader.items.go_back() = Growing::default();
+            self.bytes_before = self.reader.items.bytes() - FILE_HEADER as u64;
             self.reader.begin_file();
         }
         is_next
@@ -137,7 +158,7 @@ impl Follower {
     /// Returns the beginning of the file that is read.
     pub fn beginning(&self) -> Beginning {
         let definitions = self.reader.definitions();
-        Beginning::of(definitions.part(), definitions.ring())
+        Beginning::of(definitions.part(), definitions.ring(), definitions.process().pid)
     }
 
     /// Returns the number of events between the newest one that was read and the first one after the beginning of a
@@ -199,6 +220,8 @@ impl Follower {
 pub struct Beginning {
     /// The number that no other recording has. Early recordings have none.
     recording: Option<u64>,
+    /// The number of the process that writes it, as this process itself knows it; 0 if the recording does not say it.
+    pub pid: u32,
     /// It has the blocks that were live after the events up to this number, and all later events.
     pub after: u64,
     /// True if it has only the peaks.
@@ -206,9 +229,9 @@ pub struct Beginning {
 }
 
 impl Beginning {
-    fn of(part: Option<PartDefinition>, ring: Option<RingDefinition>) -> Self {
+    fn of(part: Option<PartDefinition>, ring: Option<RingDefinition>, pid: u32) -> Self {
         let (after, is_peaks) = part.map_or((0, false), |part| (part.after, part.is_peaks));
-        Self { recording: ring.map(|ring| ring.recording), after, is_peaks }
+        Self { recording: ring.map(|ring| ring.recording), pid, after, is_peaks }
     }
 
     /// Reads it.
@@ -217,15 +240,16 @@ impl Beginning {
     /// Returns an error if reading fails, or if this is no recording.
     pub fn read(from: impl Read) -> io::Result<Self> {
         let mut items = Items::of(Records::new(from)?, Budget::default());
-        let mut ring = None;
+        let (mut ring, mut pid) = (None, 0);
         while let Some(Next::Other(item, _)) = items.next()? {
             match *item {
                 Item::Ring(definition) => ring = Some(definition),
-                Item::Part(part) => return Ok(Self::of(Some(part), ring)),
+                Item::Process(process) => pid = process.pid,
+                Item::Part(part) => return Ok(Self::of(Some(part), ring, pid)),
                 _ => {}
             }
         }
-        Ok(Self::of(None, ring))
+        Ok(Self::of(None, ring, pid))
     }
 
     /// Returns whether both are files of one recording.
@@ -309,10 +333,30 @@ mod tests {
         let error = Follower::default().read(&file[..]).unwrap_err();
         assert!(error.to_string().starts_with("it is damaged at byte "), "{error}");
         // The reader does not wait for a length that no record has.
-        let mut file = recording()[..FILE_HEADER].to_vec();
-        file.extend([1, 0, 0, 0, 255, 255, 255, 255]);
-        file.resize(1 << 21, 0);
-        assert!(Follower::default().read(&file[..]).is_err());
+        let mut file = recording();
+        file.extend([255; 16]);
+        let mut follower = Follower::default();
+        assert!(follower.read(&file[..]).is_err());
+        assert!(follower.read(io::empty()).is_err(), "it is still damaged");
+    }
+
+    /// Another program appends to the file, and the writer writes over that.
+    #[test]
+    fn what_was_incomplete_or_damaged_is_read_again() {
+        let file = recording();
+        for garbage in [&[0; 7][..], &[255; 16]] {
+            let mut follower = Follower::default();
+            follower.read(&file[..file.len() / 2]).unwrap();
+            let complete = usize::try_from(follower.offset()).unwrap();
+            assert!(complete > FILE_HEADER && complete < file.len() / 2, "{complete}");
+            follower.go_back();
+            assert_eq!(follower.read(garbage).is_err(), garbage.len() == 16);
+            follower.go_back();
+            assert_eq!(follower.offset(), complete as u64);
+            follower.read(&file[complete..]).unwrap();
+            assert_eq!((follower.offset(), follower.time()), (file.len() as u64, Duration::from_millis(60)));
+            assert_eq!(follower.skipped(), Skipped::default());
+        }
     }
 
     /// The actions of a program: events, and threads whose numbers are reused.

@@ -108,6 +108,16 @@ impl<R: Read> Items<R> {
         self.records.underlying()
     }
 
+    /// See [`Records::go_back`].
+    pub(super) fn go_back(&mut self) -> &mut R {
+        self.records.go_back()
+    }
+
+    /// Returns the number of bytes up to the end of the last complete record.
+    pub(super) fn bytes(&self) -> u64 {
+        self.records.at()
+    }
+
     pub(super) fn end(&self) -> Option<&End> {
         self.records.end()
     }

@@ -62,8 +62,8 @@ pub(super) fn write_header(to: &mut impl Write) -> io::Result<()> {
 /// Returns the number of bytes of the first of these records; `None` if it is not complete.
 pub(super) fn length_of(bytes: &[u8]) -> Option<usize> {
     let stored = bytes.get(4..8)?.try_into().map_or(0, u32::from_le_bytes) as usize;
-    // No record stores more bytes. A longer length is cut here, and the reader then reports the error.
-    let length = RECORD_HEADER + stored.min(LARGEST + 1);
+    // No record stores more bytes. The header is enough for the reader to report the error.
+    let length = RECORD_HEADER + if stored > LARGEST { 0 } else { stored };
     (bytes.len() >= length).then_some(length)
 }
 
@@ -190,6 +190,12 @@ impl<R: Read> Records<R> {
     /// Stops reading because of this limit.
     pub(super) fn stop(&mut self, limit: &'static str) {
         self.end = Some(End::AboveLimit { at: self.last, limit });
+    }
+
+    /// Makes it possible to read the record again that is incomplete or damaged. Returns the source of the bytes.
+    pub(super) fn go_back(&mut self) -> &mut R {
+        self.end.take_if(|end| !matches!(end, End::AboveLimit { .. }));
+        &mut self.from
     }
 
     /// Returns the number of bytes that were read.

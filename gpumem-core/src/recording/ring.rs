@@ -38,13 +38,13 @@ const BYTES: usize = 8 * WORDS;
 #[repr(align(64))]
 pub struct Line(pub [AtomicU64; WORDS]);
 
-/// The memory of a ring.
-pub trait RingMemory: Debug {
+/// The memory of a ring. A clone is the same memory.
+pub trait RingMemory: Clone + Debug {
     /// Returns the lines, as many as [`lines_for`] says. They are 0 at first.
     fn lines(&self) -> &[Line];
 }
 
-impl RingMemory for Box<[Line]> {
+impl RingMemory for Arc<[Line]> {
     fn lines(&self) -> &[Line] {
         self
     }
@@ -64,7 +64,7 @@ fn slots_of(lines: usize) -> Option<usize> {
 }
 
 /// Memory on the heap.
-pub fn on_the_heap(slots: usize) -> Box<[Line]> {
+pub fn on_the_heap(slots: usize) -> Arc<[Line]> {
     (0..lines_for(slots)).map(|_| Line::default()).collect()
 }
 
@@ -99,7 +99,7 @@ const FREE: u64 = 2;
 const MISSED: u64 = 3;
 const OTHER: u64 = 4;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Ring<M> {
     memory: M,
     /// The number of slots minus 1. That number is a power of two.
@@ -152,10 +152,11 @@ impl<M: RingMemory> Ring<M> {
     }
 }
 
-/// The side that the inbox fills.
+/// The side that the inbox fills. The fields that each event uses are in one cache line.
 #[derive(Debug)]
-pub struct RingWriter<M = Box<[Line]>> {
-    ring: Arc<Ring<M>>,
+#[repr(C, align(64))]
+pub struct RingWriter<M = Arc<[Line]>> {
+    ring: Ring<M>,
     head: u64,
     /// The number of slots that the other side had released when this side last looked.
     tail: u64,
@@ -167,8 +168,8 @@ pub struct RingWriter<M = Box<[Line]>> {
 
 /// The side that the writing thread empties.
 #[derive(Debug)]
-pub struct RingReader<M = Box<[Line]>> {
-    ring: Arc<Ring<M>>,
+pub struct RingReader<M = Arc<[Line]>> {
+    ring: Ring<M>,
     head: u64,
     /// The next slot to read.
     next: u64,
@@ -180,8 +181,8 @@ pub struct RingReader<M = Box<[Line]>> {
 
 /// The side that defines stacks, before the first event that has one.
 #[derive(Debug)]
-pub struct RingDefinitions<M = Box<[Line]>> {
-    ring: Arc<Ring<M>>,
+pub struct RingDefinitions<M = Arc<[Line]>> {
+    ring: Ring<M>,
     /// The number of words that were written.
     written: usize,
     events: EventWriter,
@@ -223,14 +224,14 @@ pub struct RingOwner {
 pub fn ring<M: RingMemory>(memory: M, owner: RingOwner, recorded: u64) -> (RingWriter<M>, RingReader<M>) {
     let lines = memory.lines().len();
     let slots = slots_of(lines).unwrap_or_else(|| panic!("{lines} lines are not the memory of a ring"));
-    let ring = Arc::new(Ring { memory, mask: slots as u64 - 1 });
+    let ring = Ring { memory, mask: slots as u64 - 1 };
     let about = ring.line(line::ABOUT);
     for (word, value) in about.iter().zip([MAGIC, VERSION, owner.pid, owner.began, 0, owner.recording]) {
         word.store(value, Relaxed);
     }
     ring.line(line::STATES[0])[0].store(recorded, Relaxed);
     let writer = RingWriter {
-        ring: Arc::clone(&ring),
+        ring: ring.clone(),
         head: 0,
         tail: 0,
         missed: 0,
@@ -277,7 +278,7 @@ impl<M: RingMemory> RingWriter<M> {
     /// Returns the side that defines stacks. It must be called only once.
     pub fn definitions(&self) -> RingDefinitions<M> {
         RingDefinitions {
-            ring: Arc::clone(&self.ring),
+            ring: self.ring.clone(),
             written: 0,
             events: EventWriter::default(),
             scratch: Vec::new(),
@@ -286,34 +287,35 @@ impl<M: RingMemory> RingWriter<M> {
     }
 
     /// Puts an event into the ring.
-    #[inline]
+    ///
+    /// It runs after the driver's code, so fetching its instructions takes longer than running them. It becomes a part of functions that
+    /// pass one kind of event, which have few instructions in one place.
+    #[allow(clippy::inline_always, reason = "a call takes more lines of the instruction cache")]
+    #[inline(always)]
     pub fn event(&mut self, event: &Event<'_>, ticks: u64) {
         let Event { number, time, thread, kind } = *event;
-        match *kind {
-            EventKind::Alloc { key, block } => {
-                let first = ALLOC | u64::from(thread.0) << 8;
-                let rest = [number, ticks, nanoseconds(time), key.get(), block.bytes.get(), block.tag().get()];
-                self.slot_of(first, rest);
-            }
-            EventKind::Free { key, block: None } => {
-                let first = FREE | u64::from(thread.0) << 8;
-                self.slot_of(first, [number, ticks, nanoseconds(time), key.get(), 0, 0]);
-            }
-            kind => self.item(&Item::Event(RecordedEvent { number, ticks, time, thread, kind })),
-        }
+        let (first, key, block) = match *kind {
+            EventKind::Alloc { key, block } => (ALLOC, key, [block.bytes.get(), block.tag().get()]),
+            EventKind::Free { key, block: None } => (FREE, key, [0, 0]),
+            kind => return self.item(&Item::Event(RecordedEvent { number, ticks, time, thread, kind })),
+        };
+        let first = first | u64::from(thread.0) << 8;
+        // With a closure the words are put on the stack only if the ring is full.
+        let words = || [first, number, ticks, nanoseconds(time), key.get(), block[0], block[1]];
+        if self.missed == 0 && self.fits(1) { self.fill_slot(words()) } else { self.fill_slot_if_room(words()) }
     }
 
     #[inline]
-    fn slot_of(&mut self, first: u64, rest: [u64; 6]) {
-        if self.missed > 0 && !self.say_missed() || !self.has_room(1) {
-            return self.miss();
-        }
-        let [head, words @ ..] = self.ring.slot(self.head);
-        head.store(first, Relaxed);
-        for (to, word) in words.iter().zip(rest) {
+    fn fill_slot(&mut self, words: [u64; 7]) {
+        for (to, word) in self.ring.slot(self.head).iter().zip(words) {
             to.store(word, Relaxed);
         }
         self.publish(1);
+    }
+
+    #[cold]
+    fn fill_slot_if_room(&mut self, words: [u64; 7]) {
+        if self.make_room(1) { self.fill_slot(words) } else { self.miss() }
     }
 
     /// Returns the line that is filled after this many others.
@@ -341,13 +343,21 @@ impl<M: RingMemory> RingWriter<M> {
     }
 
     #[inline]
-    fn has_room(&mut self, slots: u64) -> bool {
-        let all = self.ring.mask + 1;
-        if (self.head + slots).wrapping_sub(self.tail) > all {
-            self.tail = self.ring.tail().load(Acquire);
-        }
+    fn fits(&self, slots: u64) -> bool {
         // Another process may have changed the tail.
-        (self.head + slots).wrapping_sub(self.tail) <= all
+        (self.head + slots).wrapping_sub(self.tail) <= self.ring.mask + 1
+    }
+
+    fn has_room(&mut self, slots: u64) -> bool {
+        self.fits(slots) || {
+            self.tail = self.ring.tail().load(Acquire);
+            self.fits(slots)
+        }
+    }
+
+    /// Returns false if an item of so many slots has no room.
+    fn make_room(&mut self, slots: u64) -> bool {
+        (self.missed == 0 || self.say_missed()) && self.has_room(slots)
     }
 
     /// Puts the number of items without room into the ring. Returns false if there is no room for it either.
@@ -372,7 +382,7 @@ impl<M: RingMemory> RingWriter<M> {
         self.events.begin_record();
         item::put(item, &mut self.events, &mut self.scratch, &mut self.bytes);
         let slots = (8 + self.bytes.len()).div_ceil(BYTES) as u64;
-        if self.missed > 0 && !self.say_missed() || !self.has_room(slots) {
+        if !self.make_room(slots) {
             return self.miss();
         }
         let first = OTHER | (self.bytes.len() as u64) << 8;
@@ -386,7 +396,7 @@ impl<M: RingMemory> RingWriter<M> {
 }
 
 impl<M: RingMemory> RingReader<M> {
-    fn new(ring: Arc<Ring<M>>, tail: u64, head: u64) -> Self {
+    fn new(ring: Ring<M>, tail: u64, head: u64) -> Self {
         Self { ring, head, next: tail, tail, events: EventReader::default(), bytes: Vec::new() }
     }
 
@@ -452,7 +462,7 @@ impl RingReader {
         let missed = ring.missed().load(Relaxed);
         let missed = (missed > 0).then_some(Item::Missed(missed));
         let definitions = definitions_in(&ring);
-        let items = RingReader::new(Arc::new(ring), tail, head).take_while_in(head).chain(missed);
+        let items = RingReader::new(ring, tail, head).take_while_in(head).chain(missed);
         Some(RingContent { recorded, owner, definitions, items })
     }
 
@@ -470,7 +480,7 @@ impl RingReader {
 
 /// A ring in bytes, of which the first lines are read, and the data of its header.
 struct Found {
-    ring: Ring<Box<[Line]>>,
+    ring: Ring<Arc<[Line]>>,
     owner: RingOwner,
     recorded: u64,
     tail: u64,
@@ -500,7 +510,7 @@ impl Found {
 }
 
 /// Returns the definitions in a ring, as far as they can be read: the memory may come from a damaged file.
-fn definitions_in(ring: &Ring<Box<[Line]>>) -> Vec<Item> {
+fn definitions_in(ring: &Ring<Arc<[Line]>>) -> Vec<Item> {
     let mut definitions = Vec::new();
     let defined = usize::try_from(ring.defined().load(Relaxed)).unwrap_or(0);
     let mut words = ring.definitions().take(defined).map(|word| word.load(Relaxed));
@@ -642,7 +652,7 @@ mod tests {
                     Some(Item::Missed(more)) => missed += more,
                     Some(other) => panic!("{other:?}"),
                     // The last missed items are reported only when an item follows.
-                    None if thread::panicking() || Arc::strong_count(&reader.ring) == 1 => break,
+                    None if thread::panicking() || Arc::strong_count(&reader.ring.memory) == 1 => break,
                     None => thread::yield_now(),
                 }
             }

@@ -225,8 +225,9 @@ impl Wire for Duration {
 }
 
 /// 584 years have room in 64 bits.
+#[inline]
 pub(super) fn nanoseconds(time: Duration) -> u64 {
-    time.as_nanos().try_into().unwrap_or(u64::MAX)
+    time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos().into())
 }
 
 impl Wire for Bytes {

@@ -23,7 +23,10 @@ mod linux {
         fs,
         ptr::{self, NonNull},
         slice,
-        sync::atomic::{AtomicU64, Ordering::Relaxed},
+        sync::{
+            Arc,
+            atomic::{AtomicU64, Ordering::Relaxed},
+        },
     };
 
     use libc::{c_int, shmid_ds};
@@ -37,19 +40,32 @@ mod linux {
     /// Only the owner may use a segment.
     const MODE: c_int = 0o600;
 
-    /// The memory of a ring.
-    #[derive(Debug)]
+    /// The memory of a ring. A clone is the same memory.
+    #[derive(Clone, Debug)]
     pub struct RingPages {
+        lines: NonNull<Line>,
+        count: usize,
+        /// The mapping has these lines.
+        mapping: Arc<Mapping>,
+    }
+
+    // SAFETY: a line consists of atomic words, so threads may share it.
+    unsafe impl Send for RingPages {}
+    // SAFETY: as above.
+    unsafe impl Sync for RingPages {}
+
+    #[derive(Debug)]
+    struct Mapping {
         lines: NonNull<Line>,
         count: usize,
         /// The segment. `None` for private memory, which is lost with the process.
         segment: Option<OwnSegment>,
     }
 
-    // SAFETY: a line consists of atomic words, so threads may share it, and any thread may unmap it.
-    unsafe impl Send for RingPages {}
-    // SAFETY: as above.
-    unsafe impl Sync for RingPages {}
+    // SAFETY: any thread may unmap it.
+    unsafe impl Send for Mapping {}
+    // SAFETY: it has no function but `drop`.
+    unsafe impl Sync for Mapping {}
 
     /// A segment that this process has made and has to remove.
     #[derive(Debug)]
@@ -87,7 +103,7 @@ mod linux {
             // SAFETY: a new mapping, wherever the kernel has room, so it overlaps nothing.
             let address = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
             match NonNull::new(address.cast()).filter(|_| address != libc::MAP_FAILED) {
-                Some(lines) => Ok(Self { lines, count, segment: None }),
+                Some(lines) => Ok(Self::of(lines, count, None)),
                 None => Err(io::Error::last_os_error()),
             }
         }
@@ -101,16 +117,17 @@ mod linux {
                 return Err(io::Error::last_os_error());
             }
             let segment = OwnSegment { number, process: std::process::id() };
-            attach(number, 0).inspect_err(|_| segment.remove()).map(|lines| Self {
-                lines,
-                count,
-                segment: Some(segment),
-            })
+            let lines = attach(number, 0).inspect_err(|_| segment.remove())?;
+            Ok(Self::of(lines, count, Some(segment)))
+        }
+
+        fn of(lines: NonNull<Line>, count: usize, segment: Option<OwnSegment>) -> Self {
+            Self { lines, count, mapping: Arc::new(Mapping { lines, count, segment }) }
         }
 
         /// Returns the number of the segment, if the memory outlives the process.
         pub fn segment(&self) -> Option<u64> {
-            self.segment.as_ref().and_then(|segment| segment.number.try_into().ok())
+            self.mapping.segment.as_ref().and_then(|segment| segment.number.try_into().ok())
         }
 
         /// Fetches all pages, so that hooks do not wait for them. It must be called after the ring has the number of its process,
@@ -123,7 +140,7 @@ mod linux {
 
         /// Marks the ring as not needed after the process. The memory can be used until this is dropped.
         pub fn discard(&self) {
-            if let Some(segment) = &self.segment {
+            if let Some(segment) = &self.mapping.segment {
                 segment.remove();
             }
         }
@@ -132,7 +149,7 @@ mod linux {
     impl RingMemory for RingPages {
         #[inline]
         fn lines(&self) -> &[Line] {
-            // SAFETY: this number of lines is mapped until this is dropped: by `mmap` without a file, or by `shmat`, whose segment
+            // SAFETY: this number of lines is mapped until `mapping` is dropped: by `mmap` without a file, or by `shmat`, whose segment
             // nobody can make smaller. Removing the segment leaves the mapping as it is. The memory begins at a page, so lines are
             // aligned, and any bytes are atomic words. Another process of this user may attach the segment and write to it: words are
             // read and written atomically, and a ring trusts none of them. The kernel has a page for each access, or ends a process for
@@ -141,11 +158,13 @@ mod linux {
         }
     }
 
-    impl Drop for RingPages {
+    impl Drop for Mapping {
         fn drop(&mut self) {
-            self.discard();
+            if let Some(segment) = &self.segment {
+                segment.remove();
+            }
             let address = self.lines.as_ptr().cast();
-            // SAFETY: this range was mapped by `new` and is unmapped once; borrowed lines have ended.
+            // SAFETY: this range was mapped by `new` and is unmapped once; the `RingPages` with it are gone, and borrowed lines have ended.
             unsafe {
                 if self.segment.is_some() {
                     libc::shmdt(address);
@@ -273,11 +292,13 @@ mod linux {
 
 #[cfg(not(target_os = "linux"))]
 mod other {
+    use std::sync::Arc;
+
     use super::{Line, RingMemory, Segment, Segments, SharedMemory, io};
 
-    /// The memory of a ring, which is lost with the process.
-    #[derive(Debug)]
-    pub struct RingPages(Box<[Line]>);
+    /// The memory of a ring, which is lost with the process. A clone is the same memory.
+    #[derive(Clone, Debug)]
+    pub struct RingPages(Arc<[Line]>);
 
     impl RingPages {
         pub fn new(count: usize) -> io::Result<Self> {

@@ -70,7 +70,7 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
         echo "== before"; of a first
         touch go; started a.log 'value kept'
         # The recording is in the file after 200 ms at the latest.
-        sleep 1
+        sleep 1; request 'HEAD /metrics?scraper=first HTTP/1.0\r\n\r\n'
         for scrape in first again second; do echo "== $scrape"; of a ${scrape/again/first}; done
         echo > end; wait $program
         until ! of a other | grep -q '^gpumem_process_live'; do sleep 0.1; done
@@ -155,6 +155,93 @@ fn figures_of_a_short_recording_are_right_and_do_not_fall() {
     assert!(outcome.stdout.contains("events are not in the recording"), "{outcome}");
 }
 
+/// What waits at most 20 s for metrics. Other recordings of this machine are hidden for a moment, too.
+const WAITS: &str = r#"
+awaited() { for _ in {1..200}; do eval "$1" > awaited.txt && return; sleep 0.1; done; echo "in vain: $1"; }
+hidden() { awaited "scrape b | grep -a '^gpumem_exporter_hidden{what=\"recording\"} $1'"; }
+exported() { awaited "[ -e $1.pid ] && of $1 b | grep '^gpumem_process_$2'"; }
+said() { awaited "grep '$1' export.errors"; }
+"#;
+
+fn waiting(name: &str, lines: &str) -> Outcome {
+    let outcome = exported(Standin::new(), name, &format!("{WAITS}{lines}"));
+    assert!(!outcome.stdout.contains("in vain: "), "{outcome}");
+    outcome
+}
+
+/// No file of the program may become longer than 16 KiB, which is what a full disk looks like to it. The recording ends there, and the
+/// program runs on. It has just forked a child, which still has the file open.
+#[test]
+fn a_recording_that_broke_off_is_hidden_and_one_that_was_ended_is_not() {
+    let outcome = waiting(
+        "full",
+        r#"
+        serve
+        begin="'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' 'call cuMemAlloc_v2 &kept 4194304'"
+        $gpumem run --dormant -o ended.capture -- bash -c "echo \$\$ > ended.pid; exec $program $begin 'await_file $end'" > ended.log & ended=$!
+        started ended.log '&kept'
+        $gpumem start $(cat ended.pid); exported ended refused_total; $gpumem stop $(cat ended.pid)
+        $gpumem run -o other.capture -- bash -c "echo \$\$ > other.pid; exec $program $begin 'await_file $PWD/go' 'exec /bin/sleep & 100'" > other.log & other=$!
+        exported other live_bytes; hidden 0
+        {
+            echo 'echo $$ > full.pid'
+            echo "exec $program $begin 'await_file $PWD/go' \\"
+            for _ in {1..1500}; do echo "'call cuMemAlloc_v2 &x $((512 + 512 * RANDOM))' 'call cuMemFree_v2 x' \\"; done
+            echo "'fork await_file $end'"
+        } > full.sh
+        (trap '' XFSZ; ulimit -f 16; unset GPUMEM_STANDIN_LOG; exec $gpumem run -o full.capture -- bash full.sh > /dev/null 2> full.errors) & full=$!
+        exported full live_bytes; hidden 0
+        echo "== before"; of full a
+        touch go; started full.errors 'cannot write the recording'; hidden 1
+        for scrape in full again; do echo "== $scrape"; of full a; done
+        # Another one has become a program that does not use the driver, and nothing of it is missing.
+        echo "== other"; of other b
+        said "process $(cat full.pid) is not exported"; hidden 1; kill -0 $(cat full.pid) $(cat other.pid) $(cat ended.pid)
+        kill $(cat other.pid); echo > end; wait $full $other $ended; hidden 0
+        echo "== log"; grep -h "process \($(cat full.pid)\|$(cat other.pid)\|$(cat ended.pid)\)" export.errors
+        "#,
+    );
+    let figure = |section, metric| value(&outcome, section, &format!("gpumem_process_{metric}_bytes"), "");
+    assert_eq!(figure("before", "live"), Some(MIB_4), "{outcome}");
+    for section in ["full", "again", "other"] {
+        assert_eq!(figure(section, "live"), None, "{section}: {outcome}");
+    }
+    // Its last figures are handed over once.
+    assert!(figure("full", "peak") >= Some(MIB_4) && figure("again", "peak").is_none(), "{outcome}");
+    let (_, log) = outcome.stdout.split_once("== log\n").expect("it is last");
+    assert!(log.lines().count() == 1 && log.contains(" is not exported: nothing new is in it; "), "{outcome}");
+}
+
+#[test]
+fn what_another_program_appends_to_a_recording_does_not_stop_its_figures_in_silence() {
+    let outcome = waiting(
+        "appended",
+        r#"
+        serve
+        program a & program=$!
+        (program stopped) & stopped=$!
+        exported a live_bytes; recording=a.pid$(cat a.pid).capture
+        # The program writes over a few bytes at once, and its figures go on.
+        printf 'no record' >> $recording; scrape b > seen.txt; touch go; started a.log 'value kept'; sleep 1.5; hidden 0
+        echo "== healed"; of a a
+        exported stopped refused_total; kill -STOP $(cat stopped.pid)
+        head -c 1000000 /dev/zero | tr '\0' x >> $recording; sleep 1.5; hidden 1
+        for scrape in damaged again; do echo "== $scrape"; of a a; said "process $(cat a.pid) is not exported"; hidden 1; done
+        # A stopped program cannot write, and its figures are right.
+        exported stopped live_bytes; kill -CONT $(cat stopped.pid)
+        echo > end; wait $program $stopped
+        echo "== log"; grep "process \($(cat a.pid)\|$(cat stopped.pid)\)" export.errors
+        "#,
+    );
+    let figure = |section, metric| value(&outcome, section, &format!("gpumem_process_{metric}_bytes"), "");
+    assert_eq!(figure("healed", "interval_peak"), Some(GIB_1), "{outcome}");
+    for (section, metric) in [("damaged", "live"), ("damaged", "peak"), ("again", "live"), ("again", "peak")] {
+        assert_eq!(figure(section, metric), None, "{section} {metric}: {outcome}");
+    }
+    let (_, log) = outcome.stdout.split_once("== log\n").expect("it is last");
+    assert!(log.lines().count() == 1 && log.contains(" is not exported: it is damaged at byte "), "{outcome}");
+}
+
 #[test]
 fn what_the_driver_says() {
     let outcome = exported(
@@ -218,6 +305,7 @@ fn others_need_a_token_or_the_socket() {
         status 'GET /metrics HTTP/1.0\r\nAuthorization: Basic 0123456789abcdef0123\r\n\r\n'
         status 'GET /other HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
         status 'POST /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n'
+        request 'HEAD /metrics HTTP/1.0\r\nAuthorization: Bearer 0123456789abcdef0123\r\n\r\n' | grep -v '^date'
         status 'nonsense\r\n\r\n'
         $gpumem export --listen 127.0.0.1:$port; echo "code $?"
         kill $exporter; wait $exporter
@@ -253,6 +341,8 @@ fn others_need_a_token_or_the_socket() {
         status("401 Unauthorized"),
         status("404 Not Found"),
         status("404 Not Found"),
+        status("200 OK"),
+        "content-type: text/plain; version=0.0.4".to_owned(),
         "HTTP/1.1 400 Bad Request".to_owned(),
         "660".to_owned(),
         "660".to_owned(),
@@ -513,7 +603,10 @@ fn a_collector_of_opentelemetry_gets_the_same() {
         "$gpumem export --listen 127.0.0.1:0 --otlp https://x; exporter=1000000000",
     );
     assert!(
-        refused.stderr.contains("cannot push to `https://x`: it is no URL that begins with http://; give"),
+        refused.stderr.contains(
+            "cannot push to `https://x`: it does not begin with http://, and there is no TLS; give http://localhost:4318"
+        ),
         "{refused}"
     );
+    assert!(!refused.stdout.contains("serving"), "{refused}");
 }

@@ -28,7 +28,8 @@ const SLOTS_AHEAD: u64 = 4;
 pub(crate) struct EventTap(pub(super) Option<Box<RingWriter<RingPages>>>);
 
 impl Tap for EventTap {
-    #[inline]
+    #[allow(clippy::inline_always, reason = "see `RingWriter::event`")]
+    #[inline(always)]
     fn record(&mut self, event: &Event<'_>) {
         if let Some(ring) = &mut self.0 {
             ring.event(event, clock::ticks());
