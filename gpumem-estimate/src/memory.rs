@@ -312,7 +312,7 @@ impl Memory {
         let mut state = self.0.borrow_mut();
         state.is_over = true;
         let inbox = &state.inbox;
-        if !inbox.keep_device_peak(DEVICE, PEAK) {
+        if !inbox.keep_device_peak(DEVICE, PEAK, false) {
             return (0, Vec::new());
         }
         let kept = inbox.kept_peak(PEAK);

@@ -10,7 +10,7 @@ use std::{
 
 use gpumem::{
     Trace,
-    scope::{ScopeHandle, SilentScope},
+    scope::{ScopeHandle, TaskScope},
 };
 use tracing::{
     Dispatch, Level, Metadata, Subscriber, Value,
@@ -65,9 +65,9 @@ impl GpuMemLayer {
         self
     }
 
-    fn open(span: &'static Metadata<'static>) -> Option<SilentScope> {
+    fn open(span: &'static Metadata<'static>) -> Option<TaskScope> {
         let (file, line) = (span.file().unwrap_or_default(), span.line().unwrap_or_default());
-        SilentScope::open(span.name(), span.module_path(), file, line)
+        TaskScope::open(span.name(), span.module_path(), file, line)
     }
 
     fn write(&self, span: &Id, metadata: &'static Metadata<'static>, trace: &Trace) {
@@ -139,14 +139,14 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         in_layer(|| {
             let Some(span) = context.span(&id) else { return };
-            let Some(scope) = span.extensions_mut().remove::<SilentScope>() else { return };
+            let Some(scope) = span.extensions_mut().remove::<TaskScope>() else { return };
             self.write(&id, span.metadata(), &scope.close());
         });
     }
 }
 
 fn scope_of<S: Subscriber + for<'a> LookupSpan<'a>>(context: &Context<'_, S>, span: &Id) -> Option<ScopeHandle> {
-    context.span(span)?.extensions().get::<SilentScope>().map(SilentScope::handle)
+    context.span(span)?.extensions().get::<TaskScope>().map(TaskScope::handle)
 }
 
 impl fmt::Debug for GpuMemLayer {

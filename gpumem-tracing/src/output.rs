@@ -33,8 +33,8 @@ pub(crate) fn note(trace: &Trace) -> Option<String> {
     }
     let sampled =
         trace.sampling.map(|sampling| format!("sampled every {:?}, all processes on the device", sampling.every));
-    let lost = (lost > 0).then(|| format!("{lost} events were lost"));
-    let untracked = (untracked > 0).then(|| format!("{untracked} frees of unknown size"));
+    let lost = (lost > 0).then(|| format!("lost events: {lost}"));
+    let untracked = (untracked > 0).then(|| format!("frees of unknown size: {untracked}"));
     let shared = adoption_is_shared.then(|| "other scopes adopt the same threads".to_owned());
     let all: Vec<String> = [sampled, lost, untracked, shared].into_iter().flatten().collect();
     Some(all.join("; "))

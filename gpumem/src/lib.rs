@@ -67,7 +67,7 @@ pub mod pool;
 pub mod scope {
     pub use crate::{
         model::Threads,
-        session::{Entered, InScope, ScopeHandle, SilentScope, Traced, adopt},
+        session::{Entered, InScope, ScopeHandle, TaskScope, Traced, adopt},
     };
 }
 

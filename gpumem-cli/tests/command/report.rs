@@ -60,6 +60,9 @@ fn a_reset_summary_lowers_no_peak_of_the_report() {
     let text = printed(&["report", &file]);
     assert!(text.contains("the peak was 100 MiB\n") && !text.contains("10 MiB"), "{text}");
     assert_eq!(json(&["report", "--json", &file])["devices"][0]["peak_bytes"], 100 * MIB);
+    for scope in json(&["report", "--tree", "--json", &file])["scopes"].as_array().unwrap() {
+        assert_eq!((&scope["peak_bytes"], &scope["allocations"]), (&(100 * MIB).into(), &2.into()), "{scope}");
+    }
 }
 
 /// Weights have 100 MiB, cuBLAS 32, the state of the optimizer 200, gradients 100, and the last activation 5.

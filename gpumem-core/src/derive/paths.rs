@@ -98,7 +98,7 @@ impl Paths {
     /// Sets the memory of each path at the peak of its device, without the paths inside it.
     fn find_peaks(&mut self, view: &dyn LedgerView, under: ScopeId) {
         for (device, root) in &self.roots {
-            if !view.keep_device_peak(*device, under) {
+            if !view.keep_device_peak(*device, under, true) {
                 continue;
             }
             let kept = view.kept_peak(under);

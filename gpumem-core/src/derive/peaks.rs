@@ -42,7 +42,7 @@ impl<'a> KeptPeak<'a> {
     /// Keeps the peak of the blocks that gpumem saw on a device since the start of the session; `None` if there were
     /// none.
     pub fn of_device(view: &'a dyn LedgerView, device: Device, under: ScopeId) -> Option<Self> {
-        view.keep_device_peak(device, under).then_some(Self { view, under })
+        view.keep_device_peak(device, under, false).then_some(Self { view, under })
     }
 
     /// Returns the allocations that made the peak.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     model::one_line,
-    report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally},
+    report::{KindStats, MemoryStats, MemorySummary, ReservedStats, Tally, counted},
 };
 
 /// Writes PyTorch's table, below lines about its accuracy.
@@ -24,7 +24,9 @@ impl Show for MemorySummary {
         writeln!(f, "{}", paint.on(Role::Heading, title))?;
         // The path of a library may be longer than a line.
         let intercepted_by = one_line(intercepted_by.rsplit('/').next().unwrap_or_default());
-        writeln!(f, "(intercepted by {intercepted_by}; {untracked} untracked frees, {lost} lost events)")?;
+        let untracked = counted(*untracked, "untracked free", "untracked frees");
+        let lost = counted(*lost, "lost event", "lost events");
+        writeln!(f, "(intercepted by {intercepted_by}; {untracked}, {lost})")?;
         table(&self.stats).show(f, paint)?;
         f.write_str("\n")?;
         match reserved.map(|reserved| reserved.peak) {
@@ -199,11 +201,11 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
     #[test]
     fn what_is_not_known_is_not_zero() {
         let intercepted_by = "the simulated device".to_owned();
-        let stats = MemoryStats { reserved: None, lost: 3, untracked: 2, simulated: true, intercepted_by, ..some() };
+        let stats = MemoryStats { reserved: None, lost: 3, untracked: 1, simulated: true, intercepted_by, ..some() };
         let text = MemorySummary { stats }.to_string();
         for line in [
             "GPU memory of this process, simulated device 1: not exact, counted for 12.3 s",
-            "(intercepted by the simulated device; 2 untracked frees, 3 lost events)",
+            "(intercepted by the simulated device; 1 untracked free, 3 lost events)",
             " Reserved memory              ?           ?           -           -",
             "?: the pool cannot be read; memory_reserved() says why",
         ] {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     model::{MemKind, Shape, one_line},
-    report::{Change, Tracked, path_in_words},
+    report::{Change, Tracked, counted, path_in_words},
 };
 
 /// The largest number of columns of a label's type and shape.
@@ -37,8 +37,8 @@ impl Show for Tracked {
             write!(f, "\n  {}", paint.on(Role::Faint, "the first call: blocks from before the tracing are not known"))?;
         }
         if self.lost > 0 {
-            let text = format_args!("{} events were missed: what follows may be wrong", self.lost);
-            write!(f, "\n  {}", paint.on(Role::Alarm, text))?;
+            let missed = counted(self.lost, "event was missed", "events were missed");
+            write!(f, "\n  {}", paint.on(Role::Alarm, format_args!("{missed}: what follows may be wrong")))?;
         }
         let changes = self.changes.as_deref().unwrap_or_default();
         if changes.is_empty() {

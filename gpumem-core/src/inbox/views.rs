@@ -27,8 +27,9 @@ pub trait LedgerView: Send + Sync {
     /// Keeps the peak of an open scope under the number `under`. Returns `false` if the scope does not record which
     /// allocations make its peak.
     fn keep_peak(&self, scope: ScopeId, under: ScopeId) -> bool;
-    /// Like [`keep_peak`](Self::keep_peak), for the highest sum of the live blocks of a device.
-    fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool;
+    /// Like [`keep_peak`](Self::keep_peak), for the highest sum of the live blocks of a device, or the highest one since the summary
+    /// was reset.
+    fn keep_device_peak(&self, device: Device, under: ScopeId, since_reset: bool) -> bool;
     /// Releases a kept peak.
     fn release_peak(&self, under: ScopeId);
     /// Returns a kept peak and its groups, read in parts. Later events do not change them.
@@ -91,9 +92,9 @@ where
         self.enter(0, |state, _| state.ledger.keep_peak(scope, under)).flatten().is_some()
     }
 
-    fn keep_device_peak(&self, device: Device, under: ScopeId) -> bool {
+    fn keep_device_peak(&self, device: Device, under: ScopeId, since_reset: bool) -> bool {
         self.decide();
-        self.enter(0, |state, _| state.ledger.keep_device_peak(device, under)).flatten().is_some()
+        self.enter(0, |state, _| state.ledger.keep_device_peak(device, under, since_reset)).flatten().is_some()
     }
 
     fn release_peak(&self, under: ScopeId) {

@@ -29,15 +29,15 @@ impl Delta {
 pub(super) struct GroupDelta {
     pub(super) bytes: Delta,
     pub(super) blocks: Delta,
-    /// The sum of the bytes of all allocations.
-    pub(super) allocated: u64,
-    pub(super) allocations: u64,
+    /// The sum of the bytes of all allocations. Below 0 if allocations are taken back.
+    pub(super) allocated: i64,
+    pub(super) allocations: i64,
 }
 
 impl GroupDelta {
     /// Returns the number of allocations and frees. Each block that was allocated and is not live was freed.
     #[inline]
     pub(super) fn events(&self) -> i64 {
-        2 * self.allocations.cast_signed() - self.blocks.net
+        2 * self.allocations - self.blocks.net
     }
 }

@@ -121,7 +121,7 @@ impl Ledger {
                 let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);
             }
-            EventKind::ResetSummary => self.reset_summary(),
+            EventKind::ResetSummary => self.reset_summary(event.number),
             EventKind::Lost { count } => self.lost(count, event.number, observer),
             EventKind::Displaced { now, more } => {
                 let before = std::mem::replace(&mut self.displaced, now);

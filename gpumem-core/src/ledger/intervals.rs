@@ -8,7 +8,7 @@ use crate::model::{Device, Gauge};
 pub struct DevicePeaks {
     /// The highest value since the interval began.
     pub interval: u64,
-    /// The highest sum of its live blocks.
+    /// The highest sum of its live blocks. A reset of the summary does not lower it.
     pub ever: u64,
 }
 
@@ -36,7 +36,7 @@ impl Ledger {
         level.peaks.close(interval.mark);
         interval.mark = level.peaks.open(level.in_use);
         // Blocks that are older than the session may be freed, so both may be below 0.
-        let [interval, ever] = [most, peaks.record()].map(|bytes| u64::try_from(bytes).unwrap_or(0));
+        let [interval, ever] = [most, peaks.highest_record()].map(|bytes| u64::try_from(bytes).unwrap_or(0));
         DevicePeaks { interval, ever }
     }
 

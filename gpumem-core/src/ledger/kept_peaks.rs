@@ -82,13 +82,13 @@ impl Ledger {
         kept
     }
 
-    /// Like [`keep_peak`](Self::keep_peak), for the highest sum of the live blocks of a device. `None` if there were
-    /// none.
-    pub fn keep_device_peak(&mut self, device: Device, under: ScopeId) -> Option<()> {
+    /// Like [`keep_peak`](Self::keep_peak), for the highest sum of the live blocks of a device, or the highest one since the summary
+    /// was reset. `None` if there were none.
+    pub fn keep_device_peak(&mut self, device: Device, under: ScopeId, since_reset: bool) -> Option<()> {
         self.flush_pending();
         let meter = self.meters.index(device, Gauge::Exact);
         let peaks = &mut self.meters.0[usize::from(meter)].peaks;
-        let range = peaks.range_of_record()?;
+        let range = peaks.range_of_record(since_reset)?;
         peaks.keep(&range);
         self.kept_peaks.insert(under, KeptRange { meter, of_thread: None, range });
         Some(())

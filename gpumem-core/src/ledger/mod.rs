@@ -104,6 +104,8 @@ pub struct Ledger {
     /// cheap.
     last_trace: Option<Trace>,
     tree: ScopeTree,
+    /// The number of the event that reset the summary last.
+    summary_since: u64,
     meters: Meters,
     thread_levels: ThreadLevels,
     /// A level in which nothing is in use. It keeps the memory of one that is no longer needed, for the next one.

@@ -20,8 +20,8 @@ pub(super) struct PendingDelta {
     blocks: i32,
     high_blocks: i32,
     bytes: Delta,
-    allocated: u64,
-    allocations: u64,
+    allocated: i64,
+    allocations: i64,
 }
 
 const _: () = assert!(size_of::<PendingDelta>() == 48);
@@ -58,8 +58,14 @@ impl PendingDelta {
     #[inline]
     pub(super) fn allocated(&mut self, bytes: u64) {
         // The sum wraps: a hook must not panic, even in a debug build.
-        self.allocated = self.allocated.wrapping_add(bytes);
+        self.allocated = self.allocated.wrapping_add_unsigned(bytes);
         self.allocations += 1;
+    }
+
+    /// Takes an allocation back, because it counts for another group from now on.
+    pub(super) fn take_back(&mut self, bytes: u64) {
+        self.allocated = self.allocated.wrapping_sub_unsigned(bytes);
+        self.allocations -= 1;
     }
 }
 

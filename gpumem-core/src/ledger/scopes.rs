@@ -163,7 +163,8 @@ impl Ledger {
     }
 
     /// Begins the figures of all scope paths again. Open scopes count as opened now.
-    pub(super) fn reset_summary(&mut self) {
+    pub(super) fn reset_summary(&mut self, number: u64) {
+        self.summary_since = number;
         for Meter { level, peaks, .. } in &mut self.meters.0 {
             peaks.reset_record(level.in_use);
         }

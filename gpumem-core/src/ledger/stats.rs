@@ -28,10 +28,10 @@ impl Count {
     }
 
     #[inline]
-    fn apply(&mut self, delta: Delta, allocated: u64) {
+    fn apply(&mut self, delta: Delta, allocated: i64) {
         self.peak = self.peak.max(add_signed(self.current, delta.high));
         self.current = add_signed(self.current, delta.net);
-        self.allocated = self.allocated.saturating_add(allocated);
+        self.allocated = self.allocated.saturating_add_signed(allocated);
     }
 }
 

@@ -111,8 +111,8 @@ impl ScopeTree {
     pub(super) fn apply(&mut self, node: NodeId, delta: &GroupDelta) {
         self.move_cursor(node);
         let node = &mut self.nodes[node.0 as usize];
-        node.allocations += delta.allocations;
-        node.allocated = node.allocated.saturating_add(delta.allocated);
+        node.allocations = node.allocations.saturating_add_signed(delta.allocations);
+        node.allocated = node.allocated.saturating_add_signed(delta.allocated);
         node.apply(delta.bytes);
     }
 

@@ -126,9 +126,17 @@ impl Ledger {
             *entry = now;
         }
         self.remove_block(&before);
+        let is_new = group.pool == UNDECIDED;
+        // A reset of the summary has removed it from the sums of allocations.
+        let is_counted = !is_new && before.number() > self.summary_since;
+        if is_counted {
+            self.pending.take_back(before.bytes.get());
+        }
         self.count(&now);
-        if group.pool == UNDECIDED {
+        if is_new || is_counted {
             self.pending.allocated(now.bytes.get());
+        }
+        if is_new {
             self.counts.events = self.counts.events.wrapping_sub(2);
         }
         if key.is_address()

@@ -40,7 +40,7 @@ pub struct Trace {
     /// Reports print `?`.
     pub stale: bool,
     /// True if a trace of another thread was open on the same device at the same time. Reports show this. It is always `false`
-    /// for a trace that counts one thread. `own_scope` says what the numbers count then.
+    /// for a trace that counts one thread or one task. `own_scope` says what the numbers count then.
     pub overlapped: bool,
     /// True if the numbers count only allocations in the scope of this trace, by its thread or by threads that entered it. Exact
     /// figures do so from the moment at which a trace of another thread overlaps. If this is `false` and `overlapped` is `true`, the

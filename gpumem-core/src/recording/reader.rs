@@ -20,7 +20,7 @@ use super::{
 use crate::{
     derive::{self, KeptPeak, LedgerView},
     ledger::Observer,
-    model::{Device, StackId, Time, Trace},
+    model::{Device, EventKind, StackId, Time, Trace},
     report::{Leaks, LiveBlock, MemoryStats, PeakHolders, Summary},
 };
 
@@ -186,7 +186,14 @@ impl<R: io::Read> Reader<R> {
                 Next::Event(event) => {
                     self.newest = event.number;
                     self.skips = false;
-                    let applied = self.state.apply(&event, &mut self.items.budget, observer);
+                    // A report that the program did not request is of the whole recording.
+                    let kind = match event.kind {
+                        EventKind::ResetPeaks { .. } | EventKind::ResetSummary if !with_reports => {
+                            EventKind::PoolsQueried
+                        }
+                        kind => kind,
+                    };
+                    let applied = self.state.apply(&RecordedEvent { kind, ..event }, &mut self.items.budget, observer);
                     applied.map(|trace| Some(Read::Step(Step::Event(event, trace))))
                 }
                 Next::Other(item, bytes) => self.item(*item, bytes, with_reports, observer),
@@ -347,8 +354,8 @@ impl<R> Reader<R> {
     }
 }
 
-/// The reports of the moment that was read last, whether or not the program requested them. `None` if the recording is too large for a
-/// report.
+/// The reports of the moment that was read last, whether or not the program requested them. They are of the whole recording if it was
+/// read by steps. `None` if the recording is too large for a report.
 impl<R> Reader<R> {
     /// Returns the current and the highest memory of each scope.
     pub fn summary(&mut self) -> Option<Summary> {

@@ -229,7 +229,7 @@ impl State {
         let device = refusal.device;
         let snapshot = Snapshot::now(&self.inbox, &self.definitions, device);
         let temporary_scope = self.next_scope();
-        let peak = self.inbox.keep_device_peak(device, temporary_scope).then_some(temporary_scope);
+        let peak = self.inbox.keep_device_peak(device, temporary_scope, false).then_some(temporary_scope);
         self.refusals.push_back((number, Refused { refusal, snapshot, peak }));
         if self.refusals.len() > MOST_REFUSALS
             && let Some((_, Refused { peak: Some(temporary_scope), .. })) = self.refusals.pop_front()

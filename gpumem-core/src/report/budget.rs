@@ -137,7 +137,9 @@ fn unmeasured(trace: &Trace) -> Option<String> {
             trace.device,
             trace.allocated_on.unwrap_or_default()
         )),
-        Gauge::Exact if trace.lost > 0 => Some(format!("{} allocations or frees were missed", trace.lost)),
+        Gauge::Exact if trace.lost > 0 => {
+            Some(counted(trace.lost, "allocation or free was missed", "allocations or frees were missed"))
+        }
         Gauge::Exact => None,
         // A peak that a gauge of the program has read is certain. A higher one may have been missed.
         Gauge::Sampled if trace.source == Source::Custom => {
@@ -284,7 +286,9 @@ impl Display for Circumstances<'_> {
             write!(f, "\n  meanwhile other threads allocated ({not}):{}", rows(self.others))?;
         }
         if trace.untracked > 0 {
-            write!(f, "\n  {} blocks of unknown size were freed: `used` may be too high", trace.untracked)?;
+            let freed =
+                counted(trace.untracked, "block of unknown size was freed", "blocks of unknown size were freed");
+            write!(f, "\n  {freed}: `used` may be too high")?;
         }
         // Holders that add up to another peak would not explain this one.
         let peak = if self.is_peak_broken { peak().filter(|peak| peak.bytes == trace.peak_over_start()) } else { None };
@@ -466,7 +470,7 @@ mod tests {
         let leaks = [limit(Figure::Leaks, Relation::AtMost, 0)];
         assert_eq!(unmeasured(&leaks, trace(0, 0)), "for `leaks`, which blocks are still live is not known");
         assert_eq!(unmeasured(&[], Trace::off(0)), "traces are off");
-        assert_eq!(unmeasured(&[], Trace { lost: 2, ..trace(0, 0) }), "2 allocations or frees were missed");
+        assert_eq!(unmeasured(&[], Trace { lost: 1, ..trace(0, 0) }), "1 allocation or free was missed");
         assert_eq!(unmeasured(&[], Trace { stale: true, ..trace(0, 0) }), "device 0 could not be read");
         let sampled = Trace { gauge: Gauge::Sampled, ..trace(0, 0) };
         assert_eq!(unmeasured(&[], sampled), "its figures are sampled, not exact");

@@ -30,8 +30,12 @@ pub struct Rule {
 impl Rule {
     /// Returns whether the amounts are large enough for a line. An unknown amount counts as large enough.
     pub fn is_large_enough(&self, trace: &Trace) -> bool {
-        let most = trace.used.get().unsigned_abs().max(trace.peaked.get());
-        most >= self.at_least.get() || !trace.is_measured()
+        Self::most(trace) >= self.at_least.get() || !trace.is_measured()
+    }
+
+    /// Returns the amount that decides whether a line is large enough.
+    pub fn most(trace: &Trace) -> u64 {
+        trace.used.get().unsigned_abs().max(trace.peaked.get())
     }
 }
 

@@ -49,7 +49,7 @@ pub use self::{
     events::{adopt, label, set_gauge, subscribe, unsubscribe},
     guards::{
         BodyGuard, End, Entered, GpuMemTrace, GpuMemTraceBuilder, InScope, Lines, MemTracker, MemTrackerBuilder,
-        ScopeHandle, SilentScope, TraceSpec, Traced,
+        ScopeHandle, TaskScope, TraceSpec, Traced,
     },
     output::{on_oom, retry_after_trim, set_sink, stats, stats_n_reset},
     pools::Pool,

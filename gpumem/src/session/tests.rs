@@ -144,19 +144,26 @@ fn trackers_see_no_difference_where_a_name_becomes_longer() {
     assert_eq!(paths(&|| ()), [""; 0]);
 }
 
+/// Lets the session collect the notices about `GPUMEM`.
+fn notices_of_filter(session: &TestSession) -> Arc<Mutex<Vec<String>>> {
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&notices);
+    let sink = Sink::custom(move |output| {
+        if let Content::Notice(notice) = &output.content
+            && notice.starts_with("GPUMEM: ")
+        {
+            to.lock().unwrap().push(notice.clone());
+        }
+    });
+    session.run(|| set_sink(sink));
+    notices
+}
+
 #[test]
 fn a_name_that_no_trace_had_is_said_once() {
     let (session, gpu, _) = session_with(&[("GPUMEM", "tain=off,load=off,info")]);
-    let notices = Arc::new(Mutex::new(Vec::new()));
-    let to = Arc::clone(&notices);
+    let notices = notices_of_filter(&session);
     session.run(|| {
-        set_sink(Sink::custom(move |output| {
-            if let Content::Notice(notice) = &output.content
-                && notice.starts_with("GPUMEM: ")
-            {
-                to.lock().unwrap().push(notice.clone());
-            }
-        }));
         let say = || crate::session::current().notify_unmatched();
         // A program without traces is a helper of another one.
         say();
@@ -166,6 +173,27 @@ fn a_name_that_no_trace_had_is_said_once() {
         say();
     });
     assert_eq!(*notices.lock().unwrap(), ["GPUMEM: no trace was named `tain` (near: `train`)"]);
+}
+
+#[test]
+fn a_filter_that_is_above_all_amounts_is_said() {
+    for (largest, expected) in [
+        (9, &["GPUMEM: no line was printed, because all amounts are below its limits; the largest is 9 MiB"][..]),
+        (10, &[]),
+    ] {
+        let (session, gpu, _) = session_with(&[("GPUMEM", "request #>=10MiB")]);
+        let notices = notices_of_filter(&session);
+        session.run(|| {
+            for (request, mib) in [1, largest, 3].into_iter().enumerate() {
+                let name = format!("request {request}");
+                let trace = GpuMemTrace::builder().ctx(name).device(gpu.ordinal()).start().unwrap();
+                drop(gpu.alloc(Bytes::mib(mib)).unwrap());
+                drop(trace);
+            }
+            crate::session::current().notify_unmatched();
+        });
+        assert_eq!(*notices.lock().unwrap(), expected);
+    }
 }
 
 #[test]

@@ -180,11 +180,14 @@ fn blocking_work_of_tokio_counts_for_the_task_that_waits_for_it() {
             [first, second]
         }
     };
-    let ctx = GpuMemTrace::builder().ctx("load").adopt(Threads::named("blocking-of-it"));
+    let ctx = GpuMemTrace::builder().ctx("load").adopt(Threads::named("blocking-of-it")).stats();
     let blocks = runtime.block_on(ctx.wrap(load));
     let rows = gpumem::summary().scopes;
     let load = rows.iter().find(|row| row.device == gpu.ordinal() && row.path == ["load"]).unwrap();
     assert_eq!((load.used.mb(), load.allocations), (30, 2));
+    let stats = gpumem::stats().names;
+    let row = stats.iter().find(|row| row.device == gpu.ordinal()).expect("the trace has ended");
+    assert_eq!(row.figures.as_ref().expect("it was measured").used.max.mb(), 30);
     drop(blocks);
 }
 

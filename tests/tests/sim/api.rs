@@ -18,7 +18,7 @@ macro_rules! each {
 
 #[test]
 fn types_go_from_thread_to_thread() {
-    each!(plain: GpuMemTrace, GpuMemTraceBuilder, scope::ScopeHandle, sim::SimBlock, sink::Sink);
+    each!(plain: GpuMemTrace, GpuMemTraceBuilder, scope::ScopeHandle, scope::TaskScope, sim::SimBlock, sink::Sink);
     each!(data: ByteDelta, Bytes, Error, Gauge, GpuHandle, GpuMemory, Trace, intercept::LiveMemory, intercept::Source, intercept::Status);
     each!(data: error::ParseBytesError, error::ParseGaugeError, error::ParseSinkError, error::ParseSourceError);
     each!(data: gauge::CustomGauge, scope::Threads);

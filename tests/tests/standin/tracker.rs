@@ -121,7 +121,7 @@ fn across_unsubscribe_and_subscribe() {
     assert!(not.ends_with(" live=?, ?"), "{outcome}");
     assert!(again.ends_with(" live=8 MiB, +1 * 6291456 device, 1 lost"), "{outcome}");
     assert!(last.ends_with(" live=8 MiB"), "{outcome}");
-    assert!(printed(&outcome).contains("\n  1 events were missed: what follows may be wrong\n"), "{outcome}");
+    assert!(printed(&outcome).contains("\n  1 event was missed: what follows may be wrong\n"), "{outcome}");
     assert!(outcome.stderr.contains("gpumem::intercept::unsubscribe() was called"), "{outcome}");
 }
 

@@ -45,6 +45,8 @@ pub(super) struct PeakHistory {
     /// The highest sum of the live blocks, without the blocks that are older than the session. It is not used for the
     /// level of one thread.
     record: Peak,
+    /// The highest record that a reset ended, until a later one is as high. Its moment is kept.
+    earlier_record: Option<Peak>,
     /// The frees of blocks that are older than the session. They are a group whose bytes are below 0.
     pub(super) older: GroupBytes,
     watched: Watermark<Peak>,
@@ -125,6 +127,7 @@ impl PeakHistory {
             second: 0,
             last: 0,
             record: Peak { bytes: i64::MAX, moment: 0 },
+            earlier_record: None,
             older: GroupBytes::default(),
             watched: Watermark::default(),
             scopes: 0,
@@ -181,6 +184,9 @@ impl PeakHistory {
         let live = in_use.saturating_sub(self.older.bytes);
         if self.record.bytes < live {
             self.record = Peak { bytes: live, moment };
+            if let Some(earlier) = self.earlier_record.take_if(|earlier| earlier.bytes <= live) {
+                self.release_moment(earlier.moment);
+            }
         }
         if self.needs_record_only() {
             (self.newest, self.oldest, self.second, self.highest) = (moment, moment, moment, in_use);
@@ -208,6 +214,10 @@ impl PeakHistory {
     /// Begins the record of a device again at the level `in_use`.
     pub(super) fn reset_record(&mut self, in_use: i64) {
         let live = in_use.saturating_sub(self.older.bytes);
+        if self.earlier_record.is_none() && self.record.bytes > live {
+            self.keep_moment(self.record.moment);
+            self.earlier_record = Some(self.record);
+        }
         self.record = Peak::default();
         if live > 0 {
             self.last += 1;
@@ -219,6 +229,11 @@ impl PeakHistory {
     /// Returns the highest sum of the live blocks of a device since the record began.
     pub(super) fn record(&self) -> i64 {
         self.record.bytes
+    }
+
+    /// Returns the highest sum of the live blocks of a device, whenever the record began.
+    pub(super) fn highest_record(&self) -> i64 {
+        self.earlier_record.unwrap_or(self.record).bytes
     }
 
     /// Updates the fields before `last`, after the needed moments have changed.
@@ -286,9 +301,10 @@ impl PeakHistory {
         self.release_moment(scope.start.moment);
     }
 
-    /// Returns the record; `None` if nothing was ever allocated.
-    pub(super) fn range_of_record(&self) -> Option<PeakRange> {
-        (self.record.moment > 0).then_some(PeakRange { start: None, peak: self.record })
+    /// Returns the record, or the highest one whenever it began; `None` if nothing was allocated.
+    pub(super) fn range_of_record(&self, since_reset: bool) -> Option<PeakRange> {
+        let peak = self.earlier_record.filter(|_| !since_reset).unwrap_or(self.record);
+        (peak.moment > 0).then_some(PeakRange { start: None, peak })
     }
 
     /// Keeps the moments of a peak until it is [released](Self::release), although its scope may be closed.
@@ -298,7 +314,7 @@ impl PeakHistory {
 
     /// Returns whether a kept peak is not released yet.
     pub(super) fn has_kept(&self) -> bool {
-        self.kept.len() > self.scopes
+        self.kept.len() > self.scopes + usize::from(self.earlier_record.is_some())
     }
 
     pub(super) fn release(&mut self, range: &PeakRange) {

@@ -149,7 +149,7 @@ fn the_fast_path_gives_the_figures_of_the_general_path() {
                     }
                 }
                 194 => {
-                    twins.compare(|ledger| ledger.keep_device_peak(of.device, id));
+                    twins.compare(|ledger| ledger.keep_device_peak(of.device, id, false));
                     twins.compare_peak(id);
                 }
                 195..197 => twins.compare_all(),

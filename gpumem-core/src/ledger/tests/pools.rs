@@ -114,6 +114,12 @@ fn a_block_that_another_thread_reads_before_its_first_part_is_no_wrong_call() {
              pool 1 = 1 10 90 early=1"
         ));
     }
+    // The sums of allocations are those of the program, also after a reset.
+    check("pool 1; open a; alloc x 100 at 1000; queried %2; part 1 1000 10; tree /a = 1 10 100 100 10 1");
+    check(
+        "pool 1; open a; alloc x 100 at 1000; queried %2; reset-summary; alloc y 5 at 0; part 1 1000 10
+         tree /a = 1 15 100 100 15 2",
+    );
     // A later event of its own thread makes it the program's all the same, so its figures are right.
     check("pool 1; open a %2; alloc x 100 at 1000; read a %2 = 100 0; alloc y 5 at 0; close a %2 = 105 0 lost=0");
 }

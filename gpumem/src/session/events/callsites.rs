@@ -18,7 +18,7 @@ use crate::{
 const MAX_PER_LOCATION: usize = 1 << 10;
 /// The largest number of names of all locations together.
 const MAX_NAMES: usize = 1 << 16;
-/// The largest number of names with `#` in the place of numbers, for the further names of one source location.
+/// The largest number of callsites for the further names of one source location, each for those that differ only in numbers.
 const MAX_ALIKE_PER_LOCATION: usize = 1 << 4;
 
 /// A line of the program, as the compiler names it. It is not a `Location`, because the one of another library's macro cannot
@@ -210,38 +210,43 @@ impl Callsites {
         }
         let Self { all, by_name, by_location, alike: known_alike, .. } = self;
         let place = by_location.entry(location).or_default();
-        let mut add = |ctx: Option<Box<str>>| {
+        // `like` is the name for filters, and for grouping.
+        let mut add = |like: Option<&str>, name: Option<&str>| {
             let number = u32::try_from(all.len() + 2).map_or(CallsiteId::OTHERS, CallsiteId);
-            let rule = filter.rule(module, &name_in_line(ctx.as_deref().unwrap_or_default()));
+            let rule = filter.rule(module, &name_in_line(like.unwrap_or_default()));
             let numberless: Box<str> =
-                ctx.as_deref().map_or_else(|| SourceLine::from(location).to_string().into(), |ctx| alike(ctx).into());
+                like.map_or_else(|| SourceLine::from(location).to_string().into(), |like| alike(like).into());
             let next = u32::try_from(known_alike.len() + 1).unwrap_or(0);
             let alike = *known_alike.entry(numberless).or_insert(next);
-            let name = ctx.map(|ctx| Cow::Owned(ctx.into_string()));
+            let name = name.map(|name| Cow::Owned(name.to_owned()));
             all.push(DefinedCallsite { name, location, module, rule, alike, lines: 0 });
             number
         };
         match ctx {
-            None => *place.unnamed.get_or_insert_with(|| add(None)),
+            None => *place.unnamed.get_or_insert_with(|| add(None, None)),
             Some(ctx) if place.names == MAX_PER_LOCATION || by_name.len() >= MAX_NAMES => {
+                // The memory of all these names is counted together, so they are not in the row of `request #`, whose peak is that of
+                // one name.
                 let numberless = alike(ctx);
-                if let Some(known) = by_name.get(&*numberless) {
+                let more = ["(more names like ", &numberless, ")"].concat();
+                if let Some(known) = by_name.get(&*more) {
                     return *known;
                 }
                 if numberless != ctx && place.alike < MAX_ALIKE_PER_LOCATION {
                     place.alike += 1;
-                    let number = add(Some(numberless.clone().into()));
-                    by_name.insert(numberless.into(), number);
+                    let number = add(Some(&numberless), Some(&more));
+                    by_name.insert(more.into(), number);
                     return number;
                 }
                 *place.more.get_or_insert_with(|| {
                     let CodeLine { file, line, .. } = location;
-                    add(Some(format!("(more names at {file}:{line})").into()))
+                    let more = format!("(more names at {file}:{line})");
+                    add(Some(&more), Some(&more))
                 })
             }
             Some(ctx) => {
                 place.names += 1;
-                let number = add(Some(ctx.into()));
+                let number = add(Some(ctx), Some(ctx));
                 by_name.insert(ctx.into(), number);
                 number
             }
@@ -282,7 +287,9 @@ mod tests {
             number(Some(&name.to_string()), here);
         }
         assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + 1);
-        assert_eq!(callsites.get(number(Some("5000"), here)).to_string(), "#");
+        assert_eq!(callsites.get(number(Some("5000"), here)).to_string(), "(more names like #)");
+        let group = |ctx| callsites.number(Some(ctx), here, None, &Filter::default()).0.alike;
+        assert_eq!(group("5000"), group("5"));
         // No location takes all the room.
         for letter in "abcdefghijklmnopqrstuvwxyz".chars() {
             number(Some(&format!("{letter} 1")), here);

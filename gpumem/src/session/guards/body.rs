@@ -44,9 +44,11 @@ impl TraceSpec {
         self
     }
 
-    /// No thread is in the scope before it enters it through its handle.
+    /// No thread is in the scope before it enters it through its handle. Without a budget, only what is allocated in it counts: other
+    /// tasks of the thread run while it is open.
     pub(in crate::session) fn unentered(mut self) -> Self {
-        self.trace.entered = false;
+        self.trace = self.trace.entered(false);
+        self.trace.request.of_task = self.budget.is_none();
         self
     }
 

@@ -4,8 +4,8 @@ mod body;
 mod builder;
 mod handle;
 mod report;
-mod silent;
 mod task;
+mod task_scope;
 mod trace;
 mod tracker;
 
@@ -13,8 +13,8 @@ pub use self::{
     body::{BodyGuard, End, Lines, TraceSpec},
     builder::GpuMemTraceBuilder,
     handle::{Entered, InScope, ScopeHandle},
-    silent::SilentScope,
     task::Traced,
+    task_scope::TaskScope,
     trace::GpuMemTrace,
     tracker::{MemTracker, MemTrackerBuilder},
 };

@@ -183,7 +183,11 @@ impl ActiveTrace {
         let Some(callsite @ Numbered { id, rule, .. }) = self.callsite() else { return true };
         let is_chosen = |every: NonZeroU64| self.session.callsites.next_line(id).is_multiple_of(every.get());
         match self.what(rule) {
-            What::Lines => rule.is_large_enough(trace) && rule.every.is_none_or(is_chosen),
+            What::Lines => {
+                let is_large_enough = rule.is_large_enough(trace);
+                self.session.notices.add_line((!is_large_enough).then(|| Rule::most(trace)));
+                is_large_enough && rule.every.is_none_or(is_chosen)
+            }
             What::Stats => {
                 if is_end {
                     self.session.count(callsite, trace, || self.settings.shown_ctx().map(Cow::into_owned));

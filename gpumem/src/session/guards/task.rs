@@ -34,9 +34,10 @@ enum Task {
 }
 
 impl GpuMemTraceBuilder {
-    /// Traces a future. The trace starts at the first poll. The polling thread is in its scope during each poll. It reports when the
-    /// future has ended or is dropped, after everything that the future owns is dropped. Use this for tasks that share a thread: a
-    /// guard that is held across `.await` would be the scope of all of them.
+    /// Traces a future. The trace starts at the first poll. The polling thread is in its scope during each poll, and exact figures count
+    /// what is allocated in it, wherever that is freed. It reports when the future has ended or is dropped, after everything that the
+    /// future owns is dropped. Use this for tasks that share a thread: a guard that is held across `.await` would be the scope of all
+    /// of them.
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

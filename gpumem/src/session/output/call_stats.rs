@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn each_name_has_a_row_until_there_are_too_many() {
-        let (session, gpu) = session("stats");
+        let (session, gpu) = session("request #=stats,load=stats");
         session.run(|| {
             let names = || stats().names.into_iter().map(|name| (name.name, name.calls)).collect::<Vec<_>>();
             let numbers = 0..u64::try_from(MOST_ALIKE).unwrap();

@@ -8,7 +8,13 @@ use std::{
 
 use super::Notice;
 use crate::session::Session;
-use crate::{error::Error, model::Device, process, report::Content, settings::Settings};
+use crate::{
+    error::Error,
+    model::{Bytes, Device},
+    process,
+    report::Content,
+    settings::Settings,
+};
 
 impl Session {
     /// Returns the settings. The first use prints a notice about each value that cannot be used; the errors that these cause
@@ -60,9 +66,16 @@ impl Session {
         String::new()
     }
 
-    /// Prints the names in `GPUMEM` that no trace had. This is done at the end, because a trace with that name may come late. A program
-    /// without traces is a helper of another one, which has them.
+    /// Prints the names in `GPUMEM` that no trace had, and that all lines were too small. This is done at the end, because a trace may come
+    /// late. A program without traces is a helper of another one, which has them.
     pub(in crate::session) fn notify_unmatched(&self) {
+        if let Some(largest) = self.notices.largest_too_small() {
+            let largest = Bytes::new(largest);
+            let text = format_args!(
+                "GPUMEM: no line was printed, because all amounts are below its limits; the largest is {largest}"
+            );
+            self.notify(Notice::TooSmall, &text);
+        }
         let names = self.callsites.names();
         let unmatched = self.settings.filter.unmatched(&names);
         if names.is_empty() || unmatched.is_empty() {

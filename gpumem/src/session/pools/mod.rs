@@ -127,7 +127,8 @@ impl Session {
         let id = id_of(at);
         if id > PoolId::LAST {
             let detail = format!(
-                "there are {} pools already, the most that a process can have; register one for several of your allocators",
+                "there are {} pools already, the most that a process can have, so `{name}` is not measured; register \
+                 one for several of your allocators",
                 pools.len()
             );
             return Err(Kind::BadSetting { setting: "another pool", detail }.into());

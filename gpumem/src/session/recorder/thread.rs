@@ -18,6 +18,7 @@ use super::definitions::Definer;
 use crate::{
     clock, process,
     recording_file::RecordingFile,
+    report::counted,
     ring_memory::RingPages,
     session::{Notice, Session},
 };
@@ -79,9 +80,8 @@ pub(super) fn run(
     // All items of the ring are in the recording now, or cannot be written.
     recorder.ring.memory().discard();
     if recorder.missed > 0 {
-        let (missed, path) = (recorder.missed, path.display());
-        let text =
-            format_args!("the recording {path} lacks {missed} events: they came faster than they could be written");
+        let (missed, path) = (counted(recorder.missed, "event", "events"), path.display());
+        let text = format_args!("the recording {path} lacks {missed}: more came than could be written");
         session.notify(Notice::Missed, &text);
     }
     if let Err(error) = is_written {

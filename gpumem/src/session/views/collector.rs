@@ -32,8 +32,6 @@ use crate::{
 pub struct Collector {
     of: InterceptedDevice,
     interval: PeakInterval,
-    /// The highest peak of all intervals, and before them.
-    peak: u64,
 }
 
 /// The figures of a [`Collector`]. The sums of blocks are those of the moment of the call; while other threads allocate, not all of them
@@ -63,7 +61,7 @@ impl Collector {
     pub fn new(device: impl Into<Option<u32>>) -> Result<Self> {
         let of = InterceptedDevice::on(device.into())?;
         let interval = of.session.inbox.begin_interval(of.device).ok_or(Kind::Forked)?;
-        Ok(Self { of, interval, peak: 0 })
+        Ok(Self { of, interval })
     }
 
     /// Returns the CUDA ordinal of the device.
@@ -95,7 +93,6 @@ impl Collector {
     pub fn collect(&mut self) -> Result<Collected> {
         let InterceptedDevice { session, device, .. } = self.of;
         let peaks = session.inbox.next_interval(&mut self.interval).ok_or(Kind::Forked)?;
-        self.peak = self.peak.max(peaks.ever).max(peaks.interval);
         let stats = session.inbox.stats();
         let stats = stats.iter().find(|stats| stats.device == device);
         let kinds = MemKind::ALL.into_iter().zip(stats.into_iter().flat_map(|stats| &stats.kinds));
@@ -105,7 +102,7 @@ impl Collector {
                 .map(|(kind, stat)| (kind, Bytes::new(stat.bytes.current)))
                 .collect(),
             groups: Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack)),
-            peak: Bytes::new(self.peak),
+            peak: Bytes::new(peaks.ever),
             interval_peak: Bytes::new(peaks.interval),
             refused: session.refusals.count.load(Relaxed),
             lost: session.inbox.counts().lost,

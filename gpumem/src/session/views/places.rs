@@ -24,6 +24,10 @@ use crate::{
 /// A block belongs to the innermost scope of its thread, and to the scopes around it. For other threads and tasks see
 /// [`GpuMemTrace::handle`](crate::session::GpuMemTrace::handle). Only intercepted allocations count, as in exact traces.
 ///
+/// In the printed table, more than 16 names that differ in numbers alone are one row, such as `request #`; its peak is that of the name with
+/// the highest. If a line of the program makes more than 1,024 names, the later ones are one scope, such as `(more names like request #)`,
+/// whose peak is that of all their memory together.
+///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
 /// use gpumem::{Bytes, GpuMemTrace};
@@ -47,9 +51,8 @@ pub fn summary() -> Summary {
     derive::summary(&session.inbox, session, session.next_scope(), not_intercepted)
 }
 
-/// Returns the same as [`summary`], and begins it again, for an epoch: calls, allocations and peaks count from now on, also in the
-/// report of peaks at the end of the process. The memory in use stays. An open scope counts as opened now; its `device_peak` counts
-/// since it was opened.
+/// Returns the same as [`summary`], and begins it again, for an epoch: its calls, allocations and peaks count from now on. The memory in
+/// use stays. An open scope counts as opened now; its `device_peak` counts since it was opened.
 ///
 /// ```
 /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;

@@ -238,8 +238,9 @@ impl fmt::Display for Status {
         let none = if self.gauge == Gauge::Exact { "nothing yet" } else { "nothing" };
         write!(f, "\nallocations intercepted by: {}", one_line(self.intercepted_by.as_deref().unwrap_or(none)))?;
         let since = self.since.as_secs_f64();
-        let Self { events, untracked, lost, .. } = self;
-        write!(f, "\nsince {since:.1} s: {events} events, {untracked} untracked frees, {lost} lost")?;
+        let events = counted(self.events, "event", "events");
+        let untracked = counted(self.untracked, "untracked free", "untracked frees");
+        write!(f, "\nsince {since:.1} s: {events}, {untracked}, {} lost", self.lost)?;
         for device in &self.integrated {
             write!(
                 f,

@@ -69,6 +69,29 @@ fn tasks_that_take_turns_on_one_thread_have_their_own() {
 }
 
 #[test]
+fn a_trace_of_a_task_counts_its_own_polls() {
+    let gpu = simulated_gpu();
+    let task = |bytes: u64| {
+        let settings = GpuMemTrace::builder().ctx("task that takes turns").device(gpu.ordinal()).stats();
+        let gpu = gpu.clone();
+        settings.wrap(async move {
+            let kept = take(&gpu, bytes);
+            Yield::default().await;
+            drop(take(&gpu, 10 * bytes));
+            Yield::default().await;
+            kept
+        })
+    };
+    let (small, (large, medium)) = pollster::block_on(join(task(1), join(task(100), task(10))));
+    drop((small, large, medium));
+    let row = gpumem::stats().names.into_iter().find(|row| row.device == gpu.ordinal()).unwrap();
+    let figures = row.figures.unwrap();
+    assert_eq!((row.calls, row.overlapped, figures.sum.get()), (3, 0, 111));
+    assert_eq!((figures.used.min.get(), figures.used.max.get()), (1, 100));
+    assert_eq!((figures.peaked.min.get(), figures.peaked.max.get()), (10, 1000));
+}
+
+#[test]
 fn a_task_that_moves_between_threads_stays_in_its_scope() {
     let gpu = simulated_gpu();
     let trace = GpuMemTrace::with_ctx("request");

@@ -107,6 +107,8 @@ pub(super) fn peak() {
     let held = take(&gpu, 20 * MIB);
     drop(take(&gpu, 2 * MIB));
     drop((held, step, train, before));
+    // The report is of the whole run.
+    gpumem::summary_n_reset();
     drop(take(&gpu, 24 * MIB));
 }
 

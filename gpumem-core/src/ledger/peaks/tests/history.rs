@@ -45,6 +45,8 @@ struct History {
     now: BTreeMap<(usize, Option<u32>), Now>,
     /// The highest sum of the live blocks of each device, and the groups when it was reached first.
     records: [(i64, GroupTable); 2],
+    /// The same, whatever was reset; the groups of each moment at which it was reached.
+    highest: [Expected; 2],
     scopes: BTreeMap<u64, SimpleScope>,
     entered: [Vec<SimpleEntered>; THREADS],
     kept: BTreeMap<u64, ReadPeak>,
@@ -91,13 +93,21 @@ impl History {
         for scope in self.scopes.values_mut().filter(|scope| scope.is_watched) {
             scope.reach(self.now.entry((scope.device, scope.of_thread)).or_default());
         }
-        for (device, (most, at_most)) in self.records.iter_mut().enumerate() {
+        for (device, ((most, at_most), highest)) in self.records.iter_mut().zip(&mut self.highest).enumerate() {
             let now = self.now.entry((device, None)).or_default();
             let live: i64 = now.table.iter().filter(|(name, _)| name.is_some()).map(|(_, bytes)| bytes).sum();
             if live > *most {
                 *most = live;
                 at_most.clone_from(&now.table);
                 at_most.remove(&None);
+            }
+            if live >= highest.0 {
+                if live > highest.0 {
+                    *highest = (live, Vec::new());
+                }
+                let mut table = now.table.clone();
+                table.remove(&None);
+                highest.1.push(table);
             }
         }
     }
@@ -326,11 +336,13 @@ impl History {
             }
             16 => {
                 let (on, under) = (random(2), self.new_id());
+                let since_reset = random(2) == 0;
                 let (most, table) = self.records[on].clone();
-                let is_kept = self.ledger.keep_device_peak(device(on), under).is_some();
-                assert_eq!(is_kept, most > 0, "seed {seed}");
+                let expected = if since_reset { (most, vec![table]) } else { self.highest[on].clone() };
+                let is_kept = self.ledger.keep_device_peak(device(on), under, since_reset).is_some();
+                assert_eq!(is_kept, expected.0 > 0, "seed {seed}");
                 if is_kept {
-                    self.kept.insert(under.0, (most, vec![table]).into());
+                    self.kept.insert(under.0, expected.into());
                 }
                 if random(4) == 0 {
                     self.post(&EventKind::ResetPeaks { device: device(on) }, thread);

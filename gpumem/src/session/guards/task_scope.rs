@@ -1,6 +1,6 @@
-//! A scope without reports.
+//! Scopes of tasks, without reports.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
 use super::builder::GpuMemTraceBuilder;
 use crate::model::Trace;
@@ -9,14 +9,27 @@ use crate::session::{
     events::{CodeLine, OpenScope, ScopeRequest},
 };
 
-/// The scope of a trace that is not [`entered`](GpuMemTraceBuilder::entered) and prints nothing. `gpumem-tracing` opens one for each span:
-/// it takes less time than a [`GpuMemTrace`](crate::GpuMemTrace), because it keeps no settings.
-#[doc(hidden)]
+/// A scope for a task, for libraries that measure the tasks of a program. Like a [`GpuMemTrace`](crate::GpuMemTrace) that is not
+/// [`entered`](GpuMemTraceBuilder::entered), it counts what threads allocate after they entered it through its handle. It takes less time,
+/// because it has no settings and no reports. `gpumem-tracing` opens one for each span.
+///
+/// ```
+/// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+/// use gpumem::{Bytes, scope::TaskScope};
+///
+/// let task = TaskScope::open("request", Some(module_path!()), file!(), line!()).expect("traces are on");
+/// let other = gpu.alloc(Bytes::mib(1))?;
+/// let own = task.handle().in_scope(|| gpu.alloc(Bytes::mib(10)))?;
+/// assert_eq!(task.close().used.mb(), 10);
+/// # drop((other, own));
+/// # Ok::<(), gpumem::Error>(())
+/// ```
 #[must_use = "dropping it closes the scope"]
-pub struct SilentScope(Option<OpenScope>);
+pub struct TaskScope(Option<OpenScope>);
 
-impl SilentScope {
-    /// Opens a scope inside that of the calling thread. `None` if traces are off.
+impl TaskScope {
+    /// Opens a scope inside that of the calling thread, on its current device. The module, the file and the line are the place in the
+    /// program. `None` if traces are off; one notice on stderr has the reason.
     pub fn open(name: &'static str, module: Option<&'static str>, file: &'static str, line: u32) -> Option<Self> {
         let trace = GpuMemTraceBuilder {
             ctx: Some(Cow::Borrowed(name)),
@@ -30,7 +43,7 @@ impl SilentScope {
         trace.open_or_off(current(), CodeLine { file, line, column: 1 }).map(|scope| Self(Some(scope)))
     }
 
-    /// A handle to enter the scope.
+    /// Returns a handle to enter the scope.
     pub fn handle(&self) -> ScopeHandle {
         ScopeHandle::of(self.0.as_ref().map(|scope| (scope.session, scope.id)))
     }
@@ -41,7 +54,13 @@ impl SilentScope {
     }
 }
 
-impl Drop for SilentScope {
+impl fmt::Debug for TaskScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TaskScope").field(&self.0.as_ref().map(|scope| scope.id)).finish()
+    }
+}
+
+impl Drop for TaskScope {
     fn drop(&mut self) {
         if let Some(scope) = self.0.take() {
             scope.close_unread();
@@ -64,13 +83,13 @@ mod tests {
             let gpu = session.add(Bytes::gib(16)).unwrap();
             session.run(|| {
                 let path = || path_of_this_thread(current());
-                let scope = SilentScope::open("span", None, file!(), line!()).unwrap();
+                let scope = TaskScope::open("span", None, file!(), line!()).unwrap();
                 let handle = scope.handle();
                 assert_eq!((path(), handle.in_scope(path)), (vec![], vec!["span".to_owned()]), "{gauge}");
                 let block = handle.in_scope(|| gpu.alloc(Bytes::mib(4)).unwrap());
                 assert_eq!(scope.close().used, ByteDelta::new(4 << 20), "{gauge}");
                 drop(block);
-                let unclosed = SilentScope::open("span", None, file!(), line!()).unwrap().handle();
+                let unclosed = TaskScope::open("span", None, file!(), line!()).unwrap().handle();
                 assert_eq!((path(), unclosed.in_scope(path)), (vec![], vec![]), "{gauge}: a drop closes it");
             });
         }
