@@ -28,7 +28,9 @@ void gpumem_pool_allocated(gpumem_pool *pool, const void *address, size_t bytes)
 void gpumem_pool_freed(gpumem_pool *pool, const void *address);
 
 /* How much the pool has from the driver, in use or not. Call it right after the driver gave a block or got one back, on the same
- * thread, with the exact sum. A pool of several threads holds one lock around both calls. With 0 all parts count as freed. */
+ * thread, with the exact sum. A pool of several threads holds one lock around both calls, and for its other calls: if another thread
+ * allocates, frees or reads figures in between, peaks may have the whole block, and the pool's row says so. With 0 all parts count as
+ * freed. */
 void gpumem_pool_set_reserved(gpumem_pool *pool, size_t bytes);
 
 #ifdef __cplusplus

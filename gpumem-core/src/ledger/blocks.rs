@@ -74,8 +74,7 @@ impl Ledger {
     ) {
         if self.has_undecided() {
             let is_many = self.pools.has_many_undecided();
-            let is_other = is_many || !tag.is_of_driver();
-            self.decide_for_program(|by, undecided| by == thread && is_other || undecided == key, observer);
+            self.decide_before(thread, key, Some(tag.device()), is_many, observer);
         }
         let attribution = self.attribution(tag, number, thread);
         let entry = Entry::new(bytes, number, self.tenths, attribution);
@@ -259,7 +258,8 @@ impl Ledger {
         observer: &mut O,
     ) -> Answer {
         if self.has_undecided() {
-            self.decide_for_program(|by, undecided| by == thread || undecided == key, observer);
+            let device = self.live.get(key).map(|entry| self.device_of(entry));
+            self.decide_before(thread, key, device, true, observer);
         }
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(key, older, thread) };
         self.block_is_gone(key);
@@ -346,7 +346,7 @@ impl Ledger {
 
     pub(super) fn remove_context_observed<O: Observer>(&mut self, context: u8, part: usize, observer: &mut O) {
         if self.has_undecided() {
-            self.decide_for_program(|_, _| true, observer);
+            self.decide_for_program(None, |_| true, observer);
         }
         let groups = &self.groups;
         for (key, entry) in self.live.drain(part, |entry| groups.get(entry.group()).context == context) {

@@ -6,6 +6,7 @@ use super::{
     live::{BLOCK_PARTS, tenths},
     meters::{DeviceStats, Meter},
     observer::{BlockChangeKind, Observer},
+    pool_table::Undecided,
     stats::Stat,
     thread::Freed,
 };
@@ -47,11 +48,8 @@ impl Ledger {
             EventKind::Free { key, block } => self.free_observed(*key, block.as_ref(), event.thread, observer),
             _ => {
                 if self.has_undecided() && !event.kind.is_of_pool() {
-                    if event.kind.concerns_all_blocks() {
-                        self.decide_all(event.thread, observer);
-                    } else {
-                        self.decide_for_program(|by, _| by == event.thread, observer);
-                    }
+                    let is_decided = |of: &Undecided| event.kind.concerns_all_blocks() || of.thread == event.thread;
+                    self.decide_for_program(Some(event.thread), is_decided, observer);
                 }
                 self.flush_pending();
                 self.last_trace = self.apply_rare(event, observer);

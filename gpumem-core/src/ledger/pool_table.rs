@@ -17,8 +17,8 @@ pub(super) struct Pools {
     pub(super) all: Vec<Pool>,
     /// The driver's blocks, by the address at which they begin.
     pub(super) ranges: BTreeMap<u64, Range>,
-    /// The undecided blocks, each with the thread that allocated it.
-    pub(super) undecided: Vec<(ThreadId, Key)>,
+    /// The undecided blocks, in the order of their allocation.
+    pub(super) undecided: Vec<Undecided>,
     /// No event from this number on was lost.
     pub(super) complete_from: u64,
 }
@@ -29,8 +29,8 @@ pub(super) struct Range {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) pool: PoolId,
-    /// The block was undecided when another thread read figures, so it was counted for the program.
-    pub(super) was_read: bool,
+    /// The block was counted for the program because of another thread's event.
+    pub(super) was_early: bool,
 }
 
 /// One pool.
@@ -81,9 +81,18 @@ pub struct KnownPool {
     pub block_bytes: Bytes,
     /// Its wrong calls.
     pub wrong: WrongCalls,
-    /// Blocks that were counted for the program until their first part, because another thread read figures in between. Peaks of that
-    /// time have them.
+    /// Blocks that were counted for the program until their first part, because of another thread's event in between. Peaks of that time
+    /// have them.
     pub read_early: u64,
+}
+
+/// A block of the driver of which it is not known yet to whom it belongs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Undecided {
+    /// The thread that allocated it.
+    pub(super) thread: ThreadId,
+    pub(super) key: Key,
+    pub(super) device: Device,
 }
 
 impl KnownPool {
@@ -125,7 +134,7 @@ impl Pools {
     pub(super) fn insert_range(&mut self, key: Key, bytes: Bytes, pool: PoolId) {
         let start = key.get();
         if key.is_address() {
-            self.ranges.insert(start, Range { start, end: start.saturating_add(bytes.get()), pool, was_read: false });
+            self.ranges.insert(start, Range { start, end: start.saturating_add(bytes.get()), pool, was_early: false });
         }
     }
 

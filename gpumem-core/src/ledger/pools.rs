@@ -78,6 +78,8 @@ impl Ledger {
     pub(super) fn empty_pool_observed<O: Observer>(&mut self, pool: PoolId, part: usize, observer: &mut O) {
         if let Some(of) = self.pools.get_mut(pool).filter(|_| part == 0) {
             of.reserved = None;
+            let device = of.device;
+            self.decide_for_program(None, |of| Some(of.device) == device, observer);
         }
         let groups = &self.groups;
         let is_part = |group: &AllocGroup| group.pool == pool && group.kind == MemKind::Part;
@@ -122,6 +124,9 @@ impl Ledger {
             return self.wrong_call(pool, SURE, |wrong| &mut wrong.outside);
         }
         self.find_block_of(key, bytes, pool, number, observer);
+        if self.has_undecided() {
+            self.decide_before(thread, key, Some(tag.device()), true, observer);
+        }
         if let Some(before) = self.live.remove(key) {
             self.wrong_call(pool, before.number(), |wrong| &mut wrong.doubled);
             self.remove_without_free(&before);
@@ -169,7 +174,7 @@ impl Ledger {
                 let since = of.since;
                 let was_program = range.pool == PoolId::NONE
                     && self.live.get(block).is_some_and(|entry| entry.number() > since && entry.number() < number);
-                if was_program && range.was_read {
+                if was_program && range.was_early {
                     of.read_early += 1;
                 } else if was_program {
                     self.wrong_call(pool, since, |wrong| &mut wrong.late);

@@ -4,9 +4,10 @@
 //! it, or a pool that reserved as much, makes it the pool's; any other event makes it the program's. So the growth of a pool never is a
 //! peak of the program, and no peak has to be lowered later.
 //!
-//! A query of any thread also makes it the program's, because a query must not miss a block whose thread does nothing more. If the first part
-//! comes after a query of another thread, the block is the pool's from then on. No call was wrong, but peaks of that time have the
-//! block, so these blocks are counted.
+//! An allocation or a free of another thread on the device, and a query of any thread, also make it the program's: they must not miss a
+//! block whose thread does nothing more. If the first part comes after that, the block is the pool's from then on. No call was wrong, but
+//! peaks of that time have the block, so these blocks are counted. If a pool handles its events under one lock, there is none between the
+//! block and its first part.
 
 use std::{mem, ops::Range};
 
@@ -15,7 +16,7 @@ use super::{
     groups::AllocGroup,
     live::Entry,
     observer::{BlockChangeKind, Observer},
-    pool_table::UNDECIDED,
+    pool_table::{UNDECIDED, Undecided},
     pools::{LARGEST, SURE},
 };
 use crate::model::{Bytes, Device, EventKind, Key, MemKind, PoolId, Tag, ThreadId};
@@ -55,20 +56,16 @@ impl Ledger {
         for (key, _) in taken {
             self.decide(*key, pool, observer);
         }
-        self.decide_for_program(|by, _| by == thread, observer);
+        self.decide_for_program(Some(thread), |of| of.thread == thread, observer);
     }
 
     /// The undecided blocks of a thread on a device and their sizes, the newest first.
     fn undecided_of(&self, thread: ThreadId, device: Option<Device>) -> Vec<(Key, u64)> {
-        let mine = self.pools.undecided.iter().rev().filter(|(by, _)| *by == thread);
-        let on_device = |(_, key): &(ThreadId, Key)| {
-            let entry = self.live.get(*key)?;
-            (Some(self.device_of(entry)) == device).then_some((*key, entry.bytes.get()))
-        };
-        mine.filter_map(on_device).collect()
+        let mine = self.pools.undecided.iter().rev().filter(|of| of.thread == thread && Some(of.device) == device);
+        mine.filter_map(|of| Some((of.key, self.live.get(of.key)?.bytes.get()))).collect()
     }
 
-    fn device_of(&self, entry: &Entry) -> Device {
+    pub(super) fn device_of(&self, entry: &Entry) -> Device {
         self.meters.0[usize::from(self.groups.get(entry.group()).meter)].device
     }
 
@@ -79,33 +76,45 @@ impl Ledger {
         self.counts.events = self.counts.events.wrapping_add(2);
         self.tell(BlockChangeKind::Allocated, key, entry, observer);
         self.pools.insert_range(key, entry.bytes, UNDECIDED);
-        self.pools.undecided.push((thread, key));
+        self.pools.undecided.push(Undecided { thread, key, device: self.device_of(entry) });
         self.thread(thread).forget_newest();
     }
 
-    /// All undecided blocks are the program's, because this thread reads figures.
+    /// A thread allocates a part or a block that is not like the newest one, or frees something, on this device. The undecided blocks of
+    /// other threads there are the program's, and so are its own ones if `is_next` is true.
     #[cold]
-    pub(super) fn decide_all<O: Observer>(&mut self, reader: ThreadId, observer: &mut O) {
-        for (thread, key) in &self.pools.undecided {
-            if let Some(range) = self.pools.ranges.get_mut(&key.get()).filter(|_| key.is_address()) {
-                range.was_read = *thread != reader;
-            }
-        }
-        self.decide_for_program(|_, _| true, observer);
+    pub(super) fn decide_before<O: Observer>(
+        &mut self,
+        thread: ThreadId,
+        key: Key,
+        device: Option<Device>,
+        is_next: bool,
+        observer: &mut O,
+    ) {
+        let is_decided =
+            |of: &Undecided| of.key == key || if of.thread == thread { is_next } else { Some(of.device) == device };
+        self.decide_for_program(Some(thread), is_decided, observer);
     }
 
-    /// The undecided blocks for which `is_decided` is true are the program's.
+    /// The undecided blocks for which `is_decided` is true are the program's, because of an event of this thread.
     #[cold]
     pub(super) fn decide_for_program<O: Observer>(
         &mut self,
-        is_decided: impl Fn(ThreadId, Key) -> bool,
+        thread: Option<ThreadId>,
+        is_decided: impl Fn(&Undecided) -> bool,
         observer: &mut O,
     ) {
         let undecided = mem::take(&mut self.pools.undecided);
-        let (decided, rest): (Vec<_>, Vec<_>) =
-            undecided.into_iter().partition(|(thread, key)| is_decided(*thread, *key));
+        let (decided, rest): (Vec<_>, Vec<_>) = undecided.into_iter().partition(is_decided);
         self.pools.undecided = rest;
-        for (thread, key) in decided {
+        let by = thread;
+        for Undecided { thread, key, .. } in decided {
+            if by != Some(thread)
+                && key.is_address()
+                && let Some(range) = self.pools.ranges.get_mut(&key.get())
+            {
+                range.was_early = true;
+            }
             self.decide(key, PoolId::NONE, observer);
             if self.has_thread_scopes
                 && let Some(entry) = self.live.get(key).copied()
@@ -117,7 +126,7 @@ impl Ledger {
 
     /// A block of the driver belongs to this pool from now on, or to none.
     pub(super) fn decide<O: Observer>(&mut self, key: Key, pool: PoolId, observer: &mut O) {
-        self.pools.undecided.retain(|(_, undecided)| *undecided != key);
+        self.pools.undecided.retain(|of| of.key != key);
         let Some(before) = self.live.get(key).copied() else { return };
         let group = *self.groups.get(before.group());
         self.flush_pending();

@@ -121,6 +121,9 @@ impl EventKind {
                 | Self::ResetPeaks { .. }
                 | Self::ResetSummary
                 | Self::PoolsQueried
+                | Self::Shrink { .. }
+                | Self::LateLookup { .. }
+                | Self::FreeFailed
                 | Self::Lost { .. }
                 | Self::Displaced { .. }
         )

@@ -34,7 +34,7 @@ pub struct RegisteredPool {
     /// The number of blocks that were counted for the program before the pool reported its first part in them. Peaks of that time
     /// are too high.
     pub late: u64,
-    /// The number of blocks that were counted for the program until their first part, because another thread read figures in between.
+    /// The number of blocks that were counted for the program until their first part, because another thread allocated, freed or read figures in between.
     /// Peaks of that time may be too high.
     pub read_early: u64,
 }
@@ -84,7 +84,7 @@ impl fmt::Display for RegisteredPool {
         }
         if *read_early > 0 {
             let blocks = counted(*read_early, "block", "blocks");
-            write!(f, "; peaks may be too high by {blocks} that another thread read before the first part")?;
+            write!(f, "; peaks may be too high by {blocks} that counted for the program until the first part")?;
         }
         Ok(())
     }
@@ -125,7 +125,7 @@ mod tests {
         assert!(pool.to_string().starts_with(unknown), "{pool}");
         pool.read_early = 2;
         let row = pool.to_string();
-        let early = "; peaks may be too high by 2 blocks that another thread read before the first part";
+        let early = "; peaks may be too high by 2 blocks that counted for the program until the first part";
         assert!(row.ends_with(&format!("{wrong}{early}")), "{row}");
     }
 }

@@ -47,7 +47,8 @@ fn main() -> ExitCode {
         a_scope_counts_another_thread_in_each_possible_way_and_in_no_other
         a_scope_of_one_thread_does_not_count_another
         a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number
-        growth_of_a_pool_is_no_peak_in_any_order
+        growth_of_a_pool_under_its_lock_is_no_peak_in_any_order
+        growth_of_a_pool_without_a_lock_is_right_or_says_that_it_may_not_be
         a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be
         parts_of_several_threads_are_counted_once
         a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed
@@ -353,21 +354,41 @@ fn posts(inbox: &Arc<Inbox>, events: &[EventKind]) -> thread::JoinHandle<()> {
 }
 
 /// Used and peaked of both views, and what was lost.
-fn of_both_views(trace: &Trace) -> ((i64, u64), (i64, u64), u64) {
+type BothViews = ((i64, u64), (i64, u64), u64);
+
+fn of_both_views(trace: &Trace) -> BothViews {
     let driver = trace.driver.expect("there is a pool");
     (used_and_peaked(trace), (driver.used.get(), driver.peaked.get()), trace.lost)
 }
 
-fn growth_of_a_pool_is_no_peak_in_any_order() {
-    let seen = always(|| {
+/// Two threads let a pool grow. Returns the figures of both views, and the blocks that were counted for the program.
+fn growths(has_lock: bool) -> BTreeSet<(BothViews, u64)> {
+    always(move || {
         let inbox = with_pool();
-        let other = posts(&inbox, &[alloc(2000, 100), part(2000, 10)]);
-        post(&inbox, &alloc(1000, 100));
-        post(&inbox, &part(1000, 10));
+        let lock = Arc::new(shuttle::sync::Mutex::new(()));
+        let grow = move |inbox: &Inbox, lock: &shuttle::sync::Mutex<()>, address| {
+            let _locked = has_lock.then(|| lock.lock());
+            post(inbox, &alloc(address, 100));
+            post(inbox, &part(address, 10));
+        };
+        let other = thread::spawn({
+            let (inbox, lock) = (Arc::clone(&inbox), Arc::clone(&lock));
+            move || grow(&inbox, &lock, 2000)
+        });
+        grow(&inbox, &lock, 1000);
         other.join().unwrap();
-        of_both_views(&inbox.ask(None, &close(0)).expect("the scope is open"))
-    });
-    assert_eq!(seen, [((20, 0), (200, 0), 0)].into());
+        let trace = inbox.ask(None, &close(0)).expect("the scope is open");
+        (of_both_views(&trace), inbox.pools()[0].read_early)
+    })
+}
+
+fn growth_of_a_pool_under_its_lock_is_no_peak_in_any_order() {
+    assert_eq!(growths(true), [(((20, 0), (200, 0), 0), 0)].into());
+}
+
+fn growth_of_a_pool_without_a_lock_is_right_or_says_that_it_may_not_be() {
+    let early = |blocks| (((20, 90), (200, 0), 0), blocks);
+    assert_eq!(growths(false), [(((20, 0), (200, 0), 0), 0), early(1), early(2)].into());
 }
 
 fn a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be() {

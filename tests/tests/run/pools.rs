@@ -40,6 +40,16 @@ fn parts_of_a_program_in_c_are_recorded() {
     for part in ["the peak was 44 MiB", "\ncache of arena: 28 MiB of 64 MiB\n", "program.c:28"] {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }
+    // The main thread does nothing after its block of 8 MiB, while another thread uses the pool.
+    let beside = run(&machine(), &file, &[&program, "beside"]);
+    for part in ["the peak was 44 MiB", "\ncache of arena: 28 MiB of 64 MiB\n"] {
+        assert!(beside.is_clean() && beside.stderr.contains(part), "{part}\n{beside}");
+    }
+    assert_eq!(peak_and_pools(&file), (peak, pools.clone()), "{beside}");
+    let settings = machine().env("GPUMEM_CAPTURE", &file).env("GPUMEM_PEAK", "1");
+    let own = settings.run_program(program.as_ref(), &["beside"]);
+    assert!(own.succeeded() && own.stderr.contains("the peak was 44 MiB"), "{own}");
+    assert_eq!(peak_and_pools(&file), (peak, pools.clone()), "{own}");
     // Its own gpumem records the same.
     let outcome = machine().env("GPUMEM_CAPTURE", &file).run_program(program.as_ref(), &[]);
     assert!(outcome.is_clean() && outcome.stdout == "registered\n", "{outcome}");
@@ -47,7 +57,7 @@ fn parts_of_a_program_in_c_are_recorded() {
     assert_eq!((own_peak, &own_pools), (peak, &pools), "{outcome}");
     let words = ["report", &file];
     let report = machine().run_program(&built("gpumem-command"), &words);
-    let lines = [27, 28, 19].map(|line| format!("program.c:{line}:"));
+    let lines = [27, 28, 20].map(|line| format!("program.c:{line}:"));
     assert!(lines.iter().all(|line| report.stdout.contains(line)), "{report}");
 }
 

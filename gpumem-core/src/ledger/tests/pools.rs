@@ -42,12 +42,27 @@ fn of_several_new_blocks_the_pool_has_those_that_it_reports() {
 }
 
 #[test]
-fn other_threads_do_not_decide_unless_they_ask() {
+fn other_threads_do_not_decide_unless_they_ask_or_change_memory() {
     check(
         "pool 1; open a
-         alloc x 100 at 1000; pool 2 %2; sample 5 %2; named b %2; pool 3; empty 3; reserved 1 100; part 1 1000 10; read a = 10 0 lost=0
+         alloc x 100 at 1000; pool 2 %2; sample 5 %2; named b %2; pool 3; reserved 1 100; part 1 1000 10; read a = 10 0 lost=0
          alloc y 50 at 2000; open b %2; part 1 2000 5; close a = 15 45 lost=0",
     );
+}
+
+#[test]
+fn the_block_of_a_thread_that_does_nothing_more_is_in_the_peaks_of_other_threads() {
+    // A pool grows on another thread.
+    check(
+        "pool 1; open a; alloc x 7 at 0; alloc y 32 at 1000 %2; reserved 1 32 %2; part 1 1000 2 %2; part 1 1010 20 %2
+         unpart 1 1010 %2; close a = 9 20 lost=0; pool 1 = 1 2 30",
+    );
+    // The pool had memory before.
+    let begin = "pool 1; alloc y 32 at 1000 %2; part 1 1000 5 %2; open a; alloc x 7 at 0";
+    check(&format!("{begin}; part 1 1010 20 %2; unpart 1 1010 %2; close a = 7 20 lost=0"));
+    check(&format!("{begin}; unpart 1 1000 %2; close a = 2 5 lost=0"));
+    check(&format!("{begin}; empty 1 %2; close a = 2 5 lost=0"));
+    check(&format!("{begin}; alloc z 20 at 1 %2; free at 1 %2; close a = 7 20 lost=0"));
 }
 
 #[test]
@@ -272,7 +287,7 @@ struct PlainBlock {
     number: u64,
     whose: Whose,
     is_handle: bool,
-    was_read: bool,
+    was_early: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -326,10 +341,21 @@ impl Plain {
         }
     }
 
-    fn read(&mut self, reader: u32) {
-        for (_, block) in &mut self.blocks {
-            block.was_read |= matches!(block.whose, Whose::Undecided(by) if by != reader) && !block.is_handle;
+    /// An event of a thread makes the undecided blocks of other threads the program's, on one device or all.
+    fn others_get(&mut self, thread: u32, device: Option<usize>) {
+        for at in 0..self.blocks.len() {
+            let block = &mut self.blocks[at].1;
+            let is_others = matches!(block.whose, Whose::Undecided(by) if by != thread);
+            if is_others && device.is_none_or(|device| block.device == device) {
+                block.was_early = !block.is_handle;
+                block.whose = Whose::Program;
+                self.changed();
+            }
         }
+    }
+
+    fn read(&mut self, reader: u32) {
+        self.others_get(reader, None);
         self.program_gets(|_, _| true);
     }
 
@@ -342,6 +368,7 @@ impl Plain {
         if self.blocks.iter().filter(undecided).count() >= 16 {
             self.program_gets(|by, _| by == thread);
         }
+        self.others_get(thread, Some(block.device));
         let has_pool = self.pools.values().any(|pool| pool.device == block.device);
         let whose = if has_pool { Whose::Undecided(thread) } else { Whose::Program };
         self.blocks.push((address, PlainBlock { whose, ..block }));
@@ -362,7 +389,7 @@ impl Plain {
             Some((_, block)) if block.whose == Whose::Pool(pool) => {}
             Some((_, block)) if !matches!(block.whose, Whose::Pool(_)) => {
                 if block.whose == Whose::Program && block.number > since {
-                    is_wrong = Some(if block.was_read { "early" } else { "late" });
+                    is_wrong = Some(if block.was_early { "early" } else { "late" });
                 }
                 block.whose = Whose::Pool(pool);
             }
@@ -379,12 +406,14 @@ impl Plain {
             None => {}
         }
         self.lost += u64::from(is_wrong.is_some_and(|wrong| wrong != "early"));
+        self.others_get(thread, Some(device));
+        self.program_gets(|by, _| by == thread);
+        let wrong = &mut self.pools.get_mut(&pool).unwrap().wrong;
         if self.parts.remove(&(pool, address)).is_some() {
             wrong.doubled += 1;
             self.lost += 1;
             self.changed();
         }
-        self.program_gets(|by, _| by == thread);
         self.parts.insert((pool, address), (device, bytes));
         self.changed();
     }
@@ -466,7 +495,7 @@ fn both_views_agree_with_the_simple_way() {
                         number,
                         whose: Whose::Program,
                         is_handle,
-                        was_read: false,
+                        was_early: false,
                     };
                     plain.alloc(address, block, thread);
                     let block = Block::new(devices[device], Bytes::new(bytes), kind);
@@ -475,6 +504,7 @@ fn both_views_agree_with_the_simple_way() {
                 4..6 if !plain.blocks.is_empty() => {
                     let at = usize::try_from(random(plain.blocks.len() as u64)).unwrap();
                     let (address, block) = plain.blocks[at];
+                    plain.others_get(thread, Some(block.device));
                     plain.program_gets(|by, undecided| by == thread || undecided == address);
                     plain.blocks.remove(at);
                     plain.changed();
@@ -497,6 +527,9 @@ fn both_views_agree_with_the_simple_way() {
                     let is_known = !known.is_empty() && random(8) > 0;
                     let (of, address) =
                         if is_known { known[usize::try_from(random(known.len() as u64)).unwrap()] } else { (pool, 77) };
+                    if let Some((device, _)) = plain.parts.get(&(of, address)) {
+                        plain.others_get(thread, Some(*device));
+                    }
                     plain.program_gets(|by, _| by == thread);
                     if plain.parts.remove(&(of, address)).is_some() {
                         plain.changed();
@@ -514,7 +547,7 @@ fn both_views_agree_with_the_simple_way() {
                 }
                 rare => {
                     match rare {
-                        14 => plain.program_gets(|by, _| by == thread),
+                        14 => plain.read(thread),
                         15 => plain.read(1),
                         _ => {}
                     }
@@ -525,6 +558,8 @@ fn both_views_agree_with_the_simple_way() {
                             EventKind::PoolRegistered { pool: PoolId(pool), device: devices[device] }
                         }
                         13 if random(3) == 0 => {
+                            // Any thread but those of the history.
+                            plain.others_get(0, Some(pool_device));
                             plain.parts.retain(|(of, _), _| *of != pool);
                             let of = plain.pools.get_mut(&pool).unwrap();
                             of.reserved = None;

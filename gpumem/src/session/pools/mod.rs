@@ -96,9 +96,9 @@ impl Pool {
     /// as freed.
     ///
     /// A block of the driver is known as the pool's from its first part on. If other allocations of the thread come before that, call this
-    /// right after the driver gave the block, on the same thread, with the exact sum. If another thread reads figures in between, they
-    /// have the whole block ([`read_early`](crate::report::RegisteredPool::read_early) counts these). A pool of several threads holds one
-    /// lock around the driver's call and this one.
+    /// right after the driver gave the block, on the same thread, with the exact sum. If another thread allocates, frees or reads figures
+    /// in between, these have the whole block ([`read_early`](crate::report::RegisteredPool::read_early) counts such blocks). So a pool of
+    /// several threads holds one lock around the driver's call and this one, and for its other calls.
     ///
     /// Example: see the [module](crate::pool).
     pub fn set_reserved(&self, bytes: Bytes) {

@@ -1,6 +1,7 @@
 // A pool with a block of 64 MiB, of which 36 MiB are in use at most, and 8 MiB beside it. The argument says what goes wrong.
 #include <dlfcn.h>
 #include <gpumem.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,11 +23,15 @@ static uint64_t take(size_t mib) {
 
 static gpumem_pool *pool;
 static char *block;
-
 static void train(void) {
     gpumem_pool_allocated(pool, block, 4 * MIB);
     gpumem_pool_allocated(pool, block + 4 * MIB, 32 * MIB);
     gpumem_pool_freed(pool, block + 4 * MIB);
+}
+
+static void *train_beside(void *unused) {
+    train();
+    return unused;
 }
 
 int main(int count, char **arguments) {
@@ -46,6 +51,11 @@ int main(int count, char **arguments) {
     if (!strcmp(wrong, "no part")) abort();
     take(8);
     if (!strcmp(wrong, "unused")) return 0;
+    if (!strcmp(wrong, "beside")) {
+        pthread_t thread;
+        check("pthread_create", pthread_create(&thread, NULL, train_beside, NULL));
+        return pthread_join(thread, NULL);
+    }
     train();
     if (!strcmp(wrong, "exit")) _exit(0);
     for (int more = 1; !strcmp(wrong, "many") && more < 55; more++) gpumem_pool_register("more", 0);
