@@ -588,6 +588,8 @@ mod tests {
         recording::{Item, PoolDefinition},
     };
 
+    use gpumem_metrics::schema::LIVE;
+
     use super::*;
     use crate::{
         export::metrics::{METRICS, Points},
@@ -641,6 +643,28 @@ mod tests {
         let series: usize = METRICS.iter().map(|metric| points.of_metric(metric).count()).sum();
         // Of these, 4 are about the exporter itself. The page of the book names the bound.
         assert!(series - 4 <= 3 + 72, "{series}");
+    }
+
+    #[test]
+    fn a_process_without_live_memory_has_a_series_with_0() {
+        let mut made = Made::new("train");
+        made.event(EventKind::Alloc {
+            key: Key::from_raw(512),
+            block: Block::new(DEVICE, Bytes::new(MIB), MemKind::Pool),
+        });
+        made.event(EventKind::Free { key: Key::from_raw(512), block: None });
+        let file = File::new("none", &made.file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let live = |exporter: &mut Exporter| {
+            let (recording, _) = sample(exporter, "a");
+            let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
+            points.of_metric(&LIVE).map(|(_, value)| value).collect::<Vec<_>>()
+        };
+        assert_eq!(live(&mut exporter), [0.0]);
+        // A process that has ended has none.
+        exporter.follow_all(&[]);
+        assert_eq!(live(&mut exporter), [0.0; 0]);
     }
 
     #[test]
