@@ -106,6 +106,7 @@ struct Broken {
     pid: u32,
     began: Option<u64>,
     since: Instant,
+    error: Option<String>,
     is_said: bool,
 }
 
@@ -175,7 +176,9 @@ impl Exporter {
         for of in &mut self.followed {
             if of.ended.is_none_or(|ended| now - ended <= READ_AFTER_END) {
                 of.read(most);
-                of.say_why_hidden();
+                if let Some(news) = of.news() {
+                    terminal::error(&news);
+                }
             }
         }
         let recorded: Vec<u32> = wanted.iter().map(|(pid, _)| *pid).collect();
@@ -195,7 +198,8 @@ impl Exporter {
                     pid: of.pid,
                     began: of.began,
                     since: Instant::now(),
-                    is_said: false,
+                    error: of.live.error().map(str::to_owned),
+                    is_said: of.is_said,
                 }),
                 _ => {}
             }
@@ -207,7 +211,7 @@ impl Exporter {
         });
         for of in self.broken.iter_mut().filter(|of| of.since.elapsed() > LONGEST_SILENCE) {
             if !mem::replace(&mut of.is_said, true) {
-                say_hidden(&of.path, of.pid, None);
+                terminal::error(&hidden(&of.path, of.pid, of.error.as_deref()));
             }
         }
     }
@@ -350,11 +354,15 @@ impl Followed {
         self.live.is_read() && !self.is_silent()
     }
 
-    /// Prints once why it is not exported.
-    fn say_why_hidden(&mut self) {
-        if self.is_silent() && !mem::replace(&mut self.is_said, true) {
-            say_hidden(self.live.path(), self.pid, self.live.error());
+    /// Returns once why it is not exported, and then once that it is exported again.
+    fn news(&mut self) -> Option<String> {
+        if !self.is_said && self.is_silent() {
+            self.is_said = true;
+            return Some(hidden(self.live.path(), self.pid, self.live.error()).to_string());
         }
+        let is_again = self.is_said && self.ended.is_none() && self.is_seen();
+        self.is_said &= !is_again;
+        is_again.then(|| format!("{} is exported again", recording_of(self.live.path(), self.pid)))
     }
 
     fn read(&mut self, most: u64) {
@@ -410,14 +418,17 @@ impl Followed {
     }
 }
 
-/// Prints that the recording of a running process is not exported. Without an error, its process does not write it any more.
-fn say_hidden(path: &Path, pid: u32, error: Option<&str>) {
-    let what = format!("the recording `{}` of process {pid} is not exported", path.display());
+fn recording_of(path: &Path, pid: u32) -> String {
+    format!("the recording `{}` of process {pid}", path.display())
+}
+
+/// The recording of a running process is not exported. Without an error, its process does not write it any more.
+fn hidden(path: &Path, pid: u32, error: Option<&str>) -> Failure {
     let (cause, next) = match error {
         Some(error) => (error, "if another program has changed it, record the program again"),
         None => ("nothing new is in it", "the program has printed why, for example that the disk is full"),
     };
-    terminal::error(&Failure::new(what, cause, next));
+    Failure::new(format!("{} is not exported", recording_of(path, pid)), cause, next)
 }
 
 /// A panic of another thread leaves no state that would be wrong.
@@ -577,6 +588,8 @@ mod tests {
         recording::{Item, PoolDefinition},
     };
 
+    use gpumem_metrics::schema::LIVE;
+
     use super::*;
     use crate::{
         export::metrics::{METRICS, Points},
@@ -633,6 +646,28 @@ mod tests {
     }
 
     #[test]
+    fn a_process_without_live_memory_has_a_series_with_0() {
+        let mut made = Made::new("train");
+        made.event(EventKind::Alloc {
+            key: Key::from_raw(512),
+            block: Block::new(DEVICE, Bytes::new(MIB), MemKind::Pool),
+        });
+        made.event(EventKind::Free { key: Key::from_raw(512), block: None });
+        let file = File::new("none", &made.file());
+        let mut exporter = Exporter::new(10);
+        exporter.follow_all(&file.recorded());
+        let live = |exporter: &mut Exporter| {
+            let (recording, _) = sample(exporter, "a");
+            let points = Points::of(&Sample { recordings: vec![recording], ..Sample::default() });
+            points.of_metric(&LIVE).map(|(_, value)| value).collect::<Vec<_>>()
+        };
+        assert_eq!(live(&mut exporter), [0.0]);
+        // A process that has ended has none.
+        exporter.follow_all(&[]);
+        assert_eq!(live(&mut exporter), [0.0; 0]);
+    }
+
+    #[test]
     fn what_an_ended_process_had_is_handed_over_once_to_each() {
         let file = File::new("ended", &Made::new("train").training(3, 10, 10 * MIB).file());
         let mut exporter = Exporter::new(10);
@@ -667,7 +702,7 @@ mod tests {
         let mut exporter = Exporter::new(10);
         let mut followed = Followed::new(file.0.clone(), 1, ProcessId::default());
         followed.read(1_000);
-        assert!(!followed.live.is_read());
+        assert!(!followed.live.is_read() && !followed.live.is_finished());
         for _ in 0..whole.len() / 1_000 {
             followed.read(1_000);
         }
@@ -699,6 +734,18 @@ mod tests {
         exporter.followed[0].live.newest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
         exporter.follow_all(&file.recorded());
         assert!(!exporter.followed[0].is_seen() && exporter.followed[0].is_said);
+        assert_eq!(exporter.followed[0].news(), None);
+        for _ in 0..2 {
+            let of = &mut exporter.followed[0];
+            of.live.newest = Instant::now();
+            assert!(of.news().is_some_and(|news| news.ends_with(" is exported again")));
+            assert_eq!(of.news(), None);
+            of.live.newest = Instant::now().checked_sub(2 * LONGEST_SILENCE).unwrap();
+            assert!(of.news().is_some_and(|news| news.contains(" is not exported: nothing new is in it; ")));
+        }
+        // A process that ended is not exported again.
+        exporter.followed[0].ended = Some(Instant::now());
+        assert_eq!(exporter.followed[0].news(), None);
     }
 
     #[test]

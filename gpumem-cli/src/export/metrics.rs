@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gpumem_core::model::MemKind;
 use gpumem_metrics::schema::{INTERVAL_PEAK, Kind, LIBRARY, LIVE, LOST, Metric, PEAK, PLACE, REFUSED, SCOPE, Unit};
 
 use super::sample::{
@@ -146,7 +147,10 @@ impl Points {
             let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
             attributes.iter().cloned().chain(more).collect::<Attributes>()
         };
-        for (kind, bytes) in &live.kinds {
+        // Without live memory, one kind has 0: a missing series would be a figure that could not be read.
+        let none = [(MemKind::Device.name(), 0)];
+        let kinds = if live.kinds.is_empty() { &none[..] } else { &live.kinds };
+        for (kind, bytes) in kinds {
             self.add(LIVE, with(&[("kind", kind)]), Some(*bytes));
         }
         for (library, bytes) in &live.libraries {

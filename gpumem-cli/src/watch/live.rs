@@ -113,6 +113,11 @@ struct Opened {
     beginning: Beginning,
 }
 
+/// The error of a file that has lost data which was read.
+fn shorter() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it has become shorter")
+}
+
 impl Opened {
     fn at(path: &Path) -> io::Result<Self> {
         let mut file = files::open_to_read(path)?;
@@ -149,9 +154,9 @@ impl Live {
         self.error.as_deref()
     }
 
-    /// Returns whether the program has written the end of the recording. Recordings of early versions do not say it.
+    /// Returns whether the program has written the end of the recording.
     pub(crate) fn is_finished(&self) -> bool {
-        self.open.is_some() && !self.follower.definitions().lacks_end()
+        self.follower.beginning().recording.is_some() && !self.follower.definitions().lacks_end()
     }
 }
 
@@ -211,17 +216,22 @@ impl Live {
     fn read_on(&mut self, mut most: u64) -> io::Result<()> {
         // If a program begins its file again faster than it is read, reading continues next time.
         for _ in 0..MOST_FILES {
+            let is_shorter = match &self.open {
+                Some(open) => open.file.metadata()?.len() < self.follower.offset(),
+                None => false,
+            };
             // The new file is opened first: if it has replaced the one that is read, the old one does not become longer
             // any more.
             let mut newest = match Opened::at(&self.path) {
                 // The file or its container is gone, and the open file can still be read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && self.open.is_some() => None,
+                Err(_) if is_shorter => return Err(shorter()),
                 newest => Some(newest?),
             };
-            // Somebody may have truncated it.
-            if let Some(open) = &self.open
-                && self.follower.offset() <= open.file.metadata()?.len()
-            {
+            if is_shorter && newest.as_ref().is_none_or(|newest| self.is_truncated(newest)) {
+                return Err(shorter());
+            }
+            if let Some(open) = self.open.as_ref().filter(|_| !is_shorter) {
                 if self.follower.memory() > MOST_MEMORY {
                     return Err(io::Error::other(format!("it takes more than {} of memory", Bytes::new(MOST_MEMORY))));
                 }
@@ -262,6 +272,13 @@ impl Live {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether this is what is left of the open file. Otherwise its program has begun another recording.
+    fn is_truncated(&self, newest: &Opened) -> bool {
+        let known = self.follower.beginning().recording;
+        let is_open = self.open.as_ref().is_some_and(|open| open.identity == newest.identity);
+        is_open && known.is_some() && newest.beginning.recording.is_none_or(|newest| known == Some(newest))
     }
 
     /// Reads a file from its start.
@@ -530,6 +547,34 @@ mod tests {
                 (view.allocations, 0, 1_000)
             );
         }
+    }
+
+    #[test]
+    fn a_recording_that_became_shorter_is_not_read_from_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.capture");
+        let file = |recording, count| {
+            let mut writer = Writer::new(Vec::new()).unwrap();
+            let ring = Item::Ring(RingDefinition { segment: None, recording });
+            [ring].iter().chain(&events(0..count)).for_each(|item| writer.write(item).unwrap());
+            writer.finish().unwrap()
+        };
+        let whole = file(7, 50);
+        fs::write(&path, &whole).unwrap();
+        let mut live = Live::new(path.clone());
+        live.read(u64::MAX);
+        for left in [whole.len() / 2, 20, 0] {
+            File::options().write(true).open(&path).unwrap().set_len(left as u64).unwrap();
+            for _ in 0..2 {
+                live.read(u64::MAX);
+                let view = live.view();
+                assert_eq!((view.error.as_deref(), view.frees), (Some("it has become shorter"), 50), "{left}");
+            }
+        }
+        // Another program records to the file.
+        fs::write(&path, file(8, 5)).unwrap();
+        live.read(u64::MAX);
+        assert_eq!((live.view().error, live.follower.beginning().recording), (None, Some(8)));
     }
 
     #[test]

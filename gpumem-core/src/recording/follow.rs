@@ -219,7 +219,7 @@ impl Follower {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beginning {
     /// The number that no other recording has. Early recordings have none.
-    recording: Option<u64>,
+    pub recording: Option<u64>,
     /// The number of the process that writes it, as this process itself knows it; 0 if the recording does not say it.
     pub pid: u32,
     /// It has the blocks that were live after the events up to this number, and all later events.

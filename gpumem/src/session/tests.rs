@@ -176,6 +176,21 @@ fn a_name_that_no_trace_had_is_said_once() {
 }
 
 #[test]
+fn a_name_that_is_not_kept_apart_is_said() {
+    let (session, gpu, _) = session_with(&[("GPUMEM", "tain=off,line 1500=off,line 2=off")]);
+    let notices = notices_of_filter(&session);
+    session.run(|| {
+        for number in 0..1_600 {
+            drop(GpuMemTrace::builder().ctx(format!("line {number}")).device(gpu.ordinal()).start().unwrap());
+        }
+        crate::session::current().notify_unmatched();
+    });
+    let expected = "GPUMEM: no trace was named `tain`; `line 1500` has no effect: \
+                    after 1,024 names of one line, names are not kept apart; use `line #`";
+    assert_eq!(*notices.lock().unwrap(), [expected]);
+}
+
+#[test]
 fn a_filter_that_is_above_all_amounts_is_said() {
     for (largest, expected) in [
         (9, &["GPUMEM: no line was printed, because all amounts are below its limits; the largest is 9 MiB"][..]),

@@ -213,6 +213,27 @@ fn a_recording_that_broke_off_is_hidden_and_one_that_was_ended_is_not() {
 }
 
 #[test]
+fn a_recording_that_became_shorter_is_hidden_and_its_cause_is_said() {
+    let outcome = waiting(
+        "shorter",
+        r#"
+        serve
+        program a & program=$!
+        exported a live_bytes; hidden 0
+        truncate -s 300 a.pid$(cat a.pid).capture; hidden 1
+        echo "== shorter"; of a a
+        said "process $(cat a.pid) is not exported"; hidden 1
+        kill -0 $(cat a.pid) && touch go; echo > end; wait $program
+        echo "== log"; grep "process $(cat a.pid)" export.errors; cat a.summary
+        "#,
+    );
+    assert_eq!(value(&outcome, "shorter", "gpumem_process_live_bytes", ""), None, "{outcome}");
+    for text in [" is not exported: it has become shorter; ", ", or the file was made shorter; "] {
+        assert_eq!(outcome.stdout.matches(text).count(), 1, "{text}: {outcome}");
+    }
+}
+
+#[test]
 fn what_another_program_appends_to_a_recording_does_not_stop_its_figures_in_silence() {
     let outcome = waiting(
         "appended",

@@ -153,6 +153,11 @@ impl CallsiteTable {
         self.lock().all.iter().map(|callsite| (callsite.module, name(&callsite.name))).collect()
     }
 
+    /// Returns whether names like this one are not kept apart, because a source line has too many.
+    pub(in crate::session) fn merges(&self, name: &str) -> bool {
+        self.lock().by_name.contains_key(&*more_like(&alike(name)))
+    }
+
     /// Returns the callsite with this number.
     pub(in crate::session) fn get(&self, number: CallsiteId) -> Callsite {
         Callsite::built_in(number).unwrap_or_else(|| {
@@ -169,6 +174,11 @@ impl CallsiteTable {
     fn lock(&self) -> MutexGuard<'_, Callsites> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the name of the callsite of further names that are alike.
+fn more_like(numberless: &str) -> String {
+    format!("(more names like {numberless})")
 }
 
 impl Callsites {
@@ -228,7 +238,7 @@ impl Callsites {
                 // The memory of all these names is counted together, so they are not in the row of `request #`, whose peak is that of
                 // one name.
                 let numberless = alike(ctx);
-                let more = ["(more names like ", &numberless, ")"].concat();
+                let more = more_like(&numberless);
                 if let Some(known) = by_name.get(&*more) {
                     return *known;
                 }
@@ -288,6 +298,7 @@ mod tests {
         }
         assert_eq!(callsites.lock().all.len(), MAX_PER_LOCATION + 1);
         assert_eq!(callsites.get(number(Some("5000"), here)).to_string(), "(more names like #)");
+        assert!(callsites.merges("6000") && !callsites.merges("step 6000"));
         let group = |ctx| callsites.number(Some(ctx), here, None, &Filter::default()).0.alike;
         assert_eq!(group("5000"), group("5"));
         // No location takes all the room.

@@ -10,7 +10,7 @@ use super::Notice;
 use crate::session::Session;
 use crate::{
     error::Error,
-    model::{Bytes, Device},
+    model::{Bytes, Device, alike},
     process,
     report::Content,
     settings::Settings,
@@ -66,7 +66,7 @@ impl Session {
         String::new()
     }
 
-    /// Prints the names in `GPUMEM` that no trace had, and that all lines were too small. This is done at the end, because a trace may come
+    /// Prints the names in `GPUMEM` that no trace had or that are not kept apart, and that all lines were too small. This is done at the end, because a trace may come
     /// late. A program without traces is a helper of another one, which has them.
     pub(in crate::session) fn notify_unmatched(&self) {
         if let Some(largest) = self.notices.largest_too_small() {
@@ -81,12 +81,20 @@ impl Session {
         if names.is_empty() || unmatched.is_empty() {
             return;
         }
+        let (merged, unmatched): (Vec<_>, Vec<_>) =
+            unmatched.into_iter().partition(|(wanted, _)| self.callsites.merges(wanted));
         let in_words = |(wanted, near): &(&str, Option<&str>)| match near {
             Some(near) => format!("`{wanted}` (near: `{near}`)"),
             None => format!("`{wanted}`"),
         };
         let unmatched = unmatched.iter().map(in_words).collect::<Vec<_>>().join(", ");
-        self.notify(Notice::Filter, &format_args!("GPUMEM: no trace was named {unmatched}"));
+        let unmatched = (!unmatched.is_empty()).then(|| format!("no trace was named {unmatched}"));
+        let of_merged = |(wanted, _): (&str, _)| {
+            let like = alike(wanted);
+            format!("`{wanted}` has no effect: after 1,024 names of one line, names are not kept apart; use `{like}`")
+        };
+        let text = unmatched.into_iter().chain(merged.into_iter().map(of_merged)).collect::<Vec<_>>().join("; ");
+        self.notify(Notice::Filter, &format_args!("GPUMEM: {text}"));
     }
 
     /// Prints the reason why figures are unknown.
