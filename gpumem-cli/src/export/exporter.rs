@@ -345,9 +345,9 @@ impl Followed {
         }
     }
 
-    /// True if its process runs, and nothing new could be read for too long. A stopped process cannot write, and its figures are right.
+    /// True if its process runs, and nothing new could be read for too long.
     fn is_silent(&self) -> bool {
-        self.ended.is_none() && self.live.newest.elapsed() > LONGEST_SILENCE && !is_stopped(self.pid)
+        self.ended.is_none() && self.live.newest.elapsed() > LONGEST_SILENCE
     }
 
     fn is_seen(&self) -> bool {
@@ -367,6 +367,10 @@ impl Followed {
 
     fn read(&mut self, most: u64) {
         self.live.read(most);
+        // A stopped process cannot write, and its figures are right.
+        if self.live.newest.elapsed() > LONGEST_SILENCE / 2 && is_stopped(self.pid) {
+            self.live.newest = Instant::now();
+        }
         let devices = self.live.follower().ledger().stats();
         for device in devices.iter().map(|stats| stats.device) {
             let recent = self.live.take_recent_peak(device);

@@ -80,19 +80,19 @@ impl Ledger {
         self.thread(thread).forget_newest();
     }
 
-    /// A thread allocates a part or a block that is not like the newest one, or frees something, on this device. The undecided blocks of
-    /// other threads there are the program's, and so are its own ones if `is_next` is true.
+    /// This thread is about to allocate or to free a block with this key on this device. So the undecided blocks of other threads there are the
+    /// program's, and also its own ones if `has_own` is true.
     #[cold]
     pub(super) fn decide_before<O: Observer>(
         &mut self,
         thread: ThreadId,
         key: Key,
         device: Option<Device>,
-        is_next: bool,
+        has_own: bool,
         observer: &mut O,
     ) {
         let is_decided =
-            |of: &Undecided| of.key == key || if of.thread == thread { is_next } else { Some(of.device) == device };
+            |of: &Undecided| of.key == key || if of.thread == thread { has_own } else { Some(of.device) == device };
         self.decide_for_program(Some(thread), is_decided, observer);
     }
 
@@ -107,9 +107,8 @@ impl Ledger {
         let undecided = mem::take(&mut self.pools.undecided);
         let (decided, rest): (Vec<_>, Vec<_>) = undecided.into_iter().partition(is_decided);
         self.pools.undecided = rest;
-        let by = thread;
-        for Undecided { thread, key, .. } in decided {
-            if by != Some(thread)
+        for Undecided { thread: by, key, .. } in decided {
+            if thread != Some(by)
                 && key.is_address()
                 && let Some(range) = self.pools.ranges.get_mut(&key.get())
             {
@@ -119,7 +118,7 @@ impl Ledger {
             if self.has_thread_scopes
                 && let Some(entry) = self.live.get(key).copied()
             {
-                self.notice(&entry, false, thread);
+                self.notice(&entry, false, by);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{Mutex, PoisonError, mpsc},
     thread,
 };
 
@@ -163,7 +163,11 @@ exported() { awaited "[ -e $1.pid ] && of $1 b | grep '^gpumem_process_$2'"; }
 said() { awaited "grep '$1' export.errors"; }
 "#;
 
+/// The exporter counts the hidden recordings of the whole machine, so only one test hides some at a time.
+static HIDES: Mutex<()> = Mutex::new(());
+
 fn waiting(name: &str, lines: &str) -> Outcome {
+    let _alone = HIDES.lock().unwrap_or_else(PoisonError::into_inner);
     let outcome = exported(Standin::new(), name, &format!("{WAITS}{lines}"));
     assert!(!outcome.stdout.contains("in vain: "), "{outcome}");
     outcome

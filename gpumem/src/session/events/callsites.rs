@@ -181,6 +181,11 @@ fn more_like(numberless: &str) -> String {
     format!("(more names like {numberless})")
 }
 
+/// Returns the part of such a name that stands for all of them.
+pub(in crate::session) fn numberless_of(more: &str) -> Option<&str> {
+    more.strip_prefix("(more names like ")?.strip_suffix(')')
+}
+
 impl Callsites {
     /// Returns `None` for those that every session has.
     fn get_mut(&mut self, id: CallsiteId) -> Option<&mut DefinedCallsite> {

@@ -10,7 +10,7 @@ mod scope;
 mod subscribe;
 
 #[cfg(feature = "capture")]
-pub(super) use self::callsites::DefinedCallsite;
+pub(super) use self::callsites::{DefinedCallsite, numberless_of};
 #[cfg(all(test, feature = "sim"))]
 pub(super) use self::labels::label_block;
 pub(super) use self::{
