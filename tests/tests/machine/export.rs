@@ -603,7 +603,10 @@ fn a_collector_of_opentelemetry_gets_the_same() {
         pushed.iter().map(of_push).collect()
     };
     let peaks = values("gpumem.process.interval.peak");
-    assert_eq!(peaks.iter().flatten().filter(|peak| **peak == GIB_1).count(), 1, "{peaks:?}");
+    // On a busy machine the memory may be in use at two pushes. Later ones do not have it.
+    let mut is_high: Vec<_> = peaks.iter().flatten().map(|peak| *peak == GIB_1).collect();
+    is_high.dedup();
+    assert_eq!(is_high.iter().filter(|is_high| **is_high).count(), 1, "{peaks:?}");
     assert!(peaks.iter().flatten().any(|peak| *peak == MIB_4), "{peaks:?}");
     for (name, prometheus) in [
         ("gpumem.process.live", "gpumem_process_live_bytes"),

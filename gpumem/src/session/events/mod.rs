@@ -10,11 +10,11 @@ mod scope;
 mod subscribe;
 
 #[cfg(feature = "capture")]
-pub(super) use self::callsites::{DefinedCallsite, numberless_of};
+pub(super) use self::callsites::DefinedCallsite;
 #[cfg(all(test, feature = "sim"))]
 pub(super) use self::labels::label_block;
 pub(super) use self::{
-    callsites::{CallsiteTable, CodeLine, Numbered},
+    callsites::{CallsiteTable, CodeLine, Numbered, numberless_of},
     process::record as record_process,
     sampler::Sampler,
     scope::{OpenScope, ScopeRequest},
