@@ -399,41 +399,6 @@ pub enum Request {
     },
 }
 
-/// Recordings of early versions end after the version.
-impl Wire for Process {
-    fn put(&self, to: &mut Vec<u8>) {
-        let Self { pid, executable, arguments, folder, own_module, began, version, ran_before, cards, host, rank } =
-            self;
-        pid.put(to);
-        executable.put(to);
-        arguments.put(to);
-        folder.put(to);
-        own_module.put(to);
-        began.put(to);
-        version.put(to);
-        ran_before.put(to);
-        cards.put(to);
-        host.put(to);
-        rank.put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        Ok(Self {
-            pid: Wire::get(from)?,
-            executable: Wire::get(from)?,
-            arguments: Wire::get(from)?,
-            folder: Wire::get(from)?,
-            own_module: Wire::get(from)?,
-            began: Wire::get(from)?,
-            version: Wire::get(from)?,
-            ran_before: if from.len() == 0 { None } else { Wire::get(from)? },
-            cards: if from.len() == 0 { None } else { Wire::get(from)? },
-            host: if from.len() == 0 { None } else { Wire::get(from)? },
-            rank: if from.len() == 0 { None } else { Wire::get(from)? },
-        })
-    }
-}
-
 impl Wire for Finished {
     fn put(&self, _: &mut Vec<u8>) {}
 
@@ -442,6 +407,9 @@ impl Wire for Finished {
     }
 }
 
+fields!(Process {
+    pid, executable, arguments, folder, own_module, began, version; ran_before, cards, host, rank
+});
 fields!(PartDefinition { is_peaks, after });
 fields!(RingDefinition { segment, recording });
 fields!(ClockPair { ticks, time });

@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use super::{
-    bytes::{Input, Result},
-    event::RecordedEvent,
-    wire::{Wire, fields},
-};
+use super::{event::RecordedEvent, wire::fields};
 use crate::{
     ledger::{BlockChange, BlockChangeKind},
     model::{Block, Bytes, Device, EventKind, MemKind, ThreadId, Time},
@@ -53,31 +49,7 @@ pub struct DevicePeak {
     pub time: Time,
 }
 
-impl Wire for Totals {
-    fn put(&self, to: &mut Vec<u8>) {
-        let Self { allocations, frees, refused, obtained, lost, peaks, waiting, driver_peaks } = self;
-        for count in [allocations, frees, refused, obtained, lost] {
-            count.put(to);
-        }
-        peaks.put(to);
-        waiting.put(to);
-        driver_peaks.put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        Ok(Self {
-            allocations: Wire::get(from)?,
-            frees: Wire::get(from)?,
-            refused: Wire::get(from)?,
-            obtained: Wire::get(from)?,
-            lost: Wire::get(from)?,
-            peaks: Wire::get(from)?,
-            waiting: Wire::get(from)?,
-            driver_peaks: if from.len() == 0 { Vec::new() } else { Wire::get(from)? },
-        })
-    }
-}
-
+fields!(Totals { allocations, frees, refused, obtained, lost, peaks, waiting; driver_peaks });
 fields!(Waiting { thread, device, bytes, kind, since });
 fields!(DevicePeak { device, bytes, time });
 
@@ -101,7 +73,8 @@ pub(super) struct Tally {
 struct Level {
     device: Device,
     in_use: u64,
-    /// The bytes of the driver's blocks. Their peak is kept from the first registered pool on: before, both peaks are the same.
+    /// The bytes of the driver's blocks. Before the first pool is registered, their peak is the same as that of the program's view, and is not
+    /// kept.
     driver: u64,
     has_pool: bool,
     /// The highest value since it was asked for last.

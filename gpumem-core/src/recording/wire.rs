@@ -15,16 +15,21 @@ pub(super) trait Wire: Sized {
     fn get(from: &mut Input<'_>) -> Result<Self>;
 }
 
-/// Fields in the order in which they are written. A later version adds fields at the end.
+/// Fields in the order in which they are written. A later version adds fields at the end. Fields after the semicolon are missing in
+/// recordings of early versions, and have their default then.
 macro_rules! fields {
-    ($type:ty { $($field:ident),* $(,)? }) => {
+    ($type:ty { $($field:ident),* $(; $($later:ident),*)? }) => {
         impl $crate::recording::wire::Wire for $type {
             fn put(&self, to: &mut Vec<u8>) {
                 $($crate::recording::wire::Wire::put(&self.$field, to);)*
+                $($($crate::recording::wire::Wire::put(&self.$later, to);)*)?
             }
 
             fn get(from: &mut $crate::recording::bytes::Input<'_>) -> $crate::recording::bytes::Result<Self> {
-                Ok(Self { $($field: $crate::recording::wire::Wire::get(from)?),* })
+                Ok(Self {
+                    $($field: $crate::recording::wire::Wire::get(from)?,)*
+                    $($($later: if from.len() == 0 { Default::default() } else { $crate::recording::wire::Wire::get(from)? },)*)?
+                })
             }
         }
     };
