@@ -45,7 +45,7 @@ mod linux {
     pub struct RingPages {
         lines: NonNull<Line>,
         count: usize,
-        /// The mapping has these lines.
+        /// The mapping of these lines. They stand here too, so that an event need not read the mapping.
         mapping: Arc<Mapping>,
     }
 
@@ -62,9 +62,9 @@ mod linux {
         segment: Option<OwnSegment>,
     }
 
-    // SAFETY: any thread may unmap it.
+    // SAFETY: any thread may unmap it, and may remove the number of its segment.
     unsafe impl Send for Mapping {}
-    // SAFETY: it has no function but `drop`.
+    // SAFETY: a shared reference only allows removing the number of the segment, which is one call of the kernel.
     unsafe impl Sync for Mapping {}
 
     /// A segment that this process has made and has to remove.
@@ -140,7 +140,13 @@ mod linux {
 
         /// Marks the ring as not needed after the process. The memory can be used until this is dropped.
         pub fn discard(&self) {
-            if let Some(segment) = &self.mapping.segment {
+            self.mapping.discard();
+        }
+    }
+
+    impl Mapping {
+        fn discard(&self) {
+            if let Some(segment) = &self.segment {
                 segment.remove();
             }
         }
@@ -160,9 +166,7 @@ mod linux {
 
     impl Drop for Mapping {
         fn drop(&mut self) {
-            if let Some(segment) = &self.segment {
-                segment.remove();
-            }
+            self.discard();
             let address = self.lines.as_ptr().cast();
             // SAFETY: this range was mapped by `new` and is unmapped once; the `RingPages` with it are gone, and borrowed lines have ended.
             unsafe {
