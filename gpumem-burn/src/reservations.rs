@@ -100,7 +100,7 @@ pub(crate) fn peek(device: DeviceThread) -> Reserved {
 
 #[derive(Default)]
 struct ThisThread {
-    /// The reservations of the device. They are looked up once. The cell contains `None` if this is not a device thread.
+    /// The reservations of the device, which are looked up once. `None` if this thread is not the thread of a device.
     device: OnceCell<Option<Shared>>,
     /// The span of `reserve` that is open.
     open: Option<Reservation>,

@@ -71,7 +71,7 @@ pub(crate) struct Recordings {
 }
 
 impl Recordings {
-    /// Does the same as [`expand`] for files that have been written.
+    /// Returns the same files as [`expand`], and sorts out the empty ones.
     ///
     /// # Errors
     /// Returns an error in the same cases, and if all files of a folder or a pattern are empty.
@@ -201,7 +201,7 @@ mod tests {
         for of_ranks in ["host-1", "host-1/*"] {
             assert_eq!(expanded(&[of_ranks]), Ok(in_folder(&ranks)));
         }
-        // An empty file is told apart, unless it is named or nothing else is there.
+        // Empty files are in a list of their own. A file that the user named is not, and it is an error if all files are empty.
         put("host-1/empty.capture", b"");
         let recordings = |name| Recordings::of(&in_folder(&[name])).map_err(|error| error.to_string());
         for of_ranks in ["host-1", "host-1/*"] {

@@ -32,7 +32,7 @@ pub struct Reporter {
     series: HashSet<Series>,
 }
 
-/// The metric and the labels, of which the device is the last one.
+/// A metric and its labels. The last label is the device.
 type Series = (Metric, Vec<Label>);
 
 impl Reporter {

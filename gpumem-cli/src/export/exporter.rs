@@ -59,7 +59,7 @@ const WIDEST: usize = 128;
 const WIDEST_COMMAND: usize = 60;
 /// After the end of a process, its recording may get what was still in memory.
 const READ_AFTER_END: Duration = Duration::from_secs(10);
-/// A program writes something to its recording every second. After a longer silence, the recording has ended, or cannot be written.
+/// A program writes to its recording at least once a second. If nothing new comes for this time, the recording has ended or cannot be written.
 const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 /// The figures of an ended process are kept this long for a collector that has not got them.
 const KEPT_AFTER_END: Duration = Duration::from_secs(300);
@@ -354,7 +354,7 @@ impl Followed {
         self.live.is_read() && !self.is_silent()
     }
 
-    /// Returns once why it is not exported, and then once that it is exported again.
+    /// Returns a message when the recording is no longer exported, with the reason, and one when it is exported again.
     fn news(&mut self) -> Option<String> {
         if !self.is_said && self.is_silent() {
             self.is_said = true;
@@ -426,7 +426,7 @@ fn recording_of(path: &Path, pid: u32) -> String {
     format!("the recording `{}` of process {pid}", path.display())
 }
 
-/// The recording of a running process is not exported. Without an error, its process does not write it any more.
+/// Returns the message that the recording of a running process is not exported. Without an error, its process does not write it any more.
 fn hidden(path: &Path, pid: u32, error: Option<&str>) -> Failure {
     let (cause, next) = match error {
         Some(error) => (error, "if another program has changed it, record the program again"),

@@ -122,7 +122,7 @@ pub(super) fn serve(listener: Listener, server: Server) -> io::Result<Infallible
                 drop(place);
             });
             open.push_back((task.abort_handle(), is_asked));
-            // The task reads a request that has arrived. After that, no new connection closes this one.
+            // The task can read its request now, if it has arrived. A connection with a request is not closed for a new one.
             task::yield_now().await;
         }
     })

@@ -118,8 +118,8 @@ fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
     replaced.or_else(|| is_recording(link).then(|| visible_here(pid, path)))
 }
 
-/// Returns whether the recording belongs to this process. The child of a fork has the files of its parent open, and `gpumem run` those that
-/// it completes.
+/// Returns whether this process is the one that is recorded. The child of a fork also has the files of its parent open, and `gpumem run` has
+/// recordings open that it completes.
 fn is_writer(pid: u32, recording: &Path) -> bool {
     let writer = open_to_read(recording).and_then(Beginning::read).map_or(0, |beginning| beginning.pid);
     // In a container, the process knows itself by another number, the last one of these.

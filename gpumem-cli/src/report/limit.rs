@@ -109,7 +109,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Notes a recording that is empty or cannot be read. No limit is known to be kept then.
+    /// Notes a recording that is empty or cannot be read. So it is not known whether it keeps the limits.
     pub(crate) fn unknown(&mut self, file: &Path, why: &dyn fmt::Display) {
         if self.has_limits() {
             let file = file.display().to_string();

@@ -331,7 +331,7 @@ impl Overview {
         overview
     }
 
-    /// Returns the reason why nothing is in the recording. `None` if something is, or if it is known that nothing was allocated.
+    /// Returns the reason why the recording has no peaks. `None` if it has peaks, or if the program certainly allocated nothing.
     pub(crate) fn why_empty(&self) -> Option<&str> {
         let Missing { incomplete, not_intercepted, lost_events, .. } = &self.missing;
         let is_empty = self.devices.is_empty() && *lost_events == 0;

@@ -14,7 +14,7 @@ pub(super) struct Finished {
     pub(super) recordings: Vec<PathBuf>,
     /// The recordings of processes that run on.
     pub(super) unfinished: Vec<PathBuf>,
-    /// The recordings that say nothing of their process, each with the error if it cannot be completed.
+    /// The recordings that do not name their process, each with the error if it cannot be completed.
     pub(super) lost: Vec<(PathBuf, Option<io::Error>)>,
 }
 

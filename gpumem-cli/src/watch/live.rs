@@ -144,7 +144,7 @@ impl Live {
         self.unread
     }
 
-    /// Returns whether the reader has reached the end, and the figures are right.
+    /// Returns whether all data of the file was read without an error, so that the figures are right.
     pub(crate) fn is_read(&self) -> bool {
         self.is_caught_up && self.error.is_none()
     }

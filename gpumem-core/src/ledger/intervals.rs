@@ -8,7 +8,7 @@ use crate::model::{Device, Gauge};
 pub struct DevicePeaks {
     /// The highest value since the interval began.
     pub interval: u64,
-    /// The highest sum of its live blocks. A reset of the summary does not lower it.
+    /// The highest sum of the live blocks of the device since the session began. A reset of the summary does not lower it.
     pub ever: u64,
 }
 

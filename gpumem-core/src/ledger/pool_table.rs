@@ -29,7 +29,7 @@ pub(super) struct Range {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) pool: PoolId,
-    /// The block was counted for the program because of another thread's event.
+    /// True if the block counted for the program before its first part, because another thread used the device in between.
     pub(super) was_early: bool,
 }
 

@@ -6,8 +6,8 @@
 //!
 //! An allocation or a free of another thread on the device, and a query of any thread, also make it the program's: they must not miss a
 //! block whose thread does nothing more. If the first part comes after that, the block is the pool's from then on. No call was wrong, but
-//! peaks of that time have the block, so these blocks are counted. If a pool handles its events under one lock, there is none between the
-//! block and its first part.
+//! peaks of that time have the block, so the ledger counts such blocks. If a pool reports everything under one lock, no event of another of
+//! its threads comes between a block and its first part.
 
 use std::{mem, ops::Range};
 
@@ -135,7 +135,7 @@ impl Ledger {
         }
         self.remove_block(&before);
         let is_new = group.pool == UNDECIDED;
-        // A reset of the summary has removed it from the sums of allocations.
+        // If the summary was reset after the allocation, the sums of allocations do not have it any more.
         let is_counted = !is_new && before.number() > self.summary_since;
         if is_counted {
             self.pending.take_back(before.bytes.get());

@@ -137,8 +137,8 @@ impl Follower {
         if bytes == FILE_HEADER as u64 { 0 } else { bytes }
     }
 
-    /// Forgets everything after the last complete record. The caller reads on from [`offset`](Self::offset): the program may
-    /// write over what is incomplete or damaged now.
+    /// Forgets the bytes after the last complete record. The caller has to read the file again from [`offset`](Self::offset), because the
+    /// program may replace bytes that are incomplete or damaged now.
     pub fn go_back(&mut self) {
         *self.reader.items.go_back() = Growing { has_header: self.offset() > 0, ..Growing::default() };
     }

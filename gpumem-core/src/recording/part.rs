@@ -516,7 +516,7 @@ mod tests {
             assert_eq!(figures_of(&peaks), expected, "seed {seed}");
             assert_eq!((figures_of(&newest).1, figures_of(&newest).2), (expected.1, expected.2), "seed {seed}");
             assert!(peaks.len() < events.len() && newest.len() < events.len());
-            // The driver's blocks have a higher peak at another time.
+            // The driver's blocks have their own peak, at another time. Each of them has 100 bytes.
             let (mut now, mut most) = (0_u64, 0);
             for RecordedEvent { kind, .. } in &events {
                 match kind {

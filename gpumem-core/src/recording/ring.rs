@@ -152,7 +152,7 @@ impl<M: RingMemory> Ring<M> {
     }
 }
 
-/// The side that the inbox fills. The fields that each event uses are in one cache line.
+/// The side of the ring that the inbox fills. All fields that each event uses are in one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct RingWriter<M = Arc<[Line]>> {

@@ -49,7 +49,7 @@ mod linux {
         mapping: Arc<Mapping>,
     }
 
-    // SAFETY: a line consists of atomic words, so threads may share it.
+    // SAFETY: the lines stay mapped while `mapping` lives, and consist of atomic words, which threads may share.
     unsafe impl Send for RingPages {}
     // SAFETY: as above.
     unsafe impl Sync for RingPages {}

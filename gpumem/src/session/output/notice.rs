@@ -66,8 +66,8 @@ impl Session {
         String::new()
     }
 
-    /// Prints the names in `GPUMEM` that no trace had or that are not kept apart, and that all lines were too small. This is done at the end, because a trace may come
-    /// late. A program without traces is a helper of another one, which has them.
+    /// Prints the names in `GPUMEM` that no trace had and those that are not kept apart, and says if all lines were too small. This is done at
+    /// the end, because a trace may come late. A program without traces is a helper of another one, which has them.
     pub(in crate::session) fn notify_unmatched(&self) {
         if let Some(largest) = self.notices.largest_too_small() {
             let largest = Bytes::new(largest);
