@@ -27,7 +27,7 @@ fn what_is_not_known_is_an_error() {
     let layers = r#""num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]"#;
     assert!(error(&qwen3(layers)).ends_with("`layer_types` has \"linear_attention\", which is not supported"));
     let layers = r#""num_hidden_layers": 2, "layer_types": ["full_attention"]"#;
-    assert!(error(&qwen3(layers)).ends_with("`layer_types` has 1 elements for 2 layers"));
+    assert!(error(&qwen3(layers)).ends_with("`layer_types` has fewer elements than the model has layers: 1 and 2"));
 }
 
 #[test]

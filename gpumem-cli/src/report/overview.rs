@@ -244,7 +244,7 @@ impl Missing {
                 after => format!("{after} events are not in the recording (--max-size)"),
             };
             lines.push(format!(
-                "The first {first}, only the blocks that were live after them: the true peak may be higher and earlier."
+                "The first {first}, only the blocks that were live afterwards: the true peak may be higher and earlier."
             ));
         }
         if let Some(seconds) = self.begins_after_seconds {

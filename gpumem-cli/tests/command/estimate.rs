@@ -42,6 +42,7 @@ fn the_peak_what_fits_and_what_would_save() {
         "{text}"
     );
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(printed(&["estimate", &config, "--length", "1"]).contains("\ngpt2: inference, 1 input of 1 token\n"));
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl LockFile {
             }
             if began.elapsed() >= patience {
                 let why = format!(
-                    "another process has locked `{}` for {} seconds; remove that file if no gpumem runs",
+                    "another process has locked `{}` for {} s; remove that file if no gpumem runs",
                     path.display(),
                     patience.as_secs()
                 );

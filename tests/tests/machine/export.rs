@@ -305,7 +305,7 @@ fn what_the_driver_says() {
         "failing",
         "serve; cat export.log; echo '== all'; scrape a",
     );
-    assert!(outcome.stdout.contains("gpumem export: 1 readings of the driver have failed"), "{outcome}");
+    assert!(outcome.stdout.contains("gpumem export: 1 reading of the driver has failed"), "{outcome}");
     assert_eq!(value(&outcome, "all", "hw_gpu_memory_usage_bytes", ""), None, "{outcome}");
     assert_eq!(value(&outcome, "all", "gpumem_exporter_hidden", "what=\"reading\""), Some(1.0), "{outcome}");
 }

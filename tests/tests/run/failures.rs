@@ -142,7 +142,7 @@ fn a_lock_that_another_process_holds() {
     _ = std::process::Command::new("kill").arg(pid.trim()).status();
     assert!(outcome.is_clean(), "{outcome}");
     for part in
-        ["gpumem: waiting for another process, which completes `", "has locked `", " for 20 seconds; remove that file"]
+        ["gpumem: waiting for another process, which completes `", "has locked `", " for 20 s; remove that file"]
     {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }
