@@ -7,7 +7,7 @@ const IN: usize = 1024;
 const HIDDEN: usize = 4096;
 const OUT: usize = 1000;
 
-/// Two linear layers, trained towards zero.
+/// A model of two linear layers, which learns to return zero.
 struct Model {
     x: Matrix,
     first: Matrix,
@@ -70,7 +70,7 @@ pub(super) fn train() {
         let shapes = [(HIDDEN, BATCH), (OUT, BATCH), (OUT, HIDDEN), (HIDDEN, BATCH), (HIDDEN, IN)];
         (model, shapes.map(|(rows, columns)| program.pooled(rows, columns)))
     });
-    // Whatever is allocated in here is the library's: what the loop needs of it is loaded now, and the kernel's module too.
+    // All that is allocated in this scope is the library's: it loads now what the loop needs. The module of the kernel is loaded as well.
     let (by, descent) = program.scope("library", |program| {
         let by = CudaBlas::new(Arc::clone(&program.stream)).expect("cuBLAS begins");
         let [hidden, output, second, back, first] = &work;
@@ -135,7 +135,8 @@ pub(super) fn train() {
     wrong.end();
 }
 
-/// How much libraries allocated for themselves, which is all that was allocated in their scope, and whether it is named.
+/// Returns the bytes that libraries allocated for themselves, which are all that was allocated in their scope. Notes an error if a library
+/// is not named.
 fn whose(program: &Program, wrong: &mut Wrong) -> u64 {
     let (all, own) = (memory_allocated(0).expect("allocations are intercepted").get(), program.log.replay(&[]).used);
     let blocks = memory_snapshot().expect("allocations are intercepted").into_iter();
@@ -174,7 +175,7 @@ fn agree(program: &Program, library: u64, began: usize, wrong: &mut Wrong) {
     wrong.unless((now.get(), most.get()) == own, || format!("allocated {now:?}, at most {most:?}, added up {own:?}"));
 }
 
-/// The summary has what the log comes to when it is replayed, to the byte.
+/// The summary equals the replayed log, to the byte.
 fn compare(log: &Log, library: u64, wrong: &mut Wrong) {
     let summary = summary();
     println!("\n{summary}");
