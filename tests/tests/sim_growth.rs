@@ -6,7 +6,7 @@ use gpumem_tests::growth;
 
 /// Each part is measured by itself, because the memory of the whole process counts.
 #[test]
-fn nothing_grows_with_what_is_over() {
+fn a_process_does_not_grow_with_its_past_work() {
     let gpu = SimGpu::install(Bytes::gib(16)).expect("there is none yet");
     for (what, grown, allowed) in [
         // Each needs fewer than 50 bytes.

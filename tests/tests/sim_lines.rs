@@ -571,7 +571,7 @@ fn noisy() -> Vec<SimBlock> {
 }
 
 #[test]
-fn nothing_falls_between_two_rows() {
+fn rows_have_all_that_other_threads_allocate() {
     let _alone = alone();
     for _ in 0..50 {
         let mut blocks = Vec::new();

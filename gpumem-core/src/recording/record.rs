@@ -314,7 +314,7 @@ mod tests {
         (all, records.end().unwrap().clone())
     }
 
-    /// The bytes repeat, but not more than a record's may.
+    /// The bytes repeat, but do not compress more than a record allows.
     fn repeated() -> Vec<u8> {
         (0..100_u8).flat_map(|round| (0..100_u8).map(move |at| at.wrapping_mul(round / 10 + 1))).collect()
     }

@@ -318,7 +318,7 @@ mod tests {
         recover(&files.0, &Shared::default()).unwrap().map(|ended| ended.added)
     }
 
-    /// Shared memory with one segment, whose number is 7.
+    /// Stands for shared memory with one segment, whose number is 7.
     #[derive(Default)]
     struct Shared(RefCell<Option<Segment>>);
 
@@ -397,7 +397,7 @@ mod tests {
         held.lock().unwrap();
         assert_eq!(added(&files), None);
         assert!(files.ring().exists());
-        // The lock of a child, which outlives the process.
+        // A child of the process, which outlives it, has the lock.
         killed(&files, RingOwner { pid: process::id().into(), began: began + 1, recording: 0 });
         assert_eq!(added(&files), Some(4));
     }
@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(added(&files), None);
         fs::remove_file(new_path(&files.0)).unwrap();
         assert_eq!(added(&files), Some(0));
-        // The lock of a child, which outlives the process.
+        // A child of the process, which outlives it, has the lock.
         held.lock().unwrap();
         write(u32::MAX);
         assert_eq!(added(&files), Some(0));

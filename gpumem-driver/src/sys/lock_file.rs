@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_has_it() {
+    fn only_one_process_has_the_lock() {
         let folder = tempdir().unwrap();
         let path = folder.path().join("one");
         let first = LockFile::try_new(&path).unwrap().expect("nobody has it");
@@ -104,7 +104,7 @@ mod tests {
 
     /// Another user has put it there, to block others.
     #[test]
-    fn nobody_waits_for_ever() {
+    fn a_wait_for_the_lock_ends() {
         let folder = tempdir().unwrap();
         let path = folder.path().join("planted");
         let planted = File::create(&path).unwrap();

@@ -45,7 +45,7 @@ fn estimates_go_from_thread_to_thread() {
 /// A tracker writes to the output that the program gave it, so it is `Send` and not `Sync`. The thread that entered a scope has to leave
 /// it.
 #[test]
-fn the_others_say_so() {
+fn trackers_can_be_sent_and_entered_scopes_cannot() {
     fn sends<T: Send + Unpin>() {}
     fn stays<T: Unpin + Debug>() {}
     sends::<tracker::MemTracker>();
@@ -55,7 +55,7 @@ fn the_others_say_so() {
 
 /// The futures of the library are as `Send`, `Sync` and `Unpin` as the futures in them, and have names.
 #[test]
-fn futures_are_as_their_futures() {
+fn wrapped_futures_stay_send_sync_and_unpin() {
     fn future<T: Future<Output = u8> + Send + Sync + Unpin>(_: &T) {}
     // The devices of a process are chosen once, and another test here needs simulated ones.
     sim::SimGpu::install(Bytes::gib(16)).expect("GPUMEM_SIM is not set");

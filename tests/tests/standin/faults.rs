@@ -302,7 +302,7 @@ fn the_first_version_of_the_memory_call() {
 
 /// If nothing was counted, the answer is not zero.
 #[test]
-fn what_is_not_counted_is_not_nothing() {
+fn figures_that_were_not_counted_are_not_zero() {
     for (machine, script) in [
         (Standin::new().cupti().env("GPUMEM_GAUGE", "off"), "new; summary"),
         (Standin::new().cupti().env("GPUMEM_GAUGE", "off").env("GPUMEM_SIM", "16GiB"), "new; summary"),

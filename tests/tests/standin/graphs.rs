@@ -305,7 +305,7 @@ fn a_release_of_somebody_elses_memory_that_fails() {
 
 /// An unknown block is older than the subscription only if its number in the driver is lower than that of the first intercepted block.
 #[test]
-fn what_was_allocated_behind_ones_back_lowers_nothing() {
+fn frees_of_blocks_that_were_not_intercepted_lower_nothing() {
     for (script, figures) in [
         ("exact; call standin_alloc &a 1000; call cuMemFree_v2 a", "0 0, 1 untracked"),
         ("exact; call cuMemAlloc_v2 &b 24; call standin_alloc &a 1000; call cuMemFree_v2 a", "24 0, 1 untracked"),

@@ -22,7 +22,7 @@ fn each_kind_is_counted_separately() {
 
 /// The pool grows by 32 MiB at a time. The program requested less.
 #[test]
-fn what_the_driver_gave_is_more() {
+fn reserved_is_more_than_allocated() {
     check_answers(
         &with_cupti(),
         &format!(

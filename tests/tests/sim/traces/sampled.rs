@@ -102,7 +102,7 @@ fn storms_of_starts_and_stops_on_many_threads() {
 }
 
 #[test]
-fn a_device_that_is_lost_in_the_middle_is_no_number() {
+fn a_lost_device_gives_no_number() {
     let _alone = alone();
     let gpu = simulated_gpu();
     let trace = quiet().device(gpu.ordinal()).gauge(Gauge::Sampled).ctx("t").start().unwrap();
