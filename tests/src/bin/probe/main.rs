@@ -72,10 +72,10 @@ use gpumem::{
     Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::Source, pool::Pool, tracker::MemTracker,
 };
 
-/// An error of a command or of cudarc, and not of gpumem: the test is wrong then.
+/// An error of a command or of cudarc, and not of gpumem. Then the test is wrong.
 type Trouble = Box<dyn std::error::Error>;
 
-/// Rare actions of programs on their process.
+/// Runs commands that change the process in ways that programs rarely do.
 fn behave(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     match verb {
         "inject" => Ok(Some(raw::inject()?.to_string())),
@@ -122,12 +122,12 @@ struct Probe {
 }
 
 impl Probe {
-    /// One that knows these names.
+    /// Makes a state that knows these names.
     fn knowing(names: Names) -> Self {
         Self { names, ..Self::default() }
     }
 
-    /// Prints the answer; `false` if there is none.
+    /// Prints the answer to a command. Returns `false` if there is none.
     fn answer(&mut self, command: &str) -> bool {
         let answer = self.run(command);
         let reported = answer.as_ref().map_or_else(|trouble| format!("no answer: {trouble}"), Clone::clone);
@@ -135,7 +135,7 @@ impl Probe {
         answer.is_ok()
     }
 
-    /// Prints the answers to commands with `|` between them; fails where one has none.
+    /// Prints the answers to commands with `|` between them. Returns an error if one has none.
     fn answer_each(&mut self, commands: &str) -> Result<String, String> {
         let answered = commands.split('|').map(str::trim).filter(|command| self.answer(command)).count();
         if answered == commands.split('|').count() { Ok("done".to_owned()) } else { Err("one failed".to_owned()) }
@@ -163,7 +163,7 @@ impl Probe {
         Err("no such command".into())
     }
 
-    /// Runs commands that answer `done` in any case; `None` if the command is none of these.
+    /// Runs commands that always answer `done`. `None` if the command is none of these.
     fn go(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let trace = self.traces.last_mut().ok_or("there is no trace");
         match verb {
@@ -190,7 +190,7 @@ impl Probe {
         Ok(Some("done".to_owned()))
     }
 
-    /// Runs commands that ask; `None` if the command is none of these.
+    /// Runs commands that query figures. `None` if the command is none of these.
     fn query(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         Ok(Some(match verb {
             "get" => gpumem::gpu_mem_get(device(argument)?).to_string(),
@@ -319,7 +319,7 @@ impl Probe {
                 "allocated".to_owned()
             }
             "capture" => {
-                // One that waits for the legacy stream, as CUDA's own are by default and cudarc's are not.
+                // The stream waits for the legacy stream, as CUDA's own streams do by default and cudarc's do not.
                 let stream = stream::create(StreamKind::Default)?;
                 // SAFETY: the stream was just created, and is not destroyed while this process runs.
                 unsafe { stream::begin_capture(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) }?;
@@ -471,7 +471,7 @@ thread_local! {
     static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
 }
 
-/// One line.
+/// Returns the status in one line.
 fn status() -> String {
     let status = gpumem::status();
     let live = status.live.iter().map(|live| format!(" {}={}/{}", live.kind, live.bytes.get(), live.blocks));
@@ -488,7 +488,7 @@ fn status() -> String {
     )
 }
 
-/// The kinds of memory that were used: current/peak/allocated/freed bytes, and the same of blocks.
+/// Returns the kinds of memory that were used: current/peak/allocated/freed bytes, and the same of blocks.
 fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
     let reported = stats.named().into_iter().filter(|(_, stat)| stat.blocks.allocated > 0).map(|(name, stat)| {
         let (bytes, blocks) = (stat.bytes, stat.blocks);
@@ -504,7 +504,7 @@ fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
 /// The longest wait, on a machine that may be busy.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// `0`, or nothing for the current device.
+/// Parses a device such as `0`. Nothing stands for the current device.
 fn device(argument: &str) -> Result<Option<u32>, Trouble> {
     if argument.is_empty() { Ok(None) } else { Ok(Some(argument.parse()?)) }
 }
@@ -534,7 +534,7 @@ fn all(devices: &[GpuMemory]) -> String {
     format!("[{}]", devices.join(" "))
 }
 
-/// This process goes by `own`.
+/// Returns the processes. This process has the name `own`.
 fn processes(found: &gpumem::torch::GpuProcesses) -> String {
     let line = |process: &gpumem::report::GpuProcess| {
         let pid = if process.pid == process::id() { "own".to_owned() } else { process.pid.to_string() };
@@ -552,7 +552,7 @@ fn most_free((device, free): (Option<u32>, impl Into<Option<gpumem::Bytes>>)) ->
 fn threads() -> io::Result<usize> {
     let mut count = 0;
     for task in fs::read_dir("/proc/self/task")? {
-        // A thread may end while we look.
+        // A thread may end in between.
         let name = fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
         count += usize::from(name.starts_with("gpumem"));
     }
