@@ -25,7 +25,7 @@ pub(crate) struct Spent {
     pub(crate) is_refused: bool,
 }
 
-/// Programs that are not optimised take several times as long.
+/// Programs that are not optimised need several times as long.
 const SECOND: u64 = if cfg!(debug_assertions) { 6 } else { 1 };
 
 impl Limits {
