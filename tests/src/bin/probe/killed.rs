@@ -18,11 +18,11 @@ use gpumem_core::{
 use crate::Trouble;
 use crate::raw::{self, invoke};
 
-/// Allocates blocks until it is killed: the first has 512 bytes, each further one 512 more, and of two blocks one is freed at once.
-/// When a call has returned, its number goes to stdout.
+/// Allocates blocks until it is killed. The first block has 512 bytes, each further one 512 more, and every second one is freed at
+/// once. When a call has returned, its number goes to stdout.
 ///
-/// `when` is `stderr`: when something was written there, which is a file. Or it is a number of microseconds, and how many calls
-/// have to return before they begin, however slow the machine is.
+/// If `when` is `stderr`, the process is killed when something was written to stderr, which is a file. Otherwise `when` is a number of
+/// microseconds, and the number of calls that return before this time begins, however slow the machine is.
 pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
     let (micros, after) = if when == "stderr" {
         (None, 0)

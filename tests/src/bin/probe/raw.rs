@@ -61,12 +61,12 @@ impl Names {
         Ok(value + more.parse::<u64>()?)
     }
 
-    /// `function argument…`: the call's result, as a number. An argument is
+    /// Calls `function argument…`. Returns the result as a number. An argument is
     /// - a number, a name, or either with `+number`;
-    /// - `&name`: where the call puts what the name then stands for, and finds what it stood for before (0 if nothing);
+    /// - `&name`: an address where the call finds the value of the name (0 if it has none), and writes its new value;
     /// - `on:1`: the properties of memory or of a pool on device 1; `on:host`: on the host;
-    /// - `node:name:bytes:1`: the parameters of a node that allocates so much on device 1; `name` is where;
-    /// - `zeros`: a struct that the call may write to, or need not look at;
+    /// - `node:name:bytes:1`: the parameters of a node that allocates these bytes on device 1; `name` gets the address;
+    /// - `zeros`: a struct that the call may write to, or does not read;
     /// - `array:64x32x1:0x20:4`: the shape of an array, its format and its channels; `array3d:…` likewise.
     pub(crate) fn call(&self, line: &str) -> Result<c_int, Trouble> {
         let mut words = line.split_whitespace();
