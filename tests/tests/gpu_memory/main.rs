@@ -129,7 +129,7 @@ fn nvml_used() -> u64 {
 }
 
 /// The breakdown adds up to what NVML reports before and after it.
-fn look(when: &str, wrong: &mut Wrong) -> Breakdown {
+fn checked_breakdown(when: &str, wrong: &mut Wrong) -> Breakdown {
     let before = nvml_used();
     let reported = breakdown(0).expect("the device can be read");
     let after = nvml_used();

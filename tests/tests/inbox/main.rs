@@ -67,14 +67,14 @@ fn main() -> ExitCode {
 const TOO_MANY_ORDERS: usize = 200_000;
 
 /// Returns the results of `run` in every order of its threads' steps.
-fn always<T: Ord + Send + 'static>(run: impl Fn() -> T + Send + Sync + 'static) -> BTreeSet<T> {
+fn in_every_order<T: Ord + Send + 'static>(run: impl Fn() -> T + Send + Sync + 'static) -> BTreeSet<T> {
     let (outcomes, runs) = outcomes(DfsScheduler::new(Some(TOO_MANY_ORDERS), false), true, run);
     assert!(runs < TOO_MANY_ORDERS, "too much is done in this run to try every order");
     outcomes
 }
 
 /// Returns the results of `run` in many orders: some random, some in which threads rarely change, at random moments.
-fn often<T: Ord + Send + 'static>(run: impl Fn() -> T + Clone + Send + Sync + 'static) -> BTreeSet<T> {
+fn in_many_orders<T: Ord + Send + 'static>(run: impl Fn() -> T + Clone + Send + Sync + 'static) -> BTreeSet<T> {
     let (mut all, _) = outcomes(RandomScheduler::new_from_seed(1, 1_000), false, run.clone());
     all.extend(outcomes(PctScheduler::new_from_seed(1, 3, 1_000), false, run).0);
     all
@@ -241,7 +241,7 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
 }
 
 fn each_event_is_applied_once_and_in_the_order_of_its_thread() {
-    often(|| {
+    in_many_orders(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let all = churn(&inbox);
         let events = checked_events();
@@ -260,7 +260,7 @@ fn each_event_is_applied_once_and_in_the_order_of_its_thread() {
 }
 
 fn each_trace_follows_from_the_order_of_events() {
-    let peaks = often(|| {
+    let peaks = in_many_orders(|| {
         let all = churn(&Arc::new(Inbox::tapped(Recorder)));
         let expected = obvious::traces(&checked_events());
         let closed = all.iter().flat_map(|(_, posted, _)| &posted.closed);
@@ -276,7 +276,7 @@ fn each_trace_follows_from_the_order_of_events() {
 
 /// A thread frees an address and another one gets it. Returns the live bytes: 10 bytes are freed and 100 are not.
 fn handed_over(free_first: bool) -> BTreeSet<(u64, i64)> {
-    always(move || {
+    in_every_order(move || {
         let (inbox, driver) = (Arc::new(Inbox::tapped(Recorder)), Arc::new(Driver::default()));
         post(&inbox, &open(0));
         let address = driver.alloc(0);
@@ -310,7 +310,7 @@ fn a_free_that_is_recorded_after_the_call_can_remove_the_next_block_at_the_addre
 }
 
 fn a_free_that_failed_brings_back_its_own_block() {
-    let outcomes = always(|| {
+    let outcomes = in_every_order(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &alloc(1, 10));
         post(&inbox, &alloc(2, 100));
@@ -348,7 +348,7 @@ fn with_pool() -> Arc<Inbox> {
 }
 
 /// Posts these events on a new thread.
-fn posts(inbox: &Arc<Inbox>, events: &[EventKind]) -> thread::JoinHandle<()> {
+fn post_on_thread(inbox: &Arc<Inbox>, events: &[EventKind]) -> thread::JoinHandle<()> {
     let (inbox, events) = (Arc::clone(inbox), events.to_vec());
     thread::spawn(move || events.iter().for_each(|event| _ = post(&inbox, event)))
 }
@@ -363,7 +363,7 @@ fn of_both_views(trace: &Trace) -> BothViews {
 
 /// Two threads let a pool grow. Returns the figures of both views, and the blocks that were counted for the program.
 fn growths(has_lock: bool) -> BTreeSet<(BothViews, u64)> {
-    always(move || {
+    in_every_order(move || {
         let inbox = with_pool();
         let lock = Arc::new(shuttle::sync::Mutex::new(()));
         let grow = move |inbox: &Inbox, lock: &shuttle::sync::Mutex<()>, address| {
@@ -392,9 +392,9 @@ fn growth_of_a_pool_without_a_lock_is_right_or_says_that_it_may_not_be() {
 }
 
 fn a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be() {
-    let seen = always(|| {
+    let seen = in_every_order(|| {
         let inbox = with_pool();
-        let other = posts(&inbox, &[alloc(2000, 100), part(2000, 10)]);
+        let other = post_on_thread(&inbox, &[alloc(2000, 100), part(2000, 10)]);
         post(&inbox, &EventKind::PoolsQueried);
         other.join().unwrap();
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
@@ -404,15 +404,15 @@ fn a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be() {
 }
 
 fn parts_of_several_threads_are_counted_once() {
-    let seen = often(|| {
+    let seen = in_many_orders(|| {
         let inbox = with_pool();
         post(&inbox, &alloc(1000, 100));
         post(&inbox, &part(1000, 1));
         let others = [
-            posts(&inbox, &[part(1010, 2), unpart(1010), part(1010, 4)]),
+            post_on_thread(&inbox, &[part(1010, 2), unpart(1010), part(1010, 4)]),
             // One part does not exist, whatever the order is.
-            posts(&inbox, &[part(1020, 8), unpart(1030)]),
-            posts(&inbox, &[EventKind::PoolReserved { pool: POOL, bytes: Bytes::new(100) }, part(1040, 16)]),
+            post_on_thread(&inbox, &[part(1020, 8), unpart(1030)]),
+            post_on_thread(&inbox, &[EventKind::PoolReserved { pool: POOL, bytes: Bytes::new(100) }, part(1040, 16)]),
         ];
         for other in others {
             other.join().unwrap();
@@ -426,8 +426,8 @@ fn parts_of_several_threads_are_counted_once() {
 }
 
 /// Returns the figures of a scope of one thread that adopts another thread, which allocates 10 bytes and then 100.
-fn adopts(threads: Threads) -> BTreeSet<i64> {
-    often(move || {
+fn bytes_that_a_scope_adopts(threads: Threads) -> BTreeSet<i64> {
+    in_many_orders(move || {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let other = thread::spawn({
             let inbox = Arc::clone(&inbox);
@@ -467,14 +467,14 @@ fn adopts(threads: Threads) -> BTreeSet<i64> {
 
 fn a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed() {
     let all = [0, 10, 100, 110].into();
-    assert_eq!(adopts(Threads::Unscoped), all);
-    assert_eq!(adopts(Threads::named("worker-")), all);
-    assert_eq!(adopts(Threads::named("other")), [0].into());
+    assert_eq!(bytes_that_a_scope_adopts(Threads::Unscoped), all);
+    assert_eq!(bytes_that_a_scope_adopts(Threads::named("worker-")), all);
+    assert_eq!(bytes_that_a_scope_adopts(Threads::named("other")), [0].into());
 }
 
 /// Returns the figures of a scope while another thread allocates 100 bytes and frees them.
-fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
-    always(move || {
+fn figures_beside_another_thread(of_thread: bool) -> BTreeSet<(i64, u64)> {
+    in_every_order(move || {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let other = thread::spawn({
             let inbox = Arc::clone(&inbox);
@@ -493,16 +493,16 @@ fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
 
 fn a_scope_counts_another_thread_in_each_possible_way_and_in_no_other() {
     // The scope has seen nothing, or a block that stays; the free alone; both events; or the allocation alone.
-    assert_eq!(beside(false), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
+    assert_eq!(figures_beside_another_thread(false), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
 }
 
 fn a_scope_of_one_thread_does_not_count_another() {
-    assert_eq!(beside(true), [(0, 0)].into());
+    assert_eq!(figures_beside_another_thread(true), [(0, 0)].into());
 }
 
 /// There are two threads, and the first may end before the second begins. Returns whether they had the same number.
 fn a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number() {
-    let outcomes = often(|| {
+    let outcomes = in_many_orders(|| {
         set_lends_again(true);
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let threads = [1, 2].map(|thread| {
@@ -527,7 +527,7 @@ fn a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number() {
 }
 
 fn no_event_comes_between_a_reading_and_its_query() {
-    always(|| {
+    in_every_order(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &open(0));
         let other = thread::spawn({
@@ -583,12 +583,12 @@ fn interrupted(threads: u64) -> u64 {
 }
 
 fn lost_events_are_reported_once() {
-    assert_eq!(often(|| interrupted(3)), [9].into());
-    assert_eq!(always(|| interrupted(1)), [3].into());
+    assert_eq!(in_many_orders(|| interrupted(3)), [9].into());
+    assert_eq!(in_every_order(|| interrupted(1)), [3].into());
 }
 
 fn a_scope_is_closed_once() {
-    let outcomes = always(|| {
+    let outcomes = in_every_order(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &open(0));
         let other = thread::spawn({
@@ -607,7 +607,7 @@ type Other = fn(&Subscription, &Arc<Inbox>, &AtomicBool, bool);
 /// Other threads make these calls while a scope is opened as the session opens it, and its thread allocates. Returns whether the allocation
 /// was intercepted, and whether the scope reports lost events. `None` if the scope is not exact.
 fn unsubscribed(loss_first: bool, others: &'static [Other]) -> BTreeSet<Option<(bool, bool)>> {
-    often(move || {
+    in_many_orders(move || {
         let (inbox, subscribed) = (Arc::new(Inbox::tapped(Recorder)), Arc::new(AtomicBool::new(true)));
         let subscription = Arc::new(Subscription::new());
         let others: Vec<_> = others
@@ -678,7 +678,7 @@ fn no_scope_misses_events_unreported_while_one_thread_subscribes_and_another_uns
 
 /// The memory of the device becomes less with each reading.
 fn readings_are_applied_in_the_order_in_which_they_are_made() {
-    often(|| {
+    in_many_orders(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
         let read = |count: &AtomicU64| {
@@ -706,7 +706,7 @@ fn readings_are_applied_in_the_order_in_which_they_are_made() {
 
 fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_newer_one_is_recorded() {
     const GAUGE: Device = Device { family: Family::Custom, ordinal: 0 };
-    let recorded = often(|| {
+    let recorded = in_many_orders(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
         let of_program = Arc::new(shuttle::sync::Mutex::new(()));
