@@ -22,7 +22,7 @@ use gpumem_tests::{OwnProcess, device, on_the_standin, part};
 
 /// This is longer than the time between some readings of the sampler.
 fn hold() {
-    thread::sleep(Duration::from_millis(20));
+    thread::sleep(Duration::from_millis(50));
 }
 
 fn gpu() -> Gpu {
