@@ -4,53 +4,42 @@ use super::object::object;
 use crate::report::{Leaks, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place};
 
 object!(OutOfMemory as oom {
-    "requested": oom.requested,
-    "kind": oom.kind,
-    "scopes": oom.path,
-    "breakdown": oom.breakdown.as_ref().ok(),
-    "why_no_breakdown": oom.breakdown.as_ref().err().map(ToString::to_string),
-    "largest_scopes": oom.scopes,
-    "largest_places": oom.places,
-    "peak": oom.peak,
+    requested, kind,
+    scopes: oom.path,
+    breakdown: oom.breakdown.as_ref().ok(),
+    why_no_breakdown: oom.breakdown.as_ref().err().map(ToString::to_string),
+    largest_scopes: oom.scopes,
+    largest_places: oom.places,
+    peak,
 });
 
 object!(Place as place {
-    "name": place.name,
-    "caller": place.caller,
-    "blocks": place.blocks,
-    "bytes": place.bytes,
-    "bytes_each": place.each,
+    name, caller, blocks, bytes,
+    bytes_each: place.each,
 });
 
 object!(Leaks as leaks {
-    "blocks": leaks.blocks,
-    "bytes": leaks.bytes,
-    "places": leaks.places,
-    "gone_with_context": leaks.gone,
-    "intercepted": leaks.is_intercepted,
+    blocks, bytes, places,
+    gone_with_context: leaks.gone,
+    intercepted: leaks.is_intercepted,
 });
 
 object!(Peaks as peaks {
-    "devices": peaks.devices,
-    "intercepted": peaks.is_intercepted,
+    devices,
+    intercepted: peaks.is_intercepted,
 });
 
 object!(PeakHolders as peak {
-    "device": peak.device,
-    "simulated": peak.simulated,
-    "bytes": peak.bytes,
-    "over_start": peak.is_over_start,
-    "holders": peak.holders,
-    "untracked_frees": peak.untracked,
-    "lost_events": peak.lost,
+    device, simulated, bytes,
+    over_start: peak.is_over_start,
+    holders,
+    untracked_frees: peak.untracked,
+    lost_events: peak.lost,
 });
 
 object!(PeakHolder as holder {
-    "scopes": holder.path,
-    "scope_place": holder.scope_place,
-    "library": holder.library,
-    "line": holder.line,
-    "caller": holder.caller,
-    "older": holder.is_older,
-    "bytes": holder.bytes,
+    scopes: holder.path,
+    scope_place, library, line, caller,
+    older: holder.is_older,
+    bytes,
 });

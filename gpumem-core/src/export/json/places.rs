@@ -11,88 +11,53 @@ use crate::report::{
 };
 
 object!(Summary as summary {
-    "scopes": summary.scopes,
-    "pools": summary.pools,
-    "untracked_frees": summary.untracked,
-    "lost_events": summary.lost,
-    "not_intercepted": summary.not_intercepted,
+    scopes, pools,
+    untracked_frees: summary.untracked,
+    lost_events: summary.lost,
+    not_intercepted,
 });
 
 object!(ScopeSummary as scope {
-    "path": scope.path,
-    "place": scope.place,
-    "device": scope.device,
-    "simulated": scope.simulated,
-    "calls": scope.calls,
-    "used": scope.used,
-    "peak": scope.peak,
-    "at_peak": scope.at_peak,
-    "device_peak": scope.device_peak,
-    "allocated": scope.allocated,
-    "allocations": scope.allocations,
+    path, place, device, simulated, calls, used, peak, at_peak, device_peak, allocated, allocations,
 });
 
 object!(Stats as stats {
-    "names": stats.names,
+    names,
 });
 
 object!(NameStats as name {
-    "name": name.name,
-    "device": name.device,
-    "simulated": name.simulated,
-    "calls": name.calls,
-    "used": name.figures.as_ref().map(|figures| figures.used),
-    "used_sum": name.figures.as_ref().map(|figures| figures.sum),
-    "peaked": name.figures.as_ref().map(|figures| figures.peaked),
-    "worst": name.figures.as_ref().map(|figures| &figures.worst),
-    "unmeasured": name.unmeasured,
-    "sampled": name.sampled,
-    "doubtful": name.doubtful,
-    "overlapped": name.overlapped,
+    name, device, simulated, calls,
+    used: name.figures.as_ref().map(|figures| figures.used),
+    used_sum: name.figures.as_ref().map(|figures| figures.sum),
+    peaked: name.figures.as_ref().map(|figures| figures.peaked),
+    worst: name.figures.as_ref().map(|figures| &figures.worst),
+    unmeasured, sampled, doubtful, overlapped,
 });
 
 object!(Spread<T> as spread for any T {
-    "min": spread.min,
-    "median": spread.median,
-    "p99": spread.p99,
-    "max": spread.max,
+    min, median, p99, max,
 });
 
 object!(WorstCall as worst {
-    "call": worst.call,
-    "name": worst.name,
-    "time_us": worst.time,
-    "needed": worst.needed,
+    call, name,
+    time_us: worst.time,
+    needed,
 });
 
 object!(RegisteredPool as pool {
-    "name": pool.name,
-    "device": pool.device,
-    "parts": pool.parts,
-    "used": pool.used,
-    "reserved": pool.reserved,
-    "unknown_frees": pool.unknown_frees,
-    "doubled": pool.doubled,
-    "outside": pool.outside,
-    "late": pool.late,
-    "read_early": pool.read_early,
+    name, device, parts, used, reserved, unknown_frees, doubled, outside, late, read_early,
 });
 
 object!(Breakdown as breakdown {
-    "device": breakdown.device,
-    "name": breakdown.name,
-    "simulated": breakdown.simulated,
-    "total": breakdown.memory.total,
-    "free": breakdown.memory.free,
-    "used": breakdown.memory.used,
-    "parts": breakdown.parts,
+    device, name, simulated,
+    total: breakdown.memory.total,
+    free: breakdown.memory.free,
+    used: breakdown.memory.used,
+    parts,
 });
 
 object!(Part as part {
-    "kind": part.kind,
-    "name": part.name,
-    "bytes": part.bytes,
-    "count": part.count,
+    kind, name, bytes, count,
 });
 
 impl Json for PartKind {

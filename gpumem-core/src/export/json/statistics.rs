@@ -10,15 +10,13 @@ use crate::report::{LiveBlock, MemoryStats, ReservedStats, Tally};
 
 // The names are those of PyTorch's `memory_stats_as_nested_dict`.
 object!(MemoryStats as stats {
-    "device": stats.device,
-    "simulated": stats.simulated,
-    "intercepted_by": stats.intercepted_by,
-    "since_us": stats.since,
-    "untracked_frees": stats.untracked,
-    "lost_events": stats.lost,
-    "allocated_bytes": ByKind(stats.named().map(|(kind, stats)| (kind, stats.bytes))),
-    "allocation": ByKind(stats.named().map(|(kind, stats)| (kind, stats.blocks))),
-    "reserved_bytes": stats.reserved,
+    device, simulated, intercepted_by,
+    since_us: stats.since,
+    untracked_frees: stats.untracked,
+    lost_events: stats.lost,
+    allocated_bytes: ByKind(stats.named().map(|(kind, stats)| (kind, stats.bytes))),
+    allocation: ByKind(stats.named().map(|(kind, stats)| (kind, stats.blocks))),
+    reserved_bytes: stats.reserved,
 });
 
 /// The figures of all memory and of each kind.
@@ -31,32 +29,18 @@ impl<T: Json> Json for ByKind<T> {
 }
 
 object!(Tally<T> as tally for any T {
-    "current": tally.current,
-    "peak": tally.peak,
-    "allocated": tally.allocated,
-    "freed": tally.freed,
+    current, peak, allocated, freed,
 });
 
 object!(ReservedStats as reserved {
-    "current": reserved.current,
-    "peak_at_least": reserved.peak.at_least,
-    "peak_at_most": reserved.peak.at_most,
+    current,
+    peak_at_least: reserved.peak.at_least,
+    peak_at_most: reserved.peak.at_most,
 });
 
 object!(LiveBlock as block {
-    "id": block.id,
-    "bytes": block.bytes,
-    "device": block.device,
-    "simulated": block.simulated,
-    "kind": block.kind,
-    "path": block.path,
-    "scope_place": block.scope_place,
-    "line": block.line,
-    "caller": block.caller,
-    "library": block.library,
-    "backtrace": block.backtrace,
-    "thread": block.thread,
-    "time_us": block.time,
+    id, bytes, device, simulated, kind, path, scope_place, line, caller, library, backtrace, thread,
+    time_us: block.time,
 });
 
 impl MemoryStats {
