@@ -213,8 +213,8 @@ impl<R: io::Read> Reader<R> {
     ) -> Result<Option<Read>, Rejection> {
         let (state, budget) = (&mut self.state, &mut self.items.budget);
         let step = match item {
-            Item::Totals(_) if std::mem::take(&mut self.skips) => return Ok(None),
-            Item::Totals(totals) => Step::Totals(Box::new(totals)),
+            Item::Totals(totals) if !std::mem::take(&mut self.skips) => Step::Totals(Box::new(totals)),
+            Item::Totals(_) => return Ok(None),
             Item::Request(_)
             | Item::ThreadReused(_)
             | Item::PeakReleased(_)
@@ -225,25 +225,16 @@ impl<R: io::Read> Reader<R> {
             {
                 return Ok(None);
             }
-            Item::Inside(path) => {
-                state.set_inside(path)?;
-                return Ok(None);
-            }
+            Item::Inside(path) => return state.set_inside(path).map(|()| None),
             Item::Request(request) if with_reports => {
                 return Ok(state.output(request, budget)?.map(|report| Read::Report(Box::new(report))));
             }
-            Item::ThreadReused(thread) => {
-                state.reuse_thread(thread, budget)?;
-                return Ok(None);
-            }
+            Item::ThreadReused(thread) => return state.reuse_thread(thread, budget).map(|()| None),
             Item::PeakReleased(scope) => {
                 state.release_peak(scope);
                 return Ok(None);
             }
-            Item::Missed(count) => {
-                state.miss(count, budget, observer)?;
-                return Ok(None);
-            }
+            Item::Missed(count) => return state.miss(count, budget, observer).map(|()| None),
             Item::Label(label) => {
                 state.label(&label, bytes, with_reports, budget)?;
                 Step::Label(Box::new(label))

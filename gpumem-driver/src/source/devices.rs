@@ -67,11 +67,6 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Returns the source that [`subscribe`](Self::subscribe) would use.
     fn can_subscribe(&self, wanted: Option<Source>) -> Result<Source>;
 
-    /// The version of CUPTI, if it can be used.
-    fn cupti_version(&self) -> Option<u32> {
-        None
-    }
-
     /// Stops intercepting.
     fn unsubscribe(&self);
 

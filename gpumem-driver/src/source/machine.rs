@@ -2,12 +2,13 @@
 //! loaded only for its ordinals, and for a GPU whose memory NVML cannot read. The driver is initialised then, and no context is
 //! created.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::collections::HashMap;
 
 use super::{
     cuda::{machine_memory, read_by_nvml},
     processes,
 };
+pub use crate::sys::nvml::file as nvml_file;
 use crate::{
     error::Result,
     model::{GpuMemory, GpuProcess},
@@ -88,11 +89,6 @@ pub fn accounted_peaks(index: u32, pids: impl Iterator<Item = u32>) -> HashMap<u
         return HashMap::new();
     };
     pids.filter_map(|pid| Some((pid, handle.accounted_peak(pid)?))).collect()
-}
-
-/// The file of NVML that a process with this environment gets.
-pub fn nvml_file() -> Result<PathBuf> {
-    nvml::file()
 }
 
 /// A device of CUDA's.

@@ -23,8 +23,6 @@ mod recorder;
 mod refusals;
 #[cfg(feature = "sim")]
 pub mod sim;
-#[cfg(feature = "backtrace")]
-mod stack;
 #[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
 mod stacks;
 #[cfg(feature = "cuda")]
@@ -36,7 +34,7 @@ pub use self::{
     cards::replaced_cards,
     custom::{custom_devices, set_gauge},
     devices::{Devices, Interception},
-    files::{LoadedFile, files_of, own_module},
+    files::own_module,
     hasher::AddressHasher,
     off::{ask_for_each_trace, traces_are_off, turn_traces_off},
     recorder::{LabelBlock, RecordEvents, call_before_allocations, label_with},
@@ -45,12 +43,16 @@ pub use self::{
     walks::{addresses_here, current_file, current_stack, forget_stacks, frames, python_frame, uncached_stack},
 };
 
+pub use crate::sys::loader::{LoadedFile, files_of};
+
 use self::devices::Selection;
 use crate::{
     error::{Error, Kind, Result},
     model::Source,
     settings::Settings,
 };
+#[cfg(feature = "cuda")]
+use crate::{model::Family, sys::cupti};
 
 /// The families, in the order in which they are asked.
 const FAMILIES: &[fn() -> Selection] = &[
@@ -80,9 +82,10 @@ pub fn record_streams_again() {
     driver::record_streams_again();
 }
 
-/// The version of CUPTI's interface, if it can be used: 130002 is that of CUDA 13.0.
+/// The version of CUPTI's interface, if the devices are CUDA's and it can be used: 130002 is that of CUDA 13.0.
+#[cfg(feature = "cuda")]
 pub fn cupti_version() -> Option<u32> {
-    devices().ok()?.cupti_version()
+    devices().ok().filter(|devices| devices.family() == Family::Cuda).and_then(|_| cupti::version())
 }
 
 /// Makes all sources record to `R`, with the stacks that these settings ask for. Only the first call of a process has

@@ -161,7 +161,7 @@ fn lines() -> MutexGuard<'static, Option<Lines>> {
 }
 
 /// The frame that a number on a stack stands for; `None` if it is an address.
-pub(super) fn frame(number: usize) -> Option<model::Frame> {
+pub fn frame(number: usize) -> Option<model::Frame> {
     if number & LINE == 0 {
         return None;
     }
