@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::live::hash::KeyHashBuilder;
-use crate::model::{OwnerThread, ScopeId};
+use crate::model::{NumberHashBuilder, OwnerThread, ScopeId};
 
 /// The scopes of each owner thread that count by themselves.
-pub(super) type OwnScopes = HashMap<OwnerThread, Vec<ScopeId>, KeyHashBuilder>;
+pub(super) type OwnScopes = HashMap<OwnerThread, Vec<ScopeId>, NumberHashBuilder>;
 
 /// The counts of a scope that counts only its own allocations.
 #[derive(Clone, Copy, Debug)]

@@ -28,6 +28,7 @@ mod event;
 mod frame;
 mod function;
 mod gauge;
+mod hash;
 mod label;
 mod memory;
 mod printable;
@@ -49,6 +50,7 @@ pub use event::{Answer, Counted, Event, EventKind, OwnerThread, ScopeId, ScopeSp
 pub use frame::Frame;
 pub use function::{ShortNames, alike, name_in_line, short_name};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
+pub use hash::{GOLDEN, NumberHashBuilder};
 pub use label::{Label, Shape};
 pub use memory::{GpuMemory, PoolUsage};
 pub use printable::{is_printable, one_line};

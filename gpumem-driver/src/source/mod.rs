@@ -9,7 +9,6 @@ mod devices;
 #[cfg(feature = "cuda")]
 mod driver;
 mod files;
-mod hasher;
 #[cfg(feature = "cuda")]
 pub mod machine;
 mod off;
@@ -35,7 +34,6 @@ pub use self::{
     custom::{custom_devices, set_gauge},
     devices::{Devices, Interception},
     files::own_module,
-    hasher::AddressHasher,
     off::{ask_for_each_trace, traces_are_off, turn_traces_off},
     recorder::{LabelBlock, RecordEvents, call_before_allocations, label_with},
     refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},
