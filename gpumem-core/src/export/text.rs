@@ -29,7 +29,7 @@ fn statements(lines: &[Line]) -> Table {
     type Figure = (&'static str, fn(&Line) -> i64);
     let figures: [Figure; 3] = [
         ("used", |line| line.trace.used.get()),
-        ("peaked", |line| line.trace.peaked.get().try_into().unwrap_or(i64::MAX)),
+        ("peaked", |line| line.trace.peaked.signed()),
         ("total", |line| line.total.get()),
     ];
     let is_measured = |line: &&Line| line.trace.is_measured();
@@ -42,7 +42,7 @@ fn statements(lines: &[Line]) -> Table {
         table = table.amounts(name, amounts);
     }
     table = table.column("", Fit::Left).column("statement", Fit::LeftCutEnd);
-    let needed = |line: &Line| -> i64 { line.trace.peak_over_start().get().try_into().unwrap_or(i64::MAX) };
+    let needed = |line: &Line| -> i64 { line.trace.peak_over_start().signed() };
     let most = lines.iter().filter(is_measured).map(needed).max().unwrap_or(0);
     for line in lines {
         let figures = figures.map(|(_, figure)| {

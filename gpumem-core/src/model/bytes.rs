@@ -87,6 +87,12 @@ impl Bytes {
         self.0
     }
 
+    /// Returns the number of bytes with a sign, which is [`i64::MAX`] at most.
+    #[doc(hidden)]
+    pub fn signed(self) -> i64 {
+        i64::try_from(self.0).unwrap_or(i64::MAX)
+    }
+
     /// Whole MiB, rounded down. fastai calls this MB.
     ///
     /// ```

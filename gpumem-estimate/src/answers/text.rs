@@ -21,10 +21,6 @@ use crate::{
 /// A report shows at most this many rows of layers.
 const MOST_LAYERS: usize = 24;
 
-fn signed(bytes: Bytes) -> i64 {
-    bytes.get().try_into().unwrap_or(i64::MAX)
-}
-
 /// Returns a number such as `1,234,567`.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -42,7 +38,7 @@ pub(super) fn grouped(number: u64) -> String {
 fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
     let mut table = Table::new().column("", Fit::LeftCutEnd).amounts("", amounts);
     for (name, bytes) in rows {
-        table.row([Cell::from(name), amounts.show(signed(*bytes)).into()]);
+        table.row([Cell::from(name), amounts.show(bytes.signed()).into()]);
     }
     table
 }
@@ -67,8 +63,8 @@ impl Show for Estimate {
             rows.insert(1, ("… with the largest workspaces".to_owned(), highest));
             rows.insert(3, ("… with the largest workspaces".to_owned(), reserved));
         }
-        let amounts = Amounts::of(rows.iter().map(|(_, bytes)| signed(*bytes)));
-        let show = |bytes: Bytes| amounts.show(signed(bytes));
+        let amounts = Amounts::of(rows.iter().map(|(_, bytes)| bytes.signed()));
+        let show = |bytes: Bytes| amounts.show(bytes.signed());
         let mut range = vec![show(*peak)];
         range.extend(self.convolutions.map(|with| show(with.peak)));
         range.dedup();
@@ -79,7 +75,7 @@ impl Show for Estimate {
             let high = show(high);
             write!(f, "\ncuDNN chooses how a convolution is computed, with a workspace of 0 to {high} {unit}.")?;
         }
-        let row = |name: String, bytes: Bytes| Row { name, bytes: signed(bytes), ..Row::default() };
+        let row = |name: String, bytes: Bytes| Row { name, bytes: bytes.signed(), ..Row::default() };
         let mut classes: Vec<_> =
             self.classes().into_iter().map(|(class, bytes)| row(class.name().to_owned(), bytes)).collect();
         classes.sort_by_key(|row| Reverse(row.bytes));
@@ -90,7 +86,7 @@ impl Show for Estimate {
         let mut phases: Vec<Row> = Vec::new();
         for phase in &self.phases {
             match phases.iter_mut().find(|row| row.name == phase.name) {
-                Some(row) => row.bytes = row.bytes.max(signed(phase.peak)),
+                Some(row) => row.bytes = row.bytes.max(phase.peak.signed()),
                 None => phases.push(row(phase.name.to_owned(), phase.peak)),
             }
         }
@@ -185,7 +181,7 @@ fn layers(parts: &[Part]) -> Tree {
     let mut tree = Tree::new();
     for (phase, layers) in phases {
         for run in runs(layers) {
-            let leaf = Leaf { name: run.shown(), bytes: signed(run.bytes), blocks: 0, note: None };
+            let leaf = Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None };
             tree.leaf(&[phase.to_owned()], leaf);
         }
     }
@@ -225,8 +221,8 @@ impl Show for Tensors {
         let TensorSum { elements, bytes } = self.sum();
         let mut rows = vec![(format!("{} elements", grouped(elements)), bytes)];
         rows.extend(self.by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.bytes)));
-        let amounts = Amounts::of([signed(bytes)]);
-        let sum = format!("the weights have {} {}", amounts.show(signed(bytes)), amounts.unit);
+        let amounts = Amounts::of([bytes.signed()]);
+        let sum = format!("the weights have {} {}", amounts.show(bytes.signed()), amounts.unit);
         writeln!(f, "{}", paint.on(Role::Heading, sum))?;
         sizes(&rows, amounts).show(f, paint)?;
         let mut modules: BTreeMap<&str, Bytes> = BTreeMap::new();
@@ -236,7 +232,7 @@ impl Show for Tensors {
         }
         let mut tree = Tree::new();
         for run in runs(modules.into_iter().map(|(name, bytes)| (name, OfLayer { bytes, each: bytes }))) {
-            tree.leaf(&[], Leaf { name: run.shown(), bytes: signed(run.bytes), blocks: 0, note: None });
+            tree.leaf(&[], Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None });
         }
         f.write_str("\n\n")?;
         show_layers(f, paint, "by module", tree, amounts)?;
@@ -258,16 +254,18 @@ impl fmt::Display for Savings {
 
 impl Show for Savings {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let base = signed(self.peak);
-        let amounts =
-            Amounts::of([base].into_iter().chain(self.changes.iter().filter_map(|change| change.peak).map(signed)));
+        let base = self.peak.signed();
+        let amounts = Amounts::of(
+            [base].into_iter().chain(self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed)),
+        );
         let mut table = Table::new()
             .column("one change", Fit::LeftCutEnd)
             .amounts("peak", amounts)
             .amounts("change", amounts)
             .column("%", Fit::Right)
             .column("", Fit::Left);
-        let highest = self.changes.iter().filter_map(|change| change.peak).map(signed).max().unwrap_or(0).max(base);
+        let highest =
+            self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed).max().unwrap_or(0).max(base);
         table.row([
             "none".into(),
             amounts.show(base).into(),
@@ -276,7 +274,7 @@ impl Show for Savings {
             Cell::bar(base, highest),
         ]);
         for Saving { change, peak, why_not, .. } in &self.changes {
-            let Some(peak) = peak.map(signed) else {
+            let Some(peak) = peak.map(Bytes::signed) else {
                 let dash = || Cell::from("—");
                 table.row([change.into(), dash(), dash(), dash(), Cell::default()]);
                 table.note(1, why_not.as_deref().unwrap_or("not known"));
@@ -323,7 +321,7 @@ impl Show for Comparison {
             return f.write_str("nothing was measured that can be compared");
         }
         let all =
-            rows.iter().flat_map(|(_, _, difference)| [signed(difference.estimated), signed(difference.measured)]);
+            rows.iter().flat_map(|(_, _, difference)| [difference.estimated.signed(), difference.measured.signed()]);
         let amounts = Amounts::of(all);
         let mut table = Table::new()
             .column("", Fit::LeftCutEnd)
@@ -337,10 +335,10 @@ impl Show for Comparison {
             let role = if error > 0 { Role::More } else { Role::Less };
             table.row([
                 Cell::nested(depth, &name),
-                amounts.show(signed(difference.estimated)).into(),
-                amounts.show(signed(difference.measured)).into(),
+                amounts.show(difference.estimated.signed()).into(),
+                amounts.show(difference.measured.signed()).into(),
                 Cell::from(format!("{sign}{}", amounts.show(error))).role(role),
-                percent(error, signed(difference.measured)).into(),
+                percent(error, difference.measured.signed()).into(),
             ]);
             if let (Some(most), Some(is_in)) = (difference.at_most, difference.is_in_range()) {
                 let mut note = String::new();

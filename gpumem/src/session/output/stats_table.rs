@@ -129,7 +129,7 @@ impl Row {
             return;
         }
         let (used, needed) = (trace.used.get(), trace.peak_over_start());
-        let peaked = i64::try_from(trace.peaked.get()).unwrap_or(i64::MAX);
+        let peaked = trace.peaked.signed();
         let worst = |call| {
             let (name, time) = now();
             WorstCall::new(call, name, time, needed)
