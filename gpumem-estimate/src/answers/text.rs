@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, amounts_table_in},
+    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, amounts_table_in, grouped},
     model::Bytes,
 };
 
@@ -21,19 +21,6 @@ use crate::{
 /// A report shows at most this many rows of layers.
 const MOST_LAYERS: usize = 24;
 
-/// Returns a number such as `1,234,567`.
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// Returns the main figures, in the unit of the whole report.
 fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
     let mut table = Table::new().column("", Fit::LeftCutEnd).amounts("", amounts);
@@ -43,13 +30,9 @@ fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
     table
 }
 
-/// Writes the parts of the peak by class and by layer, and the peaks of the phases.
-impl fmt::Display for Estimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
+gpumem_core::plain_display!(Comparison, Estimate, Savings, Tensors);
 
+/// Writes the parts of the peak by class and by layer, and the peaks of the phases.
 impl Show for Estimate {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { parameters, parameter_bytes, peak, reserved, .. } = self;
@@ -210,12 +193,6 @@ fn percent(part: i64, whole: i64) -> String {
 }
 
 /// Writes the weights of a file, by type and module. The other needs of a step are not in it.
-impl fmt::Display for Tensors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Tensors {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let TensorSum { elements, bytes } = self.sum();
@@ -246,12 +223,6 @@ impl Show for Tensors {
 }
 
 /// Writes one row for each change, and the reasons of those that are not possible.
-impl fmt::Display for Savings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Savings {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let base = self.peak.signed();
@@ -297,12 +268,6 @@ impl Show for Savings {
 }
 
 /// Writes one row for each figure that both sides have.
-impl fmt::Display for Comparison {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Comparison {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { peak, reserved, classes, phases } = self;
@@ -354,12 +319,6 @@ impl Show for Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_have_groups_of_three_digits() {
-        let shown = [0, 12, 123, 1234, 123_456, 1_234_567].map(grouped);
-        assert_eq!(shown, ["0", "12", "123", "1,234", "123,456", "1,234,567"]);
-    }
 
     #[test]
     fn percentages_have_a_sign() {

@@ -159,57 +159,6 @@ impl Breakdown {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        model::{Bytes, GpuMemory},
-        report::Part,
-    };
-
-    #[test]
-    fn a_summary_is_an_object() {
-        let scope = ScopeSummary {
-            path: vec!["train".to_owned(), "a \"b\"".to_owned()],
-            place: Some("src/train.rs:12".to_owned()),
-            device: 1,
-            simulated: true,
-            calls: 2,
-            used: Bytes::new(3),
-            peak: Bytes::new(4),
-            at_peak: Bytes::new(2),
-            device_peak: Bytes::new(5),
-            allocated: Bytes::new(6),
-            allocations: 7,
-        };
-        let summary = Summary { scopes: vec![scope], pools: Vec::new(), untracked: 8, lost: 9, not_intercepted: None };
-        assert_eq!(
-            summary.to_json(),
-            "{\"scopes\":[{\"path\":[\"train\",\"a \\\"b\\\"\"],\"place\":\"src/train.rs:12\",\"device\":1,\
-             \"simulated\":true,\"calls\":2,\"used\":3,\"peak\":4,\"at_peak\":2,\"device_peak\":5,\"allocated\":6,\"allocations\":7}],\
-             \"pools\":[],\"untracked_frees\":8,\"lost_events\":9,\"not_intercepted\":null}"
-        );
-    }
-
-    #[test]
-    fn a_breakdown_is_an_object() {
-        let memory = GpuMemory { total: Bytes::new(9), free: Bytes::new(2), used: Bytes::new(7), reserved: None };
-        let part = Part {
-            kind: PartKind::PoolCache,
-            name: "kept".to_owned(),
-            path: Vec::new(),
-            bytes: Bytes::new(7),
-            count: 0,
-        };
-        let breakdown = Breakdown { device: 0, name: None, simulated: false, memory, parts: vec![part] };
-        assert_eq!(
-            breakdown.to_json(),
-            "{\"device\":0,\"name\":null,\"simulated\":false,\"total\":9,\"free\":2,\"used\":7,\
-             \"parts\":[{\"kind\":\"pool_cache\",\"name\":\"kept\",\"bytes\":7,\"count\":0}]}"
-        );
-    }
-}
-
 // The names are those of PyTorch's `memory_stats_as_nested_dict`.
 object!(MemoryStats as stats {
     device, simulated, intercepted_by,
@@ -279,15 +228,79 @@ impl LiveBlock {
     }
 }
 
+object!(Tracked as tracked {
+    ctx, simulated, used, live, changes,
+    lost_events: tracked.lost,
+});
+
+object!(Change as change {
+    count,
+    bytes_each: change.each,
+    bytes: change.total(),
+    kind, dtype, shape, names,
+    scopes: change.dtype.is_none().then_some(&change.path),
+    line, library,
+});
+
+/// A name, and the number of its blocks.
+type Named = (String, u64);
+
+object!(Named as named {
+    name: named.0,
+    count: named.1,
+});
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
     use crate::{
-        model::{Bytes, MemKind},
+        model::{Bytes, GpuMemory, MemKind},
         report::{AllocStats, KindStats},
     };
+
+    #[test]
+    fn a_summary_is_an_object() {
+        let scope = ScopeSummary {
+            path: vec!["train".to_owned(), "a \"b\"".to_owned()],
+            place: Some("src/train.rs:12".to_owned()),
+            device: 1,
+            simulated: true,
+            calls: 2,
+            used: Bytes::new(3),
+            peak: Bytes::new(4),
+            at_peak: Bytes::new(2),
+            device_peak: Bytes::new(5),
+            allocated: Bytes::new(6),
+            allocations: 7,
+        };
+        let summary = Summary { scopes: vec![scope], pools: Vec::new(), untracked: 8, lost: 9, not_intercepted: None };
+        assert_eq!(
+            summary.to_json(),
+            "{\"scopes\":[{\"path\":[\"train\",\"a \\\"b\\\"\"],\"place\":\"src/train.rs:12\",\"device\":1,\
+             \"simulated\":true,\"calls\":2,\"used\":3,\"peak\":4,\"at_peak\":2,\"device_peak\":5,\"allocated\":6,\"allocations\":7}],\
+             \"pools\":[],\"untracked_frees\":8,\"lost_events\":9,\"not_intercepted\":null}"
+        );
+    }
+
+    #[test]
+    fn a_breakdown_is_an_object() {
+        let memory = GpuMemory { total: Bytes::new(9), free: Bytes::new(2), used: Bytes::new(7), reserved: None };
+        let part = Part {
+            kind: PartKind::PoolCache,
+            name: "kept".to_owned(),
+            path: Vec::new(),
+            bytes: Bytes::new(7),
+            count: 0,
+        };
+        let breakdown = Breakdown { device: 0, name: None, simulated: false, memory, parts: vec![part] };
+        assert_eq!(
+            breakdown.to_json(),
+            "{\"device\":0,\"name\":null,\"simulated\":false,\"total\":9,\"free\":2,\"used\":7,\
+             \"parts\":[{\"kind\":\"pool_cache\",\"name\":\"kept\",\"bytes\":7,\"count\":0}]}"
+        );
+    }
 
     #[test]
     fn statistics_are_nested_as_in_pytorch() {
@@ -350,25 +363,3 @@ mod tests {
         );
     }
 }
-
-object!(Tracked as tracked {
-    ctx, simulated, used, live, changes,
-    lost_events: tracked.lost,
-});
-
-object!(Change as change {
-    count,
-    bytes_each: change.each,
-    bytes: change.total(),
-    kind, dtype, shape, names,
-    scopes: change.dtype.is_none().then_some(&change.path),
-    line, library,
-});
-
-/// A name, and the number of its blocks.
-type Named = (String, u64);
-
-object!(Named as named {
-    name: named.0,
-    count: named.1,
-});
