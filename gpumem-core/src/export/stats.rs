@@ -7,7 +7,10 @@ use super::{
     paint::{Paint, Role, Show},
     table::{Cell, Fit, Table},
 };
-use crate::report::{CallFigures, NameStats, Stats};
+use crate::{
+    model::{ByteDelta, Bytes},
+    report::{CallFigures, NameStats, Stats},
+};
 
 /// Writes a table for each device, with two lines for each name: the used and the peaked amounts of its calls.
 impl Show for Stats {
@@ -32,10 +35,9 @@ impl Show for Stats {
 
 /// Returns the amounts of a name: min, median, 99 %, max and sum of `used`, and the same without the sum for `peaked`.
 fn amounts_of(CallFigures { used, sum, peaked, .. }: &CallFigures) -> ([i64; 5], [i64; 4]) {
-    let signed = |bytes: crate::model::Bytes| i64::try_from(bytes.get()).unwrap_or(i64::MAX);
     (
-        [used.min, used.median, used.p99, used.max, *sum].map(crate::model::ByteDelta::get),
-        [peaked.min, peaked.median, peaked.p99, peaked.max].map(signed),
+        [used.min, used.median, used.p99, used.max, *sum].map(ByteDelta::get),
+        [peaked.min, peaked.median, peaked.p99, peaked.max].map(Bytes::signed),
     )
 }
 

@@ -1,7 +1,11 @@
 //! Peaks of open scopes, closed scopes or devices that are kept, so that their groups can be read in parts.
 
 use super::{
-    Ledger, groups::AllocGroup, kept_range::KeptRange, meters::Meter, peaks::PeakHistory, scope::Scope,
+    Ledger,
+    groups::AllocGroup,
+    meters::Meter,
+    peaks::{KeptRange, PeakHistory},
+    scope::Scope,
     thread_level::ThreadLevel,
 };
 use crate::model::{ByteDelta, Device, Gauge, OwnerThread, ScopeId};
