@@ -1,15 +1,24 @@
 //! Reads processes from `/proc` of Linux. It writes nothing there, and stops no process.
 
 use std::{
+    ffi::OsStr,
     fs, io,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
 };
 
 use gpumem_core::recording::{Beginning, new_path};
+#[cfg(feature = "export")]
+use gpumem_driver::process::rank_of;
 use gpumem_inject::variable;
 
-use crate::files::{is_recording, open_to_read};
+use crate::{
+    files::{is_recording, open_to_read},
+    run::control,
+};
 
 fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
@@ -122,11 +131,14 @@ fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
 /// recordings open that it completes.
 fn is_writer(pid: u32, recording: &Path) -> bool {
     let writer = open_to_read(recording).and_then(Beginning::read).map_or(0, |beginning| beginning.pid);
-    // In a container, the process knows itself by another number, the last one of these.
-    let status = read(pid, "status").unwrap_or_default();
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    let own: Option<u32> = numbers.and_then(|numbers| numbers.split_whitespace().next_back()?.parse().ok());
-    writer == 0 || own.is_none_or(|own| own == writer)
+    writer == 0 || own_number(pid).is_none_or(|own| own == writer)
+}
+
+/// The number by which the process knows itself. In a container it is another one, the last one of these.
+fn own_number(pid: u32) -> Option<u32> {
+    let status = read(pid, "status")?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().next_back()?.parse().ok()
 }
 
 /// In a container, the path is that of its own file system.
@@ -137,13 +149,30 @@ fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
     if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
 }
 
+/// The environment with which the process began. Empty if it cannot be read.
+pub(super) fn environment(pid: u32) -> Vec<u8> {
+    fs::read(place(pid, "environ")).unwrap_or_default()
+}
+
+fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a Path> {
+    let mut variables = environment.split(|byte| *byte == 0);
+    let value = variables.find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    (!value.is_empty()).then(|| Path::new(OsStr::from_bytes(value)))
+}
+
 /// Returns whether the process waits for `gpumem start`.
-pub(super) fn is_dormant(pid: u32) -> bool {
-    let Ok(environment) = fs::read(place(pid, "environ")) else { return false };
-    let name = format!("{}=", variable::CONTROL);
-    let folder = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(name.as_bytes()));
-    let Some(folder) = folder.and_then(|folder| std::str::from_utf8(folder).ok()) else { return false };
-    Path::new(folder).join(format!("{pid}.sock")).exists()
+pub(super) fn is_dormant(pid: u32, environment: &[u8]) -> bool {
+    variable(environment, variable::CONTROL).is_some_and(|folder| control::socket(folder, pid).exists())
+}
+
+/// Returns the newest recording that `gpumem run` asked for, if this process has begun one.
+#[cfg(feature = "export")]
+pub(super) fn left_recording(pid: u32, environment: &[u8]) -> Option<PathBuf> {
+    let file = variable(environment, variable::FILE)?;
+    let rank = rank_of(|name| variable(environment, name)?.to_str().map(str::to_owned));
+    let own = own_number(pid)?;
+    let files = (1..).map(|count| visible_here(pid, variable::file_of_process(file, rank, own, count)));
+    files.take_while(|file| is_recording(file)).last()
 }
 
 #[cfg(test)]
