@@ -49,7 +49,7 @@ fn exported(machine: Standin, name: &str, lines: &str) -> Outcome {
 fn value(outcome: &Outcome, section: &str, metric: &str, label: &str) -> Option<f64> {
     let begin = format!("== {section}\n");
     let (_, text) = outcome.stdout.split_once(&begin).unwrap_or_else(|| panic!("no {section}: {outcome}"));
-    let text = text.split("\n== ").next().unwrap_or_default();
+    let text = text.split("== ").next().unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(&format!("{metric}{{")) && line.contains(label))?;
     line.rsplit(' ').next()?.parse().ok()
 }
@@ -190,6 +190,7 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
         } > full.sh
         (trap '' XFSZ; ulimit -f 16; unset GPUMEM_STANDIN_LOG; exec $gpumem run -o full.capture -- bash full.sh > /dev/null 2> full.errors) &
         for name in shorter appended stopped; do (program $name) & done
+        programs=$(jobs -p | grep -vx $exporter)
         started ended.log '&kept'; $gpumem start $(cat ended.pid); exported ended refused_total
         $gpumem stop $(cat ended.pid); hidden '[1-9]' dormant
         for name in other full shorter appended stopped; do exported $name live_bytes; done
@@ -216,7 +217,8 @@ fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
         # An exporter that begins later knows them, too.
         kill $exporter; wait $exporter; rm export.log; serve; hidden 3 recording
 
-        kill -CONT $(cat stopped.pid); kill $(cat other.pid); echo > end; hidden 0 recording; wait $(jobs -p | grep -v $exporter)
+        kill $(cat full.pid); hidden 2 recording
+        kill -CONT $(cat stopped.pid); kill $(cat other.pid); echo > end; wait $programs
         echo "== log"; for name in *.pid; do grep "process $(cat $name)" said; done
         echo "== summary"; cat shorter.summary
         "#,
