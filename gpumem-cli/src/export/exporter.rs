@@ -727,6 +727,24 @@ mod tests {
     }
 
     #[test]
+    fn a_recording_that_ended_before_it_was_found_is_handed_over_once() {
+        let file = File::new("unseen", &Made::new("train").training(3, 10, 10 * MIB).file());
+        let mut exporter = Exporter::new(10);
+        let look = |exporter: &mut Exporter| {
+            exporter.take_up(vec![(process::id(), file.0.clone())]);
+            exporter.follow_all(&[]);
+        };
+        look(&mut exporter);
+        let (ended, first) = sample(&mut exporter, "first");
+        assert!(ended.devices[0].peak.is_some() && ended.devices[0].live.is_none());
+        exporter.confirm(first);
+        for _ in 0..2 {
+            look(&mut exporter);
+            assert!(exporter.followed.is_empty());
+        }
+    }
+
+    #[test]
     fn a_file_is_read_in_parts_and_a_wrong_one_is_not_there() {
         let whole = Made::new("train").varied(20_000).file();
         let file = File::new("parts", &whole);

@@ -179,7 +179,7 @@ pub(super) fn left_recording(pid: u32, environment: &[u8]) -> Option<PathBuf> {
 mod tests {
     use std::process;
 
-    use gpumem_core::recording::{Item, Process};
+    use gpumem_core::recording::{Item, Process, Writer};
 
     use super::*;
 
@@ -204,17 +204,32 @@ mod tests {
         assert_eq!(name_of(7, users), None);
     }
 
+    #[cfg(feature = "export")]
+    #[test]
+    fn the_recording_that_a_process_has_left_is_the_newest_one_of_its_name() {
+        let (own, folder) = (process::id(), tempfile::tempdir().unwrap());
+        let file = |name: &str| folder.path().join(name);
+        let environment = format!("PATH=/bin\0{}={}\0PMI_RANK=3\0", variable::FILE, file("a.capture").display());
+        let left = |environment: &str| left_recording(own, environment.as_bytes());
+        assert_eq!((left(&environment), left("PATH=/bin\0")), (None, None));
+        let [first, second] =
+            [format!("a.rank3.pid{own}.capture"), format!("a.rank3.pid{own}.2.capture")].map(|name| file(&name));
+        for newest in [&first, &second] {
+            fs::write(newest, crate::made::Made::new("train").file()).unwrap();
+            assert_eq!(left(&environment).as_ref(), Some(newest));
+        }
+    }
+
     #[test]
     fn only_what_is_written_and_begins_as_a_recording_is_one() {
         let folder = tempfile::tempdir().unwrap();
         let names = ["a.capture", "b.capture", "c.capture", "b.capture.new", "d.new", "inherited.capture"];
         let [recording, read, other, new, named_new, inherited] = names.map(|name| folder.path().join(name));
         for file in [&recording, &read, &named_new, &inherited] {
-            let mut made = crate::made::Made::new("train");
-            if *file != inherited {
-                made.item(&Item::Process(Process { pid: process::id(), ..Process::default() }));
-            }
-            fs::write(file, made.file()).unwrap();
+            let pid = if *file == inherited { 4711 } else { process::id() };
+            let mut writer = Writer::new(Vec::new()).unwrap();
+            writer.write(&Item::Process(Process { pid, ..Process::default() })).unwrap();
+            fs::write(file, writer.finish().unwrap()).unwrap();
         }
         fs::write(&other, "not one of them").unwrap();
         let write = |path: &Path| fs::File::options().write(true).open(path).unwrap();

@@ -397,7 +397,7 @@ fn prometheus_has_the_peak() {
         program a & program=$!
         started a.log '&kept'
         cat > prometheus.yml <<CONFIG
-{global: {scrape_interval: 1s}, scrape_configs: [{job_name: gpumem, static_configs: [{targets: ["127.0.0.1:$port"]}]}]}
+{global: {scrape_interval: 300ms}, scrape_configs: [{job_name: gpumem, static_configs: [{targets: ["127.0.0.1:$port"]}]}]}
 CONFIG
         $prometheus --config.file=prometheus.yml --storage.tsdb.path=data --web.listen-address=$at --log.level=error & server=$!
         query() { $promtool query instant http://$at "$1" 2>&1; }
@@ -562,9 +562,15 @@ fn a_collector_of_opentelemetry_gets_the_same() {
         "serve --otlp http://127.0.0.1:{port}\n{}",
         r#"
         program a & program=$!
-        started a.log '&kept'; sleep 1; touch go; started a.log 'value kept'; sleep 1
-        echo "== all"; of a scraper
-        echo > end; wait $program; sleep 1.5; cat a.pid
+        started a.log '&kept'
+        # A push comes every 100 ms.
+        until of a scraper | grep -q '^gpumem_process_live'; do sleep 0.1; done
+        sleep 0.5; touch go; started a.log 'value kept'
+        until of a scraper | grep -q '^gpumem_process_peak_bytes.* 1077936128$'; do sleep 0.1; done
+        sleep 0.5; echo "== all"; of a scraper
+        echo > end; wait $program
+        until ! of a other | grep -q '^gpumem_process_live'; do sleep 0.1; done
+        sleep 0.5; cat a.pid
         "#
     );
     let machine = Standin::new().env("OTEL_METRIC_EXPORT_INTERVAL", "100");
