@@ -22,7 +22,7 @@ use gpumem_tests::{OwnProcess, device, on_the_standin, part};
 
 /// Longer than some readings of the sampler are apart.
 fn hold() {
-    thread::sleep(Duration::from_millis(20));
+    thread::sleep(Duration::from_millis(50));
 }
 
 fn gpu() -> Gpu {
