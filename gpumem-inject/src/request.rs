@@ -2,7 +2,6 @@
 
 use std::{
     env,
-    ffi::OsString,
     path::{Path, PathBuf},
     process,
 };
@@ -74,24 +73,8 @@ fn parsed(keep: &str) -> Result<Keep, String> {
     }
 }
 
-/// Turns `train.gpumem` into `train.rank3.pid17.gpumem` for this process. A process that calls `exec` keeps its number, so the next
-/// program in it has a file `train.rank3.pid17.2.gpumem`.
 fn free_name(file: &Path, rank: Option<u64>, pid: u32) -> PathBuf {
-    let name = |count: u32| {
-        let mut name = file.file_stem().unwrap_or(file.as_os_str()).to_owned();
-        if let Some(rank) = rank {
-            name.push(format!(".rank{rank}"));
-        }
-        name.push(format!(".pid{pid}"));
-        if count > 1 {
-            name.push(format!(".{count}"));
-        }
-        if let Some(extension) = file.extension() {
-            name.push(OsString::from("."));
-            name.push(extension);
-        }
-        file.with_file_name(name)
-    };
+    let name = |count| variable::file_of_process(file, rank, pid, count);
     // The name belongs only to this process, so nobody else creates the file meanwhile.
     (1..1_000).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(1_000))
 }

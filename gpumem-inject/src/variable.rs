@@ -19,6 +19,24 @@ pub const OTHER_NVTX: &str = "GPUMEM_RUN_OTHER_NVTX";
 /// The file of the recording. The name of each process's file has more before the extension: its rank and its number.
 pub const FILE: &str = "GPUMEM_RUN_FILE";
 
+/// Turns `train.gpumem` into `train.rank3.pid17.gpumem` for a process. A process that calls `exec` keeps its number, so the next program
+/// in it has a file `train.rank3.pid17.2.gpumem`.
+pub fn file_of_process(file: &Path, rank: Option<u64>, pid: u32, count: u32) -> PathBuf {
+    let mut name = file.file_stem().unwrap_or(file.as_os_str()).to_owned();
+    if let Some(rank) = rank {
+        name.push(format!(".rank{rank}"));
+    }
+    name.push(format!(".pid{pid}"));
+    if count > 1 {
+        name.push(format!(".{count}"));
+    }
+    if let Some(extension) = file.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    file.with_file_name(name)
+}
+
 /// The allocations whose stack is recorded: a value of gpumem's setting `GPUMEM_BACKTRACE`. That variable itself is for the program,
 /// which may use gpumem.
 pub const BACKTRACE: &str = "GPUMEM_RUN_BACKTRACE";

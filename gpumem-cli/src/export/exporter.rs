@@ -30,7 +30,7 @@ use super::{
 use crate::{
     failure::Failure,
     history::Origin,
-    machine::{self, Known, Machine, Process, Recorded, Recording, Usage},
+    machine::{self, Found, Known, Machine, Process, Recorded, Recording, Usage},
     run::control::is_stopped,
     terminal,
     watch::Live,
@@ -73,6 +73,8 @@ pub(super) struct Exporter {
     processes: HashMap<u32, (u64, ProcessId)>,
     followed: Vec<Followed>,
     broken: Vec<Broken>,
+    /// Those of [`Found::left`] that are or were followed.
+    left: Vec<(u32, PathBuf)>,
     /// The number of recordings that the last look did not follow, because there were too many.
     not_followed: usize,
     /// The names of collectors with their numbers. The last one has collected last.
@@ -128,6 +130,7 @@ impl Exporter {
             processes: HashMap::new(),
             followed: Vec::new(),
             broken: Vec::new(),
+            left: Vec::new(),
             not_followed: 0,
             collectors: Vec::new(),
             next_collector: 0,
@@ -136,7 +139,29 @@ impl Exporter {
 
     /// Reads the new parts of recordings.
     pub(super) fn follow(&mut self) {
-        self.follow_all(&machine::recorded());
+        let found = Found::now();
+        let recorded = found.recorded();
+        self.take_up(found.left);
+        self.follow_all(&recorded);
+    }
+
+    /// Reads also the recordings that ended before a look found their processes writing them.
+    fn take_up(&mut self, left: Vec<(u32, PathBuf)>) {
+        self.left.retain(|known| left.contains(known));
+        for (pid, file) in left {
+            let is_followed = self.followed.iter().any(|of| *of.live.path() == *file);
+            if self.left.iter().any(|known| (known.0, &known.1) == (pid, &file))
+                || self.followed.len() == MOST_RECORDINGS && !is_followed
+            {
+                continue;
+            }
+            if !is_followed {
+                let ended = Some(Instant::now());
+                let process = self.process(pid);
+                self.followed.push(Followed { ended, ..Followed::new(file.clone(), pid, process) });
+            }
+            self.left.push((pid, file));
+        }
     }
 
     fn follow_all(&mut self, recorded: &[Recorded]) {
@@ -245,7 +270,9 @@ impl Exporter {
             Machine::default()
         });
         let usage = Usage::read(&machine, &mut self.known);
+        self.take_up(usage.left);
         self.follow_all(&usage.recorded);
+        hidden.dormant = usage.dormant;
         let not_read = machine.not_read.iter().chain(&usage.not_read);
         hidden.readings += not_read.filter(|not_read| not_read.is_error).count();
         hidden.recordings = self.not_followed + self.broken.len();
@@ -697,6 +724,24 @@ mod tests {
         exporter.confirm(second);
         exporter.follow_all(&[]);
         assert!(exporter.followed.is_empty());
+    }
+
+    #[test]
+    fn a_recording_that_ended_before_it_was_found_is_handed_over_once() {
+        let file = File::new("unseen", &Made::new("train").training(3, 10, 10 * MIB).file());
+        let mut exporter = Exporter::new(10);
+        let look = |exporter: &mut Exporter| {
+            exporter.take_up(vec![(process::id(), file.0.clone())]);
+            exporter.follow_all(&[]);
+        };
+        look(&mut exporter);
+        let (ended, first) = sample(&mut exporter, "first");
+        assert!(ended.devices[0].peak.is_some() && ended.devices[0].live.is_none());
+        exporter.confirm(first);
+        for _ in 0..2 {
+            look(&mut exporter);
+            assert!(exporter.followed.is_empty());
+        }
     }
 
     #[test]

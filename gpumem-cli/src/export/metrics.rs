@@ -77,6 +77,7 @@ impl Points {
         for (what, number) in [
             ("process", hidden.processes),
             ("recorded", hidden.unknown),
+            ("dormant", hidden.dormant),
             ("recording", hidden.recordings),
             ("reading", hidden.readings),
         ] {

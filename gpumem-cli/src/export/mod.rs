@@ -88,7 +88,7 @@ pub(crate) fn serve(options: Options) -> Result<Infallible, Failure> {
 
 /// Returns notes on what this process cannot see.
 fn in_words(hidden: Hidden) -> Vec<String> {
-    let Hidden { processes, unknown, recordings: _, readings } = hidden;
+    let Hidden { processes, unknown, dormant: _, recordings: _, readings } = hidden;
     let mut lines = Vec::new();
     // The first process is that of another user, unless this is a container.
     if fs::read_dir("/proc/1/fd").is_err() {

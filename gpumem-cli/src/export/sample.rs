@@ -101,6 +101,8 @@ pub(super) struct Hidden {
     pub(super) processes: usize,
     /// Processes that may be recorded or not: this cannot be found out.
     pub(super) unknown: usize,
+    /// Processes that wait for `gpumem start`, the first time or after `gpumem stop`.
+    pub(super) dormant: usize,
     /// Recordings that are not read, or not yet.
     pub(super) recordings: usize,
     /// Readings of the driver that failed.

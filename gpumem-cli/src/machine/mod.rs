@@ -18,7 +18,7 @@ pub(crate) use self::{
 };
 #[cfg(feature = "export")]
 pub(crate) use self::{
-    processes::{Recorded, recorded},
+    processes::{Found, Recorded},
     system::{began, cgroups, command, uid, user, uses_driver},
 };
 use crate::{exit::Exit, failure::Failure, terminal};

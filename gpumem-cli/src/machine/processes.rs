@@ -1,8 +1,13 @@
 //! The processes on the GPUs, and which of them are recorded.
 
-use std::{cmp::Reverse, collections::HashMap, path::PathBuf};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap, HashSet},
+    mem,
+    path::PathBuf,
+};
 
-use gpumem::report::ProcessKind;
+use gpumem::report::{GpuProcess, ProcessKind};
 use gpumem_driver::source::machine as library;
 use serde::Serialize;
 
@@ -90,29 +95,52 @@ pub(crate) struct Usage {
     /// All processes that are recorded.
     #[serde(skip)]
     pub(crate) recorded: Vec<Recorded>,
+    /// See [`Found::left`].
+    #[cfg(feature = "export")]
+    #[serde(skip)]
+    pub(crate) left: Vec<(u32, PathBuf)>,
+    /// The number of processes that wait for `gpumem start`.
+    #[cfg(feature = "export")]
+    #[serde(skip)]
+    pub(crate) dormant: usize,
 }
 
 impl Usage {
     /// Reads the processes on these GPUs. Recorded and dormant processes are found without any GPU.
     pub(crate) fn read(machine: &Machine, system: &mut Known) -> Self {
         let mut all = Self::default();
+        let mut lists = Vec::new();
         for gpu in &machine.gpus {
             let (Some(index), true) = (gpu.index, gpu.uuid.is_some()) else { continue };
             match library::processes_on(index) {
-                Ok(processes) => all.add(index, gpu.memory.used_bytes, processes, system),
+                Ok(processes) => lists.push((index, gpu.memory.used_bytes, processes)),
                 Err(why) => all.not_read.push(NotRead::error(format!("the processes on GPU {index}"), &why)),
             }
         }
-        let listed =
-            |pid: u32| all.processes.iter().any(|process| process.pid == pid && process.is_visible != Some(false));
-        let (recorded, mut dormant) = of_gpumem();
-        dormant.retain(|dormant| !listed(dormant.pid));
-        all.recorded_besides = recorded.iter().filter(|recorded| !listed(recorded.pid)).cloned().collect();
-        (all.recorded, all.dormant_besides) = (recorded, dormant);
+        // A process may be on several GPUs, and it is looked at once.
+        system.update(lists.iter().flat_map(|(.., processes)| processes.iter().map(|process| process.pid)).collect());
+        let found = Found::now();
+        for (index, used, processes) in lists {
+            all.add(index, used, processes, system, &found);
+        }
+        let listed: HashSet<u32> = {
+            let visible = all.processes.iter().filter(|process| process.is_visible != Some(false));
+            visible.map(|process| process.pid).collect()
+        };
+        all.recorded = found.recorded();
+        all.recorded_besides = all.recorded.iter().filter(|of| !listed.contains(&of.pid)).cloned().collect();
+        let dormant = found.recordings.iter().filter(|(_, recording)| **recording == Recording::Dormant);
+        let pids: Vec<u32> = dormant.map(|(pid, _)| *pid).collect();
+        let besides = pids.iter().filter(|pid| !listed.contains(pid));
+        all.dormant_besides = besides.map(|pid| Dormant { pid: *pid, command: system::command(*pid) }).collect();
+        #[cfg(feature = "export")]
+        {
+            (all.left, all.dormant) = (found.left, pids.len());
+        }
         all
     }
 
-    fn add(&mut self, gpu: u32, used: Option<u64>, processes: Vec<gpumem::report::GpuProcess>, system: &mut Known) {
+    fn add(&mut self, gpu: u32, used: Option<u64>, processes: Vec<GpuProcess>, system: &Known, found: &Found) {
         let used_by = processes.iter().map(|process| Some(process.used?.get()));
         let listed_bytes: Option<u64> = used_by.sum();
         let not_listed_bytes = used.zip(listed_bytes).map(|(used, listed)| used.saturating_sub(listed));
@@ -120,9 +148,10 @@ impl Usage {
         let mut processes: Vec<_> = processes
             .into_iter()
             .map(|process| {
-                let of_system = system.process(process.pid);
-                let is_visible = of_system.uses_driver;
-                let seen = Some(&of_system).filter(|_| is_visible != Some(false));
+                // Nothing else is known of a process that is not visible here.
+                let of_system = system.processes.get(&process.pid);
+                let is_visible = of_system.map_or(Some(false), |known| known.uses_driver);
+                let seen = of_system.filter(|_| is_visible != Some(false));
                 Process {
                     gpu,
                     pid: process.pid,
@@ -135,7 +164,9 @@ impl Usage {
                         _ => "both",
                     },
                     is_visible,
-                    recording: seen.map_or(Recording::Unknown, |seen| seen.recording.clone()),
+                    recording: seen
+                        .and_then(|_| found.recordings.get(&process.pid).cloned())
+                        .unwrap_or(Recording::Unknown),
                 }
             })
             .collect();
@@ -145,70 +176,74 @@ impl Usage {
 }
 
 /// The system's data of a process.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct OfSystem {
     began: u64,
     user: Option<String>,
     command: Option<String>,
     uses_driver: Option<bool>,
-    recording: Recording,
 }
 
-/// The known processes of the system. The system is asked again only for values that may have changed.
+/// The known processes of the system that the driver lists. The system is asked again only for values that may have changed.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     processes: HashMap<u32, OfSystem>,
 }
 
 impl Known {
-    /// Returns the process with this number. Nothing else is known of a process that is not visible here.
-    fn process(&mut self, pid: u32) -> OfSystem {
-        let Some(began) = system::began(pid) else {
-            self.processes.remove(&pid);
-            let recording = Recording::Unknown;
-            return OfSystem { began: 0, user: None, command: None, uses_driver: Some(false), recording };
-        };
-        let known = self.processes.get(&pid).filter(|known| known.began == began).cloned();
-        let process = OfSystem {
-            recording: recording_of(pid),
-            ..known.unwrap_or_else(|| OfSystem {
+    /// Knows the processes with these numbers that are visible here, and no others.
+    fn update(&mut self, pids: HashSet<u32>) {
+        let mut known = mem::take(&mut self.processes);
+        let process = |pid| {
+            let began = system::began(pid)?;
+            let new = || OfSystem {
                 began,
                 user: system::user(pid),
                 command: system::command(pid),
                 uses_driver: system::uses_driver(pid),
-                recording: Recording::Unknown,
-            })
+            };
+            Some((pid, known.remove(&pid).filter(|known| known.began == began).unwrap_or_else(new)))
         };
-        self.processes.insert(pid, process.clone());
-        process
+        self.processes = pids.into_iter().filter_map(process).collect();
     }
 }
 
-fn recording_of(pid: u32) -> Recording {
-    match system::open_recordings(pid) {
-        Ok(files) if !files.is_empty() => Recording::Recorded { files },
-        Ok(_) if system::is_dormant(pid) => Recording::Dormant,
-        Ok(_) => Recording::None,
-        Err(_) => Recording::Unknown,
-    }
+/// A look at all processes that are visible here.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    recordings: BTreeMap<u32, Recording>,
+    /// The recordings of `gpumem run` that their processes began and do not write any more.
+    #[cfg(feature = "export")]
+    pub(crate) left: Vec<(u32, PathBuf)>,
 }
 
-/// All processes of this user that are recorded.
-#[cfg(feature = "export")]
-pub(crate) fn recorded() -> Vec<Recorded> {
-    of_gpumem().0
-}
-
-/// All processes of this user that are recorded, and those that wait for `gpumem start`, whether or not the driver lists them.
-fn of_gpumem() -> (Vec<Recorded>, Vec<Dormant>) {
-    let (mut recorded, mut dormant): (Vec<Recorded>, Vec<Dormant>) = Default::default();
-    for pid in system::pids() {
-        let Ok(files) = system::open_recordings(pid) else { continue };
-        if !files.is_empty() {
-            recorded.push(Recorded { pid, command: system::command(pid), files });
-        } else if system::is_dormant(pid) {
-            dormant.push(Dormant { pid, command: system::command(pid) });
+impl Found {
+    pub(crate) fn now() -> Self {
+        let mut found = Self::default();
+        for pid in system::pids() {
+            let recording = match system::open_recordings(pid) {
+                Ok(files) if !files.is_empty() => Recording::Recorded { files },
+                Ok(_) => {
+                    let environment = system::environment(pid);
+                    #[cfg(feature = "export")]
+                    found.left.extend(system::left_recording(pid, &environment).map(|file| (pid, file)));
+                    if system::is_dormant(pid, &environment) { Recording::Dormant } else { Recording::None }
+                }
+                Err(_) => Recording::Unknown,
+            };
+            found.recordings.insert(pid, recording);
         }
+        found
     }
-    (recorded, dormant)
+
+    /// All processes that are recorded.
+    pub(crate) fn recorded(&self) -> Vec<Recorded> {
+        let recorded = self.recordings.iter().filter_map(|(pid, recording)| match recording {
+            Recording::Recorded { files } => {
+                Some(Recorded { pid: *pid, command: system::command(*pid), files: files.clone() })
+            }
+            _ => None,
+        });
+        recorded.collect()
+    }
 }

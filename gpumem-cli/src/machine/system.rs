@@ -1,15 +1,24 @@
 //! Reads processes from `/proc` of Linux. It writes nothing there, and stops no process.
 
 use std::{
+    ffi::OsStr,
     fs, io,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
 };
 
 use gpumem_core::recording::{Beginning, new_path};
+#[cfg(feature = "export")]
+use gpumem_driver::process::rank_of;
 use gpumem_inject::variable;
 
-use crate::files::{is_recording, open_to_read};
+use crate::{
+    files::{is_recording, open_to_read},
+    run::control,
+};
 
 fn place(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
@@ -122,11 +131,14 @@ fn recording_at(pid: u32, link: &Path, path: PathBuf) -> Option<PathBuf> {
 /// recordings open that it completes.
 fn is_writer(pid: u32, recording: &Path) -> bool {
     let writer = open_to_read(recording).and_then(Beginning::read).map_or(0, |beginning| beginning.pid);
-    // In a container, the process knows itself by another number, the last one of these.
-    let status = read(pid, "status").unwrap_or_default();
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    let own: Option<u32> = numbers.and_then(|numbers| numbers.split_whitespace().next_back()?.parse().ok());
-    writer == 0 || own.is_none_or(|own| own == writer)
+    writer == 0 || own_number(pid).is_none_or(|own| own == writer)
+}
+
+/// The number by which the process knows itself. In a container it is another one, the last one of these.
+fn own_number(pid: u32) -> Option<u32> {
+    let status = read(pid, "status")?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().next_back()?.parse().ok()
 }
 
 /// In a container, the path is that of its own file system.
@@ -137,20 +149,37 @@ fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
     if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
 }
 
+/// The environment with which the process began. Empty if it cannot be read.
+pub(super) fn environment(pid: u32) -> Vec<u8> {
+    fs::read(place(pid, "environ")).unwrap_or_default()
+}
+
+fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a Path> {
+    let mut variables = environment.split(|byte| *byte == 0);
+    let value = variables.find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    (!value.is_empty()).then(|| Path::new(OsStr::from_bytes(value)))
+}
+
 /// Returns whether the process waits for `gpumem start`.
-pub(super) fn is_dormant(pid: u32) -> bool {
-    let Ok(environment) = fs::read(place(pid, "environ")) else { return false };
-    let name = format!("{}=", variable::CONTROL);
-    let folder = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(name.as_bytes()));
-    let Some(folder) = folder.and_then(|folder| std::str::from_utf8(folder).ok()) else { return false };
-    Path::new(folder).join(format!("{pid}.sock")).exists()
+pub(super) fn is_dormant(pid: u32, environment: &[u8]) -> bool {
+    variable(environment, variable::CONTROL).is_some_and(|folder| control::socket(folder, pid).exists())
+}
+
+/// Returns the newest recording that `gpumem run` asked for, if this process has begun one.
+#[cfg(feature = "export")]
+pub(super) fn left_recording(pid: u32, environment: &[u8]) -> Option<PathBuf> {
+    let file = variable(environment, variable::FILE)?;
+    let rank = rank_of(|name| variable(environment, name)?.to_str().map(str::to_owned));
+    let own = own_number(pid)?;
+    let files = (1..).map(|count| visible_here(pid, variable::file_of_process(file, rank, own, count)));
+    files.take_while(|file| is_recording(file)).last()
 }
 
 #[cfg(test)]
 mod tests {
     use std::process;
 
-    use gpumem_core::recording::{Item, Process};
+    use gpumem_core::recording::{Item, Process, Writer};
 
     use super::*;
 
@@ -175,17 +204,32 @@ mod tests {
         assert_eq!(name_of(7, users), None);
     }
 
+    #[cfg(feature = "export")]
+    #[test]
+    fn the_recording_that_a_process_has_left_is_the_newest_one_of_its_name() {
+        let (own, folder) = (process::id(), tempfile::tempdir().unwrap());
+        let file = |name: &str| folder.path().join(name);
+        let environment = format!("PATH=/bin\0{}={}\0PMI_RANK=3\0", variable::FILE, file("a.capture").display());
+        let left = |environment: &str| left_recording(own, environment.as_bytes());
+        assert_eq!((left(&environment), left("PATH=/bin\0")), (None, None));
+        let [first, second] =
+            [format!("a.rank3.pid{own}.capture"), format!("a.rank3.pid{own}.2.capture")].map(|name| file(&name));
+        for newest in [&first, &second] {
+            fs::write(newest, crate::made::Made::new("train").file()).unwrap();
+            assert_eq!(left(&environment).as_ref(), Some(newest));
+        }
+    }
+
     #[test]
     fn only_what_is_written_and_begins_as_a_recording_is_one() {
         let folder = tempfile::tempdir().unwrap();
         let names = ["a.capture", "b.capture", "c.capture", "b.capture.new", "d.new", "inherited.capture"];
         let [recording, read, other, new, named_new, inherited] = names.map(|name| folder.path().join(name));
         for file in [&recording, &read, &named_new, &inherited] {
-            let mut made = crate::made::Made::new("train");
-            if *file != inherited {
-                made.item(&Item::Process(Process { pid: process::id(), ..Process::default() }));
-            }
-            fs::write(file, made.file()).unwrap();
+            let pid = if *file == inherited { 4711 } else { process::id() };
+            let mut writer = Writer::new(Vec::new()).unwrap();
+            writer.write(&Item::Process(Process { pid, ..Process::default() })).unwrap();
+            fs::write(file, writer.finish().unwrap()).unwrap();
         }
         fs::write(&other, "not one of them").unwrap();
         let write = |path: &Path| fs::File::options().write(true).open(path).unwrap();

@@ -35,7 +35,7 @@ pub(super) fn folder() -> io::Result<PathBuf> {
 }
 
 /// Returns the socket at which a process waits for commands.
-pub(super) fn socket(folder: &Path, pid: u32) -> PathBuf {
+pub(crate) fn socket(folder: &Path, pid: u32) -> PathBuf {
     folder.join(format!("{pid}.sock"))
 }
 

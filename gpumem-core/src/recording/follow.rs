@@ -243,7 +243,8 @@ impl Beginning {
                 Item::Ring(definition) => ring = Some(definition),
                 Item::Process(process) => pid = process.pid,
                 Item::Part(part) => return Ok(Self::of(Some(part), ring, pid)),
-                _ => {}
+                // These three are written first.
+                _ => break,
             }
         }
         Ok(Self::of(None, ring, pid))

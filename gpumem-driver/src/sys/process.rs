@@ -81,8 +81,13 @@ pub fn host() -> Option<String> {
 
 /// Returns the number of this process among those of a job, as its launcher says it.
 pub fn rank() -> Option<u64> {
+    rank_of(|name| std::env::var(name).ok())
+}
+
+/// Returns the same for the process that has these variables.
+pub fn rank_of(variable: impl Fn(&str) -> Option<String>) -> Option<u64> {
     const VARIABLES: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"];
-    VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.trim().parse().ok())
+    VARIABLES.iter().find_map(|name| variable(name)?.trim().parse().ok())
 }
 
 /// Returns the operating system's number of the calling thread; 0 if it is not known.

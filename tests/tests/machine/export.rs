@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError, mpsc},
+    sync::mpsc,
     thread,
 };
 
@@ -49,7 +49,7 @@ fn exported(machine: Standin, name: &str, lines: &str) -> Outcome {
 fn value(outcome: &Outcome, section: &str, metric: &str, label: &str) -> Option<f64> {
     let begin = format!("== {section}\n");
     let (_, text) = outcome.stdout.split_once(&begin).unwrap_or_else(|| panic!("no {section}: {outcome}"));
-    let text = text.split("\n== ").next().unwrap_or_default();
+    let text = text.split("== ").next().unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(&format!("{metric}{{")) && line.contains(label))?;
     line.rsplit(' ').next()?.parse().ok()
 }
@@ -155,116 +155,93 @@ fn figures_of_a_short_recording_are_right_and_do_not_fall() {
     assert!(outcome.stdout.contains("events are not in the recording"), "{outcome}");
 }
 
-/// A function that waits at most 20 s for metrics. Other recordings of this machine are hidden for a moment, too.
-const WAITS: &str = r#"
-awaited() { for _ in {1..200}; do eval "$1" > awaited.txt && return; sleep 0.1; done; echo "in vain: $1"; }
-hidden() { awaited "scrape b | grep -a '^gpumem_exporter_hidden{what=\"recording\"} $1'"; }
-exported() { awaited "[ -e $1.pid ] && of $1 b | grep '^gpumem_process_$2'"; }
-said() { awaited "grep '$1' export.errors"; }
-"#;
-
-/// The exporter counts the hidden recordings of the whole machine, so only one test hides some at a time.
-static HIDES: Mutex<()> = Mutex::new(());
-
-fn waiting(name: &str, lines: &str) -> Outcome {
-    let _alone = HIDES.lock().unwrap_or_else(PoisonError::into_inner);
-    let outcome = exported(Standin::new(), name, &format!("{WAITS}{lines}"));
-    assert!(!outcome.stdout.contains("in vain: "), "{outcome}");
-    outcome
-}
-
-/// Files of the program may not become longer than 16 KiB, which the program sees as a full disk. The recording ends there, and the program
-/// runs on. It has just forked a child, which still has the file open.
+/// The recordings that an exporter hides, and those that it does not. They are in one test: the exporter counts the hidden recordings of the
+/// whole machine, and some are hidden only after ten seconds.
+///
+/// - No file of `full` may become longer than 16 KiB, which it sees as a full disk. The recording ends there, and the program
+///   runs on. It has just forked a child, which still has the file open.
+/// - That of `shorter` becomes shorter.
+/// - Another program appends to that of `appended`.
+/// - `stopped` cannot write, and its figures are right.
+/// - `other` becomes a program that does not use the driver, and nothing of it is missing.
+/// - `gpumem stop` has ended the recording of `ended`.
 #[test]
-fn a_recording_that_broke_off_is_hidden_and_one_that_was_ended_is_not() {
-    let outcome = waiting(
-        "full",
+fn a_recording_that_cannot_be_followed_is_hidden_and_its_cause_is_said() {
+    let outcome = exported(
+        Standin::new(),
+        "hidden",
         r#"
+        # They wait at most 20 s. Other recordings of this machine are hidden for a moment, too.
+        awaited() { for _ in {1..200}; do eval "$1" > awaited.txt && return; sleep 0.1; done; echo "in vain: $1"; }
+        hidden() { awaited "scrape b | grep -a '^gpumem_exporter_hidden{what=\"$2\"} $1'"; }
+        exported() { awaited "[ -e $1.pid ] && of $1 b | grep '^gpumem_process_$2'"; }
+        said() { awaited "grep 'process $(cat $1.pid) is not exported' export.errors"; }
+        about() { grep -a "process_pid=\"$(cat $1.pid)\"" $2; }
+
         serve
         begin="'call cuInit 0' 'call cuDevicePrimaryCtxRetain &context 0' 'call cuCtxSetCurrent context' 'call cuMemAlloc_v2 &kept 4194304'"
-        $gpumem run --dormant -o ended.capture -- bash -c "echo \$\$ > ended.pid; exec $program $begin 'await_file $end'" > ended.log & ended=$!
-        started ended.log '&kept'
-        $gpumem start $(cat ended.pid); exported ended refused_total; $gpumem stop $(cat ended.pid)
-        $gpumem run -o other.capture -- bash -c "echo \$\$ > other.pid; exec $program $begin 'await_file $PWD/go' 'exec /bin/sleep & 100'" > other.log & other=$!
-        exported other live_bytes; hidden 0
+        $gpumem run --dormant -o ended.capture -- bash -c "echo \$\$ > ended.pid; exec $program $begin 'await_file $end'" > ended.log &
+        $gpumem run -o other.capture -- bash -c "echo \$\$ > other.pid; exec $program $begin 'await_file $PWD/go' 'exec /bin/sleep & 100'" > other.log &
         {
             echo 'echo $$ > full.pid'
             echo "exec $program $begin 'await_file $PWD/go' \\"
             for _ in {1..1500}; do echo "'call cuMemAlloc_v2 &x $((512 + 512 * RANDOM))' 'call cuMemFree_v2 x' \\"; done
             echo "'fork await_file $end'"
         } > full.sh
-        (trap '' XFSZ; ulimit -f 16; unset GPUMEM_STANDIN_LOG; exec $gpumem run -o full.capture -- bash full.sh > /dev/null 2> full.errors) & full=$!
-        exported full live_bytes; hidden 0
-        echo "== before"; of full a
-        touch go; started full.errors 'cannot write the recording'; hidden 1
-        for scrape in full again; do echo "== $scrape"; of full a; done
-        # Another one has become a program that does not use the driver, and nothing of it is missing.
-        echo "== other"; of other b
-        said "process $(cat full.pid) is not exported"; hidden 1; kill -0 $(cat full.pid) $(cat other.pid) $(cat ended.pid)
-        kill $(cat other.pid); echo > end; wait $full $other $ended; hidden 0
-        echo "== log"; grep -h "process \($(cat full.pid)\|$(cat other.pid)\|$(cat ended.pid)\)" export.errors
+        (trap '' XFSZ; ulimit -f 16; unset GPUMEM_STANDIN_LOG; exec $gpumem run -o full.capture -- bash full.sh > /dev/null 2> full.errors) &
+        for name in shorter appended stopped; do (program $name) & done
+        programs=$(jobs -p | grep -vx $exporter)
+        started ended.log '&kept'; $gpumem start $(cat ended.pid); exported ended refused_total
+        $gpumem stop $(cat ended.pid); hidden '[1-9]' dormant
+        for name in other full shorter appended stopped; do exported $name live_bytes; done
+        hidden 0 recording; scrape a > before.txt
+
+        truncate -s 300 shorter.pid$(cat shorter.pid).capture; hidden 1 recording
+        # The program writes over a few bytes at once, and its figures go on.
+        appended=appended.pid$(cat appended.pid).capture
+        printf 'no record' >> $appended; scrape b > seen.txt; touch go
+        exported appended 'peak_bytes.* 1077936128$'
+        started full.errors 'cannot write the recording'; hidden 2 recording
+        scrape a > first.txt; scrape a > second.txt
+        echo "== before"; about full before.txt
+        echo "== full"; about full first.txt
+        echo "== again"; about full second.txt
+        for name in shorter appended other; do echo "== $name"; about $name first.txt; done
+
+        exported stopped 'peak_bytes.* 1077936128$'; kill -STOP $(cat stopped.pid)
+        head -c 1000000 /dev/zero | tr '\0' x >> $appended; hidden 3 recording
+        echo "== damaged"; of appended a
+        for name in full shorter appended; do said $name; done; exported stopped live_bytes; hidden 3 recording
+        echo "== silent"; of appended a
+        for name in *.pid; do kill -0 $(cat $name) || echo "in vain: $name"; done; cp export.errors said
+        # An exporter that begins later knows them, too.
+        kill $exporter; wait $exporter; rm export.log; serve; hidden 3 recording
+
+        kill $(cat full.pid); hidden 2 recording
+        kill -CONT $(cat stopped.pid); kill $(cat other.pid); echo > end; wait $programs
+        echo "== log"; for name in *.pid; do grep "process $(cat $name)" said; done
+        echo "== summary"; cat shorter.summary
         "#,
     );
+    assert!(!outcome.stdout.contains("in vain: "), "{outcome}");
     let figure = |section, metric| value(&outcome, section, &format!("gpumem_process_{metric}_bytes"), "");
     assert_eq!(figure("before", "live"), Some(MIB_4), "{outcome}");
-    for section in ["full", "again", "other"] {
+    assert_eq!(figure("appended", "interval_peak"), Some(GIB_1), "{outcome}");
+    for section in ["full", "again", "shorter", "other", "damaged", "silent"] {
         assert_eq!(figure(section, "live"), None, "{section}: {outcome}");
     }
-    // Its last figures are handed over once.
-    assert!(figure("full", "peak") >= Some(MIB_4) && figure("again", "peak").is_none(), "{outcome}");
-    let (_, log) = outcome.stdout.split_once("== log\n").expect("it is last");
-    assert!(log.lines().count() == 1 && log.contains(" is not exported: nothing new is in it; "), "{outcome}");
-}
-
-#[test]
-fn a_recording_that_became_shorter_is_hidden_and_its_cause_is_said() {
-    let outcome = waiting(
-        "shorter",
-        r#"
-        serve
-        program a & program=$!
-        exported a live_bytes; hidden 0
-        truncate -s 300 a.pid$(cat a.pid).capture; hidden 1
-        echo "== shorter"; of a a
-        said "process $(cat a.pid) is not exported"; hidden 1
-        kill -0 $(cat a.pid) && touch go; echo > end; wait $program
-        echo "== log"; grep "process $(cat a.pid)" export.errors; cat a.summary
-        "#,
-    );
-    assert_eq!(value(&outcome, "shorter", "gpumem_process_live_bytes", ""), None, "{outcome}");
-    for text in [" is not exported: it has become shorter; ", ", or the file was made shorter; "] {
-        assert_eq!(outcome.stdout.matches(text).count(), 1, "{text}: {outcome}");
+    // The last figures of a recording that broke off are handed over once.
+    assert!(figure("full", "peak") >= Some(MIB_4), "{outcome}");
+    for section in ["again", "damaged", "silent"] {
+        assert_eq!(figure(section, "peak"), None, "{section}: {outcome}");
     }
-}
-
-#[test]
-fn what_another_program_appends_to_a_recording_does_not_stop_its_figures_in_silence() {
-    let outcome = waiting(
-        "appended",
-        r#"
-        serve
-        program a & program=$!
-        (program stopped) & stopped=$!
-        exported a live_bytes; recording=a.pid$(cat a.pid).capture
-        # The program writes over a few bytes at once, and its figures go on.
-        printf 'no record' >> $recording; scrape b > seen.txt; touch go; started a.log 'value kept'; sleep 1.5; hidden 0
-        echo "== healed"; of a a
-        exported stopped refused_total; kill -STOP $(cat stopped.pid)
-        head -c 1000000 /dev/zero | tr '\0' x >> $recording; sleep 1.5; hidden 1
-        for scrape in damaged again; do echo "== $scrape"; of a a; said "process $(cat a.pid) is not exported"; hidden 1; done
-        # A stopped program cannot write, and its figures are right.
-        exported stopped live_bytes; kill -CONT $(cat stopped.pid)
-        echo > end; wait $program $stopped
-        echo "== log"; grep "process \($(cat a.pid)\|$(cat stopped.pid)\)" export.errors
-        "#,
-    );
-    let figure = |section, metric| value(&outcome, section, &format!("gpumem_process_{metric}_bytes"), "");
-    assert_eq!(figure("healed", "interval_peak"), Some(GIB_1), "{outcome}");
-    for (section, metric) in [("damaged", "live"), ("damaged", "peak"), ("again", "live"), ("again", "peak")] {
-        assert_eq!(figure(section, metric), None, "{section} {metric}: {outcome}");
+    let (_, log) = outcome.stdout.split_once("== log\n").expect("there is one");
+    let (log, summary) = log.split_once("== summary\n").expect("it is last");
+    assert_eq!(log.lines().count(), 3, "{outcome}");
+    for cause in ["nothing new is in it; ", "it has become shorter; ", "it is damaged at byte "] {
+        assert_eq!(log.matches(&format!(" is not exported: {cause}")).count(), 1, "{cause}: {outcome}");
     }
-    let (_, log) = outcome.stdout.split_once("== log\n").expect("it is last");
-    assert!(log.lines().count() == 1 && log.contains(" is not exported: it is damaged at byte "), "{outcome}");
+    assert_eq!(summary.matches(", or the file was made shorter; ").count(), 1, "{outcome}");
 }
 
 #[test]
@@ -420,7 +397,7 @@ fn prometheus_has_the_peak() {
         program a & program=$!
         started a.log '&kept'
         cat > prometheus.yml <<CONFIG
-{global: {scrape_interval: 1s}, scrape_configs: [{job_name: gpumem, static_configs: [{targets: ["127.0.0.1:$port"]}]}]}
+{global: {scrape_interval: 300ms}, scrape_configs: [{job_name: gpumem, static_configs: [{targets: ["127.0.0.1:$port"]}]}]}
 CONFIG
         $prometheus --config.file=prometheus.yml --storage.tsdb.path=data --web.listen-address=$at --log.level=error & server=$!
         query() { $promtool query instant http://$at "$1" 2>&1; }
@@ -585,9 +562,15 @@ fn a_collector_of_opentelemetry_gets_the_same() {
         "serve --otlp http://127.0.0.1:{port}\n{}",
         r#"
         program a & program=$!
-        started a.log '&kept'; sleep 1; touch go; started a.log 'value kept'; sleep 1
-        echo "== all"; of a scraper
-        echo > end; wait $program; sleep 1.5; cat a.pid
+        started a.log '&kept'
+        # A push comes every 100 ms.
+        until of a scraper | grep -q '^gpumem_process_live'; do sleep 0.1; done
+        sleep 0.5; touch go; started a.log 'value kept'
+        until of a scraper | grep -q '^gpumem_process_peak_bytes.* 1077936128$'; do sleep 0.1; done
+        sleep 0.5; echo "== all"; of a scraper
+        echo > end; wait $program
+        until ! of a other | grep -q '^gpumem_process_live'; do sleep 0.1; done
+        sleep 0.5; cat a.pid
         "#
     );
     let machine = Standin::new().env("OTEL_METRIC_EXPORT_INTERVAL", "100");
