@@ -192,6 +192,7 @@ fn all_that_a_program_prints_itself() {
         parts: 1,
         used: Bytes::mib(1),
         reserved: Bytes::mib(2),
+        reported: Bytes::mib(3),
         unknown_frees: 1,
         doubled: 0,
         outside: 1,

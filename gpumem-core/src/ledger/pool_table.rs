@@ -75,8 +75,10 @@ pub struct KnownPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub part_bytes: Bytes,
-    /// What it has from the driver: what it reported, or else its blocks.
+    /// What it has from the driver: what it reported, or else its blocks. At most what the driver gave.
     pub reserved: Bytes,
+    /// What it reported, or else its blocks.
+    pub reported: Bytes,
     /// Its blocks of the driver.
     pub block_bytes: Bytes,
     /// Its wrong calls.

@@ -14,7 +14,7 @@ use crate::model::{Bytes, one_line};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RegisteredPool {
-    /// The name that the program gave it.
+    /// The name that the program gave it; with ` #2` if another pool of the device has that name.
     pub name: String,
     /// The CUDA ordinal of its device.
     pub device: u32,
@@ -22,8 +22,12 @@ pub struct RegisteredPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub used: Bytes,
-    /// Its memory from the driver: the reported amount, or else its blocks that gpumem has seen.
+    /// Its memory from the driver: the reported amount, but at most what gpumem saw the driver give on the device; without a report, its
+    /// blocks.
     pub reserved: Bytes,
+    /// The reported amount; without a report, its blocks. If it is more than `reserved`, the pool reports too much, or gpumem did not see
+    /// all its blocks.
+    pub reported: Bytes,
     /// The number of frees of parts that were not live.
     pub unknown_frees: u64,
     /// The number of parts that were allocated at the address of a live part.
@@ -51,7 +55,7 @@ impl RegisteredPool {
     ///
     /// Example: see `gpumem::pool`.
     pub fn is_empty(&self) -> bool {
-        self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
+        self.reported == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
     }
 
     /// Returns the number of calls that cannot be right. If this is not 0, figures may be wrong.
@@ -64,11 +68,14 @@ impl RegisteredPool {
 
 impl fmt::Display for RegisteredPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, used, reserved, unknown_frees, doubled, outside, late, read_early, .. } = self;
+        let Self { name, used, reserved, reported, unknown_frees, doubled, outside, late, read_early, .. } = self;
         write!(f, "cache of {}: ", one_line(name))?;
         match self.unused() {
             Some(unused) => write!(f, "{unused} of {reserved}")?,
             None => write!(f, "not known, because its parts have {used} and its blocks only {reserved}")?,
+        }
+        if reported > reserved {
+            write!(f, "; it reports {reported}, more than gpumem saw the driver give")?;
         }
         let mut before = "; wrong calls: ";
         for (count, one, many) in [
@@ -102,6 +109,7 @@ mod tests {
             parts: 1,
             used: Bytes::mib(2),
             reserved: Bytes::mib(8),
+            reported: Bytes::mib(8),
             unknown_frees: 0,
             doubled: 0,
             outside: 0,
@@ -120,7 +128,10 @@ mod tests {
         let wrong =
             "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
-        (pool.reserved, pool.read_early) = (Bytes::ZERO, 0);
+        pool.reported = Bytes::gib(32);
+        let too_much = "cache of arena: 6 MiB of 8 MiB; it reports 32 GiB, more than gpumem saw the driver give; wrong calls: ";
+        assert!(pool.to_string().starts_with(too_much), "{pool}");
+        (pool.reserved, pool.reported) = (Bytes::ZERO, Bytes::ZERO);
         let unknown = "cache of arena: not known, because its parts have 2 MiB and its blocks only 0 B; wrong calls: ";
         assert!(pool.to_string().starts_with(unknown), "{pool}");
         pool.read_early = 2;

@@ -71,6 +71,7 @@ object!(RegisteredPool as pool {
     "parts": pool.parts,
     "used": pool.used,
     "reserved": pool.reserved,
+    "reported": pool.reported,
     "unknown_frees": pool.unknown_frees,
     "doubled": pool.doubled,
     "outside": pool.outside,

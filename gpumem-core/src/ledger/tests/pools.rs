@@ -232,7 +232,18 @@ fn a_part_larger_than_any_device_is_a_wrong_call_and_does_not_count() {
 
 #[test]
 fn a_pool_that_reports_more_than_any_device_has_is_not_believed() {
-    check("pool 1; open a; reserved 1 100; reserved 1 67108864; close a = 0 0 lost=1; pool 1 = 0 0 100 outside=1");
+    check(
+        "pool 1; open a; alloc x 100; reserved 1 100; reserved 1 67108864; close a = 0 0 driver=100/0 lost=1
+         pool 1 = 0 0 100 outside=1",
+    );
+}
+
+#[test]
+fn a_pool_has_at_most_what_the_driver_gave() {
+    check(
+        "pool 1; alloc x 16 at 1000; reserved 1 32768; part 1 1000 10; pool 1 = 1 10 6 reported=32768
+         reserved 1 16; pool 1 = 1 10 6; free at 1000; pool 1 = 1 10 ? reported=16",
+    );
 }
 
 #[test]
@@ -620,7 +631,8 @@ fn both_views_agree_with_the_simple_way() {
         sums.live.values().for_each(|(device, bytes)| told[*device as usize] += bytes);
         let now = plain.history.last().unwrap().map(|[program, _]| program);
         assert_eq!((by_groups, told), (now, now), "seed {seed}");
-        for KnownPool { pool, parts, part_bytes, reserved, block_bytes, wrong, read_early, .. } in ledger.pools() {
+        for known in ledger.pools() {
+            let KnownPool { pool, device, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early } = known;
             let of = plain.pools[&pool.0];
             let expected: Vec<_> =
                 plain.parts.range((pool.0, 0)..(pool.0 + 1, 0)).map(|(_, (_, bytes))| bytes).collect();
@@ -628,7 +640,10 @@ fn both_views_agree_with_the_simple_way() {
             assert_eq!((parts, part_bytes.get()), (expected.len() as u64, bytes), "seed {seed}");
             let blocks = plain.block_bytes(pool.0);
             assert_eq!(block_bytes.get().cast_signed(), blocks, "seed {seed}");
-            assert_eq!(reserved.get().cast_signed(), of.reserved.unwrap_or(blocks), "seed {seed}");
+            let [reserved, reported] = [reserved, reported].map(|bytes| bytes.get().cast_signed());
+            let given = plain.history.last().unwrap()[device.ordinal as usize][1].max(0);
+            let expected = of.reserved.unwrap_or(blocks);
+            assert_eq!((reserved, reported), (expected.min(given), expected), "seed {seed}");
             assert_eq!((wrong, read_early), (of.wrong, of.read_early), "seed {seed}");
         }
         for (number, device) in devices.into_iter().enumerate() {
