@@ -75,9 +75,9 @@ pub struct KnownPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub part_bytes: Bytes,
-    /// What it has from the driver: what it reported, or else its blocks. At most what the driver gave.
+    /// What it has from the driver: what it reported, or its blocks if it reported nothing, or more than the driver gave.
     pub reserved: Bytes,
-    /// What it reported, or else its blocks.
+    /// What it reported, or its blocks if it reported nothing.
     pub reported: Bytes,
     /// Its blocks of the driver.
     pub block_bytes: Bytes,

@@ -225,9 +225,10 @@ impl Ledger {
             let Pool { device, parts, part_bytes, block_bytes, reserved, wrong, read_early, .. } = *pool;
             let (pool, device) = (PoolId(number), device?);
             let driver = meters.of(device, Gauge::Exact).driver.as_ref().map_or(0, |level| level.in_use);
-            let [part_bytes, block_bytes, given] = [part_bytes, block_bytes, driver.max(0).unsigned_abs()].map(Bytes::new);
+            let [part_bytes, block_bytes, given] =
+                [part_bytes, block_bytes, driver.max(0).unsigned_abs()].map(Bytes::new);
             let reported = reserved.unwrap_or(block_bytes);
-            let reserved = reported.min(given);
+            let reserved = if reported > given { block_bytes } else { reported };
             Some(KnownPool { pool, device, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early })
         };
         (0..).zip(&pools.all).filter_map(known).collect()

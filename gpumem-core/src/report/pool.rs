@@ -22,11 +22,10 @@ pub struct RegisteredPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub used: Bytes,
-    /// Its memory from the driver: the reported amount, but at most what gpumem saw the driver give on the device; without a report, its
-    /// blocks.
+    /// Its memory from the driver: the reported amount. If the pool reported none, or more than gpumem saw the driver give, its blocks.
     pub reserved: Bytes,
-    /// The reported amount; without a report, its blocks. If it is more than `reserved`, the pool reports too much, or gpumem did not see
-    /// all its blocks.
+    /// The reported amount, or its blocks if it reported none. If this is not `reserved`, the pool reports too much, or gpumem did not see all
+    /// its blocks.
     pub reported: Bytes,
     /// The number of frees of parts that were not live.
     pub unknown_frees: u64,
@@ -41,6 +40,23 @@ pub struct RegisteredPool {
     /// The number of blocks that were counted for the program until their first part, because another thread allocated, freed or read figures in between.
     /// Peaks of that time may be too high.
     pub read_early: u64,
+}
+
+/// A pool that the program registered, at a peak.
+///
+/// `Display` is the line about its unused memory.
+///
+/// Example: see [`PeakHolders::pools`](super::PeakHolders::pools).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct PoolAtPeak {
+    /// Its name, as in [`RegisteredPool::name`].
+    pub name: String,
+    /// The sum of its parts.
+    pub used: Bytes,
+    /// Its blocks of the driver that gpumem saw.
+    pub reserved: Bytes,
 }
 
 impl RegisteredPool {
@@ -66,14 +82,25 @@ impl RegisteredPool {
     }
 }
 
+/// Writes the unused memory of a pool.
+fn cache_of(f: &mut fmt::Formatter<'_>, name: &str, used: Bytes, reserved: Bytes) -> fmt::Result {
+    write!(f, "cache of {}: ", one_line(name))?;
+    match reserved.checked_sub(used) {
+        Some(unused) => write!(f, "{unused} of {reserved}"),
+        None => write!(f, "not known, because its parts have {used} and its blocks only {reserved}"),
+    }
+}
+
+impl fmt::Display for PoolAtPeak {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        cache_of(f, &self.name, self.used, self.reserved)
+    }
+}
+
 impl fmt::Display for RegisteredPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, used, reserved, reported, unknown_frees, doubled, outside, late, read_early, .. } = self;
-        write!(f, "cache of {}: ", one_line(name))?;
-        match self.unused() {
-            Some(unused) => write!(f, "{unused} of {reserved}")?,
-            None => write!(f, "not known, because its parts have {used} and its blocks only {reserved}")?,
-        }
+        cache_of(f, name, *used, *reserved)?;
         if reported > reserved {
             write!(f, "; it reports {reported}, more than gpumem saw the driver give")?;
         }
@@ -129,7 +156,8 @@ mod tests {
             "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
         pool.reported = Bytes::gib(32);
-        let too_much = "cache of arena: 6 MiB of 8 MiB; it reports 32 GiB, more than gpumem saw the driver give; wrong calls: ";
+        let too_much =
+            "cache of arena: 6 MiB of 8 MiB; it reports 32 GiB, more than gpumem saw the driver give; wrong calls: ";
         assert!(pool.to_string().starts_with(too_much), "{pool}");
         (pool.reserved, pool.reported) = (Bytes::ZERO, Bytes::ZERO);
         let unknown = "cache of arena: not known, because its parts have 2 MiB and its blocks only 0 B; wrong calls: ";

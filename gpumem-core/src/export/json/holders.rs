@@ -1,7 +1,7 @@
 //! Writes the holders of memory as JSON: when memory runs out, at peaks, and at the end of the process.
 
 use super::object::object;
-use crate::report::{Leaks, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place};
+use crate::report::{Leaks, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place, PoolAtPeak};
 
 object!(OutOfMemory as oom {
     "requested": oom.requested,
@@ -41,8 +41,15 @@ object!(PeakHolders as peak {
     "bytes": peak.bytes,
     "over_start": peak.is_over_start,
     "holders": peak.holders,
+    "pools": peak.pools,
     "untracked_frees": peak.untracked,
     "lost_events": peak.lost,
+});
+
+object!(PoolAtPeak as pool {
+    "name": pool.name,
+    "used": pool.used,
+    "reserved": pool.reserved,
 });
 
 object!(PeakHolder as holder {

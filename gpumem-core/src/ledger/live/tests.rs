@@ -171,7 +171,8 @@ fn neighbours_lie_together_whatever_their_distance() {
         (0..100_000).for_each(|block| assert_eq!(live.insert(key(0x7000_0000_0000 + block * step), entry(512)), None));
         let listed = (1..BLOCK_PARTS).flat_map(|part| live.part(part)).map(|(key, _)| key.get());
         let places: HashMap<_, usize> = listed.enumerate().map(|(at, key)| (key, at)).collect();
-        let is_near = |(key, at): (&u64, &usize)| places.get(&(key + step.max(512))).is_some_and(|next| at.abs_diff(*next) <= 64);
+        let is_near =
+            |(key, at): (&u64, &usize)| places.get(&(key + step.max(512))).is_some_and(|next| at.abs_diff(*next) <= 64);
         let near = places.iter().filter(|at| is_near(*at)).count();
         assert!(near * 10 > places.len() * 7, "{near} of {} blocks, {step} bytes apart", places.len());
     }
