@@ -63,7 +63,7 @@ impl Ledger {
         for (key, entry) in live.part(part) {
             let group = groups.get(entry.group());
             let is_block = group.meter == meter && group.kind.is_on_device() && group.kind != MemKind::Part;
-            // If the device has another pool, the block is known, and more is known of it.
+            // If the device has another pool already, the owner of the block may be known.
             if is_block && !pools.ranges.contains_key(&key.get()) {
                 pools.insert_range(key, entry.bytes, group.pool);
             }
