@@ -303,7 +303,7 @@ impl HistoryReading {
         }
         let mut when = self.newest;
         if let Some(thread) = self.undecided.remove(&number) {
-            // Another thread's event may decide whose the block is.
+            // The event that decides whose the block is may be of another thread.
             when.thread = thread;
         }
         match kind {

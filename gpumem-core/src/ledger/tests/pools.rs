@@ -661,7 +661,7 @@ fn both_views_agree_with_the_simple_way() {
         let under = ScopeId(u64::MAX);
         for (device, (record, expected)) in devices.into_iter().zip(&plain.records).filter(|(_, of)| of.0 > 0) {
             ledger.keep_device_peak(device, under, false).expect("something was allocated");
-            let mut at_peak = vec![[0; 2]; 4];
+            let mut at_peak = [[0; 2]; 4];
             let mut program = 0;
             for GroupAtPeak { group, bytes } in (0..).map_while(|part| ledger.peak_part(under, part)).flatten() {
                 if let Some(pool) = at_peak.get_mut(usize::from(group.pool.0)).filter(|_| group.pool != PoolId::NONE) {
