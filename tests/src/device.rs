@@ -3,6 +3,7 @@
 use std::{
     env,
     sync::{Mutex, MutexGuard, PoisonError},
+    thread,
     time::Duration,
 };
 
@@ -36,8 +37,14 @@ pub fn on_the_standin(but_for: &[&str]) {
     let mut arguments = vec!["--test-threads=1", "--skip", BOTH_SOURCES_TEST];
     arguments.extend(but_for.iter().flat_map(|test| ["--skip", test]));
     let machine = Standin::new().devices(2).env("GPUMEM_DEVICE", "1").limit(Duration::from_secs(300));
-    for machine in machine.with_each_source().all() {
-        let outcome = machine.run_program(&itself, &arguments);
+    let machines = machine.with_each_source();
+    // The tests wait most of the time.
+    let outcomes: Vec<_> = thread::scope(|threads| {
+        let run = |machine| threads.spawn(|| Standin::run_program(machine, &itself, &arguments));
+        let running: Vec<_> = machines.all().map(run).collect();
+        running.into_iter().map(|one| one.join().expect("it does not panic")).collect()
+    });
+    for outcome in outcomes {
         let has_run_all = outcome.stdout.contains("test result: ok.") && !outcome.stderr.contains("skipped: ");
         assert!(outcome.succeeded() && has_run_all, "{outcome}");
         println!("{}", outcome.stdout);

@@ -1,22 +1,26 @@
 //! The interpreters of Python that are on this machine.
 
-use std::{collections::BTreeMap, env, fs, path::PathBuf, process::Command};
+use std::{collections::BTreeMap, env, fs, path::PathBuf, process::Command, sync::LazyLock};
 
 /// Returns the interpreters on the path, and those that pyenv has installed: one of each version. If there is none, it prints that
 /// the test is skipped.
 pub fn interpreters() -> BTreeMap<(u32, u32), PathBuf> {
+    // Each of some ten files is run to know its version, which takes longer than most tests.
+    static FOUND: LazyLock<BTreeMap<(u32, u32), PathBuf>> = LazyLock::new(find);
+    if FOUND.is_empty() {
+        crate::skipped("no Python from 3.11 to 3.14");
+    }
+    FOUND.clone()
+}
+
+fn find() -> BTreeMap<(u32, u32), PathBuf> {
     let names = ["python3", "python3.11", "python3.12", "python3.13", "python3.14"];
     let path = env::var_os("PATH").unwrap_or_default();
     let on_path = env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name)));
     let pyenv = env::home_dir().map(|home| home.join(".pyenv/versions"));
     let installed = pyenv.into_iter().flat_map(fs::read_dir).flatten().flatten();
     let all = on_path.chain(installed.map(|version| version.path().join("bin/python3")));
-    let found: BTreeMap<_, _> =
-        all.filter(|path| path.is_file()).filter_map(|path| Some((version(&path)?, path))).collect();
-    if found.is_empty() {
-        crate::skipped("no Python from 3.11 to 3.14");
-    }
-    found
+    all.filter(|path| path.is_file()).filter_map(|path| Some((version(&path)?, path))).collect()
 }
 
 /// Returns the version of a supported interpreter, which has the global lock.

@@ -388,7 +388,7 @@ fn no_recording_costs_much() {
     for (at, case) in CASES.iter().enumerate() {
         let out = file(&format!("costs-{at}.out")).into_os_string().into_string().expect("the name is text");
         let path = file(&format!("costs-{at}.capture"));
-        fs::write(&path, made(case, 40_000)).expect("the file can be written");
+        fs::write(&path, made(case, 20_000)).expect("the file can be written");
         let path = path.to_str().expect("the name is text");
         let view = VIEWS[at % VIEWS.len()];
         let out = matches!(view.last(), Some(&"--html" | &"-o")).then_some(&*out);

@@ -122,7 +122,7 @@ fn view<'a>(random: &mut Rng, file: &'a str, other: &'a str, out: &'a str, folde
 
 #[test]
 fn changed_recordings_cost_little() {
-    const SEEDS: u64 = 5;
+    const SEEDS: u64 = 3;
     const RUNS: u64 = 10;
     let text = |name: &str| file(name).into_os_string().into_string().expect("the name is text");
     let [input, other, out, folder] = ["fuzz.capture", "fuzz-other.capture", "fuzz.out", "fuzz-tables"].map(text);

@@ -120,7 +120,7 @@ fn a_program_ends_as_without_gpumem_whatever_happens_to_files() {
     let mut random = Random::new(23);
     let mut all = Done::default();
     let mut runs = 0;
-    while runs < asked.unwrap_or(30) && (asked.is_some() || Instant::now() < until) {
+    while runs < asked.unwrap_or(15) && (asked.is_some() || Instant::now() < until) {
         runs += 1;
         let seed = random.below(u64::MAX);
         let mut random = Random::new(seed);

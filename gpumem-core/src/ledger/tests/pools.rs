@@ -485,7 +485,7 @@ impl Observer for Sums {
 #[allow(clippy::too_many_lines, reason = "it is a list of possible events")]
 fn both_views_agree_with_the_simple_way() {
     const SLOT: u64 = 128;
-    let histories: u64 = if cfg!(miri) { 3 } else { 10_000 };
+    let histories: u64 = if cfg!(miri) { 3 } else { 4_000 };
     for seed in 1..=histories {
         let mut numbers = numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut random = |below: u64| numbers(below);
