@@ -40,7 +40,8 @@ pub fn on_the_standin(but_for: &[&str]) {
     let machines = machine.with_each_source();
     // The tests wait most of the time.
     let outcomes: Vec<_> = thread::scope(|threads| {
-        let run = |machine| threads.spawn(|| Standin::run_program(machine, &itself, &arguments));
+        let (itself, arguments) = (&itself, &arguments);
+        let run = |machine| threads.spawn(move || Standin::run_program(machine, itself, arguments));
         let running: Vec<_> = machines.all().map(run).collect();
         running.into_iter().map(|one| one.join().expect("it does not panic")).collect()
     });
