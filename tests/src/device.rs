@@ -40,9 +40,10 @@ pub fn on_the_standin(but_for: &[&str]) {
     let machines = machine.with_each_source();
     // The tests wait most of the time.
     let outcomes: Vec<_> = thread::scope(|threads| {
-        let (itself, arguments) = (&itself, &arguments);
-        let run = |machine| threads.spawn(move || Standin::run_program(machine, itself, arguments));
-        let running: Vec<_> = machines.all().map(run).collect();
+        let mut running = Vec::new();
+        for machine in machines.all() {
+            running.push(threads.spawn(|| machine.run_program(&itself, &arguments)));
+        }
         running.into_iter().map(|one| one.join().expect("it does not panic")).collect()
     });
     for outcome in outcomes {

@@ -28,7 +28,9 @@ use pollster::block_on;
 /// Returns the simulated devices 0 and 1.
 fn gpus() -> &'static [SimGpu; 2] {
     static GPUS: OnceLock<[SimGpu; 2]> = OnceLock::new();
-    GPUS.get_or_init(|| [0, 1].map(|_| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment")))
+    let install = || [0, 1].map(|_| SimGpu::install(Bytes::gib(1)).expect("no GPUMEM_SIM in the environment"));
+    // The last one becomes the current device of a thread that installs it. It is device 0 for all tests.
+    GPUS.get_or_init(|| std::thread::spawn(install).join().expect("it does not panic"))
 }
 
 /// Returns the reports of this thread while `run` ran. One test at a time: a trace counts the whole process.
