@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use gpumem_core::model::Bytes;
+use gpumem_core::{model::Bytes, report::counted};
 
 use crate::shape::Shape;
 
@@ -98,7 +98,8 @@ impl fmt::Display for Error {
                 write!(f, "out of memory: {requested} are requested and {in_use} in use")
             }
             Kind::TooLong { positions, length } => {
-                write!(f, "the table has {positions} positions, and the sequences have {length} tokens")
+                let positions = counted(*positions, "position", "positions");
+                write!(f, "the table has {positions}, and the sequences have {}", counted(*length, "token", "tokens"))
             }
             Kind::TooLarge => f.write_str("the sizes are too large: the sum does not fit into 62 bits"),
             Kind::RecomputedAll => f.write_str("a checkpointed block has recomputed all that it saved"),

@@ -247,7 +247,7 @@ fn a_deep_model_has_a_short_report() {
         let model = Model { layers, input: Input::Numbers(Shape::from([8])), ..small() };
         step().estimate(&model).unwrap().to_string()
     };
-    // Layers that differ from the ones before and after.
+    // These layers differ from the ones before and after them.
     let text = of(&[8, 9]);
     assert!(text.lines().count() < 70, "{text}");
     assert!(text.contains(" more places)"), "{text}");

@@ -4,7 +4,7 @@ use gpumem_estimate::{
     Checkpointing, DataParallel, DataParallelKind, Decode, Dtype, KvCache, Lora, Model, Optimizer, Quantized, Step,
 };
 
-/// A number in mixed radix: each call returns the next digit.
+/// A number in mixed radix. Each call returns the next digit.
 struct Digits(usize);
 
 impl Digits {

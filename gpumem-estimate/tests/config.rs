@@ -1,4 +1,4 @@
-//! Configurations of Hugging Face.
+//! Tests configurations of Hugging Face.
 
 use gpumem_estimate::{Model, Optimizer, Step};
 
@@ -27,7 +27,7 @@ fn what_is_not_known_is_an_error() {
     let layers = r#""num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]"#;
     assert!(error(&qwen3(layers)).ends_with("`layer_types` has \"linear_attention\", which is not supported"));
     let layers = r#""num_hidden_layers": 2, "layer_types": ["full_attention"]"#;
-    assert!(error(&qwen3(layers)).ends_with("`layer_types` has 1 elements for 2 layers"));
+    assert!(error(&qwen3(layers)).ends_with("`layer_types` has fewer elements than the model has layers: 1 and 2"));
 }
 
 #[test]
@@ -74,13 +74,13 @@ fn numbers_that_multiply_have_a_limit() {
         let expected = format!("config.json: {both} {blocks} blocks; a model of at most 2048 blocks is estimated");
         assert_eq!(error(&unet(fields)), expected);
     }
-    // Stable Diffusion XL.
+    // This is Stable Diffusion XL.
     let xl = r#""block_out_channels": [320, 640, 1280], "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
         "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"], "transformer_layers_per_block": [1, 2, 10]"#;
     assert!(Model::from_config(&unet(xl), 16).is_ok());
 }
 
-/// The most blocks that a file can ask for, each of another kind than the one before.
+/// These are the most blocks that a file can ask for. Each differs from the one before.
 #[test]
 fn the_most_blocks_are_estimated() {
     let types: Vec<_> = (0..2048).map(|at| if at % 2 == 0 { "full_attention" } else { "sliding_attention" }).collect();
@@ -91,6 +91,6 @@ fn the_most_blocks_are_estimated() {
     });
     let model = Model::from_config(&config.to_string(), 16).unwrap();
     let training = Step::training(1, Optimizer::Sgd).estimate(&model).unwrap();
-    // For each block: queries, keys, values and the output, three products of an MLP, four norms.
+    // Each block has queries, keys, values and the output, three products of an MLP, and four norms.
     assert_eq!(training.parameters, 2048 * (8 * (4 + 2 + 2 + 4) + 3 * 8 * 8 + 8 + 8 + 2 + 2) + 2 * 16 * 8 + 8);
 }

@@ -53,9 +53,13 @@ fn sizes_that_make_no_sense_are_errors() {
     assert!(message([Layer::conv2d(3, 4, 0, 1, 1)], image()).starts_with("layer `0`: expects"));
     let tied = Layer::Linear(Linear { inputs: 192, outputs: 2, no_bias: true, tied_to: Some("x".to_owned()) });
     assert_eq!(message([tied], image()), "layer `0`: no layer before it has the path `x` and a weight to share");
-    let attention = gpumem_estimate::Attention { size: 8, heads: 0, ..Default::default() };
-    let expected = "layer `0`: 0 heads cannot share 0 heads of keys";
-    assert_eq!(message([Layer::Attention(attention)], Input::Numbers(Shape::from([4, 8]))), expected);
+    for (heads, key_value_heads, expected) in [
+        (0, 0, "layer `0`: 0 heads cannot share 0 heads of keys"),
+        (1, 2, "layer `0`: 1 head cannot share 2 heads of keys"),
+    ] {
+        let attention = gpumem_estimate::Attention { size: 8, heads, key_value_heads, ..Default::default() };
+        assert_eq!(message([Layer::Attention(attention)], Input::Numbers(Shape::from([4, 8]))), expected);
+    }
     let embedding = Layer::Embedding { rows: 10, size: 4 };
     assert_eq!(message([embedding], image()), "layer `0`: an embedding needs integers and gets f32");
 }

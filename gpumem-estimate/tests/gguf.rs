@@ -62,7 +62,7 @@ fn a_file_that_is_cut_is_an_error() {
     let bytes = fs::read(path("llama-3-8b.gguf")).unwrap();
     let length = line["length"].as_u64().unwrap();
     let error = Gguf::from_header(&bytes[..], length - 1).unwrap_err().to_string();
-    assert!(error.ends_with("it ends 1 bytes after the file"), "{error}");
+    assert!(error.ends_with("it ends 1 byte after the file"), "{error}");
     let error = Gguf::read(path("llama-3-8b.gguf")).unwrap_err().to_string();
     assert!(error.ends_with("bytes after the file"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! An estimate is the stream of events that the step would produce. A recording of it has the same figures.
+//! Tests that the recording of an estimate, which is the stream of events of the step, has the same figures.
 
 use std::{collections::BTreeMap, io::Cursor};
 

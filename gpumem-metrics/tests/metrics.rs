@@ -14,7 +14,7 @@ fn figures_of_each_report() {
     let mut reporter = Reporter::new().expect("allocations are intercepted").largest(1);
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    // The name and the labels, in order.
+    // Returns each value by its name and its labels, in order.
     let mut report = || -> BTreeMap<String, f64> {
         metrics::with_local_recorder(&recorder, || reporter.report());
         let figures = snapshotter.snapshot().into_vec().into_iter().map(|(key, _, _, value)| {

@@ -13,7 +13,7 @@ fn figures_of_each_collection() {
     let exporter = InMemoryMetricExporter::default();
     let provider = SdkMeterProvider::builder().with_reader(PeriodicReader::builder(exporter.clone()).build()).build();
     gpumem_metrics::observe(&provider.meter("gpumem")).expect("allocations are intercepted");
-    // The name, the unit, the attributes in order, and the value.
+    // Returns the name, the unit, the attributes in order, and the value.
     let collect = || -> Vec<String> {
         exporter.reset();
         provider.force_flush().expect("it is exported");

@@ -37,7 +37,7 @@ macro_rules! span {
     };
 }
 
-/// Makes a layer, after there is a device.
+/// Makes a layer after a simulated device exists.
 fn layer() -> GpuMemLayer {
     gpu();
     GpuMemLayer::new()
@@ -197,7 +197,7 @@ fn a_formatter_that_is_added_after_the_layer_prints_the_figures() {
     assert!(printed.contains("load{gpu_used=20971520 gpu_peaked=0}: spans: close"), "{printed}");
     assert!(printed.contains("DEBUG plain: gpumem: GPU memory gpu_used=0 gpu_peaked=7340032"), "{printed}");
     assert!(printed.find("gpumem: GPU memory") < printed.find("plain: spans: close"), "{printed}");
-    // The page says that the order matters.
+    // The book says that the order of the layers matters.
     let text = Text::default();
     run(&Dispatch::new(registry().with(formatter!(text)).with(layer())));
     assert!(text.read().contains("load: spans: close"), "{}", text.read());
@@ -275,7 +275,7 @@ fn a_span_is_entered_again_and_closed_on_another_thread() {
     assert_eq!(closings.take(), [figures("job", 0, 8, 6)]);
 }
 
-/// Their spans have the same ids.
+/// The spans of both subscribers have the same ids.
 #[test]
 fn two_subscribers_on_one_thread_do_not_mix_their_spans() {
     let all = [Closings::default(), Closings::default()];
@@ -290,7 +290,7 @@ fn two_subscribers_on_one_thread_do_not_mix_their_spans() {
     drop(in_second);
     let none = alloc(4);
     drop((of_first, of_second, both, second, none));
-    // The thread was in the second one, which it entered last.
+    // The thread was in the second span, which it entered last.
     assert_eq!(all.map(|closings| closings.take()), [[figures("first", 0, 0, 0)], [figures("second", 0, 3, 0)]]);
 }
 

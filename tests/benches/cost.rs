@@ -124,7 +124,7 @@ fn events(criterion: &mut Criterion) {
             inbox.close(1);
         });
     });
-    // Two threads at it: one works in the background as hard as it can.
+    // Two threads use it: one works in the background as hard as it can.
     for (name, work) in [
         ("baseline: Mutex<HashMap> insert+remove", &insert_and_remove as &(dyn Fn(u64) + Sync)),
         ("alloc+free", &alloc_and_free),

@@ -37,25 +37,25 @@ use gpumem_tests::deeper;
 
 const THREADS: usize = 16;
 const MIB: usize = 1 << 20;
-/// How many functions deeper the deep rows call the driver.
+/// The deep rows call the driver this many functions deeper.
 const DEEP: usize = 40;
 
-/// What recording every allocation costs, compared with processes in which calls are not observed.
+/// Measures what it costs to record every allocation, compared with processes in which calls are not observed.
 #[derive(Parser)]
 struct Options {
-    /// Only rows whose name contains one of these words, such as `async,launch`
+    /// Measure only rows whose name contains one of these words, such as `async,launch`
     #[arg(long, value_delimiter = ',')]
     rows: Vec<String>,
-    /// Only these ways to observe calls, such as `dispatch1,cupti1`; `untraced` is always there
+    /// Use only these ways to observe calls, such as `dispatch1,cupti1`; `untraced` is always used
     #[arg(long, value_delimiter = ',', value_parser = Way::ALL.map(|way| way.name))]
     only: Vec<String>,
-    /// How often all processes are started anew
+    /// Start all processes this many times
     #[arg(long, default_value_t = 5)]
     generations: usize,
-    /// Rounds in each generation; in a round every way is measured once for every row
+    /// The rounds in each generation. In a round every way is measured once for every row
     #[arg(long, default_value_t = 6)]
     rounds: usize,
-    /// What `cargo bench` says to every benchmark.
+    /// `cargo bench` passes this to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -65,7 +65,7 @@ fn main() {
         gpumem_tests::skipped("no GPU");
         return;
     }
-    // A thread that fails would leave the others at their barrier.
+    // If a thread fails, the others would wait at their barrier. So the process ends.
     let say = panic::take_hook();
     panic::set_hook(Box::new(move |failure| {
         say(failure);
@@ -78,7 +78,7 @@ fn main() {
     }
 }
 
-/// Starts the others, has them measure in turns, and prints.
+/// Starts the other processes, lets them measure in turns, and prints the table.
 fn control(options: &Options) {
     let Ok(about) = Worker::hello_of(ABOUT) else {
         gpumem_tests::skipped("no GPU");
@@ -92,7 +92,7 @@ fn control(options: &Options) {
     let mut times: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     let mut functions = BTreeMap::new();
     for generation in 0..options.generations {
-        // All at once: it takes a driver seconds to begin.
+        // All processes start at the same time, because a driver takes seconds to begin.
         let mut workers: Vec<_> = ways.iter().map(|way| Worker::start(way.name)).collect();
         let refused: Vec<_> = workers.iter_mut().map(|worker| worker.hello().err()).collect();
         for (way, why) in ways.iter().zip(&refused).filter_map(|(way, why)| Some((way, why.as_ref()?))) {
@@ -130,7 +130,7 @@ fn control(options: &Options) {
     Table { options, rows: &rows, ways: &ways, times: &times, functions: &functions }.print();
 }
 
-/// All that was measured.
+/// All measured times.
 struct Table<'a> {
     options: &'a Options,
     rows: &'a [&'a Row],
@@ -184,7 +184,7 @@ impl Table<'_> {
         }
         for ((name, way), functions) in self.functions {
             let (row, way) = (Row::named(name), Way::named(way));
-            // The same source without stacks, where that was measured too.
+            // The same source without stacks, if that was measured too.
             let without = way.without_stacks.and_then(|without| self.times.get(&(row.name, without)));
             let added = without.map(|without| {
                 let with = &self.times[&(row.name, way.name)];
@@ -196,15 +196,15 @@ impl Table<'_> {
     }
 }
 
-/// What is timed. A size is in bytes.
+/// The measured action. A size is in bytes.
 #[derive(Clone, Copy)]
 enum Kind {
     Async(usize),
     Plain(usize),
     Launch,
-    /// The launch of a graph of one kernel.
+    /// The launch of a graph that has one kernel.
     Graph,
-    /// An exact trace: create, read, drop.
+    /// The creation, reading and drop of an exact trace.
     Trace,
 }
 
@@ -214,9 +214,9 @@ struct Row {
     threads: usize,
     /// The number of pairs of each thread in each measurement.
     times: usize,
-    /// So many functions more than the bench has anyway.
+    /// The number of functions between the bench and the call.
     deeper: usize,
-    /// It is there for what stacks cost.
+    /// True if the row measures the cost of stacks.
     has_stacks: bool,
 }
 
@@ -247,12 +247,12 @@ impl Row {
         options.rows.is_empty() || options.rows.iter().any(|word| self.name.contains(word.as_str()))
     }
 
-    /// Returns whether stacks are what is measured, and not allocations with the stacks that they have by default.
+    /// Returns whether the row measures stacks, and not allocations with the stacks that they have by default.
     fn is_of_stacks(&self) -> bool {
         self.has_stacks && matches!(self.kind, Kind::Async(_))
     }
 
-    /// Returns whether it is measured in that way.
+    /// Returns whether the row is measured in this way.
     fn is_for(&self, way: &Way) -> bool {
         let is_one_trace = way.is_gpumem() && way.traces == 1;
         if way.is_of_pairs() {
@@ -269,7 +269,7 @@ impl Row {
         matches!(self.kind, Kind::Plain(_)) || way.without_stacks.is_some()
     }
 
-    /// The ratio that is required of gpumem.
+    /// Returns the highest ratio that gpumem allows itself.
     fn most_for(&self, way: &Way) -> Option<f64> {
         let is_by_dispatch = matches!(way.observer, Observer::Gpumem { source: "dispatch" });
         if !is_by_dispatch || way.traces == 0 || way.is_of_pairs() || self.is_of_stacks() {
@@ -296,7 +296,7 @@ impl Row {
         format!("{what}{}{}", with(threads, "threads"), with(self.deeper, "functions deeper"))
     }
 
-    /// What a trace must say to all of it: the least and the most at once. The threads of a row are in no scope.
+    /// Returns the least and the most bytes at one time that a trace must report. The threads of a row are in no scope.
     fn most(&self, way: &Way) -> (u64, u64) {
         match self.kind {
             _ if way.name == OVERLAPPED && self.threads > 1 => (0, 0),
@@ -305,12 +305,12 @@ impl Row {
         }
     }
 
-    /// How often each thread does it before the clock starts.
+    /// Returns how often each thread runs the action before the clock starts.
     fn warm_up(&self) -> usize {
         self.times / 5
     }
 
-    /// How many allocations and frees one measurement makes.
+    /// Returns the number of allocations and frees of one measurement.
     fn events(&self) -> u64 {
         match self.kind {
             Kind::Async(_) | Kind::Plain(_) => (2 * self.threads * (self.times + self.warm_up())) as u64,
@@ -322,7 +322,7 @@ impl Row {
 const UNTRACED: &str = "untraced";
 /// The way in which a recording is written as well.
 const RECORDED: &str = "dispatch1-recorded";
-/// The way in which the trace overlaps a trace of another thread, so that it counts its own scope alone.
+/// The way in which the trace overlaps a trace of another thread, so it counts its own scope alone.
 const OVERLAPPED: &str = "dispatch1-overlapped";
 
 /// How allocations are observed in a process.
@@ -330,13 +330,13 @@ struct Way {
     name: &'static str,
     what: &'static str,
     observer: Observer,
-    /// So many of gpumem's traces are open.
+    /// The number of open traces.
     traces: usize,
-    /// All stacks are recorded; this is the way that is the same otherwise.
+    /// The way that is the same except for stacks. This one records all stacks.
     without_stacks: Option<&'static str>,
 }
 
-/// What observes them.
+/// The observer of allocations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Observer {
     Nobody,
@@ -353,7 +353,7 @@ const CUPTI: Observer = Observer::Gpumem { source: "cupti" };
 impl Way {
     const ALL: [Self; 12] = [
         Self::of(UNTRACED, "nobody", Observer::Nobody, 0),
-        // Its ratio to the other shows how far two processes differ that do the same.
+        // The ratio of this way to the untraced one shows how far two equal processes differ.
         Self::of("untraced-again", "nobody, in another process", Observer::Nobody, 0),
         Self::of("dispatch0", "gpumem by dispatch, no open trace", DISPATCH, 0),
         Self::of("dispatch1", "gpumem by dispatch, 1 open trace", DISPATCH, 1),
@@ -397,7 +397,7 @@ impl Way {
     }
 }
 
-/// This program once more, with nothing on the GPU yet but what its way to observe calls needs.
+/// Another process of this program. It has nothing on the GPU except what its way to observe calls needs.
 struct Worker {
     name: String,
     process: Child,
@@ -410,7 +410,7 @@ struct Worker {
 const ABOUT: &str = "about";
 
 impl Worker {
-    /// What it is to be.
+    /// The variable that names the way of a worker.
     const SWITCH: &str = "GPUMEM_BENCH_WORKER";
 
     fn start(name: &str) -> Self {
@@ -418,7 +418,7 @@ impl Worker {
         command.env(Self::SWITCH, name).env_remove("CUDA_INJECTION64_PATH");
         if let Some(Way { observer, without_stacks, .. }) = Way::ALL.iter().find(|way| way.name == name) {
             let source = if let Observer::Gpumem { source } = observer { source } else { "cupti" };
-            // `auto` is the default, which the rows of `cuMemAlloc` are about.
+            // The rows of `cuMemAlloc` are about `auto`, which is the default.
             let stacks = if without_stacks.is_some() { "1" } else { "auto" };
             command.env("GPUMEM_SOURCE", source).env("GPUMEM_BACKTRACE", stacks);
         }
@@ -433,7 +433,7 @@ impl Worker {
         Self { name: name.to_owned(), process, questions, answers, recording }
     }
 
-    /// The first answer of a process that is needed for nothing else.
+    /// Returns the first answer of a process that is needed for nothing else.
     fn hello_of(name: &str) -> Result<String, String> {
         let mut worker = Self::start(name);
         let hello = worker.hello();
@@ -441,7 +441,7 @@ impl Worker {
         hello
     }
 
-    /// The first answer: what observes its calls, or why they cannot be observed so.
+    /// Returns the first answer: the observer of the process, or the reason why its calls cannot be observed in this way.
     fn hello(&mut self) -> Result<String, String> {
         let hello = self.answer();
         hello.strip_prefix("cannot ").map_or_else(|| Ok(hello.clone()), |why| Err(why.to_owned()))
@@ -459,7 +459,7 @@ impl Worker {
         answer.trim_end().to_owned()
     }
 
-    /// It ends when nobody can ask any more, and looks once more whether it was what it should be.
+    /// Closes the questions, so the process checks its libraries again and ends.
     fn end(self) {
         let Self { name, mut process, questions, recording, .. } = self;
         drop(questions);
@@ -472,7 +472,7 @@ impl Worker {
     }
 }
 
-/// How many events a recording has, and how large it is.
+/// Returns a text with the number of events and the size of a recording.
 #[expect(clippy::cast_precision_loss, reason = "one digit after the point is printed")]
 fn size_of_recording(file: &Path) -> String {
     let bytes = fs::metadata(file).expect("it was written").len();
@@ -485,7 +485,7 @@ fn size_of_recording(file: &Path) -> String {
     format!("recording: {events} events, {missed} missed, {:.1} bytes for each", bytes as f64 / events.max(1) as f64)
 }
 
-/// Says what the machine has.
+/// Prints facts about the machine.
 fn about() {
     if !gpumem::is_available() {
         return println!("cannot measure: there is no device");
@@ -498,7 +498,7 @@ fn about() {
     );
 }
 
-/// Measures when it is asked to.
+/// Answers questions with measurements.
 fn answer(way: &Way) {
     let gpu = Gpu::open();
     match begin(way) {
@@ -521,7 +521,7 @@ fn answer(way: &Way) {
     check_libraries(way).expect("it has stayed so to the end");
 }
 
-/// Begins to observe calls, and returns by what.
+/// Begins to observe calls. Returns the observer.
 fn begin(way: &Way) -> Result<String, String> {
     if way.observer != Observer::Nobody {
         subscribe().map_err(|error| error.to_string())?;
@@ -540,7 +540,7 @@ fn begin(way: &Way) -> Result<String, String> {
     }
 }
 
-/// Returns whether CUPTI is in this process where it should be, and nowhere else.
+/// Returns an error if CUPTI is missing in this process although it is needed, or loaded although it is not.
 fn check_libraries(way: &Way) -> Result<(), String> {
     let maps = fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     let is_there = maps.lines().any(|line| line.rsplit('/').next().is_some_and(|file| file.starts_with("libcupti")));
@@ -556,9 +556,9 @@ fn check_libraries(way: &Way) -> Result<(), String> {
 struct Gpu {
     context: sys::CUcontext,
     streams: Vec<sys::CUstream>,
-    /// One that does nothing.
+    /// A kernel that does nothing.
     kernel: OnceLock<Kernel>,
-    /// One of that kernel.
+    /// A graph of that kernel.
     graph: OnceLock<Graph>,
 }
 
@@ -608,7 +608,7 @@ impl Gpu {
         gpu
     }
 
-    /// Loaded at the first launch, so that the other rows also run where there are no kernels.
+    /// Loads the kernel at the first launch, so that the other rows also run on machines without kernels.
     fn kernel(&self) -> sys::CUfunction {
         const PTX: &CStr = c".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { ret; }\n";
         let load = || {
@@ -623,7 +623,7 @@ impl Gpu {
         self.kernel.get_or_init(load).0
     }
 
-    /// One measurement: nanoseconds of wall time for each time that each thread does it.
+    /// Makes one measurement. Returns the nanoseconds of wall time for one action of each thread.
     fn measure(&self, row: &Row) -> f64 {
         match row.kind {
             Kind::Launch => drop(self.kernel()),
@@ -643,7 +643,7 @@ impl Gpu {
                     unsafe { result::ctx::set_current(self.context) }.expect("a live context can be current");
                     self.run(row.kind, stream, row.warm_up());
                     barrier.wait();
-                    // The first thread that is through the barrier starts the clock for all.
+                    // The first thread that passes the barrier starts the clock for all.
                     let begin = *clock.lock().expect("nobody panicked").get_or_insert_with(Instant::now);
                     self.run(row.kind, stream, row.times);
                     begin.elapsed()
@@ -655,10 +655,10 @@ impl Gpu {
         })
     }
 
-    /// Does it so many times on one thread: the median time for each, without waiting for the device.
+    /// Runs the action this many times on one thread. Returns the median time of one, without waiting for the device.
     fn run(&self, kind: Kind, stream: usize, times: usize) -> f64 {
-        /// Fewer launches than the driver queues. The median of many short batches leaves out those in which the processor
-        /// did something else.
+        /// A batch has fewer launches than the driver queues. The median of many short batches leaves out those in which the processor did
+        /// something else.
         const BATCH: usize = 100;
         pin(stream);
         let stream = self.streams[stream];
@@ -712,7 +712,7 @@ impl Gpu {
         unsafe { sys::cuGraphLaunch(self.graph(), stream) }.result().expect("the graph can be launched");
     }
 
-    /// One measurement. It also checks that each call was observed.
+    /// Makes one measurement, and checks that each call was observed.
     fn measure_by(&self, row: &Row, way: &Way) -> f64 {
         match way.observer {
             Observer::Nobody | Observer::Idle => self.measure(row),
@@ -721,8 +721,8 @@ impl Gpu {
     }
 
     fn measure_by_gpumem(&self, row: &Row, way: &Way) -> f64 {
-        // All but one stay open as long as the process. Who opens and closes a hundred before each measurement leaves holes on the
-        // heap, among which the driver then finds its own blocks more slowly.
+        // All traces but one stay open as long as the process. If a hundred were opened and closed before each measurement, they would
+        // leave holes on the heap, and the driver would find its own blocks more slowly.
         static OPEN: Mutex<Vec<GpuMemTrace>> = Mutex::new(Vec::new());
         let mut open = OPEN.lock().expect("nobody panicked");
         while open.len() + 1 < way.traces {
@@ -762,7 +762,7 @@ impl Gpu {
     }
 }
 
-/// How many functions are known of the stack of an allocation, those that were inlined too.
+/// Returns how many functions of the stack of an allocation are known, including inlined ones.
 fn functions(gpu: &Gpu, kind: Kind) -> f64 {
     let stream = gpu.streams[0];
     let mut at = 0;
@@ -789,7 +789,7 @@ fn functions(gpu: &Gpu, kind: Kind) -> f64 {
     count(blocks.iter().find(|block| block.id == at).expect("it was recorded").backtrace.len())
 }
 
-/// Keeps the calling thread on one processor: on another its caches are empty.
+/// Keeps the calling thread on one processor, because the caches of another one are empty.
 fn pin(thread: usize) {
     // The processors of the machine: a thread that is bound to one would count that one only.
     // SAFETY: any name may be asked for.

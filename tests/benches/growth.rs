@@ -10,7 +10,7 @@ use gpumem_tests::growth;
 
 fn main() {
     let gpu = SimGpu::install(Bytes::gib(16)).expect("there is none yet");
-    // Cargo adds an option.
+    // Cargo adds an option of its own.
     let chosen = env::args().skip(1).find(|argument| !argument.starts_with("--")).unwrap_or_default();
     let timed = |what: &str, grows: &dyn Fn() -> u64| {
         if !what.contains(&chosen) {

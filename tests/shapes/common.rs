@@ -25,7 +25,7 @@ fn log(text: impl Into<String>) {
     LOG.with(|log| log.borrow_mut().push(text.into()));
 }
 
-/// The way that a body takes.
+/// Chooses the way that a body takes.
 fn flag() -> bool {
     FLAG.with(Cell::get)
 }

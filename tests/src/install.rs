@@ -18,11 +18,11 @@ impl Standin {
         for symbol in &self.hidden {
             hide(&mut bytes, symbol);
         }
-        // Processes that use the driver are known by the names of the files that they have loaded.
+        // Processes that use the driver are recognised by the names of the files that they have loaded.
         let object = folder.join("libcuda.so.standin");
         fs::write(&object, &bytes)?;
         for library in Library::ALL {
-            // If a real driver is installed, the loader would find it under the name that we do not take.
+            // If a real driver is installed, the loader would find it under the name that is not used here.
             let names = [format!("{}.so.1", library.name()), format!("{}.so", library.name())];
             let names = &names[..if system_has(library) { 2 } else { 1 }];
             for name in names {

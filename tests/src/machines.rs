@@ -1,4 +1,4 @@
-//! The same script on a machine for each source of exact figures.
+//! Runs one script on a machine for each source of exact figures.
 
 use crate::script::check;
 use crate::{Outcome, Standin};
@@ -24,7 +24,7 @@ impl Machines {
         self.0.iter().map(|(.., machine)| machine)
     }
 
-    /// [`check`] on each machine. In the answers, `SOURCE` and `LIBRARY` stand for the machine's own.
+    /// Runs [`check`] on each machine. In the answers, `SOURCE` and `LIBRARY` stand for the machine's own.
     ///
     /// # Panics
     /// Panics as [`check`] does.
@@ -32,7 +32,7 @@ impl Machines {
     pub fn check(&self, script: &str) -> Vec<Outcome> {
         let run = |(source, library, machine): &(&str, &str, Standin)| {
             let outcome = check(machine, &script.replace("SOURCE", source).replace("LIBRARY", library));
-            // The other is not even loaded.
+            // The library of the other source is not even loaded.
             assert!(*source == "cupti" || !outcome.calls.iter().any(|call| call.starts_with("cupti")), "{outcome}");
             outcome
         };

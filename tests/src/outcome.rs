@@ -23,12 +23,12 @@ impl Outcome {
         self.succeeded
     }
 
-    /// The end of the program: `exit status: 7`, `signal: 9 (SIGKILL)`.
+    /// Returns the end of the program: `exit status: 7`, `signal: 9 (SIGKILL)`.
     pub fn exit(&self) -> &str {
         self.exit.as_deref().unwrap_or("killed by the test")
     }
 
-    /// Returns whether that is so, and nothing in it panicked.
+    /// Returns whether the program succeeded and nothing in it panicked.
     pub fn is_clean(&self) -> bool {
         self.succeeded && !self.stderr.contains("panicked at")
     }

@@ -1,4 +1,4 @@
-//! A part of a test in a process of its own: gpumem's session belongs to the whole process.
+//! Runs a part of a test in a new process, because gpumem's session belongs to the whole process.
 //!
 //! The test executable starts itself again and has it run one test alone. That test asks [`part`] what to do; in a usual run
 //! there is no part, and it does nothing.
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::process::wait;
 
 const PART: &str = "GPUMEM_TEST_PART";
-/// These say on which machine a test runs. The new process runs on the same.
+/// The variables that name the machine of a test. The new process runs on the same machine.
 const MACHINE: [&str; 3] = ["GPUMEM_DEVICE", "GPUMEM_SOURCE", "GPUMEM_STANDIN"];
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -149,11 +149,11 @@ pub fn output_of(command: &mut Command) -> Output {
 /// The end of a process, and its output.
 #[derive(Debug)]
 pub struct Ended {
-    /// The exit code. None after a signal.
+    /// The exit code. `None` after a signal.
     pub code: Option<i32>,
-    /// All of it.
+    /// The whole stdout.
     pub stdout: String,
-    /// All of it, but the notice that devices are simulated.
+    /// The whole stderr, without the notice that devices are simulated.
     pub stderr: String,
 }
 
@@ -170,7 +170,7 @@ impl Ended {
         Self { code: output.status.code(), stdout, stderr }
     }
 
-    /// The lines of stdout that begin with `> `, without that.
+    /// Returns the lines of stdout that begin with `> `, without these characters.
     pub fn answers(&self) -> Vec<&str> {
         self.stdout.lines().filter_map(|line| line.strip_prefix("> ")).collect()
     }

@@ -1,4 +1,4 @@
-//! Other drivers, made of the stand-in driver's file: their stubs are unlike those that gpumem knows, or are not to be trusted.
+//! Makes other drivers of the stand-in driver's file. Their stubs differ from those that gpumem knows, or cannot be trusted.
 //!
 //! All of them work when nobody intercepts them. Functions and data are found through the file's symbols.
 
@@ -38,7 +38,7 @@ pub enum Place {
     Split,
 }
 
-/// Without one of these, the stubs are not recognisable.
+/// Without one of these calls, the stubs cannot be recognised.
 impl Standin {
     /// Makes a driver like those since 470: each function is a stub that goes through a slot.
     #[must_use]
@@ -61,7 +61,7 @@ impl Standin {
         self.dispatch().set(format!("foreign_slot={function}"))
     }
 
-    /// Returns whether the stubs are such, apart from faults.
+    /// Returns whether the stubs can be recognised, apart from faults.
     pub(crate) fn has_dispatch(&self) -> bool {
         !self.patches.contains(&Patch::Unrecognisable)
     }

@@ -8,7 +8,7 @@ impl Random {
         Self(seed)
     }
 
-    /// One of 0 to before `end`; 0 if that is 0.
+    /// Returns a number from 0 on that is less than `end`, or 0 if `end` is 0.
     ///
     /// # Panics
     /// Panics if `end` is negative.

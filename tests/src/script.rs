@@ -6,14 +6,14 @@ use std::panic::{RefUnwindSafe, catch_unwind};
 
 use crate::{Outcome, Standin};
 
-/// A context of device 0.
+/// Makes a context of device 0 current.
 pub const CONTEXT: &str = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx";
 
-/// Commands that have others in them, with `|` between.
+/// Commands that contain other commands, with `|` between them.
 const NESTING: [&str; 4] = ["other_thread ", "at_exit ", "at_thread_exit ", "fork "];
 
-/// The calls of the driver that gpumem may make while the program is in a call: it looks up unknown blocks and streams, and asks
-/// once whether a device has memory of its own.
+/// The calls of the driver that gpumem may make while the program is in a call: it looks up unknown blocks and streams, and asks once
+/// whether a device has memory of its own.
 const HARMLESS: [&str; 6] = [
     "cuDeviceGetAttribute",
     "cuptiGetDeviceId",
@@ -71,19 +71,19 @@ pub fn check_answers(machine: &Standin, script: &str) -> Outcome {
     outcome
 }
 
-/// Returns whether a line of the log is a call of the program's, or one that a hook or a callback may make.
+/// Returns whether the program made the call of this line, or a hook or a callback that may make it.
 fn is_harmless(call: &str) -> bool {
     let Some((outer, inner)) = call.rsplit_once('>') else { return true };
     // A hook can find the primary context that ends only by retaining it.
     let may_retain = outer.starts_with("cuDevicePrimaryCtxRe") && inner.starts_with("cuDevicePrimaryCtxRe");
-    // The stand-in driver does that itself, with the setting for nested calls.
+    // The stand-in driver makes this call, with the setting for nested calls.
     let is_nested = ["cuMemAllocPitch_v2", "cuMemAllocManaged"].contains(&outer) && inner.starts_with("cuMemAlloc_v2");
     let in_a_hook = !outer.starts_with("callback");
     let is_one_of = |functions: &[&str]| functions.iter().any(|function| inner.starts_with(function));
     is_nested || is_one_of(&HARMLESS) || in_a_hook && (may_retain || is_one_of(&HARMLESS_IN_A_HOOK))
 }
 
-/// Fails with everything about the run.
+/// Fails and prints everything about the run.
 ///
 /// # Panics
 /// Panics if it is not true.

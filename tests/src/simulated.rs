@@ -1,4 +1,4 @@
-//! A simulated device for one test of many in a process.
+//! Makes a simulated device for one of many tests in a process.
 
 use std::cell::RefCell;
 

@@ -17,6 +17,6 @@ pub fn skipped(why: impl Display) {
         let mut reasons = reasons.split(';').filter(|reason| !reason.is_empty());
         assert!(reasons.any(|reason| why.starts_with(reason)), "skipped: {why}; {MAY_SKIP} does not allow it");
     }
-    // Without stderr nobody reads it.
+    // Without stderr, nobody can read the line.
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

@@ -1,4 +1,4 @@
-//! The stubs that libcuda exports, read from their bytes: what they look at, and through which slot they go.
+//! Reads the stubs that libcuda exports: the flag that they check, and the slot that they use.
 //!
 //! This is not how gpumem reads them: its own reader is what the tests try.
 
@@ -8,9 +8,9 @@ pub(crate) const DEINITIALIZED: u32 = 0x321c_ba00;
 /// The forms of a driver's stubs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Drivers 470 to 555: a jump.
+    /// The stubs of drivers 470 to 555 jump.
     Jumps,
-    /// Driver 580: a frame of its own, and a call.
+    /// The stubs of driver 580 have a frame and call.
     Calls,
 }
 
@@ -27,11 +27,11 @@ impl Stub {
     /// The largest number of bytes that are read.
     pub const BYTES: usize = 32;
 
-    /// Reads the stub at this address; `None` where these bytes are none.
+    /// Reads the stub at this address. `None` if these bytes are no stub.
     pub fn read(bytes: &[u8], address: u64) -> Option<Self> {
         let form = Form::ALL.into_iter().find(|form| form.matches(bytes))?;
         let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
-        // The distance counts from its own end.
+        // The distance counts from the end of the field.
         let from =
             |end: usize, distance: u32| (address + end as u64).wrapping_add_signed(distance.cast_signed().into());
         let slot_at = form.slot_at();
@@ -42,7 +42,7 @@ impl Stub {
 impl Form {
     const ALL: [Self; 2] = [Self::Jumps, Self::Calls];
 
-    /// The place of the distance to the word; the number that it is compared with follows.
+    /// Returns the place of the distance to the word. The number that the word is compared with follows.
     pub(crate) fn distance_at(self) -> usize {
         match self {
             Self::Jumps => 2,
@@ -58,7 +58,7 @@ impl Form {
         }
     }
 
-    /// Returns whether all that is the same in every stub of this form is so here, but for the compared number.
+    /// Returns whether the bytes are those of every stub of this form, except for the compared number.
     fn matches(self, bytes: &[u8]) -> bool {
         let fixed: &[(usize, &[u8])] = match self {
             Self::Jumps => &[(0, &[0x81, 0x3d]), (10, &[0x74]), (12, &[0xff, 0x25])],

@@ -20,9 +20,9 @@ use gpumem::{
 use gpumem_examples::{Block, Gpu};
 use gpumem_tests::{OwnProcess, device, on_the_standin, part};
 
-/// Longer than some readings of the sampler are apart.
+/// This is longer than the time between some readings of the sampler.
 fn hold() {
-    thread::sleep(Duration::from_millis(20));
+    thread::sleep(Duration::from_millis(50));
 }
 
 fn gpu() -> Gpu {
@@ -42,7 +42,7 @@ fn start(gauge: Gauge) -> GpuMemTrace {
     GpuMemTrace::builder().gauge(gauge).on_exit_report(false).start().expect("the device can be read and intercepted")
 }
 
-/// Exact is to the byte. The driver hands out pages of 2 MiB, so a sampled trace sees 15 MiB as 16; fastai's tests allowed
+/// An exact trace is right to the byte. The driver hands out pages of 2 MiB, so a sampled trace sees 15 MiB as 16; fastai's tests allowed
 /// the same 2 MB.
 fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
     hold();
@@ -55,7 +55,7 @@ fn check(trace: &GpuMemTrace, what: &str, used: i64, peaked: u64) {
     assert!(data.peaked.mb().abs_diff(peaked) <= 2, "{what}");
 }
 
-/// There is no nvidia-smi.
+/// The stand-in machine has no nvidia-smi.
 #[test]
 fn on_the_stand_in_driver() {
     on_the_standin(&["queries_agree_with_nvidia_smi"]);
@@ -244,7 +244,7 @@ fn on_a_worker(gpu: &Gpu) {
     });
 }
 
-/// As cubecl does it: a thread allocates for all others, and lives longer than their calls.
+/// A thread allocates for all others, and lives longer than their calls, as in cubecl.
 #[gpu_mem_trace(max_peak = "1 MB")]
 fn on_the_thread_of_the_device(jobs: &mpsc::Sender<mpsc::Sender<()>>) {
     let (done, all) = mpsc::channel();
@@ -289,7 +289,7 @@ fn budgets_of_other_threads() {
     assert_eq!(failure(|| with_all_threads(&jobs)), None);
 }
 
-/// Run in a process of its own, by the tests below.
+/// The tests below run this one in a process of its own.
 #[test]
 fn child() {
     match part().as_deref() {

@@ -79,7 +79,7 @@ fn hooks_change_no_result() {
     }
 }
 
-/// Returns what a program answers to its commands, with this folder's libcuda.
+/// Returns the answers of a program to its commands, with the libcuda of this folder.
 fn answers(command: &mut Command, driver: &Path) -> Vec<String> {
     let command =
         command.env("LD_LIBRARY_PATH", driver).env_remove("CUDA_INJECTION64_PATH").env("GPUMEM_REPORT", "off");
@@ -92,7 +92,7 @@ fn answers(command: &mut Command, driver: &Path) -> Vec<String> {
     answers
 }
 
-/// The folder with the libcuda of each driver, or why there is none. They are kept from run to run.
+/// Returns the folder with the libcuda of each driver, or the reason why there is none. The folders are kept from run to run.
 fn drivers_in(folder: &Path) -> Vec<(&'static str, Result<PathBuf, String>)> {
     let end = Instant::now() + LIMIT;
     let is_there = |driver: &Path| driver.join("libcuda.so.1").is_file();

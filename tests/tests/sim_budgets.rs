@@ -92,7 +92,7 @@ mod functions {
         assert!(places.contains(" 31 MiB in 1 block: ") && places.contains("frugal"), "{places}");
         let reported = panic_of(|| with_lines(21));
         assert!(reported.starts_with(&over("with_lines", "31 MiB, 1 MiB")), "{reported}");
-        // The peak is that of the whole body, not of its last statement: two lines made it.
+        // The peak is that of the whole body, not of its last statement. Two lines made it.
         assert!(reported.contains("\n          21 MiB: ") && reported.contains("\n          10 MiB: "), "{reported}");
         let reported = panic_of(|| block_on(asynchronous(40)));
         assert!(reported.starts_with(&over("asynchronous", "40 MiB, 10 MiB")), "{reported}");
@@ -236,7 +236,7 @@ mod assertions {
     }
 }
 
-/// Each test would see the others' memory if it were not its own thread's that is counted.
+/// If a budget did not count its own thread alone, each test would see the memory of the others.
 #[gpu_mem_test]
 fn parallel_tests_are_each_right() {
     const THREADS: u64 = 8;
@@ -295,14 +295,14 @@ mod tests {
         std::mem::forget(gpu.alloc(Bytes::mib(2)));
     }
 
-    /// The tests below choose how much it allocates.
+    /// A variable sets how much it allocates.
     #[gpu_mem_test(max_peak = "1 GB", fail_on_increase = "5%")]
     fn grows(gpu: &SimGpu) {
         let mib = std::env::var("GROWS_MIB").map_or(100, |mib| mib.parse().expect("a number"));
         drop(gpu.alloc(Bytes::mib(mib)));
     }
 
-    /// What another runtime's attribute may do is what this one does.
+    /// The attribute of another runtime may be below this one.
     #[gpu_mem_test(max_peak = "30 MB", max_used = 0)]
     #[pollster::test]
     async fn runs_a_future(gpu: &SimGpu) -> gpumem::Result<()> {
@@ -330,7 +330,7 @@ mod tests {
     }
 }
 
-/// Tests of this file, run by themselves in a process of their own.
+/// Runs tests of this file in a process of their own.
 mod in_a_child {
     use std::fs;
 
@@ -365,10 +365,10 @@ mod in_a_child {
         passes(GROWS, &of("105"));
         passes(GROWS, &of("1"));
         fails(GROWS, &of("106"), "and 5 % of growth): it was 106 MiB, 1 MiB over");
-        // where its user looks
+        // The panic is on the line of the user's test.
         fails(GROWS, &of("106"), " panicked at tests/tests/sim_budgets.rs:");
         assert_eq!(fs::read_to_string(&file).expect("still there"), written, "only an update writes");
-        // what fails is no new baseline
+        // A failed test does not change the baseline.
         fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1"), ("GROWS_MIB", "2000")], "peak <= 1 GiB");
         assert_eq!(fs::read_to_string(&file).expect("still there"), written);
         fs::write(&file, "{").expect("a file");

@@ -4,12 +4,12 @@
 use gpumem::{Bytes, sim::SimGpu};
 use gpumem_tests::growth;
 
-/// Each by itself: what is measured is the whole process.
+/// Each part is measured by itself, because the memory of the whole process counts.
 #[test]
-fn nothing_grows_with_what_is_over() {
+fn a_process_does_not_grow_with_its_past_work() {
     let gpu = SimGpu::install(Bytes::gib(16)).expect("there is none yet");
     for (what, grown, allowed) in [
-        // Fewer than 50 bytes for each.
+        // Each needs fewer than 50 bytes.
         ("threads", growth::of_threads(&gpu, 10_000), 500_000),
         ("scopes", growth::of_names(&gpu, 20_000), 500_000),
         ("requests", growth::of_requests(&gpu, 20_000), 200_000),

@@ -165,7 +165,7 @@ fn ends_with_a_loop() {
     };
 }
 
-/// Compiles only if what the statement after the `return` allows holds for its mark as well.
+/// This compiles only if the `allow` of the statement after the `return` is valid for its mark as well.
 #[gpu_mem_trace(lines)]
 fn goes_on_after_a_return() -> u32 {
     let _held = take(3);
@@ -283,7 +283,7 @@ fn small_bodies() {
     check(|| on_one_line(1), "     0      0 (on_one_line: exit)", &["let b = a;: 0 0 0", "b + 1: 0 0 0"]);
 }
 
-/// What the marks must leave alone: borrows that end before the next statement, temporaries, inference, names.
+/// The marks must not change borrows that end before the next statement, temporaries, inference and names.
 #[gpu_mem_trace(lines)]
 #[expect(clippy::needless_late_init, reason = "a variable that a later statement sets")]
 fn borrows<'a, T: Copy + Into<u64>>(text: &'a mut String, sizes: &[T]) -> (&'a str, impl Fn(&str) -> usize + use<T>) {
@@ -518,7 +518,7 @@ fn each_call_has_its_own_table() {
     assert_eq!(rows(&reported[1])[1], "if n == 0 { held.bytes().mb() } else { recursive(n - 1) }: 0 1 2");
 }
 
-/// Another thread that allocates without end.
+/// A thread that allocates without end.
 struct Noise {
     beats: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -540,7 +540,7 @@ impl Noise {
         Self { beats, stop, thread }
     }
 
-    /// Until it has allocated once more, or has enough.
+    /// Waits until the thread has allocated once more, or has ended.
     fn beat(&self) {
         let before = self.beats.load(Relaxed);
         while self.beats.load(Relaxed) == before && !self.thread.is_finished() {
@@ -571,7 +571,7 @@ fn noisy() -> Vec<SimBlock> {
 }
 
 #[test]
-fn nothing_falls_between_two_rows() {
+fn rows_have_all_that_other_threads_allocate() {
     let _alone = alone();
     for _ in 0..50 {
         let mut blocks = Vec::new();

@@ -1,4 +1,4 @@
-//! Recordings that the program begins and ends.
+//! Tests recordings that the program begins and ends.
 
 use std::{fs, io::ErrorKind, path::Path};
 
@@ -11,7 +11,7 @@ use gpumem_core::{
 use gpumem_driver::ring_memory::SharedMemory;
 use gpumem_tests::{OwnProcess, output_of, part};
 
-/// The bytes of the allocations in a recording, in their order, and whether the process may have allocated before it began.
+/// Returns the bytes of the allocations in a recording, in order, and whether the process may have allocated before it began.
 fn recorded(file: &Path) -> (Vec<u64>, bool) {
     let mut reader = Reader::new(fs::File::open(file).expect("it was written")).expect("it is a recording");
     let mut bytes = Vec::new();
@@ -48,7 +48,8 @@ fn a_program_records_parts_of_its_run() {
     assert_eq!(recorded(&second), (vec![4], true));
 }
 
-/// Run in a process of its own, by the test below. Between the scopes, the thread that writes the recording comes to the end of the ring.
+/// The test below runs this one in a process of its own. Between the scopes, the thread that writes the recording reads to the end of the
+/// ring.
 #[test]
 fn child() {
     if part().is_none() {

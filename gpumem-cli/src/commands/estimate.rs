@@ -10,6 +10,7 @@ use clap::Args;
 use gpumem_core::{
     export::{InPaint, Paint},
     model::{Bytes, one_line},
+    report::counted,
 };
 use gpumem_driver::settings::size;
 use gpumem_estimate::{
@@ -320,16 +321,17 @@ impl Fit {
 
 /// Returns a text such as `3 inputs of 512 tokens`.
 fn inputs(count: u64, input: &Input) -> String {
-    let inputs = if count == 1 { "input" } else { "inputs" };
+    let inputs = counted(count, "input", "inputs");
+    let tokens = |count: u64| counted(count, "token", "tokens");
     let sizes = |shape: &Shape| shape.sizes().iter().map(u64::to_string).collect::<Vec<_>>().join(" × ");
     match input {
-        Input::Tokens(length) => format!("{count} {inputs} of {length} tokens"),
-        Input::Pair { source, target } => format!("{count} {inputs} of {source} tokens and {target} for the decoder"),
-        Input::Numbers(shape) => format!("{count} {inputs} of {} numbers", sizes(shape)),
+        Input::Tokens(length) => format!("{inputs} of {}", tokens(*length)),
+        Input::Pair { source, target } => format!("{inputs} of {} and {target} for the decoder", tokens(*source)),
+        Input::Numbers(shape) => format!("{inputs} of {} numbers", sizes(shape)),
         Input::NumbersAndTokens { numbers, target } => {
-            format!("{count} {inputs} of {} numbers and {target} tokens for the decoder", sizes(numbers))
+            format!("{inputs} of {} numbers and {} for the decoder", sizes(numbers), tokens(*target))
         }
-        _ => format!("{count} {inputs}"),
+        _ => inputs,
     }
 }
 
@@ -394,7 +396,8 @@ impl Answer<'_> {
                     Some(positions) if *length > positions => format!(" (it was made for {positions} positions)"),
                     _ => String::new(),
                 };
-                writeln!(out, "  the longest inputs of a batch of {of_batch} have {length} tokens{why}")?;
+                let tokens = counted(*length, "token", "tokens");
+                writeln!(out, "  the longest inputs of a batch of {of_batch} have {tokens}{why}")?;
             }
         }
         Ok(())

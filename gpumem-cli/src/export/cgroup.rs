@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn each_runtime_and_each_driver_of_cgroups() {
         let both = |groups| is(groups, Some(ID), Some(POD));
-        // Version 2, containerd, systemd as the driver; guaranteed pods have no class.
+        // This is version 2 with containerd, and systemd is the driver. Guaranteed pods have no class.
         both("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podSLICE.slice/cri-containerd-ID.scope\n");
         both("0::/kubepods.slice/kubepods-podSLICE.slice/cri-containerd-ID.scope\n");
         // A node of kind (Kubernetes in Docker) is a container.
@@ -69,18 +69,18 @@ mod tests {
         // This is version 2 with containerd and CRI-O, and cgroupfs is the driver.
         both("0::/kubepods/burstable/podPOD/ID\n");
         both("0::/kubepods/besteffort/podPOD/crio-ID\n");
-        // CRI-O, systemd; the process may be in a group below that of its container.
+        // This is CRI-O with systemd. The process may be in a group below that of its container.
         both(
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podSLICE.slice/crio-ID.scope/container\n",
         );
-        // Version 1: a line for each controller.
+        // This is version 1, which has a line for each controller.
         both(
             "12:memory:/kubepods/burstable/podPOD/ID\n11:cpu,cpuacct:/kubepods/burstable/podPOD/ID\n1:name=systemd:/kubepods/burstable/podPOD/ID\n0::/\n",
         );
         both("5:devices:/kubepods.slice/kubepods-podSLICE.slice/docker-ID.scope\n");
-        // containerd 1 under systemd without the option SystemdCgroup.
+        // This is containerd 1 under systemd, without the option SystemdCgroup.
         both("0::/system.slice/containerd.service/kubepods-burstable-podSLICE.slice:cri-containerd:ID\n");
-        // Docker without Kubernetes: systemd and cgroupfs.
+        // This is Docker without Kubernetes, with systemd and with cgroupfs.
         is("0::/system.slice/docker-ID.scope\n", Some(ID), None);
         is("9:memory:/docker/ID\n0::/docker/ID\n", Some(ID), None);
         // This is Podman.

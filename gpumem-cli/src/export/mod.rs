@@ -22,6 +22,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpumem_core::report::counted;
+
 use self::{
     exporter::{Exporter, lock},
     http::Server,
@@ -96,10 +98,28 @@ fn in_words(hidden: Hidden) -> Vec<String> {
         lines.push(format!("{processes} of the driver's processes cannot be seen here; in a container, share the PID namespace of the host"));
     }
     if unknown > 0 {
-        lines.push(format!("of {unknown} processes it is not known whether they are recorded"));
+        let processes = counted(unknown as u64, "process is", "processes are");
+        lines.push(format!("whether {processes} recorded is not known"));
     }
     if readings > 0 {
-        lines.push(format!("{readings} readings of the driver have failed; `gpumem doctor` says why"));
+        let readings = counted(readings as u64, "reading of the driver has", "readings of the driver have");
+        lines.push(format!("{readings} failed; `gpumem doctor` says why"));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_of_one_is_singular() {
+        let lines = in_words(Hidden { processes: 0, unknown: 1, recordings: 0, readings: 1 });
+        for expected in [
+            "whether 1 process is recorded is not known",
+            "1 reading of the driver has failed; `gpumem doctor` says why",
+        ] {
+            assert!(lines.iter().any(|line| line == expected), "{lines:?}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The history agrees with the ledger.
+//! Tests that the history agrees with the ledger.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

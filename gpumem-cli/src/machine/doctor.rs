@@ -6,6 +6,7 @@ use std::{
 };
 
 use gpumem::{Gauge, intercept::Source};
+use gpumem_core::report::counted;
 use gpumem_driver::{
     settings::{Setting, settings},
     source::{self, machine},
@@ -161,9 +162,8 @@ impl Checks {
                 self.add("CUDA", Verdict::Problem, "no device is visible to programs", next);
             }
             Ok(devices) => {
-                let count = devices.len();
-                let words = if count == 1 { "1 device".to_owned() } else { format!("{count} devices") };
-                self.ok("CUDA", format!("{words}{}", loaded("libcuda")));
+                let count = counted(devices.len() as u64, "device", "devices");
+                self.ok("CUDA", format!("{count}{}", loaded("libcuda")));
             }
             Err(why) => self.failed("CUDA", Verdict::Problem, &why),
         }
@@ -218,7 +218,9 @@ impl Checks {
             let next = "give this user access (group video or render)";
             self.add(name, Verdict::Problem, format!("{} cannot be opened by this user", closed.join(", ")), next);
         } else if !missing.is_empty() {
-            self.add(name, Verdict::Warning, format!("{} is missing", missing.join(", ")), "run `nvidia-modprobe -u`");
+            let are = if missing.len() == 1 { "is" } else { "are" };
+            let found = format!("{} {are} missing", missing.join(" and "));
+            self.add(name, Verdict::Warning, found, "run `nvidia-modprobe -u`");
         } else {
             self.ok(name, format!("{} files can be opened", files.len()));
         }

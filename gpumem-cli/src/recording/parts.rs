@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(items, [Item::Missed(3), Item::Missed(4), Item::Missed(4)]);
     }
 
-    /// A process that is killed while a new file takes the place of the recording.
+    /// The process is killed while a new file takes the place of the recording.
     #[test]
     fn a_recording_whose_older_part_is_itself_is_kept_as_it_is() {
         let folder = tempfile::tempdir().unwrap();

@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_exceeded_above_it() {
+    fn a_limit_itself_is_not_exceeded() {
         for (limit, before, after, is_exceeded) in [
             ("5%", 100, 105_u64, false),
             ("5%", 100, 106, true),

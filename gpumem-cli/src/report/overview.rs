@@ -244,7 +244,7 @@ impl Missing {
                 after => format!("{after} events are not in the recording (--max-size)"),
             };
             lines.push(format!(
-                "The first {first}, only the blocks that were live after them: the true peak may be higher and earlier."
+                "The first {first}, only the blocks that were live afterwards: the true peak may be higher and earlier."
             ));
         }
         if let Some(seconds) = self.begins_after_seconds {
@@ -500,7 +500,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_thing_is_not_several() {
+    fn a_count_of_one_is_singular() {
         let missing = Missing { lost_events: 1, untracked_frees: 2, unreadable_items: 1, ..Missing::default() };
         let lines = missing.in_words();
         assert_eq!(lines[0], "1 event was lost: some figures may be wrong.");

@@ -13,6 +13,7 @@ use gpumem_core::{
 
 use super::{
     compared::{ComparedPlace, Comparison, headings, most},
+    difference::signed,
     overview::{DeviceOverview, Overview},
     refused::Refused,
 };
@@ -68,10 +69,6 @@ pub(crate) fn write(overviews: &[Overview], out: &mut dyn Write, paint: Paint) -
 /// Returns whether a recording has no allocation because something is missing in it.
 fn is_unknown(overview: &Overview) -> bool {
     overview.busiest().is_none() && overview.missing.leaves_peak_unknown()
-}
-
-fn signed(bytes: u64) -> i64 {
-    bytes.try_into().unwrap_or(i64::MAX)
 }
 
 struct Peaks<'a> {

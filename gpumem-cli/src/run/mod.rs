@@ -126,13 +126,14 @@ fn prepare(options: &RunOptions, account: Option<&RingPages>, program: &mut Prog
         program.environment(other, env::var_os(own).unwrap_or_default());
         program.environment(own, &library);
     }
+    let is_counted = cards.count.is_some();
     if cards.are_replaced() {
-        let put = nvml::put_before(program, &library, cards.are_counted());
+        let put = nvml::put_before(program, &library, is_counted);
         _ = put.inspect_err(|error| terminal::error(&Failure::new("NVML shows the real card", error, "")));
     }
-    if cards.are_dry() {
-        let done = preload(program, &library, cards.are_counted());
-        if let (Err(error), true) = (done, cards.are_counted()) {
+    if cards.dry {
+        let done = preload(program, &library, is_counted);
+        if let (Err(error), true) = (done, is_counted) {
             terminal::error(&Failure::new("the CUDA runtime shows the GPU of the machine", error, ""));
         }
     }
@@ -174,7 +175,7 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
             terminal::error(&Failure::new(format!("the recording `{}`", path.display()), error, ""));
             continue;
         }
-        let next = if options.recorded.keeps_only_peak() {
+        let next = if options.recorded.only_peak {
             "--only-peak writes the recording each second: nothing is left of a process that is killed or aborts before"
         } else {
             "run it again, with room on the disk or with another --output"
@@ -200,7 +201,7 @@ fn explain(finished: &Finished, destination: &Destination, options: &RunOptions)
         let cause = "no process of the program asked for memory of a GPU, or it was started with another environment (`sudo`, `env -i`, a \
                      profiler: write `nsys profile gpumem run …`), or the driver could not load the library, or the recording was moved or \
                      removed";
-        let next = if options.cards.are_counted() {
+        let next = if options.cards.count.is_some() {
             "the CUDA runtime does not start with more cards than the machine has if it is linked into the program statically"
         } else if options.cards.are_replaced() {
             "if it used a GPU, it was the real card"

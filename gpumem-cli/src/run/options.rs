@@ -41,14 +41,14 @@ pub(super) struct Cards {
     /// Do not compute: blocks above 2 MiB are addresses without memory, and kernels that use them are skipped. The program needs a GPU of
     /// any size, and allocates as on the card of --card.
     #[arg(long)]
-    dry: bool,
+    pub(super) dry: bool,
     /// The card of a dry run: a size such as 24GiB, or a name such as "RTX 4090" or H100. Without this option, the card of this
     /// machine.
     #[arg(long, value_name = "CARD", requires = "dry", value_parser = card)]
     card: Option<Bytes>,
     /// In a dry run, the number of these cards that the program sees, on the first GPU of the machine.
     #[arg(long = "cards", value_name = "COUNT", requires = "dry", value_parser = clap::value_parser!(u32).range(1..=64))]
-    count: Option<u32>,
+    pub(super) count: Option<u32>,
     /// In a dry run, each process has a card of its own, as ranks on a machine with several cards. Without this option, they share the
     /// card.
     #[arg(long = "card-per-process", requires = "dry", conflicts_with = "count")]
@@ -71,16 +71,6 @@ impl Cards {
     /// Returns whether the program is not to use the real card as it is.
     pub(super) fn are_replaced(&self) -> bool {
         self.dry || self.limit.is_some()
-    }
-
-    /// Returns whether the program sees other cards than those of the machine.
-    pub(super) fn are_counted(&self) -> bool {
-        self.count.is_some()
-    }
-
-    /// Returns whether the program is not to compute.
-    pub(super) fn are_dry(&self) -> bool {
-        self.dry
     }
 
     /// The shared memory in which the program's processes note their memory on cards that are not the real ones. Without it, each process
@@ -131,7 +121,7 @@ pub(crate) struct Recorded {
     live: bool,
     /// Keep only what was live at the peak of each device and at the end. A killed program loses its last second.
     #[arg(long, conflicts_with_all = ["max_size", "live"])]
-    only_peak: bool,
+    pub(super) only_peak: bool,
     /// Record the tensors of PyTorch (2.1 or newer) as well. They are in the memory that its allocator gets from the
     /// driver.
     #[arg(long)]
@@ -151,11 +141,6 @@ impl Recorded {
     /// Returns whether the tensors of PyTorch are recorded.
     pub(super) fn has_torch(&self) -> bool {
         self.torch || self.modules
-    }
-
-    /// Returns whether only the peak is recorded.
-    pub(super) fn keeps_only_peak(&self) -> bool {
-        self.only_peak
     }
 
     /// Returns the settings that tell the library in the program what to record.

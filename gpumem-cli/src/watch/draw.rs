@@ -235,12 +235,12 @@ fn recording_lines(
         lines.push(Line::styled(format!("it cannot be read: {}", one_line(error)), looks.colour(Color::Red)));
     }
     if recording.lost_events > 0 {
-        let text = format!("{} events were lost: some figures may be wrong", recording.lost_events);
-        lines.push(Line::styled(text, looks.colour(Color::Red)));
+        let text = counted(recording.lost_events, "event was lost", "events were lost");
+        lines.push(Line::styled(format!("{text}: some figures may be wrong"), looks.colour(Color::Red)));
     }
     if recording.unread_events > 0 {
-        let text = format!("{} events came faster than they were read: a peak may be missing", recording.unread_events);
-        lines.push(Line::styled(text, looks.colour(Color::Yellow)));
+        let text = counted(recording.unread_events, "event was not read in time", "events were not read in time");
+        lines.push(Line::styled(format!("{text}: a peak may be missing"), looks.colour(Color::Yellow)));
     }
     if recording.devices.is_empty() && recording.error.is_none() {
         lines.push(Line::from("nothing was allocated yet").dim());

@@ -155,9 +155,14 @@ fn what_cannot_be_read_is_said() {
     let mut failed = sample(GIB);
     failed.machine.not_read = vec![NotRead::error("GPU 1", &"it is lost")];
     failed.recordings[0].error = Some("it is damaged".to_owned());
-    failed.recordings[0].lost_events = 3;
+    (failed.recordings[0].lost_events, failed.recordings[0].unread_events) = (1, 2);
     let lines = drawn(&mut State::default().with(failed), 80, 24).join("\n");
-    for text in ["  GPU 1: it is lost\n", "it cannot be read: it is damaged\n", "3 events were lost"] {
+    for text in [
+        "  GPU 1: it is lost\n",
+        "it cannot be read: it is damaged\n",
+        "1 event was lost: ",
+        "2 events were not read in time: ",
+    ] {
         assert!(lines.contains(text), "{text}\n{lines}");
     }
     let empty = drawn(&mut State::default().with(Sample::default()), 80, 24).join("\n");

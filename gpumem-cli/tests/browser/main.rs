@@ -1,4 +1,4 @@
-//! The page of `gpumem report --html` in Chromium. `cargo test` leaves these tests out, because not every machine has
+//! Tests the page of `gpumem report --html` in Chromium. `cargo test` leaves these tests out, because not every machine has
 //! Chromium:
 //!
 //! ```text

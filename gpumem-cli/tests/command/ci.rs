@@ -1,4 +1,4 @@
-//! The questions of CI about recordings: limits, baselines, and the difference of two runs.
+//! Tests recordings in CI: limits, baselines, and the difference of two runs.
 
 use std::{fs, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     within,
 };
 
-/// Writes the recordings of a run with such ranks: each with the sizes of its layers, in MiB.
+/// Writes the recordings of a run with these ranks. Each rank has the sizes of its layers, in MiB.
 fn run(folder: &std::path::Path, name: &str, pid: u32, ranks: &[(u32, u64)]) {
     let run = folder.join(name);
     fs::create_dir_all(&run).expect("it can be made");
@@ -39,7 +39,7 @@ fn a_place_has_a_limit_of_its_own() {
     let above = "gpumem: FILE: `src/model.rs:42` had 50 MiB at most on device 0, 1 MiB above the limit of 49 MiB\n";
     assert_eq!(of(&["437MiB", "src/model.rs:42=49MiB", "cuBLAS=32MiB"]), (Some(1), above.to_owned()));
     assert_eq!(of(&["436MiB", "src/model.rs:42=49MiB"]).1.lines().count(), 2);
-    // A misspelt limit is no limit.
+    // A misspelt limit is an error.
     let (code, stderr) = of(&["1TiB", "model.rs:42=49MiB"]);
     assert_eq!(code, Some(2));
     let why = "gpumem: --max-peak cannot be checked for `model.rs:42`: no recording has such a place; \
@@ -88,7 +88,7 @@ fn a_limit_of_a_place_knows_what_is_in_a_recording() {
     assert!(above.code == Some(1) && above.stderr.contains(&format!(": tensors of `{line}` had ")), "{above:?}");
 }
 
-/// The driver's blocks had most at another time than parts, which an early recording does not say.
+/// The peak of the driver's blocks was at another time than that of the parts. An early recording does not say this.
 #[test]
 fn a_recording_of_the_peaks_knows_that_of_the_drivers_blocks() {
     let file = |name: &str, driver_peaks| {
@@ -128,7 +128,7 @@ fn what_was_lost_fails_if_that_is_asked() {
         assert_eq!(ran.code, Some(1), "{ran:?}");
         assert!(ran.stderr.contains(&format!("gpumem: {file}: {why}")), "{ran:?}");
     }
-    // A recording of the peaks has all that its option asks for.
+    // A recording of the peaks contains all that its option keeps.
     let mut peaks = Made::new("train");
     peaks.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
     let peaks = recorded("ci-lost-peaks.capture", peaks.training(1, 1, MIB));
@@ -257,7 +257,7 @@ fn an_empty_recording_hides_no_other() {
             assert_eq!(report.stderr, if name == "empty" { left_out } else { String::new() });
             assert!(view.contains(&"--html") || report.stdout.contains("train.rank1.gpu0.pid101"), "{report:?}");
         }
-        // Nothing is known of its peak.
+        // The peak is not known.
         let limit = within(&folder, &["report", "runs", "--max-peak", "1TiB"]);
         assert!(limit.code == Some(1) && limit.stderr.starts_with(&format!("gpumem: {file}: ")), "{limit:?}");
 
@@ -391,7 +391,7 @@ fn a_baseline_is_a_file_for_reviews() {
     assert_eq!((same.code, same.stdout.as_str()), (Some(0), "The 6 peaks of peaks.json changed by 2 % at most.\n"));
 }
 
-/// The number of the process, the folder that it ran in, and the name that its recording has for that, are others in each run.
+/// The number of the process, its folder, and the name of its recording differ in each run.
 #[test]
 fn a_baseline_has_the_same_names_in_each_run() {
     let folder = folder("ci-names");

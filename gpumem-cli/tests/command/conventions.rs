@@ -1,4 +1,4 @@
-//! Tests of the rules that all commands share.
+//! Tests the rules that all commands share.
 
 use std::fs;
 
@@ -57,7 +57,7 @@ fn completions_are_those_of_each_shell() {
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
         assert!(ran.stdout.contains("report"), "{shell}: {}", ran.stdout);
     }
-    // Bash itself reads the completions.
+    // Bash reads its completions in this test.
     let script = file("gpumem.bash");
     fs::write(&script, ran(&["completions", "bash"]).stdout).expect("it is written");
     if let Some(checked) = output_of("bash", &["-n", script.to_str().expect("the name is text")]) {

@@ -1,4 +1,4 @@
-//! Recordings that no session writes, each made to cost as much as it can. Reports of them take little time and memory.
+//! Tests recordings that no session writes. Each is made to cost as much as it can, and reports of them take little time and memory.
 
 use std::{env, fs, time::Duration};
 

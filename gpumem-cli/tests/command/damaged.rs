@@ -1,5 +1,5 @@
-//! With damaged files, each command ends with 0 or 2, and gives the reason in lines that begin with `gpumem: `. The mutations are the same
-//! each time. `fuzz.rs` damages recordings.
+//! Tests that with damaged files each command ends with 0 or 2, and gives the reason in lines that begin with `gpumem: `. The mutations are
+//! the same each time. `fuzz.rs` damages recordings.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! `gpumem diff`.
+//! Tests `gpumem diff`.
 
 use gpumem_core::{
     model::{Device, EventKind, Family, MemKind},

@@ -1,4 +1,4 @@
-//! `gpumem estimate`.
+//! Tests `gpumem estimate`.
 
 use std::fs;
 
@@ -42,6 +42,7 @@ fn the_peak_what_fits_and_what_would_save() {
         "{text}"
     );
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(printed(&["estimate", &config, "--length", "1"]).contains("\ngpt2: inference, 1 input of 1 token\n"));
 }
 
 #[test]
@@ -154,7 +155,7 @@ fn a_file_that_is_no_recording_is_kept() {
     }
 }
 
-/// A script sees that nothing fits, and its user sees the reason.
+/// If nothing fits, the exit code says so to a script, and stderr gives the reason to the user.
 #[test]
 fn nothing_that_fits_is_exit_code_1() {
     let config = written("estimate-nothing.json", CONFIG);

@@ -25,7 +25,7 @@ pub(crate) struct Spent {
     pub(crate) is_refused: bool,
 }
 
-/// Programs that are not optimised take several times as long.
+/// Programs that are not optimised need several times as long.
 const SECOND: u64 = if cfg!(debug_assertions) { 6 } else { 1 };
 
 impl Limits {
@@ -50,7 +50,7 @@ impl Limits {
             if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
                 break status;
             }
-            spent = spent.and_now(&child);
+            spent = spent.with_peak_of(&child);
             thread::sleep(Duration::from_millis(2));
         };
         let errors = errors.join().expect("it does not panic").map_err(|error| error.to_string())?;
@@ -68,8 +68,8 @@ impl Limits {
 }
 
 impl Spent {
-    /// Returns the kernel's data of a running process.
-    fn and_now(self, child: &Child) -> Self {
+    /// Raises the memory to the peak of a running process, as the kernel reports it.
+    fn with_peak_of(self, child: &Child) -> Self {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
         let peak =
             status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());

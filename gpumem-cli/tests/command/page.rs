@@ -25,7 +25,7 @@ fn page(name: &str, recordings: &[&str]) -> (String, String) {
 }
 
 #[test]
-fn a_page_needs_nothing_else() {
+fn a_page_loads_nothing() {
     let (_, text) = page("alone", &[&training("alone.capture")]);
     assert!(text.starts_with("<!DOCTYPE html>") && text.trim_end().ends_with("</html>"), "{text}");
     assert!(text.contains("default-src 'none'"), "a policy forbids it to load anything");

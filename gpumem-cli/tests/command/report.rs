@@ -1,4 +1,4 @@
-//! `gpumem report`.
+//! Tests `gpumem report`.
 
 use std::{fs, path::PathBuf};
 
@@ -45,7 +45,7 @@ pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("it is JSON")
 }
 
-/// The program resets its summary, and the report is of the whole recording.
+/// The program resets its summary, and the report is about the whole recording.
 #[test]
 fn a_reset_summary_lowers_no_peak_of_the_report() {
     let mut made = Made::new("epochs");
@@ -254,7 +254,7 @@ fn a_line_of_python_stands_before_its_library() {
     let place = made.python();
     made.alloc(6 * MIB, MemKind::Device, place);
     made.alloc(4 * MIB, MemKind::Device, 4);
-    // A few bytes that are in no peak do not bring the table back.
+    // A few bytes that are in no peak do not make the table appear.
     made.alloc(4, MemKind::PinnedHost, place);
     let file = recorded("python.capture", made);
     let text = printed(&["report", &file]);

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nor_after_as_many_events_as_32_bits_can_count() {
+    fn a_label_does_not_come_back_after_2_to_the_32_events() {
         let (inbox, mut labels) = (Inbox::new(), empty());
         alloc(&inbox, 512);
         let number = inbox.block(key(512)).unwrap().number;

@@ -36,7 +36,7 @@ impl Breakdown {
         let is_of_others = |part: &&Part| matches!(part.kind, PartKind::Others | PartKind::Unknown);
         let mut own = Tree::new();
         for Part { kind, name, path, bytes, count } in self.parts.iter().filter(|part| !is_of_others(part)) {
-            let bytes = bytes.get().try_into().unwrap_or(i64::MAX);
+            let bytes = bytes.signed();
             if *kind == PartKind::Scope && !path.is_empty() {
                 own.scope(path, bytes, *count);
             } else {
@@ -56,7 +56,7 @@ impl Breakdown {
         let own: Vec<_> = if this.bytes > 0 { [this].into_iter().chain(inside).collect() } else { Vec::new() };
         let others = self.parts.iter().filter(is_of_others).map(|part| {
             let name = if part.count > 1 { format!("{} {}", part.count, part.name) } else { part.name.clone() };
-            vec![Row { name, bytes: part.bytes.get().try_into().unwrap_or(i64::MAX), ..Row::default() }]
+            vec![Row { name, bytes: part.bytes.signed(), ..Row::default() }]
         });
         let mut all: Vec<_> = others.chain([own]).filter(|rows| !rows.is_empty()).collect();
         all.sort_by_key(|rows| std::cmp::Reverse(rows[0].bytes));

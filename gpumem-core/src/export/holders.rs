@@ -68,7 +68,7 @@ fn rows(places: &[Place]) -> Vec<Row> {
     let row = |place: &Place| Row {
         depth: 0,
         name: place.name.clone(),
-        bytes: place.bytes.get().try_into().unwrap_or(i64::MAX),
+        bytes: place.bytes.signed(),
         blocks: place.blocks,
         each: place.each,
         note: place.caller.clone(),
@@ -154,7 +154,7 @@ impl Leaks {
         if !rest.is_empty() {
             rows.push(Row {
                 name: format!("({} more places)", rest.len()),
-                bytes: rest.iter().map(|place| place.bytes).sum::<Bytes>().get().try_into().unwrap_or(i64::MAX),
+                bytes: rest.iter().map(|place| place.bytes).sum::<Bytes>().signed(),
                 blocks: rest.iter().map(|place| place.blocks).sum(),
                 ..Row::default()
             });

@@ -213,7 +213,7 @@ GPU memory of this process, device 1: exact, counted for 12.3 s
         }
     }
 
-    /// There is a PiB on the device, and the total of a long run.
+    /// The device has a PiB, and the totals are those of a long run.
     #[test]
     fn the_table_stands_in_80_columns() {
         let most = stat([(1 << 50) - 1; 3], [999_999_999_999; 3]);

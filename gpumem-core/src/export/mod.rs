@@ -27,6 +27,7 @@ pub use self::{
     paint::{InPaint, Paint, Painted, Role, Show},
     sink::{ParseSinkError, Sink},
     table::{Cell, Fit, Table, shortened, shortened_command},
+    text::grouped,
     tree::{Leaf, Row, Tree},
 };
 use crate::report::Output;

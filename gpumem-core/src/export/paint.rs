@@ -104,11 +104,13 @@ pub trait Show {
 }
 
 /// `Display` of these reports, in 80 columns and without colours.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! plain_display {
     ($($report:ty),* $(,)?) => {$(
-        impl fmt::Display for $report {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.show(f, Paint::PLAIN)
+        impl std::fmt::Display for $report {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                $crate::export::Show::show(self, f, $crate::export::Paint::PLAIN)
             }
         }
     )*};

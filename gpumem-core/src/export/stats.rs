@@ -7,7 +7,10 @@ use super::{
     paint::{Paint, Role, Show},
     table::{Cell, Fit, Table},
 };
-use crate::report::{CallFigures, NameStats, Stats};
+use crate::{
+    model::{ByteDelta, Bytes},
+    report::{CallFigures, NameStats, Stats},
+};
 
 /// Writes a table for each device, with two lines for each name: the used and the peaked amounts of its calls.
 impl Show for Stats {
@@ -32,10 +35,9 @@ impl Show for Stats {
 
 /// Returns the amounts of a name: min, median, 99 %, max and sum of `used`, and the same without the sum for `peaked`.
 fn amounts_of(CallFigures { used, sum, peaked, .. }: &CallFigures) -> ([i64; 5], [i64; 4]) {
-    let signed = |bytes: crate::model::Bytes| i64::try_from(bytes.get()).unwrap_or(i64::MAX);
     (
-        [used.min, used.median, used.p99, used.max, *sum].map(crate::model::ByteDelta::get),
-        [peaked.min, peaked.median, peaked.p99, peaked.max].map(signed),
+        [used.min, used.median, used.p99, used.max, *sum].map(ByteDelta::get),
+        [peaked.min, peaked.median, peaked.p99, peaked.max].map(Bytes::signed),
     )
 }
 
@@ -96,7 +98,7 @@ mod tests {
             }),
             ..NameStats::new(name.to_owned(), 0, true)
         };
-        let unread = NameStats { calls: 2, unmeasured: 2, ..NameStats::new("unread".to_owned(), 0, true) };
+        let unread = NameStats { calls: 1, unmeasured: 1, ..NameStats::new("unread".to_owned(), 0, true) };
         let doubtful = NameStats { sampled: 7, doubtful: 1, overlapped: 3, ..of("request #", 512) };
         Stats::of(vec![unread, of("step", 64), doubtful])
     }
@@ -115,12 +117,12 @@ simulated device 0, by name
                    peaked   64      64   512  512          #250  12.3 s
  step        1000  used     -1       0     0    3  -5120
                    peaked   64      64    64   64          #250  12.3 s
- unread         2  used      ?       ?     ?    ?      ?
+ unread         1  used      ?       ?     ?    ?      ?
                    peaked    ?       ?     ?    ?
 request #: 7 of 1000 calls sampled: shorter peaks are missed
 request #: 1 of 1000 calls with lost or unknown events: may be wrong
 request #: 3 of 1000 calls beside traces of other threads
-unread: 2 of 2 calls not measured",
+unread: 1 of 1 call not measured",
             "\n{text}\n"
         );
         assert_eq!(Stats::default().to_string(), "no trace with `stats` has ended");
@@ -136,6 +138,6 @@ unread: 2 of 2 calls not measured",
              \"worst\":{\"call\":250,\"name\":null,\"time_us\":12340000,\"needed\":540016640},\
              \"unmeasured\":0,\"sampled\":7,\"doubtful\":1,\"overlapped\":3},"
         ));
-        assert!(json.contains("\"calls\":2,\"used\":null,\"used_sum\":null,\"peaked\":null,\"worst\":null,"), "{json}");
+        assert!(json.contains("\"calls\":1,\"used\":null,\"used_sum\":null,\"peaked\":null,\"worst\":null,"), "{json}");
     }
 }

@@ -54,17 +54,13 @@ impl Show for Summary {
     }
 }
 
-fn signed(bytes: Bytes) -> i64 {
-    bytes.get().try_into().unwrap_or(i64::MAX)
-}
-
 fn table(scopes: &[ScopeSummary]) -> Table {
     type Figure = fn(&ScopeSummary) -> Bytes;
     let in_use: [(&str, Figure); 3] =
         [("peak", |scope| scope.peak), ("at peak", |scope| scope.at_peak), ("used", |scope| scope.used)];
     let all = |figures: &[(&str, Figure)]| {
         let figures: Vec<_> = figures.iter().map(|(_, figure)| *figure).collect();
-        Amounts::of(scopes.iter().flat_map(|scope| figures.iter().map(|figure| signed(figure(scope)))))
+        Amounts::of(scopes.iter().flat_map(|scope| figures.iter().map(|figure| figure(scope).signed())))
     };
     // Amounts that are compared share one unit. The sum of all allocations may be far larger, so it has its own.
     let amounts = all(&in_use);
@@ -75,7 +71,7 @@ fn table(scopes: &[ScopeSummary]) -> Table {
         table = table.amounts(name, *amounts);
     }
     table = table.column("allocs", Fit::Right).column("calls", Fit::Right).column("", Fit::Left);
-    let highest = scopes.iter().map(|scope| signed(scope.peak)).max().unwrap_or(0);
+    let highest = scopes.iter().map(|scope| scope.peak.signed()).max().unwrap_or(0);
     // The scopes around the one of the last row, the outermost first.
     let mut around: Vec<&[String]> = Vec::new();
     for scope in scopes {
@@ -89,8 +85,8 @@ fn table(scopes: &[ScopeSummary]) -> Table {
         let calls = if is_whole { String::new() } else { scope.calls.to_string() };
         let row = [Cell::nested(around.len(), &name)]
             .into_iter()
-            .chain(figures.iter().map(|((_, figure), amounts)| amounts.show(signed(figure(scope))).into()))
-            .chain([scope.allocations.to_string().into(), calls.into(), Cell::bar(signed(scope.peak), highest)]);
+            .chain(figures.iter().map(|((_, figure), amounts)| amounts.show(figure(scope).signed()).into()))
+            .chain([scope.allocations.to_string().into(), calls.into(), Cell::bar(scope.peak.signed(), highest)]);
         table.row(row);
         around.push(&scope.path);
     }

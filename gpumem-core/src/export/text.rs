@@ -29,7 +29,7 @@ fn statements(lines: &[Line]) -> Table {
     type Figure = (&'static str, fn(&Line) -> i64);
     let figures: [Figure; 3] = [
         ("used", |line| line.trace.used.get()),
-        ("peaked", |line| line.trace.peaked.get().try_into().unwrap_or(i64::MAX)),
+        ("peaked", |line| line.trace.peaked.signed()),
         ("total", |line| line.total.get()),
     ];
     let is_measured = |line: &&Line| line.trace.is_measured();
@@ -42,7 +42,7 @@ fn statements(lines: &[Line]) -> Table {
         table = table.amounts(name, amounts);
     }
     table = table.column("", Fit::Left).column("statement", Fit::LeftCutEnd);
-    let needed = |line: &Line| -> i64 { line.trace.peak_over_start().get().try_into().unwrap_or(i64::MAX) };
+    let needed = |line: &Line| -> i64 { line.trace.peak_over_start().signed() };
     let most = lines.iter().filter(is_measured).map(needed).max().unwrap_or(0);
     for line in lines {
         let figures = figures.map(|(_, figure)| {
@@ -62,7 +62,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;
         let (used, peaked) = if trace.is_measured() {
-            (grouped(trace.used.mb()), grouped(trace.peaked.mb().cast_signed()))
+            (grouped(trace.used.mb()), grouped(trace.peaked.mb()))
         } else {
             ("?".to_owned(), "?".to_owned())
         };
@@ -89,12 +89,11 @@ impl fmt::Display for Report {
 }
 
 /// Writes commas between thousands, as Python's `,` format does.
-fn grouped(number: i64) -> String {
+#[must_use]
+pub fn grouped(number: impl Into<i128>) -> String {
+    let number = number.into();
     let digits = number.unsigned_abs().to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3 + 1);
-    if number < 0 {
-        text.push('-');
-    }
+    let mut text = if number < 0 { "-".to_owned() } else { String::new() };
     for (at, digit) in digits.chars().enumerate() {
         if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(',');
@@ -120,6 +119,12 @@ mod tests {
             ..Trace::off(0)
         };
         Report::new(trace, Some(ctx), Some(subctx)).to_string()
+    }
+
+    #[test]
+    fn numbers_have_groups_of_three_digits() {
+        let shown = [0_i64, 12, 123, 1234, -123_456, 1_234_567].map(grouped);
+        assert_eq!(shown, ["0", "12", "123", "1,234", "-123,456", "1,234,567"]);
     }
 
     #[test]

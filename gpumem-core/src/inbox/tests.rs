@@ -48,7 +48,7 @@ fn many_paths_and_groups_are_read_in_parts() {
         if scope % 2 == 0 {
             inbox.ask(None, &close(scope));
         }
-        // The scopes are not nested then.
+        // So the scopes are not nested.
         inbox.post(&EventKind::Leave { scope: ScopeId(scope) });
     }
     let (nodes, total) = (inbox.nodes(), MANY * (MANY + 1) / 2);

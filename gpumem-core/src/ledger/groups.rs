@@ -4,8 +4,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{live::hash::KeyHashBuilder, peaks::GroupHistory, tree::NodeId};
-use crate::model::{MemKind, PoolId, StackId};
+use super::{peaks::GroupHistory, tree::NodeId};
+use crate::model::{MemKind, NumberHashBuilder, PoolId, StackId};
 
 /// The common properties of the blocks of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ const SWEEP: usize = 1 << 8;
 pub(super) struct AllocGroups {
     /// Group numbers are its indices.
     all: Vec<GroupState>,
-    known: HashMap<AllocGroup, GroupId, KeyHashBuilder>,
+    known: HashMap<AllocGroup, GroupId, NumberHashBuilder>,
     unused: Vec<GroupId>,
     /// The last group that a sweep looked at.
     swept: usize,

@@ -6,8 +6,7 @@ use std::{
     iter::successors,
 };
 
-use super::live::hash::KeyHashBuilder;
-use crate::model::{OwnerThread, ScopeId};
+use crate::model::{NumberHashBuilder, OwnerThread, ScopeId};
 
 /// With fewer guests than this, no scan is made.
 const NO_SCAN: usize = if cfg!(test) { 4 } else { 512 };
@@ -24,8 +23,8 @@ struct Guest {
 /// The owner threads of all guests. Any other owner thread is that of a thread itself.
 #[derive(Debug, Default)]
 pub(super) struct Guests {
-    known: HashMap<OwnerThread, Guest, KeyHashBuilder>,
-    owners: HashMap<Guest, OwnerThread, KeyHashBuilder>,
+    known: HashMap<OwnerThread, Guest, NumberHashBuilder>,
+    owners: HashMap<Guest, OwnerThread, NumberHashBuilder>,
     /// The number of guests that were in use at the last scan.
     in_use: usize,
     /// The scan in progress, which finds the guests in use.
@@ -41,7 +40,7 @@ pub(super) struct GuestScan {
     pub(super) last_scope: Option<ScopeId>,
     /// The owner threads in use: those of the blocks, scopes and threads that were read so far, and those entered since
     /// the scan began.
-    used: HashSet<OwnerThread, KeyHashBuilder>,
+    used: HashSet<OwnerThread, NumberHashBuilder>,
 }
 
 impl Guests {
@@ -133,7 +132,7 @@ impl Guests {
     /// Ends the scan: forgets the guests that are not in use.
     pub(super) fn end_scan(&mut self) {
         let GuestScan { used, .. } = self.scan.take().unwrap_or_default();
-        let in_use: HashSet<OwnerThread, KeyHashBuilder> =
+        let in_use: HashSet<OwnerThread, NumberHashBuilder> =
             used.into_iter().flat_map(|owner| self.hosts(owner)).collect();
         self.known.retain(|owner, _| in_use.contains(owner));
         self.owners.retain(|_, owner| in_use.contains(owner));

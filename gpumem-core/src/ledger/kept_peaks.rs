@@ -3,9 +3,8 @@
 use super::{
     Ledger,
     groups::{AllocGroup, GroupState},
-    kept_range::KeptRange,
     meters::Meter,
-    peaks::PeakHistory,
+    peaks::{KeptRange, PeakHistory},
     scope::Scope,
     thread_level::ThreadLevel,
 };

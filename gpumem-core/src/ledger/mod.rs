@@ -11,7 +11,6 @@ mod groups;
 mod guests;
 mod intervals;
 mod kept_peaks;
-mod kept_range;
 mod live;
 mod meters;
 mod moved_out;
@@ -19,7 +18,6 @@ mod noticed;
 mod observer;
 mod open_traces;
 mod others;
-mod own_level;
 mod own_scopes;
 mod peaks;
 mod pending;
@@ -43,14 +41,13 @@ use self::{
     adopters::Adopters,
     groups::AllocGroups,
     guests::Guests,
-    kept_range::KeptRange,
     live::LiveBlocks,
     meters::{Meters, UsageLevel},
     noticed::Watched,
-    own_level::OwnScopes,
+    peaks::KeptRange,
     pending::PendingDelta,
     pool_table::Pools,
-    scope::Scope,
+    scope::{OwnScopes, Scope},
     thread::Thread,
     thread_level::ThreadLevels,
     tree::ScopeTree,

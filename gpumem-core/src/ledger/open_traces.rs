@@ -2,15 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::live::hash::KeyHashBuilder;
-use crate::model::{OwnerThread, ScopeId};
+use crate::model::{NumberHashBuilder, OwnerThread, ScopeId};
 
 /// The threads that have open traces on a device, and the threads that closed one last. A query costs the same however many
 /// traces there are.
 #[derive(Debug, Default)]
 pub(super) struct OpenTraces {
     /// The number of traces of each thread.
-    open: HashMap<OwnerThread, usize, KeyHashBuilder>,
+    open: HashMap<OwnerThread, usize, NumberHashBuilder>,
     all: usize,
     /// The thread and the number of the newest event that closed a trace, and of the newest one by another thread.
     closed: [Option<(OwnerThread, u64)>; 2],

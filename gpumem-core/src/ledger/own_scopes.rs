@@ -2,7 +2,11 @@
 //! counts the whole process until the other trace opens. From then on it counts the blocks that are allocated in it, by its
 //! thread or by threads that entered it. The free of a block that it has counted is counted as well, on any thread.
 
-use super::{Ledger, live::Entry, own_level::OwnLevel, scope::Scope};
+use super::{
+    Ledger,
+    live::Entry,
+    scope::{OwnLevel, Scope},
+};
 use crate::model::{Gauge, OwnerThread, ScopeId};
 
 /// The largest number of such scopes of one owner thread, because each block is compared with each of them. Further ones

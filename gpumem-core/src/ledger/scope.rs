@@ -1,7 +1,9 @@
 //! The data that the ledger keeps of each open scope.
 
-use super::{counts::Counts, own_level::OwnLevel, peaks::WatchedScope, tree::NodeId, watermark::Mark};
-use crate::model::{Counted, Gauge, OwnerThread, ScopeSpec, ThreadId};
+use std::collections::HashMap;
+
+use super::{counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
+use crate::model::{Counted, Gauge, NumberHashBuilder, OwnerThread, ScopeId, ScopeSpec, ThreadId};
 
 /// An open scope.
 #[derive(Debug)]
@@ -70,4 +72,18 @@ pub(super) struct ScopeStart {
     /// are not known.
     pub(super) is_unread: bool,
     pub(super) before: Counts,
+}
+
+/// The scopes of each owner thread that count by themselves.
+pub(super) type OwnScopes = HashMap<OwnerThread, Vec<ScopeId>, NumberHashBuilder>;
+
+/// The counts of a scope that counts only its own allocations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnLevel {
+    /// The bytes above those that the process had in use when the other trace opened.
+    pub(super) in_use: i64,
+    /// The highest value since the scope began.
+    pub(super) peak: i64,
+    /// The scope counted the whole process before the event with this number.
+    pub(super) whole_before: u64,
 }

@@ -4,11 +4,10 @@ use std::collections::HashMap;
 
 use super::{
     groups::GroupId,
-    live::hash::KeyHashBuilder,
     meters::UsageLevel,
     peaks::{GroupBytes, PeakHistory},
 };
-use crate::model::OwnerThread;
+use crate::model::{NumberHashBuilder, OwnerThread};
 
 /// The bytes in use of one thread on one meter.
 #[derive(Debug, Default)]
@@ -25,7 +24,7 @@ pub(super) struct ThreadLevel {
 pub(super) struct ThreadGroups {
     pub(super) peaks: PeakHistory,
     pub(super) all: Vec<(GroupId, GroupBytes)>,
-    known: HashMap<GroupId, usize, KeyHashBuilder>,
+    known: HashMap<GroupId, usize, NumberHashBuilder>,
     /// The index of the group that changed last.
     newest: usize,
 }
@@ -65,4 +64,4 @@ impl ThreadGroups {
 }
 
 /// The bytes in use of one thread on one meter. An entry exists while a scope counts only that thread.
-pub(super) type ThreadLevels = HashMap<(OwnerThread, u16), ThreadLevel, KeyHashBuilder>;
+pub(super) type ThreadLevels = HashMap<(OwnerThread, u16), ThreadLevel, NumberHashBuilder>;

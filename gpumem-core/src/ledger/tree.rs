@@ -9,11 +9,8 @@
 
 use std::collections::HashMap;
 
-use super::{
-    delta::{Delta, GroupDelta},
-    live::hash::KeyHashBuilder,
-};
-use crate::model::CallsiteId;
+use super::delta::{Delta, GroupDelta};
+use crate::model::{CallsiteId, NumberHashBuilder};
 
 /// Deeper scopes are counted together.
 const DEEPEST: u8 = 64;
@@ -62,7 +59,7 @@ pub struct ScopeNode {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct ScopeTree {
-    known: HashMap<(NodeId, CallsiteId), NodeId, KeyHashBuilder>,
+    known: HashMap<(NodeId, CallsiteId), NodeId, NumberHashBuilder>,
     /// The root of each device, indexed by meter.
     roots: Vec<NodeId>,
     /// Node 0 is `NodeId::NONE`.

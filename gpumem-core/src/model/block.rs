@@ -1,7 +1,5 @@
 //! Blocks of memory: their kinds and keys.
 
-use std::fmt;
-
 use super::{Bytes, Device, Family, StackId};
 
 /// The kind of memory of a block.
@@ -80,12 +78,7 @@ impl MemKind {
     }
 }
 
-/// The [name](Self::name).
-impl fmt::Display for MemKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
+named!(MemKind);
 
 /// Identifies a live block in its process. The key may be reused after the block is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

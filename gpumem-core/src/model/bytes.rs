@@ -87,6 +87,12 @@ impl Bytes {
         self.0
     }
 
+    /// Returns the number of bytes with a sign, which is [`i64::MAX`] at most.
+    #[doc(hidden)]
+    pub fn signed(self) -> i64 {
+        i64::try_from(self.0).unwrap_or(i64::MAX)
+    }
+
     /// Whole MiB, rounded down. fastai calls this MB.
     ///
     /// ```
@@ -155,11 +161,42 @@ impl ByteDelta {
     }
 }
 
-impl From<u64> for Bytes {
-    fn from(bytes: u64) -> Self {
-        Self(bytes)
-    }
+/// An amount is made of its number, and compared with numbers.
+macro_rules! amounts {
+    ($($amount:ident($number:ty)),*) => {$(
+        impl From<$number> for $amount {
+            fn from(bytes: $number) -> Self {
+                Self(bytes)
+            }
+        }
+
+        impl From<$amount> for i128 {
+            fn from(amount: $amount) -> Self {
+                amount.0.into()
+            }
+        }
+
+        impl PartialEq<$number> for $amount {
+            fn eq(&self, bytes: &$number) -> bool {
+                self.0 == *bytes
+            }
+        }
+
+        impl PartialOrd<$number> for $amount {
+            fn partial_cmp(&self, bytes: &$number) -> Option<std::cmp::Ordering> {
+                self.0.partial_cmp(bytes)
+            }
+        }
+
+        impl fmt::Debug for $amount {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($amount), "({})"), self.0)
+            }
+        }
+    )*};
 }
+
+amounts!(Bytes(u64), ByteDelta(i64));
 
 impl From<u32> for Bytes {
     fn from(bytes: u32) -> Self {
@@ -170,24 +207,6 @@ impl From<u32> for Bytes {
 impl From<usize> for Bytes {
     fn from(bytes: usize) -> Self {
         Self(bytes as u64)
-    }
-}
-
-impl From<i64> for ByteDelta {
-    fn from(bytes: i64) -> Self {
-        Self(bytes)
-    }
-}
-
-impl From<Bytes> for i128 {
-    fn from(bytes: Bytes) -> Self {
-        bytes.0.into()
-    }
-}
-
-impl From<ByteDelta> for i128 {
-    fn from(delta: ByteDelta) -> Self {
-        delta.0.into()
     }
 }
 
@@ -202,30 +221,6 @@ impl ops::Add for Bytes {
 impl Sum for Bytes {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         all.fold(Self::ZERO, ops::Add::add)
-    }
-}
-
-impl PartialEq<u64> for Bytes {
-    fn eq(&self, bytes: &u64) -> bool {
-        self.0 == *bytes
-    }
-}
-
-impl PartialOrd<u64> for Bytes {
-    fn partial_cmp(&self, bytes: &u64) -> Option<std::cmp::Ordering> {
-        self.0.partial_cmp(bytes)
-    }
-}
-
-impl PartialEq<i64> for ByteDelta {
-    fn eq(&self, bytes: &i64) -> bool {
-        self.0 == *bytes
-    }
-}
-
-impl PartialOrd<i64> for ByteDelta {
-    fn partial_cmp(&self, bytes: &i64) -> Option<std::cmp::Ordering> {
-        self.0.partial_cmp(bytes)
     }
 }
 
@@ -249,22 +244,10 @@ impl fmt::Display for Bytes {
     }
 }
 
-impl fmt::Debug for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Bytes({})", self.0)
-    }
-}
-
 impl fmt::Display for ByteDelta {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = if self.0 < 0 { "-" } else { "" };
         f.pad(&format!("{sign}{}", Bytes(self.0.unsigned_abs())))
-    }
-}
-
-impl fmt::Debug for ByteDelta {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ByteDelta({})", self.0)
     }
 }
 

@@ -1,4 +1,4 @@
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
 /// The kind of measurement, which says how far the numbers of a trace can be trusted.
 ///
@@ -36,12 +36,6 @@ impl Gauge {
     }
 }
 
-impl fmt::Display for Gauge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 parse_error! {
     /// The error of a text that is not the name of a [`Gauge`].
     ///
@@ -52,16 +46,7 @@ parse_error! {
     ParseGaugeError: "is not a gauge; write exact, sampled or off"
 }
 
-impl FromStr for Gauge {
-    type Err = ParseGaugeError;
-
-    fn from_str(text: &str) -> Result<Self, ParseGaugeError> {
-        [Self::Exact, Self::Sampled, Self::Off]
-            .into_iter()
-            .find(|gauge| text.trim().eq_ignore_ascii_case(gauge.name()))
-            .ok_or_else(|| ParseGaugeError(text.to_owned()))
-    }
-}
+named!(Gauge from Exact, Sampled, Off else ParseGaugeError);
 
 /// The number of samples of a trace with [`Gauge::Sampled`].
 ///

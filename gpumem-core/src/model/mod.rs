@@ -18,6 +18,29 @@ macro_rules! parse_error {
 }
 pub(crate) use parse_error;
 
+/// `Display` writes the name, and `FromStr` reads those of these values.
+macro_rules! named {
+    ($type:ident) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    };
+    ($type:ident from $($value:ident),* else $error:ident) => {
+        named!($type);
+
+        impl std::str::FromStr for $type {
+            type Err = $error;
+
+            fn from_str(text: &str) -> Result<Self, $error> {
+                let known = [$(Self::$value),*].into_iter().find(|value| text.trim().eq_ignore_ascii_case(value.name()));
+                known.ok_or_else(|| $error(text.to_owned()))
+            }
+        }
+    };
+}
+
 mod attribution;
 mod block;
 mod bytes;
@@ -28,6 +51,7 @@ mod event;
 mod frame;
 mod function;
 mod gauge;
+mod hash;
 mod label;
 mod memory;
 mod printable;
@@ -49,6 +73,7 @@ pub use event::{Answer, Counted, Event, EventKind, OwnerThread, ScopeId, ScopeSp
 pub use frame::Frame;
 pub use function::{ShortNames, alike, name_in_line, short_name};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
+pub use hash::{GOLDEN, NumberHashBuilder, row_product};
 pub use label::{Label, Shape};
 pub use memory::{GpuMemory, PoolUsage};
 pub use printable::{is_printable, one_line};

@@ -1,5 +1,3 @@
-use std::{fmt, str::FromStr};
-
 /// The source of the numbers of a trace.
 ///
 /// ```
@@ -48,12 +46,6 @@ impl Source {
     }
 }
 
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 parse_error! {
     /// The error of a text that is not the name of a [`Source`] that can be chosen.
     ///
@@ -64,17 +56,7 @@ parse_error! {
     ParseSourceError: "is not a source of allocations; write dispatch or cupti"
 }
 
-/// Reads the names of the sources that can be chosen: `dispatch` and `cupti`.
-impl FromStr for Source {
-    type Err = ParseSourceError;
-
-    fn from_str(text: &str) -> Result<Self, ParseSourceError> {
-        [Self::Dispatch, Self::Cupti]
-            .into_iter()
-            .find(|source| text.trim().eq_ignore_ascii_case(source.name()))
-            .ok_or_else(|| ParseSourceError(text.to_owned()))
-    }
-}
+named!(Source from Dispatch, Cupti else ParseSourceError);
 
 #[cfg(test)]
 mod tests {

@@ -424,7 +424,7 @@ mod tests {
         figures_of(&events.iter().map(|event| (*event, None)).collect::<Vec<_>>())
     }
 
-    /// Returns the same. Kept events have pools.
+    /// Returns the same for kept events, which have pools.
     fn figures_of(events: &[(RecordedEvent, Option<PoolId>)]) -> Figures {
         let mut ledger = Ledger::default();
         for (RecordedEvent { number, time, thread, kind, .. }, pool) in events {

@@ -105,9 +105,6 @@ impl<R: io::Read + Seek> Reader<R> {
 
     /// Like [`new`](Self::new), for a recording that was made of a file with `length` bytes: reading it may cost as much time and
     /// memory as reading a recording of this size.
-    ///
-    /// # Errors
-    /// Returns the errors of [`new`](Self::new).
     pub fn of_size(mut from: R, length: u64) -> io::Result<Self> {
         let begin = from.stream_position()?;
         let mut definitions = Definitions::default();
@@ -157,18 +154,12 @@ impl<R: io::Read> Reader<R> {
 
     /// Reads up to the next event or label. `None` after the last: [`end`](Self::end) says how the file ends. Reports that the program
     /// requested are not derived.
-    ///
-    /// # Errors
-    /// Returns an error if reading fails.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
         self.step_observed(&mut ())
     }
 
     /// Like [`step`](Self::step), and tells the observer the effects of the event on blocks. The observer may also get
     /// changes of an item that has no step (`Item::Missed`). They come before the step of the next event.
-    ///
-    /// # Errors
-    /// Returns an error if reading fails.
     pub fn step_observed(&mut self, observer: &mut impl Observer) -> io::Result<Option<Step>> {
         loop {
             match self.next(false, observer)? {
@@ -222,8 +213,8 @@ impl<R: io::Read> Reader<R> {
     ) -> Result<Option<Read>, Rejection> {
         let (state, budget) = (&mut self.state, &mut self.items.budget);
         let step = match item {
-            Item::Totals(_) if std::mem::take(&mut self.skips) => return Ok(None),
-            Item::Totals(totals) => Step::Totals(Box::new(totals)),
+            Item::Totals(totals) if !std::mem::take(&mut self.skips) => Step::Totals(Box::new(totals)),
+            Item::Totals(_) => return Ok(None),
             Item::Request(_)
             | Item::ThreadReused(_)
             | Item::PeakReleased(_)
@@ -234,25 +225,16 @@ impl<R: io::Read> Reader<R> {
             {
                 return Ok(None);
             }
-            Item::Inside(path) => {
-                state.set_inside(path)?;
-                return Ok(None);
-            }
+            Item::Inside(path) => return state.set_inside(path).map(|()| None),
             Item::Request(request) if with_reports => {
                 return Ok(state.output(request, budget)?.map(|report| Read::Report(Box::new(report))));
             }
-            Item::ThreadReused(thread) => {
-                state.reuse_thread(thread, budget)?;
-                return Ok(None);
-            }
+            Item::ThreadReused(thread) => return state.reuse_thread(thread, budget).map(|()| None),
             Item::PeakReleased(scope) => {
                 state.release_peak(scope);
                 return Ok(None);
             }
-            Item::Missed(count) => {
-                state.miss(count, budget, observer)?;
-                return Ok(None);
-            }
+            Item::Missed(count) => return state.miss(count, budget, observer).map(|()| None),
             Item::Label(label) => {
                 state.label(&label, bytes, with_reports, budget)?;
                 Step::Label(Box::new(label))
@@ -292,9 +274,6 @@ impl<R: io::Read> Reader<R> {
     }
 
     /// Reads the rest, and hands over the reports.
-    ///
-    /// # Errors
-    /// Returns an error if reading fails.
     pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
         while let Some(read) = self.next(true, &mut ())? {
             if let Read::Report(output) = read {

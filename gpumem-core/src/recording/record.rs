@@ -13,9 +13,6 @@ use super::{budget, bytes::Malformed};
 pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
 
 /// Reads the first bytes of a file, and says whether it begins as recordings do.
-///
-/// # Errors
-/// Returns an error if it cannot be read.
 pub fn is_recording(file: impl Read) -> io::Result<bool> {
     let mut head = Vec::new();
     file.take(MAGIC.len() as u64).read_to_end(&mut head)?;
@@ -314,7 +311,7 @@ mod tests {
         (all, records.end().unwrap().clone())
     }
 
-    /// The bytes repeat, but not more than a record's may.
+    /// The bytes repeat, but do not compress more than a record allows.
     fn repeated() -> Vec<u8> {
         (0..100_u8).flat_map(|round| (0..100_u8).map(move |at| at.wrapping_mul(round / 10 + 1))).collect()
     }

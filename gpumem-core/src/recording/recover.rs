@@ -25,9 +25,6 @@ pub fn ring_path(recording: &Path) -> PathBuf {
 /// The shared memory of this machine, which has the rings.
 pub trait Segments {
     /// Returns the content of a segment. `None` if there is no such segment.
-    ///
-    /// # Errors
-    /// Returns an error if it cannot be read.
     fn read(&self, segment: u64) -> io::Result<Option<Segment>>;
 
     /// Removes a segment.
@@ -318,7 +315,7 @@ mod tests {
         recover(&files.0, &Shared::default()).unwrap().map(|ended| ended.added)
     }
 
-    /// Shared memory with one segment, whose number is 7.
+    /// Stands for shared memory with one segment, whose number is 7.
     #[derive(Default)]
     struct Shared(RefCell<Option<Segment>>);
 
@@ -397,7 +394,7 @@ mod tests {
         held.lock().unwrap();
         assert_eq!(added(&files), None);
         assert!(files.ring().exists());
-        // The lock of a child, which outlives the process.
+        // A child of the process, which outlives it, has the lock.
         killed(&files, RingOwner { pid: process::id().into(), began: began + 1, recording: 0 });
         assert_eq!(added(&files), Some(4));
     }
@@ -426,7 +423,7 @@ mod tests {
         assert_eq!(added(&files), None);
         fs::remove_file(new_path(&files.0)).unwrap();
         assert_eq!(added(&files), Some(0));
-        // The lock of a child, which outlives the process.
+        // A child of the process, which outlives it, has the lock.
         held.lock().unwrap();
         write(u32::MAX);
         assert_eq!(added(&files), Some(0));

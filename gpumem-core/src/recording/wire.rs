@@ -74,78 +74,50 @@ fields!(ScopeSpec { device, gauge, every, counts, callsite, source, at_peak });
 fields!(Label { name, shape, dtype });
 fields!(Frame { function, file, line, column, module });
 
-impl Wire for u64 {
-    fn put(&self, to: &mut Vec<u8>) {
-        put_number(to, *self);
-    }
+/// The ways in which values of these types are written and read.
+macro_rules! plain {
+    ($($type:ty: |$value:ident, $to:ident| $put:expr, |$from:ident| $get:expr;)*) => {$(
+        impl Wire for $type {
+            fn put(&self, $to: &mut Vec<u8>) {
+                let $value = self;
+                $put;
+            }
 
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.number()
-    }
-}
-
-impl Wire for PoolId {
-    fn put(&self, to: &mut Vec<u8>) {
-        to.push(self.0);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.byte().map(Self)
-    }
-}
-
-impl Wire for u32 {
-    fn put(&self, to: &mut Vec<u8>) {
-        put_number(to, (*self).into());
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.small()
-    }
-}
-
-impl Wire for u8 {
-    fn put(&self, to: &mut Vec<u8>) {
-        to.push(*self);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.byte()
-    }
-}
-
-impl Wire for usize {
-    fn put(&self, to: &mut Vec<u8>) {
-        put_number(to, *self as u64);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.number()?.try_into().map_err(|_| Malformed("a number is above what this machine has"))
-    }
-}
-
-impl Wire for bool {
-    fn put(&self, to: &mut Vec<u8>) {
-        to.push((*self).into());
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        match from.byte()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(Malformed("a truth value is neither 0 nor 1")),
+            fn get($from: &mut Input<'_>) -> Result<Self> {
+                $get
+            }
         }
-    }
+    )*};
 }
 
-impl Wire for String {
-    fn put(&self, to: &mut Vec<u8>) {
-        put_text(to, self);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.text()
-    }
+plain! {
+    u8: |number, to| to.push(*number), |from| from.byte();
+    u32: |number, to| put_number(to, (*number).into()), |from| from.small();
+    u64: |number, to| put_number(to, *number), |from| from.number();
+    usize: |number, to| put_number(to, *number as u64), |from| {
+        from.number()?.try_into().map_err(|_| Malformed("a number is above what this machine has"))
+    };
+    bool: |truth, to| to.push((*truth).into()), |from| match from.byte()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Malformed("a truth value is neither 0 nor 1")),
+    };
+    String: |text, to| put_text(to, text), |from| from.text();
+    // The time is in nanoseconds.
+    Duration: |time, to| nanoseconds(*time).put(to), |from| from.number().map(Self::from_nanos);
+    Bytes: |bytes, to| bytes.get().put(to), |from| from.number().map(Self::new);
+    Key: |key, to| key.get().put(to), |from| from.number().map(Self::from_raw);
+    PoolId: |id, to| id.0.put(to), |from| Wire::get(from).map(Self);
+    CallsiteId: |id, to| id.0.put(to), |from| Wire::get(from).map(Self);
+    ScopeId: |id, to| id.0.put(to), |from| Wire::get(from).map(Self);
+    StackId: |id, to| id.0.put(to), |from| Wire::get(from).map(Self);
+    ThreadId: |id, to| id.0.put(to), |from| Wire::get(from).map(Self);
+    // A list of bytes.
+    ThreadName: |name, to| name.bytes().to_vec().put(to), |from| Vec::get(from).map(|bytes: Vec<u8>| Self::new(&bytes));
+    // An optional name.
+    Threads: |threads, to| if let Self::Named(name) = threads { Some(*name) } else { None }.put(to), |from| {
+        Ok(Option::get(from)?.map_or(Self::Unscoped, Self::Named))
+    };
 }
 
 impl<T: Wire> Wire for Option<T> {
@@ -218,79 +190,8 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// The time is in nanoseconds.
-impl Wire for Duration {
-    fn put(&self, to: &mut Vec<u8>) {
-        nanoseconds(*self).put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.number().map(Self::from_nanos)
-    }
-}
-
 /// 584 years have room in 64 bits.
 #[inline]
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos().into())
 }
-
-impl Wire for Bytes {
-    fn put(&self, to: &mut Vec<u8>) {
-        self.get().put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.number().map(Self::new)
-    }
-}
-
-impl Wire for Key {
-    fn put(&self, to: &mut Vec<u8>) {
-        self.get().put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        from.number().map(Self::from_raw)
-    }
-}
-
-/// These types are numbers.
-macro_rules! ids {
-    ($($type:ident),*) => {$(
-        impl Wire for $type {
-            fn put(&self, to: &mut Vec<u8>) {
-                self.0.put(to);
-            }
-
-            fn get(from: &mut Input<'_>) -> Result<Self> {
-                Wire::get(from).map(Self)
-            }
-        }
-    )*};
-}
-
-/// A list of bytes.
-impl Wire for ThreadName {
-    fn put(&self, to: &mut Vec<u8>) {
-        self.bytes().to_vec().put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        Vec::get(from).map(|bytes: Vec<u8>| Self::new(&bytes))
-    }
-}
-
-/// An optional name.
-impl Wire for Threads {
-    fn put(&self, to: &mut Vec<u8>) {
-        let name = if let Self::Named(name) = self { Some(*name) } else { None };
-        name.put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        Ok(Option::get(from)?.map_or(Self::Unscoped, Self::Named))
-    }
-}
-
-ids!(CallsiteId, ScopeId, StackId, ThreadId);

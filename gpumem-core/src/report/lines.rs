@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_whole_equals_one_trace() {
-        // (used, peaked) of each statement, and of all.
+        // Each case has (used, peaked) of each statement and of all together.
         for (statements, used, peaked) in [
             (vec![(20, 0), (-20, 0)], 0, 20),
             (vec![(10, 5), (10, 100)], 20, 100),

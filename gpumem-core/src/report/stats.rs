@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::counted;
 use crate::model::{ByteDelta, Bytes};
 
 /// Statistics of the traces that ended, by name. `gpumem::stats` returns it.
@@ -143,7 +144,7 @@ impl NameStats {
             (self.doubtful, "with lost or unknown events: may be wrong"),
             (self.overlapped, "beside traces of other threads"),
         ];
-        let reason = |(calls, why): &(u64, &str)| format!("{calls} of {} calls {why}", self.calls);
+        let reason = |(calls, why): &(u64, &str)| format!("{calls} of {} {why}", counted(self.calls, "call", "calls"));
         reasons.iter().filter(|(calls, _)| *calls > 0).map(reason).collect()
     }
 }

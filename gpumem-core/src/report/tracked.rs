@@ -97,7 +97,7 @@ impl Change {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn total(&self) -> ByteDelta {
-        ByteDelta::new(self.count.saturating_mul(self.each.get().try_into().unwrap_or(i64::MAX)))
+        ByteDelta::new(self.count.saturating_mul(self.each.signed()))
     }
 }
 

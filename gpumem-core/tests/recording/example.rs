@@ -1,4 +1,4 @@
-//! The example of `docs/RECORDING.md` is the written file.
+//! Tests that the example of `docs/RECORDING.md` is the written file.
 
 use std::{fmt::Write as _, fs, io::Cursor, path::Path, time::Duration};
 
@@ -61,7 +61,7 @@ fn the_document_shows_what_is_written() {
     assert!(document.contains(printed.trim_end()), "the document does not have:\n{printed}");
 }
 
-/// Files of the first version stay readable: this one is never written anew.
+/// Files of the first version stay readable. So this file is never written again.
 #[test]
 fn the_first_file_is_still_read() {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/RECORDING.md");

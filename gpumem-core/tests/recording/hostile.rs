@@ -107,13 +107,13 @@ fn a_program_that_does_the_same_all_the_time_has_a_recording() {
 
 #[track_caller]
 fn check(what: &str, items: &[Item], is_left_out: impl Fn(Skipped) -> bool) {
-    // Each is a record by itself, because numbers cannot fall within a record.
+    // Each item is in a record of its own, because numbers cannot fall within a record.
     let part = if items.len() < 10 { 1 } else { items.len() };
     let skipped = read(&written_in_parts(items, part)).expect("it is a recording");
     assert!(is_left_out(skipped), "{what}: {skipped:?}");
 }
 
-/// There is each kind of event, even rare ones.
+/// The events are of each kind, even the rare ones.
 #[test]
 fn what_a_session_writes_is_never_left_out() {
     let (scope, key, device, pool) = (ScopeId(9), Key::from_raw(512), DEVICE, PoolId(1));
@@ -233,7 +233,7 @@ fn keys_that_collide_are_left_out() {
     check("addresses", &usual, |skipped| skipped.is_nothing());
 }
 
-/// Paths of long names, one inside the other: their texts would fill the memory.
+/// The names are long, and their paths are nested. The texts of all paths would fill the memory.
 #[test]
 fn reports_that_would_be_too_large_are_left_out() {
     let name = |id| CallsiteDefinition {

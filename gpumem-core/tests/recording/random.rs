@@ -1,6 +1,6 @@
 //! Random values for recordings.
 
-/// A small generator with a fixed seed: what fails once fails always.
+/// A small generator with a fixed seed, so each failure can be repeated.
 pub(crate) struct Random(u64);
 
 impl Random {

@@ -117,7 +117,7 @@ fn each_invalid_value_has_a_sentence() {
         let set: Vec<_> = settings.set().filter(|line| line.starts_with(&format!("{name}=?"))).collect();
         assert!(set.len() == 1 && set[0].contains("): cannot be used: "), "{set:?}");
     }
-    // The default stays, or the error.
+    // The default is used instead, or the error is returned.
     assert!(settings.gauge().is_err() && settings.source().is_err() && settings.sim().is_err());
     assert_eq!(settings.sample_every, Duration::from_millis(1));
     let error = settings.gauge().unwrap_err();

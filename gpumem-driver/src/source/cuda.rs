@@ -111,10 +111,6 @@ impl Devices for Cuda {
         driver::can_subscribe(wanted)
     }
 
-    fn cupti_version(&self) -> Option<u32> {
-        driver::cupti_version()
-    }
-
     fn unsubscribe(&self) {
         driver::unsubscribe();
     }

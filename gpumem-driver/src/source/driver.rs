@@ -22,5 +22,5 @@ mod subscription;
 
 pub(super) use self::{
     streams::record_streams_again,
-    subscription::{can_subscribe, cupti_version, poll, subscribe, subscribe_to, subscribed, unsubscribe},
+    subscription::{can_subscribe, poll, subscribe, subscribe_to, subscribed, unsubscribe},
 };

@@ -1,6 +1,6 @@
 //! The program and the libraries that are loaded into it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
 use once_cell::sync::OnceCell;
 
@@ -8,13 +8,6 @@ use crate::{
     model::is_gpumem_c,
     sys::{loader, process},
 };
-
-pub use crate::sys::loader::LoadedFile;
-
-/// Returns the files that contain return addresses, and the addresses at which they are mapped. `None` if a file is not known.
-pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
-    loader::files_of(addresses)
-}
 
 /// Returns the file name of the program or library that contains this crate; that of the program, if it is the library for programs in
 /// C. `None` if it is not known.

@@ -2,12 +2,13 @@
 //! loaded only for its ordinals, and for a GPU whose memory NVML cannot read. The driver is initialised then, and no context is
 //! created.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::collections::HashMap;
 
 use super::{
     cuda::{machine_memory, read_by_nvml},
     processes,
 };
+pub use crate::sys::nvml::file as nvml_file;
 use crate::{
     error::Result,
     model::{GpuMemory, GpuProcess},
@@ -61,9 +62,6 @@ fn is_integrated(uuid: &str) -> bool {
 }
 
 /// Reads all GPUs.
-///
-/// # Errors
-/// Returns an error if NVML cannot be loaded or initialised, or does not know how many GPUs there are.
 pub fn machine() -> Result<Machine> {
     let gpus = (0..nvml::count()?).map(gpu).collect();
     Ok(Machine { driver: nvml::driver_version(), nvml: nvml::version(), cuda: nvml::cuda_version(), gpus })
@@ -80,9 +78,6 @@ fn gpu(index: u32) -> Result<Gpu> {
 }
 
 /// Returns the processes that use the GPU with this number of NVML's, by pid.
-///
-/// # Errors
-/// Returns an error if NVML or the GPU cannot be read.
 pub fn processes_on(index: u32) -> Result<Vec<GpuProcess>> {
     processes::on(&nvml::device_by_index(index)?, index)
 }
@@ -96,14 +91,6 @@ pub fn accounted_peaks(index: u32, pids: impl Iterator<Item = u32>) -> HashMap<u
     pids.filter_map(|pid| Some((pid, handle.accounted_peak(pid)?))).collect()
 }
 
-/// The file of NVML that a process with this environment gets.
-///
-/// # Errors
-/// Returns an error if NVML cannot be loaded or initialised.
-pub fn nvml_file() -> Result<PathBuf> {
-    nvml::file()
-}
-
 /// A device of CUDA's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaDevice {
@@ -115,9 +102,6 @@ pub struct CudaDevice {
 
 /// Returns the devices that a process with this environment sees, by CUDA's ordinal. It initialises the driver, and creates
 /// no context.
-///
-/// # Errors
-/// Returns an error if there is no driver, or if it cannot be initialised.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>> {
     let devices = cuda::devices()?.iter();
     Ok(devices.map(|device| CudaDevice { uuid: device.uuid(), name: device.name() }).collect())

@@ -9,7 +9,6 @@ mod devices;
 #[cfg(feature = "cuda")]
 mod driver;
 mod files;
-mod hasher;
 #[cfg(feature = "cuda")]
 pub mod machine;
 mod off;
@@ -23,8 +22,6 @@ mod recorder;
 mod refusals;
 #[cfg(feature = "sim")]
 pub mod sim;
-#[cfg(feature = "backtrace")]
-mod stack;
 #[cfg_attr(not(any(feature = "cuda", feature = "sim")), allow(dead_code, reason = "there is no source that records"))]
 mod stacks;
 #[cfg(feature = "cuda")]
@@ -36,8 +33,7 @@ pub use self::{
     cards::replaced_cards,
     custom::{custom_devices, set_gauge},
     devices::{Devices, Interception},
-    files::{LoadedFile, files_of, own_module},
-    hasher::AddressHasher,
+    files::own_module,
     off::{ask_for_each_trace, traces_are_off, turn_traces_off},
     recorder::{LabelBlock, RecordEvents, call_before_allocations, label_with},
     refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},
@@ -45,12 +41,16 @@ pub use self::{
     walks::{addresses_here, current_file, current_stack, forget_stacks, frames, python_frame, uncached_stack},
 };
 
+pub use crate::sys::loader::{LoadedFile, files_of};
+
 use self::devices::Selection;
 use crate::{
     error::{Error, Kind, Result},
     model::Source,
     settings::Settings,
 };
+#[cfg(feature = "cuda")]
+use crate::{model::Family, sys::cupti};
 
 /// The families, in the order in which they are asked.
 const FAMILIES: &[fn() -> Selection] = &[
@@ -70,9 +70,6 @@ pub fn devices() -> Result<&'static dyn Devices> {
 }
 
 /// Returns whether this source could intercept the allocations of this process.
-///
-/// # Errors
-/// Returns the reason why it could not.
 pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
 }
@@ -83,9 +80,10 @@ pub fn record_streams_again() {
     driver::record_streams_again();
 }
 
-/// The version of CUPTI's interface, if it can be used: 130002 is that of CUDA 13.0.
+/// The version of CUPTI's interface, if the devices are CUDA's and it can be used: 130002 is that of CUDA 13.0.
+#[cfg(feature = "cuda")]
 pub fn cupti_version() -> Option<u32> {
-    devices().ok()?.cupti_version()
+    devices().ok().filter(|devices| devices.family() == Family::Cuda).and_then(|_| cupti::version())
 }
 
 /// Makes all sources record to `R`, with the stacks that these settings ask for. Only the first call of a process has

@@ -6,19 +6,19 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
-    hash::{BuildHasher, BuildHasherDefault},
+    hash::BuildHasher,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::{
-    model::{self, StackId},
+    model::{self, NumberHashBuilder, StackId},
     sys::{
         python::{CodeParts, Frame, FrameKey, Frames, Interpreter, PythonLine},
         stack::{as_observer_cold, files_of},
     },
 };
 
-use super::{hasher::AddressHasher, recorder};
+use super::recorder;
 
 /// The most Python functions of a stack that are recorded.
 const MAX_FRAMES: usize = 128;
@@ -32,12 +32,10 @@ const CACHED: usize = 64;
 /// The number of innermost functions that choose the place in the cache.
 const HASHED: usize = 8;
 
-type Hasher = BuildHasherDefault<AddressHasher>;
-
 /// The lines of Python that are on stacks. They belong to the process, as its code objects do.
 #[derive(Default)]
 struct Lines {
-    numbers: HashMap<(FrameKey, CodeParts), usize, Hasher>,
+    numbers: HashMap<(FrameKey, CodeParts), usize, NumberHashBuilder>,
     lines: Vec<Arc<PythonLine>>,
 }
 
@@ -95,7 +93,8 @@ impl StackCache {
             let keys = frames.keys();
             // The outer functions of two stacks are often the same.
             let inner = &keys[..keys.len().min(HASHED)];
-            let at = usize::try_from(Hasher::default().hash_one((native.0, keys.len(), inner))).unwrap_or(0) % CACHED;
+            let at = usize::try_from(NumberHashBuilder::default().hash_one((native.0, keys.len(), inner))).unwrap_or(0)
+                % CACHED;
             match &stacks[at] {
                 Some(known) if known.native == native && frames.are_same(&known.frames) => Found::Known(known.number),
                 _ => Found::New(at, NewStack::of(frames)),
@@ -161,7 +160,7 @@ fn lines() -> MutexGuard<'static, Option<Lines>> {
 }
 
 /// The frame that a number on a stack stands for; `None` if it is an address.
-pub(super) fn frame(number: usize) -> Option<model::Frame> {
+pub fn frame(number: usize) -> Option<model::Frame> {
     if number & LINE == 0 {
         return None;
     }

@@ -3,16 +3,15 @@
 
 use std::{
     collections::HashMap,
-    hash::BuildHasherDefault,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
-use super::{hasher::AddressHasher, walks};
+use super::walks;
 use crate::{
-    model::StackId,
+    model::{NumberHashBuilder, StackId},
     settings::{self, Settings},
 };
 
@@ -42,7 +41,7 @@ pub struct StackTable(Mutex<NumberedStacks>);
 
 #[derive(Default)]
 struct NumberedStacks {
-    numbers: HashMap<Arc<[usize]>, StackId, BuildHasherDefault<AddressHasher>>,
+    numbers: HashMap<Arc<[usize]>, StackId, NumberHashBuilder>,
     /// The stacks by number; the first one has number 1.
     stacks: Vec<Arc<[usize]>>,
 }

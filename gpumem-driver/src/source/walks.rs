@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::{python, recorder, stack as resolved};
+pub use super::python::frame as python_frame;
+use super::{python, recorder};
+pub use crate::sys::stack::forget as forget_stacks;
 use crate::{
     model::{Frame, StackId, is_driver},
     sys::stack,
@@ -45,11 +47,6 @@ fn is_driver_file(file: &[u8]) -> bool {
     std::str::from_utf8(file).is_ok_and(|file| is_driver(file) || is_ours(file))
 }
 
-/// Empties the calling thread's cache of stacks.
-pub fn forget_stacks() {
-    stack::forget();
-}
-
 /// The number of the calling thread's stack, by the unwinder of the system and without the thread's cache: the numbers in the cache are
 /// those of the process's recorder. It has at most 32 functions.
 pub fn uncached_stack(number: impl Fn(&[usize]) -> StackId) -> StackId {
@@ -64,13 +61,58 @@ pub fn addresses_here() -> Vec<usize> {
     addresses[..count].to_vec()
 }
 
-/// Returns the functions at these return addresses, innermost first. It is slow, so it is only for printing. Empty without the
-/// feature `backtrace`.
+/// Returns the frames at these addresses, innermost first, including inlined functions. It is slow, so it is only for
+/// printing. Empty without the feature `backtrace`.
 pub fn frames(addresses: &[usize]) -> Vec<Frame> {
-    resolved::frames(addresses)
+    addresses.iter().flat_map(|address| at(*address)).collect()
 }
 
-/// The frame of a line of Python, whose number is on a stack in the place of an address.
-pub fn python_frame(number: usize) -> Option<Frame> {
-    python::frame(number)
+/// Returns the frames at one address, or the line of Python with this number. If only the module is known, the frame has
+/// nothing else.
+fn at(address: usize) -> Vec<Frame> {
+    if let Some(frame) = python::frame(address) {
+        return vec![frame];
+    }
+    let module = stack::module_of(address).map(|file| file.to_string_lossy().into_owned());
+    let mut symbols = stack::resolve(address);
+    if symbols.is_empty() {
+        symbols.push(stack::Symbol::default());
+    }
+    let frame = |symbol: stack::Symbol| Frame {
+        function: symbol.function,
+        file: symbol.file.map(|file| file.to_string_lossy().into_owned()),
+        line: symbol.line,
+        column: symbol.column,
+        module: module.clone(),
+    };
+    symbols.into_iter().map(frame).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{library, user_line};
+
+    #[test]
+    fn the_line_of_this_test_is_not_a_line_of_the_user() {
+        let mut addresses = [0; 64];
+        let count = stack::unwind(&mut addresses, 0);
+        let frames = frames(&addresses[..count]);
+        assert!(frames[0].file.as_ref().unwrap().ends_with("source/walks.rs"), "{frames:#?}");
+        assert!(frames.iter().all(|frame| frame.module.is_some()), "{frames:#?}");
+        // The tests of the library are its own code.
+        let line = user_line(&frames).map(|(line, _)| line);
+        assert!(line.is_none_or(|frame| frame.function.as_ref().unwrap().starts_with("test::")), "{line:#?}");
+        let program = std::env::current_exe().unwrap();
+        let program = program.file_name().unwrap().to_string_lossy();
+        assert!(
+            library(&frames).is_none_or(|library| library == program || library.starts_with("libc")),
+            "{frames:#?}"
+        );
+    }
+
+    #[test]
+    fn an_unknown_address_is_an_empty_frame() {
+        assert_eq!(frames(&[1]), [Frame::default()]);
+    }
 }

@@ -34,15 +34,12 @@ pub struct LoadedFile {
     pub notes: Vec<u8>,
 }
 
-/// The files that contain these return addresses. It takes the lock of the loader's list once for all of them, so hooks and callbacks
-/// may call it.
 #[cfg(target_os = "linux")]
-#[doc(alias = "dl_iterate_phdr")]
-pub(crate) use self::linux::files_of;
+pub use self::linux::files_of;
 
 /// On other systems the loader's list is not read.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
+pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
     vec![None; addresses.len()]
 }
 
@@ -91,7 +88,10 @@ mod linux {
         files: Vec<LoadedFile>,
     }
 
-    pub(crate) fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
+    /// Returns the files that contain these return addresses, and the addresses at which they are mapped. `None` if a file is not known. It takes the lock of the loader's list once for all of them, so hooks and callbacks
+    /// may call it.
+    #[doc(alias = "dl_iterate_phdr")]
+    pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
         let mut search = Search { addresses, found: vec![None; addresses.len()], files: Vec::new() };
         // SAFETY: `visit` is called only before this returns, with this pointer, and only by this thread.
         unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };

@@ -25,9 +25,6 @@ pub struct LockFile {
 
 impl LockFile {
     /// Tries to get the lock. `None` if another process has it.
-    ///
-    /// # Errors
-    /// Returns an error if the file cannot be created, or is no regular file.
     pub fn try_new(path: &Path) -> io::Result<Option<Self>> {
         let failed = |error: io::Error| {
             io::Error::new(error.kind(), format!("its lock file `{}` cannot be used: {error}", path.display()))
@@ -57,7 +54,7 @@ impl LockFile {
             }
             if began.elapsed() >= patience {
                 let why = format!(
-                    "another process has locked `{}` for {} seconds; remove that file if no gpumem runs",
+                    "another process has locked `{}` for {} s; remove that file if no gpumem runs",
                     path.display(),
                     patience.as_secs()
                 );
@@ -88,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_has_it() {
+    fn only_one_process_has_the_lock() {
         let folder = tempdir().unwrap();
         let path = folder.path().join("one");
         let first = LockFile::try_new(&path).unwrap().expect("nobody has it");
@@ -104,7 +101,7 @@ mod tests {
 
     /// Another user has put it there, to block others.
     #[test]
-    fn nobody_waits_for_ever() {
+    fn a_wait_for_the_lock_ends() {
         let folder = tempdir().unwrap();
         let path = folder.path().join("planted");
         let planted = File::create(&path).unwrap();

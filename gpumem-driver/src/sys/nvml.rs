@@ -66,8 +66,8 @@ fn init() -> Result<Nvml, Error> {
     found.unwrap_or_else(|| open(&NAMES[0])).map_err(failed("nvmlInit_v2", None))
 }
 
-/// Returns the file of the library.
-pub(crate) fn file() -> Result<PathBuf, Error> {
+/// Returns the file of NVML that a process with this environment gets.
+pub fn file() -> Result<PathBuf, Error> {
     let function = nvml()?.lib().nvmlInit_v2.as_ref().map(|function| *function as usize);
     let found = function.ok().and_then(loader::file_of);
     found.ok_or_else(|| Kind::NoSymbol { library: LIBRARY, symbol: "nvmlInit_v2".to_owned() }.into())

@@ -67,7 +67,7 @@ pub(crate) fn as_observer_cold<T>(code: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// Empties the calling thread's cache of stacks.
-pub(crate) fn forget() {
+pub fn forget() {
     #[cfg(all(
         target_os = "linux",
         target_pointer_width = "64",

@@ -81,8 +81,7 @@ impl Difference {
 
     /// Returns the estimate minus the measured amount.
     pub fn bytes(&self) -> i64 {
-        let signed = |bytes: Bytes| i64::try_from(bytes.get()).unwrap_or(i64::MAX);
-        signed(self.estimated).saturating_sub(signed(self.measured))
+        self.estimated.signed().saturating_sub(self.measured.signed())
     }
 
     /// Returns the error in percent of the measured amount. It is above 0 if the estimate is too high. `None` if

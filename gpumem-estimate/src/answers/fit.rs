@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_gap_is_passed() {
-        // 18 does not fit and 19 does.
+        // 18 does not fit, and 19 does.
         let with_gaps = |numbers: &[u64]| largest_with_gaps(|number| Ok(number <= 17 || numbers.contains(&number)));
         assert_eq!(with_gaps(&[]).unwrap(), 17);
         assert_eq!(with_gaps(&[19]).unwrap(), 19);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, amounts_table_in},
+    export::{Amounts, Cell, Fit, Leaf, Paint, Role, Row, Show, Table, Tree, amounts_table_in, grouped},
     model::Bytes,
 };
 
@@ -21,39 +21,18 @@ use crate::{
 /// A report shows at most this many rows of layers.
 const MOST_LAYERS: usize = 24;
 
-fn signed(bytes: Bytes) -> i64 {
-    bytes.get().try_into().unwrap_or(i64::MAX)
-}
-
-/// Returns a number such as `1,234,567`.
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// Returns the main figures, in the unit of the whole report.
 fn sizes(rows: &[(String, Bytes)], amounts: Amounts) -> Table {
     let mut table = Table::new().column("", Fit::LeftCutEnd).amounts("", amounts);
     for (name, bytes) in rows {
-        table.row([Cell::from(name), amounts.show(signed(*bytes)).into()]);
+        table.row([Cell::from(name), amounts.show(bytes.signed()).into()]);
     }
     table
 }
 
-/// Writes the parts of the peak by class and by layer, and the peaks of the phases.
-impl fmt::Display for Estimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
+gpumem_core::plain_display!(Comparison, Estimate, Savings, Tensors);
 
+/// Writes the parts of the peak by class and by layer, and the peaks of the phases.
 impl Show for Estimate {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { parameters, parameter_bytes, peak, reserved, .. } = self;
@@ -67,8 +46,8 @@ impl Show for Estimate {
             rows.insert(1, ("… with the largest workspaces".to_owned(), highest));
             rows.insert(3, ("… with the largest workspaces".to_owned(), reserved));
         }
-        let amounts = Amounts::of(rows.iter().map(|(_, bytes)| signed(*bytes)));
-        let show = |bytes: Bytes| amounts.show(signed(bytes));
+        let amounts = Amounts::of(rows.iter().map(|(_, bytes)| bytes.signed()));
+        let show = |bytes: Bytes| amounts.show(bytes.signed());
         let mut range = vec![show(*peak)];
         range.extend(self.convolutions.map(|with| show(with.peak)));
         range.dedup();
@@ -79,7 +58,7 @@ impl Show for Estimate {
             let high = show(high);
             write!(f, "\ncuDNN chooses how a convolution is computed, with a workspace of 0 to {high} {unit}.")?;
         }
-        let row = |name: String, bytes: Bytes| Row { name, bytes: signed(bytes), ..Row::default() };
+        let row = |name: String, bytes: Bytes| Row { name, bytes: bytes.signed(), ..Row::default() };
         let mut classes: Vec<_> =
             self.classes().into_iter().map(|(class, bytes)| row(class.name().to_owned(), bytes)).collect();
         classes.sort_by_key(|row| Reverse(row.bytes));
@@ -90,7 +69,7 @@ impl Show for Estimate {
         let mut phases: Vec<Row> = Vec::new();
         for phase in &self.phases {
             match phases.iter_mut().find(|row| row.name == phase.name) {
-                Some(row) => row.bytes = row.bytes.max(signed(phase.peak)),
+                Some(row) => row.bytes = row.bytes.max(phase.peak.signed()),
                 None => phases.push(row(phase.name.to_owned(), phase.peak)),
             }
         }
@@ -185,7 +164,7 @@ fn layers(parts: &[Part]) -> Tree {
     let mut tree = Tree::new();
     for (phase, layers) in phases {
         for run in runs(layers) {
-            let leaf = Leaf { name: run.shown(), bytes: signed(run.bytes), blocks: 0, note: None };
+            let leaf = Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None };
             tree.leaf(&[phase.to_owned()], leaf);
         }
     }
@@ -214,19 +193,13 @@ fn percent(part: i64, whole: i64) -> String {
 }
 
 /// Writes the weights of a file, by type and module. The other needs of a step are not in it.
-impl fmt::Display for Tensors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Tensors {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let TensorSum { elements, bytes } = self.sum();
         let mut rows = vec![(format!("{} elements", grouped(elements)), bytes)];
         rows.extend(self.by_dtype().into_iter().map(|(dtype, sum)| (dtype, sum.bytes)));
-        let amounts = Amounts::of([signed(bytes)]);
-        let sum = format!("the weights have {} {}", amounts.show(signed(bytes)), amounts.unit);
+        let amounts = Amounts::of([bytes.signed()]);
+        let sum = format!("the weights have {} {}", amounts.show(bytes.signed()), amounts.unit);
         writeln!(f, "{}", paint.on(Role::Heading, sum))?;
         sizes(&rows, amounts).show(f, paint)?;
         let mut modules: BTreeMap<&str, Bytes> = BTreeMap::new();
@@ -236,7 +209,7 @@ impl Show for Tensors {
         }
         let mut tree = Tree::new();
         for run in runs(modules.into_iter().map(|(name, bytes)| (name, OfLayer { bytes, each: bytes }))) {
-            tree.leaf(&[], Leaf { name: run.shown(), bytes: signed(run.bytes), blocks: 0, note: None });
+            tree.leaf(&[], Leaf { name: run.shown(), bytes: run.bytes.signed(), blocks: 0, note: None });
         }
         f.write_str("\n\n")?;
         show_layers(f, paint, "by module", tree, amounts)?;
@@ -250,24 +223,20 @@ impl Show for Tensors {
 }
 
 /// Writes one row for each change, and the reasons of those that are not possible.
-impl fmt::Display for Savings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Savings {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let base = signed(self.peak);
-        let amounts =
-            Amounts::of([base].into_iter().chain(self.changes.iter().filter_map(|change| change.peak).map(signed)));
+        let base = self.peak.signed();
+        let amounts = Amounts::of(
+            [base].into_iter().chain(self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed)),
+        );
         let mut table = Table::new()
             .column("one change", Fit::LeftCutEnd)
             .amounts("peak", amounts)
             .amounts("change", amounts)
             .column("%", Fit::Right)
             .column("", Fit::Left);
-        let highest = self.changes.iter().filter_map(|change| change.peak).map(signed).max().unwrap_or(0).max(base);
+        let highest =
+            self.changes.iter().filter_map(|change| change.peak).map(Bytes::signed).max().unwrap_or(0).max(base);
         table.row([
             "none".into(),
             amounts.show(base).into(),
@@ -276,7 +245,7 @@ impl Show for Savings {
             Cell::bar(base, highest),
         ]);
         for Saving { change, peak, why_not, .. } in &self.changes {
-            let Some(peak) = peak.map(signed) else {
+            let Some(peak) = peak.map(Bytes::signed) else {
                 let dash = || Cell::from("—");
                 table.row([change.into(), dash(), dash(), dash(), Cell::default()]);
                 table.note(1, why_not.as_deref().unwrap_or("not known"));
@@ -299,12 +268,6 @@ impl Show for Savings {
 }
 
 /// Writes one row for each figure that both sides have.
-impl fmt::Display for Comparison {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.show(f, Paint::PLAIN)
-    }
-}
-
 impl Show for Comparison {
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let Self { peak, reserved, classes, phases } = self;
@@ -323,7 +286,7 @@ impl Show for Comparison {
             return f.write_str("nothing was measured that can be compared");
         }
         let all =
-            rows.iter().flat_map(|(_, _, difference)| [signed(difference.estimated), signed(difference.measured)]);
+            rows.iter().flat_map(|(_, _, difference)| [difference.estimated.signed(), difference.measured.signed()]);
         let amounts = Amounts::of(all);
         let mut table = Table::new()
             .column("", Fit::LeftCutEnd)
@@ -337,10 +300,10 @@ impl Show for Comparison {
             let role = if error > 0 { Role::More } else { Role::Less };
             table.row([
                 Cell::nested(depth, &name),
-                amounts.show(signed(difference.estimated)).into(),
-                amounts.show(signed(difference.measured)).into(),
+                amounts.show(difference.estimated.signed()).into(),
+                amounts.show(difference.measured.signed()).into(),
                 Cell::from(format!("{sign}{}", amounts.show(error))).role(role),
-                percent(error, signed(difference.measured)).into(),
+                percent(error, difference.measured.signed()).into(),
             ]);
             if let (Some(most), Some(is_in)) = (difference.at_most, difference.is_in_range()) {
                 let mut note = String::new();
@@ -356,12 +319,6 @@ impl Show for Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_have_groups_of_three_digits() {
-        let shown = [0, 12, 123, 1234, 123_456, 1_234_567].map(grouped);
-        assert_eq!(shown, ["0", "12", "123", "1,234", "123,456", "1,234,567"]);
-    }
 
     #[test]
     fn percentages_have_a_sign() {

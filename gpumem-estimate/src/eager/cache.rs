@@ -1,5 +1,7 @@
 //! The keys and values that attention keeps while a model generates tokens.
 
+use gpumem_core::report::counted;
+
 use super::{Eager, KeptTokens, Tensor};
 use crate::{
     class::Class,
@@ -81,7 +83,8 @@ impl Eager {
         let is_first = layer.tokens == 0;
         layer.tokens = layer.tokens.saturating_add(new);
         if layer.tokens > room {
-            let what = format!("a cache with room for {room} tokens cannot keep {}", layer.tokens);
+            let what =
+                format!("a cache with room for {} cannot keep {}", counted(room, "token", "tokens"), layer.tokens);
             return Err(self.error(Kind::Invalid(what)));
         }
         if layer.keys.is_none() {

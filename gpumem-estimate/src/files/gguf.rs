@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use gpumem_core::model::Bytes;
+use gpumem_core::{model::Bytes, report::counted};
 
 use super::{input, refused};
 use crate::{
@@ -83,7 +83,8 @@ impl Gguf {
         if let Some(Value::Number(expected)) = first.metadata.get("split.tensors.count")
             && *expected != tensors.len() as u64
         {
-            return Err(refused(path, format!("the files have {} tensors and not {expected}", tensors.len())));
+            let found = counted(tensors.len() as u64, "tensor", "tensors");
+            return Err(refused(path, format!("the files have {found} and not {expected}")));
         }
         let sum = tensors.iter().try_fold(0_u64, |sum, tensor| sum.checked_add(tensor.bytes.get()));
         sum.filter(|sum| *sum < 1 << 62).ok_or_else(|| refused(path, "the tensors have more than 2^62 bytes"))?;
@@ -187,19 +188,19 @@ impl<R: Read> Source<R> {
     }
 
     /// Reads a length that fits into the rest of the header. `size` is the least size of an element.
-    fn count(&mut self, size: u64, of: &str) -> Result<u64, Wrong> {
+    fn count(&mut self, size: u64, [one, many]: [&str; 2]) -> Result<u64, Wrong> {
         let count = self.u64()?;
         let rest = self.read.limit().min(self.file.saturating_sub(self.position()));
         if count.checked_mul(size).is_some_and(|bytes| bytes <= rest) {
             Ok(count)
         } else {
-            Err(format!("{count} {of} do not fit into the header"))
+            Err(format!("the header is too short for {}", counted(count, one, many)))
         }
     }
 
     /// Reads a text with its length before it. `None` if it has more than `longest` bytes and is skipped.
     fn text(&mut self, longest: u64) -> Result<Option<String>, Wrong> {
-        let length = self.count(1, "bytes of a text")?;
+        let length = self.count(1, ["byte of a text", "bytes of a text"])?;
         if length > longest {
             self.skip(length)?;
             return Ok(None);
@@ -255,11 +256,11 @@ impl<R: Read> Source<R> {
             9 => return Err("an array of arrays".to_owned()),
             kind => return Err(format!("values of the type {kind} are not known")),
         };
-        let count = self.count(size, "elements of an array")?;
+        let count = self.count(size, ["element of an array", "elements of an array"])?;
         let mut kept = Vec::new();
         if kind == 8 {
             for _ in 0..count {
-                let length = self.count(1, "bytes of a text")?;
+                let length = self.count(1, ["byte of a text", "bytes of a text"])?;
                 self.skip(length)?;
             }
         } else if count > LONGEST_ARRAY {
@@ -326,8 +327,8 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
         version => return Err(format!("the version {version} of GGUF is not known")),
     }
     // A tensor has a name, dimensions, a type and a place. An entry of the metadata has a key, a type and a value.
-    let tensors = source.count(8 + 4 + 4 + 8, "tensors")?;
-    let entries = source.count(8 + 4 + 1, "entries of the metadata")?;
+    let tensors = source.count(8 + 4 + 4 + 8, ["tensor", "tensors"])?;
+    let entries = source.count(8 + 4 + 1, ["entry of the metadata", "entries of the metadata"])?;
     for (count, most, of) in [(tensors, MOST_TENSORS, "tensors"), (entries, MOST_ENTRIES, "entries of the metadata")] {
         if count > most {
             return Err(format!("{count} {of}; at most {most} are allowed"));
@@ -370,7 +371,8 @@ fn header(read: impl Read, file: u64) -> Result<Gguf, Wrong> {
     }
     let data = source.position().next_multiple_of(alignment);
     if filled > file.saturating_sub(data) && filled > 0 {
-        return Err(format!("tensor `{last}`: it ends {} bytes after the file", filled - file.saturating_sub(data)));
+        let after = counted(filled - file.saturating_sub(data), "byte", "bytes");
+        return Err(format!("tensor `{last}`: it ends {after} after the file"));
     }
     Ok(Gguf { metadata, tensors: Tensors { all } })
 }
@@ -530,17 +532,16 @@ mod tests {
     fn hostile_metadata_is_an_error() {
         let error = |entries: &[Vec<u8>]| File::new(entries, &[]).error();
         let huge = (1_u64 << 60).to_le_bytes();
-        let text_of = format!("{} bytes of a text do not fit into the header", 1_u64 << 60);
+        let text_of = format!("the header is too short for {} bytes of a text", 1_u64 << 60);
         assert_eq!(error(&[entry("k", 8, &huge)]), format!("key `k`: {text_of}"));
         assert_eq!(File::new(&[entry("k", 8, &text("v"))], &[]).with(24, &huge).error(), text_of);
         for kind in [0_u32, 8, 12] {
             let array = [&kind.to_le_bytes()[..], &huge].concat();
-            assert!(
-                error(&[entry("k", 9, &array)]).starts_with("key `k`: 1152921504606846976 elements of an array do not")
-            );
+            let expected = format!("key `k`: the header is too short for {} elements of an array", 1_u64 << 60);
+            assert_eq!(error(&[entry("k", 9, &array)]), expected);
         }
         let overflow = [&12_u32.to_le_bytes()[..], &(1_u64 << 61).to_le_bytes()].concat();
-        assert!(error(&[entry("k", 9, &overflow)]).contains("elements of an array do not fit"));
+        assert!(error(&[entry("k", 9, &overflow)]).ends_with(" elements of an array"));
         let nested = [&9_u32.to_le_bytes()[..], &1_u64.to_le_bytes()].concat();
         assert_eq!(error(&[entry("k", 9, &nested)]), "key `k`: an array of arrays");
         assert_eq!(error(&[entry("k", 13, &[])]), "key `k`: values of the type 13 are not known");
@@ -562,8 +563,8 @@ mod tests {
         assert_eq!(empty().with(4, &[0, 0, 0, 3]).error(), "the numbers of the file are big-endian");
         for count in [1 << 60, u64::MAX] {
             let bytes = count.to_le_bytes();
-            assert_eq!(empty().with(8, &bytes).error(), format!("{count} tensors do not fit into the header"));
-            let expected = format!("{count} entries of the metadata do not fit into the header");
+            assert_eq!(empty().with(8, &bytes).error(), format!("the header is too short for {count} tensors"));
+            let expected = format!("the header is too short for {count} entries of the metadata");
             assert_eq!(empty().with(16, &bytes).error(), expected);
         }
         for length in 0..24 {
@@ -577,12 +578,12 @@ mod tests {
     fn a_header_without_an_end_is_an_error() {
         let start = |count: u64| [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", &count.to_le_bytes()[..]].concat();
         let error = |start: Vec<u8>| header(std::io::Read::chain(&start[..], std::io::repeat(0)), 1 << 60).unwrap_err();
-        assert_eq!(error(start(LONGEST_HEADER / 13)), "3846153 entries of the metadata do not fit into the header");
+        assert_eq!(error(start(LONGEST_HEADER / 13)), "the header is too short for 3846153 entries of the metadata");
         assert_eq!(error(start(MOST_ENTRIES + 1)), "65537 entries of the metadata; at most 65536 are allowed");
         assert_eq!(error(start(MOST_ENTRIES)), "the key `` is there twice");
         let tensors = [b"GGUF\x03\0\0\0", &(MOST_TENSORS + 1).to_le_bytes()[..], &[0; 8]].concat();
         assert_eq!(error(tensors), "262145 tensors; at most 262144 are allowed");
         let text = [b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0", &(1_u64 << 59).to_le_bytes()[..]].concat();
-        assert_eq!(error(text), format!("{} bytes of a text do not fit into the header", 1_u64 << 59));
+        assert_eq!(error(text), format!("the header is too short for {} bytes of a text", 1_u64 << 59));
     }
 }

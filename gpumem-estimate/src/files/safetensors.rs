@@ -7,7 +7,7 @@ use std::{
     path::{Component, Path},
 };
 
-use gpumem_core::model::Bytes;
+use gpumem_core::{model::Bytes, report::counted};
 use serde::{
     Deserialize, Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, Visitor},
@@ -144,7 +144,11 @@ fn tensors(header: &[u8], data: u64) -> Result<Vec<TensorInfo>, String> {
         }
         filled = end;
     }
-    if filled == data { Ok(tensors) } else { Err(format!("no tensor has the last {} bytes", data - filled)) }
+    if filled == data {
+        Ok(tensors)
+    } else {
+        Err(format!("the tensors end {} before the file", counted(data - filled, "byte", "bytes")))
+    }
 }
 
 fn all_files(index: &Path) -> Result<Vec<TensorInfo>, Error> {
@@ -220,7 +224,7 @@ mod tests {
         assert!(error(&one("[1.5]", "[0,4]"), 4).starts_with("tensor `a`: invalid type"));
         let gap = "tensor `a`: it begins at byte 4 of the data, and leaves a gap before it";
         assert_eq!(error(&one("[1]", "[4,8]"), 8), gap);
-        assert_eq!(error(&one("[1]", "[0,4]"), 8), "no tensor has the last 4 bytes");
+        assert_eq!(error(&one("[1]", "[0,4]"), 8), "the tensors end 4 bytes before the file");
         let unknown = one("[1]", "[0,4]").replace("F32", "F33");
         assert_eq!(error(&unknown, 4), "tensor `a`: `F33` is no type of elements");
         let twice = r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;

@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, rc::Rc};
 
+use gpumem_core::report::counted;
+
 use super::{
     Attention, AttentionNames, Built, Conv, Embeddings, Experts, Function, Layer, Linear, Named, PositionKind,
     RelativeAttention, RunExperts,
@@ -115,7 +117,8 @@ impl Building<'_> {
             }
             Layer::GroupNorm { groups, channels } => {
                 if channels.checked_rem(*groups) != Some(0) {
-                    let what = format!("{channels} channels cannot be split into {groups} groups");
+                    let what =
+                        format!("{} cannot be split into {groups} groups", counted(*channels, "channel", "channels"));
                     return Err(self.eager.error(Kind::Invalid(what)));
                 }
                 parameters = vec![self.add([*channels])?, self.add([*channels])?];
@@ -220,7 +223,11 @@ impl Building<'_> {
         let no_bias = attention.no_bias || attention.no_input_bias;
         let repeats = heads.checked_rem(attention.key_value_heads());
         if attention.head_size() == 0 || repeats != Some(0) {
-            let what = format!("{heads} heads cannot share {} heads of keys", attention.key_value_heads());
+            let what = format!(
+                "{} cannot share {} heads of keys",
+                counted(heads, "head", "heads"),
+                attention.key_value_heads()
+            );
             return Err(self.eager.error(Kind::Invalid(what)));
         }
         if is_joined && attention.reads.is_some() {
@@ -331,7 +338,11 @@ impl Building<'_> {
             *sizes = vec![sizes.first().copied().unwrap_or(default); dimensions];
         }
         if sizes.len() != dimensions || dimensions == 0 {
-            let what = format!("{} numbers were given for {dimensions} dimensions", sizes.len());
+            let what = format!(
+                "{} numbers were given for {}",
+                sizes.len(),
+                counted(dimensions as u64, "dimension", "dimensions")
+            );
             return Err(self.eager.error(Kind::Invalid(what)));
         }
         Ok(())

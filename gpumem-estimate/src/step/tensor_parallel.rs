@@ -1,5 +1,7 @@
 //! Tensor parallelism: the part of a model that one rank has, as Megatron-LM splits it.
 
+use gpumem_core::report::counted;
+
 use crate::{
     error::{Error, Kind},
     layer::{Layer, Linear, Named},
@@ -8,6 +10,9 @@ use crate::{
 
 /// This is `make_vocab_size_divisible_by` of Megatron-LM.
 const VOCABULARY: u64 = 128;
+
+/// The names of one and of many elements that lie between the two linear layers of an MLP.
+const INNER: [&str; 2] = ["element between its layers", "elements between its layers"];
 
 /// Returns the model of one of this many ranks.
 ///
@@ -76,11 +81,11 @@ impl Splitting {
             }
             Layer::Attention(attention) => {
                 let (heads, keys, size) = (attention.heads, attention.key_value_heads(), attention.head_size());
-                attention.heads = self.split(heads, "heads", &path)?;
-                attention.key_value_heads = self.split(keys, "heads of keys", &path)?;
+                attention.heads = self.split(heads, ["head", "heads"], &path)?;
+                attention.key_value_heads = self.split(keys, ["head of keys", "heads of keys"], &path)?;
                 attention.head_size = size;
             }
-            Layer::GatedMlp { hidden, .. } => *hidden = self.split(*hidden, "elements between its layers", &path)?,
+            Layer::GatedMlp { hidden, .. } => *hidden = self.split(*hidden, INNER, &path)?,
             Layer::Embedding { rows, .. } if *rows == self.vocabulary => *rows = self.tokens(*rows)?,
             Layer::Embeddings(embeddings) if embeddings.tokens == self.vocabulary => {
                 embeddings.tokens = self.tokens(embeddings.tokens)?;
@@ -120,7 +125,7 @@ impl Splitting {
                 (first, has_activation) = (Some(at), false);
                 continue;
             };
-            let part = self.split(inputs, "elements between its layers", &leaves[at].0)?;
+            let part = self.split(inputs, INNER, &leaves[at].0)?;
             if let Layer::Linear(linear) = &mut *leaves[before].1 {
                 linear.outputs = part;
             }
@@ -132,12 +137,12 @@ impl Splitting {
         Ok(())
     }
 
-    fn split(&mut self, count: u64, what: &str, path: &str) -> Result<u64, Error> {
+    fn split(&mut self, count: u64, [one, many]: [&str; 2], path: &str) -> Result<u64, Error> {
         self.is_split = true;
         if count.checked_rem(self.ranks) == Some(0) {
             return Ok(count / self.ranks);
         }
-        let what = format!("{count} {what} cannot be split over {} ranks", self.ranks);
+        let what = format!("{} cannot be split over {} ranks", counted(count, one, many), self.ranks);
         Err(Error::in_layer(path.to_owned(), Kind::Invalid(what)))
     }
 

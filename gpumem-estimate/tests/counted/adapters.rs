@@ -17,12 +17,12 @@ fn a_step_with_an_adapter_byte_by_byte() {
     assert_eq!(estimate.parameters, 7600 + adapter);
     let (output, small_output) = (8 * 50 * 4, 8 * 4 * 4);
     let constant = (7600 + adapter) * 4 + 8 * 100 * 4 + 8 * 8;
-    // The output of `relu`, which the adapter keeps; those of the layer and of both matrices of the adapter; the product of the last
-    // with a number. The first layer keeps nothing.
+    // These are live: the output of `relu`, which the adapter keeps; the outputs of the layer and of both matrices of the adapter; the
+    // product of the last one with a number. The first layer keeps nothing.
     assert_eq!(phases(&estimate, "forward")[0], constant + 4 * output + small_output);
-    // The outputs that the adapter keeps, the logarithms, two gradients; the loss and its gradient.
+    // These are live: the outputs that the adapter keeps, the logarithms, two gradients; the loss and its gradient.
     assert_eq!(phases(&estimate, "backward")[0], constant + 4 * output + small_output + 8);
-    // The gradients of the adapter alone, two moments and roots.
+    // These are live: the gradients of the adapter alone, two moments and the roots.
     assert_eq!(phases(&estimate, "update")[0], constant + 4 * adapter * 4 + 4);
 }
 
@@ -46,7 +46,7 @@ fn adapters_of_narrow_parameters_are_wide() {
     assert_eq!(weights(Dtype::F32), (7600 + adapters) * 4);
 }
 
-/// `print_trainable_parameters` of peft for Llama 2 7B with rank 8 and its default targets: "trainable params: 4,194,304 || all
+/// `print_trainable_parameters` of peft prints for Llama 2 7B with rank 8 and its default targets: "trainable params: 4,194,304 || all
 /// params: 6,742,609,920".
 #[test]
 fn parameters_of_llama_are_those_of_peft() {
@@ -72,16 +72,17 @@ fn weights_in_4_bits() {
         exact(Step { parameters: Dtype::Bf16, quantized, ..Step::inference(8) })
     };
     let estimate = step(true).estimate(&in_4_bits(128, 64)).unwrap();
-    // Half a byte for each element; the 16 numbers that 4 bits stand for; 128 scales of one byte, and one scale of them; their mean.
+    // The weight has half a byte for each element; the 16 numbers that 4 bits stand for; 128 scales of one byte, and one scale of them;
+    // their mean.
     let weights = 128 * 64 / 2 + 16 * 4 + 128 + 4 + 4;
     assert_eq!(of(&estimate, Class::Weights), weights);
     assert_eq!(estimate.parameters, 128 * 64);
-    // The input, the weight with two bytes for each element, and the output.
+    // These are live: the input, the weight with two bytes for each element, and the output.
     assert_eq!(estimate.peak.get(), weights + 8 * 128 * 2 + 128 * 64 * 2 + 8 * 64 * 2);
     let single = step(false).estimate(&in_4_bits(128, 64)).unwrap();
     assert_eq!(of(&single, Class::Weights), 128 * 64 / 2 + 16 * 4 + 128 * 4);
-    // "Double quantization reduces the memory footprint from 0.5 bits to 0.127 bits per parameter" (QLoRA, section 3), besides the
-    // table of 16 numbers and the mean.
+    // "Double quantization reduces the memory footprint from 0.5 bits to 0.127 bits per parameter" (QLoRA, section 3). The table of 16
+    // numbers and the mean come on top.
     let large = step(true).estimate(&in_4_bits(4096, 4096)).unwrap();
     let bits = (of(&large, Class::Weights) - 16 * 4 - 4) * 8 * 100_000 / (4096 * 4096);
     assert_eq!(bits, 412_695);
@@ -105,7 +106,7 @@ fn the_backward_pass_widens_weights() {
     let step = exact(Step { parameters: Dtype::Bf16, quantized, adapters: Some(lora(2, "*")), ..training });
     let estimate = step.estimate(&model).unwrap();
     let weights = estimate.phases.last().unwrap().peak.get() - 2 * 2 * 2 * 1024 * 4;
-    // The scales of the weight, four bytes each, and the weight, two bytes for each element. All outputs are small.
+    // These are live: the scales of the weight, four bytes each, and the weight, two bytes for each element. All outputs are small.
     let wide = 1024 * 1024 / 64 * 4 + 1024 * 1024 * 2;
     for name in ["forward", "backward"] {
         let added = phases(&estimate, name)[0] - weights;

@@ -30,20 +30,21 @@ fn of(checkpointing: Checkpointing) -> [u64; 2] {
 
 #[test]
 fn segments_keep_their_inputs() {
-    // The outputs of the layers 0 to 14, which the next layer keeps; the logits and the logarithms of the probabilities; the loss and
-    // its total weight. The backward pass of the logarithms has two gradients, and the logits are free; the loss and its
-    // gradient.
+    // These are live: the outputs of the layers 0 to 14, which the next layer keeps; the logits and the logarithms of the probabilities;
+    // the loss and its total weight. The backward pass of the logarithms has two gradients, and the logits are free; the loss and its
+    // gradient are live.
     assert_eq!(of(Checkpointing::Off), [17 * OUTPUT + 8, 18 * OUTPUT + 8]);
-    // Four segments of four layers. The inputs of the segments are the model's input and the outputs 3, 7 and 11. The last segment
-    // keeps the outputs 12, 13 and 14 as well.
+    // There are four segments of four layers. Their inputs are the model's input and the outputs 3, 7 and 11. The last segment keeps the
+    // outputs 12, 13 and 14 as well.
     assert_eq!(of(Checkpointing::SquareRoot), [8 * OUTPUT + 8, 9 * OUTPUT + 8]);
     assert_eq!(of(Checkpointing::Segments(4)), of(Checkpointing::SquareRoot));
     // The last segment runs again as well. It keeps its input alone, so that the forward pass ends with the outputs 3, 7, 11, the
     // logits and the logarithms. In the backward pass of the last layer, the outputs 12 to 14 are there again, with the gradients of
     // its output, of its input and of its weight.
     assert_eq!(of(Checkpointing::Every(4)), [5 * OUTPUT + 8, 8 * OUTPUT + WEIGHT + 8]);
-    // The layers 0 to 4, 5 to 9, 10 to 14, 15: the outputs 4, 9 and 14, the logits, the logarithms. The most is there when the layer
-    // 14 runs backward: its gradient was made of that of layer 15; the outputs 10 to 13 again, the outputs 4 and 9, two gradients.
+    // The segments are the layers 0 to 4, 5 to 9, 10 to 14, and 15. The outputs 4, 9 and 14, the logits and the logarithms are live. The
+    // highest moment is when layer 14 runs backward: then the gradient of layer 15's output is there; the outputs 10 to 13 again, the
+    // outputs 4 and 9, two gradients.
     assert_eq!(of(Checkpointing::Every(5)), [5 * OUTPUT + 8, 8 * OUTPUT + 2 * WEIGHT + 8]);
 }
 
@@ -56,7 +57,7 @@ fn layers_with_a_name() {
         let checkpointing = Checkpointing::Layers(names);
         step(checkpointing).estimate(&halves).map(|estimate| added(&estimate)[0])
     };
-    // The first half keeps its input alone. The second one: the outputs 7 to 14; the logits and the logarithms.
+    // The first half keeps its input alone. The second half keeps the outputs 7 to 14; the logits and the logarithms.
     assert_eq!(of(["first"].into()).unwrap(), 10 * OUTPUT + 8);
     assert_eq!(
         of(["f*"].into()).unwrap(),
@@ -82,7 +83,7 @@ fn blocks_alone_are_units_where_there_are_some() {
     assert_eq!(forward(Checkpointing::Every(4)), blocks - 9 * 8 * 64 * 768 * 4);
 }
 
-/// Blocks beside the head of a language model, which runs by itself: its input lives until the loss is there.
+/// The blocks are beside the head of a language model, which runs by itself: its input lives until the loss is there.
 #[test]
 fn groups_of_the_outermost_layers() {
     let block = || Layer::Block { layers: numbered([linear(8, 8), linear(8, 8)]) };

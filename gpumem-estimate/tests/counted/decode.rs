@@ -17,8 +17,8 @@ fn each_token_adds_its_keys_and_values() {
     let of = |tokens, cache| decode(tokens, cache).estimate(&model).unwrap();
     let (long, short) = (of(65, KvCache::Dynamic), of(33, KvCache::Dynamic));
     let peak = |estimate: &Estimate| phases(estimate, "decode")[0];
-    // 32 tokens more of 4 sequences: keys and values of 12 layers, and the keys of one layer once more while they are joined; the
-    // numbers of the tokens and their mask.
+    // The difference is 32 more tokens of 4 sequences: keys and values of 12 layers, and the keys of one layer once more while they are
+    // joined; the numbers of the tokens and their mask.
     assert_eq!(peak(&long) - peak(&short), 32 * 4 * (25 * KEYS + 16));
     assert_eq!(phases(&long, "prefill"), phases(&short, "prefill"));
     // If there is room for all tokens, only their numbers and their mask are added.
@@ -32,7 +32,7 @@ fn each_token_adds_its_keys_and_values() {
 fn pages_are_allocated_one_by_one() {
     let model = models::gpt2(128);
     let peak = |tokens| phases(&decode(tokens, KvCache::Paged(16)).estimate(&model).unwrap(), "decode")[0];
-    // A page of 16 tokens of 4 sequences in each of 12 layers, and the number and the mask of a token.
+    // The difference is a page of 16 tokens of 4 sequences in each of 12 layers, and the number and the mask of a token.
     assert_eq!(peak(66) - peak(65), 4 * (16 * 24 * KEYS + 16));
     assert_eq!(peak(65) - peak(64), 4 * 16);
     // Nothing is joined, and no page is partly empty after 192 tokens.
@@ -78,10 +78,12 @@ fn gradients_are_added_up() {
     let backward = phases(&estimate, "backward");
     // The result is as without accumulation.
     assert_eq!(backward[0], constant + weights + output + 8);
-    // The gradients of the first pass, those of the first layer again, and the gradient that they were made of; the loss and its gradient.
+    // These are live: the gradients of the first pass, those of the first layer again, and the gradient that they were made of; the loss
+    // and its gradient.
     assert_eq!(backward[1], constant + weights + (100 * 50 + 50) * 4 + output + 8);
     let forward = phases(&estimate, "forward");
-    // The output of `relu`, the logits, the logarithms; the loss and its total weight; in the second pass, the loss before.
+    // These are live: the output of `relu`, the logits, the logarithms; the loss and its total weight; in the second pass, the loss of the
+    // first one.
     assert_eq!(forward[..2], [constant + 3 * output + 8, constant + weights + 3 * output + 12]);
     assert_eq!((forward.len(), phases(&estimate, "update").len()), (4, 2), "two steps of two passes");
     assert_eq!(step(100).estimate(&model).unwrap().peak, estimate.peak);

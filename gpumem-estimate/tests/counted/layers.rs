@@ -45,9 +45,10 @@ fn experts() -> Experts {
 fn experts_keep_what_grouped_products_need() {
     let weights = 4 * (3 * 8 + 3 * 8 * 8 + 3 * 8 * 4);
     let (input, scores, choice) = (10 * 8 * 4, 10 * 2 * 4, 10 * 2 * 8);
-    // The sorted choice and the order of the rows; the rows; their scores.
+    // The choice of experts has the sorted choice and the order of the rows; the rows; their scores.
     let chosen = 2 * 20 * 8 + 20 * 8 * 4 + 20 * 4;
-    // The outputs of the experts, the same times the scores, the reverse order, and the same rows in that order.
+    // At the end these are live: the outputs of the experts, the outputs times the scores, the reverse order, and the same rows in that
+    // order.
     let last = 3 * 20 * 8 * 4 + 20 * 8;
     let found = peak([Layer::Experts(experts())], tokens(), Step::inference(2));
     assert_eq!(found, weights + input + scores + choice + chosen + last);

@@ -26,7 +26,7 @@ fn last(estimate: &Estimate, name: &str) -> u64 {
 fn states_and_temporary_tensors() {
     assert_eq!(update(Optimizer::Sgd), 0);
     assert_eq!(update(Optimizer::Momentum), ELEMENTS * 4);
-    // Two moments and the roots of the second one.
+    // The update has two moments and the roots of the second one.
     assert_eq!(update(Optimizer::Adam), 3 * ELEMENTS * 4);
     // There is one moment, and a copy and a sum for the largest parameter.
     assert_eq!(update(Optimizer::Lion), ELEMENTS * 4 + 2 * 5000 * 4);
@@ -47,8 +47,8 @@ fn adafactor_keeps_rows_and_columns() {
     let model = Model { name: "conv".to_owned(), input, layers, loss: Loss::CrossEntropy };
     let estimate = training(Optimizer::Adafactor).estimate(&model).unwrap();
     let states = 64 * 3 * 3 + 64 * 3 * 3 + 64 + (10 + 1024) + 10;
-    // The highest moment: the means and the update of the last layer's weight, the squares of the bias before it, and its update, to
-    // which one name still refers. Then the mean of all rows, a number.
+    // At the highest moment these are live: the means and the update of the last layer's weight, the squares of the bias before it, and its
+    // update, to which one name still refers; then the mean of all rows, which is a number.
     let temporary = (10 + 1024 + 10_240) + (64 + 64) + 1;
     let elements = 64 * 27 + 64 + 10 * 1024 + 10;
     let constant = 2 * elements * 4 + 8 * 48 * 4 + 8 * 8 + 4;
@@ -57,12 +57,12 @@ fn adafactor_keeps_rows_and_columns() {
 
 #[test]
 fn eight_bits_have_scales() {
-    // 5000 elements: two bytes each, and two scales for each of 20 blocks. All others have less than 4096 elements. Two tables of 256
-    // numbers say what a byte stands for.
+    // The weight of 5000 elements has two bytes for each, and two scales for each of 20 blocks. All others have less than 4096 elements.
+    // Two tables of 256 numbers say what a byte stands for.
     let states = 2 * 5000 + 2 * 20 * 4 + 2 * (50 + 2500 + 50) * 4 + 2 * 256 * 4;
     assert_eq!(update(Optimizer::Adam8bit), states);
-    // VGG19: a quarter of Adam's state and a little more. 143,667,240 parameters; the weight of the first convolution and
-    // the biases of all layers but two are small.
+    // VGG19 needs a quarter of Adam's state and a little more. It has 143,667,240 parameters; the weight of the first convolution and the
+    // biases of all layers but two are small.
     let model = models::vgg19();
     let of_optimizer = |optimizer| {
         let estimate = training(optimizer).estimate(&model).unwrap();
@@ -75,13 +75,14 @@ fn eight_bits_have_scales() {
 }
 
 #[test]
-fn masters_are_wide() {
+fn master_weights_are_in_f32() {
     let step = Step { parameters: Dtype::Bf16, master_weights: true, ..training(Optimizer::Adam) };
     let estimate = step.estimate(&small()).unwrap();
     let constant = 8 * 100 * 2 + 8 * 8;
-    // For each parameter: two bytes, four for its copy, eight for its moments, four for its gradient, four for the root.
+    // Each parameter has two bytes, four for its copy, eight for its moments, four for its gradient, four for the root.
     assert_eq!(last(&estimate, "update") - constant - 2, ELEMENTS * (2 + 4 + 8 + 4 + 4));
-    // The gradients in `f32` are free before the next forward pass: the output of `relu`, the logits and the logarithms, and two numbers.
+    // The gradients in `f32` are free before the next forward pass. These are live: the output of `relu`, the logits and the logarithms,
+    // and two numbers.
     assert_eq!(last(&estimate, "forward") - constant, ELEMENTS * (2 + 4 + 8) + 3 * 8 * 50 * 2 + 2 * 2);
     let narrow = Step { master_weights: false, ..step.clone() }.estimate(&small()).unwrap();
     assert_eq!(last(&narrow, "update") - constant - 2, ELEMENTS * (2 + 2 + 4 + 2));
@@ -94,7 +95,7 @@ fn masters_are_wide() {
 
 /// The state belongs to the layers of its parameters.
 #[test]
-fn states_have_layers() {
+fn states_belong_to_layers() {
     let estimate = training(Optimizer::Adam).estimate(&small()).unwrap();
     let state = |layer| {
         let of_layer = estimate.parts.iter().find(|part| part.class == Class::Optimizer && part.layer == layer);

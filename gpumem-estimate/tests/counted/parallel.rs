@@ -30,7 +30,7 @@ fn training(optimizer: Optimizer, parallel: DataParallel) -> Step {
     exact(Step { data_parallel: Some(parallel), ..Step::training(BATCH, optimizer) })
 }
 
-/// Half of each parameter, the input and the labels.
+/// A rank always has half of each parameter, the input and the labels.
 const CONSTANT: u64 = WEIGHT + HEAD / 2 + OUTPUT + LABELS;
 
 #[test]
@@ -45,7 +45,7 @@ fn shards_are_gathered_block_by_block() {
         // of the second block, which are being added up, and the half that is their sum; the gradient of the output; the loss and its
         // gradient.
         CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 8,
-        // Half of all gradients.
+        // The update has half of all gradients.
         CONSTANT + WEIGHT + HEAD / 2 + 4,
     ];
     assert_eq!(highest(&estimate), expected);
@@ -55,8 +55,8 @@ fn shards_are_gathered_block_by_block() {
 fn parameters_stay_after_the_forward_pass_if_asked() {
     let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero2, 2)).estimate(&blocks()).unwrap();
     let expected = [
-        // The weights of both blocks, and the buffer of the second one, which stays until the loss is there. So do the logits and the
-        // logarithms of the probabilities, and two numbers.
+        // These are live: the weights of both blocks, and the buffer of the second one, which stays until the loss is there; the logits and
+        // the logarithms of the probabilities, and two numbers.
         CONSTANT + HEAD + 3 * WEIGHT + 2 * OUTPUT + 2 * BATCH * 10 * 4 + 8,
         CONSTANT + 2 * HEAD + 3 * WEIGHT + WEIGHT / 2 + OUTPUT + 8,
         CONSTANT + WEIGHT + HEAD / 2 + 4,
@@ -72,17 +72,17 @@ fn shards_are_gathered_in_a_smaller_type() {
     // While the second block is gathered, there are the last layer's weight, the buffer of the first block, the second block's shard
     // in the smaller type and its buffer, the input in the smaller type, and the output of the first block.
     assert_eq!(forward, CONSTANT + (HEAD + WEIGHT + WEIGHT / 2 + WEIGHT + OUTPUT + OUTPUT) / 2);
-    // Gradients, two moments and roots, all of them half and in `f32`. The loss has the smaller type.
+    // The update has gradients, two moments and roots. All of them are half and in `f32`. The loss has the smaller type.
     assert_eq!(update, CONSTANT + 4 * (WEIGHT + HEAD / 2) + 2);
 }
 
 #[test]
 fn shards_are_rounded_up() {
-    // 10 rows of 64 for 4 ranks: three rows. 64 rows for 3 ranks: 22.
+    // 10 rows of 64 are three rows for each of 4 ranks. 64 rows are 22 for each of 3 ranks.
     for (ranks, rows, of_head) in [(4, 16, 3), (3, 22, 4), (100, 1, 1)] {
         let estimate = training(Optimizer::Sgd, parallel(DataParallelKind::Zero3, ranks)).estimate(&blocks()).unwrap();
         let shards = (2 * rows * 64 + of_head * 64) * 4;
-        // Weights and gradients.
+        // These are live: weights and gradients.
         assert_eq!(highest(&estimate)[2], 2 * shards + OUTPUT + LABELS + 4, "{ranks} ranks");
     }
 }
@@ -107,7 +107,7 @@ fn replicas_have_buckets() {
     assert_eq!(communication, 143_667_240 * 4);
 }
 
-/// Parameters of 5000, 50, 2500 and 50 elements: the rank with the most updates the first.
+/// The parameters have 5000, 50, 2500 and 50 elements. The rank with the most elements updates the first one.
 #[test]
 fn the_state_is_shared_out_by_parameters() {
     let layers = numbered([Layer::linear(100, 50), Layer::relu(false), Layer::linear(50, 50)]);
@@ -115,7 +115,7 @@ fn the_state_is_shared_out_by_parameters() {
     let model = Model { name: "small".to_owned(), input, layers, loss: Loss::CrossEntropy };
     let update = |kind, ranks| highest(&training(Optimizer::Adam, parallel(kind, ranks)).estimate(&model).unwrap())[2];
     let all = update(DataParallelKind::Replicas, 2);
-    // Two moments and roots.
+    // Adam has two moments and roots.
     let saved = |kept: u64| (7600 - kept) * 3 * 4;
     assert_eq!(all - update(DataParallelKind::Zero1, 2), saved(5000));
     assert_eq!(all - update(DataParallelKind::Zero1, 1000), saved(5000));
@@ -127,7 +127,7 @@ fn the_state_is_shared_out_by_parameters() {
     let even = numbered((0..4).map(|_| linear(50, 50)));
     let model = Model { layers: even, input: Input::Numbers(Shape::from([50])), ..model };
     let update = |kind, ranks| highest(&training(Optimizer::Adam, parallel(kind, ranks)).estimate(&model).unwrap())[2];
-    // Four equal parameters for three ranks: one rank has two.
+    // There are four equal parameters for three ranks, so one rank has two.
     let all = update(DataParallelKind::Replicas, 3);
     assert_eq!(all - update(DataParallelKind::Zero1, 3), 2 * 2500 * 3 * 4);
 }
@@ -202,7 +202,7 @@ fn split(ranks: u64) -> Step {
     exact(step)
 }
 
-/// Tests the parameters of one rank, counted from the sizes of the layers.
+/// Counts the parameters of one rank from the sizes of the layers.
 #[test]
 fn layers_are_split_as_megatron_does() {
     let parameters =
@@ -240,9 +240,9 @@ fn the_loss_of_a_part_of_the_vocabulary() {
     let weights = (128 * 8 + 2 * 8 * 8 + 128 * 8) * 4;
     assert_eq!(estimate.parameter_bytes.get(), weights);
     let rows = BATCH * 16;
-    // The tokens; the kept tensors of the four layers, 8 numbers for each token; the logits of half of the tokens; the labels. Each
-    // token has its label and the highest logit, a byte of a mask, its label in this part, its logit, the sum, the logarithm of the sum
-    // and the loss.
+    // These are live: the tokens; the kept tensors of the four layers, 8 numbers for each token; the logits of half of the tokens; the
+    // labels. Each token also has its label and the highest logit, a byte of a mask, its label in this part, its logit, the sum, the
+    // logarithm of the sum and the loss.
     let expected = weights + rows * (8 + 4 * 8 * 4 + 128 * 4 + 8) + rows * (4 + 1 + 8 + 4 + 4 + 4 + 4);
     assert_eq!(highest(&estimate)[0], expected);
     // Without splitting, the logarithms of the probabilities are a tensor beside the logits.

@@ -18,11 +18,11 @@ fn a_small_step_byte_by_byte() {
     let labels = batch * 8;
     let [forward, backward, update] = highest(&training);
     let constant = weights + input + labels;
-    // The output of `relu`, the logits, the logarithms of the probabilities; the loss and its total weight. `relu` keeps its output,
-    // so that its input is free.
+    // These are live: the output of `relu`, the logits, the logarithms of the probabilities; the loss and its total weight. `relu` keeps
+    // its output, so its input is free.
     assert_eq!(forward, constant + 3 * output + 2 * 4);
-    // All gradients are there, and the gradient that the first layer's were made of. The input needs none. The loss is live, and
-    // its gradient.
+    // These are live: all gradients, and the gradient that the first layer's were made of; the loss and its gradient. The input needs no
+    // gradient.
     assert_eq!(backward, constant + weights + output + 8);
     assert_eq!(update, constant + weights + 4);
 }
@@ -36,7 +36,7 @@ fn autocast_halves_activations_and_copies_weights() {
     assert!(of(&narrow, Class::Activations) < of(&wide, Class::Activations));
     assert_eq!(of(&narrow, Class::Weights), of(&wide, Class::Weights));
     let inference = Step { autocast: Some(Dtype::Bf16), ..exact(Step::inference(8)) }.estimate(&model).unwrap();
-    // The weights of all linear layers, tied with the embedding or not, and their biases, in two bytes; keys and values.
+    // Autocast copies the weights of all linear layers, tied with the embedding or not, and their biases, in two bytes; keys and values.
     let copies = 2 * (50_257 * 768 + 12 * (12 * 768 * 768 + 9 * 768));
     let keys_and_values = 12 * 2 * 8 * 256 * 768 * 2;
     assert_eq!(of(&inference, Class::Cache), copies + keys_and_values);

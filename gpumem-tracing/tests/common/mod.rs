@@ -1,4 +1,4 @@
-//! The code that the tests share.
+//! Code that the tests share.
 
 use std::{
     mem,

@@ -128,7 +128,7 @@ fn a_name_that_a_user_gave_is_one_scope_wherever_it_is_opened() {
     assert_eq!([calls("forward"), calls("a::forward"), calls("given")], [2, 1, 2]);
 }
 
-/// A second function of the name is no change of the first one's blocks.
+/// A second function with the same name does not change the blocks of the first.
 #[test]
 fn trackers_see_no_difference_where_a_name_becomes_longer() {
     let (session, gpu, _lines) = session();
@@ -165,7 +165,7 @@ fn a_name_that_no_trace_had_is_said_once() {
     let notices = notices_of_filter(&session);
     session.run(|| {
         let say = || crate::session::current().notify_unmatched();
-        // A program without traces is a helper of another one.
+        // A program without traces is a helper of another program, so nothing is said.
         say();
         let trace = |ctx: &str| GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).start().unwrap();
         drop((trace("train"), trace("load")));

@@ -43,7 +43,7 @@ impl RecordEvents for NumberStacks {
     }
 }
 
-/// The number of the stack that is recorded for a large block.
+/// Returns the number of the stack that is recorded for a large block.
 #[inline(never)]
 fn stack() -> u32 {
     source::current_stack().0
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn recorded(at: *mut u8, room: usize) -> usize {
     put(&stack_lines().join("\n"), at, room)
 }
 
-/// The number of the stack that is recorded for a large block.
+/// Returns the number of the stack that is recorded for a large block.
 #[unsafe(no_mangle)]
 pub extern "C" fn number() -> u32 {
     stack_lines();

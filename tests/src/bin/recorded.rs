@@ -64,7 +64,7 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
     let reports = Arc::new(Reports(Mutex::new(File::create(out)?)));
     let to = Arc::clone(&reports);
     set_sink(Sink::custom(move |output| match &output.content {
-        // A point of the tracker is printed with its time: it is added below.
+        // A point of the tracker is printed with its time, so it is added below.
         Content::Tracked(_) | Content::Notice(_) => {}
         _ => to.add(&output.to_string()),
     }));
@@ -95,7 +95,7 @@ fn run(out: &str) -> Result<(), Box<dyn Error>> {
     reports.add(&summary().to_string());
     reports.add(&breakdown(0)?.to_string());
     reports.add(&memory_stats(0)?.to_string());
-    // While it is open, and after it.
+    // The trace is open in the first round, and closed in the second.
     for _ in 0..2 {
         reports.add(&outer.peak_holders().ok_or("the peak is kept")?.to_string());
         reports.add(&format!("{:?}", outer.live()));

@@ -23,7 +23,7 @@ macro_rules! callback_ids {
 /// Functions whose arguments cudarc does not declare, because not every version has them.
 const OTHERS: &[(&str, c_uint)] = &[("cuStreamBeginCaptureToGraph", 720), ("cuMulticastCreate", 706)];
 
-/// The id of a function, if it has one.
+/// Returns the id of a function, if it has one.
 pub(crate) const fn id(function: &str) -> Option<c_uint> {
     match find(IDS, function) {
         None => find(OTHERS, function),

@@ -12,7 +12,7 @@ use gpumem_core::device_model::{DeviceModel, ModelError};
 pub(crate) struct Gpu {
     pub(crate) name: String,
     pub(crate) uuid: Uuid,
-    /// The slice's own, if the card is split.
+    /// The UUID of the slice, if the card is split.
     pub(crate) mig: Option<Uuid>,
     /// The memory of other processes on the part that CUDA uses.
     pub(crate) others: u64,
@@ -58,7 +58,7 @@ pub(crate) struct Memory {
     mapped: (u64, u64),
 }
 
-/// A pool that was created: it has the card's size and one pool in it, whose backing the card holds.
+/// A pool that was created. It has the card's size and one pool in it, whose backing the card holds.
 struct ExtraPool {
     model: DeviceModel,
     /// True if it is destroyed. It remains until its last block is freed.
@@ -70,7 +70,7 @@ const POOLED_ADDRESSES: u64 = 0x7800_0000_0000;
 const POOL_SPAN: u64 = 1 << 38;
 const MOST_POOLS: u64 = 31;
 
-/// The pool that an address of the card is in, and what that pool's model calls it.
+/// Returns the pool that contains an address of the card, and the address in that pool's model.
 fn pool_and_place(address: u64) -> (u64, u64) {
     let pool = address.checked_sub(POOLED_ADDRESSES).map_or(0, |above| above / POOL_SPAN);
     (pool, address - pool * POOL_SPAN)
@@ -82,7 +82,7 @@ impl Memory {
         self.slice.as_mut().unwrap_or(&mut self.whole)
     }
 
-    /// The model that has this pool's blocks; number 0 is the default pool, and all that is in no pool.
+    /// Returns the model that has this pool's blocks. Number 0 is the default pool, and all blocks that are in no pool.
     pub(crate) fn pool(&mut self, pool: u64) -> Option<&mut DeviceModel> {
         if pool == 0 { Some(self.cuda()) } else { Some(&mut self.pools.get_mut(&pool)?.model) }
     }
@@ -144,7 +144,7 @@ impl Memory {
         (address >= POOLED_ADDRESSES).then(|| pool_and_place(address).0)
     }
 
-    /// The context that a block was allocated in.
+    /// Returns the context in which a block was allocated.
     pub(crate) fn owner_of(&self, address: u64) -> usize {
         self.owners.get(&address).copied().unwrap_or(0)
     }
@@ -160,7 +160,7 @@ impl Memory {
         if let Some(extra) = self.pools.get_mut(&pool) {
             extra.dying = true;
         }
-        // Nothing to do to it, but to see whether it is empty.
+        // The call changes nothing. It only removes a destroyed pool that is empty.
         _ = self.in_pool(pool, |_| Ok(()));
     }
 
@@ -222,7 +222,7 @@ impl Memory {
     pub(crate) fn end(&mut self, owner: usize) {
         let ending = self.owners.iter().filter(|(_, whose)| **whose == owner).map(|(address, _)| *address);
         for address in ending.collect::<Vec<_>>() {
-            // Each is alive, or it would have no owner.
+            // Each block is alive, or it would have no owner.
             _ = self.free(address);
         }
         self.synchronize();
@@ -239,7 +239,7 @@ impl Memory {
         let whole = of(&self.whole);
         match &self.slice {
             Some(model) if slice => of(model),
-            // A part of the card that is in use by its slice is in use.
+            // The memory that the slice uses is used on the card as well.
             Some(model) => Figures { used: whole.used + model.used(), free: whole.free - model.used(), ..whole },
             None => whole,
         }

@@ -34,9 +34,9 @@ pub(crate) struct Card {
 pub(crate) enum Processes {
     /// This process, once it has a context.
     Own,
-    /// Nobody, as in many containers.
+    /// The list is empty, as in many containers.
     Empty,
-    /// This process, with a figure that is not available, as under WSL2.
+    /// The list has this process with a figure that is not available, as under WSL2.
     Unavailable,
 }
 
@@ -53,9 +53,9 @@ pub(crate) enum List {
 pub(crate) struct Other {
     pub(crate) list: List,
     pub(crate) pid: u32,
-    /// `None` where it is not available.
+    /// `None` if the figure is not available.
     pub(crate) used: Option<u64>,
-    /// `None` where NVML finds none.
+    /// `None` if NVML does not find a name.
     pub(crate) name: Option<String>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Config {
     /// True if CUDA's own order of the cards is the reverse of NVML's.
     pub(crate) reversed: bool,
     pub(crate) cupti: Cupti,
-    /// True if other threads are let in between a call and its callbacks.
+    /// True if other threads may run between a call and its callbacks.
     pub(crate) yields: bool,
     /// True if some functions that allocate call `cuMemAlloc_v2` through its slot.
     pub(crate) nested: bool,
@@ -96,7 +96,7 @@ pub(crate) struct Config {
     pub(crate) accounted: Option<u64>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) log: Option<PathBuf>,
-    /// `CUDA_VISIBLE_DEVICES`, as it stands.
+    /// The value of `CUDA_VISIBLE_DEVICES`.
     pub(crate) visible: Option<String>,
 }
 
@@ -193,7 +193,7 @@ impl Config {
                 "integrated" => config.integrated = flag()?,
                 "figures_max" => config.figures_max = flag()?,
                 "blocks" => config.blocks = Some(value.to_owned()),
-                // Observed while the library was loaded.
+                // `foreign.rs` reads this setting while the library is loaded.
                 "foreign_slot" => {}
                 "shared" => config.cupti.shared = flag()?,
                 "processes" => {
@@ -250,7 +250,7 @@ fn figure<'card>(card: &'card mut Card, name: &str) -> Option<&'card mut u64> {
     }
 }
 
-/// `4242:300MiB:python`, `4242:na`.
+/// Parses `4242:300MiB:python` or `4242:na`.
 fn other(list: List, text: &str) -> Option<Other> {
     let mut parts = text.splitn(3, ':');
     let pid = parts.next()?.parse().ok()?;
@@ -261,7 +261,7 @@ fn other(list: List, text: &str) -> Option<Other> {
     Some(Other { list, pid, used, name: parts.next().map(str::to_owned) })
 }
 
-/// `16GiB`, `615MiB`, `1KiB`, `12B`.
+/// Parses `16GiB`, `615MiB`, `1KiB` or `12B`.
 fn size(text: &str) -> Option<u64> {
     let (number, unit) = text.split_at(text.find(|sign: char| !sign.is_ascii_digit())?);
     let unit = match unit {
@@ -274,7 +274,7 @@ fn size(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// `name` or `name[index]`.
+/// Parses `name` or `name[index]`.
 fn indexed(text: &str) -> Option<(&str, Option<usize>)> {
     match text.strip_suffix(']') {
         None => Some((text, None)),
@@ -297,8 +297,8 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// The code that this call has to return, if it is one of those that fail. A fault of one card counts only the
-    /// calls for that card, each as soon as its card is known.
+    /// Returns the code that this call has to return, if it is one of those that fail. A fault of one card counts only the calls for that
+    /// card, once the card of a call is known.
     pub(crate) fn strike(&self, function: &str, card: Option<usize>) -> Option<c_int> {
         if self.function != function || self.card != card {
             return None;

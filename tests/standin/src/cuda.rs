@@ -59,7 +59,7 @@ const STREAMS: Handle = 0x3100_0000;
 const EVENTS: Handle = 0x3200_0000;
 
 thread_local! {
-    // Never dropped, so that a thread's other destructors may still call CUDA.
+    // It is never dropped, so that a thread's other destructors may still call CUDA.
     static CURRENT: ManuallyDrop<RefCell<Vec<Handle>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
@@ -150,7 +150,7 @@ fn destroy_context(call: &Call, destroyed: Handle) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The card of a stream, or of the current context for the streams that every context has.
+/// Returns the card of a stream. For the streams that every context has, it is the card of the current context.
 pub(crate) fn stream_card(call: &Call, stream: Handle) -> Result<(usize, &'static Gpu), Refusal> {
     if stream <= 2 {
         return current(call);
@@ -179,7 +179,7 @@ fn event(call: &Call, event: Handle) -> Result<(), Refusal> {
     if lock(&call.driver.objects).events.contains(&event) { Ok(()) } else { Err(INVALID_HANDLE) }
 }
 
-/// Each card's addresses are moved by this, so that no two cards give out the same one.
+/// The addresses of each card are moved by this, so that no two cards give out the same address.
 const CARD_ADDRESSES: Address = 1 << 44;
 const FIRST_ADDRESS: Address = 0x7000_0000_0000;
 
@@ -187,7 +187,7 @@ pub(crate) fn address_out(card: usize, address: Address) -> Address {
     address + card as Address * CARD_ADDRESSES
 }
 
-/// The card of an address, and the address as its model knows it.
+/// Returns the card of an address, and the address in the card's model.
 pub(crate) fn address_in(call: &Call, address: Address) -> Result<(&'static Gpu, Address), Refusal> {
     let card = address.checked_sub(FIRST_ADDRESS).ok_or(INVALID_VALUE)? / CARD_ADDRESSES;
     let gpu = usize::try_from(card).ok().and_then(|card| call.driver.gpus.get(card)).ok_or(INVALID_VALUE)?;
@@ -234,13 +234,13 @@ fn synchronize(call: &Call, card: usize, gpu: &Gpu) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The card of a device, if it has pools.
+/// Returns the card of a device, if it has pools.
 fn pooling(call: &Call, of: Device) -> Result<usize, Refusal> {
     let (card, _) = device(call, of)?;
     if call.driver.config.pools { Ok(card) } else { Err(NOT_SUPPORTED) }
 }
 
-/// `CU_DEVICE_ATTRIBUTE_…` and what it is here; any other reads as 0.
+/// `CU_DEVICE_ATTRIBUTE_…` and the value. Any other attribute is 0.
 const ATTRIBUTES: &[(c_int, c_int)] = &[
     (1, 1024), // MAX_THREADS_PER_BLOCK
     (10, 32),  // WARP_SIZE
@@ -269,7 +269,7 @@ dispatched! { jumps;
             return Err(NO_DEVICE);
         }
         if !call.is_initialised() && call.driver.initialised_by.swap(process::id(), Ordering::Relaxed) != 0 {
-            // A forked process has nothing of its parent's, and gets nothing of its own.
+            // A forked process has nothing of its parent, and gets nothing of its own.
             call.driver.initialised_by.store(u32::MAX, Ordering::Relaxed);
             return Err(NOT_INITIALIZED);
         }
@@ -309,7 +309,7 @@ dispatched! { jumps;
         Ok(found.put(count(ordinal))?)
     }
 
-    // No two cards are beside each other.
+    // The cards are not connected.
     fn cuDeviceCanAccessPeer(can: Out<c_int>, of: Device, peer: Device) |call| {
         device(call, of)?;
         device(call, peer)?;
@@ -364,7 +364,7 @@ dispatched! { jumps;
     }
 
     fn cuDevicePrimaryCtxReset | cuDevicePrimaryCtxReset_v2(of: Device) |call| {
-        // Everything in it is gone, but its references still have to be released.
+        // All in it is gone, but its references still have to be released.
         let (card, gpu) = device(call, of)?;
         if gpu.memory().retained > 0 {
             empty_context(call, gpu, CONTEXTS + card);
@@ -400,7 +400,7 @@ dispatched! { jumps;
     }
 
     fn cuCtxDetach(detached: Handle) |call| {
-        // Only the calling thread's current context, which is destroyed if nobody has attached to it.
+        // This concerns only the calling thread's current context, which is destroyed if nothing has attached to it.
         let (context, _, _) = context(call)?;
         if detached != context {
             return Err(INVALID_CONTEXT);
@@ -518,7 +518,7 @@ dispatched! { jumps;
         match attribute {
             1..=3 => (),
             RELEASE_THRESHOLD => model.set_pool_release_threshold(wanted),
-            // The marks can be reset and not set.
+            // The marks can only be reset.
             RESERVED_MEM_HIGH if wanted == 0 => model.reset_pool_reserved_high(),
             USED_MEM_HIGH if wanted == 0 => model.reset_pool_used_high(),
             _ => return Err(INVALID_VALUE),
@@ -636,7 +636,7 @@ extern "C" fn cuGetErrorName(code: c_int, name: Out<*const c_char>) -> c_int {
     crate::ffi::code_of(error(code).and_then(|(text, _)| Ok(name.put(text)?)))
 }
 
-/// NVIDIA's `cuGetErrorString`, likewise.
+/// NVIDIA's `cuGetErrorString`, for the same codes.
 #[unsafe(no_mangle)]
 extern "C" fn cuGetErrorString(code: c_int, words: Out<*const c_char>) -> c_int {
     crate::ffi::code_of(error(code).and_then(|(_, text)| Ok(words.put(text)?)))

@@ -25,15 +25,14 @@ pub(crate) struct Driver {
     pub(crate) contexts_created: AtomicU32,
     pub(crate) objects: Mutex<Objects>,
     pub(crate) cupti: Mutex<Subscriptions>,
-    /// Opened for appending: each line is one write and needs no lock, which a child of a fork might wait for for ever.
+    /// The file is opened for appending. Each line is one write and needs no lock, for which a child of a fork might wait for ever.
     log: Option<File>,
 }
 
-/// The data that all copies of this file in a process share: libcupti is a file of its own, as NVIDIA's is, and finds
-/// the driver in libcuda.
+/// The data that all copies of this file in a process share. libcupti is a separate file, as NVIDIA's is, and finds the driver in libcuda.
 pub(crate) struct Root {
     driver: &'static Driver,
-    /// The calling thread's current context, 0 for none.
+    /// The calling thread's current context; 0 if there is none.
     pub(crate) current: fn() -> usize,
 }
 
@@ -63,7 +62,7 @@ pub(crate) fn driver() -> &'static Driver {
 }
 
 impl Driver {
-    /// The card of a context that is alive, or of a primary one.
+    /// Returns the card of a context that is alive, or of a primary one.
     pub(crate) fn context_card(&self, context: usize) -> Option<usize> {
         let primary = context.checked_sub(cuda::CONTEXTS).filter(|card| *card < self.gpus.len());
         primary.or_else(|| lock(&self.objects).contexts.get(&context).copied())
@@ -74,12 +73,12 @@ impl Driver {
         lock(&self.objects).context_uids.get(&context).copied().unwrap_or(0)
     }
 
-    /// Tears a library down at the end of the process. Later calls are not safe.
+    /// Shuts a library down at the end of the process. Later calls are not safe.
     pub(crate) fn tear_down_at_exit(&self) {
         extern "C" fn tear_down() {
             if let Some(mut log) = driver().log.as_ref() {
                 _ = log.write_all(b"teardown=0\n");
-                // Who still calls, does so meanwhile.
+                // Threads that still call the driver do so during this time.
                 std::thread::sleep(std::time::Duration::from_millis(50));
             }
         }
@@ -127,8 +126,8 @@ impl Driver {
     }
 }
 
-/// Returns the cards that `CUDA_VISIBLE_DEVICES` leaves, in its order: numbers in CUDA's own order, or UUIDs or
-/// unambiguous beginnings of them, up to the first entry that names no card, or one that was named already.
+/// Returns the cards in `CUDA_VISIBLE_DEVICES`, in its order. Its entries are numbers in CUDA's own order, or UUIDs or unambiguous
+/// beginnings of them. The list ends before the first entry that names no card, or a card that was named already.
 fn visible(gpus: &[Gpu], reversed: bool, list: Option<&str>) -> Vec<usize> {
     let mut order: Vec<usize> = (0..gpus.len()).collect();
     if reversed {
@@ -181,12 +180,12 @@ impl Call {
         if let Some(mut log) = self.driver.log.as_ref() {
             let card = self.card.get().map(|card| format!("[{card}]")).unwrap_or_default();
             let within = if cupti::in_callback() { "callback>" } else { "" };
-            // A line that cannot be written is missed by the test that reads the log.
+            // If a line cannot be written, the test that reads the log fails.
             _ = log.write_all(format!("{within}{what}{card}={code}\n").as_bytes());
         }
     }
 
-    /// Returns the card that the call turned out to be about, unless a fault of that card strikes.
+    /// Returns the card of the call, unless a fault of that card strikes.
     pub(crate) fn on(&self, card: usize) -> Result<&'static Gpu, c_int> {
         self.card.set(Some(card));
         match self.strike(Some(card)) {

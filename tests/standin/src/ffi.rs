@@ -6,7 +6,7 @@ use std::{mem, ptr};
 
 use crate::driver::Root;
 
-/// A pointer that should not have been null was; each library has its own code for that.
+/// A pointer was null that must not be. Each library has its own code for that.
 pub(crate) struct NullPointer;
 
 /// The place where a C function puts a result.
@@ -61,7 +61,7 @@ impl<T: Copy> Out<T> {
 }
 
 impl Out<c_char> {
-    /// Puts a C string, cut to what fits with its end mark when it must be.
+    /// Puts a C string. It is cut if it does not fit with its end mark.
     pub(crate) fn put_text(self, text: &str, length: usize) -> Result<(), NullPointer> {
         let fitting = text.len().min(length.saturating_sub(1));
         let bytes = text.as_bytes()[..fitting].iter().copied().chain([0]);
@@ -76,7 +76,7 @@ impl<T> Out<T> {
     }
 }
 
-/// A C string that comes in.
+/// A C string that is an argument.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Text(*const c_char);
@@ -111,7 +111,7 @@ impl Listener {
         Self { callback, userdata: userdata.0 }
     }
 
-    /// `data` is what CUPTI gives in this domain.
+    /// `data` is the data that CUPTI gives in this domain.
     #[allow(clippy::inline_always)] // As `cupti::call_back`.
     #[inline(always)]
     pub(crate) fn call<T>(self, domain: c_uint, id: c_uint, data: &T) {

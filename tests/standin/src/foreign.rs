@@ -1,4 +1,4 @@
-//! A slot that points out of the library from the start, as one does where another tool was first (`foreign_slot=cuMemAlloc_v2`).
+//! Makes a slot that points out of the library from the start, as if another tool had been there first (`foreign_slot=cuMemAlloc_v2`).
 //!
 //! gpumem may look at the slots before it calls the driver, so this happens while the library is loaded.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::stubs::Slot;
 use crate::{cuda, graphs, imports, memory, physical, work};
 
-/// What the loader runs.
+/// The loader runs this function.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -28,13 +28,13 @@ extern "C" fn at_load() {
     }
 }
 
-/// Puts a jump to where the slot points into memory of its own, and points the slot at the jump.
+/// Writes a jump to the slot's function into new memory, and points the slot at the jump.
 fn point_elsewhere(slot: &Slot) {
     const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
     const READ_EXECUTE: c_int = libc::PROT_READ | libc::PROT_EXEC;
     const PRIVATE_ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     const PAGE: usize = 4096;
-    // `jmp qword ptr [rip]`, and the address behind it.
+    // This is `jmp qword ptr [rip]`, and the address after it.
     let mut jump = [0; 14];
     jump[..2].copy_from_slice(&[0xff, 0x25]);
     jump[6..].copy_from_slice(&(slot.load(Ordering::Relaxed) as u64).to_le_bytes());

@@ -76,7 +76,7 @@ pub(crate) fn not_capturing(call: &Call, card: usize) -> Result<(), Refusal> {
     outcome
 }
 
-/// The graph that calls on a stream become nodes of, if it is being captured.
+/// Returns the graph that gets the calls on a stream as nodes, if the stream is being captured.
 pub(crate) fn captured(call: &Call, stream: Handle) -> Result<Option<Handle>, Refusal> {
     match lock(&call.driver.objects).streams.get(&stream).and_then(|stream| stream.capture) {
         Some(Capture { broken: true, .. }) => Err(STREAM_CAPTURE_INVALIDATED),
@@ -124,7 +124,7 @@ pub(crate) fn add_free(call: &Call, graph: Handle, address: Address) -> Result<H
     Ok(graph + nodes.len())
 }
 
-/// Frees a block that a graph left live. `None` if it is none.
+/// Frees a block that a graph left live. `None` if the address is no such block.
 pub(crate) fn free_block(call: &Call, address: Address) -> Option<()> {
     lock(&call.driver.objects).graph_blocks.remove(&address).map(drop)
 }

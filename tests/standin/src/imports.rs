@@ -14,7 +14,7 @@ const IMPORTED_POOLS: Handle = 0x2200_0000;
 /// Addresses that belong to no card.
 const IMPORTED: Address = 0x4000_0000_0000;
 
-/// Frees imported memory, if that address is of such.
+/// Frees imported memory. Returns whether the address belongs to imported memory.
 pub(crate) fn free(call: &Call, address: Address) -> bool {
     lock(&call.driver.objects).imported.remove(&address).is_some()
 }

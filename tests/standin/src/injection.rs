@@ -24,7 +24,7 @@ static LOADED: AtomicBool = AtomicBool::new(false);
 /// The thread whose `cuInit` loads the tool now.
 static LOADS: Mutex<Option<ThreadId>> = Mutex::new(None);
 
-/// An error if the tool has called `cuInit` meanwhile: driver 580 then fails in both calls, and the program has no GPU.
+/// Returns an error if the tool has called `cuInit` in between: driver 580 then fails in both calls, and the program has no GPU.
 pub(crate) fn load(call: &Call) -> Result<(), Refusal> {
     let loads = || LOADS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut is_nested = loads();

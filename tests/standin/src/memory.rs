@@ -84,7 +84,7 @@ fn format_bytes(format: c_uint) -> Result<u64, Refusal> {
 }
 
 impl SolidShape {
-    /// The bytes of this level of a mipmapped array; level 0 is an array's own.
+    /// Returns the bytes of this level of a mipmapped array. Level 0 is the array itself.
     fn bytes(&self, level: u32) -> Result<u64, Refusal> {
         if self.width == 0 || !matches!(self.channels, 1 | 2 | 4) {
             return Err(INVALID_VALUE);
@@ -178,7 +178,7 @@ struct About {
     /// A `CUmemorytype`.
     kind: c_uint,
     managed: bool,
-    /// That it was allocated in, and the pool that it is in; 0 for none.
+    /// The context in which it was allocated, and the pool that contains it; 0 for none.
     context: Handle,
     pool: Handle,
 }
@@ -215,7 +215,7 @@ fn about(call: &Call, address: Address) -> Result<About, Refusal> {
     let card = call.driver.gpus.iter().position(|other| std::ptr::eq(other, gpu)).ok_or(INVALID_VALUE)?;
     Ok(match Memory::pool_at(inside) {
         Some(0) => About { card, pool: POOLS + card, ..nothing },
-        // The number will do: nobody asks which one.
+        // The number is enough, because nobody asks which pool it is.
         Some(number) => About { card, pool: CREATED_POOLS + usize::try_from(number).unwrap_or(0), ..nothing },
         None => About { card, context: memory.owner_of(inside), ..nothing },
     })
@@ -247,7 +247,7 @@ dispatched! { calls;
     }
 
     fn cuMemAllocManaged(address: Out<Address>, bytes: usize, flags: c_uint) |call| {
-        // It is on no card before a card touches it, which none does here.
+        // It is on no card before a card uses it, which none does here.
         let (context, _, _) = context(call)?;
         if bytes == 0 || !matches!(flags, 1 | 2) || address.is_null() {
             return Err(INVALID_VALUE);

@@ -35,7 +35,7 @@ fn ready(call: &Call) -> Result<(), Refusal> {
     }
 }
 
-/// The card behind a handle, and whether the handle is that of its slice.
+/// Returns the card of a handle, and whether the handle is that of its slice.
 fn device(call: &Call, device: Handle) -> Result<(&'static Gpu, bool), Refusal> {
     ready(call)?;
     let card = (device / 16).checked_sub(1).filter(|card| *card < call.driver.gpus.len()).ok_or(INVALID_ARGUMENT)?;
@@ -120,7 +120,7 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 /// NVML counts a little less of a context than the card shows: 518 MiB of 527.
 const UNSEEN_OF_CONTEXT: u64 = 9 << 20;
 
-/// The processes on one of the lists; this one is on that of those that compute, once it has a context.
+/// Returns the processes on one of the lists. This process is on the list of compute processes, once it has a context.
 fn processes(call: &Call, of: Handle, list: List) -> Result<Vec<ProcessInfo>, Refusal> {
     let (gpu, _) = device(call, of)?;
     let config = &call.driver.config;
@@ -138,7 +138,7 @@ fn processes(call: &Call, of: Handle, list: List) -> Result<Vec<ProcessInfo>, Re
     Ok(all.map(info).collect())
 }
 
-/// Puts a list where the caller has room for it, or says how much it takes.
+/// Puts a list if the caller has room for it. Otherwise returns the room that it takes.
 fn put_processes(processes: &[ProcessInfo], count: Out<c_uint>, list: Out<ProcessInfo>) -> Result<(), Refusal> {
     let room = count.get()?;
     let needed = c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX);
@@ -283,7 +283,7 @@ exports! {
         Ok(mode.put(c_uint::from(call.driver.config.accounted.is_some()))?)
     }
 
-    // Each process is said to have had the same.
+    // The peak is the same for each process.
     fn nvmlDeviceGetAccountingStats(of: Handle, _pid: c_uint, stats: Out<AccountingStats>) |call| {
         device(call, of)?;
         let most = call.driver.config.accounted.ok_or(NOT_FOUND)?;

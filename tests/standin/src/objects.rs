@@ -6,8 +6,7 @@ use std::thread::ThreadId;
 /// The first handle of physical memory.
 const PHYSICAL: usize = 0x4000_0000;
 
-/// By handle or address. A handle that was given back is given out again, as those of a
-/// real driver are.
+/// The objects by handle or address. A freed handle is given out again, as by a real driver.
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) streams: HashMap<usize, Stream>,
@@ -19,24 +18,24 @@ pub(crate) struct Objects {
     pub(crate) executables: HashMap<usize, Executable>,
     /// Blocks that graphs left live: the card, and the bytes.
     pub(crate) graph_blocks: BTreeMap<u64, (usize, u64)>,
-    /// Memory of somebody else, by its address here.
+    /// Imported memory, by its address here.
     pub(crate) imported: BTreeMap<u64, Imported>,
-    /// The number of each block that was ever allocated at an address, which later ones exceed.
+    /// The number of the newest block at each address. Later blocks have higher numbers.
     pub(crate) numbers: HashMap<u64, u64>,
     pub(crate) numbered: u64,
     /// The contexts that were created; primary ones are the cards' own.
     pub(crate) contexts: HashMap<usize, usize>,
     /// The number of calls of `cuCtxAttach` for a context, minus those of `cuCtxDetach`.
     pub(crate) attached: HashMap<usize, u32>,
-    /// The number that is a context's own, of primary ones too.
+    /// The number of each context, also of primary ones.
     pub(crate) context_uids: HashMap<usize, u32>,
     /// The card and the number there of each pool that was created.
     pub(crate) pools: HashMap<usize, (usize, u64)>,
-    /// The pool that is each card's current one, where it is not the default.
+    /// The current pool of each card, if it is not the default one.
     pub(crate) current_pools: HashMap<usize, usize>,
     pub(crate) arrays: HashMap<usize, Array>,
     pub(crate) physical: HashMap<usize, Physical>,
-    /// Addresses that were reserved, and what is mapped there: bytes, and the handle of what they are of.
+    /// Reserved addresses, and what is mapped there: bytes, and the handle of the memory.
     pub(crate) ranges: BTreeMap<u64, u64>,
     pub(crate) mapped: BTreeMap<u64, (u64, usize)>,
     /// Managed blocks: bytes, and the context that they end with.
@@ -61,9 +60,9 @@ pub(crate) struct Capture {
     /// A `CUstreamCaptureMode`.
     pub(crate) mode: i32,
     pub(crate) by: ThreadId,
-    /// It began on this stream, which did not join it.
+    /// True if the capture began on this stream, which did not join it.
     pub(crate) is_origin: bool,
-    /// By a call that is not legal while capturing.
+    /// True if a call was made that is not legal during a capture.
     pub(crate) broken: bool,
 }
 
@@ -78,7 +77,7 @@ pub(crate) enum Node {
 pub(crate) struct Executable {
     pub(crate) graph: usize,
     pub(crate) nodes: Vec<Node>,
-    /// A launch frees what the one before left live.
+    /// True if a launch frees the blocks that the launch before it left live.
     pub(crate) frees: bool,
 }
 
@@ -86,7 +85,7 @@ pub(crate) struct Executable {
 #[derive(Clone, Copy)]
 pub(crate) struct Imported {
     pub(crate) bytes: u64,
-    /// The pool that it is in, if it is in one; else the context that it was opened in.
+    /// The pool that contains it, if it is in one. Otherwise the context in which it was opened.
     pub(crate) pool: usize,
     pub(crate) context: usize,
 }
@@ -113,7 +112,7 @@ pub(crate) struct Array {
     pub(crate) mipmapped: bool,
 }
 
-/// A handle of `cuMemCreate`. It lives while it is referred to or mapped.
+/// A handle of `cuMemCreate`. It lives while it is referenced or mapped.
 pub(crate) struct Physical {
     /// The card that it is on, if it is on one.
     pub(crate) card: Option<usize>,
@@ -122,7 +121,7 @@ pub(crate) struct Physical {
     pub(crate) mappings: usize,
 }
 
-/// The first handle from `start` on that nobody has.
+/// Returns the first free handle from `start` on.
 pub(crate) fn free_handle(start: usize, is_taken: impl Fn(&usize) -> bool) -> usize {
     (start..).step_by(16).find(|handle| !is_taken(handle)).unwrap_or(start)
 }

@@ -1,5 +1,5 @@
-//! The call of the driver that the program is in, if the program says so. What else is called on that thread until it returns is
-//! called by whoever intercepts it.
+//! The call of the driver that the program is in, if the program says so. All other calls on that thread until it returns are made by the
+//! tool that intercepts it.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};

@@ -17,7 +17,7 @@ pub(crate) type Slot = AtomicPtr<()>;
 #[cfg(target_arch = "x86_64")]
 pub(crate) static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// A second word of that sort, for the harness: one function's stub is made to look at this one.
+/// A second such word, for the harness: the stub of one function is changed to read this one.
 #[unsafe(no_mangle)]
 static standin_other_state: AtomicU32 = AtomicU32::new(0);
 
@@ -27,7 +27,7 @@ static standin_other_state: AtomicU32 = AtomicU32::new(0);
 #[unsafe(no_mangle)]
 static standin_relro_slot: extern "C" fn() = nobody;
 
-/// No symbol of the file, so that the relocation is of the kind that slots have.
+/// This is no symbol of the file, so the relocation is of the kind that slots have.
 extern "C" fn nobody() {}
 
 /// The same in data that is read-only in the file already. The relocation that the harness puts here is that of `standin_relro_slot`.

@@ -1,4 +1,4 @@
-//! Memory that is in use for a moment only: exact traces see it, sampled ones miss it.
+//! Tests memory that is in use for a moment only: exact traces see it, sampled ones miss it.
 
 use super::*;
 
@@ -7,7 +7,7 @@ const BLIPS: usize = 40;
 #[test]
 fn blips_are_seen_by_exact_traces() {
     let Some(_one) = device() else { return };
-    // The pool keeps what it has, as that of a program at work does.
+    // The pool keeps its memory, as the pool of a busy program does.
     cu::keep_pool(0, u64::MAX);
     let sampled = GpuMemTrace::builder().gauge(Gauge::Sampled).device(0).on_exit_report(false).start();
     let mut sampled = sampled.expect("the device can be read");

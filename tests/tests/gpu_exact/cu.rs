@@ -1,4 +1,4 @@
-//! Each way to allocate, by the driver's functions.
+//! Allocates in each way, by the driver's functions.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use gpumem_tests::driver::{done, put, try_put};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refused(i32);
 
-/// What a call puts where its out-parameter is.
+/// Returns what a call writes to its out-parameter.
 fn given(function: &str, arguments: impl FnOnce(u64) -> Vec<u64>) -> Result<u64, Refused> {
     match try_put(function, arguments) {
         (0, out) => Ok(out),
@@ -34,9 +34,9 @@ pub(crate) enum Way {
     Async,
     Managed,
     Pinned,
-    /// Created, mapped; unmapped and then released.
+    /// It is created and mapped; unmapped and then released.
     Vmm,
-    /// Created, mapped and released at once, so that the mapping alone holds it.
+    /// It is created, mapped and released at once, so that only the mapping keeps it.
     VmmReleasedEarly,
 }
 
@@ -65,14 +65,14 @@ impl Way {
     }
 }
 
-/// What was allocated. Forgotten, not freed, when it is dropped, as where its context goes first.
+/// A block. When it is dropped, it is forgotten and not freed, because its context may have ended before.
 #[derive(Debug)]
 pub(crate) struct Block {
     way: Way,
     /// The address, the array or the handle.
     name: u64,
     bytes: usize,
-    /// Where it is mapped.
+    /// The address at which it is mapped.
     mapped: u64,
 }
 
@@ -81,7 +81,7 @@ impl Block {
         self.name
     }
 
-    /// What a trace is to count of it.
+    /// Returns the bytes that a trace counts for it.
     pub(crate) fn counted(&self) -> i64 {
         match self.way {
             Way::Managed | Way::Pinned => 0,
@@ -109,7 +109,7 @@ pub(crate) fn take(way: Way, bytes: usize) -> Result<Block, Refused> {
             let floats = bytes.div_ceil(4);
             let width = floats.clamp(1, 1024);
             let height = floats.div_ceil(width);
-            // `CUDA_ARRAY_DESCRIPTOR`: width, height, format and one channel.
+            // This is a `CUDA_ARRAY_DESCRIPTOR`: width, height, format and one channel.
             let descriptor = [width as u64, height as u64, FLOAT | 1 << 32];
             block(given("cuArrayCreate_v2", |array| vec![array, address(&descriptor)])?, width * height * 4)
         }
@@ -156,14 +156,14 @@ pub(crate) fn address<T: ?Sized>(of: &T) -> u64 {
     (&raw const *of).expose_provenance() as u64
 }
 
-/// `CUmemAllocationProp` and the front of `CUmemPoolProps`: pinned; on a device, and which.
+/// Returns a `CUmemAllocationProp`, which is also the front of `CUmemPoolProps`: pinned memory on this device.
 pub(crate) fn properties_on(ordinal: u32) -> [u64; 18] {
     let mut properties = [0; 18];
     (properties[0], properties[1]) = (1, 1 | u64::from(ordinal) << 32);
     properties
 }
 
-/// `CUmemAccessDesc`: a device, its ordinal, read and write.
+/// Returns a `CUmemAccessDesc`: the device may read and write.
 pub(crate) fn access_of(ordinal: u32) -> [u32; 3] {
     [1, ordinal, 3]
 }
@@ -174,7 +174,7 @@ pub(crate) fn granularity(ordinal: u32) -> u64 {
     put("cuMemGetAllocationGranularity", |bytes| vec![bytes, address(&properties), MINIMUM])
 }
 
-/// Free bytes of the current context's device.
+/// Returns the free bytes of the current context's device.
 pub(crate) fn free_memory() -> i64 {
     let mut total = 0_u64;
     let total = (&raw mut total).expose_provenance() as u64;
@@ -195,7 +195,7 @@ pub(crate) fn pool_create(ordinal: u32) -> Handle {
     put("cuMemPoolCreate", |pool| vec![pool, address(&properties)])
 }
 
-/// How much the default pool keeps when nothing of it is in use.
+/// Sets how much the default pool keeps while none of it is in use.
 pub(crate) fn keep_pool(ordinal: u32, bytes: u64) {
     const CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: u64 = 4;
     let pool = default_pool(ordinal);

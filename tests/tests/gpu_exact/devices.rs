@@ -1,11 +1,11 @@
-//! Each device by itself, compared with NVML and the driver.
+//! Compares each device by itself with NVML and the driver.
 
 use super::*;
 
 #[test]
 fn the_ledger_agrees_with_nvml_and_the_driver() {
     let Some(_one) = device() else { return };
-    // What the driver takes for itself at the first use of each.
+    // The driver takes memory for itself at the first use of each way.
     for way in [Way::Plain, Way::Vmm] {
         give(take(way, 64 * MIB));
     }
@@ -36,7 +36,7 @@ struct Two {
 }
 
 impl Two {
-    /// Says where the driver put it and where gpumem counts it.
+    /// Notes where the driver put the block and where gpumem counts it.
     fn allocated(&mut self, what: &str, wanted: usize, bytes: i64, at: Option<u64>) {
         const DEVICE_ORDINAL: u64 = 9;
         let driver = at.map(|at| put("cuPointerGetAttribute", |ordinal| vec![ordinal, DEVICE_ORDINAL, at]).to_string());
@@ -51,7 +51,7 @@ impl Two {
         println!("{said}");
         if (used, missed) != (self.live, [0, 0]) {
             self.wrong.note(Err(format!("{said}; expected {:?}, lost or untracked {missed:?}", self.live)));
-            // Each is reported once.
+            // Each error is reported once.
             self.traces.iter_mut().for_each(GpuMemTrace::reset);
             self.live = [0, 0];
         }

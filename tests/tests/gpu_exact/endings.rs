@@ -1,4 +1,4 @@
-//! What is left when a process, a context or a primary context ends.
+//! Tests what remains when a process, a context or a primary context ends.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use gpumem_tests::{OwnProcess, part};
 
 use super::*;
 
-/// Used memory of device 0 as `nvidia-smi` prints it, in MiB. `None` if the command is missing.
+/// Returns the used memory of device 0 as `nvidia-smi` prints it, in MiB. `None` if the command is missing.
 fn smi() -> Option<i64> {
     let args = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
     let output = Command::new("nvidia-smi").args(args).output().ok()?;
@@ -83,7 +83,7 @@ impl Ending {
     }
 }
 
-/// Run in a process of its own, by the tests beside it.
+/// The tests beside this one run it in a process of its own.
 #[test]
 fn child() {
     match part().as_deref() {

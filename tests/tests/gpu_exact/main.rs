@@ -37,7 +37,7 @@ use crate::cu::{Block, Context, NULL_STREAM, Way, give};
 
 const MIB: usize = 1 << 20;
 
-/// Intercepted, and current.
+/// Returns a device whose allocations are intercepted and that is current.
 fn device() -> Option<MutexGuard<'static, ()>> {
     let one = gpumem_tests::device()?;
     Context::primary(0).make_current();
@@ -51,7 +51,7 @@ fn exact() -> GpuMemTrace {
 
 fn exact_on(ordinal: u32) -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(ordinal);
-    // It counts the whole process, as the log does, also if traces of other threads overlap it.
+    // The trace counts the whole process, as the log does, also if traces of other threads overlap it.
     builder.at_peak(true).on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
@@ -97,7 +97,7 @@ fn in_mib(count: i64) -> i64 {
     count << 20
 }
 
-/// It knows neither peers nor pinned memory of before.
+/// The stand-in driver knows neither peers nor pinned memory from before.
 #[test]
 fn on_the_stand_in_driver() {
     on_the_standin(&["blocks_older_than_the_subscription_are_looked_up", "two_devices_are_counted_separately"]);
@@ -210,7 +210,7 @@ fn any_way(random: &mut Random) -> Way {
     Way::ALL[random.below(Way::ALL.len())]
 }
 
-/// Small and large ones: up to 8 MiB, each power of two as likely as the others.
+/// Returns small and large sizes up to 8 MiB. Each power of two is as likely as the others.
 fn any_bytes(random: &mut Random) -> usize {
     let power = random.below(23);
     1 + random.below(1 << power) + (1 << power) / 2
@@ -244,7 +244,7 @@ fn blocks_older_than_the_subscription_are_looked_up() {
     for way in [Way::Plain, Way::Async, Way::Pitched] {
         older(way, 1_000_003, &rounded);
     }
-    // Nobody can be asked, and nothing is guessed.
+    // The driver cannot be asked about these, and gpumem does not guess.
     for way in [Way::Array, Way::Vmm, Way::VmmReleasedEarly] {
         older(way, 4 * MIB, &|_, used, _| used == 0);
     }

@@ -2,21 +2,21 @@
 
 use super::*;
 
-/// What happened, in order.
+/// An event of the log.
 enum Entry {
     /// Memory that this thread allocated was given out or back.
     Change { by: i64, of: usize },
-    /// A trace began, or began anew.
+    /// A trace began, or was reset.
     Begin { trace: usize },
     /// What a trace reported.
     Said { trace: usize, used: i64, peaked: u64 },
 }
 
-/// Everything at once under one lock, so that the order of the log is the order of the events.
+/// One lock protects everything, so that the order of the log is the order of the events.
 #[derive(Default)]
 struct World {
     log: Vec<Entry>,
-    /// The thread that each trace counts, if it does not count all. It has all traces that ever were.
+    /// The thread that each trace counts, if it does not count all. Traces that have ended are in it too.
     threads: Vec<Option<usize>>,
     traces: Vec<(usize, GpuMemTrace)>,
     blocks: Vec<(Block, usize)>,
@@ -69,7 +69,7 @@ impl World {
         drop(self.traces.swap_remove(at));
     }
 
-    /// Replays the log for each trace alone, and compares. Gives the number of comparisons.
+    /// Replays the log for each trace alone, and compares the results. Returns the number of comparisons.
     fn replay(&self) -> usize {
         let mut compared = 0;
         for (number, thread) in self.threads.iter().enumerate() {
@@ -224,7 +224,7 @@ fn sixteen_threads_with_overlapping_traces_equal_the_replayed_log() {
     world.into_inner().expect("no thread panicked").end("16 threads, one at a time");
 }
 
-/// Threads allocate and free at once. Says what differs from the sum of what they kept.
+/// Threads allocate and free at the same time. Returns an error if the figures differ from the sum of the blocks that the threads kept.
 fn at_once(ways: &[Way]) -> Result<(), String> {
     let before = status();
     let trace = exact();
@@ -275,7 +275,7 @@ fn at_once(ways: &[Way]) -> Result<(), String> {
     );
     println!("{said}");
     let right = data.used.get() == expected && end.used == 0 && (end.lost, end.untracked) == (0, 0);
-    // No more than was ever allocated.
+    // The peak is not higher than the sum of all allocations.
     let right = right && data.peak_over_start() <= ever.load(Relaxed).unsigned_abs();
     if right && status().live == before.live { Ok(()) } else { Err(said) }
 }

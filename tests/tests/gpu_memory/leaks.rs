@@ -1,8 +1,8 @@
-//! A block that is never freed.
+//! Tests a block that is never freed.
 
 use super::{program::*, running_out::quietly, *};
 
-/// Takes memory and forgets it.
+/// Allocates memory and forgets it.
 #[inline(never)]
 fn leaky() -> u32 {
     // SAFETY: a context is current. The memory is never read.
@@ -37,7 +37,7 @@ pub(super) fn leak() {
     assert_eq!(block.path, ["train", "step"]);
     let place = format!("gpu_memory/leaks.rs:{line}:");
     println!("leaked at {place}");
-    // A context that is given up takes its blocks along, and then nothing is left at the end of the process.
+    // The context is never destroyed, so its blocks stay until the process ends.
     mem::forget(context);
     assert!(block.line.as_ref().is_some_and(|line| line.contains(&place)), "{:?} is not {place}", block.line);
     assert!(block.backtrace.iter().any(|frame| frame.contains("leaky")), "{:?}", block.backtrace);

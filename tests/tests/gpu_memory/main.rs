@@ -40,13 +40,13 @@ use nvml_wrapper::Nvml;
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-/// There is no cuBLAS, and its memory does not run full as a card's does.
+/// The stand-in machine has no cuBLAS, and its memory does not become full as that of a card does.
 #[test]
 fn on_the_stand_in_driver() {
     on_the_standin(&["a_training_loop_adds_up", "out_of_memory_names_who_holds_it"]);
 }
 
-/// Run in a process of its own, by the tests below.
+/// The tests below run this one in a process of its own.
 #[test]
 fn child() {
     match part().as_deref() {
@@ -59,7 +59,7 @@ fn child() {
     }
 }
 
-/// Returns what a process of its own wrote to stdout and to stderr.
+/// Returns what a new process wrote to stdout and to stderr.
 fn run_child(what: &str, variables: &[(&str, &str)]) -> (String, String) {
     let ended = OwnProcess::new("child").part(what).envs(variables).run();
     println!("a process of its own: {what} {variables:?}\n{}\nand on stderr:\n{}", ended.stdout, ended.stderr);
@@ -112,7 +112,7 @@ fn what_a_hook_frees_is_counted() {
     run_child("hook", &[]);
 }
 
-/// Used memory of device 0, asked of NVML without gpumem.
+/// Returns the used memory of device 0 from NVML, without gpumem.
 fn nvml_used() -> u64 {
     static NVML: OnceLock<Nvml> = OnceLock::new();
     let nvml = NVML.get_or_init(|| {
@@ -129,7 +129,7 @@ fn nvml_used() -> u64 {
 }
 
 /// The breakdown adds up to what NVML reports before and after it.
-fn look(when: &str, wrong: &mut Wrong) -> Breakdown {
+fn checked_breakdown(when: &str, wrong: &mut Wrong) -> Breakdown {
     let before = nvml_used();
     let reported = breakdown(0).expect("the device can be read");
     let after = nvml_used();

@@ -4,7 +4,7 @@ use super::*;
 
 pub(super) type Path = Vec<&'static str>;
 
-/// What the program did, as it keeps it itself.
+/// The program's own log of its allocations.
 #[derive(Default)]
 pub(super) struct Log {
     /// The scopes that are open.
@@ -14,11 +14,11 @@ pub(super) struct Log {
 
 pub(super) enum Entry {
     Opened(Path),
-    /// A block that was made in this path was given out or back.
+    /// A block that was allocated in this path was given out or returned.
     Changed(Path, i64),
 }
 
-/// What a path comes to.
+/// The figures of a path.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Figures {
     pub(super) calls: u64,
@@ -29,7 +29,7 @@ pub(super) struct Figures {
 }
 
 impl Log {
-    /// Replays for one path and all inside it: for all, if it is empty.
+    /// Replays the log for one path and all paths inside it. An empty path stands for all.
     pub(super) fn replay(&self, path: &[&str]) -> Figures {
         let mut figures = Figures::default();
         for entry in &self.entries {
@@ -47,7 +47,7 @@ impl Log {
         figures
     }
 
-    /// The most that was allocated at one time from this entry on.
+    /// Returns the most that was allocated at one time from this entry on.
     pub(super) fn peak_since(&self, first: usize) -> u64 {
         let change = |entry: &Entry| if let Entry::Changed(_, by) = entry { *by } else { 0 };
         let (before, since) = self.entries.split_at(first);
@@ -66,13 +66,13 @@ impl Log {
     }
 }
 
-/// Floats on the device, column after column, as cuBLAS has them.
+/// Floats on the device in the order of cuBLAS: column after column.
 pub(super) struct Matrix {
     pub(super) at: u64,
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) made_in: Path,
-    /// Gives stream-ordered memory back when it is dropped. None is memory of `cuMemAlloc`.
+    /// Frees stream-ordered memory when it is dropped. `None` for memory of `cuMemAlloc`.
     pub(super) pooled: Option<CudaSlice<f32>>,
 }
 
@@ -108,14 +108,14 @@ impl Program {
         result
     }
 
-    /// cudarc allocates it in stream order.
+    /// Allocates a matrix in stream order, with cudarc.
     pub(super) fn pooled(&mut self, rows: usize, columns: usize) -> Matrix {
         let slice = self.stream.alloc_zeros::<f32>(rows * columns).expect("the device has room");
         let at = slice.device_ptr(&self.stream).0;
         self.made(at, rows, columns, Some(slice))
     }
 
-    /// `cuMemAlloc` allocates it.
+    /// Allocates a matrix with `cuMemAlloc`.
     pub(super) fn plain(&mut self, rows: usize, columns: usize) -> Matrix {
         // SAFETY: a context is current. Nothing reads the memory before it was written.
         let at = unsafe { result::malloc_sync(rows * columns * 4) }.expect("the device has room");

@@ -1,4 +1,4 @@
-//! A device that runs out of memory: the report, hooks, and second tries.
+//! Tests a device that runs out of memory: the report, hooks, and second tries.
 
 use super::*;
 
@@ -14,7 +14,7 @@ pub(super) fn quietly<R>(name: &str, code: impl FnOnce(&mut GpuMemTrace) -> R) -
     })
 }
 
-/// Takes all but half a GiB of the card. Its line, and the blocks.
+/// Allocates all but half a GiB of the card. Returns the line and the blocks.
 #[inline(never)]
 fn hog(blocks: usize) -> (u32, usize, Vec<u64>) {
     let size = (free_memory() - GIB / 2) / blocks / (2 * MIB) * (2 * MIB);
@@ -43,7 +43,7 @@ pub(super) fn out_of_memory() {
     let (hogged_at, bytes, blocks) = quietly("hog", |_| hog(4));
     println!("the hog has {bytes} B by {} blocks, and {} B are free", blocks.len(), free_memory());
 
-    // The lines of what is live are known before the refusals. There is little time then.
+    // The lines of live blocks are looked up before the refusals, because there is little time then.
     gpumem::breakdown(0).expect("it can be read");
     let lines = quietly("victim", |_| {
         // SAFETY: a context is current, and the null stream is of it. Nothing is given out.
@@ -62,7 +62,7 @@ pub(super) fn out_of_memory() {
         let what = (oom.device, oom.requested.get(), oom.kind.name(), oom.path.clone());
         wrong.unless(what == (0, asked as u64, kind, vec!["victim".to_owned()]), || format!("{what:?}"));
         let at = |place: &str, line: u32| place.contains(&format!("gpu_memory/running_out.rs:{line}:"));
-        // The report has it in any case.
+        // The output of this test has the line, even if the report does not.
         println!("refused at gpu_memory/running_out.rs:{line}:");
         wrong
             .unless(oom.line.as_deref().is_none_or(|place| at(place, line)), || format!("line {line}: {:?}", oom.line));
@@ -131,7 +131,7 @@ fn give(block: u64) {
 struct Pool(sys::CUmemoryPool);
 
 impl Pool {
-    /// It keeps what it has, as that of a program at work does.
+    /// Makes the pool keep its memory, as the pool of a busy program does.
     fn that_keeps() -> Self {
         let device = result::device::get(0).expect("there is a device");
         let mut all = u64::MAX;
@@ -169,7 +169,7 @@ pub(super) fn retry() {
     // SAFETY: each block came from `take_async` and is given back once.
     let give_async = |block| unsafe { result::free_async(block, stream) }.expect("it was allocated");
 
-    // What the driver does by itself differs from version to version, so it is asked first.
+    // The driver's own behaviour differs from version to version, so it is measured first.
     give_async(take_async());
     println!("the pool keeps {}, and {} are wanted", pool.reserved(), Bytes::from(most));
     let alone = take(most);

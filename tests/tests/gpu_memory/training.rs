@@ -7,7 +7,7 @@ const IN: usize = 1024;
 const HIDDEN: usize = 4096;
 const OUT: usize = 1000;
 
-/// Two linear layers, trained towards zero.
+/// A model of two linear layers, which learns to return zero.
 struct Model {
     x: Matrix,
     first: Matrix,
@@ -52,9 +52,9 @@ pub(super) fn train() {
     let there = unsafe { blas_sys::is_culib_present() };
     assert!(there, "libcublas is not on the loader's path; add its folder to LD_LIBRARY_PATH");
 
-    look("before the context", &mut wrong);
+    checked_breakdown("before the context", &mut wrong);
     let context = CudaContext::new(0).expect("GPUMEM_DEVICE says that there is a device");
-    look("after the context", &mut wrong);
+    checked_breakdown("after the context", &mut wrong);
     println!("{}", status());
     let mut program = Program::new(&context);
 
@@ -70,7 +70,7 @@ pub(super) fn train() {
         let shapes = [(HIDDEN, BATCH), (OUT, BATCH), (OUT, HIDDEN), (HIDDEN, BATCH), (HIDDEN, IN)];
         (model, shapes.map(|(rows, columns)| program.pooled(rows, columns)))
     });
-    // Whatever is allocated in here is the library's: what the loop needs of it is loaded now, and the kernel's module too.
+    // All that is allocated in this scope is the library's: it loads now what the loop needs. The module of the kernel is loaded as well.
     let (by, descent) = program.scope("library", |program| {
         let by = CudaBlas::new(Arc::clone(&program.stream)).expect("cuBLAS begins");
         let [hidden, output, second, back, first] = &work;
@@ -84,8 +84,8 @@ pub(super) fn train() {
         (by, descent)
     });
     program.scope("load", |program| work.into_iter().for_each(|matrix| program.free(matrix)));
-    let library = whose(&program, &mut wrong);
-    let mut driver = vec![("after load", look("after load", &mut wrong))];
+    let library = bytes_of_libraries(&program, &mut wrong);
+    let mut driver = vec![("after load", checked_breakdown("after load", &mut wrong))];
     let libraries: Vec<_> = driver[0].1.parts.iter().filter(|part| part.kind == PartKind::Library).collect();
     println!("of libraries: {libraries:#?}");
 
@@ -95,7 +95,7 @@ pub(super) fn train() {
         program.scope("step", |program| {
             let kept = forward(program, &by, &model, || {
                 if step == STEPS - 1 {
-                    driver.push(("inside forward", look("inside forward", &mut wrong)));
+                    driver.push(("inside forward", checked_breakdown("inside forward", &mut wrong)));
                 }
             });
             outputs.push(first(&kept.1));
@@ -107,10 +107,10 @@ pub(super) fn train() {
                 }
             });
         });
-        agree(&program, library, began, &mut wrong);
+        compare_statistics(&program, library, began, &mut wrong);
     }
     result::ctx::synchronize().expect("nothing failed");
-    driver.push(("at the end", look("at the end", &mut wrong)));
+    driver.push(("at the end", checked_breakdown("at the end", &mut wrong)));
     println!("outputs: {outputs:?}");
     wrong.unless(outputs.windows(2).all(|pair| pair[1] < pair[0]), || format!("nothing is learnt: {outputs:?}"));
 
@@ -127,7 +127,7 @@ pub(super) fn train() {
     for matrix in [model.x, model.first, model.second] {
         program.free(matrix);
     }
-    agree(&program, library, began, &mut wrong);
+    compare_statistics(&program, library, began, &mut wrong);
     drop(by);
     println!("left when all was freed and cuBLAS is gone: {:?}", memory_allocated(0));
     let counts = status();
@@ -135,8 +135,9 @@ pub(super) fn train() {
     wrong.end();
 }
 
-/// How much libraries allocated for themselves, which is all that was allocated in their scope, and whether it is named.
-fn whose(program: &Program, wrong: &mut Wrong) -> u64 {
+/// Returns the bytes that libraries allocated for themselves, which are all that was allocated in their scope. Notes an error if a library
+/// is not named.
+fn bytes_of_libraries(program: &Program, wrong: &mut Wrong) -> u64 {
     let (all, own) = (memory_allocated(0).expect("allocations are intercepted").get(), program.log.replay(&[]).used);
     let blocks = memory_snapshot().expect("allocations are intercepted").into_iter();
     let theirs: Vec<_> = blocks.filter(|block| block.path == ["library"]).collect();
@@ -166,7 +167,7 @@ fn whose(program: &Program, wrong: &mut Wrong) -> u64 {
 }
 
 /// PyTorch's statistics equal what the program adds up, plus what libraries hold.
-fn agree(program: &Program, library: u64, began: usize, wrong: &mut Wrong) {
+fn compare_statistics(program: &Program, library: u64, began: usize, wrong: &mut Wrong) {
     let statistics = (memory_allocated(0), max_memory_allocated(0));
     let (Ok(now), Ok(most)) = statistics else { panic!("allocations are intercepted: {statistics:?}") };
     let own = (program.log.replay(&[]).used + library, program.log.peak_since(began) + library);
@@ -174,7 +175,7 @@ fn agree(program: &Program, library: u64, began: usize, wrong: &mut Wrong) {
     wrong.unless((now.get(), most.get()) == own, || format!("allocated {now:?}, at most {most:?}, added up {own:?}"));
 }
 
-/// The summary has what the log comes to when it is replayed, to the byte.
+/// The summary equals the replayed log, to the byte.
 fn compare(log: &Log, library: u64, wrong: &mut Wrong) {
     let summary = summary();
     println!("\n{summary}");

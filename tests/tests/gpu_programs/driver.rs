@@ -1,4 +1,4 @@
-//! Calls of the driver, and what goes with them.
+//! Calls of the driver, and helpers for them.
 
 use std::sync::OnceLock;
 

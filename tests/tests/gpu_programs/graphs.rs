@@ -1,11 +1,11 @@
-//! Graphs and captures, compared with the attributes that the driver keeps of them.
+//! Compares graphs and captures with the attributes that the driver keeps of them.
 
 use super::*;
 
 pub(super) const USED_MEM_CURRENT: u64 = 0;
 pub(super) const USED_MEM_HIGH: u64 = 1;
 
-/// What the driver says of the memory of graphs.
+/// Returns an attribute of the memory of graphs from the driver.
 pub(super) fn graph_memory(attribute: u64) -> u64 {
     put("cuDeviceGetGraphMemAttribute", |out| vec![0, attribute, out])
 }
@@ -100,7 +100,7 @@ fn graphs_equal_the_drivers_attributes_at_every_step() {
             println!("a {kind} graph, freed {how}: {} steps equal the driver's attributes", compared.steps);
         }
     }
-    // Mapped by an upload, launched on two streams, refused while a block is live.
+    // The graph is mapped by an upload, launched on two streams, and refused while a block is live.
     let mut compared = Compared::begin();
     let graph = Graph::build(&[(48 * MIB, false)], false);
     done("cuGraphUpload", &[graph.executable, stream]);
@@ -157,7 +157,7 @@ fn a_first_trace_leaves_a_capture_whole() {
             let trace = exact();
             assert_eq!((trace.data().used.get(), trace.data().peaked.get()), (0, 0));
         };
-        // It ends whole, or this would panic.
+        // If the capture were broken, this would panic.
         Graph::capture(stream, mode, &[(MIB, true)], false, first).destroy();
         // A block from before the subscription is still known to be older, and one from after it is not.
         unsubscribe();

@@ -39,7 +39,7 @@ fn on_the_stand_in_driver_with_both_sources() {
     on_the_standin_with_both_sources(Standin::new());
 }
 
-/// Intercepted, and current.
+/// Returns a device whose allocations are intercepted and that is current.
 fn device() -> Option<MutexGuard<'static, ()>> {
     let one = gpumem_tests::device()?;
     done("cuInit", &[0]);
@@ -50,7 +50,7 @@ fn device() -> Option<MutexGuard<'static, ()>> {
 
 fn exact() -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(0);
-    // It counts the whole process, as the log does, also if traces of other threads overlap it.
+    // The trace counts the whole process, as the log does, also if traces of other threads overlap it.
     builder.at_peak(true).on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
@@ -63,9 +63,9 @@ fn synchronize() {
 struct Graph {
     name: u64,
     executable: u64,
-    /// What it allocates and does not free.
+    /// The blocks that it allocates and does not free.
     own: Vec<u64>,
-    /// A launch frees what the one before left.
+    /// True if a launch frees the blocks that the launch before it left.
     frees: bool,
 }
 
@@ -126,7 +126,7 @@ impl Graph {
     }
 }
 
-/// Captures, graphs, imports, and what fails.
+/// Tests captures, graphs, imports, and calls that fail.
 fn every_kind_of_call() {
     let stream = put("cuStreamCreate", |out| vec![out, 1]);
     for mode in [Capture::Global, Capture::Relaxed] {

@@ -1,4 +1,4 @@
-//! Random programs, compared with their own log.
+//! Compares random programs with their own log.
 
 use super::{
     graphs::{USED_MEM_CURRENT, graph_memory},
@@ -21,11 +21,11 @@ pub(super) struct Block {
     pub(super) way: Way,
     pub(super) name: u64,
     pub(super) counted: u64,
-    /// The context that it goes with, by its place.
+    /// The number of the context with which the block ends.
     pub(super) context: Option<usize>,
 }
 
-/// Physical memory of this process that is imported again, in each way that works within one process.
+/// Imports physical memory of this process again, in each way that works within one process.
 pub(super) fn import(&Block { name: handle, counted, .. }: &Block, random: &mut Random) {
     let exported = put("cuMemExportToShareableHandle", |out| vec![out, handle, 1, 0]) & 0xffff_ffff;
     if random.below(2) == 0 {
@@ -51,17 +51,17 @@ pub(super) fn import(&Block { name: handle, counted, .. }: &Block, random: &mut 
     }
 }
 
-/// Everything under one lock, so that the order of the log is that of the events.
+/// One lock protects everything, so that the order of the log is that of the events.
 struct World {
-    /// What is in use after each event.
+    /// The bytes in use after each event.
     log: Vec<i64>,
     traces: Vec<(GpuMemTrace, usize)>,
     blocks: Vec<Block>,
     graphs: Vec<Graph>,
-    /// What graphs allocated and nobody has freed yet.
+    /// The blocks that graphs allocated and that are not freed yet.
     live: Vec<u64>,
     streams: Vec<u64>,
-    /// The primary one, and perhaps another.
+    /// The contexts: the primary one, and perhaps another.
     contexts: Vec<u64>,
     pool: u64,
     readings: usize,
@@ -111,7 +111,7 @@ impl World {
         match random.below(20) {
             0..5 => self.allocate(context, random),
             5..9 => self.free(random),
-            // Graphs are the primary context's.
+            // Graphs belong to the primary context.
             9..16 => {
                 done("cuCtxSetCurrent", &[self.contexts[0]]);
                 self.graph(random);
@@ -141,7 +141,7 @@ impl World {
             5 => (Way::Pooled, put("cuMemAllocFromPoolAsync", |out| vec![out, bytes, self.pool, stream]), bytes),
             _ => {
                 let pages = 2 * MIB * (1 + bytes % 3);
-                // Pinned, to be exported by a file descriptor, on device 0.
+                // The memory is pinned, on device 0, and can be exported as a file descriptor.
                 let properties = [1 | 1 << 32, 1_u64, 0, 0];
                 (Way::Physical, put("cuMemCreate", |out| vec![out, pages, properties.as_ptr() as u64, 0]), pages)
             }
@@ -175,7 +175,7 @@ impl World {
                     self.graphs.push(Graph::build(&blocks, frees));
                     return;
                 }
-                // In a relaxed capture, a block that is none of the graph's, which is freed before it ends.
+                // In a relaxed capture, a block is allocated that does not belong to the graph. It is freed before the capture ends.
                 let relaxed = random.below(2) == 0;
                 let mode = if relaxed { Capture::Relaxed } else { Capture::Global };
                 let mut blip = 0;
@@ -225,7 +225,7 @@ impl World {
         }
     }
 
-    /// What fails, and what has nothing to do with memory.
+    /// Makes calls that fail, and calls that have nothing to do with memory.
     fn others(&mut self, random: &mut Random) {
         match random.below(4) {
             0 => assert_ne!(call("cuMemFree_v2", &[0x1234_0000]), 0),
@@ -242,7 +242,7 @@ impl World {
         }
     }
 
-    /// What was allocated in it goes with it.
+    /// Ends a context. Its blocks end with it.
     fn end_context(&mut self) {
         done("cuCtxSetCurrent", &[self.contexts[0]]);
         synchronize();

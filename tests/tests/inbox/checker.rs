@@ -47,7 +47,7 @@ impl Tap for Recorder {
     }
 }
 
-/// What the ledger of this run applied, in order, since the last call.
+/// Returns the events that the ledger of this run applied since the last call, in order.
 pub(crate) fn applied() -> Vec<Applied> {
     APPLIED.with(|applied| mem::take(&mut *applied.borrow_mut()))
 }
@@ -57,7 +57,7 @@ pub(crate) fn applied() -> Vec<Applied> {
 pub(crate) struct Checked;
 
 lazy_static! {
-    // The numbers begin at 1 in every run.
+    // The numbers begin at 1 in each run.
     static ref NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
     static ref RETURNED: shuttle::sync::Mutex<Vec<u32>> = shuttle::sync::Mutex::new(Vec::new());
 }
@@ -73,8 +73,8 @@ impl Primitives for Checked {
 
     gpumem_core::thread_state!(Checked);
 
-    /// Numbers are lent again only where a test is about that: a run has few threads, and elsewhere each has a number of its own,
-    /// by which its events are found.
+    /// A number of a thread is used again only in tests about that. In other tests each thread has its own number, by which its events are
+    /// found.
     fn lend_number() -> (u32, bool) {
         let returned = if LENDS_AGAIN.get() { RETURNED.lock().unwrap().pop() } else { None };
         returned.map_or_else(|| (NEXT_THREAD.fetch_add(1, Relaxed), false), |number| (number, true))
@@ -98,7 +98,7 @@ impl Primitives for Checked {
     }
 }
 
-/// Both locks of an inbox.
+/// The type of both locks of an inbox.
 #[derive(Debug)]
 pub(crate) struct CheckedLock<T>(shuttle::sync::Mutex<T>);
 
@@ -112,13 +112,13 @@ impl<T> SpinLock<T> for CheckedLock<T> {
         Self(shuttle::sync::Mutex::new(value))
     }
 
-    /// Nobody knows before an attempt.
+    /// An attempt is the only way to find out.
     fn is_locked(&self) -> bool {
         false
     }
 
-    /// Where not patient, an attempt that fails lasts until the lock is released, so that a thread that waits for itself is a
-    /// deadlock, which the checker reports, and not a wait without end.
+    /// If it is not patient, a failed attempt lasts until the lock is released. So a thread that waits for itself is a deadlock, which the
+    /// checker reports, and not an endless loop.
     fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         if PATIENT.get() {
             return self.0.lock().ok();
@@ -182,7 +182,7 @@ pub(crate) fn set_lends_again(lends_again: bool) {
     LENDS_AGAIN.set(lends_again);
 }
 
-/// Waits once, in the way that can be interrupted.
+/// Waits once, and can be interrupted there.
 pub(crate) struct Once;
 
 impl Wait for Once {
@@ -195,7 +195,7 @@ impl Wait for Once {
     }
 }
 
-/// A clock that ticks whenever it is read.
+/// A clock that advances whenever it is read.
 #[derive(Debug)]
 pub(crate) struct Ticks(u64);
 

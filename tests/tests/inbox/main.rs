@@ -67,14 +67,14 @@ fn main() -> ExitCode {
 const TOO_MANY_ORDERS: usize = 200_000;
 
 /// Returns the results of `run` in every order of its threads' steps.
-fn always<T: Ord + Send + 'static>(run: impl Fn() -> T + Send + Sync + 'static) -> BTreeSet<T> {
+fn in_every_order<T: Ord + Send + 'static>(run: impl Fn() -> T + Send + Sync + 'static) -> BTreeSet<T> {
     let (outcomes, runs) = outcomes(DfsScheduler::new(Some(TOO_MANY_ORDERS), false), true, run);
     assert!(runs < TOO_MANY_ORDERS, "too much is done in this run to try every order");
     outcomes
 }
 
 /// Returns the results of `run` in many orders: some random, some in which threads rarely change, at random moments.
-fn often<T: Ord + Send + 'static>(run: impl Fn() -> T + Clone + Send + Sync + 'static) -> BTreeSet<T> {
+fn in_many_orders<T: Ord + Send + 'static>(run: impl Fn() -> T + Clone + Send + Sync + 'static) -> BTreeSet<T> {
     let (mut all, _) = outcomes(RandomScheduler::new_from_seed(1, 1_000), false, run.clone());
     all.extend(outcomes(PctScheduler::new_from_seed(1, 3, 1_000), false, run).0);
     all
@@ -89,7 +89,7 @@ fn outcomes<T: Ord + Send + 'static>(
     let seeing = Arc::clone(&seen);
     let mut config = Config::new();
     config.max_steps = MaxSteps::FailAfter(10_000);
-    // That its atomics are sequentially consistent; said above.
+    // The warning says that atomics are sequentially consistent. The head of this file says so as well.
     config.silence_warnings = true;
     let runs = Runner::new(scheduler, config).run(move || {
         applied();
@@ -146,7 +146,7 @@ const SAMPLE: EventKind =
 
 const LOST: EventKind = EventKind::Lost { count: 1 };
 
-/// The events that the ledger applied: their numbers have no gaps, and their times do not fall.
+/// Returns the events that the ledger applied, after checking that their numbers have no gaps and that their times do not fall.
 fn checked_events() -> Vec<Applied> {
     let events = applied();
     assert!(events.iter().map(|event| event.number).eq(1..=events.len() as u64), "numbers have gaps: {events:?}");
@@ -154,7 +154,7 @@ fn checked_events() -> Vec<Applied> {
     events
 }
 
-/// Bytes that are live, as the inbox has it.
+/// Returns the live bytes, as the inbox reports them.
 fn live(inbox: &Inbox) -> u64 {
     inbox.stats().iter().flat_map(|device| device.kinds).map(|kind| kind.bytes.current).sum()
 }
@@ -163,14 +163,14 @@ fn used_and_peaked(trace: &Trace) -> (i64, u64) {
     (trace.used.get(), trace.peaked.get())
 }
 
-/// A driver that gives an address out again as soon as it has it back.
+/// A driver that gives an address out again as soon as it is freed.
 #[derive(Default)]
 struct Driver(AtomicBool);
 
 impl Driver {
     const ADDRESS: u64 = 512;
 
-    /// `other` is an address that only the caller is given.
+    /// Returns an address. `other` is an address that only the caller gets.
     fn alloc(&self, other: u64) -> u64 {
         if self.0.swap(true, SeqCst) { other } else { Self::ADDRESS }
     }
@@ -201,12 +201,12 @@ impl Posted {
     }
 }
 
-/// Three threads allocate and free, in scopes of their own and in one around all; gives what each posted, and the bytes
-/// that it has still got.
+/// Three threads allocate and free, in scopes of their own and in one around all. Returns the events that each posted, and the bytes that
+/// it still has.
 fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
     let driver = Arc::new(Driver::default());
     let mut around = Posted::default();
-    // It counts all threads, because it records what makes its peak.
+    // The scope counts all threads, because it records the holders of its peak.
     let EventKind::Open { scope, spec } = open(0) else { unreachable!() };
     around.post(inbox, EventKind::Open { scope, spec: ScopeSpec { at_peak: true, ..spec } });
     let threads: Vec<_> = (1..=3_u64)
@@ -216,7 +216,7 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                 let (mut posted, mut kept) = (Posted::default(), 0);
                 for round in 0..2 {
                     let (scope, bytes) = (10 * thread + round, 1 << (4 * thread + round));
-                    // The last one looks at itself only.
+                    // The scope of the third thread counts only that thread.
                     posted.post(&inbox, open_of(scope, (thread == 3).then(|| inbox.this_thread())));
                     let address = driver.alloc(1 << (20 + scope));
                     posted.post(&inbox, alloc(address, bytes));
@@ -241,7 +241,7 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
 }
 
 fn each_event_is_applied_once_and_in_the_order_of_its_thread() {
-    often(|| {
+    in_many_orders(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let all = churn(&inbox);
         let events = checked_events();
@@ -253,14 +253,14 @@ fn each_event_is_applied_once_and_in_the_order_of_its_thread() {
         }
         let threads: BTreeSet<_> = all.iter().map(|(thread, ..)| thread.0).collect();
         assert!(threads.into_iter().eq(1..=4), "each thread has its own number");
-        // Frees that fail are none.
+        // Frees that fail do not count.
         assert_eq!(inbox.counts().events, 2 * 3 * 2 - 2);
         assert_eq!(live(&inbox), all.iter().map(|(.., kept)| kept).sum::<u64>());
     });
 }
 
 fn each_trace_follows_from_the_order_of_events() {
-    let peaks = often(|| {
+    let peaks = in_many_orders(|| {
         let all = churn(&Arc::new(Inbox::tapped(Recorder)));
         let expected = obvious::traces(&checked_events());
         let closed = all.iter().flat_map(|(_, posted, _)| &posted.closed);
@@ -274,9 +274,9 @@ fn each_trace_follows_from_the_order_of_events() {
     assert!(peaks.len() > 1, "the orders differ: {peaks:?}");
 }
 
-/// A thread gives an address back and another one gets it; gives what is live, of 10 bytes that are freed and 100 that are not.
+/// A thread frees an address and another one gets it. Returns the live bytes: 10 bytes are freed and 100 are not.
 fn handed_over(free_first: bool) -> BTreeSet<(u64, i64)> {
-    always(move || {
+    in_every_order(move || {
         let (inbox, driver) = (Arc::new(Inbox::tapped(Recorder)), Arc::new(Driver::default()));
         post(&inbox, &open(0));
         let address = driver.alloc(0);
@@ -310,7 +310,7 @@ fn a_free_that_is_recorded_after_the_call_can_remove_the_next_block_at_the_addre
 }
 
 fn a_free_that_failed_brings_back_its_own_block() {
-    let outcomes = always(|| {
+    let outcomes = in_every_order(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &alloc(1, 10));
         post(&inbox, &alloc(2, 100));
@@ -347,13 +347,13 @@ fn with_pool() -> Arc<Inbox> {
     inbox
 }
 
-/// These events on a thread of their own.
-fn posts(inbox: &Arc<Inbox>, events: &[EventKind]) -> thread::JoinHandle<()> {
+/// Posts these events on a new thread.
+fn post_on_thread(inbox: &Arc<Inbox>, events: &[EventKind]) -> thread::JoinHandle<()> {
     let (inbox, events) = (Arc::clone(inbox), events.to_vec());
     thread::spawn(move || events.iter().for_each(|event| _ = post(&inbox, event)))
 }
 
-/// Used and peaked of both views, and what was lost.
+/// Used and peaked of both views, and the number of lost events.
 type BothViews = ((i64, u64), (i64, u64), u64);
 
 fn of_both_views(trace: &Trace) -> BothViews {
@@ -363,7 +363,7 @@ fn of_both_views(trace: &Trace) -> BothViews {
 
 /// Two threads let a pool grow. Returns the figures of both views, and the blocks that were counted for the program.
 fn growths(has_lock: bool) -> BTreeSet<(BothViews, u64)> {
-    always(move || {
+    in_every_order(move || {
         let inbox = with_pool();
         let lock = Arc::new(shuttle::sync::Mutex::new(()));
         let grow = move |inbox: &Inbox, lock: &shuttle::sync::Mutex<()>, address| {
@@ -392,9 +392,9 @@ fn growth_of_a_pool_without_a_lock_is_right_or_says_that_it_may_not_be() {
 }
 
 fn a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be() {
-    let seen = always(|| {
+    let seen = in_every_order(|| {
         let inbox = with_pool();
-        let other = posts(&inbox, &[alloc(2000, 100), part(2000, 10)]);
+        let other = post_on_thread(&inbox, &[alloc(2000, 100), part(2000, 10)]);
         post(&inbox, &EventKind::PoolsQueried);
         other.join().unwrap();
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
@@ -404,15 +404,15 @@ fn a_query_while_a_pool_grows_is_right_or_says_that_it_may_not_be() {
 }
 
 fn parts_of_several_threads_are_counted_once() {
-    let seen = often(|| {
+    let seen = in_many_orders(|| {
         let inbox = with_pool();
         post(&inbox, &alloc(1000, 100));
         post(&inbox, &part(1000, 1));
         let others = [
-            posts(&inbox, &[part(1010, 2), unpart(1010), part(1010, 4)]),
-            // One part is not there, whatever the order is.
-            posts(&inbox, &[part(1020, 8), unpart(1030)]),
-            posts(&inbox, &[EventKind::PoolReserved { pool: POOL, bytes: Bytes::new(100) }, part(1040, 16)]),
+            post_on_thread(&inbox, &[part(1010, 2), unpart(1010), part(1010, 4)]),
+            // One part does not exist, whatever the order is.
+            post_on_thread(&inbox, &[part(1020, 8), unpart(1030)]),
+            post_on_thread(&inbox, &[EventKind::PoolReserved { pool: POOL, bytes: Bytes::new(100) }, part(1040, 16)]),
         ];
         for other in others {
             other.join().unwrap();
@@ -425,9 +425,9 @@ fn parts_of_several_threads_are_counted_once() {
     assert_eq!(seen, [(29, 1, 4, 29, 1)].into());
 }
 
-/// What a scope of one thread comes to that adopts another one, which allocates 10 bytes and then 100.
-fn adopts(threads: Threads) -> BTreeSet<i64> {
-    often(move || {
+/// Returns the figures of a scope of one thread that adopts another thread, which allocates 10 bytes and then 100.
+fn bytes_that_a_scope_adopts(threads: Threads) -> BTreeSet<i64> {
+    in_many_orders(move || {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let other = thread::spawn({
             let inbox = Arc::clone(&inbox);
@@ -467,14 +467,14 @@ fn adopts(threads: Threads) -> BTreeSet<i64> {
 
 fn a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed() {
     let all = [0, 10, 100, 110].into();
-    assert_eq!(adopts(Threads::Unscoped), all);
-    assert_eq!(adopts(Threads::named("worker-")), all);
-    assert_eq!(adopts(Threads::named("other")), [0].into());
+    assert_eq!(bytes_that_a_scope_adopts(Threads::Unscoped), all);
+    assert_eq!(bytes_that_a_scope_adopts(Threads::named("worker-")), all);
+    assert_eq!(bytes_that_a_scope_adopts(Threads::named("other")), [0].into());
 }
 
-/// What a scope comes to while another thread allocates 100 bytes and frees them.
-fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
-    always(move || {
+/// Returns the figures of a scope while another thread allocates 100 bytes and frees them.
+fn figures_beside_another_thread(of_thread: bool) -> BTreeSet<(i64, u64)> {
+    in_every_order(move || {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let other = thread::spawn({
             let inbox = Arc::clone(&inbox);
@@ -492,17 +492,17 @@ fn beside(of_thread: bool) -> BTreeSet<(i64, u64)> {
 }
 
 fn a_scope_counts_another_thread_in_each_possible_way_and_in_no_other() {
-    // Nothing of it or a block that stays, the free alone, all of it, the allocation alone.
-    assert_eq!(beside(false), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
+    // The scope has seen nothing, or a block that stays; the free alone; both events; or the allocation alone.
+    assert_eq!(figures_beside_another_thread(false), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
 }
 
 fn a_scope_of_one_thread_does_not_count_another() {
-    assert_eq!(beside(true), [(0, 0)].into());
+    assert_eq!(figures_beside_another_thread(true), [(0, 0)].into());
 }
 
-/// Two threads, one of which may have ended before the other begins; gives whether they had the same number.
+/// There are two threads, and the first may end before the second begins. Returns whether they had the same number.
 fn a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number() {
-    let outcomes = often(|| {
+    let outcomes = in_many_orders(|| {
         set_lends_again(true);
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let threads = [1, 2].map(|thread| {
@@ -511,7 +511,7 @@ fn a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number() {
                 let number = inbox.this_thread();
                 post(&inbox, &open_of(thread, Some(number)));
                 post(&inbox, &alloc(thread, 100 * thread));
-                // As whoever frees it, the block is that of the thread which allocated it.
+                // The block counts for the thread that allocated it, whichever thread frees it.
                 post(&inbox, &free(3 - thread));
                 let trace = inbox.ask(None, &EventKind::Read { scope: ScopeId(thread) }).expect("it is open");
                 assert_eq!(trace.peaked.get() + trace.used.get().unsigned_abs(), 100 * thread);
@@ -527,7 +527,7 @@ fn a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number() {
 }
 
 fn no_event_comes_between_a_reading_and_its_query() {
-    always(|| {
+    in_every_order(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &open(0));
         let other = thread::spawn({
@@ -548,8 +548,8 @@ fn no_event_comes_between_a_reading_and_its_query() {
     });
 }
 
-/// Threads are interrupted while they are inside, or wait to be, and post from there; gives how many lost
-/// events the scope around it all reports.
+/// Threads are interrupted while they are in the inbox, or wait for it, and post from there. Returns the number of lost events in the scope
+/// around them.
 fn interrupted(threads: u64) -> u64 {
     let inbox = Arc::new(Inbox::tapped(Recorder));
     post(&inbox, &open(0));
@@ -583,12 +583,12 @@ fn interrupted(threads: u64) -> u64 {
 }
 
 fn lost_events_are_reported_once() {
-    assert_eq!(often(|| interrupted(3)), [9].into());
-    assert_eq!(always(|| interrupted(1)), [3].into());
+    assert_eq!(in_many_orders(|| interrupted(3)), [9].into());
+    assert_eq!(in_every_order(|| interrupted(1)), [3].into());
 }
 
 fn a_scope_is_closed_once() {
-    let outcomes = always(|| {
+    let outcomes = in_every_order(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         post(&inbox, &open(0));
         let other = thread::spawn({
@@ -601,13 +601,13 @@ fn a_scope_is_closed_once() {
     assert_eq!(outcomes, [(true, false), (false, true)].into());
 }
 
-/// What another thread does with the subscription.
+/// The actions of another thread on the subscription.
 type Other = fn(&Subscription, &Arc<Inbox>, &AtomicBool, bool);
 
-/// What the calls that other threads make come to, while a scope is opened as the session opens it, and its thread allocates; gives
-/// whether the allocation was intercepted, and whether the scope reports lost events. `None` if the scope is not exact.
+/// Other threads make these calls while a scope is opened as the session opens it, and its thread allocates. Returns whether the allocation
+/// was intercepted, and whether the scope reports lost events. `None` if the scope is not exact.
 fn unsubscribed(loss_first: bool, others: &'static [Other]) -> BTreeSet<Option<(bool, bool)>> {
-    often(move || {
+    in_many_orders(move || {
         let (inbox, subscribed) = (Arc::new(Inbox::tapped(Recorder)), Arc::new(AtomicBool::new(true)));
         let subscription = Arc::new(Subscription::new());
         let others: Vec<_> = others
@@ -655,7 +655,7 @@ fn give_up(subscription: &Subscription, inbox: &Arc<Inbox>, subscribed: &AtomicB
     }
 }
 
-/// Subscribes at a driver that always accepts; returns whether allocations are intercepted.
+/// Subscribes to a driver that always accepts. Returns whether allocations are intercepted.
 fn begin(subscription: &Subscription, anew: bool, subscribed: &AtomicBool) -> bool {
     let subscribe = || {
         subscribed.store(true, SeqCst);
@@ -676,9 +676,9 @@ fn no_scope_misses_events_unreported_while_one_thread_subscribes_and_another_uns
     assert!(!outcomes.contains(&Some((false, false))), "{outcomes:?}");
 }
 
-/// A device whose memory becomes less with each reading.
+/// The memory of the device becomes less with each reading.
 fn readings_are_applied_in_the_order_in_which_they_are_made() {
-    often(|| {
+    in_many_orders(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
         let read = |count: &AtomicU64| {
@@ -706,7 +706,7 @@ fn readings_are_applied_in_the_order_in_which_they_are_made() {
 
 fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_newer_one_is_recorded() {
     const GAUGE: Device = Device { family: Family::Custom, ordinal: 0 };
-    let recorded = often(|| {
+    let recorded = in_many_orders(|| {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let (readings, count) = (Arc::new(Readings::new()), Arc::new(AtomicU64::new(0)));
         let of_program = Arc::new(shuttle::sync::Mutex::new(()));
@@ -740,7 +740,7 @@ fn a_reading_of_the_program_waits_for_a_thread_that_asks_and_is_left_out_if_a_ne
         let (mut recorded, mut at_close) = (Vec::new(), None);
         for event in checked_events() {
             match event.kind {
-                // The figure says when the reading began and ended.
+                // The figure contains the times at which the reading began and ended.
                 EventKind::Sample { memory, .. } => {
                     recorded.push((memory.used.get() >> 32, memory.used.get() & 0xffff_ffff));
                 }

@@ -1,4 +1,4 @@
-//! Used and peaked of scopes, computed from the order of events in the obvious way: everything is summed up again for each event.
+//! Computes used and peaked of scopes from the order of events in a simple way: all is summed up again for each event.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,11 +6,11 @@ use gpumem_core::model::{Counted, EventKind, Key, ScopeId, ThreadId};
 
 use crate::checker::Applied;
 
-/// What a scope counts.
+/// A scope and what it counts.
 struct Scope {
-    /// `None`: the whole process.
+    /// The thread that it counts. `None` for the whole process.
     thread: Option<ThreadId>,
-    /// Only blocks of this event or a later one.
+    /// It counts blocks from this event on.
     since: usize,
     start: i64,
     peak: i64,

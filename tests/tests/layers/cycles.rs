@@ -68,7 +68,7 @@ fn way(edges: &BTreeSet<(usize, usize)>, from: usize, to: usize) -> Option<Vec<u
     None
 }
 
-/// The cycles of the graph, each through an import that is in no cycle before it.
+/// Returns the cycles of the graph. Each has an import that is in no cycle before it.
 fn cycles(Imports { files, edges }: &Imports) -> Vec<String> {
     let mut found: Vec<Vec<usize>> = Vec::new();
     for (from, to) in edges {

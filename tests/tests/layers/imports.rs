@@ -6,9 +6,9 @@ use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 
 /// The files of one crate, and their imports.
 pub(crate) struct Imports {
-    /// Relative to the folder of the sources.
+    /// The paths are relative to the folder of the sources.
     pub(crate) files: Vec<String>,
-    /// From the file that imports to the file that defines what is imported.
+    /// Each pair is a file that imports and the file that defines the imported item.
     pub(crate) edges: BTreeSet<(usize, usize)>,
 }
 
@@ -21,7 +21,7 @@ struct Module {
     file: usize,
     children: BTreeSet<String>,
     definitions: BTreeSet<String>,
-    /// What each name stands for that the module imports or re-exports.
+    /// The meaning of each name that the module imports or re-exports.
     aliases: BTreeMap<String, Vec<String>>,
     /// The modules from which it imports all names.
     globs: Vec<Vec<String>>,
@@ -64,8 +64,7 @@ pub(crate) fn imports_of<'a>(sources: impl IntoIterator<Item = (&'a str, &'a str
     Imports { files: read.files, edges }
 }
 
-/// Returns what code names below the root of its crate, two names deep: `a::b` of `crate::a::b::c`. Macros are left
-/// out.
+/// Returns the names that code uses below the root of its crate, two names deep: `a::b` of `crate::a::b::c`. Macros are left out.
 pub(crate) fn named_below_root(code: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for tokens in groups(code.parse().expect("it is Rust")) {
@@ -248,7 +247,7 @@ impl Crate<'_> {
             if of_globs.is_some() {
                 return of_globs;
             }
-            // The first name of a path may be a crate, a variant, a parameter. Others may be made by a macro of that module.
+            // The first name of a path may be a crate, a variant or a parameter. A macro of the module may make other names.
             let is_unknown = at == 0 && is_relative || here.is_empty();
             return (!is_unknown).then_some(Target::Item(module.file));
         }
@@ -266,7 +265,7 @@ fn with_self(path: &[String]) -> Vec<String> {
     [&["self".to_owned()], path].concat()
 }
 
-/// The paths of a `use`, and the name that each gets in the module.
+/// Returns the paths of a `use`, and the name that each gets in the module.
 fn leaves(before: &[String], tree: &[TokenTree]) -> Vec<(Vec<String>, String)> {
     let mut path = before.to_vec();
     let mut at = 0;
@@ -291,7 +290,7 @@ fn leaves(before: &[String], tree: &[TokenTree]) -> Vec<(Vec<String>, String)> {
     path.last().cloned().map(|name| (path, name)).into_iter().collect()
 }
 
-/// The names of the path that begins here, and the index after it.
+/// Returns the names of the path that begins here, and the index after it.
 fn path_at(tokens: &[TokenTree], at: usize) -> (Vec<String>, usize) {
     let (mut path, mut next) = (Vec::new(), at);
     while let Some(name) = word(tokens, next) {
@@ -342,7 +341,7 @@ fn path_attribute(attribute: Option<&TokenTree>) -> Option<String> {
     Some(value.trim().trim_matches('"').to_owned())
 }
 
-/// The index after the item that begins here: after its `;` or its braces.
+/// Returns the index after the item that begins here: after its `;` or its braces.
 fn end_of_item(tokens: &[TokenTree], at: usize) -> usize {
     let is_end = |token: &TokenTree| match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,

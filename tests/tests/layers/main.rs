@@ -13,7 +13,7 @@ use crate::imports::{named_below_root, words};
 /// The crates of the floors. Each names the modules of those before it as its own.
 const CRATES: [&str; 3] = ["gpumem-core", "gpumem-driver", "gpumem"];
 
-/// Each floor in `docs/ARCHITECTURE.md`, and what it may name besides itself.
+/// Returns each floor of `docs/ARCHITECTURE.md`, and what it may name besides itself.
 fn floors() -> Vec<(String, Vec<String>)> {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ARCHITECTURE.md")).unwrap();
     let (_, table) = text.split_once("| floor | may name |\n|---|---|\n").expect("there is a table of floors");
@@ -37,7 +37,7 @@ fn library() -> Vec<(String, PathBuf, String)> {
     CRATES.iter().flat_map(|name| sources_of(name)).collect()
 }
 
-/// The files of a crate: each as a path from `lib.rs`, and where it is.
+/// Returns the files of a crate: for each, its path from `lib.rs` and its location.
 fn source_files(name: &str) -> Vec<(PathBuf, PathBuf)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
     let mut files = Vec::new();

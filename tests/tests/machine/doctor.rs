@@ -1,4 +1,4 @@
-//! `gpumem doctor`.
+//! Tests `gpumem doctor`.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ fn machine() -> Standin {
     Standin::new().dispatch().env("XDG_CACHE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
 }
 
-/// The checks with this name: their verdicts, and what was found with the next step.
+/// Returns the checks with this name: their verdicts, what was found, and the next step.
 #[track_caller]
 fn checks(machine: &Standin, name: &str) -> Vec<(String, String)> {
     let outcome = gpumem(machine, &["doctor", "--json"]);
@@ -67,9 +67,9 @@ fn each_failure_has_its_line() {
     has(&machine().devices(0), "GPU", "problem", "the driver knows no GPU");
     has(&machine().env("CUDA_VISIBLE_DEVICES", ""), "CUDA", "problem", "change CUDA_VISIBLE_DEVICES");
     has(&machine().set("mig=1"), "MIG", "ok", "one slice");
-    // What is found there depends on this machine.
+    // The result depends on this machine.
     assert_eq!(checks(&machine().without(Library::Nvml), "/dev/nvidia*").len(), 1);
-    // A driver that is too old, without and with CUPTI.
+    // The driver is too old. It is tested without and with CUPTI.
     let old = Standin::new();
     has(&old, "dispatch table", "problem", "`gpumem run` cannot record");
     has(&old, "traces", "warning", "gauge sampled, source sampling: ");
@@ -98,7 +98,7 @@ fn settings_and_other_tools() {
     assert_eq!((&of("GPUMEM_GAUGE")["value"], &of("GPUMEM_GAUGE")["from"]), (&"auto".into(), &"default".into()));
 }
 
-/// The setting is for the programs that are looked for, not for the command.
+/// The setting is for programs, not for the command.
 #[test]
 fn a_recording_is_not_replaced() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");

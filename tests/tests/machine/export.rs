@@ -1,4 +1,4 @@
-//! `gpumem export`, with Prometheus where it is installed: PATH has it, or `.ci/run` has put it into `target/prometheus`.
+//! Tests `gpumem export`. Tests with Prometheus run if it is installed: on PATH, or by `.ci/run` in `target/prometheus`.
 
 use std::{
     env,
@@ -19,8 +19,8 @@ use prost::Message;
 
 use super::*;
 
-/// What the scripts have. `program NAME` records a program that has 4 MiB; when the file `go` is there, it has 1 GiB more for 5 ms, and is
-/// refused 1 TiB. The number of its process is in `NAME.pid`.
+/// The functions of the scripts. `program NAME` records a program that has 4 MiB. When the file `go` is there, the program has 1 GiB more
+/// for 5 ms, and is refused 1 TiB. The number of its process is in `NAME.pid`.
 const BEGIN: &str = r#"
 started() { until grep -q "$2" $1; do sleep 0.05; done; }
 program() {
@@ -44,7 +44,7 @@ fn exported(machine: Standin, name: &str, lines: &str) -> Outcome {
     script(machine, &format!("export-{name}"), &format!("{begin}\n{lines}\nkill $exporter; wait"))
 }
 
-/// The value of a metric in what a section of the output says.
+/// Returns the value of a metric in a section of the output.
 #[track_caller]
 fn value(outcome: &Outcome, section: &str, metric: &str, label: &str) -> Option<f64> {
     let begin = format!("== {section}\n");
@@ -94,7 +94,7 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
         is(section, "lost_total", Some(0.0));
     }
     is("again", "live_bytes", Some(MIB_4));
-    // What has ended has nothing, and everybody gets its last figures once.
+    // An ended process has no live series, and each scraper gets its last figures once.
     is("ended", "interval_peak_bytes", Some(MIB_4));
     is("ended", "live_bytes", None);
     is("gone", "peak_bytes", None);
@@ -104,7 +104,7 @@ fn each_scraper_gets_a_peak_between_two_scrapes_once() {
     }
 }
 
-/// `gpumem run --live`: the file is begun again several times while it is scraped, and no figure is lost by that.
+/// With `gpumem run --live`, the file is begun again several times while it is scraped. No figure is lost.
 #[test]
 fn figures_of_a_short_recording_are_right_and_do_not_fall() {
     let spikes = Spikes::new();
@@ -140,7 +140,7 @@ fn figures_of_a_short_recording_are_right_and_do_not_fall() {
         let values = values(metric);
         assert!(values.is_sorted() && values.len() > 5, "{metric}: {values:?}\n{outcome}");
     }
-    // It is never taken for one that has ended.
+    // The process never counts as ended.
     assert_eq!(values("live_bytes").len(), values("peak_bytes").len(), "{outcome}");
     for section in ["last", "late"] {
         for (metric, expected) in
@@ -155,7 +155,7 @@ fn figures_of_a_short_recording_are_right_and_do_not_fall() {
     assert!(outcome.stdout.contains("events are not in the recording"), "{outcome}");
 }
 
-/// What waits at most 20 s for metrics. Other recordings of this machine are hidden for a moment, too.
+/// A function that waits at most 20 s for metrics. Other recordings of this machine are hidden for a moment, too.
 const WAITS: &str = r#"
 awaited() { for _ in {1..200}; do eval "$1" > awaited.txt && return; sleep 0.1; done; echo "in vain: $1"; }
 hidden() { awaited "scrape b | grep -a '^gpumem_exporter_hidden{what=\"recording\"} $1'"; }
@@ -173,8 +173,8 @@ fn waiting(name: &str, lines: &str) -> Outcome {
     outcome
 }
 
-/// No file of the program may become longer than 16 KiB, which is what a full disk looks like to it. The recording ends there, and the
-/// program runs on. It has just forked a child, which still has the file open.
+/// Files of the program may not become longer than 16 KiB, which the program sees as a full disk. The recording ends there, and the program
+/// runs on. It has just forked a child, which still has the file open.
 #[test]
 fn a_recording_that_broke_off_is_hidden_and_one_that_was_ended_is_not() {
     let outcome = waiting(
@@ -299,13 +299,13 @@ fn what_the_driver_says() {
     is("gpumem_process_usage_bytes", "process_pid=\"4000002\"", None);
     is("gpumem_exporter_hidden", "what=\"process\"", Some(4.0));
     assert!(outcome.stdout.contains("hw_parent=\"0\""), "{outcome}");
-    // A driver that cannot be read is said.
+    // A failed reading of the driver is reported.
     let outcome = exported(
         Standin::new().fail("nvmlDeviceGetMemoryInfo_v2[0]=15"),
         "failing",
         "serve; cat export.log; echo '== all'; scrape a",
     );
-    assert!(outcome.stdout.contains("gpumem export: 1 readings of the driver have failed"), "{outcome}");
+    assert!(outcome.stdout.contains("gpumem export: 1 reading of the driver has failed"), "{outcome}");
     assert_eq!(value(&outcome, "all", "hw_gpu_memory_usage_bytes", ""), None, "{outcome}");
     assert_eq!(value(&outcome, "all", "gpumem_exporter_hidden", "what=\"reading\""), Some(1.0), "{outcome}");
 }
@@ -446,7 +446,7 @@ CONFIG
         ("before", "=> 4194304 "),
         ("peak", "=> 1077936128 "),
         ("now", "=> 4194304 "),
-        // 1 GiB and 4 MiB of 16 GiB.
+        // The value is 1 GiB and 4 MiB of 16 GiB.
         ("part", "=> 0.062744140625 "),
         ("refused", "=> 1 "),
     ] {
@@ -494,7 +494,7 @@ fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     };
     let rules = file("dashboard-queries.yml", serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]}));
     run(&["check".as_ref(), "rules".as_ref(), rules.as_os_str()]);
-    // One process of a pod takes the place of another one: they never have the memory at the same time.
+    // One process of a pod takes the place of another one. They never have the memory at the same time.
     let of_pods = queries.iter().find(|query| query.contains("k8s_pod_uid")).expect("a panel of pods");
     let process = |pid: u32, values: &str| {
         let of = format!("instance='node', gpu_uuid='GPU-1', k8s_pod_uid='a', process_pid='{pid}'");
@@ -518,7 +518,7 @@ fn the_rules_and_the_queries_of_the_dashboard_are_right() {
     run(&["test".as_ref(), "rules".as_ref(), test.as_os_str()]);
 }
 
-/// A collector of OpenTelemetry that hands over what was pushed.
+/// Starts a collector of OpenTelemetry, which hands over what was pushed.
 fn collector() -> (u16, mpsc::Receiver<ExportMetricsServiceRequest>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = listener.local_addr().expect("it has one").port();
@@ -535,7 +535,7 @@ fn collector() -> (u16, mpsc::Receiver<ExportMetricsServiceRequest>) {
     (port, pushed)
 }
 
-/// The body of a request, which is answered.
+/// Reads a request and answers it. Returns the body.
 fn answered(mut stream: TcpStream) -> Vec<u8> {
     let (mut read, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     loop {
@@ -594,7 +594,7 @@ fn a_collector_of_opentelemetry_gets_the_same() {
     let outcome = exported(machine, "otlp", &lines);
     let pid = outcome.stdout.lines().last().expect("a line").to_owned();
     let pushed: Vec<_> = pushed.try_iter().collect();
-    // The largest value of the process in each push that has one.
+    // Returns the largest value of the process in each push that has one.
     let values = |name: &str| -> Vec<Option<f64>> {
         let of_push = |request| {
             let all = pushed_values(request, name).into_iter();
@@ -616,7 +616,7 @@ fn a_collector_of_opentelemetry_gets_the_same() {
         let newest = values(name).into_iter().flatten().last();
         assert_eq!(newest, value(&outcome, "all", prometheus, ""), "{name}: {outcome}");
     }
-    // What is gone is not pushed any more.
+    // An ended process is not pushed any more.
     assert_eq!(values("gpumem.process.live").last(), Some(&None), "{outcome}");
     let newest = pushed.last().expect("some were pushed");
     let limits = pushed_values(newest, "hw.gpu.memory.limit");

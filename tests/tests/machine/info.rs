@@ -1,4 +1,4 @@
-//! `gpumem info`.
+//! Tests `gpumem info`.
 
 use gpumem_tests::Library;
 
@@ -69,7 +69,7 @@ fn without_cuda_there_is_what_nvml_knows() {
 
 #[test]
 fn a_figure_that_cannot_be_read_is_not_0() {
-    // A lost device beside a sound one; no permission; no figures, as under WSL; a driver that is too old.
+    // The cases are a lost device beside a sound one; no permission; no figures, as under WSL; a driver that is too old.
     let lost = gpumem(&Standin::new().devices(2).fail("nvmlDeviceGetHandleByIndex_v2[1]=15"), &["info"]);
     ended(&lost, 2, &["GPU 1 cannot be read: libnvidia-ml: nvmlDeviceGetHandleByIndex_v2 for device 1 failed with"]);
     assert!(lost.stdout.contains("\n 1       -  -                   -     -      -         -\n"), "{lost}");
@@ -101,7 +101,7 @@ fn the_slices_of_a_gpu_in_mig_mode() {
     let slice = &gpu["mig_devices"][0];
     assert_eq!((&slice["cuda_ordinal"], &slice["total_bytes"]), (&0.into(), &(8 * GIB).into()));
     assert!(slice["uuid"].as_str().is_some_and(|uuid| uuid.starts_with("MIG-")), "{value}");
-    // A driver that knows nothing of MIG.
+    // The driver knows nothing of MIG.
     let old = json(&gpumem(&Standin::new().without_symbol("nvmlDeviceGetMigMode"), &["info", "--json"]));
     assert_eq!((&old["gpus"][0]["mig"], &old["gpus"][0]["mig_devices"]), (&false.into(), &Value::Array(Vec::new())));
 }
@@ -140,7 +140,7 @@ fn the_memory_of_the_machine() {
         let outcome = gpumem(&machine, &[command]);
         assert!(outcome.stdout.contains("it has none of its own, and NVML has no figures"), "{outcome}");
     }
-    // Another GPU is not taken for such a one.
+    // The command does not show the memory of the machine for any other GPU.
     let outcome = gpumem(&Standin::new().fail("nvmlDeviceGetMemoryInfo_v2=3"), &["info"]);
     ended(&outcome, 2, &["the memory of GPU 0 cannot be read: "]);
 }

@@ -21,13 +21,13 @@ fn gpumem(machine: &Standin, arguments: &[&str]) -> Outcome {
     machine.run_program(&built("gpumem-command"), arguments)
 }
 
-/// Returns its output with `--json`.
+/// Returns the output of the command with `--json`.
 #[track_caller]
 fn json(outcome: &Outcome) -> Value {
     serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome}"))
 }
 
-/// It ended with this code, and these words stand in this order in one line of stderr for each.
+/// Checks that the command ended with this code, and that stderr has one line for each of these texts, which contains it.
 #[track_caller]
 fn ended(outcome: &Outcome, code: i32, lines: &[&str]) {
     assert_eq!(outcome.exit(), format!("exit status: {code}"), "{outcome}");
@@ -62,7 +62,7 @@ fn script(machine: Standin, name: &str, script: &str) -> Outcome {
     machine.run_program("/bin/bash".as_ref(), &["-c", &text])
 }
 
-/// No call created a context.
+/// Checks that no call created a context.
 #[track_caller]
 fn without_context(outcome: &Outcome) {
     assert!(!outcome.calls.iter().any(|call| call.contains("context_created") || call.contains("Retain")), "{outcome}");
@@ -74,7 +74,7 @@ struct Spikes {
     /// The arguments of `probe`, in a shell's quotes.
     steps: String,
     peaks: Vec<u64>,
-    /// The bytes that the program has at its end.
+    /// The bytes of the program at its end.
     kept: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Hostile names of processes, files and commands, on a terminal and in JSON. `gpumem-cli/tests/command/names.rs` has those of recordings.
+//! Tests hostile names of processes, files and commands, on a terminal and in JSON. `gpumem-cli/tests/command/names.rs` has those of
+//! recordings.
 
 use std::path::Path;
 
@@ -45,7 +46,7 @@ fn programs_that_run_cannot_write_to_the_terminal_by_their_names() {
         part("ps.text").contains("x\\u{1b}[31m") && part("recorded.text").contains("\nMore: gpumem report "),
         "{outcome}"
     );
-    // What is recorded and what waits is known without the driver's list, and it is said that this is missing.
+    // Recorded and dormant processes are known without the driver's list. A line says that the list is missing.
     let dormant = part("dormant.pid").trim();
     let waits = format!(", is not recorded until gpumem start {dormant}\n");
     assert!(

@@ -1,10 +1,10 @@
-//! `gpumem ps`.
+//! Tests `gpumem ps`.
 
 use gpumem_tests::Library;
 
 use super::*;
 
-/// What is printed, without recordings of other tests.
+/// Returns the output without the recordings of other tests.
 fn without_others(outcome: &Outcome) -> String {
     let lines = outcome.stdout.split_inclusive('\n');
     lines.filter(|line| !line.starts_with("not in the driver's list")).collect()
@@ -39,7 +39,7 @@ fn processes_that_are_not_visible_here_are_not_taken_for_others() {
     let value = json(&gpumem(&machine, &["ps", "--json"]));
     assert_eq!(value["processes"][2]["used_bytes"], Value::Null);
     assert_eq!(value["processes"][0]["recording"]["state"], "unknown");
-    // One of them is not known, so neither is the sum.
+    // The use of one process is not known, so the sum is not known either.
     assert_eq!(value["gpus"][0]["not_listed_bytes"], Value::Null);
 }
 
@@ -103,10 +103,10 @@ fn recorded_and_dormant_processes_are_marked() {
     let besides = value["recorded_besides"].as_array().expect("a list");
     let number: u64 = pid.parse().expect("a number");
     assert!(besides.iter().all(|recorded| recorded["pid"] != number), "{outcome}");
-    // The driver of a container may list none.
+    // The driver of a container may list no process.
     let besides = format!("not in the driver's list, but recorded: process {pid}, ");
     assert!(text.contains(&besides) && text.contains(&format!("/a.pid{pid}.capture\n")), "{outcome}");
-    // Its command is long, and the file is what the reader needs.
+    // Its command is long. The file is what the reader needs.
     let line = text.lines().find(|line| line.starts_with(&besides)).expect("it is there");
     assert!(line.contains("…, to /"), "{line}");
     let dormant = text.lines().filter(|line| line.contains(", is not recorded until gpumem start "));

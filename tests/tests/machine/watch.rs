@@ -1,4 +1,4 @@
-//! `gpumem watch`, without a terminal. `gpumem-cli/src/watch/tests.rs` has what it draws.
+//! Tests `gpumem watch` without a terminal. `gpumem-cli/src/watch/tests.rs` tests what it draws.
 
 use gpumem_tests::Library;
 
@@ -27,7 +27,7 @@ fn without_a_terminal_or_without_anything_to_show() {
     assert!(wrong.stderr.contains("it is no time from 50ms to 3600s"), "{wrong}");
 }
 
-/// On a terminal of `script`: what is drawn is there, and the terminal is as it was before, also after a signal.
+/// The command runs on a terminal of `script`. It draws there, and the terminal is as before at the end, also after a signal.
 #[test]
 fn the_terminal_is_as_it_was() {
     for ends in ["$gpumem watch --count 2 --interval 50ms", "timeout --foreground -s TERM 2 $gpumem watch"] {
@@ -36,7 +36,7 @@ fn the_terminal_is_as_it_was() {
         assert_eq!(outcome.exit(), "exit status: 0", "{outcome}");
         let lines: Vec<_> = outcome.stdout.lines().collect();
         let settings = lines.first().expect("a line").trim();
-        // The last thing that is written to the screen leaves it, and what follows is on the one before.
+        // The last text on the second screen leaves it. All that follows is on the first screen.
         let after = outcome.stdout.rsplit("\x1b[?25h").next().expect("it is one");
         assert_eq!(after.trim(), settings, "{outcome}");
         assert!(settings.contains(':'), "{outcome}");
@@ -45,7 +45,7 @@ fn the_terminal_is_as_it_was() {
     }
 }
 
-/// `script` has a terminal and a shell that controls jobs. What is typed waits for what is drawn, for at most ten seconds.
+/// `script` has a terminal and a shell that controls jobs. Each input waits until something is drawn, for at most ten seconds.
 #[test]
 fn the_shell_has_the_terminal_while_it_is_stopped() {
     for stops in [r"printf '\x1a'", "kill -TSTP $(cat pid)"] {
@@ -71,7 +71,7 @@ JOB
         let (again, ended) = after.split_once("ended=").unwrap_or_else(|| panic!("{outcome}"));
         assert!(again.contains("Stand-in") && again.contains("\x1b[?1049l"), "{outcome}");
         assert!(ended.starts_with("0 "), "{outcome}");
-        // `kill` stops it at once: then it is the shell that restores the terminal, if somebody types into it.
+        // `kill` stops the command at once. Then the shell restores the terminal when the user types into it.
         if stops.starts_with("printf") {
             assert!(before.contains("\x1b[?1049l") && after.starts_with(settings), "{outcome}");
             assert_eq!(ended.trim(), format!("0 {settings}"), "{outcome}");
@@ -79,7 +79,7 @@ JOB
     }
 }
 
-/// The figures of a program that runs are those that its recording has at the end. The program is not asked for anything.
+/// The figures of a running program are those that its recording has at the end. The program itself is not asked.
 #[test]
 fn a_program_that_runs() {
     let outcome = script(
@@ -109,10 +109,10 @@ fn a_program_that_runs() {
     assert_eq!(device["now"][0]["bytes"], 4 << 20, "{outcome}");
     assert!(summary.contains("the peak was 4 MiB"), "{outcome}");
     let (_, line) = summary.split_once("\nline 1 ").unwrap_or_else(|| panic!("{outcome}"));
-    // Nothing happens meanwhile, and its clock goes on.
+    // Nothing happens in between, and the program's clock advances.
     let later: f64 = line.trim().parse().unwrap_or_else(|_| panic!("{outcome}"));
     assert!(later > running["seconds"].as_f64().expect("a number") + 0.5, "{outcome}");
-    // A file that the user names and that is not there is said.
+    // A file that the user names and that does not exist is reported.
     let none = of("/none.capture").expect("it is listed");
     assert_eq!((&none["is_running"], none["error"].is_string()), (&false.into(), true), "{outcome}");
 }
@@ -137,12 +137,12 @@ fn recordings_can_be_watched_without_a_gpu() {
     let recordings = reading["recordings"].as_array().expect("a list");
     let named = recordings.iter().find(|of| of["file"] == "a.capture").expect("it is listed");
     assert_eq!(named["devices"][0]["peak_bytes"], 4 << 20, "{outcome}");
-    // Another test may record something that is shown: then there is no error.
+    // Another test may record something that is shown. Then there is no error.
     let nothing = gpumem(&Standin::new().without(Library::Nvml), &["watch", "--json", "--count", "1"]);
     assert_eq!(nothing.exit(), "exit status: 2", "{nothing}");
 }
 
-/// `gpumem run --live`: the file is begun again and again, and a reader that follows it sees each peak, however short it is.
+/// With `gpumem run --live`, the file is begun again and again. A reader that follows it sees each peak, however short the peak is.
 #[test]
 fn each_peak_of_a_short_recording_is_seen() {
     let spikes = Spikes::new();

@@ -1,4 +1,4 @@
-//! A pool of the program's own on a simulated device: what reports show of it.
+//! Tests what reports show of a pool of the program on a simulated device.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},

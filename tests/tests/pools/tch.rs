@@ -30,7 +30,7 @@ fn trace(gpu: &SimGpu) -> GpuMemTrace {
     GpuMemTrace::builder().device(gpu.ordinal()).silent(true).start().unwrap()
 }
 
-/// A pool that has nothing is not listed.
+/// Returns the pool if it is listed. A pool that has nothing is not.
 fn listed(gpu: &SimGpu) -> Option<RegisteredPool> {
     summary().pools.into_iter().find(|pool| pool.device == gpu.ordinal())
 }
@@ -52,7 +52,7 @@ fn a_tensor_counts_as_in_memory_allocated() {
     tracker.event(SegmentAlloc, base, 20 * MIB);
     tracker.event(Alloc, base, 10 * MIB + 1);
     assert_eq!(used(), 10 * MIB + 512);
-    // Less than 1 MiB is left, so the tensor has it.
+    // Less than 1 MiB is left of the segment, so it counts for the tensor.
     tracker.event(Alloc, base + 10 * MIB + 512, 9 * MIB - 511);
     assert_eq!(used(), 20 * MIB);
     // Another stream still uses the memory.
@@ -102,7 +102,8 @@ fn what_was_there_before_the_first_event_counts_once() {
     let held = [(Block, at(0), 4 * MIB), (Block, at(4), 4 * MIB), (Awaiting, at(8), 4 * MIB), (Block, at(12), 4 * MIB)];
     let held = [&segments[..], &held].concat();
     let tracker = tracker(&gpu, &held);
-    // Between the first event and the snapshot one tensor goes, one goes and another one comes in its place, and one comes that goes after it.
+    // Between the first event and the snapshot, one tensor is freed, one is freed and another one takes its place, and one comes that is
+    // freed after the snapshot.
     tracker.event(FreeRequested, at(0), 4 * MIB);
     tracker.event(FreeRequested, at(4), 4 * MIB);
     tracker.event(FreeCompleted, at(4), 4 * MIB);
@@ -117,12 +118,12 @@ fn what_was_there_before_the_first_event_counts_once() {
     assert_eq!(tracker.segment_events(), None);
     tracker.start();
     settle(&gpu, &tracker, &[], 0);
-    // The tensor at 4 has the MiB up to that at 8, which is less than is split off.
+    // The tensor at 4 has all MiB up to 8, because the rest is too small to be split off.
     let pool_now = pool(&gpu);
     assert_eq!((pool_now.parts, pool_now.used, pool_now.reserved), (2, Bytes::mib(8), Bytes::mib(22)), "{pool_now}");
     assert_eq!(before.data().driver.unwrap().used.mb(), 22);
     tracker.event(FreeCompleted, at(8), 4 * MIB);
-    // There is room up to 12.
+    // The memory up to 12 is free.
     tracker.event(Alloc, at(8), 3 * MIB + 1);
     assert_eq!(pool(&gpu).used, Bytes::mib(12));
     for mib in [4, 8, 12] {
@@ -150,9 +151,9 @@ fn other_threads_allocate_while_the_tracker_begins() {
     tracker.event(FreeRequested, first.address(), 10 * MIB);
     settle(&gpu, &tracker, &snapshot, 1);
     tracker.event(SegmentAlloc, second.address(), 20 * MIB);
-    // Less than 1 MiB is left, so the tensor has it.
+    // Less than 1 MiB is left of the segment, so it counts for the tensor.
     tracker.event(Alloc, second.address(), 20 * MIB - 1000);
-    // One of the older segments is free again. This tensor has what is up to the next one.
+    // One of the older segments is free again. This tensor gets the memory up to the next tensor.
     tracker.event(FreeCompleted, first.address(), 10 * MIB);
     tracker.event(Alloc, first.address(), 9 * MIB + 512);
     let later = [

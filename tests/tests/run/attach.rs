@@ -1,10 +1,10 @@
-//! `gpumem attach`.
+//! Tests `gpumem attach`.
 
 use gpumem_tests::{built, interpreters};
 
 use super::*;
 
-/// What Python runs on request, after what the command sets.
+/// The code that Python runs on request, after the values that the command sets.
 const CODE: &str = include_str!("../../../gpumem-cli/src/run/attach.py");
 
 /// Allocates 64 MiB, waits for a file, allocates and frees 8 MiB, and waits for another file. `{request}` runs meanwhile.
@@ -71,7 +71,7 @@ fn check(folder: &Folder, outcome: &Outcome) {
     assert!(!folder.names().iter().any(|name| name.contains(".capture.")), "{:?}", folder.names());
 }
 
-/// What an old Python runs if it is told to, as a new one does on request.
+/// An old Python runs the code directly, as a new one does on request.
 #[test]
 fn the_code_that_python_runs_makes_the_library_wait() {
     let Some(python) = interpreters().into_values().next() else { return };
@@ -110,7 +110,7 @@ fn the_code_that_python_runs_makes_the_library_wait() {
     check(&folder, &outcome);
 }
 
-/// With the Python that can do it, if there is one.
+/// This needs a Python that runs code on request.
 #[test]
 fn a_program_in_a_new_python_is_recorded_from_now_on() {
     let Some(python) = interpreters().remove(&(3, 14)) else {

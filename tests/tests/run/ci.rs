@@ -1,4 +1,4 @@
-//! The recipes of the book's page about CI: a shell runs each of their lines, as a runner does.
+//! Tests the recipes of the book's page about CI. A shell runs each of their lines, as a runner does.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -6,7 +6,7 @@ use gpumem_tests::built;
 
 use super::*;
 
-/// The lines that a runner gives to a shell.
+/// Returns the lines that a runner gives to a shell.
 fn lines(recipe: &str) -> Vec<String> {
     let mut is_script = false;
     let shell = |line: &str| {
@@ -28,7 +28,7 @@ fn recipes() -> [Vec<String>; 2] {
     recipes.collect::<Vec<_>>().try_into().expect("there is one for GitHub, and one for GitLab")
 }
 
-/// A checkout, and a runner that has `gpumem`, `python`, `torchrun` and `gh`.
+/// A checkout, on a runner that has `gpumem`, `python`, `torchrun` and `gh`.
 struct Runner(Folder);
 
 impl Runner {

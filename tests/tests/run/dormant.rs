@@ -1,4 +1,4 @@
-//! `gpumem run --dormant`, `gpumem start` and `gpumem stop`.
+//! Tests `gpumem run --dormant`, `gpumem start` and `gpumem stop`.
 
 use std::{
     os::unix::net::UnixStream,
@@ -44,7 +44,7 @@ fn a_dormant_program_is_recorded_from_start_to_stop() {
     // `gpumem start` and `gpumem stop` have printed these names.
     let printed: Vec<_> = outcome.stdout.lines().filter(|line| line.ends_with(".capture")).collect();
     assert!(printed.len() == 3 && printed.iter().all(|name| Path::new(name).exists()), "{outcome}");
-    // The first block is older than the first recording, the third than the second.
+    // The first block is older than the first recording, and the third one is older than the second recording.
     assert_eq!(recorded(&folder.file(&recordings[0])), Recorded { bytes: vec![8 << 20], frees: 1 }, "{outcome}");
     assert_eq!(recorded(&folder.file(&recordings[1])), Recorded { bytes: vec![1024], frees: 1 }, "{outcome}");
 }
@@ -61,7 +61,7 @@ fn a_program_that_is_never_started_is_not_recorded() {
     assert_eq!(names, ["gpumem"]);
 }
 
-/// A program that closes its descriptors must not close that socket, and a connection must not get a number that it expects.
+/// A program that closes its descriptors must not close that socket. A connection must not get a number that the program expects.
 #[test]
 fn the_socket_and_its_connections_are_not_among_the_descriptors_of_the_program() {
     let folder = Folder::new();
@@ -107,7 +107,7 @@ fn other_processes_cannot_be_started() {
     assert!(outcome.stderr.contains("it has no library of gpumem that waits; start the program with"), "{outcome}");
 }
 
-/// The library is for all users, the sockets are for this one alone.
+/// The library is for all users. The sockets are for this user alone.
 #[test]
 fn the_sockets_are_not_beside_the_library_in_the_folder_for_temporary_files() {
     let folder = Folder::new();

@@ -1,15 +1,15 @@
-//! `gpumem run --dry` and `--limit`: programs on cards that are not there.
+//! Tests `gpumem run --dry` and `--limit`: programs on cards that do not exist.
 
 use serde_json::{Value, json};
 
 use super::*;
 
-/// It allocates a large block of so many MiB as its argument says.
+/// The program allocates a large block. Its argument is the number of MiB.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/dry.py");
 const CARDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/cards.py");
 const SHARED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/shared.py");
 
-/// Runs a program that prints what it saw. Returns that, and the report of its recording.
+/// Runs a program that prints what it sees. Returns this output, and the report of its recording.
 fn seen(options: &[&str], program: &[&str]) -> Option<(Value, String)> {
     seen_on(&machine(), options, program)
 }
@@ -33,7 +33,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
     let Some((seen, report)) = seen(&["--dry", "--card", "1TiB"], &[PROGRAM, "700000"]) else { return };
     let expected = json!({
         "total": 1_048_576, "free": [1_048_049, 1_048_576], "large": 0, "after": [348_049, 1_048_576], "refused": 2,
-        // What is not there is zeros; what is there is read.
+        // Memory that is not there reads as zeros. Real memory is read.
         "read": [[0, "00000000"], [0, "abababab"]],
         "launch": [[0, 0], [0, 1], [0, 0], [0, 1]], "join": [[0, 1], [0, 0]],
         "collective": [0, 0], "copied": 0, "through a table": [0, 0],
@@ -47,7 +47,7 @@ fn a_dry_run_has_the_card_that_it_is_asked_for() {
     assert_eq!(seen, expected);
     assert!(report.contains("\ndry run, card of 1 TiB\n"), "{report}");
     assert!(report.contains("gpumem's card refused 683.59 GiB (device)"), "{report}");
-    // The stand-in's `cuMemCreate` jumps to our function, as the stubs of older drivers do.
+    // The stand-in's `cuMemCreate` jumps to gpumem's function, as the stubs of older drivers do.
     assert!(!report.contains("libgpumem_inject"), "{report}");
 }
 
@@ -60,7 +60,7 @@ fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
         "state": [[0, 0, 0, 0], [1, 1, 1, 1], true],
         "free": [24_049, 24_049, 24_049, 24_049],
         "refused": 2, "other card": 0, "after": [24_049, 4_049, 24_049, 4_047], "ordinals": [[0, 3], [0, 3]],
-        // The contexts of a card do not reach what is real on another one.
+        // The contexts of a card cannot use real memory of another card.
         "launch": [[0, 0], 0], "launch on its card": [0, 1],
         "peers": [[0, 1], [0, 0], 101], "enable": [0, 704, 0, 705],
         "create": [[0, 0], [101, 101]], "pools": [[0, 0], true], "pooled": 0, "of a pool": [24_049, 4_047, 23_963, 4_047],
@@ -76,7 +76,7 @@ fn a_dry_run_has_as_many_cards_as_it_is_asked_for() {
     }
 }
 
-/// Each has a context. What a killed process had is free again.
+/// Each process has a context. The memory of a killed process is free again.
 #[test]
 fn processes_share_the_card() {
     for options in [&["--dry", "--card", "2GiB"][..], &["--limit", "2GiB"]] {
@@ -98,7 +98,7 @@ fn processes_share_a_card_that_they_number_differently() {
     let Some((seen, _)) = seen_on(&machine().devices(2), &["--dry", "--card", "2GiB"], &[SHARED, "numbers"]) else {
         return;
     };
-    // The first two have the second card. The third has the first one, with this program.
+    // The first two processes use the second card. The third one uses the first card, as this program does.
     assert_eq!(seen, json!([[[1521, 2048], 0, 1021], [[494, 2048], 2, 494], [[994, 2048], 0, 494], [494, 2048]]));
 }
 
@@ -108,7 +108,7 @@ fn a_dry_run_fills_what_it_is_asked_for() {
     assert_eq!(seen["read"], json!([[0, "01010101"], [0, "abababab"]]));
 }
 
-/// All memory is real, and there is less of it.
+/// All memory is real, but there is less of it.
 #[test]
 fn a_limit_refuses_and_computes() {
     let Some((seen, report)) = seen(&["--limit", "2GiB"], &[PROGRAM, "1000"]) else { return };
@@ -119,7 +119,7 @@ fn a_limit_refuses_and_computes() {
     assert!(report.contains("\ncard limited to 2 GiB\n"), "{report}");
 }
 
-/// A program that knows gpumem needs no `gpumem run`.
+/// A program that contains gpumem needs no `gpumem run`.
 #[test]
 fn the_environment_asks_a_program_for_a_card() {
     let seen = |variable: &str, card: &str, steps: &[&str]| {
@@ -154,14 +154,14 @@ fn a_dry_run_that_is_not_possible_does_not_run() {
     let outcome = run_with(&machine, &["--dry"], &folder.file("a.capture"), &ALLOCATES);
     assert!(outcome.stderr.contains("dry run is not possible, and the program does not run without it: "), "{outcome}");
     assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
-    // The same if it cannot be recorded.
+    // The program is not started if it cannot be recorded.
     for options in [["--limit", "1GiB"], ["--dry", "--torch"]] {
         let outcome = run_with(&super::machine(), &options, "/dev/null", &ALLOCATES);
         assert_eq!((outcome.exit(), outcome.stdout.as_str()), ("exit status: 2", ""), "{outcome}");
     }
 }
 
-/// A program whose need depends on its environment, as that of PyTorch does.
+/// The need of this program depends on its environment, as that of PyTorch does.
 const NEEDS: &str = "import ctypes, os, sys
 cuda = ctypes.CDLL('libcuda.so.1')
 context, address = ctypes.c_void_p(), ctypes.c_uint64()
@@ -204,7 +204,7 @@ fn the_setting_that_needs_the_smallest_card_is_found() {
     }
 }
 
-/// A program may catch the error and end well: then it has not got what it asked for.
+/// A program may catch the error and end well. Then it did not get all that it requested.
 #[test]
 fn a_refusal_that_a_program_survives_is_one() {
     let survives = NEEDS.replace("sys.exit(", "(");
@@ -219,7 +219,7 @@ fn a_refusal_that_a_program_survives_is_one() {
     );
 }
 
-/// A card has to have what all processes need at one time.
+/// A card must have the memory that all processes need at one time.
 #[test]
 fn a_card_is_large_enough_for_all_processes() {
     let second = "if 'BATCH' not in os.environ:
@@ -241,7 +241,7 @@ fn the_largest_batch_that_fits_is_found() {
     assert_eq!(outcome.stdout, "BATCH=76 is the largest that runs on a card of 8 GiB.\n", "{outcome}");
     let Some(outcome) = what_if(&["--card", "1GiB", "--largest", "BATCH"], NEEDS) else { return };
     assert_eq!(outcome.stdout, "BATCH=4 is the largest that runs on a card of 1 GiB.\n", "{outcome}");
-    // What is wrong with the program is said.
+    // An error of the program is printed.
     let Some(outcome) = what_if(&[], "raise SystemExit('no data')") else { return };
     assert_eq!(outcome.exit(), "exit status: 2", "{outcome}");
     assert!(

@@ -12,7 +12,7 @@ fn one_line(outcome: &Outcome, text: &str) {
     assert!(lines.len() == 1 && lines[0].starts_with("gpumem: ") && lines[0].contains(text), "{outcome}");
 }
 
-/// The program is recorded without the tool, which would not have been loaded either.
+/// The program is recorded without the tool, which the driver could not load either.
 #[test]
 fn another_tool_that_cannot_be_loaded() {
     let folder = Folder::new();
@@ -103,7 +103,7 @@ fn a_program_that_leaves_a_process_behind() {
         "{outcome}"
     );
     assert_eq!(recorded(&recording), of_allocates(), "{outcome}");
-    // It has not called cuInit when the program ends.
+    // The other program has not called cuInit when the first one ends.
     let folder = Folder::new();
     let steps = [&["await_file end"], &ALLOCATES[..]].concat();
     let (outcome, pid) = leaves_behind(&folder, &steps, "[ -e log ]");
@@ -126,7 +126,7 @@ fn a_name_that_is_not_text() {
     assert_eq!(recorded(&folder.file("n.capture")), of_allocates(), "{outcome}");
 }
 
-/// Somebody has put the lock there, and holds it.
+/// Another user has put the lock there, and holds it.
 #[test]
 fn a_lock_that_another_process_holds() {
     let folder = Folder::new();
@@ -142,11 +142,11 @@ fn a_lock_that_another_process_holds() {
     _ = std::process::Command::new("kill").arg(pid.trim()).status();
     assert!(outcome.is_clean(), "{outcome}");
     for part in
-        ["gpumem: waiting for another process, which completes `", "has locked `", " for 20 seconds; remove that file"]
+        ["gpumem: waiting for another process, which completes `", "has locked `", " for 20 s; remove that file"]
     {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }
-    // A link in the place of the other lock is not followed: what it names stays as it is.
+    // A link in the place of the other lock is not followed. Its target does not change.
     let kept = folder.file("kept");
     std::os::unix::fs::symlink(&kept, folder.file(".b.capture.lock")).unwrap();
     let outcome = run_probe(&machine(), &folder.file("b.capture"), &ALLOCATES);
@@ -154,7 +154,7 @@ fn a_lock_that_another_process_holds() {
     assert!(!Path::new(&kept).exists());
 }
 
-/// A driver whose dispatch table gpumem does not know.
+/// gpumem does not know the dispatch table of this driver.
 #[test]
 fn a_driver_that_cannot_be_intercepted() {
     let folder = Folder::new();
@@ -171,12 +171,12 @@ fn a_driver_that_cannot_be_intercepted() {
     assert_eq!(folder.names(), ["cache"]);
 }
 
-/// No file may become longer than 8 KiB, which is what a full disk looks like to a program.
+/// No file may become longer than 8 KiB. The program sees this as a full disk.
 #[test]
 fn a_full_disk() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    // However slow the machine is, the first block is written before the disk is full.
+    // The first block is written before the disk is full, however slow the machine is.
     let first = format!("await_recorded {}", folder.0.path().display());
     let steps = in_shell(&[&ALLOCATES[..4], &[&first, "until_killed stderr"]].concat());
     let script = format!(
@@ -188,10 +188,10 @@ fn a_full_disk() {
     let unpacks = machine().run_program(&built("gpumem-command"), &["run", "--", "/bin/true"]);
     assert_eq!(unpacks.exit(), "exit status: 0", "{unpacks}");
     let outcome = machine().run_program("/bin/bash".as_ref(), &["-c", &script]);
-    // It ran on until it was killed, when gpumem had said what is wrong.
+    // The program ran until it was killed. That was after gpumem had printed its line.
     assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
     assert!(outcome.stderr.contains(": cannot write the recording "), "{outcome}");
-    // What was written before is there.
+    // The data from before is in the recording.
     let recorded = recorded(&file);
     let (kept, later) = recorded.bytes.split_first().expect("the first block is there");
     assert_eq!(*kept, 4 << 20);
@@ -200,14 +200,14 @@ fn a_full_disk() {
     assert_eq!(folder.names(), ["a.capture"]);
 }
 
-/// The disk is full before the second process begins. The program goes on, and no limit passes without that process.
+/// The disk is full before the second process begins. The program continues, and a limit without that process fails.
 #[test]
 fn a_disk_that_is_full_from_the_start() {
     for (options, exit) in [(&[][..], 0), (&["--max-peak", "1GiB"], 1)] {
         let folder = Folder::new();
         let file = folder.file("a.capture");
         let (probe, steps) = (probe(), in_shell(&ALLOCATES));
-        // Files may not become longer than this from then on, so stderr is no file.
+        // From then on files may not become longer, so stderr must not be a file.
         let script = format!(
             "{probe}{steps}; trap '' XFSZ; ulimit -f 0; RANK=1 {probe}{steps} 2>&1 | grep gpumem: >&2; exit ${{PIPESTATUS[0]}}"
         );

@@ -15,10 +15,10 @@ use gpumem_tests::{Random, built};
 
 use super::*;
 
-/// How many programs are run. `.ci/run` takes the default, and not more than a minute.
+/// How many programs are run. `.ci/run` uses the default, and takes at most a minute.
 const RUNS: &str = "GPUMEM_TEST_RUNS";
 
-/// What is done to files, and how often it was.
+/// The changes of files, and how often each was made.
 #[derive(Debug, Default)]
 struct Done {
     truncated: u64,
@@ -34,7 +34,7 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Does something to a file. It may be gone meanwhile.
+/// Changes a file. It may be gone already.
 fn disturb(file: &Path, random: &mut Random, done: &mut Done) {
     let other = file.with_file_name("other");
     match random.below(8_u64) {
@@ -46,7 +46,7 @@ fn disturb(file: &Path, random: &mut Random, done: &mut Done) {
         }
         3..5 => done.removed += u64::from(fs::remove_file(file).is_ok()),
         kind => {
-            // A text, a link to nothing, or a pipe that nobody reads.
+            // The new file is a text, a link to nothing, or a pipe without a reader.
             let made = match kind {
                 5 => fs::write(&other, "text"),
                 6 => symlink("nothing", &other),
@@ -57,7 +57,7 @@ fn disturb(file: &Path, random: &mut Random, done: &mut Done) {
     }
 }
 
-/// The other threads end, also if this one panics.
+/// Makes the other threads end, even if this one panics.
 struct EndsAtDrop<'a>(&'a AtomicBool);
 
 impl Drop for EndsAtDrop<'_> {
@@ -72,9 +72,9 @@ fn disturb_until(folder: &Path, ended: &AtomicBool, random: &mut Random) -> Done
     while !ended.load(Relaxed) {
         thread::sleep(Duration::from_micros(random.below(8_000_u64)));
         let files = files_below(folder);
-        // A program that loads a part of a library ends, whatever library that is: it is disturbed when it was loaded.
+        // A program crashes if it loads an incomplete library, whatever library that is. So the library is changed only after it was loaded.
         let is_loaded = files.iter().any(|file| file.extension().is_some_and(|end| end == "capture" || end == "sock"));
-        // A pipe would be waited for here.
+        // A pipe in its place would make the program wait.
         let is_library = |file: &Path| file.to_string_lossy().contains("libgpumem");
         let may_change = |file: &&PathBuf| file.is_file() && (is_loaded || !is_library(file));
         let files: Vec<_> = files.iter().filter(may_change).collect();
@@ -101,7 +101,7 @@ fn run_in(machine: &Standin, folder: &Folder, way: u64, steps: &[&str]) -> Outco
     run_with(machine, options, &file, steps)
 }
 
-/// What `gpumem start` does, as soon as there is a program that waits for it.
+/// Does the same as `gpumem start`, as soon as a program waits for it.
 fn start(sockets: &Path, ended: &AtomicBool) {
     while !ended.load(Relaxed) {
         let mut entries = fs::read_dir(sockets).into_iter().flatten().flatten();

@@ -11,7 +11,7 @@ use gpumem_tests::{Random, built};
 
 use super::*;
 
-/// Calls that have returned when the program is killed are in the recording, at 40 moments.
+/// At 40 moments, calls that had returned when the program was killed are in the recording.
 #[test]
 fn a_killed_program_loses_no_event() {
     // Each thread waits for its programs most of the time.
@@ -23,19 +23,19 @@ fn a_killed_program_loses_no_event() {
     assert!(most > 1_000 && all > most, "{most} {all}");
 }
 
-/// Kills programs at random moments, and compares what they said with their recordings. Returns how many calls each one has made.
+/// Kills programs at random moments, and compares their output with their recordings. Returns the number of calls of each program.
 fn killed_programs(mut random: Random, rounds: u32) -> Vec<usize> {
     let folder = Folder::new();
     let file = folder.file("a.capture");
     let killed = |round| {
-        // A slow machine makes few calls until it is killed, so some rounds wait for many calls first.
+        // A slow machine makes few calls before it is killed, so some rounds wait for many calls first.
         let (micros, after) = if round % 2 == 0 { (3_000, 0) } else { (200_000, random.below(5_000_u64)) };
         let until = format!("until_killed {} {after}", random.below(micros));
         let outcome = run_probe(&machine(), &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());
         assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
         let returned: usize = outcome.stdout.lines().filter_map(|line| line.parse().ok()).max().unwrap_or(0);
         if !Path::new(&file).exists() {
-            // Nothing is kept of a process that allocated nothing.
+            // Nothing is kept if the process allocated nothing.
             assert_eq!(returned, 0, "{outcome}");
             return returned;
         }
@@ -51,7 +51,7 @@ fn killed_programs(mut random: Random, rounds: u32) -> Vec<usize> {
     (0..rounds).map(killed).collect()
 }
 
-/// The stacks of a recording that events have and that are not defined, and how many events have one.
+/// Returns the stacks that events of a recording have and that are not defined, and the number of events with a stack.
 #[track_caller]
 fn stacks_without_frames(file: &str) -> (Vec<StackId>, usize) {
     let (items, _) = items_of(File::open(file).expect("it is there")).expect("it can be read");
@@ -82,7 +82,7 @@ fn stacks_without_frames(file: &str) -> (Vec<StackId>, usize) {
     (stacks.iter().filter(|stack| !defined.contains(stack)).copied().collect(), stacks.len())
 }
 
-/// A stack that was seen just before the program was killed: the thread that writes the recording did not come to it.
+/// The program uses a stack just before it is killed. The thread that writes the recording has not read it yet.
 #[test]
 fn a_killed_program_loses_no_stack() {
     let folder = Folder::new();
@@ -103,7 +103,7 @@ fn a_killed_program_loses_no_stack() {
     assert!(all > 0, "nothing was recorded");
 }
 
-/// Each call is on a line of its own, and the last one is that before the end.
+/// Each call is on its own line. The last call is the one before the end.
 const KILLED_TRAIN: &str = "\
 import ctypes, os, sys
 cuda = ctypes.CDLL('libcuda.so.1')
@@ -147,7 +147,7 @@ fn both_killed(folder: &Folder) -> (String, usize) {
     let steps = in_shell(&[&ALLOCATES[..3], &["until_killed 50000 1000"]].concat());
     let gpumem = built("gpumem-command");
     let pid = folder.file("pid");
-    // `kill` is not built into all shells, and the command is to be gone before the program is.
+    // `kill` is not built into all shells, and the command must end before the program.
     let kill = format!("kill -9 $PPID; echo $$ > {pid}; exec {}{steps} > {}", probe(), folder.file("calls"));
     let until_gone = format!(
         "while ! read pid < {pid}; do sleep 0.01; done; \
@@ -169,12 +169,12 @@ fn both_killed(folder: &Folder) -> (String, usize) {
     (recording, returned)
 }
 
-/// Without the command, which would do that, the next report adds what is in the ring.
+/// Without the command, which would add it, the next report adds the content of the ring.
 #[test]
 fn a_report_has_what_a_killed_program_recorded_last() {
     let folder = Folder::new();
     let (recording, returned) = both_killed(&folder);
-    // Several at the same time: one adds it.
+    // Several reports run at the same time. One of them adds it.
     let gpumem = built("gpumem-command");
     let reports = format!("for report in 1 2 3 4; do {} report {recording} & done; wait", gpumem.display());
     let report = machine().run_program("/bin/sh".as_ref(), &["-c", &reports]);
@@ -188,7 +188,7 @@ fn a_report_has_what_a_killed_program_recorded_last() {
     assert_eq!(report.stdout.matches(&said).count(), 4, "{report}");
 }
 
-/// Somebody has removed the ring, or the machine was started again.
+/// Another process has removed the ring, or the machine was restarted.
 #[test]
 fn a_report_says_if_what_was_recorded_last_is_lost() {
     let folder = Folder::new();
@@ -203,7 +203,7 @@ fn a_report_says_if_what_was_recorded_last_is_lost() {
     assert!(recorded.bytes.len() + recorded.frees <= returned);
 }
 
-/// A clean-up job empties what lies about, and the disk is full: neither may end the program.
+/// A job removes old files, and the disk is full. Neither may end the program.
 #[test]
 fn no_file_is_mapped_into_the_program() {
     let folder = Folder::new();

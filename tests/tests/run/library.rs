@@ -4,16 +4,16 @@ use gpumem_inject::variable;
 
 use super::*;
 
-/// The library that `gpumem run` has put into this folder.
+/// Returns the library that `gpumem run` has put into this folder.
 fn unpacked(cache: &Path) -> PathBuf {
     let entries = fs::read_dir(cache.join("gpumem")).expect("it was unpacked").flatten();
     let is_library = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "so");
     entries.map(|entry| entry.path()).find(is_library).expect("it was unpacked")
 }
 
-/// The driver is in the middle of `cuInit`: what is asked of it may wait for that, or fail. Afterwards the library asks neither CUPTI nor
-/// NVML: a profiler may use the one, and a program that never initialises the other pays nothing for it. A refused allocation is in it,
-/// because the library looks for the device's free memory then.
+/// The driver is inside `cuInit`, so calls of it may wait or fail. Later the library calls neither CUPTI nor NVML: a profiler may use the
+/// first, and a program that never initialises the second must not pay for it. The script has a refused allocation, because the library
+/// looks for the device's free memory then.
 #[test]
 fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_and_nvml_never() {
     let steps = [&ALLOCATES[..], &["call cuMemAlloc_v2 &refused 99999999999999"]].concat();
@@ -39,7 +39,7 @@ fn the_driver_is_not_called_while_it_initialises_itself_and_cupti_and_nvml_never
     }
 }
 
-/// Its hooks stay in the driver, so its code stays in the process too.
+/// Its hooks stay in the driver, so its code must stay in the process.
 #[test]
 fn a_library_with_gpumem_in_it_is_closed() {
     let (folder, cache) = (Folder::new(), Folder::new());

@@ -35,7 +35,7 @@ use gpumem_core::{
 use gpumem_tests::{Library, Outcome, Standin, built, interpreters};
 use tempfile::TempDir;
 
-/// Two blocks, of which one is freed: 36 MiB at most.
+/// The probe allocates two blocks, and frees one of them. It has 36 MiB at most.
 const ALLOCATES: [&str; 6] = [
     "call cuInit 0",
     "call cuDevicePrimaryCtxRetain &context 0",
@@ -90,7 +90,7 @@ fn probe() -> String {
     built("probe").to_str().expect("the path is text").to_owned()
 }
 
-/// Steps of the probe as a shell's words.
+/// Returns steps of the probe as words of a shell.
 fn in_shell(steps: &[&str]) -> String {
     steps.iter().flat_map(|step| [" '", step, "'"]).collect()
 }
@@ -100,7 +100,7 @@ fn run(machine: &Standin, file: &str, command: &[&str]) -> Outcome {
     machine.run_program(&built("gpumem-command"), &[&["run", "-o", file, "--"], command].concat())
 }
 
-/// Runs the probe in it.
+/// Runs the probe under `gpumem run`.
 fn run_probe(machine: &Standin, file: &str, steps: &[&str]) -> Outcome {
     run_with(machine, &[], file, steps)
 }
@@ -138,14 +138,14 @@ fn recorded(file: &str) -> Recorded {
     recorded
 }
 
-/// Returns whether the process of a recording runs, or has not written all.
+/// Returns whether the process of a recording still runs, or has not written all.
 #[track_caller]
 fn lacks_end(file: &str) -> bool {
     let open = File::open(file).unwrap_or_else(|error| panic!("{file}: {error}"));
     Reader::new(open).unwrap_or_else(|error| panic!("{file}: {error}")).definitions().lacks_end()
 }
 
-/// The path of an interpreter whose lines are recorded. `None`, and a line that says so, where there is none.
+/// Returns an interpreter whose lines are recorded. If there is none, it prints a line and returns `None`.
 fn python() -> Option<String> {
     let newest = interpreters().into_values().next_back();
     newest.map(|path| path.into_os_string().into_string().expect("the path is text"))

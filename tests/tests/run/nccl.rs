@@ -1,4 +1,4 @@
-//! Collectives of NCCL in dry runs. A library in C stands for NCCL.
+//! Tests collectives of NCCL in dry runs. A library in C stands for NCCL.
 
 use super::*;
 
@@ -13,10 +13,10 @@ fn collectives_are_skipped_in_a_dry_run() {
     };
     let dry = with(&["--dry"], &[]);
     assert!(dry.succeeded(), "{dry}");
-    // A copy is counted twice: both of its buffers have to be there.
+    // A copy counts twice, because both of its buffers must exist.
     let expected = "reduce large 0: 0\nsend 0: 0\nreduce 0: 2\nreduce in place 0: 0\ngather 0: 6\nscatter 0: 2\nbroadcast 0: 2\nbroadcast of another 0: 0\n";
     assert_eq!(dry.stdout, expected, "{dry}");
-    // Else it is NCCL that is called.
+    // Without a dry run, NCCL itself is called.
     for options in [&[][..], &["--limit", "1GiB"]] {
         let real = with(options, &[]);
         assert_eq!(real.stdout, "NCCL is called\n", "{real}");

@@ -1,18 +1,18 @@
-//! NVML in programs whose cards are not the real ones.
+//! Tests NVML in programs whose cards are not the real ones.
 
 use serde_json::json;
 
 use super::{dry::seen_on, *};
 
-/// It allocates 1000 MiB on the device that its argument names.
+/// The program allocates 1000 MiB on the device that its argument names.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run/nvml.py");
 
-/// It agrees with CUDA before and after the program initialises that, and in processes without it. A GPU that the program does not use is
-/// the real one.
+/// NVML agrees with CUDA before and after the program initialises CUDA, and in processes without CUDA. A GPU that the program does not use
+/// is the real one.
 #[test]
 fn nvml_shows_the_card() {
     let machine = machine().devices(3).env("CUDA_VISIBLE_DEVICES", "2,0");
-    // All, reserved, free and used. The first version of the figures does not know what is reserved.
+    // The figures are all, reserved, free and used. The first version of the call does not have the reserved memory.
     let card = |used: u64| json!([[2048, 2048 - used, used], [2048, 0, 2048 - used, used]]);
     for options in
         [&["--dry", "--card", "2GiB"][..], &["--limit", "2GiB"], &["--dry", "--card", "2GiB", "--card-per-process"]]
@@ -32,7 +32,7 @@ fn nvml_shows_the_card() {
         assert_eq!(seen["others"][2], json!(["Stand-in GPU 2", 0]));
         assert_eq!((&seen["uninitialised"], &seen["error"]), (&json!([1, 1]), &json!(25)));
     }
-    // Only what is used differs if the card is as large as the real one, of which a part is reserved.
+    // If the card is as large as the real one, only the used memory differs. A part of the real card is reserved.
     for options in [&["--dry"][..], &["--limit", "1TiB"]] {
         let Some((seen, _)) = seen_on(&machine, options, &[PROGRAM, "1"]) else { return };
         let (first, second) = (&seen["after"][0][0], &seen["after"][0][1]);
@@ -53,7 +53,7 @@ fn nvml_shows_as_many_cards_as_cuda() {
     assert_eq!(seen["count"], json!(4));
     assert_eq!(seen["child"], json!([card(0), card(0), card(1527), card(0)]));
     assert_eq!(seen["cuda"], json!([24576 - 1527, 24576]));
-    // What is not of the card is that of the GPU.
+    // All other figures are those of the GPU.
     assert_eq!(
         seen["others"],
         json!([["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0], ["Stand-in GPU 1", 0]])
@@ -79,7 +79,7 @@ assert cuda.cuInit(0) == 0";
     assert!(!errors.contains("NVML"), "{errors}");
 }
 
-/// Nothing is made for a single run, so a killed one leaves nothing.
+/// Nothing is made for a single run, so a killed run leaves nothing.
 #[test]
 fn what_stands_before_nvml_is_made_once() {
     let cache = Folder::new();
@@ -99,7 +99,7 @@ fn what_stands_before_nvml_is_made_once() {
     assert_eq!(made().len(), 1);
     let inner = fs::read_dir(cache.0.path().join("gpumem").join(&made()[0])).expect("it is a folder");
     assert_eq!(inner.count(), 1);
-    // Without other cards there is nothing before it.
+    // Without other cards, no library is loaded in front of NVML.
     let plain = Folder::new();
     assert!(run_probe(&machine.env("XDG_CACHE_HOME", plain.0.path()), &file, &ALLOCATES).succeeded());
     assert_eq!(fs::read_dir(plain.0.path().join("gpumem")).expect("it was unpacked").count(), 1);

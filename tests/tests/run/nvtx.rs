@@ -1,4 +1,4 @@
-//! NVTX: ranges are scopes. The program and the other tool are in C, with NVIDIA's own headers.
+//! Tests that ranges of NVTX are scopes. The program and the other tool are in C, with NVIDIA's own headers.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,8 @@ use super::*;
 /// The package with the headers.
 const HEADERS: &str = "nvidia-nvtx==13.5.25";
 
-/// The program, the tool, and what a program that records itself has linked, compiled; `None`, and the test is skipped, if that cannot be done.
+/// Returns the compiled program, the compiled tool, and a program with its own recording. If they cannot be compiled, the test is skipped
+/// and the result is `None`.
 fn compiled() -> Option<[String; 3]> {
     static COMPILED: std::sync::OnceLock<Result<[String; 3], String>> = std::sync::OnceLock::new();
     COMPILED.get_or_init(compile).clone().map_err(|why| skipped(format_args!("no program with NVTX: {why}"))).ok()
@@ -49,7 +50,7 @@ fn compile() -> Result<[String; 3], String> {
     Ok([of("program.c", "program", &[])?, of("tool.c", "tool.so", &library)?, of("linked.c", "linked.so", &library)?])
 }
 
-/// How many MiB were allocated in each scope itself, by name, and the names of all marks.
+/// Returns the MiB that were allocated in each scope itself, by name, and the names of all marks.
 fn by_scope(file: &str) -> (BTreeMap<String, u64>, Vec<String>) {
     let (items, end) = items_of(File::open(file).expect("it is there")).expect("it can be read");
     assert_eq!(end, End::Complete, "{file}");
@@ -99,7 +100,7 @@ fn ranges_are_scopes() {
     assert_eq!(by_scope(&file), expected(), "{outcome}");
 }
 
-/// Names and ranges without end cost a bounded number of scopes.
+/// The cost of names and of ranges without an end is bounded.
 #[test]
 fn ranges_without_end_are_bounded() {
     let Some([program, ..]) = compiled() else { return };
@@ -121,7 +122,7 @@ fn another_tool_gets_every_call() {
     let outcome = run(&machine, &file, &[&program]);
     assert!(outcome.is_clean(), "{outcome}");
     assert_eq!(by_scope(&file), expected(), "{outcome}");
-    // It was initialized, and told 7 pushes, 11 pops, and of two ranges that they begin and end.
+    // The tool was initialized. It counted 7 pushes, 11 pops, and the begin and end of two ranges.
     let counted = fs::read_to_string(counted).expect("the tool has written it");
     assert_eq!(counted, "1 7 11 1 1 2 2 1\n", "{outcome}");
 }

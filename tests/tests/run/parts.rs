@@ -1,11 +1,11 @@
-//! `--max-size` and `--only-peak`.
+//! Tests `--max-size` and `--only-peak`.
 
 use gpumem_core::recording::Reader;
 use gpumem_tests::Random;
 
 use super::*;
 
-/// The sizes of the blocks that are live after so many calls of `until_killed`.
+/// Returns the sizes of the blocks that are live after this many calls of `until_killed`.
 fn expected_live(calls: u64) -> Vec<u64> {
     let (mut live, mut made) = (Vec::new(), 0);
     for number in 1.. {
@@ -36,7 +36,7 @@ fn the_newest_part_is_kept_and_what_is_live_is_known() {
             run_with(&machine(), &["--max-size", "64KiB"], &file, &[&ALLOCATES[..3], &[until.as_str()]].concat());
         assert_eq!(outcome.exit(), "exit status: 137", "{outcome}");
         assert_eq!(folder.names(), ["a.capture"], "{outcome}");
-        // What is live takes some of it, and the functions of stacks are added at the end.
+        // Live blocks take some of the file, and the functions of stacks are added at the end.
         let length = fs::metadata(&file).unwrap().len();
         assert!(length < 128 << 10, "{length}");
         let mut reader = Reader::new(File::open(&file).unwrap()).unwrap();

@@ -1,11 +1,11 @@
-//! Pools that the program registers in its own gpumem are recorded with their parts.
+//! Tests that pools which the program registers in its own gpumem are recorded with their parts.
 
 use gpumem_core::{derive::pools, model::Bytes, report::RegisteredPool};
 use gpumem_tests::{CONTEXT, built};
 
 use super::*;
 
-/// The peak of the program's view, and its pools at the end.
+/// Returns the peak of the program's view, and the pools at the end.
 fn peak_and_pools(file: &str) -> (Bytes, Vec<RegisteredPool>) {
     let mut reader = Reader::new(File::open(file).expect("it is there")).expect("it can be read");
     reader.replay(|_| {}).expect("it can be read");
@@ -27,7 +27,7 @@ fn program(folder: &Folder) -> String {
     program
 }
 
-/// It ends with a part in its block.
+/// The program ends with a part in its block.
 #[test]
 fn parts_of_a_program_in_c_are_recorded() {
     let folder = Folder::new();
@@ -40,7 +40,7 @@ fn parts_of_a_program_in_c_are_recorded() {
     for part in ["the peak was 44 MiB", "\ncache of arena: 28 MiB of 64 MiB\n", "program.c:28"] {
         assert!(outcome.stderr.contains(part), "{part}\n{outcome}");
     }
-    // The main thread does nothing after its block of 8 MiB, while another thread uses the pool.
+    // The main thread does nothing after it has allocated its block of 8 MiB. Another thread uses the pool.
     let beside = run(&machine(), &file, &[&program, "beside"]);
     for part in ["the peak was 44 MiB", "\ncache of arena: 28 MiB of 64 MiB\n"] {
         assert!(beside.is_clean() && beside.stderr.contains(part), "{part}\n{beside}");
@@ -52,7 +52,7 @@ fn parts_of_a_program_in_c_are_recorded() {
         assert!(own.succeeded() && own.stderr.contains(part), "{part}\n{own}");
     }
     assert_eq!(peak_and_pools(&file), (peak, pools.clone()), "{own}");
-    // Its own gpumem records the same.
+    // The program's own gpumem records the same.
     let outcome = machine().env("GPUMEM_CAPTURE", &file).run_program(program.as_ref(), &[]);
     assert!(outcome.is_clean() && outcome.stdout == "registered\n", "{outcome}");
     let (own_peak, own_pools) = peak_and_pools(&file);
@@ -63,7 +63,7 @@ fn parts_of_a_program_in_c_are_recorded() {
     assert!(lines.iter().all(|line| report.stdout.contains(line)), "{report}");
 }
 
-/// What the report says of the program, if this goes wrong.
+/// The report names mistakes of the program.
 #[test]
 fn what_goes_wrong_in_a_pool_is_reported() {
     let folder = Folder::new();
@@ -95,7 +95,7 @@ fn what_goes_wrong_in_a_pool_is_reported() {
     }
 }
 
-/// The part of a recording that `--only-peak` keeps has not the event that says whose the block is.
+/// A recording with `--only-peak` does not have the event that decides the owner of a block.
 #[test]
 fn a_shortened_recording_knows_whose_a_block_is() {
     let folder = Folder::new();
@@ -107,7 +107,7 @@ fn a_shortened_recording_knows_whose_a_block_is() {
     }
 }
 
-/// The library intercepts the program already. A second copy of gpumem would do that through CUPTI, which costs more.
+/// The library already intercepts the program. A second copy of gpumem would use CUPTI, which costs more.
 #[test]
 fn a_recorded_pool_needs_no_second_source() {
     let folder = Folder::new();
@@ -120,7 +120,7 @@ fn a_recorded_pool_needs_no_second_source() {
     assert!(matches!(of_pools[..], [line] if line.starts_with(why)), "{outcome}");
 }
 
-/// What a pool keeps unused has to fit on the card, too.
+/// The unused memory of a pool must fit on the card, too.
 #[test]
 fn a_limit_is_compared_with_the_drivers_blocks() {
     let folder = Folder::new();
@@ -139,7 +139,8 @@ fn a_limit_is_compared_with_the_drivers_blocks() {
     }
 }
 
-/// A program in Rust with the crate `gpumem`, which intercepts allocations itself only through CUPTI: the dispatch table is the library's.
+/// A program in Rust with the crate `gpumem` can only intercept allocations through CUPTI itself, because the library has the dispatch
+/// table.
 #[test]
 fn parts_of_a_program_in_rust_are_recorded() {
     let steps = ["pool arena", "exact", "call cuMemAlloc_v2 &block 67108864", "reserved 67108864"];
@@ -160,7 +161,7 @@ fn parts_of_a_program_in_rust_are_recorded() {
     }
 }
 
-/// Registers pools again and again, as often as would need more numbers than there are.
+/// The program registers pools again and again, more often than there are numbers.
 #[test]
 fn a_pool_that_ends_leaves_its_place_to_another() {
     let folder = Folder::new();

@@ -48,11 +48,11 @@ fn the_summary_begins_with_what_the_driver_refused() {
     let first = outcome.stderr.trim_start().lines().next().unwrap_or_default();
     assert!(first.starts_with("Out of memory: the driver refused 90.95 TiB (device) after "), "{outcome}");
     assert!(first.contains("raw.rs:") && first.contains("while the process had 4 MiB of device 0 in use"), "{outcome}");
-    // Without what the driver keeps. The context takes 527 MiB, other processes 1 GiB.
+    // The total is without the memory that the driver reserves. The context takes 527 MiB, and other processes 1 GiB.
     let second = outcome.stderr.trim_start().lines().nth(1).unwrap_or_default();
     let says = "Device 0 has 15.40 GiB, of which 13.88 GiB were free shortly after. Besides these blocks, 1.51 GiB were in use: by the CUDA context";
     assert!(second.starts_with(says), "{outcome}");
-    // With the peak alone it is not known what was live.
+    // If only the peak is recorded, the live blocks are not known.
     let probe = probe();
     let words = [&["run", "--only-peak", "-o", &file, "--", &probe], &steps[..]].concat();
     let outcome = machine().run_program(&built("gpumem-command"), &words);
@@ -87,7 +87,7 @@ fn a_program_above_the_limit_of_its_peak_ends_with_1() {
         let above = "a.capture: the peak of device 0 was 2 MiB, 1 MiB above the limit of 1 MiB";
         assert_eq!(outcome.stderr.contains(above), exit == 1, "{outcome}");
     }
-    // A limit of a place that there is not is an error of the command, which is not that of the program.
+    // A limit of an unknown place is an error of the command, and not one of the program.
     for (end, exit) in [("exit 0", 2), ("exit 7", 7)] {
         let script = format!("{}{}; {end}", probe(), in_shell(&steps));
         let command = ["run", "--max-peak", "nowhere.py:1=1TiB", "-o", &file, "--", "sh", "-c", &script];
@@ -95,7 +95,7 @@ fn a_program_above_the_limit_of_its_peak_ends_with_1() {
         assert_eq!(outcome.exit(), format!("exit status: {exit}"), "{outcome}");
         assert!(outcome.stderr.contains("--max-peak cannot be checked for `nowhere.py:1`: "), "{outcome}");
     }
-    // A program that fails ends as it does, and one that is not recorded keeps no limit.
+    // A program that fails ends with its own code. A program that is not recorded keeps no limit.
     for (script, exit) in [("exit 7", 7), ("exit 0", 1)] {
         let command = ["run", "--max-peak", "1MiB", "-o", &file, "--", "sh", "-c", script];
         let outcome = machine().run_program(&built("gpumem-command"), &command);
@@ -145,7 +145,7 @@ fn who_waits_sees_that_the_program_has_stopped() {
     let folder = Folder::new();
     let [file, pid] = ["a.capture", "pid"].map(|name| folder.file(name));
     let command = built("gpumem-command").display().to_string();
-    // Continued by its own number, or by that of `gpumem run`.
+    // The program is continued by its own number, or by that of `gpumem run`.
     for continued in ["$program", "$gpumem"] {
         let script = format!(
             "stopped() {{ grep -q '^State:.T' /proc/$1/status; }}
@@ -193,7 +193,7 @@ fn the_program_reads_our_stdin() {
     assert_eq!(outcome.stdout, "some input\n", "{outcome}");
 }
 
-/// Calls the driver as a library does: between it and the lines of Python there is the code of others.
+/// Calls the driver as a library does: code of others is between it and the lines of Python.
 const TRAIN: &str = "\
 import ctypes
 cuda = ctypes.CDLL('libcuda.so.1')

@@ -1,4 +1,4 @@
-//! Reports of a recording while its process runs, ends, or was killed, several at the same time.
+//! Tests reports of a recording while its process runs, ends, or was killed. Several are made at the same time.
 
 use gpumem_tests::built;
 
@@ -23,7 +23,7 @@ fn reports_beside(folder: &Folder, last: &[&str]) -> Outcome {
     machine().run_program("/bin/bash".as_ref(), &["-c", &text])
 }
 
-/// What the process recorded last is there, whenever a report is made.
+/// The newest data of the process is there, whenever a report is made.
 #[test]
 fn a_report_loses_nothing_of_a_process_that_ends() {
     for round in 0..6 {
@@ -41,7 +41,7 @@ fn a_report_loses_nothing_of_a_process_that_ends() {
     }
 }
 
-/// Pinned host memory is reported with its own peak, also if it comes after that of the device. Registered memory is pinned as well.
+/// Pinned host memory is reported with its own peak, also if that comes after the peak of the device. Registered memory is pinned as well.
 #[test]
 fn pinned_memory_after_the_peak_is_reported() {
     let device = "call cuMemAlloc_v2 &a 10485760";

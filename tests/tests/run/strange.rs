@@ -1,8 +1,8 @@
-//! Programs that do what programs rarely do. They must run as without gpumem.
+//! Tests programs that do what programs rarely do. They must run as without gpumem.
 
 use super::*;
 
-/// As daemons do before they begin.
+/// Daemons do this before they begin.
 #[test]
 fn a_program_that_closes_all_descriptors() {
     for options in [&[][..], &["--dormant"]] {
@@ -12,7 +12,7 @@ fn a_program_that_closes_all_descriptors() {
         let steps = [&ALLOCATES[..5], &[&closes, "sleep 300", ALLOCATES[5], "sleep 300"]].concat();
         let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", folder.0.path()), options, &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
-        // The log of the stand-in driver has such a number too, and is text.
+        // The log of the stand-in driver also gets such a number, and is text.
         let own = String::from_utf8(fs::read(&own).unwrap()).unwrap_or_else(|error| panic!("{error}\n{outcome}"));
         assert!(own.lines().all(|line| line.starts_with("cu")), "{own}\n{outcome}");
         if options.is_empty() {
@@ -31,7 +31,7 @@ fn a_program_whose_main_thread_ends() {
         let outcome = run_with(&machine().env("XDG_RUNTIME_DIR", folder.0.path()), options, &file, &steps);
         assert!(outcome.is_clean(), "{outcome}");
         if options.is_empty() {
-            // `/proc/self/exe` cannot be read any more.
+            // The program cannot read `/proc/self/exe` any more.
             assert!(outcome.stderr.contains("raw.rs:"), "{outcome}");
             assert_eq!(recorded(&file), of_allocates(), "{outcome}");
         }
@@ -48,12 +48,12 @@ fn a_program_whose_files_are_limited() {
     assert_eq!(recorded(&file), of_allocates(), "{outcome}");
 }
 
-/// Otherwise the command could not read them unless it is root.
+/// Without these rights, the command could not read the files unless it is root.
 #[test]
 fn a_program_that_leaves_files_without_access() {
     let folder = Folder::new();
     let file = folder.file("a.capture");
-    // A program that waits, and is looked at meanwhile. Only the folder says that it may go on.
+    // The program waits, and its files are looked at. Only a name in the folder says that it may continue.
     let until = "until ls a.pid*.capture > log 2>&1; do sleep 0.01; done; stat -c '%A %n' a.*";
     let steps = in_shell(&[&ALLOCATES[..], &["await_file end"]].concat());
     let (folder_name, probe) = (folder.0.path().display(), probe());

@@ -1,10 +1,10 @@
-//! Two runs at the same time that name the same file.
+//! Tests two runs at the same time that name the same file.
 
 use gpumem_tests::built;
 
 use super::*;
 
-/// Starts a run that waits, another one, and ends the first one either after the second or before it.
+/// Starts a run that waits, and then another one. The first run ends after the second one, or before it.
 fn two_runs(folder: &Folder, options: &str, ends_first: bool) -> Outcome {
     let [gpumem, probe] = ["gpumem-command", "probe"].map(|name| built(name).display().to_string());
     let waits = in_shell(&[&ALLOCATES[..], &["await_file end"]].concat());
@@ -52,7 +52,7 @@ fn names_that_nobody_gave_differ() {
     assert_eq!(recorded(&folder.file("probe.2.capture")).bytes, [8 << 20], "{outcome}");
 }
 
-/// A run that was killed keeps nobody away from its file.
+/// A killed run does not block its file.
 #[test]
 fn after_a_run_that_was_killed() {
     let folder = Folder::new();

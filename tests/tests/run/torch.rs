@@ -1,11 +1,11 @@
-//! `gpumem run --torch`, with a stand-in for PyTorch on the stand-in driver.
+//! Tests `gpumem run --torch`, with a stand-in for PyTorch on the stand-in driver.
 
 use gpumem_tests::{built, interpreters, output_of};
 use serde_json::Value;
 
 use super::*;
 
-/// Trains: tensors of many sizes come and go, and all of the cache goes back once. Some steps have a private pool.
+/// Trains: tensors of many sizes come and go, and the whole cache is returned once. Some steps have a private pool.
 const TRAIN: &str = "\
 import json, os, random, sys
 if 'cuda first' in sys.argv:
@@ -121,7 +121,7 @@ impl Run {
         serde_json::from_str(&outcome.stdout).unwrap()
     }
 
-    /// Why there are no tensors.
+    /// Checks the reason why there are no tensors.
     #[track_caller]
     fn has_none(&self, why: &str) {
         assert!(self.outcome.stderr.contains(why), "{why}\n{}", self.outcome);
@@ -133,7 +133,7 @@ impl Run {
 #[test]
 fn tensors_come_to_what_pytorch_says() {
     let first = [&[][..], &["cuda first"]];
-    // The newest Python runs both ways, the others run one.
+    // The newest Python runs both ways. The others run one of them.
     let ways = interpreters().into_values().rev().zip(1..).flat_map(|(python, number)| {
         first.iter().take(if number == 1 { 2 } else { 1 }).map(move |first| (python.clone(), *first))
     });
@@ -149,7 +149,7 @@ fn tensors_come_to_what_pytorch_says() {
         assert_eq!(device["peak"]["allocated_bytes"], run.said("max_allocated"));
         assert_eq!(device["at_end"]["allocated_bytes"], run.said("allocated"));
         assert_eq!(device["said"]["max_memory_allocated"], run.said("max_allocated"));
-        // What the driver gave is what the allocator had.
+        // The peak of the driver's blocks is the memory of the allocator.
         assert_eq!(report["devices"][0]["peak_bytes"], run.said("reserved"));
         let at_peak = &device["at_device_peak"];
         assert_eq!(at_peak["reserved_bytes"], run.said("reserved"));
@@ -184,7 +184,7 @@ fn tensors_come_to_what_pytorch_says() {
         let pools: Vec<_> = segments.as_array().unwrap().iter().map(|segment| &segment["pool"]).collect();
         assert!(pools.iter().any(|pool| **pool == 0) && pools.iter().all(|pool| pool.is_u64()), "{segments:#}");
         check_replay(&run, "a.capture");
-        // The weights and the largest one are there at the end.
+        // The weights and the largest tensor are live at the end.
         let leaks = run.json(&["--leaks"]);
         assert_eq!(leaks["torch"][0]["tensors"], 5);
         assert_eq!(run.json(&["--at", "start"])["torch"][0]["tensors"], 0);
@@ -206,8 +206,8 @@ fn modules_and_classes_come_to_what_the_program_has() {
         let asked = |sum: &Value| sum["requested_bytes"].as_u64().unwrap();
         assert_eq!(peak["by_class"].as_array().unwrap().iter().map(asked).sum::<u64>(), peak["requested_bytes"]);
         let some = |name: &str| Some(name.to_owned());
-        // In the backward pass of the second step: three weights and states, one gradient, the work of two layers, and what is kept of
-        // three.
+        // In the backward pass of the second step these are live: three weights and states, one gradient, the work of two layers, and the
+        // kept tensors of three.
         assert_eq!(
             sums(&peak["by_class"], "class"),
             [
@@ -225,10 +225,10 @@ fn modules_and_classes_come_to_what_the_program_has() {
             [(None, 64), (some("Net.h.0 … 1"), 36), (some("Net.head"), 16), (some("Net"), 4)],
             "{peak:#}"
         );
-        // No step came after this gradient.
+        // No step followed this gradient.
         let end = sums(&report["torch"]["devices"][0]["at_end"]["by_class"], "class");
         assert!(end.contains(&(some("gradients"), 4)), "{end:?}");
-        // Nobody but the optimizer refers to its state at the end.
+        // At the end, only the optimizer refers to its state.
         let held = run.json(&["--leaks"])["torch"][0]["held"].clone();
         let by: Vec<_> = held.as_array().unwrap().iter().map(|held| held["by"].as_str().unwrap()).collect();
         assert!(by.iter().any(|by| by.contains("images in __main__")), "{held:#}");
@@ -240,7 +240,8 @@ fn modules_and_classes_come_to_what_the_program_has() {
     }
 }
 
-/// Backward passes: an operation in C++ and one in Python, a pass inside of a pass, one that fails, two at once, and a checkpoint.
+/// There are backward passes with an operation in C++ and one in Python, a pass inside of a pass, one that fails, two at once, and a
+/// checkpoint.
 const BACKWARD: &str = "\
 import threading
 import torch
@@ -367,13 +368,13 @@ fn memory_of_a_compiled_kernel_has_the_name_of_the_kernel() {
     fs::write(&compiled, COMPILED).unwrap();
     let outcome = run(&machine(), &file, &[&python, &compiled]);
     assert!(outcome.is_clean(), "{outcome}");
-    // Whoever reads the recording does not have the file.
+    // The reader of a recording does not have the file.
     fs::remove_dir_all(&cache).unwrap();
     let outcome = machine().run_program(&built("gpumem-command"), &["report", "--calls", &file]);
     assert!(outcome.stdout.contains("\n triton_poi_fused_gelu_0 (compiled: cabcdefg….py:8)   64 "), "{outcome}");
 }
 
-/// What a reader of PyTorch's snapshots finds.
+/// Prints what a reader of PyTorch's snapshots finds.
 const READ: &str = "\
 import json, pickle, sys
 snapshot = pickle.load(open(sys.argv[1], 'rb'))
@@ -409,7 +410,7 @@ fn check_snapshot(run: &Run) {
     fs::remove_file(&snapshot).unwrap();
 }
 
-/// The requests that were recorded, replayed in the model of PyTorch's allocator, reserve what the stand-in for PyTorch reserved.
+/// The recorded requests are replayed in the model of PyTorch's allocator. They reserve what the stand-in for PyTorch reserved.
 #[track_caller]
 fn check_replay(run: &Run, file: &str) {
     let outcome = machine().run_program(&built("gpumem-command"), &["what-if", "--json", &run.folder.file(file)]);
@@ -453,7 +454,7 @@ fn an_old_history_that_is_full_is_known_from_its_beginning_on() {
     assert!(run.outcome.is_clean(), "{}", run.outcome);
     let device = &run.json(&[])["torch"]["devices"][0];
     assert!(device["known_from_seconds"].as_f64().unwrap() > 0.0);
-    // What was live then is known all the same: the weights, `largest`, and the segments.
+    // The live memory of that moment is known: the weights, `largest`, and the segments.
     assert_eq!(device["at_end"]["allocated_bytes"], device["said"]["memory_allocated"]);
     assert_eq!(device["at_end"]["reserved_bytes"], device["said"]["memory_reserved"]);
     assert!(run.outcome.stderr.contains("Tensors on device 0 are known from "), "{}", run.outcome);
@@ -491,7 +492,7 @@ fn a_program_without_pytorch_is_recorded_as_ever() {
     assert_eq!(folder.names(), ["a.capture"]);
 }
 
-/// A recording that begins and ends while PyTorch is in use.
+/// The recording begins and ends while PyTorch is in use.
 #[test]
 fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
     let Some(python) = interpreters().into_values().next() else { return };
@@ -523,10 +524,10 @@ fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
     let report = run.json(&[]);
     let device = &report["torch"]["devices"][0];
     assert!(device["known_from_seconds"].as_f64().is_some(), "{report:#}\n{}", run.outcome);
-    // What was there before is known from the end; what came after the recording is not in it.
+    // The memory from before is known from the end. Tensors from after the recording are not in it.
     assert_eq!(device["at_end"]["allocated_bytes"], 50 << 20, "{report:#}");
     assert_eq!(device["at_end"]["reserved_bytes"], 60 << 20, "{report:#}");
-    // Only the new one of the driver's blocks is known.
+    // Of the driver's blocks, only the new one is known.
     assert_eq!(report["devices"][0]["peak_bytes"], 40 << 20);
     assert!(report["missing"]["begins_after_seconds"].as_f64().is_some());
 }

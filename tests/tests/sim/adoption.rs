@@ -23,7 +23,7 @@ fn quiet(gpu: &SimGpu, ctx: &str) -> GpuMemTraceBuilder {
     GpuMemTrace::builder().ctx(ctx).device(gpu.ordinal()).silent(true).thread_local_only()
 }
 
-/// A thread that does what it is sent, as the threads of a pool and the device thread of a framework do.
+/// A thread that runs the work that it is sent, as the threads of a pool and the device thread of a framework do.
 struct Worker {
     jobs: Option<mpsc::Sender<Box<dyn FnOnce() + Send>>>,
     thread: Option<JoinHandle<()>>,
@@ -80,7 +80,7 @@ fn the_device_thread_of_a_framework_counts_for_the_innermost_scope() {
     assert_eq!(used(&train), 47);
     device.run(move || drop(page));
     assert_eq!((used(&train), train.data().peaked.mb()), (7, 40));
-    // The scope ends, and the thread goes on.
+    // The scope ends, and the thread continues.
     drop(train);
     let next = quiet(&gpu, "next").start().unwrap();
     let _alone = device.take(&gpu, 3);
@@ -166,7 +166,7 @@ fn two_threads_that_adopt_the_same_threads_say_so() {
     );
 }
 
-/// What the program waits for on other threads, without a change to the code that is waited for.
+/// A task waits for work on other threads. The code of that work is not changed.
 #[test]
 fn blocking_work_of_tokio_counts_for_the_task_that_waits_for_it() {
     let gpu = simulated_gpu();

@@ -1,5 +1,5 @@
-//! The public types: each has a name, and goes from thread to thread where nothing speaks against it. Most of this test is done by the
-//! compiler.
+//! Tests the public types: each has a name, and can be sent to other threads unless something forbids it. The compiler does most of this
+//! test.
 
 use std::{fmt::Debug, fs, future::Future, path::Path};
 
@@ -33,7 +33,7 @@ fn types_go_from_thread_to_thread() {
     );
 }
 
-/// What is estimated goes from thread to thread as well, and models are data.
+/// Estimates can be sent to other threads as well, and models are data.
 #[test]
 fn estimates_go_from_thread_to_thread() {
     use gpumem_estimate as e;
@@ -42,9 +42,10 @@ fn estimates_go_from_thread_to_thread() {
     each!(data: e::Measured, e::Model, e::Optimizer, e::Part, e::Savings, e::Shape, e::Step, e::Tensors);
 }
 
-/// A tracker writes to what the program gave it, so it is `Send` and not `Sync`. Entering is left on the same thread.
+/// A tracker writes to the output that the program gave it, so it is `Send` and not `Sync`. The thread that entered a scope has to leave
+/// it.
 #[test]
-fn the_others_say_so() {
+fn trackers_can_be_sent_and_entered_scopes_cannot() {
     fn sends<T: Send + Unpin>() {}
     fn stays<T: Unpin + Debug>() {}
     sends::<tracker::MemTracker>();
@@ -54,7 +55,7 @@ fn the_others_say_so() {
 
 /// The futures of the library are as `Send`, `Sync` and `Unpin` as the futures in them, and have names.
 #[test]
-fn futures_are_as_their_futures() {
+fn wrapped_futures_stay_send_sync_and_unpin() {
     fn future<T: Future<Output = u8> + Send + Sync + Unpin>(_: &T) {}
     // The devices of a process are chosen once, and another test here needs simulated ones.
     sim::SimGpu::install(Bytes::gib(16)).expect("GPUMEM_SIM is not set");
@@ -66,8 +67,7 @@ fn futures_are_as_their_futures() {
     future(&handed);
 }
 
-/// What a program names most often is at the root, and the rest in modules. More than three dozen names at the root are too many to
-/// read.
+/// The names that programs use most are at the root, and the rest in modules. More than three dozen names at the root are too many to read.
 #[test]
 fn the_root_has_about_three_dozen_names() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gpumem/src/lib.rs");

@@ -1,4 +1,4 @@
-//! What of `gpumem-burn` needs no burn, with its unit tests. The crate itself is outside of the workspace.
+//! The part of `gpumem-burn` that needs no burn, with its unit tests. The crate itself is outside of the workspace.
 
 #![allow(dead_code, unreachable_pub, reason = "burn's devices are the users")]
 

@@ -1,4 +1,4 @@
-//! Gauges of the program. The newest one is that of the whole process, so each test runs in a process of its own.
+//! Tests gauges of the program. The newest gauge is that of the whole process, so each test runs in a process of its own.
 
 use std::{
     panic::catch_unwind,
@@ -23,7 +23,7 @@ fn free(mib: u64) {
     IN_USE.fetch_sub(mib << 20, SeqCst);
 }
 
-/// Runs the test of this name in a process of its own: `None` there.
+/// Runs the test of this name in a process of its own. Returns `None` in that process.
 fn alone(test: &str, env: &[(&str, &str)]) -> Option<Ended> {
     if part().is_some() {
         // From now on reports are kept.
@@ -33,7 +33,7 @@ fn alone(test: &str, env: &[(&str, &str)]) -> Option<Ended> {
     Some(OwnProcess::new(&format!("custom_gauge::{test}")).part("alone").envs(env).passes())
 }
 
-/// Until a reading has seen it.
+/// Waits until a reading has seen the change.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !is_so() {
@@ -121,13 +121,13 @@ fn what_names_a_gauge_or_a_device_does_not_use_it() {
             assert_eq!((trace.data().source, trace.data().used.mb()), (Source::Simulation, 1));
         }
     }
-    // What the thread allocates elsewhere says nothing about the gauge.
+    // The thread's allocations elsewhere say nothing about the gauge.
     let trace = start().start().unwrap();
     let _block = gpu.alloc(Bytes::mib(1)).unwrap();
     assert!(!trace.to_string().contains('['), "{trace}");
 }
 
-/// What a function does wrong is no figure, and no end of the program.
+/// A function that fails gives no figure, and does not end the program.
 #[test]
 fn functions_that_fail() {
     static IS_KNOWN: AtomicU64 = AtomicU64::new(1);
@@ -156,7 +156,7 @@ fn functions_that_fail() {
     trace.report();
     assert_eq!(reported_lines(), ["△Used Peaked MB:      ?      ?"]);
     assert_eq!(start().data().gauge, Gauge::Off);
-    // The open trace of the same name goes on with the new function.
+    // The open trace of the same name continues with the new function.
     set_gauge(Gauge::custom("maybe", || Bytes::mib(9)));
     assert!(!trace.data().stale && trace.data().used.mb() == 9);
     drop(trace);
@@ -170,7 +170,7 @@ fn functions_that_fail() {
     }
 }
 
-/// The function uses gpumem itself: it gets an answer, and the trace that called it too.
+/// The function uses gpumem itself: both it and the trace that called it get an answer.
 #[test]
 fn functions_that_call_gpumem() {
     static INNER: Mutex<Vec<Gauge>> = Mutex::new(Vec::new());
@@ -191,7 +191,7 @@ fn functions_that_call_gpumem() {
     assert_eq!(*INNER.lock().unwrap(), [Gauge::Off]);
 }
 
-/// The thread that drops a trace holds a lock for which the function waits on the sampler's thread.
+/// The thread that drops a trace holds a lock. The function waits for that lock on the sampler's thread.
 #[test]
 fn a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock() {
     if alone("a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock", &[]).is_some() {
@@ -209,7 +209,7 @@ fn a_function_that_waits_for_the_thread_of_a_trace_is_no_deadlock() {
     for _ in 0..10 {
         let trace = GpuMemTrace::builder().silent(true).start().unwrap();
         let held = of_program.lock().unwrap();
-        // The sampler's thread waits by now.
+        // Now the sampler's thread waits.
         thread::sleep(Duration::from_millis(5));
         allocate(1);
         assert_eq!(trace.data().used.mb(), 1);

@@ -153,7 +153,7 @@ fn tables_stand_in_80_columns_whatever_scopes_are_called() {
             assert!(!line.contains(|c: char| c.is_control()), "{line:?}");
         }
     }
-    // Names may be cut off, figures are not.
+    // Names may be cut, figures are not.
     let whole = texts[0]
         .lines()
         .find(|line| line.starts_with(" (whole process)") && line.contains(" 4096 "))
@@ -172,17 +172,17 @@ fn run(part: &str, variables: &[(&str, &str)]) -> Ended {
     own_process(part, variables).run()
 }
 
-/// One that ends well.
+/// Does the same. The process must end well.
 #[track_caller]
 fn passes(part: &str, variables: &[(&str, &str)]) -> Ended {
     own_process(part, variables).passes()
 }
 
-/// The function that `run` runs.
+/// Runs the part that the process was started for.
 #[test]
 fn child() {
     let Some(part) = part() else { return };
-    // libtest has begun a line.
+    // The test runner has begun a line.
     println!();
     let (_, run) = CHILDREN.iter().find(|(name, _)| *name == part).expect("it is on the list");
     run();

@@ -1,4 +1,4 @@
-//! The allocator's statistics under PyTorch's names. `gpu_exact` compares them with what a random program adds up.
+//! Tests the allocator's statistics under PyTorch's names. `gpu_exact` compares them with the sums of a random program.
 
 use gpumem::{Bytes, GpuMemTrace, sim::SimGpu};
 
@@ -16,7 +16,7 @@ fn a_device_is_a_number_or_the_current_one() {
     assert!(gpumem::torch::reset_peak_memory_stats(5000).is_err_and(|error| error.is_unknown_device()));
 }
 
-/// A device that cannot be read still has its allocations.
+/// A device that cannot be read still reports its allocations.
 #[test]
 fn a_pool_that_cannot_be_read_is_reported() {
     let gpu = SimGpu::install(Bytes::gib(1)).unwrap();
@@ -27,13 +27,13 @@ fn a_pool_that_cannot_be_read_is_reported() {
     assert_eq!(gpumem::torch::memory_allocated(id), Ok(Bytes::mib(3)));
     assert!(gpumem::torch::memory_reserved(id).is_err() && gpumem::torch::max_memory_reserved(id).is_err());
     assert_eq!(gpumem::torch::memory_stats(id).unwrap().reserved, None);
-    // All or nothing begins anew.
+    // If one peak cannot be reset, none is.
     drop(block);
     assert!(gpumem::torch::reset_peak_memory_stats(id).is_err());
     assert_eq!(gpumem::torch::max_memory_allocated(id), Ok(Bytes::mib(3)));
 }
 
-/// Every live block and no other, with where it comes from.
+/// The snapshot has each live block and no other, with its scope and line.
 #[test]
 fn a_snapshot_has_every_live_block() {
     let gpu = SimGpu::install(Bytes::gib(1)).unwrap();

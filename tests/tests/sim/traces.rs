@@ -1,5 +1,4 @@
-//! The guard: every example of fastai's documentation with its exact lines, the figures, the
-//! threads.
+//! Tests the guard: its figures, its threads, and each example of fastai's documentation with its exact lines.
 
 mod fastai;
 mod sampled;
@@ -268,7 +267,7 @@ fn what_overlaps_another_threads_trace_says_so() {
     assert!(!overlapped(&trace) && !trace.data().own_scope && !trace.to_string().contains('['), "{trace}");
 }
 
-/// This is what a user sees: one thread prepares blocks, another one uses and frees them, and both are traced.
+/// One thread prepares blocks, another one uses and frees them, and both are traced.
 #[test]
 fn a_trace_beside_another_threads_agrees_with_the_summary() {
     let gpu = simulated_gpu();
@@ -320,7 +319,7 @@ fn what_a_simulated_device_has_can_be_allocated() {
     let gpu = SimGpu::install(Bytes::gib(1 << 20)).expect("GPUMEM_SIM is not set");
     let trace = quiet().start().expect("a simulated device");
     let (block, other) = (gpu.alloc(Bytes::gib(300 << 10)).expect("there is room"), simulated_gpu());
-    // The addresses of a device are its own in the ledger, whichever device comes after it.
+    // Devices do not share addresses, however many devices follow.
     let blocks: Vec<_> =
         (0..4).map(|_| (gpu.alloc(Bytes::gib(100 << 10)).expect("there is room"), mib(&other, 1))).collect();
     assert_eq!(trace.data().used.get(), 700 << 40);

@@ -1,4 +1,4 @@
-//! What a guard does while traces are off, in processes of their own: with a simulated device and without a device.
+//! Tests a guard while traces are off, in processes of their own: with a simulated device and without a device.
 
 use allocation_counter::measure;
 use gpumem::{Bytes, Gauge, GpuMemTrace, gpu_mem_trace, sim::SimGpu};
@@ -14,7 +14,7 @@ fn guards() {
     traced();
 }
 
-/// The first guard finds out that traces are off. The others allocate nothing, so they copy no name.
+/// The first guard finds out that traces are off. The other guards allocate nothing, so they copy no name.
 fn guards_cost_nothing() {
     guards();
     let allocated = measure(guards);

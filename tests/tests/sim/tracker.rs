@@ -1,4 +1,4 @@
-//! The tracker, with its whole text.
+//! Tests the tracker, with its whole text.
 
 use std::{
     fs::{self, File},
@@ -17,12 +17,12 @@ use gpumem::{
 };
 use gpumem_tests::without_line_numbers;
 
-/// Where a tracker of a test writes.
+/// The output of a tracker in a test.
 #[derive(Clone, Default)]
 struct Page(Arc<Mutex<Vec<u8>>>);
 
 impl Page {
-    /// What was written since the last call, without the numbers of this file's lines.
+    /// Returns what was written since the last call, without the line numbers of this file.
     fn take(&self) -> String {
         let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
         without_line_numbers(&text)
@@ -39,7 +39,7 @@ impl Write for Page {
     }
 }
 
-/// Returns a simulated device of its own for the calling test, with a tracker and what that writes.
+/// Returns a new simulated device for the calling test, a tracker, and the tracker's output.
 fn gpu() -> (SimGpu, MemTracker, Page) {
     let gpu = SimGpu::install(Bytes::gib(64)).expect("GPUMEM_SIM is not set");
     gpu.make_current();
@@ -54,7 +54,7 @@ fn gpu() -> (SimGpu, MemTracker, Page) {
     (gpu, tracker, page)
 }
 
-/// Small enough to be known by its scopes alone.
+/// Allocates a block that is too small for a stack, so only its scopes are known.
 fn kib(gpu: &SimGpu, kib: u64) -> SimBlock {
     gpu.alloc_async(Bytes::kib(kib)).unwrap()
 }
@@ -197,7 +197,7 @@ fn scopes_of_other_threads() {
     assert_eq!(changes(&page), [" -   12  4 × 3 KiB  load"]);
 }
 
-/// Each difference is right whatever comes and goes meanwhile: all of them together are what is there in the end.
+/// Each difference is right, whatever comes and goes in between. All differences together are what exists at the end.
 #[test]
 fn while_others_allocate_and_label() {
     let (gpu, mut tracker, _page) = gpu();

@@ -1,4 +1,4 @@
-//! Amounts of attributes are read by the compiler, with the rules of the library.
+//! Tests that the compiler reads amounts in attributes by the rules of the library.
 
 use amount::bytes;
 

@@ -55,7 +55,7 @@ fn parameter_only(_input: SimBlock) {}
 
 #[test]
 fn are_those_of_the_function() {
-    // On a device of their own, so that no other test sees what is taken between two of these reports.
+    // This test has its own device, so that no other test sees the memory between two of these reports.
     gpus()[1].make_current();
     let input = take(1, 10);
     assert_eq!(lines(|| forward(input)), ["△Used Peaked MB:     10    512 (forward: exit)"]);
@@ -64,7 +64,7 @@ fn are_those_of_the_function() {
     let input = take(1, 10);
     assert_eq!(lines(|| parameter_only(input)), ["△Used Peaked MB:      0      0 (parameter_only: exit)"]);
 
-    // What a body does not move is dropped after its report, named or not.
+    // An argument that the body does not move is dropped after the report, whether the body names it or not.
     for future in [
         (|input| Box::pin(consumes(input)) as Pin<Box<dyn Future<Output = Bytes>>>) as fn(SimBlock) -> _,
         |input| Box::pin(names_nothing(input)),

@@ -1,4 +1,4 @@
-//! Functions of every kind.
+//! Tests functions of every kind.
 
 use super::*;
 
@@ -175,7 +175,7 @@ fn leave_all_names_to_the_user() {
     check(|| assert_eq!(hygienic(1, 2, 3), 7), ["hygienic"]);
 }
 
-/// Reports into the same lines when it is dropped.
+/// Reports to the same lines when it is dropped.
 struct Says;
 
 impl Drop for Says {

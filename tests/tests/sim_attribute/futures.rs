@@ -1,4 +1,4 @@
-//! `async fn`, functions that return a future, and `#[async_trait]`.
+//! Tests `async fn`, functions that return a future, and `#[async_trait]`.
 
 use super::*;
 
@@ -270,7 +270,7 @@ fn of_async_trait_drop_their_arguments_as_they_did() {
             let mut traced = Vec::new();
             let reported = reports(|| traced = drops(service, polls));
             assert_eq!(traced, plain, "{polls} polls");
-            // The rows are those of the body, however the method is written out.
+            // The rows are those of the body, in each form of the method.
             let rows = reported.iter().map(|report| report.lines.len()).collect::<Vec<_>>();
             assert_eq!(rows, [vec![], vec![2, 2], vec![4, 3]][polls], "{reported:#?}");
         }

@@ -1,4 +1,4 @@
-//! `impl` blocks.
+//! Tests `impl` blocks.
 
 use super::*;
 

@@ -52,7 +52,7 @@ fn lines<T>(run: impl FnOnce() -> T) -> Vec<String> {
     reports(run).iter().map(alone).collect()
 }
 
-/// Nested traces are indented, and so are their contexts here.
+/// Nested traces are indented. Their contexts in this list are indented as well.
 fn exit(ctx: &str) -> String {
     let name = ctx.trim_start();
     format!("△Used Peaked MB:      0      0{} ({name}: exit)", &ctx[..ctx.len() - name.len()])

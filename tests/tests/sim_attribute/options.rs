@@ -1,4 +1,4 @@
-//! Each option.
+//! Tests each option.
 
 use super::*;
 

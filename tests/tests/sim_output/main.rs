@@ -21,7 +21,7 @@ mod model {
         need(gpu, 8);
     }
 
-    /// Every 250th sequence is long.
+    /// Each 250th sequence is long.
     #[gpu_mem_trace]
     pub(crate) fn attention(gpu: &SimGpu, step: u64) {
         need(gpu, if step % 250 == 249 { 512 } else { 64 });
@@ -45,7 +45,7 @@ fn train(gpu: &SimGpu) {
     (0..STEPS).for_each(|number| step(gpu, number));
 }
 
-/// Run in processes of their own, by the test below.
+/// The test below runs this one in processes of its own.
 #[test]
 fn program() {
     if part().is_some() {
@@ -58,7 +58,7 @@ fn printed(filter: &str) -> String {
     process.passes().stderr.lines().map(without_time).collect()
 }
 
-/// Without the time of the worst call, which is at the end of a row of statistics.
+/// Removes the time of the worst call, which ends a row of statistics.
 fn without_time(line: &str) -> String {
     match line.strip_suffix(" s").and_then(|line| line.rsplit_once(' ')) {
         Some((rest, _)) => format!("{rest} N s\n"),

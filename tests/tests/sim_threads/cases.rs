@@ -1,4 +1,4 @@
-//! What the tests in `main.rs` run. In a usual run these do nothing: each belongs to a [`part`], the name of its module.
+//! The tests that `main.rs` runs. In a usual run these do nothing: each belongs to a [`part`], which has the name of its module.
 
 use std::sync::{Barrier, LazyLock, Mutex, mpsc};
 use std::thread;
@@ -22,7 +22,7 @@ fn in_part(run: impl FnOnce()) {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// As rayon's: threads without names, which take jobs.
+/// Threads without names, which take jobs, like those of rayon.
 struct Pool {
     jobs: Mutex<mpsc::Sender<Job>>,
 }
@@ -44,7 +44,7 @@ impl Pool {
         Self { jobs: Mutex::new(jobs) }
     }
 
-    /// Runs it `count` times, at the same time on as many threads as there are.
+    /// Runs the job `count` times, on all threads at the same time.
     fn run(&self, count: usize, job: fn()) {
         let (done, all) = mpsc::channel();
         for _ in 0..count {
@@ -69,7 +69,7 @@ fn in_a_pool() {
         let block = take(256);
         FOUR.wait();
         drop(block);
-        // Nobody takes the next one before all have dropped this one.
+        // No thread takes another block before all have dropped this one.
         FOUR.wait();
     });
 }
@@ -193,7 +193,7 @@ mod named {
     }
 }
 
-/// Two tests of a process come here before and after something happens.
+/// Two tests of a process wait here for each other.
 static BOTH: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
 
 mod beside {
@@ -296,7 +296,7 @@ mod traced_worker {
     }
 }
 
-/// The tests in it have the memory of the device to themselves, one after the other, although they run at the same time.
+/// The tests in it run at the same time, but each waits until it has the memory of the device to itself.
 mod all {
     use super::*;
 
@@ -366,7 +366,7 @@ mod all {
         });
     }
 
-    /// It needs memory that would be counted.
+    /// It uses memory that another test would count.
     #[gpu_mem_test(max_peak = "512 MB", leaks = 0)]
     fn waits() {
         in_part(|| {
@@ -385,7 +385,7 @@ mod all {
         });
     }
 
-    /// Its own budget counts one thread, and a part of it is alone.
+    /// Its own budget counts one thread. A part of it counts all threads.
     #[gpu_mem_test(max_peak = "5 MB")]
     fn nested() {
         in_part(|| {

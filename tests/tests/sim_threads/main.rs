@@ -1,4 +1,4 @@
-//! Budgets beside other threads. Each test here starts this executable again, which then runs some of `cases` as `cargo test` does.
+//! Tests budgets beside other threads. Each test here starts this executable again, which then runs some of `cases` as `cargo test` does.
 
 mod cases;
 
@@ -84,13 +84,13 @@ fn a_pool_is_not_counted_so_the_result_is_not_known() {
             "GpuMemTrace::handle",
             "or, if they do not concern this function, say so with the option thread_local",
         ]);
-        // Nothing is claimed of what a budget does not limit, and of threads that the user leaves out.
+        // A test without a limit passes, and so does a budget that leaves other threads out.
         ended.passes("without_a_limit").passes("of_one_thread_only");
-        // What is over its limit for certain is said to be so.
+        // A limit that is certainly exceeded is reported.
         ended
             .fails("over_the_limit")
             .says(&["peak <= 1 MiB: it was 2 MiB", "meanwhile other threads allocated (not counted)"]);
-        // A test's own panic stays its own.
+        // A panic of the test itself is not changed.
         ended.fails("that_panics").says(&["its own panic"]);
         assert!(!ended.text.contains("`sim_threads::cases::pool::that_panics` kept"), "{}", ended.text);
     }
@@ -113,7 +113,7 @@ fn a_thread_with_a_name_is_named() {
         "1 GiB in 1 block: thread `loader`, tests/sim_threads/cases.rs:",
         ", from tests/sim_threads/cases.rs:",
     ]);
-    // It began before the budget did, and works for nobody known.
+    // The thread began before the budget, so it is not known for whom it works.
     ended.fails("a_framework").says(&["64 MiB in 1 block: thread `DSD-0-0`"]);
 }
 
@@ -122,14 +122,14 @@ fn tests_without_a_budget_do_not_disturb() {
     tested("beside", 4, &[]).all_pass(2);
 }
 
-/// Its threads have the name of the test that used it first.
+/// The threads have the name of the test that used them first.
 #[test]
 fn a_pool_that_another_test_began_is_not_taken_for_its_own() {
     let ended = tested("pool_of_another", 4, &[]);
     ended.passes("begins_the_pool").fails("uses_the_pool").says(&[": a thread without a name (the system calls it `"]);
 }
 
-/// It is in a scope, but not in that of the budget.
+/// The thread is in a scope, but not in that of the budget.
 #[test]
 fn a_worker_of_the_test_that_is_traced_by_itself_is_not_counted_either() {
     let ended = tested("traced_worker", 4, &[]);

@@ -1,4 +1,4 @@
-//! Threads without a scope whose allocations count for a scope of another thread: the name is read in a hook.
+//! Tests threads without a scope whose allocations count for a scope of another thread. A hook reads the name of the thread.
 
 use gpumem_tests::{CONTEXT, Standin, check};
 

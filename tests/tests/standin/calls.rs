@@ -1,4 +1,4 @@
-//! Exact figures through the dispatch table and through CUPTI: each way to allocate, to the byte.
+//! Tests exact figures through the dispatch table and through CUPTI: each way to allocate, to the byte.
 //!
 //! Each case is a machine and a script for the probe, with the answers behind the commands; see `gpumem_tests::check`.
 
@@ -78,7 +78,7 @@ fn live_memory_is_listed_by_kind() {
                   status = gauge=exact source=SOURCE events=7 untracked=0 lost=0 device=3/2 pool=20/1 managed=300/1 pinned host=4050/2 \
                   vmm=2097152/1 by=LIBRARY why=none";
     check_exact(&both_sources(), script);
-    // And what is given back is not live any more.
+    // Freed memory is not live any more.
     let freed = "call cuMemFree_v2 a; call cuMemFreeAsync b 0; call cuMemFree_v2 c; call cuMemFreeHost d; call cuMemRelease e; \
                  call cuMemHostUnregister 0x10000; call cuArrayDestroy f; figures 0 = 0 2097175; \
                  status = gauge=exact source=SOURCE events=14 untracked=0 lost=0 by=LIBRARY why=none";
@@ -86,7 +86,7 @@ fn live_memory_is_listed_by_kind() {
     check_exact(&both_sources(), &format!("{allocated}{freed}"));
 }
 
-/// The result is looked at before anything else of a call: what a failed call was to fill in may be anything.
+/// The result of a call is read first. After a failed call, its out-parameters may have any value.
 #[test]
 fn an_allocation_that_fails_counts_nothing() {
     let allocations = [
@@ -106,7 +106,7 @@ fn an_allocation_that_fails_counts_nothing() {
         ("cuMipmappedArrayCreate", "&a array3d:8x8x0:0x20:1 4"),
     ];
     each(&allocations, |(function, arguments)| {
-        // `a` is then the address of a block that is alive, or nothing that could be read.
+        // `a` is the address of a live block here, or an address that cannot be read.
         let nowhere = arguments.replace("&a", "0").replace("&pitch", "0");
         let live = "gauge=exact source=SOURCE events=1 untracked=0 lost=0 device=1000/1 by=LIBRARY why=none";
         let script = format!(
@@ -114,7 +114,7 @@ fn an_allocation_that_fails_counts_nothing() {
              call {function} {arguments} = 2; call {function} {nowhere} = 2; figures = 1000 0; status = {live}; \
              call cuMemFree_v2 live; figures = 0 1000"
         );
-        // There was one of each before: `live`, and a page that gpumem asks for to know the number of a block.
+        // There was one call of each before: for `live`, and for a page with which gpumem asks for the number of a block.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(function) { 2 } else { 1 };
         // Another test checks the notice.
         let machine = Standin::new()
@@ -134,7 +134,7 @@ fn an_allocation_that_fails_counts_nothing() {
     );
 }
 
-/// A free that fails is as if it had not been asked for.
+/// A free that fails has no effect.
 #[test]
 fn a_free_that_fails_gives_nothing_back() {
     each(
@@ -153,7 +153,7 @@ fn a_free_that_fails_gives_nothing_back() {
                  figures = {bytes} 0; call {free} {arguments}; figures = 0 {bytes}; call {free} {arguments} = 999; \
                  figures = 0 {bytes}"
             );
-            // One page that gpumem asks for to know the number of a block was released before.
+            // gpumem has released one page before, with which it asks for the number of a block.
             let from = if *free == "cuMemRelease" { 2 } else { 1 };
             // The second fault counts only the calls that the first lets pass.
             let fault = |calls: String| format!("{free}=999@{calls}");
@@ -193,7 +193,7 @@ fn frees_of_unknown_blocks() {
             let script =
                 format!("{CONTEXT}; call {alloc}; exact; call {free}; figures = {figures}; figures 0 = {figures}");
             check(&both_sources(), &script);
-            // One that fails is none.
+            // A free that fails has no effect.
             let function = free.split(' ').next().unwrap_or_default();
             let script = format!("{CONTEXT}; call {alloc}; exact; call {free} = 999; figures = 0 0");
             check(&Standin::new().fail(format!("{function}=999")).with_each_source(), &script);
@@ -209,7 +209,7 @@ fn frees_of_unknown_blocks() {
             "call cuMemAllocAsync &a 1000 0; call cuMemFreeAsync a 0; call cuMemFreeAsync a 0 = 1; figures = 0 1000",
             "call cuMemCreate &h 2097152 on:0 0; call cuMemRelease h; call cuMemRelease h = 1; figures = 0 2097152",
             "call cuArrayDestroy 0x77 = 400; call cuMemFreeHost 0x77 = 1; call cuMemHostUnregister 0x77 = 713; figures = 0 0",
-            // Freed by another thread, and in another context.
+            // The block is freed by another thread, and in another context.
             "call cuMemAlloc_v2 &a 1000; other_thread call cuCtxSetCurrent ctx | call cuMemFree_v2 a; figures = 0 1000",
             "call cuMemAlloc_v2 &a 1000; call cuCtxCreate_v2 &other 0 0; call cuMemFree_v2 a; figures = 0 1000",
         ],
@@ -218,7 +218,7 @@ fn frees_of_unknown_blocks() {
 }
 
 #[test]
-fn subscribed_twice_is_once() {
+fn a_second_subscription_has_no_effect() {
     check_exact(&both_sources(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
     for _ in 0..5 {
         check(&Standin::new().set("yields=1").with_each_source(), "rush 16 = done");
@@ -229,10 +229,10 @@ fn subscribed_twice_is_once() {
 fn while_the_process_ends() {
     each(
         &[
-            // Freed by a handler that runs after `main`, and by one that was set before gpumem's own.
+            // The block is freed by a handler that runs after `main`, and by one that was set before gpumem's own.
             "call cuMemAlloc_v2 &a 1000; at_exit call cuMemFree_v2 a",
             "call cuMemAlloc_v2 &a 1000; at_exit call cuMemFree_v2 a | call cuMemAlloc_v2 &b 1000 | status",
-            // While a thread's locals are destroyed.
+            // The block is freed while a thread's locals are destroyed.
             "call cuMemAlloc_v2 &a 1000; at_thread_exit call cuCtxSetCurrent ctx | call cuMemFree_v2 a; figures = 0 1000",
             "at_thread_exit call cuCtxSetCurrent ctx | call cuMemAlloc_v2 &a 1000; figures = 1000 0",
             "at_exit call cuDevicePrimaryCtxReset_v2 0 | call cuDevicePrimaryCtxRelease_v2 0",
@@ -249,7 +249,7 @@ fn while_the_process_ends() {
 
 #[test]
 fn a_forked_process_counts_nothing_and_does_not_hang() {
-    // CUDA does not work in it, whatever it is asked.
+    // CUDA does not work in the child, whatever it calls.
     let child = "fork figures | status | new | call cuMemAlloc_v2 &b 1000 = 3 | call cuMemFree_v2 a = 3 | exact | drop";
     let script =
         format!("call cuMemAlloc_v2 &a 1000; {child}; figures 0 = 1000 0; call cuMemFree_v2 a = 0; figures 0 = 0 1000");
@@ -260,7 +260,7 @@ fn a_forked_process_counts_nothing_and_does_not_hang() {
         let of_child: Vec<_> = outcome.answers("figures");
         ensure(of_child == ["0 0, stale"], "the child measured something", &outcome);
     }
-    // A thread of the parent's may be in the middle of things.
+    // A thread of the parent may be inside gpumem or the driver at the fork.
     let busy = "fork status | new | drop";
     check(&both_sources(), &format!("{CONTEXT}; sampled; exact; {busy}; {busy}; {busy}; drop; drop"));
 }
@@ -273,7 +273,7 @@ fn a_trace_that_was_open_at_a_fork_reports_in_the_parent_alone() {
     }
 }
 
-/// Whatever the threads of the parent were at, such as holding the lock of stderr: 300 children for each source.
+/// The threads of the parent may do anything at the fork, such as hold the lock of stderr. There are 300 children for each source.
 #[test]
 fn no_child_of_a_fork_hangs_or_prints() {
     let machines = Standin::new().env("GPUMEM_LEAKS", "1").with_each_source();
@@ -292,17 +292,17 @@ fn events_are_of_the_right_device() {
         &[
             "call cuCtxSetCurrent c1; call cuMemAlloc_v2 &a 1000; figures 0 = 0 0; figures 1 = 1000 0; \
              call cuCtxSetCurrent c0; call cuMemFree_v2 a; figures 0 = 0 0; figures 1 = 0 1000",
-            // The stream's device, whatever is current.
+            // The device is that of the stream, whatever is current.
             "call cuCtxSetCurrent c1; call cuStreamCreate &s 0; call cuCtxSetCurrent c0; call cuMemAllocAsync &a 1000 s; \
              figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
             "call cuCtxSetCurrent c0; call cuStreamCreate &s 0; call cuMemAllocAsync &a 7 s; call cuCtxSetCurrent c1; \
              call cuMemAllocAsync &b 20 s; call cuMemAllocAsync &d 300 0; figures 0 = 27 0; figures 1 = 300 0",
-            // A handle that is given out again, on the other device.
+            // A handle is given out again, on the other device.
             "call cuCtxSetCurrent c0; call cuStreamCreate &s 0; call cuMemAllocAsync &a 7 s; call cuStreamDestroy_v2 s; \
              call cuCtxSetCurrent c1; call cuStreamCreate &t 0; call cuMemAllocAsync &b 20 t; figures 0 = 7 0; figures 1 = 20 0",
             "call cuMemPoolCreate &p on:0; call cuMemPoolDestroy p; call cuMemPoolCreate &q on:1; call cuCtxSetCurrent c0; \
              call cuMemAllocFromPoolAsync &a 7 q 0; figures 0 = 0 0; figures 1 = 7 0",
-            // The pool's device, whatever the stream is on.
+            // The device is that of the pool, whatever the stream's is.
             "call cuDeviceGetDefaultMemPool &p 1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \
              figures 0 = 0 0; figures 1 = 1000 0; call cuMemFreeAsync a 0; figures 1 = 0 1000",
             "call cuMemPoolCreate &p on:1; call cuCtxSetCurrent c0; call cuMemAllocFromPoolAsync &a 1000 p 0; \
@@ -311,11 +311,11 @@ fn events_are_of_the_right_device() {
              figures 0 = 0 0; figures 1 = 1000 0",
             "call cuCtxSetCurrent c1; call cuStreamCreateWithPriority &s 1 0; call cuCtxSetCurrent c0; \
              call cuMemAllocAsync_ptsz &a 1000 s; figures 0 = 0 0; figures 1 = 1000 0",
-            // On the device that the properties name, without any context.
+            // The device is the one that the properties name, even without a context.
             "call cuMemCreate &h 2097152 on:1 0; figures 0 = 0 0; figures 1 = 2097152 0; call cuMemRelease h; figures 1 = 0 2097152",
             "call cuCtxCreate_v2 &x 0 1; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c0; call cuMemAlloc_v2 &b 20; \
              call cuArrayCreate_v2 &d array:10:0x01:1; figures 0 = 30 0; figures 1 = 7 0",
-            // A context that comes where another one was.
+            // A context has the handle of an earlier one.
             "call cuCtxCreate_v2 &x 0 0; call cuMemAlloc_v2 &a 7; call cuMemFree_v2 a; call cuCtxDestroy_v2 x; \
              call cuCtxCreate_v3 &y 0 0 0 1; call cuMemAlloc_v2 &a 20; figures 1 = 20 0",
             "other_thread call cuCtxSetCurrent c1 | call cuMemAlloc_v2 &a 7; other_thread call cuCtxSetCurrent c0 | call cuMemAlloc_v2 &b 20; \
@@ -323,7 +323,7 @@ fn events_are_of_the_right_device() {
         ],
         |script| {
             let (machine, script) = (Standin::new().devices(2), format!("{TWO}; {trace}; {script}"));
-            // CUDA's order is not NVML's.
+            // The order of CUDA differs from that of NVML.
             let other = machine.clone().env("CUDA_VISIBLE_DEVICES", "1,0");
             for machine in [machine, other] {
                 check(&machine.with_each_source(), &script);
@@ -332,7 +332,7 @@ fn events_are_of_the_right_device() {
     );
 }
 
-/// Streams and pools that are older than the subscription, or came while there was none.
+/// The streams and pools are older than the subscription, or were created between two subscriptions.
 #[test]
 fn streams_and_pools_from_before() {
     each(
@@ -364,22 +364,22 @@ fn a_context_that_ends_gives_back_everything_but_pools() {
             format!("{made}; call cuDevicePrimaryCtxReset_v2 0; figures = 20 1010"),
             format!("{made}; call cuDevicePrimaryCtxRelease_v2 0; figures = 20 1010"),
             format!("{made}; call cuDevicePrimaryCtxReset_v2 0; call cuMemAlloc_v2 &e 7; figures = 27 1003"),
-            // Physical memory is no context's.
+            // Physical memory belongs to no context.
             "call cuMemCreate &h 2097152 on:0 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxReset_v2 0; figures = 2097152 8"
                 .to_owned(),
-            // What was freed by it cannot be freed again, and what is only let go of is still there.
+            // What the reset has freed cannot be freed again. A context that is only released keeps its blocks.
             "call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxReset_v2 0; call cuMemFree_v2 a = 1; figures = 0 8".to_owned(),
             "call cuDevicePrimaryCtxRetain &ctx 0; call cuMemAlloc_v2 &a 8; call cuDevicePrimaryCtxRelease_v2 0; figures = 8 0"
                 .to_owned(),
             "call cuMemAllocManaged &a 8 1; call cuDevicePrimaryCtxReset_v2 0; \
              status = gauge=exact source=SOURCE events=1 untracked=0 lost=0 by=LIBRARY why=none"
                 .to_owned(),
-            // Nothing was in it.
+            // The context has no blocks.
             "call cuMemAlloc_v2 &a 8; call cuCtxCreate_v2 &x 0 0; call cuCtxDestroy_v2 x; figures = 8 0".to_owned(),
         ],
         |script| check_exact(&both_sources(), script),
     );
-    // The other device's is not touched.
+    // The other device is not changed.
     let script = "call cuCtxSetCurrent c0; call cuMemAlloc_v2 &a 7; call cuCtxSetCurrent c1; call cuMemAlloc_v2 &b 20; \
                   call cuDevicePrimaryCtxReset_v2 1; figures 0 = 7 0; figures 1 = 0 20";
     check(&Standin::new().devices(2).with_each_source(), &format!("{TWO}; exact 0; exact 1; {script}"));
@@ -391,11 +391,11 @@ fn one_context_of_two_ends() {
     let script = "call cuMemAlloc_v2 &a 1000; call cuCtxCreate_v4 &x 0 0 0; call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures";
     for outcome in check(&both_sources(), &format!("{CONTEXT}; exact; {script}")) {
         let figures = outcome.answer("figures");
-        ensure(figures == "1000 20" || figures.ends_with("lost"), "wrong without a word", &outcome);
+        ensure(figures == "1000 20" || figures.ends_with("lost"), "the figures are wrong and not marked", &outcome);
     }
 }
 
-/// What Rust programs do.
+/// These are the calls of Rust programs.
 #[test]
 fn allocations_of_cudarc_are_counted() {
     let mib = 1 << 20;
@@ -408,7 +408,7 @@ fn allocations_of_cudarc_are_counted() {
     for outcome in check(&both_sources(), &script) {
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     }
-    // A card without pools.
+    // The card has no pools.
     check(&Standin::new().set("pools=0").with_each_source(), &script);
     let script =
         format!("exact 0; exact 1; context 0; context 1; pooled 10; figures 0 = 0 0; figures 1 = {} 0", 10 * mib);
@@ -445,14 +445,14 @@ fn traces_of_one_thread() {
     ensure(outcome.answer("of_thread").starts_with("error[unavailable]"), "a sampled trace of one thread", &outcome);
 }
 
-/// Pools are the device's, not a context's.
+/// Pools belong to the device, not to a context.
 #[test]
 fn a_pool_outlives_a_context() {
     let script = "call cuMemPoolCreate &p on:0; call cuMemAllocFromPoolAsync &a 9 p 0; call cuCtxCreate_v2 &x 0 0; \
                   call cuMemAlloc_v2 &b 20; call cuCtxDestroy_v2 x; figures";
     for outcome in check(&both_sources(), &format!("{CONTEXT}; exact; {script}")) {
         let figures = outcome.answer("figures");
-        ensure(figures == "9 20" || figures.ends_with("lost"), "wrong without a word", &outcome);
+        ensure(figures == "9 20" || figures.ends_with("lost"), "the figures are wrong and not marked", &outcome);
     }
 }
 
@@ -463,7 +463,7 @@ fn another_threads_free_that_fails() {
     check_exact(&Standin::new().fail("cuMemFree_v2=999").with_each_source(), script);
 }
 
-/// Handlers that were set before gpumem's own run after it has gone.
+/// Handlers that were set before gpumem's own run after gpumem has ended.
 #[test]
 fn traces_while_the_process_ends() {
     let late = "at_exit new | call cuMemAlloc_v2 &b 1000 | figures | report | drop | status | try_get";
@@ -482,7 +482,7 @@ fn subscribing_again_and_again_under_load() {
     check(&both_sources(), script);
 }
 
-/// A capture is not broken by what listens, and what it refuses is not counted.
+/// Interception does not break a capture, and a refused call in it does not count.
 #[test]
 fn while_a_stream_is_captured() {
     check(&both_sources(), "context 0; capture; new; figures = 0 0; report; status; drop; end_capture = whole");

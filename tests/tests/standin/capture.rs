@@ -26,7 +26,7 @@ impl Recording {
     }
 }
 
-/// Each stream-ordered call has the number of its stream; a stream that comes later has another one, even at the same address.
+/// Each stream-ordered call has the number of its stream. A later stream has another number, even at the same address.
 #[test]
 fn calls_have_the_numbers_of_their_streams() {
     let script = format!(
@@ -57,7 +57,7 @@ fn calls_have_the_numbers_of_their_streams() {
     }
 }
 
-/// As `nvidia-smi -L` prints it, so that a reader can tell which card of a machine it was.
+/// The UUID is as `nvidia-smi -L` prints it, so that a reader can tell which card of a machine it was.
 #[test]
 fn devices_have_their_uuid() {
     let script = format!("{CONTEXT}; new; call cuMemAlloc_v2 &a 512; drop");
@@ -79,7 +79,7 @@ fn devices_have_their_uuid() {
     }
 }
 
-/// Who sets `GPUMEM_CAPTURE` and finds no file reads why.
+/// If a user sets `GPUMEM_CAPTURE` and no file is written, a notice says why.
 #[test]
 fn a_program_that_is_not_recorded_says_why() {
     let machine = || Standin::new().dispatch();
@@ -94,13 +94,13 @@ fn a_program_that_is_not_recorded_says_why() {
         assert_eq!(lines.count(), 1, "{text}\n{outcome}");
         assert!(!recording.0.exists(), "{outcome}");
     }
-    // This is not so if it is recorded.
+    // There is no notice if the session is recorded.
     let recording = Recording::new();
     let outcome = recording.of(machine()).run(&format!("{CONTEXT}; new; drop"));
     assert!(outcome.is_clean() && !outcome.stderr.contains("nothing is recorded"), "{outcome}");
 }
 
-/// The parent's recording is whole, and no child writes to it.
+/// The parent's recording is complete, and no child writes to it.
 #[test]
 fn children_of_a_fork_record_nothing() {
     let recording = Recording::new();

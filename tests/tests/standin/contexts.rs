@@ -1,10 +1,10 @@
-//! Contexts: no query creates one, and calls of the driver are balanced.
+//! Tests that no query creates a context, and that calls of the driver are balanced.
 
 use gpumem_tests::{Library, Standin, each, ensure, ensure_clean, ensure_error, ensure_unharmed};
 
 use super::faults::{QUERIES, required_of_cuda};
 
-/// Whatever is wrong with NVML, the driver answers where there is a context to ask in.
+/// If NVML fails, gpumem asks the driver, provided that there is a context.
 #[test]
 fn the_driver_answers_for_nvml_where_there_is_a_context() {
     let memory = "GPUMemory(total=15769, free=15242, used=527)";
@@ -59,7 +59,7 @@ fn nobody_calls_a_library_that_was_torn_down() {
     }
 }
 
-/// Where nothing is wrong: no query and no trace creates a context, on any thread, and the current one stays.
+/// Without faults, no query and no trace creates a context, on any thread, and the current context stays the same.
 #[test]
 fn only_preload_creates_a_context() {
     let queries: Vec<String> = QUERIES.iter().map(|(plain, _, twin)| format!("{plain}; {twin}")).collect();
@@ -81,7 +81,7 @@ fn only_preload_creates_a_context() {
     ensure(outcome.answer("get_all").starts_with("[GPUMemory(total=16384, free=15242, used=527) "), "unread", &outcome);
 }
 
-/// What is retained or pushed for one call is given back by it, and what is called was asked for before.
+/// Each call that retains or pushes a context also releases or pops it, and gpumem has looked up each function that it calls.
 #[test]
 fn calls_are_balanced_and_were_asked_for() {
     let queries: Vec<&str> = QUERIES.iter().map(|(.., twin)| *twin).collect();
@@ -102,7 +102,7 @@ fn calls_are_balanced_and_were_asked_for() {
     }
 }
 
-/// `no_cache` waits, then trims; where it cannot, its twin says so and the plain one is zero.
+/// `no_cache` waits, then trims. If that fails, its twin returns an error and the plain function returns zero.
 #[test]
 fn emptying_the_cache() {
     let pooled = "context 0; pooled 100; give_back; pooled 1; pooled 64";
@@ -126,7 +126,7 @@ fn emptying_the_cache() {
         ensure(outcome.answer("used_no_cache") == "0 B", "`used_no_cache`", &outcome);
         ensure(outcome.answer("current") == "0", "the context changed", &outcome);
     }
-    // A capture is not broken by asking.
+    // The queries do not break a capture.
     let script =
         "context 0; capture; try_free_no_cache; free_no_cache; try_used_no_cache; try_used; new; data; end_capture";
     let outcome = Standin::new().run(script);

@@ -12,7 +12,7 @@ fn check_exact(machine: &Standin, script: &str) {
     ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
 }
 
-/// One notice, with the reason in it, and a trace that is sampled instead; one that has to be exact is an error.
+/// There is one notice, with the reason in it, and the trace is sampled. A trace that has to be exact is an error.
 #[track_caller]
 fn check_sampled(machine: &Standin, says: &[&str]) {
     let script = format!(
@@ -38,10 +38,10 @@ fn another_tool_holds_the_subscription() {
     check_sampled(&nsys, &["nsys holds the only subscription", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"]);
     let outcome = check(&nsys, "exact");
     ensure(outcome.answer("exact").starts_with("error[busy]"), "is not busy", &outcome);
-    // It may not get its own handle.
+    // gpumem may not get a handle of its own.
     check_sampled(&nsys.clone().without_symbol("cuptiSubscribe_v2"), &["another profiler holds the only subscription"]);
     check_sampled(&nsys.clone().set("cupti=130001"), &["holds the only subscription"]);
-    // Where the tool lets others in, all is well, if CUPTI can do that.
+    // If the tool allows other subscribers and CUPTI supports that, traces are exact.
     let shared = nsys.set("shared=1");
     check_exact(&shared, "call cuMemAlloc_v2 &a 1000; figures = 1000 0");
     check_sampled(&shared.without_symbol("cuptiSubscribe_v2"), &["another profiler"]);
@@ -71,16 +71,16 @@ fn a_subscription_that_fails() {
         check_sampled(&machine, &["libcupti: cuptiSubscribe", says]);
         let machine = with_cupti().fail(format!("cuptiEnableCallback={fault}@4"));
         check_sampled(&machine, &["libcupti: cuptiEnableCallback", says]);
-        // It does not stay half subscribed: another tool can have it.
+        // gpumem does not keep a part of the subscription: another tool can have it.
         check(&machine, &format!("{CONTEXT}; new; tool_subscribe libcupti.so.13 = 0"));
     }
-    // What cannot be put on a device is counted as lost, not guessed.
+    // If the device of an event is not known, the event counts as lost. It is not guessed.
     let lost = "call cuMemAlloc_v2 &a 1000; figures = 0 0, 1 lost; call cuMemFree_v2 a";
     check(&with_cupti().fail("cuptiGetDeviceId=3"), &format!("{CONTEXT}; exact; {lost}"));
     check(&with_cupti().fail("cuptiUnsubscribe=1"), &format!("{CONTEXT}; new; unsubscribe; drop"));
 }
 
-/// A libcupti that is older than some functions does not know their numbers; one that does not know the others is refused.
+/// A libcupti that is older than some functions does not know their numbers. One that does not know the other functions is refused.
 #[test]
 fn a_libcupti_that_does_not_know_the_newest_functions() {
     let started = |call: u32| {
@@ -90,7 +90,7 @@ fn a_libcupti_that_does_not_know_the_newest_functions() {
     };
     let started: Vec<bool> = (1..70).map(started).collect();
     assert!(!started[0], "`cuMemAllocAsync` is not reported");
-    // Those that came after 11.2: three that add a node, two that instantiate, one that trims, two that capture into a graph, and
+    // These functions came after 11.2: three that add a node, two that instantiate, one that trims, two that capture into a graph, and
     // multicast.
     let last = started.iter().rposition(|started| !started).unwrap_or(0);
     assert_eq!(started[..last].iter().filter(|started| **started).count(), 9);
@@ -98,19 +98,19 @@ fn a_libcupti_that_does_not_know_the_newest_functions() {
 
 #[test]
 fn two_tools_in_one_process() {
-    // The other one came first, and goes.
+    // The other tool subscribes first, and unsubscribes.
     let script = "tool_subscribe libcupti.so.13 = 0; new; figures = 0 0, sampled; drop; tool_unsubscribe libcupti.so.13 = 0; \
                   subscribe = done; new; call cuMemAlloc_v2 &a 1000; figures 0 = 1000 0";
     check(&with_cupti(), &format!("{CONTEXT}; {script}"));
     let script = "tool_subscribe libcupti.so.13 = 0; new; drop; tool_unsubscribe libcupti.so.13 = 0; new; \
                   call cuMemAlloc_v2 &a 1000; figures 0 = 1000 0";
     check(&with_cupti(), &format!("{CONTEXT}; {script}"));
-    // It comes later: `unsubscribe` makes room for it, and gpumem then continues with the blocks that it knew.
+    // The other tool comes later: `unsubscribe` makes room for it, and gpumem then continues with the blocks that it knew.
     let script = "tool_subscribe libcupti.so.13 = 39; call cuMemAlloc_v2 &a 1000; call cuMemAlloc_v2 &b 50; unsubscribe; \
                   tool_subscribe libcupti.so.13 = 0; tool_unsubscribe libcupti.so.13 = 0; subscribe = done; \
                   call cuMemFree_v2 a; figures = 50 1000, 1 lost; exact; call cuMemFree_v2 b; figures 1 = -50 0";
     check(&with_cupti(), &format!("{CONTEXT}; exact; {script}"));
-    // Twice is once.
+    // A second subscription has no effect.
     check_exact(&with_cupti(), "subscribe = done; subscribe = done; call cuMemAlloc_v2 &a 1000; figures = 1000 0");
     for _ in 0..5 {
         let outcome = check(&with_cupti().set("yields=1"), "rush 16 = done");
@@ -149,7 +149,7 @@ fn libcupti_is_found() {
         ensure(outcome.answer("intercepted_by").ends_with(&place), "was not found there", &outcome);
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
     });
-    // What the user names is taken, or nothing.
+    // gpumem uses only the file that the user names.
     let machine = with_cupti().env("GPUMEM_CUPTI", "/nowhere/libcupti.so.13");
     check_sampled(&machine, &["cannot load libcupti", "/nowhere/libcupti.so.13"]);
     check_sampled(&with_cupti().env("GPUMEM_CUPTI", "/etc/passwd"), &["cannot load libcupti", "/etc/passwd"]);
@@ -180,7 +180,7 @@ fn without_exact_traces_cupti_is_not_subscribed() {
     ensure(outcome.stderr.starts_with("gpumem: traces are off: cannot load libcupti"), "the notice", &outcome);
     let outcome = check(&with_cupti(), "new; figures = 0 0; drop");
     ensure(outcome.contexts_created() == 0, "created a context", &outcome);
-    // Before the first trace, for what is allocated before it.
+    // `preload` intercepts allocations before the first trace.
     check(
         &with_cupti(),
         &format!(

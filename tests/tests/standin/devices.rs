@@ -18,10 +18,10 @@ fn unknown_devices() {
     ensure(outcome.answer("get 2") == ZEROS && outcome.answer("get 4294967295") == ZEROS, "not zeros", &outcome);
 }
 
-/// A device number is a CUDA ordinal, whatever NVML calls the card: its name and its figures are those of one card.
+/// A device number is a CUDA ordinal, whatever NVML calls the card. The name and the figures are those of one card.
 #[test]
 fn the_right_card() {
-    /// A setting, the environment, and the cards that CUDA then sees, by NVML's numbers.
+    /// The setting of the machine, the environment, and the cards that CUDA then sees, by NVML's numbers.
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [u64]);
 
     let two = [("CUDA_VISIBLE_DEVICES", "1,0")];

@@ -16,7 +16,7 @@ fn exact(machine: &Standin, script: &str) -> Outcome {
     check(machine, &format!("{CONTEXT}; exact = started; {script}"))
 }
 
-/// Nothing was put into any of some slots.
+/// These slots hold the driver's functions.
 const UNTOUCHED: &str = "slot_is cuMemFree_v2 = driver; slot_is cuMemAllocAsync = driver; slot_is cuMemCreate = driver; \
                          slot_is cuStreamDestroy_v2 = driver";
 
@@ -46,7 +46,7 @@ fn refused() -> Vec<(Standin, &'static str, &'static str)> {
             "shares its pointer with another function",
             all,
         ),
-        // Nobody intercepts the other one.
+        // Nothing else intercepts the other function.
         (
             machine().patch(Patch::SharedSlot("cuMemFree_v2", "cuPointerGetAttribute")),
             "shares its pointer with another function",
@@ -73,7 +73,7 @@ fn a_driver_that_is_refused_is_left_alone() {
         ensure(outcome.answer("why_not_dispatch").contains(why), "does not say why", &outcome);
         ensure(outcome.stderr.is_empty(), "said something on stderr", &outcome);
 
-        // Who wants that source and no other.
+        // The program or the environment asks for this source only.
         for (asked, no_cupti) in [(cupti.clone().env("GPUMEM_SOURCE", "dispatch"), false), (machine.clone(), true)] {
             let sampled = "new; call cuMemAlloc_v2 &a 20971520; sleep 2; figures = 20971520 0, sampled; status; \
                            why_not_dispatch = none; by_dispatch";
@@ -102,7 +102,7 @@ fn libcupti_is_not_loaded_where_the_table_is_used() {
     ensure(outcome.answer("intercepted_by").ends_with("/libcuda.so.1"), "names another library", &outcome);
     let asked = machine().cupti().env("GPUMEM_SOURCE", "cupti");
     exact(&asked, &format!("maps libcupti = yes; call cuMemAlloc_v2 &a 1000; figures = 1000 0; {UNTOUCHED}"));
-    // The table holds for who wants nothing else, and CUPTI where that is asked for.
+    // gpumem uses the dispatch table unless CUPTI is requested.
     let status = "status = gauge=exact source=cupti events=0 untracked=0 lost=0 by=libcupti.so.13 why=none";
     check(&machine().cupti(), &format!("{CONTEXT}; by_cupti = started; new; {status}; {UNTOUCHED}; figures 1 = 0 0"));
 }
@@ -146,12 +146,12 @@ fn one_source_at_a_time() {
     let outcome =
         check(&both, &format!("{CONTEXT}; by_cupti = started; exact = started; by_dispatch; figures 0 = 0 0"));
     ensure(outcome.answer("by_dispatch") == using("dispatch", "cupti"), "another error", &outcome);
-    // One source after the other: the second knows the blocks of the first.
+    // One source is used after the other. The second one knows the blocks of the first.
     let script = "by_dispatch = started; call cuMemAlloc_v2 &a 1000; call cuMemCreate &h 2097152 on:0 0; drop; unsubscribe; \
                   subscribe = done; by_dispatch = started; call cuMemFree_v2 a; figures = -1000 0; unsubscribe; drop; \
                   status";
     check(&both, &format!("{CONTEXT}; {script}"));
-    // A gauge that is not exact has no such source.
+    // A gauge that is not exact cannot have this source.
     let outcome = check(&both, &format!("{CONTEXT}; sampled_by_dispatch"));
     let reported = outcome.answer("sampled_by_dispatch");
     let expected = "error[invalid setting] cannot use source: `dispatch` gives exact figures, and the program requests the gauge `sampled`";
@@ -191,7 +191,7 @@ fn another_tool_was_first() {
             let by = text.split_once(&why).and_then(|(_, rest)| rest.split_once(": another tool uses it"));
             ensure(by.is_some_and(|(by, _)| by.ends_with("/probe")), "does not name the tool", &outcome);
         }
-        // Between two subscriptions.
+        // The tool replaces the slot between two subscriptions.
         let script = format!(
             "unsubscribe; slot_is {function} = driver; slot_replace {function}; subscribe; {UNTOUCHED}; \
              slot_is {function} = tool; slot_restore {function}; subscribe; by_dispatch = started; \
@@ -212,14 +212,14 @@ fn another_tool_comes_later_and_goes_on_to_gpumem() {
                   slot_replace cuMemFree_v2 cuMemAlloc_v2; call cuMemFree_v2 a; slot_calls cuMemFree_v2 = 1; \
                   figures 1 = -993 7, 2 lost; new; figures 2 = 0 0, 2 lost; slot_is cuMemAlloc_v2 = tool; slot_is cuMemAllocAsync = other";
     exact(&machine(), script);
-    // Each slot counts once, however many traces are started, and again if it was put back.
+    // Each slot counts once, however many traces are started. It counts again if it was restored in between.
     exact(
         &machine(),
         "slot_replace cuMemAlloc_v2; new; drop; new; figures 1 = 0 0, 1 lost; reset; figures = 0 0, 1 lost; drop; \
          figures 0 = 0 0, 1 lost; slot_restore cuMemAlloc_v2; slot_replace cuMemFree_v2; new; figures 1 = 0 0, 1 lost; \
          figures 0 = 0 0, 2 lost; slot_restore cuMemFree_v2; slot_replace cuMemAlloc_v2; figures 0 = 0 0, 3 lost",
     );
-    // It takes itself out again, before anybody looks, or after that.
+    // The tool restores the slot, before or after a trace was read.
     exact(
         &machine(),
         "slot_replace cuMemAlloc_v2; call cuMemAlloc_v2 &a 1000; slot_restore cuMemAlloc_v2; figures = 1000 0; slot_is cuMemAlloc_v2 = other",
@@ -239,7 +239,7 @@ fn another_tool_comes_later_and_goes_past_gpumem() {
     let outcome = check(&machine(), &format!("{CONTEXT}; {script}; slot_is cuMemAlloc_v2 = driver; status"));
     // The block that was missed is looked up.
     ensure(outcome.answer("status").contains(" lost="), "no loss", &outcome);
-    // It writes what was there before gpumem.
+    // The tool writes back what the slot held before gpumem.
     let script = "slot_note cuMemAlloc_v2 cuMemFree_v2; exact; call cuMemAlloc_v2 &a 1000; slot_write_back cuMemAlloc_v2 cuMemFree_v2; \
                   call cuMemAlloc_v2 &b 50; figures 0 = 1000 0, 2 lost; new; figures 1 = 0 0, 2 lost; unsubscribe; \
                   slot_is cuMemAlloc_v2 = driver; slot_is cuMemAllocAsync = driver; subscribe = done; exact; \
@@ -247,19 +247,19 @@ fn another_tool_comes_later_and_goes_past_gpumem() {
     check(&machine(), &format!("{CONTEXT}; {script}"));
 }
 
-/// gpumem's hook cannot be taken out from under another tool's. It is called, and counts nothing.
+/// gpumem cannot remove its hook, because the other tool calls it. The hook is called, and counts nothing.
 #[test]
 fn another_tool_stays_when_gpumem_goes() {
     let script = "slot_replace cuMemAlloc_v2; unsubscribe; slot_is cuMemAlloc_v2 = tool; slot_is cuMemFree_v2 = driver; \
                   call cuMemAlloc_v2 &a 1000; slot_calls cuMemAlloc_v2 = 1; status 1";
     let outcome = exact(&machine(), &script.replace("; status 1", "; status"));
     ensure(outcome.answer("status").contains(" events=0 "), "counted something", &outcome);
-    // While it is there, the table is not to be had.
+    // While the tool is there, gpumem does not use the table.
     let outcome =
         exact(&machine(), "slot_replace cuMemAlloc_v2; unsubscribe; subscribe; slot_is cuMemFree_v2 = driver");
     let expected = "another tool has replaced the pointer of cuMemAlloc_v2";
     ensure(outcome.answer("subscribe").contains(expected), "subscribed", &outcome);
-    // It writes gpumem's hook back, which it found: that is gpumem's own, then.
+    // The tool restores the slot, which held gpumem's hook before. So gpumem's hook is in the slot again.
     exact(
         &machine(),
         "slot_replace cuMemAlloc_v2; unsubscribe; slot_restore cuMemAlloc_v2; slot_is cuMemAlloc_v2 = other; \
@@ -288,11 +288,11 @@ fn a_context_that_is_detached() {
                   figures; call cuCtxDetach x; figures 0";
     let outcome = exact(&machine(), script);
     // CUPTI reports the end of a context. The dispatch table does not know how many references the context has.
-    ensure(outcome.answer("figures") == "1000 0, 1 lost", "wrong without a word", &outcome);
-    ensure(outcome.answer("figures 0") == "1000 0, 2 lost", "wrong without a word", &outcome);
+    ensure(outcome.answer("figures") == "1000 0, 1 lost", "the figures are wrong and not marked", &outcome);
+    ensure(outcome.answer("figures 0") == "1000 0, 2 lost", "the figures are wrong and not marked", &outcome);
 }
 
-/// On another device, under the same handle. Drivers before CUDA 12 do not number contexts.
+/// The new context is on another device, and has the same handle. Drivers before CUDA 12 do not number contexts.
 #[test]
 fn a_context_created_while_unsubscribed() {
     for machine in [machine().devices(2), machine().devices(2).without_symbol("cuCtxGetId")] {

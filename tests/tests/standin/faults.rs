@@ -5,7 +5,7 @@
 
 use gpumem_tests::{Library, Standin, each, ensure, ensure_clean, ensure_error, ensure_unharmed};
 
-/// Each function under fastai's name, what it answers where nothing can be read, and its twin.
+/// Each function with fastai's name, its answer if nothing can be read, and its variant that returns an error.
 pub(super) const QUERIES: &[(&str, Answer, &str)] = &[
     ("get", Answer::Text(ZEROS), "try_get"),
     ("get 0", Answer::Text(ZEROS), "try_get 0"),
@@ -22,20 +22,20 @@ pub(super) const ZEROS: &str = "GPUMemory(total=0, free=0, used=0)";
 #[derive(Clone, Copy)]
 pub(super) enum Answer {
     Text(&'static str),
-    /// Zeros for each device that the driver counts.
+    /// There are zeros for each device that the driver counts.
     AllZeros,
 }
 
 /// What is known of a card whose figures cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// It is not even known that it exists.
+    /// Not even its existence is known.
     Nothing,
-    /// It is known that it exists.
+    /// Its existence is known.
     Existence,
 }
 
-/// A machine where no memory can be read, and what an error has to name: the thing, the cause, the next step.
+/// A machine whose memory cannot be read, and what an error must name: the thing, the cause, the next step.
 struct Case {
     machine: Standin,
     known: Known,
@@ -46,7 +46,7 @@ fn case(machine: Standin, known: Known, says: &[&str]) -> Case {
     Case { machine, known, says: says.iter().map(|word| (*word).to_owned()).collect() }
 }
 
-/// Returns the functions of the driver that gpumem asks for before it calls anything, from its own list.
+/// Returns the functions of the driver that gpumem looks up before it calls anything, from gpumem's own list.
 pub(super) fn required_of_cuda() -> Vec<&'static str> {
     let source = include_str!("../../../gpumem-driver/src/sys/cuda/library.rs");
     let (_, list) = source.split_once("const SYMBOLS: &[&str] = &[").expect("gpumem lists the symbols it requires");
@@ -56,7 +56,7 @@ pub(super) fn required_of_cuda() -> Vec<&'static str> {
     symbols
 }
 
-/// Where nothing can be read, whoever asks, as long as there is no context to ask in.
+/// Returns machines on which nothing can be read as long as there is no context.
 fn unreadable() -> Vec<Case> {
     use Known::{Existence, Nothing};
 
@@ -67,7 +67,7 @@ fn unreadable() -> Vec<Case> {
     let preload = "create the context first, for example with gpumem::preload()";
     let look_up = "look the name up in NVIDIA's documentation, and see dmesg and nvidia-smi";
     let mut cases = vec![
-        // A library is not there, or is none.
+        // A library is missing, or is no library.
         case(
             Standin::new().without(Library::Cuda).without(Library::Nvml),
             Nothing,
@@ -85,14 +85,14 @@ fn unreadable() -> Vec<Case> {
         ),
         case(Standin::new().without(Library::Nvml), Existence, &[context, "cannot load libnvidia-ml", preload]),
         case(Standin::new().damaged(Library::Nvml), Existence, &[context, "cannot load libnvidia-ml", preload]),
-        // No figures.
+        // NVML has no figures.
         case(
             Standin::new().set("figures_max=1"),
             Existence,
             &["NVML reports no memory figures for device 0", "virtual GPUs and WSL", "compare nvidia-smi"],
         ),
     ];
-    // A function is not there.
+    // A function is missing.
     for symbol in required_of_cuda() {
         let says = ["libcuda has no", symbol, "the NVIDIA driver is too old or damaged; update the driver"];
         cases.push(case(Standin::new().without_symbol(symbol), Nothing, &says));
@@ -197,7 +197,7 @@ fn exact_traces_where_nothing_can_be_read() {
         let script = "call cuInit 0; call cuDevicePrimaryCtxRetain &ctx 0; call cuCtxSetCurrent ctx; new; \
                       call cuMemAlloc_v2 &a 1000; figures; drop; sleep 5; threads";
         let outcome = case.machine.clone().cupti().run(script);
-        ensure(outcome.is_clean() && outcome.stderr.is_empty(), "is not exact without a word", &outcome);
+        ensure(outcome.is_clean() && outcome.stderr.is_empty(), "is not exact, or printed something", &outcome);
         ensure(outcome.answer("figures") == "1000 0", "is not exact", &outcome);
         ensure(outcome.answer("threads") == "0", "sampled although allocations are intercepted", &outcome);
     });
@@ -213,7 +213,7 @@ fn preload_where_nothing_can_be_read() {
             ensure_unharmed(&outcome);
             return;
         }
-        // Without NVML it is preload that makes the device readable, where the driver gives figures.
+        // Without NVML, the device can be read after `preload`, if the driver gives figures.
         ensure(outcome.answer("try_preload") == "done", "could not preload", &outcome);
         ensure(outcome.contexts_created() == 1, "not one context", &outcome);
         if words(case).any(|word| word.contains("preload")) {
@@ -233,7 +233,7 @@ fn preload_where_nothing_can_be_read() {
     }
 }
 
-/// Where the process sees no device, that there is none is the truth, and the reason is what hides them.
+/// If the process sees no device, the answer "no device" is right, and the error says what hides the devices.
 #[test]
 fn no_device() {
     let script = "try_get; try_get 0; try_free; try_used_no_cache; handle; build; get; get_all; try_get_all; try_count; \
@@ -272,7 +272,7 @@ fn no_device() {
     );
 }
 
-/// Figures that are not available from anyone are no figures.
+/// If neither NVML nor the driver has figures, there are none.
 #[test]
 fn figures_that_are_not_available() {
     let outcome = Standin::new().set("figures_max=1").run("context 0; get; try_get; new; report; data; build");
@@ -286,7 +286,7 @@ fn figures_that_are_not_available() {
     ensure(outcome.answer("data").ends_with("gauge=sampled stale=false"), "no process list", &outcome);
 }
 
-/// Drivers older than 510 know only the first version, in which what the driver reserves is in use.
+/// Drivers older than 510 know only the first version, which counts the memory that the driver reserves as used.
 #[test]
 fn the_first_version_of_the_memory_call() {
     for machine in [
@@ -300,9 +300,9 @@ fn the_first_version_of_the_memory_call() {
     }
 }
 
-/// Nobody counted, which is not the same as nothing.
+/// If nothing was counted, the answer is not zero.
 #[test]
-fn what_is_not_counted_is_not_nothing() {
+fn figures_that_were_not_counted_are_not_zero() {
     for (machine, script) in [
         (Standin::new().cupti().env("GPUMEM_GAUGE", "off"), "new; summary"),
         (Standin::new().cupti().env("GPUMEM_GAUGE", "off").env("GPUMEM_SIM", "16GiB"), "new; summary"),

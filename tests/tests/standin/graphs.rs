@@ -1,4 +1,4 @@
-//! Stream capture, graphs whose nodes allocate, and memory of other processes: through the
+//! Tests stream capture, graphs whose nodes allocate, and memory of other processes, through the
 //! dispatch table and through CUPTI.
 //!
 //! Each case is a script for the probe, with the answers behind the commands; see `gpumem_tests::check`.
@@ -8,10 +8,10 @@ use gpumem_tests::{CONTEXT, Standin, each, ensure};
 use super::both_sources;
 
 const MIB: u64 = 1 << 20;
-/// The driver maps so much at a time for graphs.
+/// The driver maps memory for graphs in this step.
 const STEP: u64 = 32 * MIB;
 
-/// With a context, a stream `s` that can be captured, and an exact trace. Nothing is to be untracked or lost at its end.
+/// Runs a script with a context, a stream `s` that can be captured, and an exact trace. At its end, nothing may be untracked or lost.
 #[track_caller]
 fn check(script: &str) {
     let stream = "call cuStreamCreate &s 1";
@@ -22,7 +22,7 @@ fn check(script: &str) {
     }
 }
 
-/// A capture of calls on `s`, which makes an executable graph `e`.
+/// Returns a capture of calls on `s`, which makes an executable graph `e`.
 fn captured(calls: &str) -> String {
     format!(
         "call cuStreamBeginCapture_v2 s 0; {calls}; call cuStreamEndCapture s &g; call cuGraphInstantiateWithFlags &e g 0"
@@ -56,20 +56,20 @@ fn a_capture_allocates_nothing() {
             // The thread has allocated on that stream before.
             "call cuMemAllocAsync &x 1000 s; call cuStreamBeginCapture_v2 s 0; call cuMemAllocAsync &a 67108864 s; \
              call cuStreamEndCapture s &g; figures = 1000 0; call cuMemAllocAsync &y 24 s; figures 0 = 1024 0",
-            // Into a graph that is there already.
+            // The capture adds to an existing graph.
             "call cuGraphCreate &g 0; call cuStreamBeginCaptureToGraph s g 0 0 0 0; call cuMemAllocAsync &a 67108864 s; \
              call cuStreamEndCapture s &h; figures = 0 0",
-            // On a stream that joins the capture of another, and then does not belong to it any more.
+            // The stream joins the capture of another stream, and does not belong to it afterwards.
             "call cuStreamCreate &t 1; call cuMemAllocAsync &x 1000 t; call cuEventCreate &v 2; call cuStreamBeginCapture_v2 s 2; \
              call cuMemAllocAsync &y 24 t; call cuEventRecord v s; call cuStreamWaitEvent t v 0; call cuMemAllocAsync &a 67108864 t; \
              call cuMemFreeAsync a t; call cuStreamEndCapture s &g; figures = 1024 0; call cuMemAllocAsync &z 6 t; figures 0 = 1030 0",
-            // What is allocated elsewhere meanwhile is.
+            // Allocations on other streams count.
             "call cuStreamCreate &t 1; call cuStreamBeginCapture_v2 s 2; call cuMemAllocAsync &x 1000 t; call cuMemAllocAsync &y 24 0; \
              call cuMemAlloc_v2 &z 6; call cuStreamEndCapture s &g; figures = 1030 0",
             // A captured free of what no graph allocated is refused.
             "call cuMemAllocAsync &x 1000 s; call cuStreamBeginCapture_v2 s 2; call cuMemFreeAsync x s = 1; figures = 1000 0; \
              call cuStreamEndCapture s &g; call cuMemFreeAsync x s; figures 0 = 0 1000",
-            // Captures that do not end as they should: broken, destroyed with its stream, refused.
+            // The captures do not end well: one is broken, one is destroyed with its stream, one is refused.
             "call cuStreamBeginCapture_v2 s 0; call cuMemAlloc_v2 &x 1000 = 900; call cuStreamEndCapture s &g = 901; \
              call cuMemAllocAsync &y 24 s; figures = 24 0",
             "call cuStreamBeginCapture_v2 s 0; call cuStreamDestroy_v2 s; call cuStreamCreate &s 1; call cuMemAllocAsync &y 24 s; \
@@ -84,7 +84,7 @@ fn a_capture_allocates_nothing() {
     );
 }
 
-/// If a capture began before anybody listened, its allocations may have been counted.
+/// If a capture began before the subscription, its allocations may have been counted.
 #[test]
 fn a_capture_older_than_the_subscription_is_reported() {
     let script = format!(
@@ -92,12 +92,12 @@ fn a_capture_older_than_the_subscription_is_reported() {
          call cuStreamEndCapture s &g; figures"
     );
     for outcome in both_sources().check(&script) {
-        ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
+        ensure(outcome.answer("figures").ends_with(" lost"), "the figures are wrong and not marked", &outcome);
     }
 }
 
-/// Launches are not looked at until a graph is known to allocate. One that was built before anybody listened is found out at the
-/// next reading, which reports lost events. From then on launches are intercepted.
+/// Launches are not intercepted until a graph is known to allocate. A graph that was built before the subscription is noticed at the next
+/// reading, which reports lost events. From then on launches are intercepted.
 #[test]
 fn a_graph_older_than_the_subscription_is_reported_once() {
     let built = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
@@ -108,13 +108,17 @@ fn a_graph_older_than_the_subscription_is_reported_once() {
         );
         for outcome in both_sources().check(&script) {
             let older = outcome.answers("figures 0");
-            ensure(older.iter().all(|figures| figures.ends_with(", 1 lost")), "wrong without a word", &outcome);
+            ensure(
+                older.iter().all(|figures| figures.ends_with(", 1 lost")),
+                "the figures are wrong and not marked",
+                &outcome,
+            );
             ensure(outcome.answer("figures") == "67108864 0", "a launch was not looked at", &outcome);
         }
     }
 }
 
-/// A graph is launched again and again, with each way to free what it allocates: used is what the driver has mapped.
+/// A graph is launched again and again, with each way to free what it allocates. `used` is what the driver has mapped.
 #[test]
 fn graphs_count_as_what_is_mapped() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
@@ -133,7 +137,7 @@ fn graphs_count_as_what_is_mapped() {
     each(
         &[
             format!("{alone}; {LAUNCH}; call cuMemFreeAsync a s; call cuMemFreeAsync a s = 1; figures = {STEP} 0"),
-            // Hand-built, and freed by its next launch.
+            // The graph is built by hand, and its next launch frees its block.
             format!(
                 "call cuGraphCreate &g 0; call cuGraphAddMemAllocNode &n g 0 0 node:a:{}:0; figures = 0 0; \
                  call cuGraphInstantiateWithFlags &e g 1{}; figures 0 = {} 0; call cuMemFreeAsync a s; figures 0 = {} 0; {LAUNCH}",
@@ -142,12 +146,12 @@ fn graphs_count_as_what_is_mapped() {
                 2 * STEP,
                 2 * STEP
             ),
-            // What is mapped stays when the graph goes, and goes when it is trimmed, unless a block is live.
+            // The memory stays mapped when the graph is destroyed. A trim unmaps it, unless a block is live.
             format!(
                 "{alone}; {LAUNCH}; call cuDeviceGraphMemTrim 0; figures = {STEP} 0; call cuGraphExecDestroy e; call cuGraphDestroy g; \
                  figures 0 = {STEP} 0; call cuMemFreeAsync a s; figures 0 = {STEP} 0; call cuDeviceGraphMemTrim 0; figures 0 = 0 {STEP}"
             ),
-            // Graphs share it; the larger one decides.
+            // The graphs share the memory. The larger graph decides how much is mapped.
             format!(
                 "{both}; let d e; call cuGraphCreate &g 0; call cuGraphAddMemAllocNode &n g 0 0 node:a:{}:0; call cuGraphAddMemFreeNode &m g 0 0 a; \
                  call cuGraphInstantiateWithFlags &e g 0; call cuGraphLaunch d s; figures = {} 0; {LAUNCH}; figures 0 = {} 0; call cuGraphLaunch d s; \
@@ -185,7 +189,7 @@ fn graphs_are_a_kind_of_their_own() {
     ));
 }
 
-/// The device is that of the nodes, whatever the stream's is, and a thread's trace has what it launched.
+/// The device is that of the nodes, whatever the stream's is. The trace of a thread has what the thread launched.
 #[test]
 fn graphs_of_several_devices_and_threads() {
     let script = format!(
@@ -206,7 +210,7 @@ fn graphs_of_several_devices_and_threads() {
     ));
 }
 
-/// What graphs had before anybody listened is older.
+/// The memory of graphs from before the subscription is older.
 #[test]
 fn graphs_older_than_the_subscription() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
@@ -216,7 +220,7 @@ fn graphs_older_than_the_subscription() {
             format!("{both}; {LAUNCH}; exact; {LAUNCH}; figures = 0 0; call cuDeviceGraphMemTrim 0; figures 0"),
             "-67108864 0",
         ),
-        // Built and not launched: gpumem does not know that it allocates.
+        // The graph was built and not launched, so gpumem does not know that it allocates.
         (format!("{both}; exact; figures = 0 0; {LAUNCH}; figures 0"), "67108864 0, 1 lost"),
         (
             format!(
@@ -241,7 +245,7 @@ fn a_figure_that_cannot_be_read_is_reported() {
     let both = captured("call cuMemAllocAsync &a 67108864 s; call cuMemFreeAsync a s");
     let script = format!("{CONTEXT}; exact; call cuStreamCreate &s 1; {both}; {LAUNCH}; figures");
     for outcome in Standin::new().fail("cuDeviceGetGraphMemAttribute=999@2..3").with_each_source().check(&script) {
-        ensure(outcome.answer("figures").ends_with(" lost"), "wrong without a word", &outcome);
+        ensure(outcome.answer("figures").ends_with(" lost"), "the figures are wrong and not marked", &outcome);
     }
     // Drivers before 11.4 have neither the function nor such graphs.
     Standin::new()
@@ -276,7 +280,7 @@ fn memory_of_somebody_else_does_not_count() {
     );
 }
 
-/// A release that fails gives nothing back, and the next one that works does.
+/// A release that fails frees nothing. The next one that succeeds does.
 #[test]
 fn a_release_of_somebody_elses_memory_that_fails() {
     for (free, script) in [
@@ -290,7 +294,7 @@ fn a_release_of_somebody_elses_memory_that_fails() {
         ),
     ] {
         let script = format!("{CONTEXT}; exact; {script}; status");
-        // One page that gpumem asks for to know the number of a block was released before.
+        // gpumem has released one page before, with which it asks for the number of a block.
         let from = if free == "cuMemRelease" { 2 } else { 1 };
         for outcome in Standin::new().fail(format!("{free}=999@{from}..{}", from + 1)).with_each_source().check(&script)
         {
@@ -301,7 +305,7 @@ fn a_release_of_somebody_elses_memory_that_fails() {
 
 /// An unknown block is older than the subscription only if its number in the driver is lower than that of the first intercepted block.
 #[test]
-fn what_was_allocated_behind_ones_back_lowers_nothing() {
+fn frees_of_blocks_that_were_not_intercepted_lower_nothing() {
     for (script, figures) in [
         ("exact; call standin_alloc &a 1000; call cuMemFree_v2 a", "0 0, 1 untracked"),
         ("exact; call cuMemAlloc_v2 &b 24; call standin_alloc &a 1000; call cuMemFree_v2 a", "24 0, 1 untracked"),
@@ -309,14 +313,14 @@ fn what_was_allocated_behind_ones_back_lowers_nothing() {
             "subscribe; call cuMemAllocAsync &b 24 0; call standin_alloc &a 1000; exact; call cuMemFree_v2 a",
             "0 0, 1 untracked",
         ),
-        // It is older than the trace: that it was there before is true.
+        // The block is older than the trace, so it is right that the free lowers `used`.
         ("subscribe; call standin_alloc &a 1000; exact; call cuMemFree_v2 a", "-1000 0"),
         ("call standin_alloc &a 1000; exact; call cuMemAlloc_v2 &b 24; call cuMemFree_v2 a", "-976 24"),
         (
             "unsubscribe; exact; subscribe; call cuMemAlloc_v2 &a 1000; unsubscribe; subscribe; exact; call standin_alloc &b 24; call cuMemFree_v2 b",
             "0 0, 1 untracked",
         ),
-        // Nobody knows.
+        // The age of the block is not known.
         (
             "subscribe; call cuMemAllocHost_v2 &p 10; call cuMemFreeHost p; exact; call standin_alloc &a 1000; call cuMemFree_v2 a",
             "0 0, 1 untracked",
@@ -324,7 +328,7 @@ fn what_was_allocated_behind_ones_back_lowers_nothing() {
     ] {
         both_sources().check(&format!("{CONTEXT}; {script}; figures = {figures}"));
     }
-    // A driver that does not count blocks.
+    // The driver does not count blocks.
     let script =
         format!("{CONTEXT}; call cuMemAlloc_v2 &a 1000; exact; call cuMemFree_v2 a; figures = 0 0, 1 untracked");
     Standin::new().fail("cuMemCreate=801").with_each_source().check(&script);

@@ -1,4 +1,4 @@
-//! Cards without memory of their own, such as GB10 and Jetson. NVML has no figures of their memory.
+//! Tests cards without memory of their own, such as GB10 and Jetson. NVML has no figures of their memory.
 
 use gpumem_tests::{CONTEXT, Standin, check, ensure, ensure_clean, ensure_error};
 

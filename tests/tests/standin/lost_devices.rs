@@ -4,7 +4,7 @@ use gpumem_tests::{Standin, ensure, ensure_clean, ensure_error, ensure_unharmed}
 
 use super::faults::ZEROS;
 
-/// A lost device is lost for the driver too, which is not asked: it may hang.
+/// The driver has lost the device as well. gpumem does not ask it, because it may hang.
 #[test]
 fn the_driver_is_not_asked_for_a_lost_device() {
     for fault in ["nvmlDeviceGetMemoryInfo_v2=15", "nvmlDeviceGetHandleByUUID=15", "nvmlDeviceGetMemoryInfo_v2=16"] {
@@ -38,7 +38,7 @@ fn a_device_that_is_lost_between_two_calls() {
     }
 }
 
-/// One card of two is lost: the other one is as before.
+/// One card of two is lost. The other one still works.
 #[test]
 fn one_lost_device_of_two() {
     let second = "GPUMemory(total=17408, free=16793, used=0)";
@@ -97,8 +97,7 @@ fn a_device_that_comes_back_is_measured_again() {
     ensure(outcome.answer("data").ends_with("used=67108864 peaked=0 gauge=sampled stale=false"), "stale", &outcome);
 }
 
-/// What was in use at a reset that could not be read is not known later either: neither 64 nor 0 MiB since then is
-/// true.
+/// If a reset could not be read, the use at that moment is not known later either: the difference since then is neither 64 nor 0 MiB.
 #[test]
 fn a_reset_that_could_not_be_read_is_no_start() {
     let outcome = Standin::new()

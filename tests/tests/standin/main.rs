@@ -22,7 +22,7 @@ mod tracker;
 
 use gpumem_tests::{Machines, Standin};
 
-/// What a program does that needs no exact figures: `GPUMEM_GAUGE`, and a script. Then nothing is intercepted.
+/// Programs that need no exact figures: `GPUMEM_GAUGE`, and a script. Nothing is intercepted in them.
 const WITHOUT_EXACT_TRACES: [(&str, &str); 4] = [
     ("", "get; get_all; used_no_cache; max_free; available; status; handle; fast"),
     ("", "sampled; drop"),

@@ -1,4 +1,4 @@
-//! A pool in C, with the functions of `gpumem.h`.
+//! Tests a pool in C, with the functions of `gpumem.h`.
 
 use std::{fs::File, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use gpumem::Bytes;
 use gpumem_core::recording::Reader;
 use gpumem_tests::{Standin, built};
 
-/// The program is linked with the library that the tests are built with, so it needs no other one.
+/// The program is linked with the library that the tests are built with, so it needs no other library.
 fn compiled(program: &Path) {
     let library = built("libgpumem_c.so");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -31,7 +31,7 @@ fn a_pool_in_c_is_measured() {
     while reader.step().expect("it can be read").is_some() {}
     let summary = reader.summary().expect("there is room for it");
     let whole = &summary.scopes[0];
-    // The workspace and the live parts; at the peak there was the first part as well.
+    // The program has the workspace and the live parts. At the peak it had the first part as well.
     assert_eq!((whole.used, whole.peak), (Bytes::mib(31), Bytes::mib(38)), "{summary}");
     let [pool] = &summary.pools[..] else { panic!("{summary}") };
     assert_eq!((pool.name.as_str(), pool.parts, pool.used), ("pool in C", 2, Bytes::mib(23)), "{summary}");

@@ -6,7 +6,7 @@ use gpumem_tests::{Standin, output_of};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_recorded");
 
-/// How often each line is there.
+/// Returns how often each line is in the text.
 fn lines(text: &str) -> BTreeMap<&str, u32> {
     text.lines().fold(BTreeMap::new(), |mut lines, line| {
         *lines.entry(line).or_default() += 1;
@@ -34,7 +34,7 @@ fn a_recording_yields_the_reports_of_its_program() {
         }
         assert_eq!(derived_lines.len(), printed_lines.len());
         assert!(printed.contains("1 block (3 MiB) was not freed") && printed.contains("recorded.rs:"), "{printed}");
-        // 16 threads, 20 reports and one at the end of each trace; two traces at the end are those of `train`.
+        // There are 16 threads with 20 reports each, and one report at the end of each trace. Two traces at the end are those of `train`.
         assert!(printed.lines().count() > 16 * 40, "{printed}");
     }
 }

@@ -40,7 +40,7 @@ fn in_time(machine: &Standin, script: &str) -> Outcome {
     reported.expect("the stand-in driver answers soon")
 }
 
-/// Each call that may be refused, what it then asked for, and of which kind.
+/// Each call that may be refused, the bytes that it then requested, and their kind.
 const CALLS: &[(&str, u64, &str)] = &[
     ("cuMemAlloc_v2 &a 500", 500, "device"),
     // Rows of a pitched block may be longer than what was asked for.
@@ -57,7 +57,7 @@ const CALLS: &[(&str, u64, &str)] = &[
 fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
     for (call, bytes, kind) in CALLS {
         let function = call.split(' ').next().unwrap_or_default();
-        // There was one of each before: `live`, and a page that gpumem asks for to know the number of a block.
+        // There was one call of each before: for `live`, and for a page with which gpumem asks for the number of a block.
         let from = if ["cuMemAlloc_v2", "cuMemCreate"].contains(&function) { 2 } else { 1 };
         let script = format!(
             "subscribe; print_refusals; scope train; call cuDeviceGetDefaultMemPool &pool 0; call cuMemAlloc_v2 &live 1000; \
@@ -80,7 +80,7 @@ fn a_refusal_is_reported_with_its_bytes_kind_and_device_and_counts_nothing() {
                 .starts_with("gauge=exact source=cupti events=1 untracked=0 lost=0 device=1000/1 by="),
             "{outcome}"
         );
-        // And it is reported.
+        // The refusal is also reported.
         let report: Vec<_> = outcome.stderr.lines().collect();
         let bytes = Bytes::new(*bytes);
         assert_eq!(
@@ -128,14 +128,14 @@ fn other_failures_are_not_reported() {
             assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
         }
     }
-    // Nor does the host's memory, of which nothing is known.
+    // A refusal of host memory is not reported either, because gpumem knows nothing of that memory.
     for call in ["cuMemAllocHost_v2 &a 1000", "cuMemHostAlloc &a 1000 0", "cuMemCreate &a 2097152 on:host 0"] {
         let function = call.split(' ').next().unwrap_or_default();
         let outcome = run(&with_cupti().fail(format!("{function}=2")), &format!("print_refusals; exact; call {call}"));
         ensure_answer(&outcome, &format!("call {call}"), "2");
         assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
     }
-    // Nor its pools, nor one of which it is not known where it is: it is older than the subscription.
+    // The same holds for pools of the host, and for a pool whose device is not known because it is older than the subscription.
     let pools = ["exact; call cuMemPoolCreate &pool on:host", "call cuMemPoolCreate &pool on:0; exact"];
     for (call, pool) in ["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"].into_iter().zip(pools) {
         let script = format!("print_refusals; {pool}; call {call} &a 800 pool 0; retry {call} &a 800 pool 0");
@@ -145,7 +145,7 @@ fn other_failures_are_not_reported() {
             assert!(outcome.answers("refused").is_empty() && outcome.stderr.is_empty(), "{outcome}");
         }
     }
-    // Nor do frees, refusals before the subscription, and refusals without interception.
+    // The same holds for frees, for refusals before the subscription, and for refusals without interception.
     let outcome = run(
         &with_cupti().fail("cuMemFree_v2=2@1..2"),
         "print_refusals; call cuMemAlloc_v2 &a 99999999999999; exact; call cuMemAlloc_v2 &a 1000; call cuMemFree_v2 a; figures",
@@ -183,7 +183,7 @@ fn a_refusal_is_of_the_device_that_was_asked() {
     assert!(outcome.stderr.ends_with("gpumem: further refused allocations are not reported\n"), "{outcome}");
 }
 
-/// As allocators do that keep a cache: they are refused, give the cache back, and ask again.
+/// Allocators with a cache do this: they are refused, empty the cache, and ask again.
 #[test]
 fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
     const CACHE: &str = "exact; print_refusals; call cuStreamCreate &s 0; call cuMemAllocAsync &x 512 s; \
@@ -204,7 +204,7 @@ fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
         ),
         (1, 1, "call ALLOC 8589934592; call cuMemFree_v2 cache; call cuMemAllocHost_v2 &h 8589934592"),
     ] {
-        // Each way to allocate, where there is nothing to report: the end of the process does not wait for lines there.
+        // If there is nothing to report, the end of the process does not wait for lines. So each way to allocate is tested in those cases.
         let ways = [("cuMemAlloc_v2 &a", ""), ("cuMemAllocAsync &a", " s"), ("cuMemCreate &a", " on:0 0")];
         for (alloc, stream) in &ways[..if reports == 0 { 3 } else { 1 }] {
             let sizes = ["8589934592", "9663676416", "6442450944"];
@@ -220,7 +220,7 @@ fn what_is_obtained_soon_calls_the_hook_and_is_not_reported() {
     }
 }
 
-/// What is not obtained is reported while the process goes on, so that its end does not matter.
+/// The report is printed while the process runs, so it does not depend on how the process ends.
 #[test]
 fn what_is_not_obtained_is_reported_after_a_while() {
     let outcome =
@@ -229,7 +229,7 @@ fn what_is_not_obtained_is_reported_after_a_while() {
     assert_eq!(outcome.stderr.matches("is out of memory").count(), 1, "{outcome}");
 }
 
-/// The thread that was refused goes on, and the report waits for the driver.
+/// The refused thread continues, and the report waits for the driver.
 #[test]
 fn a_slow_driver_does_not_block_the_program() {
     // The end of the process waits for reports, but not longer than 5 s: stacks could not be resolved by then.
@@ -243,14 +243,14 @@ fn a_slow_driver_does_not_block_the_program() {
     let reported = outcome.answer("refused");
     assert!(reported.starts_with("99999999999999 device, device 0, ") && reported.contains("within 50ms"), "{outcome}");
     assert!(outcome.stderr.contains("\n  in train\n") && outcome.stderr.contains(" in use, "), "{outcome}");
-    // One that never answers is not waited for.
+    // gpumem does not wait for a driver that never answers.
     let says = "where the memory is cannot be read: no answer within 2s";
     assert!(of_stuck.stderr.contains(says), "{of_stuck}");
 }
 
 #[test]
 fn a_second_try_after_the_pool_gave_back() {
-    // 16 GiB, of which a context and the driver have about 1.
+    // The card has 16 GiB. A context and the driver have about 1 GiB of them.
     let keep = "call cuMemAllocAsync &p 10737418240 0; call cuMemFreeAsync p 0";
     let outcome = run(
         &with_cupti(),
@@ -321,14 +321,14 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
             with_cupti().set("processes=empty").set("used=300MiB"),
             format!("1009 MiB, adds up: {own}, {not_separated} 827 MiB"),
         ),
-        // In a container, it may be this process by another number.
+        // In a container, the listed process may be this process under another number.
         (
             with_cupti().set("processes=empty").set("used=300MiB").set(one),
             format!("1009 MiB, adds up: {own}, {not_separated} 827 MiB"),
         ),
         (with_cupti().fail(lists[0]).fail(lists[1]), format!("709 MiB, adds up: {own}, {not_separated} 527 MiB")),
         (with_cupti().without(Library::Nvml), format!("709 MiB, adds up: {own}, {not_separated} 527 MiB")),
-        // More than there is: of two moments. What is known for certain is what is kept.
+        // NVML lists more memory than there is in use, because its figures are of two moments. Only the part that is certain is shown.
         (
             with_cupti().set("compute=4000000001:20GiB:python").set(another),
             format!("709 MiB, adds up: others `other processes` 527 MiB (2), {own}"),
@@ -337,7 +337,7 @@ fn parts_add_up_whatever_nvml_knows_of_processes() {
         let outcome = run(&machine.env(NO_STACKS.0, NO_STACKS.1), script);
         ensure_answer(&outcome, "breakdown", &expected);
         ensure_answer(&outcome, "breakdown 0", &expected);
-        // What is not on the device for certain is in no scope of it.
+        // Memory that may not be on the device is in no scope.
         ensure_answer(
             &outcome,
             "summary",

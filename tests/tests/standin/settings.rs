@@ -1,4 +1,4 @@
-//! Environment variables: values that cannot be used, and what `status()` lists.
+//! Tests environment variables: values that cannot be used, and what `status()` lists.
 
 use std::{
     os::unix::net::UnixDatagram,
@@ -9,7 +9,7 @@ use std::{
 
 use gpumem_tests::{Standin, ensure};
 
-/// Other processes and libraries write to stderr as well: what they write must not come in the middle of a line.
+/// Other processes and libraries write to stderr as well. Their text must not be in the middle of a line.
 #[test]
 fn each_notice_is_written_at_once() {
     let (ours, theirs) = UnixDatagram::pair().expect("a pair of sockets");
@@ -53,7 +53,7 @@ fn each_notice_is_written_at_once() {
     assert!(written.iter().all(whole), "in pieces: {written:?}");
 }
 
-/// Whatever uses them first, and however often: each is named once, with what happens instead.
+/// Each variable is named once, with what happens instead, however often and by whatever it is used.
 #[test]
 fn each_setting_that_cannot_be_used_has_one_notice() {
     const BAD: [&str; 6] =

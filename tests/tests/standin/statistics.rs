@@ -1,4 +1,4 @@
-//! The allocator's statistics under PyTorch's names. `gpu_exact` compares them with what a random program adds up.
+//! Tests the allocator's statistics under PyTorch's names. `gpu_exact` compares them with the sums of a random program.
 
 use gpumem_tests::{CONTEXT, Standin, check_answers};
 
@@ -20,9 +20,9 @@ fn each_kind_is_counted_separately() {
     );
 }
 
-/// The pool takes 32 MiB at a time; the program asked for less.
+/// The pool grows by 32 MiB at a time. The program requested less.
 #[test]
-fn what_the_driver_gave_is_more() {
+fn reserved_is_more_than_allocated() {
     check_answers(
         &with_cupti(),
         &format!(
@@ -80,7 +80,7 @@ fn without_interception_every_figure_is_an_error() {
     );
 }
 
-/// Blocks from before are not known: neither are they counted, nor does their free take anything off.
+/// Blocks from before the subscription are not known. They do not count, and their frees change no figure.
 #[test]
 fn counting_begins_with_the_first_call() {
     check_answers(

@@ -1,4 +1,4 @@
-//! PyTorch's names on the stand-in driver: the processes on a device as NVML lists them, and the queries that go with them.
+//! Tests PyTorch's names on the stand-in driver: the processes that NVML lists for a device, and queries about them.
 
 use gpumem_tests::{Library, Outcome, Standin, ensure_answer, ensure_clean};
 
@@ -14,7 +14,7 @@ fn ensure_error(outcome: &Outcome, command: &str, says: &[&str]) {
     ensure_clean(outcome);
 }
 
-/// No process of this machine has these numbers, so that only NVML has a name for them.
+/// No process of this machine has these numbers, so only NVML has a name for them.
 const OTHER: u32 = 4_000_000_001;
 const DRAWS: u32 = 4_000_000_002;
 
@@ -37,7 +37,7 @@ fn processes_are_listed_with_what_they_hold() {
     assert!(own.ends_with(" uses      582.000 MB GPU memory") && before.ends_with(rest), "{outcome}");
 }
 
-/// Nobody on the lists, as in many containers, and figures that are not available, as under WSL.
+/// The lists are empty, as in many containers, and figures are not available, as under WSL.
 #[test]
 fn what_is_not_known_is_not_zero() {
     let outcome = Standin::new().set("processes=empty").run("context 0; processes; list_processes");
@@ -103,14 +103,14 @@ fn lists_that_cannot_be_read() {
         }
         ensure_error(&outcome, "processes 1", &["no device 1"]);
     }
-    // A device that only computes has no list of those that draw.
+    // A device that only computes has no list of graphics processes.
     let outcome = crowded().fail("nvmlDeviceGetGraphicsRunningProcesses_v3=3").run("processes");
     ensure(&outcome, "processes", &format!("0: {OTHER} python train.py C 300 MiB"));
     let outcome = crowded().without(Library::Nvml).run("context 0; processes");
     ensure_error(&outcome, "processes", &["cannot load libnvidia-ml", "is the NVIDIA driver installed"]);
 }
 
-/// The process list is of the card that CUDA means, whatever NVML's number for it.
+/// The process list is that of the card with this CUDA ordinal, whatever its number in NVML is.
 #[test]
 fn the_device_is_the_one_that_cuda_means() {
     let outcome = Standin::new().devices(2).set("fastest=reversed").run("context 0; processes 0; processes 1");
@@ -118,7 +118,7 @@ fn the_device_is_the_one_that_cuda_means() {
     ensure(&outcome, "processes 1", "1: ");
 }
 
-/// The driver's own figures, without a context, and with the total that the driver gives where there is one.
+/// These are the driver's own figures, without a context. The total is that of the driver, if it gives one.
 #[test]
 fn free_and_total() {
     let outcome = Standin::new().set("used=1GiB").run("mem_get_info; mem_get_info 0; mem_get_info 1");

@@ -1,4 +1,4 @@
-//! The tracker, with everything that can be wrong.
+//! Tests the tracker with everything that can go wrong.
 
 use gpumem_tests::{CONTEXT, Library, Outcome, Standin, without_line_numbers};
 
@@ -57,7 +57,7 @@ TIME …/track.rs:NN (Probe::track)  device 0: 547 MiB used, 18 MiB live
     assert!(printed(&outcome).contains(" +    9  1 × 9 MiB  ") && printed(&outcome).contains("raw.rs:"), "{outcome}");
 }
 
-/// What cudarc allocates knows its type, and its size is that of the elements.
+/// A label of cudarc knows its type, and its size is that of the elements.
 #[test]
 fn slices_of_cudarc() {
     let script = "tracker; context 0; labelled conv1.weight 64x3x3x3; labelled bias 64; pooled 1; track; mislabelled; mislabelled; \
@@ -68,12 +68,12 @@ fn slices_of_cudarc() {
     assert!(labelled.ends_with(expected), "{outcome}");
     assert!(same.ends_with(" live=1.01 MiB"), "a wrong label changes nothing\n{outcome}");
     assert!(freed.ends_with(&expected.replace('+', "-").replace(", -1 * 1048576 device", "")), "{outcome}");
-    let wrong = "cannot use a label's shape: `wrong`: (64, 2) has 128 elements, and the slice 64";
+    let wrong = "cannot use a label's shape: `wrong`: the size of (64, 2) is 128, and that of the slice is 64";
     assert_eq!(outcome.answer("mislabelled"), format!("error[invalid setting] {wrong}"), "{outcome}");
     assert_eq!(outcome.stderr.matches("cannot use a label's shape").count(), 1, "said once\n{outcome}");
 }
 
-/// Without libcupti, the tracker has the total, and says once why it has no more.
+/// Without libcupti, the tracker has the total. It says once why it has no more.
 #[test]
 fn without_interception() {
     let script =
@@ -98,7 +98,7 @@ fn without_interception() {
     assert!(outcome.answer("track").ends_with(" live=?, ?") && outcome.stderr.contains(why), "{outcome}");
 }
 
-/// gpumem does not know them: they are not in the differences, but they are in the total.
+/// gpumem does not know these blocks: they are in the total, and not in the differences.
 #[test]
 fn blocks_that_are_older_than_the_tracker() {
     let script =

@@ -236,7 +236,7 @@ mod tests {
         let by_stack = "\"alloc\",1,1,0,5,2,0\n\"alloc\",2,1,0,5,3,0\n\"alloc\",3,1,0,5,4,0\n\"alloc\",4,1,0,5,0,0";
         let expected = [Weights, Optimizer, BackwardTemporary, BackwardTemporary].map(|class| (None, Some(class)));
         assert_eq!(groups(by_stack), expected);
-        // One is freed before the forward pass ends, and one in the backward pass, like the loss.
+        // One tensor is freed before the forward pass ends. Another one is freed in the backward pass, like the loss.
         let by_time =
             "\"alloc\",1,1,0,5,1,1\n\"alloc\",2,1,0,6,1,1\n\"free_requested\",1,1,0,7,0,0\n\"alloc\",3,1,0,8,1,0
 \"alloc\",4,1,0,9,0,0\n\"free_requested\",3,1,0,11,0,0\n\"free_requested\",2,1,0,11,0,0";

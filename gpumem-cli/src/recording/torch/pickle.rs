@@ -5,6 +5,8 @@
 
 use std::io::{self, BufRead, Read};
 
+use gpumem_core::report::counted;
+
 use super::objects::{Objects, Value, invalid};
 
 /// Python writes snapshots with at most seven values inside each other.
@@ -177,7 +179,8 @@ impl<R: BufRead> Pickle<'_, R> {
         if length <= self.length.saturating_sub(self.at) {
             Ok(())
         } else {
-            self.damaged(&format!("a value has {length} bytes, which is more than the file has"))
+            let bytes = counted(length, "byte", "bytes");
+            self.damaged(&format!("a value has {bytes}, which is more than the file has"))
         }
     }
 

@@ -237,7 +237,7 @@ mod tests {
         let all = lines(&steps, &[&segments[0], &segments[1], &new, &kept]);
         assert_eq!(sizes(&all), [(base, 1024), (base + MIB, 1024), (base, 512)]);
         let (events, older) = events(&all);
-        // A segment and two blocks.
+        // They are a segment and two blocks.
         assert_eq!((older, events.len()), (3, 9));
         assert_eq!((events[0].bytes, events[0].stream), (Bytes::new(2 * MIB), u64::MAX));
         // PyTorch names the pools of the segments that it has at the end.

@@ -263,6 +263,7 @@ mod tests {
         for (opcodes, said) in [
             (b"(".repeat(101), "more than 100 values are inside each other"),
             (b"X\xff\xff\xff\xff".to_vec(), "a value has 4294967295 bytes, which is more than the file has"),
+            (b"U\x01".to_vec(), "a value has 1 byte, which is more than the file has"),
             (b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff".to_vec(), "more than the file has"),
             (b"\x8b\xff\xff\xff\x7f".to_vec(), "more than the file has"),
             (b"Nr\xff\xff\xff\xff".to_vec(), "the number of a value is too high"),

@@ -1,12 +1,9 @@
 //! Writes everything that gpumem prints or returns as JSON. Bytes are exact, and a value that was not measured is
 //! `null`.
 
-mod holders;
 mod object;
 mod output;
-mod places;
-mod statistics;
-mod tracked;
+mod reports;
 
 use self::object::{AsJson, Json};
 use super::JsonEscapes;

@@ -27,23 +27,23 @@ impl<T: Json + ?Sized> Serialize for AsJson<'_, T> {
     }
 }
 
-/// Names the entries of an object. At the end there may be `; unless_empty "name": list`, which is left out if the list is empty, or
-/// `; flatten value`, whose entries are those of the object.
+/// Names the entries of an object: `name` for the field of this name, `name: expression` for another value. At the end there may be
+/// `; unless_empty name: list`, which is left out if the list is empty, or `; flatten value`, whose entries are those of the object.
 macro_rules! object {
     (
         $type:ty as $value:ident $(for any $parameter:ident)? {
-            $($name:literal: $entry:expr),* $(,)?
-            $(; unless_empty $list_name:literal: $list:expr)?
+            $($name:ident $(: $entry:expr)?),* $(,)?
+            $(; unless_empty $list_name:ident: $list:expr)?
             $(; flatten $inner:expr)?
         }
     ) => {
         impl $(<$parameter: $crate::export::json::object::Json>)? $crate::export::json::object::Object for $type {
             fn entries<M: serde_core::ser::SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
-                use $crate::export::json::object::AsJson;
+                use $crate::export::json::object::{AsJson, entry};
                 let $value = self;
-                $(map.serialize_entry($name, &AsJson(&$entry))?;)*
+                $(map.serialize_entry(stringify!($name), &AsJson(&entry!($value, $name $(, $entry)?)))?;)*
                 $(if !$list.is_empty() {
-                    map.serialize_entry($list_name, &AsJson(&$list))?;
+                    map.serialize_entry(stringify!($list_name), &AsJson(&$list))?;
                 })?
                 $($crate::export::json::object::Object::entries(&$inner, map)?;)?
                 Ok(())
@@ -61,6 +61,16 @@ macro_rules! object {
     };
 }
 pub(super) use object;
+
+macro_rules! entry {
+    ($value:ident, $name:ident) => {
+        $value.$name
+    };
+    ($value:ident, $name:ident, $entry:expr) => {
+        $entry
+    };
+}
+pub(super) use entry;
 
 /// Values that are one number or one string.
 macro_rules! plain {

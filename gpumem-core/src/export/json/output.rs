@@ -13,16 +13,13 @@ use crate::{
 
 // The first entries of each line. Their names are part of the public interface.
 object!(Output as output {
-    "type": output.content.name(),
-    "level": output.level.name(),
-    "time": rfc3339(output.time),
-    "pid": output.pid,
-    "thread": output.thread,
-    "thread_name": output.thread_name,
-    "device": output.device,
-    "module": output.module.as_deref(),
-    "file": output.at.as_ref().map(SourceLine::file),
-    "line": output.at.as_ref().map(SourceLine::line);
+    type: output.content.name(),
+    level: output.level.name(),
+    time: rfc3339(output.time),
+    pid, thread, thread_name, device,
+    module: output.module.as_deref(),
+    file: output.at.as_ref().map(SourceLine::file),
+    line: output.at.as_ref().map(SourceLine::line);
     flatten output.content
 });
 
@@ -46,37 +43,35 @@ fn measured<T>(trace: &Trace, figure: T) -> Option<T> {
 }
 
 object!(Report as report {
-    "outer": report.outer,
-    "ctx": report.ctx,
-    "subctx": report.subctx,
-    "simulated": report.trace.simulated,
-    "gauge": report.trace.gauge.name(),
-    "source": report.trace.source.name(),
-    "used": measured(&report.trace, report.trace.used),
-    "peaked": measured(&report.trace, report.trace.peaked),
-    "peak_over_start": measured(&report.trace, report.trace.peak_over_start()),
-    "sampling": report.trace.sampling,
-    "untracked_frees": report.trace.untracked,
-    "lost_events": report.trace.lost,
-    "overlapped": report.trace.overlapped,
-    "own_scope": report.trace.own_scope,
-    "adoption_is_shared": report.trace.adoption_is_shared,
-    "allocated_on": report.trace.allocated_on;
-    unless_empty "lines": report.lines
+    outer, ctx, subctx,
+    simulated: report.trace.simulated,
+    gauge: report.trace.gauge.name(),
+    source: report.trace.source.name(),
+    used: measured(&report.trace, report.trace.used),
+    peaked: measured(&report.trace, report.trace.peaked),
+    peak_over_start: measured(&report.trace, report.trace.peak_over_start()),
+    sampling: report.trace.sampling,
+    untracked_frees: report.trace.untracked,
+    lost_events: report.trace.lost,
+    overlapped: report.trace.overlapped,
+    own_scope: report.trace.own_scope,
+    adoption_is_shared: report.trace.adoption_is_shared,
+    allocated_on: report.trace.allocated_on;
+    unless_empty lines: report.lines
 });
 
 object!(Line as line {
-    "line": line.number,
-    "source": &*line.source,
-    "used": measured(&line.trace, line.trace.used),
-    "peaked": measured(&line.trace, line.trace.peaked),
-    "total": measured(&line.trace, line.total),
+    line: line.number,
+    source: &*line.source,
+    used: measured(&line.trace, line.trace.used),
+    peaked: measured(&line.trace, line.trace.peaked),
+    total: measured(&line.trace, line.total),
 });
 
 object!(Sampling as sampling {
-    "every_us": sampling.every,
-    "readings": sampling.readings,
-    "longest_gap_us": sampling.longest_gap,
+    every_us: sampling.every,
+    readings,
+    longest_gap_us: sampling.longest_gap,
 });
 
 #[cfg(test)]

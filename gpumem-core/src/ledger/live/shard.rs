@@ -2,11 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::{
-    entry::Entry,
-    hash::{KeyHashBuilder, filter_bit},
-};
-use crate::model::Key;
+use super::{entry::Entry, hash::filter_bit};
+use crate::model::{Key, NumberHashBuilder};
 
 /// The number of bits in the filter of a shard. A program keeps a few blocks in each shard for long, so few other keys have
 /// the bit of one of them.
@@ -15,7 +12,7 @@ const FILTER: usize = 256;
 /// One part of the live blocks.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
-    pub(super) blocks: HashMap<Key, Entry, KeyHashBuilder>,
+    pub(super) blocks: HashMap<Key, Entry, NumberHashBuilder>,
     /// The number of `blocks` that are possibly freed.
     pub(super) possibly_freed: usize,
     /// The bits of the keys of all possibly freed blocks, and of some that are not possibly freed any more.

@@ -20,6 +20,7 @@ use super::{
     delta::Delta,
     watermark::{Mark, Watermark},
 };
+use crate::model::OwnerThread;
 
 /// A level of bytes in use, and the moment at which it was reached. It is compared by the bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,6 +70,14 @@ pub(super) struct WatchedScope {
 pub(super) struct PeakRange {
     start: Option<Peak>,
     peak: Peak,
+}
+
+/// A kept peak. Its scope may be closed already.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeptRange {
+    pub(super) meter: u16,
+    pub(super) of_thread: Option<OwnerThread>,
+    pub(super) range: PeakRange,
 }
 
 impl PartialEq for Peak {

@@ -1,4 +1,4 @@
-//! Pools: parts, and the blocks of the driver that they lie in.
+//! Tests pools: parts, and the blocks of the driver that contain them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +75,7 @@ fn a_pool_with_blocks_that_were_not_seen_says_by_how_much_it_grows() {
 
 #[test]
 fn a_pool_takes_no_block_because_it_is_small_enough() {
-    // The program has a block, and then the pool says what it will have.
+    // The program has a block. Then the pool reports how much it will have.
     check(
         "pool 1; open a; alloc p 4 at 0; reserved 1 8; alloc x 8 at 1000; part 1 1000 2; close a = 6 0 driver=12/0 lost=0
          pool 1 = 1 2 6",
@@ -135,7 +135,7 @@ fn a_block_that_another_thread_reads_before_its_first_part_is_no_wrong_call() {
         "pool 1; open a; alloc x 100 at 1000; queried %2; reset-summary; alloc y 5 at 0; part 1 1000 10
          tree /a = 1 15 100 100 15 2",
     );
-    // A later event of its own thread makes it the program's all the same, so its figures are right.
+    // The next event of the block's own thread gives the block to the program, so the figures are right.
     check("pool 1; open a %2; alloc x 100 at 1000; read a %2 = 100 0; alloc y 5 at 0; close a %2 = 105 0 lost=0");
 }
 
@@ -579,7 +579,7 @@ fn both_views_agree_with_the_simple_way() {
                             EventKind::PoolRegistered { pool: PoolId(pool), device: devices[device] }
                         }
                         13 if random(3) == 0 => {
-                            // Any thread but those of the history.
+                            // This thread is none of those of the history.
                             plain.others_get(0, Some(pool_device));
                             plain.parts.retain(|(of, _), _| *of != pool);
                             let of = plain.pools.get_mut(&pool).unwrap();

@@ -76,7 +76,7 @@ fn scopes_closed_in_the_order_in_which_they_were_opened() {
         "open o %2; open a; enter o; open b; close a = 0 0; alloc x 5; tree /o/b = 1 5 5 5 5 1; close b = 5 0; leave o
          alloc y 1; tree / = 0 6 6 0 1 1",
     );
-    // A scope that its own thread has entered again.
+    // A thread enters its own scope again.
     check(
         "open a; open b; enter b; close a = 0 0; alloc x 5; tree /b = 1 5 5 5 5 1; inside b = 5; leave b; close b = 5 0",
     );

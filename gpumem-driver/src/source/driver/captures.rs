@@ -2,10 +2,9 @@
 
 use super::{
     events::record_lost,
-    graphs,
     state::{CU_STREAM_LEGACY, is_capture_active, state},
 };
-use crate::sys::cuda;
+use crate::sys::{calls, cuda};
 
 /// Returns whether a call on this stream became a node of a graph; `None` if the driver does not say. The capture may have
 /// begun on another stream: a stream joins a capture when it waits for an event of a captured stream.
@@ -16,7 +15,7 @@ pub(super) fn is_captured(stream: u64) -> Option<bool> {
     }
     let is_captured = cuda::is_capturing(stream);
     if is_captured == Some(true) {
-        graphs::record_launches();
+        calls::record_graph_launches();
     }
     is_captured
 }

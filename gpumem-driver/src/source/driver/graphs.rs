@@ -69,11 +69,6 @@ pub(super) fn forget() {
     });
 }
 
-/// Notes that a graph has a node that allocates, so each launch must be recorded from now on.
-pub(super) fn record_launches() {
-    calls::record_graph_launches();
-}
-
 /// Notes that a call that can change the mapped memory is about to be made, or (`done`) was made. It may change the device of
 /// its context and the devices of a graph's nodes.
 #[cold]

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     model::{Block, Bytes, EventKind, Key, MemKind, Space},
-    sys::calls::{Call, Caller, IdKind},
+    sys::calls::{self, Call, Caller, IdKind},
 };
 
 /// Records every call except those of the fast path, which [`Observer`](super::observer::Observer) records itself.
@@ -53,7 +53,7 @@ pub(super) fn record_call(caller: &Caller, call: &Call) {
         }
         Call::CaptureBegun { stream } => capture_begun(stream),
         Call::CaptureEnded { stream, succeeded } => capture_ended(stream, succeeded),
-        Call::GraphNode => graphs::record_launches(),
+        Call::GraphNode => _ = calls::record_graph_launches(),
         Call::Graphs { done } => graphs::launched(owner_of(caller).map(|owner| owner.device), done),
         Call::Pool { pool, device } => {
             state().pools.insert(pool, device);

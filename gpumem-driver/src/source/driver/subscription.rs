@@ -77,11 +77,6 @@ fn choose(wanted: Option<Source>, attempt: impl Fn(Source) -> Result<()>) -> Res
     }
 }
 
-/// The version of CUPTI, if it can be used.
-pub(in crate::source) fn cupti_version() -> Option<u32> {
-    cupti::version()
-}
-
 pub(in crate::source) fn unsubscribe() {
     dispatch::unsubscribe();
     cupti::unsubscribe();

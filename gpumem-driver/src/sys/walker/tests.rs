@@ -96,8 +96,8 @@ fn callers_are_distinguished() {
             }
         }
     }
-    // The calls are made in turns, so that each follows the others at the same stack pointer. They are more than a set
-    // has entries.
+    // The calls are made in turns, so that each follows the others at the same stack pointer. There are more of them than a set has
+    // entries.
     let mut walked = 0;
     for round in 0..40 {
         for path in 0..32 {

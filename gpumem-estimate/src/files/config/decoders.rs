@@ -128,7 +128,8 @@ fn windows(fields: Fields<'_>, blocks: usize, window: u64, slides: impl Fn(usize
         return Ok((0..blocks).map(|at| of_layer(slides(at))).collect());
     };
     if types.len() < blocks {
-        return Err(wrong(format!("`layer_types` has {} elements for {blocks} layers", types.len())));
+        let what = "fewer elements than the model has layers";
+        return Err(wrong(format!("`layer_types` has {what}: {} and {blocks}", types.len())));
     }
     let known = |kind: &serde_json::Value| match kind.as_str() {
         Some("sliding_attention" | "chunked_attention") => Ok(window),
@@ -494,7 +495,8 @@ fn llama4_text(fields: Fields<'_>, frame: &Frame<'_>, length: u64) -> Result<Mod
     let rotates =
         rotates.unwrap_or_else(|| (1..=blocks as u64).map(|at| u64::from(!at.is_multiple_of(every))).collect());
     if rotates.len() < blocks {
-        return Err(wrong(format!("`no_rope_layers` has {} elements for {blocks} layers", rotates.len())));
+        let what = "fewer elements than the model has layers";
+        return Err(wrong(format!("`no_rope_layers` has {what}: {} and {blocks}", rotates.len())));
     }
     let step = fields.divisor("interleave_moe_layer_step", 1)?;
     let moe = fields.numbers("moe_layers")?.map(HashSet::<u64>::from_iter);

@@ -1,5 +1,7 @@
 //! Models of diffusers that make images: they predict the noise in an image.
 
+use gpumem_core::report::counted;
+
 use super::{
     fields::{Fields, MOST_BLOCKS, product, wrong},
     parts::{activation, inline, linear, residual},
@@ -121,7 +123,11 @@ fn for_each(fields: Fields<'_>, key: &str, default: u64, count: usize) -> Result
         Some(serde_json::Value::Array(_)) => fields.numbers(key)?.unwrap_or_default(),
         _ => vec![fields.number(key, default)?; count],
     };
-    if numbers.len() == count { Ok(numbers) } else { Err(wrong(format!("`{key}` has not {count} elements"))) }
+    if numbers.len() == count {
+        Ok(numbers)
+    } else {
+        Err(wrong(format!("`{key}` does not have exactly {}", counted(count as u64, "element", "elements"))))
+    }
 }
 
 /// Reads the types of blocks: `true` for those with attention.
@@ -181,7 +187,8 @@ pub(super) fn unet(fields: Fields<'_>, length: u64) -> Result<Model, Error> {
     let down = kinds(fields, "down_block_types", "Down", &[true, true, true, false])?;
     let up = kinds(fields, "up_block_types", "Up", &[false, true, true, true])?;
     if down.len() != stages || up.len() != stages {
-        return Err(wrong(format!("there are {} and {} blocks for {stages} sizes", down.len(), up.len())));
+        let keys = "`block_out_channels`, `down_block_types` and `up_block_types`";
+        return Err(wrong(format!("{keys} have {stages}, {} and {} elements", down.len(), up.len())));
     }
     // The heads have the name of their sizes.
     let key = if fields.optional("num_attention_heads").is_ok_and(|heads| heads.is_none()) {

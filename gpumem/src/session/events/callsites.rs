@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     derive::Callsite,
-    model::{CallsiteId, alike, name_in_line},
+    model::{CallsiteId, GOLDEN, alike, name_in_line},
     report::SourceLine,
     settings::{Filter, Rule},
 };
@@ -77,8 +77,7 @@ impl NewestByAddress {
             Some(ctx) => (ctx.as_ptr().addr(), ctx.len()),
             None => (location.file.as_ptr().addr(), location.line as usize),
         };
-        // The upper bits of the product depend on all bits of the number.
-        ((address ^ more.rotate_left(20)) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()[0].into()
+        ((address ^ more.rotate_left(20)) as u64).wrapping_mul(GOLDEN).to_be_bytes()[0].into()
     }
 }
 

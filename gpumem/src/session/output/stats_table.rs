@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    hash::BuildHasherDefault,
     mem,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -11,10 +10,9 @@ use std::{
 use sketches_ddsketch::DDSketch;
 
 use crate::{
-    model::{ByteDelta, Bytes, CallsiteId, Trace},
+    model::{ByteDelta, Bytes, CallsiteId, NumberHashBuilder, Trace},
     report::{CallFigures, MOST_ALIKE, NameStats, Spread, WorstCall},
     session::events::Numbered,
-    source::AddressHasher,
 };
 
 /// The statistics of a session, by device and by names that differ only in numbers.
@@ -22,7 +20,7 @@ use crate::{
 pub(in crate::session) struct StatsTable(Mutex<Table>);
 
 /// The keys are counted, so that a hash which protects against attackers is not needed.
-type Table = HashMap<(u32, u32), Alike, BuildHasherDefault<AddressHasher>>;
+type Table = HashMap<(u32, u32), Alike, NumberHashBuilder>;
 
 /// The names that differ only in numbers. Their memory does not grow with the number of calls.
 #[derive(Default)]
@@ -131,7 +129,7 @@ impl Row {
             return;
         }
         let (used, needed) = (trace.used.get(), trace.peak_over_start());
-        let peaked = i64::try_from(trace.peaked.get()).unwrap_or(i64::MAX);
+        let peaked = trace.peaked.signed();
         let worst = |call| {
             let (name, time) = now();
             WorstCall::new(call, name, time, needed)

@@ -69,7 +69,7 @@ fn callsites_have_their_column_and_module() {
     assert_eq!(function.module_path.as_deref(), Some("app::train"));
 }
 
-/// Events of many threads, whose ledger's time stands still: their true times do not.
+/// Many threads make events while the ledger's time stands still. The true times of the events advance.
 #[test]
 fn events_have_true_times_and_threads() {
     let (session, recording, _) = recorded(&[]);
@@ -108,7 +108,7 @@ fn events_have_true_times_and_threads() {
     assert!(threads.iter().all(|thread| reader.definitions().thread(*thread).is_some_and(|thread| thread.os_id > 0)));
 }
 
-/// The second recording would destroy both.
+/// A second recording would destroy both.
 #[test]
 fn a_file_has_one_recording_at_a_time() {
     let (first, recording, _) = recorded(&[]);

@@ -1,6 +1,6 @@
 use gpumem::gpu_mem_trace;
 
-// What the compiler has to say about the user's code, it says at the user's code.
+// The compiler reports an error of the user's code at the user's code.
 
 #[gpu_mem_trace]
 fn wrong_type() -> u32 {

@@ -1,5 +1,5 @@
-//! Many threads that allocate and free, while the subscription or the process ends or begins. What many threads come to is compared with
-//! a log in `tests/gpu_exact/replay.rs`, which runs on the stand-in driver too.
+//! Many threads allocate and free while the subscription or the process begins or ends. `tests/gpu_exact/replay.rs`, which runs on the
+//! stand-in driver too, compares the figures of many threads with a log.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use gpumem_tests::Random;
 use crate::Trouble;
 use crate::raw::{Names, invoke};
 
-/// A context of device 0, and a stream in it.
+/// A context of device 0 and a stream in it.
 #[derive(Clone, Copy)]
 struct Place {
     context: u64,
@@ -32,7 +32,7 @@ impl Place {
     /// Allocates up to a few MiB, and frees them.
     fn alloc_and_free(self, random: &mut Random) -> Result<(), Trouble> {
         let Self { context, stream } = self;
-        // Half of them have one size, so that an address that one thread frees is soon another's.
+        // Half of them have one size, so another thread soon gets an address that one thread frees.
         let bytes = if random.below(2) == 0 { 4096 } else { 1 + random.below(3 << 20) };
         let (mut name, mut pitch) = (0_u64, 0_u64);
         let (out, pitch) = (&raw mut name as u64, &raw mut pitch as u64);

@@ -1,4 +1,4 @@
-//! Forks a process whose threads are at work: no child may hang, and none may print.
+//! Forks a process whose threads are busy: no child may hang, and none may print.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -129,7 +129,7 @@ fn busy(random: &mut Random) {
 fn one_child(own: &mut Own, seed: u64, said: &PipeWriter) -> Result<(), Trouble> {
     let (mut steps, mut step) = io::pipe()?;
     let Some(child) = raw::fork_only()? else {
-        // Its own steps do not count as printed: they go to another pipe.
+        // The lines about its own steps do not count as printed: they go to another pipe.
         let outcome = panic::catch_unwind(panic::AssertUnwindSafe(|| {
             raw::become_output(said);
             of_child(own, seed, &mut step);
@@ -151,7 +151,7 @@ fn one_child(own: &mut Own, seed: u64, said: &PipeWriter) -> Result<(), Trouble>
     if status == 0 { Ok(()) } else { Err(format!("child {seed} ended with {status} in {}", last(&mut steps)?).into()) }
 }
 
-/// The step that a child was in.
+/// Returns the step that a child was in.
 fn last(steps: &mut PipeReader) -> Result<String, Trouble> {
     let mut all = Vec::new();
     steps.read_to_end(&mut all)?;
@@ -164,7 +164,7 @@ fn traced(answer: u64) -> u64 {
     answer / 2
 }
 
-/// Calls all functions of gpumem, in an order of its own.
+/// Calls all functions of gpumem, in an order that depends on the seed.
 fn of_child(own: &mut Own, seed: u64, step: &mut impl Write) {
     const STEPS: u8 = 27;
     let mut random = Random::new(seed);

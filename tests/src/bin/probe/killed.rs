@@ -18,11 +18,11 @@ use gpumem_core::{
 use crate::Trouble;
 use crate::raw::{self, invoke};
 
-/// Allocates blocks until it is killed: the first has 512 bytes, each further one 512 more, and of two blocks one is freed at once.
-/// When a call has returned, its number goes to stdout.
+/// Allocates blocks until it is killed. The first block has 512 bytes, each further one 512 more, and every second one is freed at
+/// once. When a call has returned, its number goes to stdout.
 ///
-/// `when` is `stderr`: when something was written there, which is a file. Or it is a number of microseconds, and how many calls
-/// have to return before they begin, however slow the machine is.
+/// If `when` is `stderr`, the process is killed when something was written to stderr, which is a file. Otherwise `when` is a number of
+/// microseconds, and the number of calls that return before this time begins, however slow the machine is.
 pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
     let (micros, after) = if when == "stderr" {
         (None, 0)
@@ -69,7 +69,7 @@ pub(crate) fn allocate_until_killed(when: &str) -> Result<String, Trouble> {
     Err("it was not killed".into())
 }
 
-/// Allocates blocks of 1 MiB, each on a stack that was not there before, until it is killed after so many microseconds. When a call has
+/// Allocates blocks of 1 MiB until it is killed after this many microseconds. Each has a stack that was not there before. When a call has
 /// returned, its number goes to stdout.
 pub(crate) fn allocate_on_new_stacks(micros: u64) -> Result<String, Trouble> {
     thread::spawn(move || {
@@ -87,7 +87,7 @@ pub(crate) fn allocate_on_new_stacks(micros: u64) -> Result<String, Trouble> {
     Err("it was not killed".into())
 }
 
-/// Each number of so many bits has a stack of its own.
+/// Each number of this many bits has its own stack.
 const BITS: u32 = 14;
 
 /// Calls the function below one of two functions for each bit of `path`.
@@ -137,7 +137,7 @@ fn allocate_and_free() -> Result<(), Trouble> {
 /// Returns whether a recording in this folder, which is still being written, has an allocation.
 pub(crate) fn has_an_allocation(folder: &str) -> Result<bool, Trouble> {
     for entry in fs::read_dir(folder)? {
-        // It is no recording until its first bytes are there.
+        // The file is no recording until its first bytes are there.
         let Ok(mut reader) = Reader::new(File::open(entry?.path())?) else { continue };
         while let Some(step) = reader.step()? {
             if matches!(step, Step::Event(event, _) if matches!(event.kind, EventKind::Alloc { .. })) {

@@ -1,52 +1,52 @@
-//! A program that measures, for the tests to run where something is wrong with the driver.
+//! A program that measures. The tests run it on machines whose driver has faults.
 //!
-//! Each argument is a command. Its answer is a line `> command: answer` on stdout; what failed answers `error[…]` with
-//! what the predicates of the error answer between the brackets, then its message. All else on stdout and stderr is
-//! gpumem's.
+//! Each argument is a command. Its answer is a line `> command: answer` on stdout. A command that fails answers `error[…]` with the
+//! predicates of the error between the brackets, and then its message. All other output is gpumem's.
 //!
-//! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and
-//!   each of them after `try_`; `available`, `current`, `name [device]`;
-//! - `mem_get_info [device]`, `empty_cache`, `get_device_name [device]`; `processes [device]`: what is known of each;
+//! - `get [device]`, `get_all`, `free`, `free_no_cache`, `used`, `used_no_cache`, `max_free`, `preload`, `count`, and each of them
+//!   after `try_`; `available`, `current`, `name [device]`: the queries of these names;
+//! - `mem_get_info [device]`, `empty_cache`, `get_device_name [device]`; `processes [device]`: the known facts about each process;
 //!   `list_processes [device]`: the text, with `|` between its lines;
-//! - `handle [device]`: looks a device up; `fast`, `try_fast`: used memory through it;
+//! - `handle [device]`: looks a device up; `fast`, `try_fast`: the used memory through this handle;
 //! - `memory_allocated`, `max_memory_allocated`, `memory_reserved`, `max_memory_reserved`, `reset_peaks`, `memory_stats`, each with
-//!   `[device]`: in bytes, and of the last what is not 0; `memory_snapshot`: what is live, the largest first;
-//! - `new`, `build [device]`: a trace; `report`, `reset`, `data`, `stop`, `drop`, `forget`: what to do with the last one;
-//! - `context device`; `pooled MiB`: allocates on the last context, through cudarc; `give_back`: all of it; `capture`:
-//!   a stream is captured until `end_capture`, whose answer is whether the capture is whole;
-//! - `exact [device]`, `of_thread [device]`, `sampled [device]`: a trace with that gauge, or of this thread alone;
-//!   `figures [n]`: bytes used and peaked of the last trace, or of the n-th, and why they may be wrong; `status`; `status_text`, with `|` between its lines;
-//!   `intercepted_by`, `why_not_dispatch`: these fields of the status; `environment`: the variables that its text lists, with `|` between them;
-//! - `subscribe`, `unsubscribe`: gpumem to CUPTI; `tool_subscribe library`, `tool_unsubscribe library`: a tool of this
-//!   process;
-//! - `scope name`: an exact trace that is silent; `breakdown [device]`, `summary`: these reports, in one line;
-//!   `print_refusals`: each is an answer `refused` from then on; `on_refusal function argument…`: each calls that; `retry function argument…`: as `call`, with a second try;
-//! - `pool name`: registers a pool on the current device; `part address bytes`, `part_freed address`, `reserved bytes`, `pool_dropped`: what it
-//!   reports;
-//! - `call function argument…`: the driver's function, see `raw.rs`; `cancelled function argument…`: on a thread that is cancelled in it; `let name value`: for its arguments;
-//!   `value name`: what a call gave out;
-//! - `toggling threads rounds`, `rush threads`, `go_on threads`: see `churn.rs`;
-//! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: until there is such a file; `await_recorded folder`: until a recording in it has
-//!   an allocation; `exec program & argument & …`: another program in this process;
-//! - `forks children`: so many, each while other threads use all of gpumem; see `forks.rs`;
-//! - `panic_on_refusal`: each refusal panics; `load_and_close path`: as the driver loads a tool, which is then closed;
-//!   `inject`: as the driver loads the tool that the environment names;
-//! - `slot_note function…`, `slot_write_back function…`: another tool notes what is in a slot, and writes it there again;
-//!   `slot_replace_past function…`: as `slot_replace`, with a hook that goes on to what was noted;
-//! - `slot_replace function…`, `slot_restore function…`: another tool intercepts the driver's functions, or takes the newest of its
-//!   hooks of each out; `slot_calls function`: how many calls it saw;
-//! - `slot_is function`: the slot points at a function of the `driver`, of the `tool` or at an`other`; `stub_bytes function count`: as they are now;
-//! - `other_thread command | command…`: the commands, on another thread, and the answer where it is one; `at_exit …`: when the process exits;
-//!   `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
-//! - `await stale`, `await fresh`: until the last trace is so; `await readable`: until the current device can be
-//!   read; `await a_thread`, `await no_threads`: until that many of gpumem's threads run;
-//!   `await stderr`: until something was written to stderr, which is a file;
-//! - `tracker`, `track`, `label …` and what else there is of trackers: see `track.rs`;
-//! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: a trace by that source;
-//! - `sockets`: how many descriptors of this process are sockets;
-//!   `close_descriptors path`: closes all but the first three and gives their numbers to this file; `limit_files bytes`: what files may
-//!   have at most; `end_main_thread`: ends it alone.
-//! - `abort`: ends the process as a crash does; `sleep ms`, `maps name`: whether a file whose name has this in it is mapped; `threads`: how many threads of gpumem's run.
+//!   `[device]`: bytes; `memory_stats` leaves out zeros; `memory_snapshot`: the live blocks, the largest first;
+//! - `new`, `build [device]`: start a trace; `report`, `reset`, `data`, `stop`, `drop`, `forget`: act on the newest trace;
+//! - `context device`: creates a context; `pooled MiB`: allocates in the newest context, through cudarc; `give_back`: frees all of it;
+//!   `capture`: captures a stream until `end_capture`, whose answer is whether the capture is whole;
+//! - `exact [device]`, `of_thread [device]`, `sampled [device]`: start a trace with that gauge, or of this thread alone;
+//!   `figures [n]`: the used and peaked bytes of the newest trace, or of the n-th, and why they may be wrong; `status`;
+//!   `status_text`: its text, with `|` between its lines; `intercepted_by`, `why_not_dispatch`: these fields of the status;
+//!   `environment`: the variables that its text lists, with `|` between them;
+//! - `subscribe`, `unsubscribe`: begin and end interception; `tool_subscribe library`, `tool_unsubscribe library`: another tool of
+//!   this process does so with CUPTI;
+//! - `scope name`: starts an exact trace that prints nothing; `breakdown [device]`, `summary`: these reports, in one line;
+//!   `print_refusals`: from now on, each refusal is an answer `refused`; `on_refusal function argument…`: each refusal makes this
+//!   call; `panic_on_refusal`: each refusal panics; `retry function argument…`: makes a call with a second try;
+//! - `pool name`: registers a pool on the current device; `part address bytes`, `part_freed address`, `reserved bytes`,
+//!   `pool_dropped`: what the pool reports;
+//! - `call function argument…`: calls the driver, see `raw.rs`; `cancelled function argument…`: does so on a thread that is cancelled
+//!   in the call; `let name value`: names a value for arguments; `value name`: the value that a call returned;
+//! - `toggling threads rounds`, `rush threads`, `go_on threads`: see `churn.rs`; `forks children`: see `forks.rs`;
+//! - `until_killed when`, `killed_on_new_stacks micros`, `busy milliseconds`: see `killed.rs`; `await_file path`: waits for a file;
+//!   `await_recorded folder`: waits until a recording in the folder has an allocation; `exec program & argument & …`: runs another
+//!   program in this process;
+//! - `load_and_close path`: loads a tool as the driver does, and closes it; `inject`: loads the tool that the environment names;
+//! - `slot_note function…`, `slot_write_back function…`: another tool notes the content of slots, and writes it back;
+//!   `slot_replace function…`, `slot_restore function…`: another tool intercepts functions, or removes its newest hook of each;
+//!   `slot_replace_past function…`: intercepts them with hooks that call the noted functions; `slot_calls function`: the calls that
+//!   its hooks saw; `slot_is function`: whether the slot has a function of the `driver`, of the `tool` or an`other` one;
+//!   `stub_bytes function count`: the bytes of a stub now;
+//! - `other_thread command | command…`: runs the commands on another thread; one command gives its answer; `at_exit …`: when the process
+//!   exits; `at_thread_exit …`: while another thread's locals are destroyed; `fork …`: in a child of this process;
+//! - `await stale`, `await fresh`: wait until the newest trace is so; `await readable`: until the current device can be read;
+//!   `await a_thread`, `await no_threads`: until gpumem has that many threads; `await stderr`: until something was written to
+//!   stderr, which is a file;
+//! - `tracker`, `track`, `label …` and other commands about trackers: see `track.rs`;
+//! - `by_dispatch [device]`, `by_cupti [device]`, `sampled_by_dispatch [device]`: start a trace with that source;
+//! - `sockets`: the number of sockets among the descriptors; `close_descriptors path`: closes all but the first three and gives their
+//!   numbers to this file; `limit_files bytes`: limits the size of files; `end_main_thread`: ends only this thread;
+//! - `abort`: ends the process like a crash; `sleep ms`; `maps name`: whether a file with this in its name is mapped; `threads`: the
+//!   number of gpumem's threads.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -72,10 +72,10 @@ use gpumem::{
     Bytes, Error, Gauge, GpuHandle, GpuMemTrace, GpuMemory, intercept::Source, pool::Pool, tracker::MemTracker,
 };
 
-/// An error of a command or of cudarc, and not of gpumem: the test is wrong then.
+/// An error of a command or of cudarc, and not of gpumem. Then the test is wrong.
 type Trouble = Box<dyn std::error::Error>;
 
-/// Rare actions of programs on their process.
+/// Runs commands that change the process in ways that programs rarely do.
 fn behave(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     match verb {
         "inject" => Ok(Some(raw::inject()?.to_string())),
@@ -122,12 +122,12 @@ struct Probe {
 }
 
 impl Probe {
-    /// One that knows these names.
+    /// Makes a state that knows these names.
     fn knowing(names: Names) -> Self {
         Self { names, ..Self::default() }
     }
 
-    /// Prints the answer; `false` if there is none.
+    /// Prints the answer to a command. Returns `false` if there is none.
     fn answer(&mut self, command: &str) -> bool {
         let answer = self.run(command);
         let reported = answer.as_ref().map_or_else(|trouble| format!("no answer: {trouble}"), Clone::clone);
@@ -135,7 +135,7 @@ impl Probe {
         answer.is_ok()
     }
 
-    /// Prints the answers to commands with `|` between them; fails where one has none.
+    /// Prints the answers to commands with `|` between them. Returns an error if one has none.
     fn answer_each(&mut self, commands: &str) -> Result<String, String> {
         let answered = commands.split('|').map(str::trim).filter(|command| self.answer(command)).count();
         if answered == commands.split('|').count() { Ok("done".to_owned()) } else { Err("one failed".to_owned()) }
@@ -163,7 +163,7 @@ impl Probe {
         Err("no such command".into())
     }
 
-    /// Runs commands that answer `done` in any case; `None` if the command is none of these.
+    /// Runs commands that always answer `done`. `None` if the command is none of these.
     fn go(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         let trace = self.traces.last_mut().ok_or("there is no trace");
         match verb {
@@ -190,7 +190,7 @@ impl Probe {
         Ok(Some("done".to_owned()))
     }
 
-    /// Runs commands that ask; `None` if the command is none of these.
+    /// Runs commands that query figures. `None` if the command is none of these.
     fn query(&mut self, verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
         Ok(Some(match verb {
             "get" => gpumem::gpu_mem_get(device(argument)?).to_string(),
@@ -319,7 +319,7 @@ impl Probe {
                 "allocated".to_owned()
             }
             "capture" => {
-                // One that waits for the legacy stream, as CUDA's own are by default and cudarc's are not.
+                // The stream waits for the legacy stream, as CUDA's own streams do by default and cudarc's do not.
                 let stream = stream::create(StreamKind::Default)?;
                 // SAFETY: the stream was just created, and is not destroyed while this process runs.
                 unsafe { stream::begin_capture(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) }?;
@@ -471,7 +471,7 @@ thread_local! {
     static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
 }
 
-/// One line.
+/// Returns the status in one line.
 fn status() -> String {
     let status = gpumem::status();
     let live = status.live.iter().map(|live| format!(" {}={}/{}", live.kind, live.bytes.get(), live.blocks));
@@ -488,7 +488,7 @@ fn status() -> String {
     )
 }
 
-/// The kinds of memory that were used: current/peak/allocated/freed bytes, and the same of blocks.
+/// Returns the kinds of memory that were used: current/peak/allocated/freed bytes, and the same of blocks.
 fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
     let reported = stats.named().into_iter().filter(|(_, stat)| stat.blocks.allocated > 0).map(|(name, stat)| {
         let (bytes, blocks) = (stat.bytes, stat.blocks);
@@ -504,7 +504,7 @@ fn memory_stats(stats: &gpumem::report::MemoryStats) -> String {
 /// The longest wait, on a machine that may be busy.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// `0`, or nothing for the current device.
+/// Parses a device such as `0`. Nothing stands for the current device.
 fn device(argument: &str) -> Result<Option<u32>, Trouble> {
     if argument.is_empty() { Ok(None) } else { Ok(Some(argument.parse()?)) }
 }
@@ -534,7 +534,7 @@ fn all(devices: &[GpuMemory]) -> String {
     format!("[{}]", devices.join(" "))
 }
 
-/// This process goes by `own`.
+/// Returns the processes. This process has the name `own`.
 fn processes(found: &gpumem::torch::GpuProcesses) -> String {
     let line = |process: &gpumem::report::GpuProcess| {
         let pid = if process.pid == process::id() { "own".to_owned() } else { process.pid.to_string() };
@@ -552,7 +552,7 @@ fn most_free((device, free): (Option<u32>, impl Into<Option<gpumem::Bytes>>)) ->
 fn threads() -> io::Result<usize> {
     let mut count = 0;
     for task in fs::read_dir("/proc/self/task")? {
-        // A thread may end while we look.
+        // A thread may end in between.
         let name = fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
         count += usize::from(name.starts_with("gpumem"));
     }

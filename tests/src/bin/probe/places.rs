@@ -40,7 +40,7 @@ fn sum(reported: &Breakdown) -> u64 {
     reported.parts.iter().map(|part| part.bytes).sum::<Bytes>().get()
 }
 
-/// `bytes name (count)` for each part, in MiB where they are whole, and whether they add up.
+/// Returns `bytes name (count)` for each part, in MiB if they are whole, and whether the parts add up.
 pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
     let reported = gpumem::breakdown(device)?;
     let part = |part: &gpumem::report::Part| {
@@ -61,7 +61,8 @@ pub(crate) fn breakdown(device: Option<u32>) -> gpumem::Result<String> {
     Ok(format!("{}, {adds_up}: {}", reported.memory.used, parts.join(", ")))
 }
 
-/// `path calls used peak total allocations` for each scope with a path, and `all` for the process; the text where there is none.
+/// Returns `path calls used peak total allocations` for each scope with a path, and `all` for the process. If there is no scope, it returns
+/// the text of the summary.
 pub(crate) fn summary() -> String {
     let scopes = gpumem::summary().scopes.into_iter().map(|scope| {
         let path = if scope.path.is_empty() { "all".to_owned() } else { scope.path.join("/") };
@@ -72,7 +73,7 @@ pub(crate) fn summary() -> String {
     if scopes.is_empty() { gpumem::summary().to_string().trim().replace('\n', "|") } else { scopes.join(", ") }
 }
 
-/// `function argument…`, tried again if it is refused: the results of all attempts.
+/// Calls `function argument…`, and tries again if it is refused. Returns the results of all attempts.
 pub(crate) fn retry(names: &Names, call: &str) -> Result<String, Trouble> {
     let mut results = Vec::new();
     let tried = gpumem::oom::retry_after_trim(|| match names.call(call) {

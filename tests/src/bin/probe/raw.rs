@@ -16,7 +16,7 @@ use crate::{PATIENCE, Trouble};
 #[derive(Clone, Default)]
 pub(crate) struct Names(Arc<Mutex<HashMap<String, u64>>>);
 
-/// `library function text`: calls a function of a shared library that takes a text.
+/// Runs `library function text`: calls a function of a shared library that takes a text.
 pub(crate) fn call_library(line: &str) -> Result<String, Trouble> {
     let [file, function, text] = line.split(' ').collect::<Vec<_>>()[..] else {
         return Err("not of the form library function text".into());
@@ -36,7 +36,7 @@ impl Names {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `name value`, which a later call finds there.
+    /// Runs `name value`: later calls know the name.
     pub(crate) fn set(&self, definition: &str) -> Result<String, Trouble> {
         let (name, value) = definition.split_once(' ').ok_or("not of the form name value")?;
         let value = self.value(value)?;
@@ -61,12 +61,12 @@ impl Names {
         Ok(value + more.parse::<u64>()?)
     }
 
-    /// `function argument…`: the call's result, as a number. An argument is
+    /// Calls `function argument…`. Returns the result as a number. An argument is
     /// - a number, a name, or either with `+number`;
-    /// - `&name`: where the call puts what the name then stands for, and finds what it stood for before (0 if nothing);
+    /// - `&name`: an address where the call finds the value of the name (0 if it has none), and writes its new value;
     /// - `on:1`: the properties of memory or of a pool on device 1; `on:host`: on the host;
-    /// - `node:name:bytes:1`: the parameters of a node that allocates so much on device 1; `name` is where;
-    /// - `zeros`: a struct that the call may write to, or need not look at;
+    /// - `node:name:bytes:1`: the parameters of a node that allocates these bytes on device 1; `name` gets the address;
+    /// - `zeros`: a struct that the call may write to, or does not read;
     /// - `array:64x32x1:0x20:4`: the shape of an array, its format and its channels; `array3d:…` likewise.
     pub(crate) fn call(&self, line: &str) -> Result<c_int, Trouble> {
         let mut words = line.split_whitespace();
@@ -142,8 +142,8 @@ impl Argument {
     }
 }
 
-/// A function of the driver, as one of six integers: the calling conventions of x86-64 and of aarch64 pass integers and
-/// pointers in registers, of which a function with fewer arguments looks at fewer.
+/// The type of a function of the driver: six integers. The calling conventions of x86-64 and aarch64 pass integers and pointers in
+/// registers, and a function with fewer arguments reads fewer registers.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> c_int;
 
 /// Calls a function of the driver.
@@ -188,7 +188,7 @@ impl Names {
             }
         }
 
-        // The declarations of `libc` lack the second, and its `start` may not unwind.
+        // `libc` does not declare the second function, and its `start` may not unwind.
         unsafe extern "C" {
             fn pthread_create(
                 thread: *mut c_ulong,
@@ -259,7 +259,7 @@ pub(crate) fn at_exit(last: impl FnOnce() + Send + 'static) {
     unsafe { libc::atexit(run) };
 }
 
-/// Splits off a process that goes on with what this one has: `Ok(None)` in the child, its exit status in the parent.
+/// Forks the process. Returns `Ok(None)` in the child, and the child's exit status in the parent.
 pub(crate) fn fork() -> Result<Option<c_int>, Trouble> {
     let Some(child) = fork_only()? else { return Ok(None) };
     let mut status = 0;
@@ -268,7 +268,7 @@ pub(crate) fn fork() -> Result<Option<c_int>, Trouble> {
     if waited == child { Ok(Some(status)) } else { Err("no child to wait for".into()) }
 }
 
-/// Splits off a process: `Ok(None)` in the child, its number in the parent.
+/// Forks the process. Returns `Ok(None)` in the child, and the child's number in the parent.
 pub(crate) fn fork_only() -> Result<Option<c_int>, Trouble> {
     // SAFETY: the child goes on alone, with what its one thread has; that it may hang is what is tested.
     match unsafe { libc::fork() } {
@@ -278,7 +278,7 @@ pub(crate) fn fork_only() -> Result<Option<c_int>, Trouble> {
     }
 }
 
-/// The exit status of a child, if it has ended.
+/// Returns the exit status of a child, if it has ended.
 pub(crate) fn ended(child: c_int) -> Result<Option<c_int>, Trouble> {
     let mut status = 0;
     // SAFETY: as in `fork`.
@@ -299,7 +299,7 @@ pub(crate) fn kill(child: c_int) {
     }
 }
 
-/// What this process prints goes there from now on, without the locks that threads of the parent's may have held.
+/// Sends the output of this process there from now on, without the locks that threads of the parent may have held.
 pub(crate) fn become_output(to: &impl AsRawFd) {
     for number in [1, 2] {
         // SAFETY: the descriptor is open. Who writes to stdout and stderr asks for them by number.
@@ -307,7 +307,7 @@ pub(crate) fn become_output(to: &impl AsRawFd) {
     }
 }
 
-/// Closes all descriptors but the first three, as daemons do, and gives the next thousand to a file of this program.
+/// Closes all descriptors but the first three, as daemons do. The next thousand numbers then belong to a file of this program.
 pub(crate) fn close_descriptors(then: &str) -> Result<(), Trouble> {
     for number in 3..1100 {
         // SAFETY: that the descriptors of others are closed is what is tested. This program has none that it uses again.
@@ -335,7 +335,7 @@ pub(crate) fn end(status: c_int, with_handlers: bool) -> ! {
     if with_handlers { unsafe { libc::exit(status) } } else { unsafe { libc::_exit(status) } }
 }
 
-/// Another tool's subscription to CUPTI in this process, as a profiler would have it.
+/// The subscription of another tool, such as a profiler, to CUPTI in this process.
 #[derive(Default)]
 pub(crate) struct Tool(Option<u64>);
 
@@ -362,14 +362,14 @@ impl Tool {
     }
 }
 
-/// Loads the library that `CUDA_INJECTION64_PATH` names and has it begin, as the driver does in `cuInit` where there is a GPU.
+/// Loads the library that `CUDA_INJECTION64_PATH` names and calls its function, as the driver does in `cuInit` on a machine with a GPU.
 pub(crate) fn inject() -> Result<c_int, Trouble> {
     let path = std::env::var("CUDA_INJECTION64_PATH")?;
     // SAFETY: the function has this type: that is the driver's contract with tools.
     Ok(unsafe { load::<unsafe extern "C" fn() -> c_int>(&path, "InitializeInjection")?() })
 }
 
-/// Loads a tool's library, has it begin as the driver would, and closes it.
+/// Loads a tool's library, calls its function as the driver would, and closes the library.
 pub(crate) fn load_and_close(path: &str) -> Result<c_int, Trouble> {
     // SAFETY: the library is gpumem's, whose initialisers have no preconditions.
     let library = unsafe { libloading::Library::new(path) }?;

@@ -1,4 +1,4 @@
-//! Stands for another tool in this process, which intercepts the driver as gpumem does, through the slots of the stubs.
+//! Stands for another tool in this process. It intercepts the driver as gpumem does, through the slots of the stubs.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -43,12 +43,12 @@ const ENTRIES: [Function; MOST] = [
     hook::<10>, hook::<11>, hook::<12>, hook::<13>, hook::<14>, hook::<15>,
 ];
 
-/// What the hooks are for, in their order. A hook is used once: somebody may still call it after it was taken out.
+/// The functions of the hooks, in the order of the hooks. A hook is used once, because a thread may still call it after it was removed.
 static USED: Mutex<Vec<Use>> = Mutex::new(Vec::new());
 
 struct Use {
     function: String,
-    /// True if it was not taken out of the slot.
+    /// True if the hook was not removed from the slot.
     is_in_slot: bool,
 }
 
@@ -62,7 +62,7 @@ fn take(function: &str) -> Result<usize, Trouble> {
     Ok(used.len() - 1)
 }
 
-/// Points the slot of a function at a hook, which goes on to what was there. This may be repeated.
+/// Points the slot of a function at a hook, which calls the function that was there. This may be repeated.
 fn replace(function: &str) -> Result<(), Trouble> {
     let (slot, number) = (slot(function)?, take(function)?);
     HOOKS[number].next.store(slot.load(Ordering::Acquire), Ordering::Release);
@@ -70,7 +70,7 @@ fn replace(function: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Writes back what the function's newest hook found, whatever is there now.
+/// Writes back what the function's newest hook found, whatever the slot holds now.
 fn restore(function: &str) -> Result<(), Trouble> {
     let slot = slot(function)?;
     let mut used = USED.lock().map_err(|_| "a command panicked")?;
@@ -81,10 +81,10 @@ fn restore(function: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// What was in slots when a tool noted it, with their functions.
+/// The content of slots when a tool noted it, with their functions.
 static NOTED: Mutex<Vec<(String, usize)>> = Mutex::new(Vec::new());
 
-/// What a tool does with what is in a slot now.
+/// Notes the content of a slot, as a tool does.
 fn note(function: &str) -> Result<(), Trouble> {
     let now = slot(function)?.load(Ordering::Acquire);
     NOTED.lock().map_err(|_| "a command panicked")?.push((function.to_owned(), now.expose_provenance()));
@@ -97,7 +97,7 @@ fn noted(function: &str) -> Result<*mut (), Trouble> {
     Ok(ptr::with_exposed_provenance_mut(found.1))
 }
 
-/// Points the slot at a hook that goes on to what was noted, past whoever is in the slot now.
+/// Points the slot at a hook that calls the noted function, and not the one in the slot now.
 fn replace_past(function: &str) -> Result<(), Trouble> {
     let (slot, number) = (slot(function)?, take(function)?);
     HOOKS[number].next.store(noted(function)?, Ordering::Release);
@@ -147,7 +147,7 @@ fn slot(function: &str) -> Result<&'static Slot, Trouble> {
     unsafe { slot.as_ref() }.ok_or_else(|| "the slot is null".into())
 }
 
-/// The file that the address is in.
+/// Returns the file that contains the address.
 fn module_of(address: *const ()) -> Option<String> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the C library's; it looks at no memory behind the address, and writes to `info` alone.
@@ -161,7 +161,7 @@ fn module_of(address: *const ()) -> Option<String> {
     Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
 }
 
-/// The answer to a command of this file's; `None` where it is none.
+/// Returns the answer to a command of this file. `None` if it is another command.
 pub(crate) fn answer(verb: &str, argument: &str) -> Result<Option<String>, Trouble> {
     let (function, number) = argument.split_once(' ').unwrap_or((argument, ""));
     Ok(Some(match verb {

@@ -1,10 +1,10 @@
 //! Commands about trackers.
 //!
-//! - `tracker [device]`: starts one; `new_tracker`: as programs do that go on without; `track`: the last one prints, and answers
-//!   with the same as data;
-//! - `label name dtype shape address`: of a shape such as `2x3`, and of an address as in `call`;
-//! - `labelled name shape`: an allocation on the last context, of `f32`, through cudarc; `mislabelled`: its label again, of
-//!   another shape; `drop_labelled`: all of them are freed.
+//! - `tracker [device]`: starts a tracker; `new_tracker`: starts one that may be off; `track`: the newest tracker prints, and the answer is
+//!   the same as data;
+//! - `label name dtype shape address`: labels a block. The shape is such as `2x3`, and the address is one as in `call`;
+//! - `labelled name shape`: allocates `f32` in the newest context, through cudarc; `mislabelled`: labels it again with another shape;
+//!   `drop_labelled`: frees all of these.
 
 use gpumem::{
     cudarc::{AllocLabelledExt, LabelExt},

@@ -1,4 +1,4 @@
-//! Blocks that are in use, and the line that asked for each.
+//! Tests blocks that are in use, and the line that allocated each.
 
 use std::{
     cell::Cell,
@@ -20,7 +20,7 @@ fn what_is_still_there_of_traces() {
     let inner = GpuMemTrace::with_ctx("inner");
     let (b, freed) = (take(&gpu, 20), take(&gpu, 30));
     let pooled = gpu.alloc_async(Bytes::new(25)).expect("there is room");
-    // Other threads' is theirs, unless it was handed to them.
+    // The blocks of another thread are not in the scope, unless the thread has its handle.
     let others = thread::scope(|threads| {
         let (gpu, handle) = (&gpu, inner.handle());
         let alone = threads.spawn(move || take(gpu, 40));
@@ -34,7 +34,7 @@ fn what_is_still_there_of_traces() {
     drop(inner);
     let after_inner = take(&gpu, 5);
     assert_eq!(sizes(&outer.live()), [50, 25, 20, 10, 5]);
-    // A stopped one keeps to what it had, as far as that is still there.
+    // A stopped trace keeps the blocks that it had, as long as they exist.
     outer.stop();
     let after = take(&gpu, 60);
     assert_eq!(sizes(&outer.live()), [50, 25, 20, 10, 5]);
@@ -58,7 +58,7 @@ fn the_same_path_at_the_same_time_on_three_threads() {
         gpu.make_current();
         [0, 10].map(|round| {
             let trace = GpuMemTrace::with_ctx("same");
-            // The last round's is still there, and of another time.
+            // The block of the last round still exists, but is of another time.
             mem::forget(take(&gpu, thread + round));
             all_in.wait();
             let live = sizes(&trace.live());
@@ -118,7 +118,7 @@ pub(super) fn blocks() {
     drop((large, small, pooled));
 }
 
-/// Allocates below many functions that are not the program's own, some of them written in C.
+/// Allocates below many functions that are not the program's own. Some of them are written in C.
 #[inline(never)]
 fn asks_from_afar(gpu: &SimGpu) -> (SimBlock, u32) {
     thread_local! {
@@ -149,7 +149,7 @@ fn asks_from_afar(gpu: &SimGpu) -> (SimBlock, u32) {
 pub(super) fn deep() {
     let gpu = simulated_gpu();
     let trace = GpuMemTrace::with_ctx("train");
-    // The second is of a stack that is known.
+    // The stack of the second one is known already.
     let blocks: Vec<_> = (0..2).map(|_| asks_from_afar(&gpu)).collect();
     for block in trace.live() {
         let count = |name: &str| block.backtrace.iter().filter(|frame| frame.contains(name)).count();

@@ -1,4 +1,4 @@
-//! Scopes that tasks, threads and handles carry on.
+//! Tests scopes that tasks, threads and handles take to other places.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn a_thread_allocates_in_the_scope_that_it_was_handed() {
 fn tasks_that_take_turns_on_one_thread_have_their_own() {
     let gpu = simulated_gpu();
     let (a, b) = (GpuMemTrace::with_ctx("a"), GpuMemTrace::with_ctx("b"));
-    // Who opens a scope is in it: tasks are to be entered from outside of both.
+    // The thread that opens a scope is in it, so the tasks are entered after both have been left.
     let (in_a, in_b) = (a.handle(), b.handle());
     let task = |handle: &ScopeHandle, bytes: u64| {
         let gpu = gpu.clone();
@@ -102,7 +102,7 @@ fn a_task_that_moves_between_threads_stays_in_its_scope() {
             kept.push(take(&of_task, size));
             Yield::default().await;
         }
-        // Dropped in the scope as well.
+        // The blocks are dropped in the scope as well.
     }));
     let mut kept = Vec::new();
     loop {
@@ -154,7 +154,7 @@ fn traced_async_functions_that_are_joined_have_their_own() {
         &gpu,
         &[("", 1036, 1036), ("both", 36, 36), ("both/alpha", 3, 3), ("both/beta", 33, 33), ("both/beta/alpha", 3, 3)],
     );
-    // One that is dropped before its end leaves its scope too.
+    // A future that is dropped before its end leaves its scope too.
     {
         let mut dropped = pin!(alpha(&gpu));
         assert!(dropped.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -177,7 +177,7 @@ fn a_handle_that_outlives_its_trace() {
             let entered = handle.enter();
             before.wait();
             after.wait();
-            // Closed meanwhile: this thread is in it until it leaves.
+            // The scope is closed now. This thread is in it until it leaves.
             let inside = take(&gpu, 1);
             drop(entered);
             (inside, take(&gpu, 10))
@@ -188,7 +188,7 @@ fn a_handle_that_outlives_its_trace() {
         drop(inside.join().expect("it does not panic"));
     });
     check_scopes(&gpu, &[("", 11, 0), ("closed", 1, 0)]);
-    // Entered when it is closed: nothing is.
+    // Entering a closed scope has no effect.
     let outer = GpuMemTrace::with_ctx("outer");
     let block = handle.in_scope(|| take(&gpu, 100));
     let of_task = pollster::block_on(handle.wrap(async { take(&gpu, 200) }));
@@ -210,7 +210,7 @@ fn guards_that_are_dropped_out_of_order_and_while_unwinding() {
     let in_b = take(&gpu, 1);
     drop(b);
     let outside = take(&gpu, 10);
-    // Nothing of it was allocated in `a`.
+    // The scope `a` has no allocations.
     check_scopes(&gpu, &[("", 11, 11), ("a", 0, 0), ("b", 1, 1)]);
     let unwound = catch_unwind(AssertUnwindSafe(|| {
         let _trace = GpuMemTrace::with_ctx("unwinding");
@@ -220,7 +220,7 @@ fn guards_that_are_dropped_out_of_order_and_while_unwinding() {
     assert!(unwound.is_err());
     drop((take(&gpu, 1000), in_b, outside));
     check_scopes(&gpu, &[("", 1111, 0), ("a", 0, 0), ("b", 1, 0), ("unwinding", 100, 0)]);
-    // A variable that is used again and again.
+    // A variable is used again and again.
     let mut trace = GpuMemTrace::with_ctx("cell");
     let mut kept = Vec::new();
     for _ in 0..3 {

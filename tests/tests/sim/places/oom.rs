@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A device of 1 GiB of which 712 MiB are in use, 64 MiB of them kept by its pool.
+/// Returns a device of 1 GiB. 712 MiB of it are in use; its pool keeps 64 MiB of them.
 fn crowded() -> (SimGpu, Vec<SimBlock>) {
     let gpu = SimGpu::install(Bytes::gib(1)).expect("GPUMEM_SIM is not set");
     gpumem::intercept::subscribe().expect("simulated devices report their allocations");
@@ -29,11 +29,11 @@ pub(super) fn refused() {
     });
     let _train = GpuMemTrace::with_ctx("train");
     let _backward = GpuMemTrace::with_ctx("backward");
-    // The lines of what is live are known before the refusal. There is little time then.
+    // The lines of live blocks are looked up before the refusal, because there is little time then.
     breakdown(gpu.ordinal()).expect("it can be read");
     assert!(gpu.alloc(Bytes::mib(900)).is_err_and(|error| error.is_out_of_memory()));
     println!("> {}", line!() - 1);
-    // What is wrong is not out of memory.
+    // An invalid request is not a refusal for lack of memory.
     assert!(gpu.alloc(Bytes::ZERO).is_err());
 }
 
@@ -103,7 +103,7 @@ fn reports(said: &Ended) -> usize {
 
 #[test]
 fn a_refusal_reports_which_scopes_hold_the_memory() {
-    // On a busy machine the reading may take too long, and the hook then gets less.
+    // On a busy machine the reading may take too long. Then the hook gets an incomplete report.
     let said = (0..100).map(|_| passes("refused", &[])).find(|said| said.answers().len() == 4);
     let said = said.expect("a reading of a simulated device takes little time");
     let [reported, at, scopes, line] = said.answers()[..] else { panic!("{}", said.stdout) };
@@ -129,7 +129,7 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
     );
     let (head, places) = said.stderr.split_at(expected.len().min(said.stderr.len()));
     assert_eq!(head, expected);
-    // Both were taken on one line, called from two, and what is in the pool was not looked at.
+    // Both blocks were allocated on one line, called from two lines. The pool's unused memory is not among the places.
     let places: Vec<_> = places.lines().skip(2).collect();
     let [large, large_from, small, small_from, peak, at_peak @ ..] = &places[..] else { panic!("{}", said.stderr) };
     assert!(large.starts_with(" tests/sim/places.rs:") && large.ends_with("  600       1  ████████"), "{large}");
@@ -137,7 +137,7 @@ fn a_refusal_reports_which_scopes_hold_the_memory() {
     for caller in [large_from, small_from] {
         assert!(caller.starts_with("   from tests/sim/places/oom.rs:"), "{caller}");
     }
-    // More was in use before.
+    // The peak is higher than the use at the refusal.
     assert_eq!(*peak, "simulated device 0: the peak was 712 MiB");
     for (scope, mib) in [(" load", 600), (" train", 112), ("   forward", 48)] {
         let row = |line: &&str| line.starts_with(&format!("{scope}  ")) && line.contains(&format!(" {mib}  "));
@@ -167,7 +167,7 @@ fn hooks_that_misbehave_do_no_harm() {
     assert!(said.stderr.contains(" ends, and 2 blocks (648 MiB) were not freed:"), "{}", said.stderr);
 }
 
-/// How often it was tried.
+/// Returns the number of attempts, and the last result.
 fn tried<T>(attempt: impl Fn() -> Result<T, Error>) -> (u32, Result<T, Error>) {
     let mut count = 0;
     let result = retry_after_trim(|| {
@@ -187,13 +187,13 @@ pub(super) fn retries() {
     println!("> {count} {}", block.is_ok());
     let (count, other) = tried(|| gpu.alloc(Bytes::ZERO));
     println!("> {count} {}", other.is_err_and(|error| !error.is_out_of_memory()));
-    // What another thread is refused is not this one's.
+    // A refusal on another thread does not count for this one.
     let (count, elsewhere) = tried(|| {
         thread::scope(|threads| threads.spawn(|| assert!(ask(&gpu).is_err())).join().expect("it does not panic"));
         gpu.alloc(Bytes::ZERO)
     });
     println!("> {count} {}", elsewhere.is_err());
-    // One attempt inside another, which succeeds at the second try of either.
+    // One attempt is inside another one. Each succeeds at its second try.
     drop(gpu.alloc_async(Bytes::mib(64)));
     let (count, nested) = tried(|| tried(|| gpu.alloc(Bytes::mib(350))).1);
     println!("> {count} {}", nested.is_ok());

@@ -24,7 +24,7 @@ fn of_traces_that_overlap() {
     assert_eq!(reported(&outer.peak_holders().expect("asked for")), []);
     let a = take(&gpu, 10);
     drop(before);
-    // The outer one's peak is here: more than before, though less is in use.
+    // The peak of the outer trace is here. Then less is in use than before it.
     let b = GpuMemTrace::scope("inner", |_| take(&gpu, 1000));
     let mut inner = GpuMemTrace::builder().ctx("inner").at_peak(true).start().expect("exact");
     drop(b);
@@ -38,7 +38,7 @@ fn of_traces_that_overlap() {
     let of_inner = expected(&[("outer/inner", 600 - 1000), ("other", 500)]);
     let of_inner: Vec<_> = of_inner.into_iter().rev().collect();
     assert_eq!(reported(&inner.peak_holders().expect("asked for")), of_inner);
-    // The outer one has a new peak, by the same allocation.
+    // The same allocation makes a new peak of the outer trace.
     let of_outer_now = expected(&[("outer/inner", 600), ("other", 500), ("outer", 10), ("before", -100)]);
     assert_ne!(of_outer, of_outer_now);
     assert_eq!(reported(&outer.peak_holders().expect("asked for")), of_outer_now);
@@ -90,7 +90,7 @@ fn of_a_device_in_the_summary() {
         drop(own);
     });
     drop(weights);
-    // There is more in this scope, but less in all.
+    // The scope has more, but the process has less.
     GpuMemTrace::scope("check", |_| drop(take(&gpu, 1005)));
     let at_peak: Vec<_> = scopes(&gpu).into_iter().map(|(path, scope)| (path, scope.at_peak.get())).collect();
     let at_peak: Vec<_> = at_peak.iter().map(|(path, bytes)| (path.as_str(), *bytes)).collect();
@@ -107,7 +107,7 @@ pub(super) fn peak() {
     let held = take(&gpu, 20 * MIB);
     drop(take(&gpu, 2 * MIB));
     drop((held, step, train, before));
-    // The report is of the whole run.
+    // The report is about the whole run.
     gpumem::summary_n_reset();
     drop(take(&gpu, 24 * MIB));
 }

@@ -1,4 +1,4 @@
-//! Every example of fastai's documentation, with its exact lines.
+//! Tests each example of fastai's documentation, with its exact lines.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! Sampled traces.
+//! Tests sampled traces.
 
 use super::*;
 
-/// Tests that count threads, or measure time, one at a time.
+/// Tests that count threads or measure time run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -66,7 +66,7 @@ fn a_thousand_open_traces_are_one_thread_that_goes_when_the_last_is_closed() {
     assert!(traces.iter().all(|trace| trace.data().used.mb() == 2));
     drop(traces);
     eventually("the sampler leaves", || samplers() == 0);
-    // It comes back.
+    // The sampler starts again.
     let trace = start(&gpu);
     eventually("the sampler is back", || samplers() == 1);
     drop(trace);
@@ -89,7 +89,7 @@ fn storms_of_starts_and_stops_on_many_threads() {
                         trace.start();
                     }
                     if round % 50 == 0 {
-                        // Long enough for the sampler to park, and once to leave.
+                        // The sampler has time to pause, and once to end.
                         drop(trace);
                         thread::sleep(Duration::from_millis(if round == 0 { 300 } else { 3 }));
                     }
@@ -102,7 +102,7 @@ fn storms_of_starts_and_stops_on_many_threads() {
 }
 
 #[test]
-fn a_device_that_is_lost_in_the_middle_is_no_number() {
+fn a_lost_device_gives_no_number() {
     let _alone = alone();
     let gpu = simulated_gpu();
     let trace = quiet().device(gpu.ordinal()).gauge(Gauge::Sampled).ctx("t").start().unwrap();

@@ -19,7 +19,7 @@ use super::{
     },
     unused::unused,
 };
-use crate::sys::dl;
+use crate::{model::Bytes, sys::dl};
 
 type GetParamInfo = unsafe extern "C" fn(u64, usize, *mut usize, *mut usize) -> u32;
 static PARAM_INFO: OnceCell<[Option<GetParamInfo>; 2]> = OnceCell::new();
@@ -112,8 +112,9 @@ fn note_reading(bytes: u64) {
     if let Some(seconds) = reading.add(dry, Instant::now()) {
         eprintln!(
             "gpumem: dry run: in {seconds} s the program has allocated nothing large, and has read memory that is not there {} times, the \
-             last time {bytes} bytes. It may wait for a value that a dry run does not compute. Ctrl-C ends it, and its recording is complete.",
-            reading.count
+             last time {}. It may wait for a value that a dry run does not compute. Ctrl-C ends it, and its recording is complete.",
+            reading.count,
+            Bytes::new(bytes)
         );
     }
 }

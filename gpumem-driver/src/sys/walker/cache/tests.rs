@@ -87,7 +87,7 @@ fn callers_at_one_stack_pointer_differ_in_any_word() {
         }
     }
     assert_eq!(find(&mut cache, &[7; 30]), None);
-    // One more than fits replaces the oldest one.
+    // This stack is one more than fits, so it replaces the oldest one.
     let mut words = vec![7; 30];
     words[29] = 8;
     insert(&mut cache, &words, &places, 99);
@@ -127,7 +127,7 @@ fn a_walk_that_fails_is_not_cached() {
     let mut walk = cache.begin(SP);
     cache.add_word(&mut walk, SP, 0);
     assert_eq!(find(&mut cache, &words), Some(1));
-    // The stacks have too many words, one below the stack pointer, one too far from it, or none.
+    // The stacks have too many words, or a word below the stack pointer, or a word too far from it, or no words.
     let all: Vec<usize> = (0..=MAX_WORDS).collect();
     insert(&mut cache, &words, &all, 2);
     insert(&mut cache, &words, &all[..MAX_WORDS], 3);

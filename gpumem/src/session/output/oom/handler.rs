@@ -12,10 +12,9 @@ use std::{
 use crossbeam_channel as channel;
 
 use super::{
-    observation::Stage,
     pending::PendingReport,
     print::MAX_PRINTED,
-    refusal::{REFUSED_THREAD_WAIT, Refusal},
+    refusal::{REFUSED_THREAD_WAIT, Refusal, Stage},
     reporter::investigate,
 };
 #[cfg(feature = "capture")]

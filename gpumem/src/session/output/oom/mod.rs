@@ -2,7 +2,6 @@
 
 mod handler;
 mod hook;
-mod observation;
 mod pending;
 mod print;
 mod refusal;

@@ -10,10 +10,7 @@ use std::{
 
 use crossbeam_channel::Sender;
 
-use super::{
-    observation::{Observation, OomUpdate},
-    refusal::Refusal,
-};
+use super::refusal::{Observation, OomUpdate, Refusal};
 #[cfg(feature = "capture")]
 use crate::report::DeviceReading;
 use crate::report::OutOfMemory;

@@ -1,11 +1,11 @@
-//! A refused allocation, and the facts that are known at once.
+//! A refused allocation, and what is known of it: at once, by the driver's reading of the device, and at the end.
 
 use std::{thread::ThreadId, time::Duration};
 
 use crate::{
-    derive,
-    error::{Error, Kind},
-    report::OutOfMemory,
+    derive::{self, KeptPeak, Snapshot},
+    error::{Error, Kind, Result},
+    report::{DeviceReading, OutOfMemory},
 };
 
 /// The longest wait of the refused thread for the report.
@@ -28,4 +28,31 @@ impl Refusal {
 /// The device was not read in time.
 pub(super) fn no_answer(within: Duration) -> Error {
     Kind::NoAnswer { within }.into()
+}
+
+/// The longest wait of a report for the driver's reading of the device, which usually takes milliseconds.
+pub(super) const DRIVER_WAIT: Duration = Duration::from_secs(2);
+
+/// The known part of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// The scopes that hold the memory are known.
+    Scopes,
+    /// The driver's reading of the device is known as well.
+    Device,
+    /// The lines are known as well.
+    Complete,
+}
+
+/// A report of which more is known than before.
+pub(super) struct OomUpdate {
+    pub(super) oom: OutOfMemory,
+    pub(super) stage: Stage,
+}
+
+/// The memory that was live when an allocation was refused, and the driver's reading of the device.
+pub(super) struct Observation {
+    pub(super) snapshot: Snapshot,
+    pub(super) peak: Option<KeptPeak<'static>>,
+    pub(super) reading: Result<DeviceReading>,
 }

@@ -10,10 +10,9 @@ use std::{
 use crossbeam_channel::Sender;
 
 use super::{
-    observation::{DRIVER_WAIT, Observation, OomUpdate, Stage},
     pending::{PendingReport, Refusals},
     print::print,
-    refusal::{Refusal, no_answer},
+    refusal::{DRIVER_WAIT, Observation, OomUpdate, Refusal, Stage, no_answer},
 };
 use crate::{
     derive::{self, KeptPeak, Names, Snapshot, Stack},

@@ -1,0 +1,368 @@
+//! Writes summaries, breakdowns, statistics, blocks, and points of trackers as JSON. Bytes are exact. The names are part of the public
+//! interface.
+
+use serde_core::{Serialize, Serializer};
+
+use super::{
+    json_line,
+    object::{AsJson, Json, object},
+};
+use crate::report::{
+    Breakdown, Change, Leaks, LiveBlock, MemoryStats, NameStats, OutOfMemory, Part, PartKind, PeakHolder, PeakHolders,
+    Peaks, Place, PoolAtPeak, RegisteredPool, ReservedStats, ScopeSummary, Spread, Stats, Summary, Tally, Tracked,
+    WorstCall,
+};
+
+object!(OutOfMemory as oom {
+    requested, kind,
+    scopes: oom.path,
+    breakdown: oom.breakdown.as_ref().ok(),
+    why_no_breakdown: oom.breakdown.as_ref().err().map(ToString::to_string),
+    largest_scopes: oom.scopes,
+    largest_places: oom.places,
+    peak,
+});
+
+object!(Place as place {
+    name, caller, blocks, bytes,
+    bytes_each: place.each,
+});
+
+object!(Leaks as leaks {
+    blocks, bytes, places,
+    gone_with_context: leaks.gone,
+    intercepted: leaks.is_intercepted,
+});
+
+object!(Peaks as peaks {
+    devices,
+    intercepted: peaks.is_intercepted,
+});
+
+object!(PeakHolders as peak {
+    device, simulated, bytes,
+    over_start: peak.is_over_start,
+    holders, pools,
+    untracked_frees: peak.untracked,
+    lost_events: peak.lost,
+});
+
+object!(PoolAtPeak as pool { name, used, reserved });
+
+object!(PeakHolder as holder {
+    scopes: holder.path,
+    scope_place, library, line, caller,
+    older: holder.is_older,
+    bytes,
+});
+
+object!(Summary as summary {
+    scopes, pools,
+    untracked_frees: summary.untracked,
+    lost_events: summary.lost,
+    not_intercepted,
+});
+
+object!(ScopeSummary as scope {
+    path, place, device, simulated, calls, used, peak, at_peak, device_peak, allocated, allocations,
+});
+
+object!(Stats as stats { names });
+
+object!(NameStats as name {
+    name, device, simulated, calls,
+    used: name.figures.as_ref().map(|figures| figures.used),
+    used_sum: name.figures.as_ref().map(|figures| figures.sum),
+    peaked: name.figures.as_ref().map(|figures| figures.peaked),
+    worst: name.figures.as_ref().map(|figures| &figures.worst),
+    unmeasured, sampled, doubtful, overlapped,
+});
+
+object!(Spread<T> as spread for any T { min, median, p99, max });
+
+object!(WorstCall as worst {
+    call, name,
+    time_us: worst.time,
+    needed,
+});
+
+object!(RegisteredPool as pool {
+    name, device, parts, used, reserved, reported, unknown_frees, doubled, outside, late, read_early,
+});
+
+object!(Breakdown as breakdown {
+    device, name, simulated,
+    total: breakdown.memory.total,
+    free: breakdown.memory.free,
+    used: breakdown.memory.used,
+    parts,
+});
+
+object!(Part as part { kind, name, bytes, count });
+
+impl Json for PartKind {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let name = match self {
+            Self::Others => "others",
+            Self::Scope => "scope",
+            Self::Library => "library",
+            Self::PoolCache => "pool_cache",
+            Self::RegisteredPool => "registered_pool",
+            Self::Driver => "driver",
+            Self::Unknown => "unknown",
+        };
+        name.serialize(to)
+    }
+}
+
+impl Summary {
+    /// Returns a JSON object on one line: `{"scopes":[{"path":["train","forward"], …`, in exact bytes. The scope with
+    /// an empty path is the whole process.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # let trace = gpumem::GpuMemTrace::new();
+    /// let json = gpumem::summary().to_json();
+    /// assert!(json.starts_with(r#"{"scopes":["#));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        json_line(self)
+    }
+}
+
+impl Stats {
+    /// Returns a JSON object on one line: `{"names":[{"name":"step", …`, in exact bytes.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// drop(gpumem::GpuMemTrace::builder().ctx("step").stats().start()?);
+    /// assert!(gpumem::stats().to_json().starts_with(r#"{"names":[{"name":"step","device":0,"#));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        json_line(self)
+    }
+}
+
+impl Breakdown {
+    /// Returns a JSON object on one line: `{"device":0, …, "parts":[{"kind":"scope", …`, in exact bytes.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let json = gpumem::breakdown(0)?.to_json();
+    /// assert!(json.starts_with(r#"{"device":0,"#));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        json_line(self)
+    }
+}
+
+// The names are those of PyTorch's `memory_stats_as_nested_dict`.
+object!(MemoryStats as stats {
+    device, simulated, intercepted_by,
+    since_us: stats.since,
+    untracked_frees: stats.untracked,
+    lost_events: stats.lost,
+    allocated_bytes: ByKind(stats.named().map(|(kind, stats)| (kind, stats.bytes))),
+    allocation: ByKind(stats.named().map(|(kind, stats)| (kind, stats.blocks))),
+    reserved_bytes: stats.reserved,
+});
+
+/// The figures of all memory and of each kind.
+struct ByKind<T>([(&'static str, Tally<T>); 7]);
+
+impl<T: Json> Json for ByKind<T> {
+    fn write<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(kind, tally)| (kind, AsJson(tally))))
+    }
+}
+
+object!(Tally<T> as tally for any T { current, peak, allocated, freed });
+
+object!(ReservedStats as reserved {
+    current,
+    peak_at_least: reserved.peak.at_least,
+    peak_at_most: reserved.peak.at_most,
+});
+
+object!(LiveBlock as block {
+    id, bytes, device, simulated, kind, path, scope_place, line, caller, library, backtrace, thread,
+    time_us: block.time,
+});
+
+impl MemoryStats {
+    /// Returns a JSON object on one line, nested as PyTorch's `memory_stats_as_nested_dict`: `{"device":0, …,
+    /// "allocated_bytes":{"all":{"current":335544320, …`. A value that could not be read is `null`.
+    ///
+    /// ```
+    /// # gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// let json = gpumem::torch::memory_stats(0)?.to_json();
+    /// assert!(json.starts_with(r#"{"device":0,"#));
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        json_line(self)
+    }
+}
+
+impl LiveBlock {
+    /// Returns a JSON object on one line.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// # gpumem::torch::memory_allocated(0)?;
+    /// # let block = gpu.alloc(gpumem::Bytes::mib(1))?;
+    /// for block in gpumem::torch::memory_snapshot()? {
+    ///     println!("{}", block.to_json());
+    /// }
+    /// # assert!(gpumem::torch::memory_snapshot()?[0].to_json().contains("\"bytes\":1048576"));
+    /// # drop(block);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        json_line(self)
+    }
+}
+
+object!(Tracked as tracked {
+    ctx, simulated, used, live, changes,
+    lost_events: tracked.lost,
+});
+
+object!(Change as change {
+    count,
+    bytes_each: change.each,
+    bytes: change.total(),
+    kind, dtype, shape, names,
+    scopes: change.dtype.is_none().then_some(&change.path),
+    line, library,
+});
+
+/// A name, and the number of its blocks.
+type Named = (String, u64);
+
+object!(Named as named {
+    name: named.0,
+    count: named.1,
+});
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        model::{Bytes, GpuMemory, MemKind},
+        report::{AllocStats, KindStats},
+    };
+
+    #[test]
+    fn a_summary_is_an_object() {
+        let scope = ScopeSummary {
+            path: vec!["train".to_owned(), "a \"b\"".to_owned()],
+            place: Some("src/train.rs:12".to_owned()),
+            device: 1,
+            simulated: true,
+            calls: 2,
+            used: Bytes::new(3),
+            peak: Bytes::new(4),
+            at_peak: Bytes::new(2),
+            device_peak: Bytes::new(5),
+            allocated: Bytes::new(6),
+            allocations: 7,
+        };
+        let summary = Summary { scopes: vec![scope], pools: Vec::new(), untracked: 8, lost: 9, not_intercepted: None };
+        assert_eq!(
+            summary.to_json(),
+            "{\"scopes\":[{\"path\":[\"train\",\"a \\\"b\\\"\"],\"place\":\"src/train.rs:12\",\"device\":1,\
+             \"simulated\":true,\"calls\":2,\"used\":3,\"peak\":4,\"at_peak\":2,\"device_peak\":5,\"allocated\":6,\"allocations\":7}],\
+             \"pools\":[],\"untracked_frees\":8,\"lost_events\":9,\"not_intercepted\":null}"
+        );
+    }
+
+    #[test]
+    fn a_breakdown_is_an_object() {
+        let memory = GpuMemory { total: Bytes::new(9), free: Bytes::new(2), used: Bytes::new(7), reserved: None };
+        let part = Part {
+            kind: PartKind::PoolCache,
+            name: "kept".to_owned(),
+            path: Vec::new(),
+            bytes: Bytes::new(7),
+            count: 0,
+        };
+        let breakdown = Breakdown { device: 0, name: None, simulated: false, memory, parts: vec![part] };
+        assert_eq!(
+            breakdown.to_json(),
+            "{\"device\":0,\"name\":null,\"simulated\":false,\"total\":9,\"free\":2,\"used\":7,\
+             \"parts\":[{\"kind\":\"pool_cache\",\"name\":\"kept\",\"bytes\":7,\"count\":0}]}"
+        );
+    }
+
+    #[test]
+    fn statistics_are_nested_as_in_pytorch() {
+        let bytes =
+            Tally { current: Bytes::new(7), peak: Bytes::new(9), allocated: Bytes::new(20), freed: Bytes::new(13) };
+        let vmm = AllocStats { bytes, blocks: Tally { current: 1, peak: 2, allocated: 4, freed: 3 } };
+        let kinds = KindStats { vmm, ..KindStats::default() };
+        let stats = MemoryStats {
+            device: 2,
+            simulated: true,
+            intercepted_by: "the \"simulated\" device".to_owned(),
+            since: Duration::from_millis(5),
+            untracked: 1,
+            lost: 0,
+            all: vmm,
+            kinds,
+            reserved: Some(ReservedStats::new(&kinds, None)),
+        };
+        let zeros = "{\"current\":0,\"peak\":0,\"allocated\":0,\"freed\":0}";
+        let kinds = |vmm| {
+            format!(
+                "{{\"all\":{vmm},\"device\":{zeros},\"pool\":{zeros},\"vmm\":{vmm},\"graph\":{zeros},\"managed\":{zeros},\
+                 \"pinned_host\":{zeros}}}"
+            )
+        };
+        let expected = format!(
+            "{{\"device\":2,\"simulated\":true,\"intercepted_by\":\"the \\\"simulated\\\" device\",\"since_us\":5000,\
+             \"untracked_frees\":1,\"lost_events\":0,\"allocated_bytes\":{},\"allocation\":{},\
+             \"reserved_bytes\":{{\"current\":7,\"peak_at_least\":9,\"peak_at_most\":9}}}}",
+            kinds("{\"current\":7,\"peak\":9,\"allocated\":20,\"freed\":13}"),
+            kinds("{\"current\":1,\"peak\":2,\"allocated\":4,\"freed\":3}"),
+        );
+        assert_eq!(stats.to_json(), expected);
+        let unread = MemoryStats { reserved: None, ..stats }.to_json();
+        assert!(unread.ends_with("\"reserved_bytes\":null}"), "{unread}");
+    }
+
+    #[test]
+    fn a_block_is_a_line() {
+        let block = LiveBlock {
+            id: u64::MAX,
+            device: 1,
+            simulated: false,
+            bytes: Bytes::new(7),
+            kind: MemKind::PinnedHost,
+            path: vec!["epoch 1".to_owned(), "a \"b\"\n".to_owned()],
+            scope_place: Some("src/train.rs:12".to_owned()),
+            line: None,
+            caller: None,
+            library: Some("cuBLAS".to_owned()),
+            backtrace: Vec::new(),
+            thread: 3,
+            time: Duration::from_millis(100),
+        };
+        assert_eq!(
+            block.to_json(),
+            "{\"id\":18446744073709551615,\"bytes\":7,\"device\":1,\"simulated\":false,\"kind\":\"pinned host\",\
+             \"path\":[\"epoch 1\",\"a \\\"b\\\"\\n\"],\"scope_place\":\"src/train.rs:12\",\"line\":null,\
+             \"caller\":null,\"library\":\"cuBLAS\",\"backtrace\":[],\"thread\":3,\"time_us\":100000}"
+        );
+    }
+}

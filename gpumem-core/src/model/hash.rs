@@ -1,0 +1,69 @@
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// 2^64 divided by the golden ratio, odd. The upper bits of a product with it depend on all bits of the number.
+pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The bits in which the addresses of a *row* of 512 KiB differ, in steps of 512 bytes. Neighbours of a row are neighbours in a table,
+/// because programs allocate and free neighbours one after the other: if these lay far apart, most events would wait for memory once a
+/// million blocks are live.
+const ROW: u64 = 0x3ff << STEP;
+
+const STEP: u32 = 9;
+
+/// Makes a [`NumberHasher`].
+pub type NumberHashBuilder = BuildHasherDefault<NumberHasher>;
+
+/// Hashes by one multiplication for each number. Addresses are chosen by the driver and the loader, and other numbers are counted, so no
+/// attacker chooses them; a hash that protects against attackers costs more than the rest of an event.
+#[derive(Default)]
+pub struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.chunks(8) {
+            let mut eight = [0; 8];
+            eight[..word.len()].copy_from_slice(word);
+            self.write_u64(u64::from_ne_bytes(eight));
+        }
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u16(&mut self, number: u16) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let number = number ^ self.0;
+        // The upper half of the product depends on all bits of the row, the lower half does not. The halves are swapped,
+        // because a hash table uses the lower bits first.
+        let row = row_product(number).rotate_left(32);
+        // The table compares the upper 7 bits before it compares keys, so neighbours differ in these, too.
+        self.0 = row.wrapping_add((number & ROW) >> STEP) ^ (number & ROW) << (57 - STEP);
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    /// It gets the number of an enum's variant.
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number.cast_unsigned() as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Returns the product of an address without the bits that differ in its row.
+#[inline]
+pub fn row_product(number: u64) -> u64 {
+    (number & !ROW).wrapping_mul(GOLDEN)
+}
