@@ -17,7 +17,7 @@ extern "C" {
 typedef struct gpumem_pool gpumem_pool;
 
 /* Registers a pool on a CUDA device, before it takes its first block; a negative number is the current device of the thread. The name
- * is copied. It initialises CUDA, so a program that forks calls it after that. A pool lives as long as the process, which has at most 54;
+ * is copied; the second pool of a name on a device is called `NAME #2`. It initialises CUDA, so a program that forks calls it after that. A pool lives as long as the process, which has at most 54;
  * one pool can stand for several allocators. Returns null, and says why on stderr, if there are 54 or the device cannot be measured. */
 gpumem_pool *gpumem_pool_register(const char *name, int device);
 

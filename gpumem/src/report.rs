@@ -7,7 +7,7 @@ pub use gpumem_core::{
     report::{
         AllocStats, Breakdown, CallFigures, Change, Group, KindStats, Leaks, Line, LiveBlock, MemoryStats,
         MemorySummary, NameStats, OutOfMemory, Part, PartKind, PeakBounds, PeakHolder, PeakHolders, Peaks, Place,
-        RegisteredPool, Report, ReservedStats, ScopeSummary, SourceLine, Spread, Stats, Summary, Tally, Tracked,
-        WorstCall,
+        PoolAtPeak, RegisteredPool, Report, ReservedStats, ScopeSummary, SourceLine, Spread, Stats, Summary, Tally,
+        Tracked, WorstCall,
     },
 };

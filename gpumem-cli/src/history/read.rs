@@ -131,6 +131,8 @@ struct HistoryReading {
     unread: HashMap<u16, Vec<usize>>,
     has_clock: bool,
     has_pools: bool,
+    /// The threads of blocks that are undecided, by the numbers of their allocations.
+    undecided: HashMap<u64, u16>,
     /// The number of items that are missing so far.
     missed: u64,
     /// The newest event.
@@ -175,6 +177,7 @@ impl HistoryReading {
             unread: HashMap::new(),
             has_clock,
             has_pools: false,
+            undecided: HashMap::new(),
             missed: 0,
             newest: When { time: 0, number: 0, thread: 0 },
             tensors: tensors::TensorReading::default(),
@@ -298,11 +301,21 @@ impl HistoryReading {
             let device = self.device(device);
             self.history.devices[usize::from(device)].count_driver(before.get(), after.get());
         }
+        let mut when = self.newest;
+        if let Some(thread) = self.undecided.remove(&number) {
+            // The event that decides whose the block is may be of another thread.
+            when.thread = thread;
+        }
         match kind {
             // From now on the program's view has the block. No view had it before.
             BlockChangeKind::GivenToProgram => kind = BlockChangeKind::Allocated,
             BlockChangeKind::TakenByPool => {}
-            _ if group.kind.is_on_device() && !group.is_in_program() => return,
+            _ if group.kind.is_on_device() && !group.is_in_program() => {
+                if kind == BlockChangeKind::Allocated {
+                    self.undecided.insert(number, when.thread);
+                }
+                return;
+            }
             _ => {}
         }
         let (at, device) = if kind.blocks() > 0 {
@@ -320,7 +333,7 @@ impl HistoryReading {
                 origin,
                 device,
             };
-            let (block, at) = self.history.lives.begin(self.newest, block, kind);
+            let (block, at) = self.history.lives.begin(when, block, kind);
             self.live.insert(number, block);
             (at, device)
         } else if kind == BlockChangeKind::Shrunk {

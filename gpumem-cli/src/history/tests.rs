@@ -6,7 +6,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, StackId};
+use gpumem_core::model::{Block, Bytes, Device, EventKind, Family, Key, MemKind, PoolId, StackId};
 
 use super::{History, Moment, sums_by};
 use crate::{
@@ -69,6 +69,20 @@ fn random(seed: u64) -> Made {
         }
     }
     made
+}
+
+#[test]
+fn a_block_has_the_thread_that_allocated_it_whichever_thread_decides() {
+    let mut made = Made::new("undecided");
+    made.event(EventKind::PoolRegistered { pool: PoolId(1), device: DEVICE });
+    made.on_thread(1);
+    made.alloc(MIB, MemKind::Device, 0);
+    made.on_thread(2);
+    let block = made.alloc(MIB, MemKind::Device, 0);
+    made.free(block);
+    let history = history(made);
+    let threads: Vec<_> = history.lives.changes().map(|change| (change.delta > 0, change.thread)).collect();
+    assert_eq!(threads, [(true, 1), (true, 2), (false, 2)]);
 }
 
 #[test]

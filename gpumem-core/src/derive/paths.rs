@@ -108,7 +108,7 @@ impl Paths {
             // Both are of one moment. The peak may have risen since the paths were read.
             self.all[*root].own.peak = peak;
             self.all[*root].own.device_peak = peak;
-            for GroupAtPeak { group, bytes } in groups {
+            for GroupAtPeak { group, bytes } in groups.into_iter().filter(|at| at.group.is_in_program()) {
                 // Memory in scopes that are newer than the paths is at least that of the process.
                 let at = self.index(group.node).unwrap_or(*root);
                 let own = &mut self.all[at].own;

@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::{LedgerView, Names, Paths};
 use crate::{
-    ledger::GroupAtPeak,
-    model::{Bytes, Device, Family, ScopeId},
-    report::{PeakHolder, PeakHolders},
+    ledger::{AllocGroup, GroupAtPeak},
+    model::{Bytes, Device, Family, MemKind, ScopeId},
+    report::{PeakHolder, PeakHolders, PoolAtPeak},
 };
 
 /// A peak that the ledger keeps until this is dropped, whether its scope is open or not.
@@ -70,12 +70,24 @@ pub fn peak_holders(view: &dyn LedgerView, names: &dyn Names, under: ScopeId) ->
     };
     let older = PeakHolder { is_older: true, bytes: peak.older, ..PeakHolder::default() };
     let counts = view.counts();
+    let sum = |is_counted: &dyn Fn(&AllocGroup) -> bool| {
+        let sum: i64 = groups.iter().filter(|at| is_counted(&at.group)).map(|at| at.bytes.get()).sum();
+        Bytes::new(sum.max(0).unsigned_abs())
+    };
+    let pool = |id| PoolAtPeak {
+        name: names.pool(id),
+        used: sum(&|group| group.pool == id && group.kind == MemKind::Part),
+        reserved: sum(&|group| group.pool == id && group.kind != MemKind::Part),
+    };
+    let pools = view.pools().into_iter().filter(|pool| pool.device == peak.device && !peak.is_over_start);
+    let pools = pools.map(|known| pool(known.pool)).filter(|pool| pool.used.max(pool.reserved) > Bytes::ZERO).collect();
     Some(PeakHolders {
         device: peak.device.ordinal,
         simulated: peak.device.family == Family::Simulated,
         bytes: Bytes::new(peak.bytes.get().max(0).unsigned_abs()),
         is_over_start: peak.is_over_start,
-        holders: PeakHolder::largest(groups.iter().map(holder).chain([older])),
+        holders: PeakHolder::largest(groups.iter().filter(|at| at.group.is_in_program()).map(holder).chain([older])),
+        pools,
         untracked: counts.untracked,
         lost: counts.lost,
     })

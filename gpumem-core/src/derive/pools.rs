@@ -14,7 +14,7 @@ pub fn pools(view: &dyn LedgerView, names: &dyn Names) -> Vec<RegisteredPool> {
 
 /// Returns a pool as reports have it.
 pub fn registered_pool(known: &KnownPool, names: &dyn Names) -> RegisteredPool {
-    let KnownPool { pool, device, parts, part_bytes, reserved, wrong, read_early, .. } = *known;
+    let KnownPool { pool, device, parts, part_bytes, reserved, reported, wrong, read_early, .. } = *known;
     let WrongCalls { unknown, doubled, outside, late } = wrong;
     RegisteredPool {
         name: names.pool(pool),
@@ -22,6 +22,7 @@ pub fn registered_pool(known: &KnownPool, names: &dyn Names) -> RegisteredPool {
         parts,
         used: part_bytes,
         reserved,
+        reported,
         unknown_frees: unknown,
         doubled,
         outside,

@@ -89,6 +89,9 @@ impl Show for PeakHolders {
             let title = if self.has_scopes() { "allocated in, and at" } else { "allocated at" };
             table(title, &self.rows()).show(f, paint)?;
         }
+        for pool in &self.pools {
+            write!(f, "\n{}", paint.on(Role::Faint, pool))?;
+        }
         if untracked + lost > 0 {
             write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(*untracked, *lost)))?;
         }
@@ -209,6 +212,7 @@ mod tests {
             bytes: Bytes::mib(mib),
             is_over_start: true,
             holders: PeakHolder::largest(holders),
+            pools: Vec::new(),
             untracked: 0,
             lost: 0,
         }

@@ -9,7 +9,8 @@ use crate::{
     model::{ByteDelta, Bytes, Device, Family, Gauge, GpuMemory, MemKind, Trace},
     report::{
         Breakdown, Change, Content, Leaks, Lines, LiveBlock, NameStats, OutOfMemory, Part, PartKind, PeakHolder,
-        PeakHolders, Peaks, Place, RegisteredPool, Report, ScopeSummary, SourceLine, Stats, Summary, Tracked,
+        PeakHolders, Peaks, Place, PoolAtPeak, RegisteredPool, Report, ScopeSummary, SourceLine, Stats, Summary,
+        Tracked,
     },
 };
 
@@ -43,6 +44,7 @@ fn peak() -> PeakHolders {
         bytes: Bytes::mib(6),
         is_over_start: true,
         holders,
+        pools: vec![PoolAtPeak { name: name(), used: Bytes::mib(1), reserved: Bytes::mib(2) }],
         untracked: 1,
         lost: 1,
     }
@@ -192,6 +194,7 @@ fn all_that_a_program_prints_itself() {
         parts: 1,
         used: Bytes::mib(1),
         reserved: Bytes::mib(2),
+        reported: Bytes::mib(3),
         unknown_frees: 1,
         doubled: 0,
         outside: 1,

@@ -34,7 +34,12 @@ impl Show for Summary {
         }
         for pool in &self.pools {
             let role = if pool.wrong_calls() > 0 { Role::Alarm } else { Role::Faint };
-            write!(f, "\n{}", paint.on(role, pool))?;
+            let device = if self.pools.iter().any(|other| other.device != pool.device) {
+                format!("device {}: ", pool.device)
+            } else {
+                String::new()
+            };
+            write!(f, "\n{}", paint.on(role, format_args!("{device}{pool}")))?;
         }
         if self.untracked + self.lost > 0 {
             write!(f, "\n{}", paint.on(Role::Alarm, missing_in_words(self.untracked, self.lost)))?;

@@ -186,6 +186,9 @@ impl Ledger {
             on_device.apply(&delta);
             level.apply(high, delta.bytes.net);
             tree.apply(group.node, &delta);
+        } else if group.is_of_pool_only() && state.history.must_save(peaks) {
+            // Peaks say what pools had. No peak of the program is as low as this level.
+            peaks.apply(&mut state.history, state.bytes.cast_signed(), delta.bytes, i64::MIN);
         }
         *pending = PendingDelta::default();
     }

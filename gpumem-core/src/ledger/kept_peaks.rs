@@ -2,7 +2,7 @@
 
 use super::{
     Ledger,
-    groups::AllocGroup,
+    groups::{AllocGroup, GroupState},
     meters::Meter,
     peaks::{KeptRange, PeakHistory},
     scope::Scope,
@@ -110,7 +110,7 @@ impl Ledger {
     }
 
     /// Returns one part of the groups of a kept peak; `None` after the last part. Later events do not change these
-    /// figures.
+    /// figures. The peak of a device also has the driver's blocks of pools, which are not in its sum.
     pub fn peak_part(&mut self, under: ScopeId, part: usize) -> Option<Vec<GroupAtPeak>> {
         /// The number of groups in one part. A thread that allocates waits until the part is read.
         const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
@@ -127,8 +127,11 @@ impl Ledger {
             return Some(part.collect());
         }
         let groups = self.groups.range(first, GROUPS)?.iter();
-        let on_meter = groups.filter(|state| state.group.meter == *meter && state.group.is_in_program());
-        let part = on_meter
+        let in_view = groups.filter(|GroupState { group, .. }| {
+            let is_listed = group.is_in_program() || group.is_of_pool_only() && range.is_record();
+            group.meter == *meter && is_listed
+        });
+        let part = in_view
             .filter_map(|state| at_peak(&state.group, range.change_of(&state.history, state.bytes.cast_signed())));
         Some(part.collect())
     }

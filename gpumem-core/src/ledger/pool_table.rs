@@ -56,8 +56,8 @@ pub struct WrongCalls {
     pub unknown: u64,
     /// A part was allocated at the address of a live part, which is then taken as freed.
     pub doubled: u64,
-    /// A part does not lie inside of a block of the driver, or lies in a block of another pool. It is counted. Also a part, or what the pool
-    /// has from the driver, that is larger than any device: that is not counted.
+    /// A part does not lie inside of a block of the driver, or lies in a block of another pool. Such a part counts. Calls with sizes above any
+    /// device are here, too, and their sizes do not count.
     pub outside: u64,
     /// A block of the driver was counted for the program before its first part showed that it is the pool's. Peaks of that
     /// time have it.
@@ -75,8 +75,10 @@ pub struct KnownPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub part_bytes: Bytes,
-    /// What it has from the driver: what it reported, or else its blocks.
+    /// What it has from the driver: what it reported, or its blocks if it reported nothing, or more than the driver gave.
     pub reserved: Bytes,
+    /// What it reported, or its blocks if it reported nothing.
+    pub reported: Bytes,
     /// Its blocks of the driver.
     pub block_bytes: Bytes,
     /// Its wrong calls.

@@ -63,7 +63,7 @@ impl Ledger {
         for (key, entry) in live.part(part) {
             let group = groups.get(entry.group());
             let is_block = group.meter == meter && group.kind.is_on_device() && group.kind != MemKind::Part;
-            // If the device has another pool, the block is known, and more is known of it.
+            // If the device has another pool already, the owner of the block may be known.
             if is_block && !pools.ranges.contains_key(&key.get()) {
                 pools.insert_range(key, entry.bytes, group.pool);
             }
@@ -220,14 +220,18 @@ impl Ledger {
     /// All registered pools, and closed ones that still have blocks.
     pub fn pools(&mut self) -> Vec<KnownPool> {
         self.flush_pending();
+        let Self { pools, meters, .. } = self;
         let known = |(number, pool): (u8, &Pool)| {
             let Pool { device, parts, part_bytes, block_bytes, reserved, wrong, read_early, .. } = *pool;
-            let [part_bytes, block_bytes] = [part_bytes, block_bytes].map(Bytes::new);
-            let reserved = reserved.unwrap_or(block_bytes);
-            let pool = PoolId(number);
-            Some(KnownPool { pool, device: device?, parts, part_bytes, reserved, block_bytes, wrong, read_early })
+            let (pool, device) = (PoolId(number), device?);
+            let driver = meters.of(device, Gauge::Exact).driver.as_ref().map_or(0, |level| level.in_use);
+            let [part_bytes, block_bytes, given] =
+                [part_bytes, block_bytes, driver.max(0).unsigned_abs()].map(Bytes::new);
+            let reported = reserved.unwrap_or(block_bytes);
+            let reserved = if reported > given { block_bytes } else { reported };
+            Some(KnownPool { pool, device, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early })
         };
-        (0..).zip(&self.pools.all).filter_map(known).collect()
+        (0..).zip(&pools.all).filter_map(known).collect()
     }
 
     /// Where the blocks of pools lie, by address. Blocks that are known by their handles are not among them.

@@ -26,7 +26,7 @@ pub use self::{
     oom::{OutOfMemory, Place},
     output::{Content, Level, Output, Peaks},
     peak::{PeakHolder, PeakHolders},
-    pool::RegisteredPool,
+    pool::{PoolAtPeak, RegisteredPool},
     stats::{CallFigures, NameStats, Spread, Stats, WorstCall},
     summary::{ScopeSummary, Summary},
     tracked::{Change, Tracked},

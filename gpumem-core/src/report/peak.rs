@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use super::{path_in_words, place_in_words};
+use super::{PoolAtPeak, path_in_words, place_in_words};
 use crate::model::{ByteDelta, Bytes};
 
 /// The allocations that made a peak. `gpumem::GpuMemTrace::peak_holders` returns them.
@@ -25,6 +25,9 @@ pub struct PeakHolders {
     pub is_over_start: bool,
     /// The holders by scope and line, the largest first.
     pub holders: Vec<PeakHolder>,
+    /// The pools that had memory at the peak of a device; empty for the peak of a trace.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub pools: Vec<PoolAtPeak>,
     /// Frees of unknown blocks, which were not counted: while the trace was open, or since the first trace.
     pub untracked: u64,
     /// Events that could not be recorded: while the trace was open, or since the first trace. If not 0, the numbers may be wrong.

@@ -14,7 +14,7 @@ use crate::model::{Bytes, one_line};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RegisteredPool {
-    /// The name that the program gave it.
+    /// The name that the program gave it; with ` #2` if another pool of the device has that name.
     pub name: String,
     /// The CUDA ordinal of its device.
     pub device: u32,
@@ -22,8 +22,11 @@ pub struct RegisteredPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub used: Bytes,
-    /// Its memory from the driver: the reported amount, or else its blocks that gpumem has seen.
+    /// Its memory from the driver: the reported amount. If the pool reported none, or more than gpumem saw the driver give, its blocks.
     pub reserved: Bytes,
+    /// The reported amount, or its blocks if it reported none. If this is not `reserved`, the pool reports too much, or gpumem did not see all
+    /// its blocks.
+    pub reported: Bytes,
     /// The number of frees of parts that were not live.
     pub unknown_frees: u64,
     /// The number of parts that were allocated at the address of a live part.
@@ -39,6 +42,23 @@ pub struct RegisteredPool {
     pub read_early: u64,
 }
 
+/// A pool that the program registered, at a peak.
+///
+/// `Display` is the line about its unused memory.
+///
+/// Example: see [`PeakHolders::pools`](super::PeakHolders::pools).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct PoolAtPeak {
+    /// Its name, as in [`RegisteredPool::name`].
+    pub name: String,
+    /// The sum of its parts.
+    pub used: Bytes,
+    /// Its blocks of the driver that gpumem saw.
+    pub reserved: Bytes,
+}
+
 impl RegisteredPool {
     /// Returns its unused memory. `None` if its parts are more than it has, so that one of the two is wrong.
     ///
@@ -51,7 +71,7 @@ impl RegisteredPool {
     ///
     /// Example: see `gpumem::pool`.
     pub fn is_empty(&self) -> bool {
-        self.reserved == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
+        self.reported == Bytes::ZERO && self.parts == 0 && self.wrong_calls() + self.read_early == 0
     }
 
     /// Returns the number of calls that cannot be right. If this is not 0, figures may be wrong.
@@ -62,13 +82,27 @@ impl RegisteredPool {
     }
 }
 
+/// Writes the unused memory of a pool.
+fn cache_of(f: &mut fmt::Formatter<'_>, name: &str, used: Bytes, reserved: Bytes) -> fmt::Result {
+    write!(f, "cache of {}: ", one_line(name))?;
+    match reserved.checked_sub(used) {
+        Some(unused) => write!(f, "{unused} of {reserved}"),
+        None => write!(f, "not known, because its parts have {used} and its blocks only {reserved}"),
+    }
+}
+
+impl fmt::Display for PoolAtPeak {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        cache_of(f, &self.name, self.used, self.reserved)
+    }
+}
+
 impl fmt::Display for RegisteredPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, used, reserved, unknown_frees, doubled, outside, late, read_early, .. } = self;
-        write!(f, "cache of {}: ", one_line(name))?;
-        match self.unused() {
-            Some(unused) => write!(f, "{unused} of {reserved}")?,
-            None => write!(f, "not known, because its parts have {used} and its blocks only {reserved}")?,
+        let Self { name, used, reserved, reported, unknown_frees, doubled, outside, late, read_early, .. } = self;
+        cache_of(f, name, *used, *reserved)?;
+        if reported > reserved {
+            write!(f, "; it reports {reported}, more than gpumem saw the driver give")?;
         }
         let mut before = "; wrong calls: ";
         for (count, one, many) in [
@@ -102,6 +136,7 @@ mod tests {
             parts: 1,
             used: Bytes::mib(2),
             reserved: Bytes::mib(8),
+            reported: Bytes::mib(8),
             unknown_frees: 0,
             doubled: 0,
             outside: 0,
@@ -120,7 +155,11 @@ mod tests {
         let wrong =
             "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
-        (pool.reserved, pool.read_early) = (Bytes::ZERO, 0);
+        pool.reported = Bytes::gib(32);
+        let too_much =
+            "cache of arena: 6 MiB of 8 MiB; it reports 32 GiB, more than gpumem saw the driver give; wrong calls: ";
+        assert!(pool.to_string().starts_with(too_much), "{pool}");
+        (pool.reserved, pool.reported) = (Bytes::ZERO, Bytes::ZERO);
         let unknown = "cache of arena: not known, because its parts have 2 MiB and its blocks only 0 B; wrong calls: ";
         assert!(pool.to_string().starts_with(unknown), "{pool}");
         pool.read_early = 2;

@@ -135,7 +135,7 @@ impl Verdict {
         let pool = gpumem::summary().pools.into_iter().find(|pool| pool.device == 0);
         let of = |bytes: Option<gpumem::Bytes>| bytes.map_or(0, |bytes| bytes.get().cast_signed());
         self.equal(&format!("{name}: live"), of(pool.as_ref().map(|pool| pool.used)), stats.allocated);
-        self.equal(&format!("{name}: reserved"), of(pool.as_ref().map(|pool| pool.reserved)), stats.reserved);
+        self.equal(&format!("{name}: reserved"), of(pool.as_ref().map(|pool| pool.reported)), stats.reserved);
         let wrong = pool.map_or(0, |pool| pool.wrong_calls());
         self.equal(&format!("{name}: wrong calls"), wrong.cast_signed(), 0);
     }

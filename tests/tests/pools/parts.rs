@@ -9,6 +9,7 @@ use gpumem::{
     Bytes, GpuMemTrace, breakdown,
     pool::Pool,
     report::{PartKind, PeakHolders, RegisteredPool},
+    sim::SimGpu,
     summary,
 };
 use gpumem_tests::simulated_gpu;
@@ -73,6 +74,35 @@ fn a_pool_without_a_name_is_called_pool() {
     let now = summary();
     let names: Vec<_> = now.pools.iter().filter(|of| of.device == gpu.ordinal()).map(|of| of.name.as_str()).collect();
     assert_eq!(names, ["pool"], "{now}");
+}
+
+#[test]
+fn pools_of_one_name_have_different_rows() {
+    let _alone = crate::alone();
+    let (gpu, other) = (simulated_gpu(), simulated_gpu());
+    let register = |gpu: &SimGpu| {
+        let pool = Pool::register("arena", gpu.ordinal()).expect("the device is there");
+        let block = gpu.alloc(Bytes::mib(1)).expect("there is room");
+        pool.set_reserved(Bytes::mib(1));
+        (pool, block)
+    };
+    let (first, second, third, elsewhere) = (register(&gpu), register(&gpu), register(&gpu), register(&other));
+    let names = || {
+        let of_gpu = |pool: RegisteredPool| (pool.device == gpu.ordinal()).then_some(pool.name);
+        summary().pools.into_iter().filter_map(of_gpu).collect::<Vec<_>>()
+    };
+    assert_eq!(names(), ["arena", "arena #2", "arena #3"]);
+    drop(second);
+    let again = register(&gpu);
+    assert_eq!(names(), ["arena", "arena #2", "arena #3"]);
+    let now = summary().to_string();
+    for gpu in [&gpu, &other] {
+        let row = format!("\ndevice {}: cache of arena: 1 MiB of 1 MiB\n", gpu.ordinal());
+        assert!(now.contains(&row), "{row}{now}");
+    }
+    let parts = breakdown(gpu.ordinal()).expect("the device can be read").to_string();
+    assert!(parts.contains("cache of arena #3"), "{parts}");
+    drop((first, third, again, elsewhere));
 }
 
 /// One thread reads figures all the time while a pool grows on another one. The pool makes no mistake, and a peak is right unless its row

@@ -9,7 +9,8 @@ use super::{
 };
 use crate::report::{
     Breakdown, Change, Leaks, LiveBlock, MemoryStats, NameStats, OutOfMemory, Part, PartKind, PeakHolder, PeakHolders,
-    Peaks, Place, RegisteredPool, ReservedStats, ScopeSummary, Spread, Stats, Summary, Tally, Tracked, WorstCall,
+    Peaks, Place, PoolAtPeak, RegisteredPool, ReservedStats, ScopeSummary, Spread, Stats, Summary, Tally, Tracked,
+    WorstCall,
 };
 
 object!(OutOfMemory as oom {
@@ -41,10 +42,12 @@ object!(Peaks as peaks {
 object!(PeakHolders as peak {
     device, simulated, bytes,
     over_start: peak.is_over_start,
-    holders,
+    holders, pools,
     untracked_frees: peak.untracked,
     lost_events: peak.lost,
 });
+
+object!(PoolAtPeak as pool { name, used, reserved });
 
 object!(PeakHolder as holder {
     scopes: holder.path,
@@ -84,7 +87,7 @@ object!(WorstCall as worst {
 });
 
 object!(RegisteredPool as pool {
-    name, device, parts, used, reserved, unknown_frees, doubled, outside, late, read_early,
+    name, device, parts, used, reserved, reported, unknown_frees, doubled, outside, late, read_early,
 });
 
 object!(Breakdown as breakdown {

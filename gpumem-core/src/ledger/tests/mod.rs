@@ -179,9 +179,10 @@ impl Runner {
                 let WrongCalls { unknown, doubled, outside, late } = known.wrong;
                 let unused = known.unused().map_or("?".to_owned(), |unused| unused.mb().to_string());
                 let mut figures = format!("{} {} {unused}", known.parts, known.part_bytes.mb());
-                let [known, too_late] = [("early", known.read_early), ("late", late)];
-                for (name, count) in [("unknown", unknown), ("doubled", doubled), ("outside", outside), too_late, known]
-                {
+                let too_much = if known.reported > known.reserved { known.reported.mb() } else { 0 };
+                let mut counts = vec![("unknown", unknown), ("doubled", doubled), ("outside", outside), ("late", late)];
+                counts.extend([("early", known.read_early), ("reported", too_much)]);
+                for (name, count) in counts {
                     if count > 0 {
                         _ = write!(figures, " {name}={count}");
                     }

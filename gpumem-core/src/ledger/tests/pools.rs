@@ -232,7 +232,18 @@ fn a_part_larger_than_any_device_is_a_wrong_call_and_does_not_count() {
 
 #[test]
 fn a_pool_that_reports_more_than_any_device_has_is_not_believed() {
-    check("pool 1; open a; reserved 1 100; reserved 1 67108864; close a = 0 0 lost=1; pool 1 = 0 0 100 outside=1");
+    check(
+        "pool 1; open a; alloc x 100; reserved 1 100; reserved 1 67108864; close a = 0 0 driver=100/0 lost=1
+         pool 1 = 0 0 100 outside=1",
+    );
+}
+
+#[test]
+fn a_pool_has_at_most_what_the_driver_gave() {
+    check(
+        "alloc y 8; pool 1; alloc x 16 at 1000; reserved 1 32768; part 1 1000 10; pool 1 = 1 10 6 reported=32768
+         reserved 1 16; pool 1 = 1 10 6; free at 1000; pool 1 = 1 10 ? reported=16",
+    );
 }
 
 #[test]
@@ -312,6 +323,8 @@ struct Plain {
     parts: BTreeMap<(u8, u64), (usize, i64)>,
     pools: BTreeMap<u8, PlainPool>,
     history: Vec<Levels>,
+    /// The highest level of the program on each device, and the bytes of each pool's parts and blocks then.
+    records: [(i64, Vec<[i64; 2]>); 2],
     lost: u64,
 }
 
@@ -328,6 +341,10 @@ impl Plain {
             now[*device][0] += bytes;
         }
         self.history.push(now);
+        let of_pools = (0..4).map(|pool| [self.part_bytes(pool), self.block_bytes(pool)]).collect::<Vec<_>>();
+        for (record, now) in self.records.iter_mut().zip(now).filter(|(record, now)| record.0 < now[0]) {
+            *record = (now[0], of_pools.clone());
+        }
     }
 
     fn program_gets(&mut self, is_decided: impl Fn(u32, u64) -> bool) {
@@ -357,6 +374,10 @@ impl Plain {
     fn read(&mut self, reader: u32) {
         self.others_get(reader, None);
         self.program_gets(|_, _| true);
+    }
+
+    fn part_bytes(&self, pool: u8) -> i64 {
+        self.parts.range((pool, 0)..(pool + 1, 0)).map(|(_, (_, bytes))| bytes).sum()
     }
 
     fn block_bytes(&self, pool: u8) -> i64 {
@@ -620,7 +641,9 @@ fn both_views_agree_with_the_simple_way() {
         sums.live.values().for_each(|(device, bytes)| told[*device as usize] += bytes);
         let now = plain.history.last().unwrap().map(|[program, _]| program);
         assert_eq!((by_groups, told), (now, now), "seed {seed}");
-        for KnownPool { pool, parts, part_bytes, reserved, block_bytes, wrong, read_early, .. } in ledger.pools() {
+        for known in ledger.pools() {
+            let KnownPool { pool, device, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early } =
+                known;
             let of = plain.pools[&pool.0];
             let expected: Vec<_> =
                 plain.parts.range((pool.0, 0)..(pool.0 + 1, 0)).map(|(_, (_, bytes))| bytes).collect();
@@ -628,8 +651,30 @@ fn both_views_agree_with_the_simple_way() {
             assert_eq!((parts, part_bytes.get()), (expected.len() as u64, bytes), "seed {seed}");
             let blocks = plain.block_bytes(pool.0);
             assert_eq!(block_bytes.get().cast_signed(), blocks, "seed {seed}");
-            assert_eq!(reserved.get().cast_signed(), of.reserved.unwrap_or(blocks), "seed {seed}");
+            let [reserved, reported] = [reserved, reported].map(|bytes| bytes.get().cast_signed());
+            let given = plain.history.last().unwrap()[device.ordinal as usize][1].max(0);
+            let expected = of.reserved.unwrap_or(blocks);
+            let believed = if expected > given { blocks } else { expected };
+            assert_eq!((reserved, reported), (believed, expected), "seed {seed}");
             assert_eq!((wrong, read_early), (of.wrong, of.read_early), "seed {seed}");
+        }
+        let under = ScopeId(u64::MAX);
+        for (device, (record, expected)) in devices.into_iter().zip(&plain.records).filter(|(_, of)| of.0 > 0) {
+            ledger.keep_device_peak(device, under, false).expect("something was allocated");
+            let mut at_peak = [[0; 2]; 4];
+            let mut program = 0;
+            for GroupAtPeak { group, bytes } in (0..).map_while(|part| ledger.peak_part(under, part)).flatten() {
+                if let Some(pool) = at_peak.get_mut(usize::from(group.pool.0)).filter(|_| group.pool != PoolId::NONE) {
+                    pool[usize::from(group.kind != MemKind::Part)] += bytes.get();
+                }
+                program += if group.is_in_program() { bytes.get() } else { 0 };
+            }
+            ledger.release_peak(under);
+            let pools = (1..4).filter(|pool| plain.pools.get(pool).is_some_and(|of| devices[of.device] == device));
+            for pool in pools.map(usize::from) {
+                assert_eq!(at_peak[pool], expected[pool], "seed {seed}, pool {pool}");
+            }
+            assert_eq!(program, *record, "seed {seed}");
         }
         for (number, device) in devices.into_iter().enumerate() {
             let expected = plain.history.last().unwrap()[number][1];

@@ -2,7 +2,7 @@
 
 mod table;
 
-use std::fmt;
+use std::{fmt, iter};
 
 use self::table::NamedPool;
 pub(super) use self::table::PoolTable;
@@ -32,7 +32,7 @@ pub struct Pool {
 impl Pool {
     /// Registers a pool on a device; `None` is the calling thread's current device. Traces of this device then count the parts of the
     /// pool in the place of its blocks. Register a pool before it takes its first block: allocations are intercepted from then on.
-    /// Without a name it is called `pool`.
+    /// Without a name it is called `pool`. The second pool of the same name on a device is called `NAME #2`.
     ///
     /// Example: see the [module](crate::pool).
     ///
@@ -45,7 +45,7 @@ impl Pool {
         let device = devices.device(device.into())?;
         devices.check(device.ordinal)?;
         let name = Some(name.into()).filter(|name| !name.is_empty()).unwrap_or_else(|| "pool".to_owned());
-        let id = session.number_pool(&name)?;
+        let id = session.number_pool(&name, device)?;
         // That library calls this function itself.
         let is_asked = device.family == Family::Cuda && !session.settings.is_foreign;
         let recorded = is_asked.then(|| RecordedPool::register(&name, device.ordinal)).flatten();
@@ -114,11 +114,10 @@ impl Pool {
 }
 
 impl Session {
-    /// Returns a number for a new pool.
-    fn number_pool(&'static self, name: &str) -> Result<PoolId> {
+    /// Returns a number for a new pool. If another pool of the device has its name, it gets a name like `arena #2`.
+    fn number_pool(&'static self, name: &str, device: Device) -> Result<PoolId> {
         self.begun();
         let mut pools = self.pools.lock();
-        let named = NamedPool { name: name.to_owned(), is_closed: false };
         // The number of a closed pool is used again when the driver has its blocks back.
         let live: Vec<_> =
             self.inbox.pools().iter().filter(|pool| pool.block_bytes > Bytes::ZERO).map(|pool| pool.pool).collect();
@@ -133,6 +132,12 @@ impl Session {
             );
             return Err(Kind::BadSetting { setting: "another pool", detail }.into());
         }
+        let is_taken = |name: &String| {
+            pools.iter().enumerate().any(|(other, pool)| other != at && pool.device == device && pool.name == *name)
+        };
+        let numbered = (2..).map(|number| format!("{name} #{number}"));
+        let name = iter::once(name.to_owned()).chain(numbered).find(|name| !is_taken(name)).unwrap_or_default();
+        let named = NamedPool { name, device, is_closed: false };
         if at == pools.len() {
             pools.push(named);
         } else {

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::model::PoolId;
+use crate::model::{Device, PoolId};
 
 /// The pools of a session, by number; number 1 is the first.
 #[derive(Default)]
@@ -10,6 +10,7 @@ pub(in crate::session) struct PoolTable(Mutex<Vec<NamedPool>>);
 
 pub(super) struct NamedPool {
     pub(super) name: String,
+    pub(super) device: Device,
     pub(super) is_closed: bool,
 }
 
@@ -30,7 +31,7 @@ impl PoolTable {
         self.lock().is_empty()
     }
 
-    /// Returns the name that the program gave a pool.
+    /// Returns the name of a pool, which no other pool of its device has.
     pub(in crate::session) fn name(&self, id: PoolId) -> String {
         let at = usize::from(id.0).wrapping_sub(1);
         self.lock().get(at).map(|pool| pool.name.clone()).unwrap_or_default()

@@ -47,7 +47,8 @@ int main(int count, char **arguments) {
     printf("%s\n", pool ? "registered" : "not registered");
     if (!block) block = (char *)take(64);
     if (!strcmp(wrong, "undecided")) abort();
-    gpumem_pool_set_reserved(pool, (!strcmp(wrong, "too much") ? 1ull << 40 : 64) * MIB);
+    size_t mib = !strcmp(wrong, "too much") ? 1ull << 40 : !strcmp(wrong, "more") ? 32 << 10 : 64;
+    gpumem_pool_set_reserved(pool, mib * MIB);
     if (!strcmp(wrong, "no part")) abort();
     take(8);
     if (!strcmp(wrong, "unused")) return 0;

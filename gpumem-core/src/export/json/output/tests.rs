@@ -6,7 +6,9 @@ use super::{super::json_line, *};
 use crate::{
     error::Kind,
     model::{ByteDelta, Bytes, Device, Family, Gauge, MemKind, Source, Trace},
-    report::{Change, Leaks, LiveBlock, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place, Stats, Tracked},
+    report::{
+        Change, Leaks, LiveBlock, OutOfMemory, PeakHolder, PeakHolders, Peaks, Place, PoolAtPeak, Stats, Tracked,
+    },
 };
 
 fn written(content: Content) -> String {
@@ -108,12 +110,14 @@ fn what_is_left_and_what_was_most_are_lists() {
         bytes: Bytes::new(5),
         is_over_start: false,
         holders: vec![holder],
+        pools: vec![PoolAtPeak { name: "arena".to_owned(), used: Bytes::new(2), reserved: Bytes::new(6) }],
         untracked: 0,
         lost: 3,
     };
     let line = parsed(Content::Peaks(Peaks::new(vec![peak], true)));
     let device = &line["devices"][0];
     assert_eq!((&device["device"], &device["bytes"], &device["lost_events"]), (&json!(1), &json!(5), &json!(3)));
+    assert_eq!(device["pools"], json!([{"name": "arena", "used": 2, "reserved": 6}]));
     assert_eq!((&device["holders"][0]["scopes"], &device["holders"][0]["bytes"]), (&json!(["a"]), &json!(-2)));
 }
 
