@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_count_of_one_is_singular() {
-        let lines = in_words(Hidden { processes: 0, unknown: 1, recordings: 0, readings: 1 });
+        let lines = in_words(Hidden { processes: 0, unknown: 1, dormant: 0, recordings: 0, readings: 1 });
         for expected in [
             "whether 1 process is recorded is not known",
             "1 reading of the driver has failed; `gpumem doctor` says why",

@@ -10,7 +10,7 @@ const ROW: u64 = 0x3ff << STEP;
 
 const STEP: u32 = 9;
 
-/// Makes a [`NumberHasher`].
+/// The hash of numbers and addresses: one multiplication for each.
 pub type NumberHashBuilder = BuildHasherDefault<NumberHasher>;
 
 /// Hashes by one multiplication for each number. Addresses are chosen by the driver and the loader, and other numbers are counted, so no
