@@ -1415,10 +1415,13 @@ function start() {
 
   function drawFleet() {
     if (!about.fleet || number < 0) return;
+    differences();
     const { context, width, height } = canvas($('fleet-map'));
     const [wide, high] = [$('fleet-map').width, $('fleet-map').height];
     const [left, bars] = [NAMES_WIDE, BARS].map((columns) => Math.round((columns * wide) / width));
     const columns = wide - left - bars;
+    // A map that is hidden, or in a window that is too narrow, has no room.
+    if (!(columns > 0)) return;
     const timeOf = (column) => (column * lastEnd) / columns;
     const most = mostOfAll();
     const mostPeak = Math.max(1, ...about.recordings.map(peakOf));
@@ -1453,7 +1456,6 @@ function start() {
     context.fillStyle = style('--text');
     name(selectedRow);
     drawOverTime();
-    differences();
   }
 
   function drawOverTime() {

@@ -218,6 +218,10 @@ fn many_ranks() {
     browser.evaluate("document.querySelector('.rank').click()");
     browser.drawn();
     assert!(tops(&mut browser).iter().any(|top| *top > 0));
+    for width in ["0px", "100px", ""] {
+        browser.evaluate(&format!("document.getElementById('fleet-map').style.width = '{width}'"));
+        browser.drawn();
+    }
     is_quiet(&mut browser);
 }
 

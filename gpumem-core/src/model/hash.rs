@@ -3,13 +3,6 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// 2^64 divided by the golden ratio, odd. The upper bits of a product with it depend on all bits of the number.
 pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The bits in which the addresses of a *row* of 512 KiB differ, in steps of 512 bytes. Neighbours of a row are neighbours in a table,
-/// because programs allocate and free neighbours one after the other: if these lay far apart, most events would wait for memory once a
-/// million blocks are live.
-const ROW: u64 = 0x3ff << STEP;
-
-const STEP: u32 = 9;
-
 /// The hash of numbers and addresses: one multiplication for each.
 pub type NumberHashBuilder = BuildHasherDefault<NumberHasher>;
 
@@ -40,12 +33,9 @@ impl Hasher for NumberHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        let number = number ^ self.0;
-        // The upper half of the product depends on all bits of the row, the lower half does not. The halves are swapped,
+        // The upper half of the product depends on all bits of the number, the lower half does not. The halves are swapped,
         // because a hash table uses the lower bits first.
-        let row = row_product(number).rotate_left(32);
-        // The table compares the upper 7 bits before it compares keys, so neighbours differ in these, too.
-        self.0 = row.wrapping_add((number & ROW) >> STEP) ^ (number & ROW) << (57 - STEP);
+        self.0 = (number ^ self.0).wrapping_mul(GOLDEN).rotate_left(32);
     }
 
     fn write_usize(&mut self, number: usize) {
@@ -60,10 +50,4 @@ impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {
         self.0
     }
-}
-
-/// Returns the product of an address without the bits that differ in its row.
-#[inline]
-pub fn row_product(number: u64) -> u64 {
-    (number & !ROW).wrapping_mul(GOLDEN)
 }

@@ -73,7 +73,7 @@ pub use event::{Answer, Counted, Event, EventKind, OwnerThread, ScopeId, ScopeSp
 pub use frame::Frame;
 pub use function::{ShortNames, alike, name_in_line, short_name};
 pub use gauge::{Gauge, ParseGaugeError, Sampling};
-pub use hash::{GOLDEN, NumberHashBuilder, row_product};
+pub use hash::{GOLDEN, NumberHashBuilder};
 pub use label::{Label, Shape};
 pub use memory::{GpuMemory, PoolUsage};
 pub use printable::{is_printable, one_line};

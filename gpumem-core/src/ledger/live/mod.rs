@@ -20,7 +20,7 @@ use self::{
 use super::groups::GroupId;
 use crate::model::{Bytes, Key};
 
-/// A table of a million blocks moves some thousand entries at a time. The last shards get twice as many blocks as the first ones: a table
+/// A table of a million blocks moves about 4,000 entries at a time. The last shards get twice as many blocks as the first ones: a table
 /// doubles when it is full, and if all did so at once, half of their memory would be empty.
 const SHARDS: usize = 256;
 
