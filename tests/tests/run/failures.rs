@@ -92,7 +92,7 @@ fn leaves_behind(folder: &Folder, steps: &[&str], when: &str) -> (Outcome, Strin
 fn a_program_that_leaves_a_process_behind() {
     let folder = Folder::new();
     let steps = [&ALLOCATES[..], &["await_file end"]].concat();
-    let (outcome, pid) = leaves_behind(&folder, &steps, "grep -q freed: log");
+    let (outcome, pid) = leaves_behind(&folder, &steps, "grep -qs freed: log");
     let recording = folder.file(&format!("a.pid{pid}.capture"));
     one_line(
         &outcome,
