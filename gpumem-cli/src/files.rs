@@ -71,7 +71,7 @@ pub(crate) struct Recordings {
 }
 
 impl Recordings {
-    /// Returns the same files as [`expand`], and sorts out the empty ones.
+    /// Returns the files that [`expand`] returns. The empty files of folders and patterns are in [`empty`](Self::empty).
     ///
     /// # Errors
     /// Returns an error in the same cases, and if all files of a folder or a pattern are empty.

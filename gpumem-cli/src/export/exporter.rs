@@ -148,19 +148,20 @@ impl Exporter {
     /// Reads also the recordings that ended before a look found their processes writing them.
     fn take_up(&mut self, left: Vec<(u32, PathBuf)>) {
         self.left.retain(|known| left.contains(known));
-        for (pid, file) in left {
-            let is_followed = self.followed.iter().any(|of| *of.live.path() == *file);
-            if self.left.iter().any(|known| (known.0, &known.1) == (pid, &file))
-                || self.followed.len() == MOST_RECORDINGS && !is_followed
-            {
+        for of in left {
+            if self.left.contains(&of) {
                 continue;
             }
-            if !is_followed {
-                let ended = Some(Instant::now());
-                let process = self.process(pid);
-                self.followed.push(Followed { ended, ..Followed::new(file.clone(), pid, process) });
+            let (pid, file) = &of;
+            if !self.followed.iter().any(|followed| *followed.live.path() == **file) {
+                if self.followed.len() == MOST_RECORDINGS {
+                    continue;
+                }
+                let process = self.process(*pid);
+                self.followed
+                    .push(Followed { ended: Some(Instant::now()), ..Followed::new(file.clone(), *pid, process) });
             }
-            self.left.push((pid, file));
+            self.left.push(of);
         }
     }
 
@@ -270,9 +271,9 @@ impl Exporter {
             Machine::default()
         });
         let usage = Usage::read(&machine, &mut self.known);
-        self.take_up(usage.left);
+        hidden.dormant = usage.found.dormant().count();
+        self.take_up(usage.found.left);
         self.follow_all(&usage.recorded);
-        hidden.dormant = usage.dormant;
         let not_read = machine.not_read.iter().chain(&usage.not_read);
         hidden.readings += not_read.filter(|not_read| not_read.is_error).count();
         hidden.recordings = self.not_followed + self.broken.len();

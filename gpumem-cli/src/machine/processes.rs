@@ -95,14 +95,9 @@ pub(crate) struct Usage {
     /// All processes that are recorded.
     #[serde(skip)]
     pub(crate) recorded: Vec<Recorded>,
-    /// See [`Found::left`].
     #[cfg(feature = "export")]
     #[serde(skip)]
-    pub(crate) left: Vec<(u32, PathBuf)>,
-    /// The number of processes that wait for `gpumem start`.
-    #[cfg(feature = "export")]
-    #[serde(skip)]
-    pub(crate) dormant: usize,
+    pub(crate) found: Found,
 }
 
 impl Usage {
@@ -129,13 +124,11 @@ impl Usage {
         };
         all.recorded = found.recorded();
         all.recorded_besides = all.recorded.iter().filter(|of| !listed.contains(&of.pid)).cloned().collect();
-        let dormant = found.recordings.iter().filter(|(_, recording)| **recording == Recording::Dormant);
-        let pids: Vec<u32> = dormant.map(|(pid, _)| *pid).collect();
-        let besides = pids.iter().filter(|pid| !listed.contains(pid));
-        all.dormant_besides = besides.map(|pid| Dormant { pid: *pid, command: system::command(*pid) }).collect();
+        let besides = found.dormant().filter(|pid| !listed.contains(pid));
+        all.dormant_besides = besides.map(|pid| Dormant { pid, command: system::command(pid) }).collect();
         #[cfg(feature = "export")]
         {
-            (all.left, all.dormant) = (found.left, pids.len());
+            all.found = found;
         }
         all
     }
@@ -184,14 +177,14 @@ struct OfSystem {
     uses_driver: Option<bool>,
 }
 
-/// The known processes of the system that the driver lists. The system is asked again only for values that may have changed.
+/// The processes that the driver lists, with the data of the system. Data are read again only if they may have changed.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     processes: HashMap<u32, OfSystem>,
 }
 
 impl Known {
-    /// Knows the processes with these numbers that are visible here, and no others.
+    /// Keeps the data of the processes with these numbers that are visible here, and removes all other data.
     fn update(&mut self, pids: HashSet<u32>) {
         let mut known = mem::take(&mut self.processes);
         let process = |pid| {
@@ -209,7 +202,7 @@ impl Known {
 }
 
 /// A look at all processes that are visible here.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     recordings: BTreeMap<u32, Recording>,
     /// The recordings of `gpumem run` that their processes began and do not write any more.
@@ -236,7 +229,13 @@ impl Found {
         found
     }
 
-    /// All processes that are recorded.
+    /// Returns the numbers of the processes that wait for `gpumem start`.
+    pub(crate) fn dormant(&self) -> impl Iterator<Item = u32> {
+        let dormant = self.recordings.iter().filter(|(_, recording)| **recording == Recording::Dormant);
+        dormant.map(|(pid, _)| *pid)
+    }
+
+    /// Returns all processes that are recorded.
     pub(crate) fn recorded(&self) -> Vec<Recorded> {
         let recorded = self.recordings.iter().filter_map(|(pid, recording)| match recording {
             Recording::Recorded { files } => {

@@ -134,7 +134,7 @@ fn is_writer(pid: u32, recording: &Path) -> bool {
     writer == 0 || own_number(pid).is_none_or(|own| own == writer)
 }
 
-/// The number by which the process knows itself. In a container it is another one, the last one of these.
+/// Returns the number that the process has for itself. In a container it is not `pid`: it is the last number of the line `NSpid`.
 fn own_number(pid: u32) -> Option<u32> {
     let status = read(pid, "status")?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
@@ -149,7 +149,7 @@ fn visible_here(pid: u32, path: PathBuf) -> PathBuf {
     if file(&inside).is_some() && file(&inside) != file(&path) { inside } else { path }
 }
 
-/// The environment with which the process began. Empty if it cannot be read.
+/// Returns the environment with which the process began. It is empty if it cannot be read.
 pub(super) fn environment(pid: u32) -> Vec<u8> {
     fs::read(place(pid, "environ")).unwrap_or_default()
 }

@@ -288,7 +288,7 @@ fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
 }
 
 pub(super) fn signed(bytes: u64) -> i64 {
-    bytes.try_into().unwrap_or(i64::MAX)
+    Bytes::new(bytes).signed()
 }
 
 /// Returns the sentence about a limit at the end.

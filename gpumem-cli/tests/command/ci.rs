@@ -280,7 +280,7 @@ fn an_empty_recording_hides_no_other() {
         assert_eq!((written.code, &written.stderr), (Some(2), &line), "{written:?}");
         assert_eq!(fs::read(folder.join("peaks.json")).unwrap(), before);
 
-        // It is an error if the folder has no other recording, or if the user named the file.
+        // An empty recording is an error if the folder has no other recording, or if the user named the file.
         for (folder_of_it, named) in [("only", "only"), ("only", "only/x.capture")] {
             fs::create_dir_all(folder.join(folder_of_it)).unwrap();
             fs::copy(folder.join(&file), folder.join("only/x.capture")).unwrap();

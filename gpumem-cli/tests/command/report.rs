@@ -45,7 +45,7 @@ pub(crate) fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("it is JSON")
 }
 
-/// The program resets its summary, and the report is about the whole recording.
+/// The program resets its summary. The report is about the whole recording all the same.
 #[test]
 fn a_reset_summary_lowers_no_peak_of_the_report() {
     let mut made = Made::new("epochs");

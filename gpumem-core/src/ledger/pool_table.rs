@@ -75,11 +75,12 @@ pub struct KnownPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub part_bytes: Bytes,
-    /// What it has from the driver: what it reported, or its blocks if it reported nothing, or more than the driver gave.
+    /// The memory that it has from the driver: the amount that it reported. If it reported nothing, or more than the driver gave, this is the
+    /// sum of its blocks.
     pub reserved: Bytes,
-    /// What it reported, or its blocks if it reported nothing.
+    /// The amount that it reported. If it reported nothing, this is the sum of its blocks.
     pub reported: Bytes,
-    /// Its blocks of the driver.
+    /// The sum of its blocks of the driver.
     pub block_bytes: Bytes,
     /// Its wrong calls.
     pub wrong: WrongCalls,

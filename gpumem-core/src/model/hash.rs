@@ -1,6 +1,6 @@
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// 2^64 divided by the golden ratio, odd. The upper bits of a product with it depend on all bits of the number.
+/// The odd number next to 2^64 divided by the golden ratio. The upper bits of a product with it depend on all bits of the number.
 pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The hash of numbers and addresses: one multiplication for each.

@@ -315,7 +315,7 @@ mod tests {
         recover(&files.0, &Shared::default()).unwrap().map(|ended| ended.added)
     }
 
-    /// Stands for shared memory with one segment, whose number is 7.
+    /// A test uses it instead of shared memory. It has one segment, and the number of the segment is 7.
     #[derive(Default)]
     struct Shared(RefCell<Option<Segment>>);
 

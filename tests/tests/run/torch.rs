@@ -527,7 +527,7 @@ fn tensors_of_a_part_of_the_run_are_known_from_its_beginning_on() {
     // The memory from before is known from the end. Tensors from after the recording are not in it.
     assert_eq!(device["at_end"]["allocated_bytes"], 50 << 20, "{report:#}");
     assert_eq!(device["at_end"]["reserved_bytes"], 60 << 20, "{report:#}");
-    // Of the driver's blocks, only the new one is known.
+    // The recording has only the new one of the driver's blocks.
     assert_eq!(report["devices"][0]["peak_bytes"], 40 << 20);
     assert!(report["missing"]["begins_after_seconds"].as_f64().is_some());
 }
