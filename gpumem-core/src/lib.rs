@@ -5,7 +5,6 @@
 //! interface may change with each release.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::missing_errors_doc, reason = "`gpumem` documents the errors of its functions")]
 
 pub mod derive;
 pub mod device_model;

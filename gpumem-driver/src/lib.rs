@@ -8,7 +8,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
-#![allow(clippy::missing_errors_doc, reason = "an error names the library that is missing or fails")]
 
 #[cfg(feature = "baseline")]
 pub mod baseline_file;

@@ -18,7 +18,6 @@
 //! ```
 
 #![forbid(unsafe_code)]
-#![allow(clippy::missing_errors_doc, reason = "[`Error`] says what can be wrong")]
 
 mod allocator;
 mod answers;

@@ -79,6 +79,9 @@ impl Model {
     /// let expected = "layer `head` (`layers[1]`): the field `outputs` is \"ten\", and may be a whole number, 0 or more";
     /// assert_eq!(error, format!("this is no model: {expected}"));
     /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the text is no JSON, or no model.
     pub fn from_json(text: &str) -> Result<Self, Error> {
         Self::checked(serde_json::from_str(text).map_err(|error| error.to_string()), || serde_json::from_str(text).ok())
     }
@@ -99,6 +102,9 @@ impl Model {
     /// assert_eq!(estimate.parameters, 4 * 3 * 3 * 3 + 4);
     /// # Ok::<(), gpumem_estimate::Error>(())
     /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the text is no TOML, or no model.
     pub fn from_toml(text: &str) -> Result<Self, Error> {
         Self::checked(toml::from_str(text).map_err(|error| error.message().to_owned()), || toml::from_str(text).ok())
     }
@@ -117,6 +123,9 @@ impl Model {
     }
 
     /// Returns the model as JSON.
+    ///
+    /// # Errors
+    /// Returns the error of `serde_json`. No model is known that causes one.
     pub fn to_json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self).map_err(|error| Kind::Syntax(error.to_string()).into())
     }

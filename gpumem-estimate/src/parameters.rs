@@ -26,6 +26,9 @@ impl Model {
     /// assert_eq!(parameters.by_module(2)["transformer.wpe"].elements, 1024 * 768);
     /// # Ok::<(), gpumem_estimate::Error>(())
     /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the sizes of a layer make no sense, or if the sum does not fit into 64 bits.
     pub fn parameters(&self, dtype: Dtype) -> Result<Tensors, Error> {
         let memory = Rc::new(Memory::new(AllocatorKind::Exact, u64::MAX));
         let eager = Eager::new(Rc::clone(&memory), Libraries::default());

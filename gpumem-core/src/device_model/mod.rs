@@ -82,6 +82,9 @@ impl DeviceModel {
     }
 
     /// Allocates like `cuMemAlloc`. Like a real driver, it reuses the address of the last freed block of this size.
+    ///
+    /// # Errors
+    /// Returns an error for 0 bytes, and if the device has not so much free memory.
     pub fn alloc(&mut self, bytes: u64) -> Result<u64, ModelError> {
         if bytes == 0 {
             return Err(ModelError::ZeroBytes);
@@ -104,6 +107,9 @@ impl DeviceModel {
     }
 
     /// Frees like `cuMemFree`: the memory is free at once. Returns the requested bytes.
+    ///
+    /// # Errors
+    /// Returns an error if no live block begins at this address.
     pub fn free_block(&mut self, address: u64) -> Result<u64, ModelError> {
         let bytes = self.blocks.remove(address)?;
         if bytes < PAGE {
@@ -115,6 +121,9 @@ impl DeviceModel {
     }
 
     /// Allocates like `cuMemAllocAsync` from the device's pool. The model has one stream.
+    ///
+    /// # Errors
+    /// Returns an error for 0 bytes, and if the device has not so much free memory.
     pub fn alloc_async(&mut self, bytes: u64) -> Result<u64, ModelError> {
         if bytes == 0 {
             return Err(ModelError::ZeroBytes);
@@ -138,6 +147,9 @@ impl DeviceModel {
 
     /// Frees like `cuMemFreeAsync`: the usage of the pool falls at once, its backing stays. Returns the requested
     /// bytes.
+    ///
+    /// # Errors
+    /// Returns an error if no live block begins at this address.
     pub fn free_async(&mut self, address: u64) -> Result<u64, ModelError> {
         let bytes = self.pool.blocks.remove(address)?;
         self.pool.used -= bytes;
@@ -198,6 +210,9 @@ impl DeviceModel {
     }
 
     /// Uses memory that is no block of this process: a context, another process.
+    ///
+    /// # Errors
+    /// Returns an error if the device has not so much free memory.
     pub fn hold(&mut self, bytes: u64) -> Result<(), ModelError> {
         if bytes > self.free() {
             return Err(ModelError::OutOfMemory);

@@ -100,6 +100,9 @@ impl<T: fmt::Display> fmt::Display for Painted<T> {
 /// Text that can be written with and without colours. `Display` writes the same as [`Paint::PLAIN`].
 pub trait Show {
     /// Writes the text.
+    ///
+    /// # Errors
+    /// Returns the error of the formatter.
     fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result;
 }
 

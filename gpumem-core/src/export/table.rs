@@ -175,6 +175,9 @@ impl Table {
     }
 
     /// Returns the lines, without a line break after the last one.
+    ///
+    /// # Errors
+    /// Returns the error of the formatter.
     pub fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
         let layout = self.layout(paint.width());
         let heading = |text: fn(&Column) -> &str, role: Role| {

@@ -48,6 +48,9 @@ impl<P: Primitives> Readings<P> {
     }
 
     /// Reads a device and records the reading, then a query of a scope or its opening.
+    ///
+    /// # Errors
+    /// Returns the error of the read.
     pub fn ask<E>(
         &self,
         inbox: &Inbox<impl Tap, P>,

@@ -33,6 +33,9 @@ impl<E: Clone, P: Primitives> Subscription<E, P> {
     }
 
     /// Begins interception by `subscribe`. If it was stopped, this fails with the error `stopped`, unless `again` is true.
+    ///
+    /// # Errors
+    /// Returns `stopped`, or the error of `subscribe`.
     pub fn begin<T>(
         &self,
         again: bool,

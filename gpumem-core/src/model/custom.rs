@@ -57,6 +57,9 @@ impl Gauge {
 /// The types that the function of a [custom gauge](Gauge::custom) may return.
 pub trait InUse {
     /// Returns the bytes in use, or the reason why they are not known.
+    ///
+    /// # Errors
+    /// Returns an error if they are not known.
     fn in_use(self) -> Result<Bytes, String>;
 }
 

@@ -105,6 +105,9 @@ impl<R: io::Read + Seek> Reader<R> {
 
     /// Like [`new`](Self::new), for a recording that was made of a file with `length` bytes: reading it may cost as much time and
     /// memory as reading a recording of this size.
+    ///
+    /// # Errors
+    /// Returns the errors of [`new`](Self::new).
     pub fn of_size(mut from: R, length: u64) -> io::Result<Self> {
         let begin = from.stream_position()?;
         let mut definitions = Definitions::default();
@@ -154,12 +157,18 @@ impl<R: io::Read> Reader<R> {
 
     /// Reads up to the next event or label. `None` after the last: [`end`](Self::end) says how the file ends. Reports that the program
     /// requested are not derived.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails.
     pub fn step(&mut self) -> io::Result<Option<Step>> {
         self.step_observed(&mut ())
     }
 
     /// Like [`step`](Self::step), and tells the observer the effects of the event on blocks. The observer may also get
     /// changes of an item that has no step (`Item::Missed`). They come before the step of the next event.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails.
     pub fn step_observed(&mut self, observer: &mut impl Observer) -> io::Result<Option<Step>> {
         loop {
             match self.next(false, observer)? {
@@ -274,6 +283,9 @@ impl<R: io::Read> Reader<R> {
     }
 
     /// Reads the rest, and hands over the reports.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails.
     pub fn replay(&mut self, mut report: impl FnMut(&ReplayedReport)) -> io::Result<()> {
         while let Some(read) = self.next(true, &mut ())? {
             if let Read::Report(output) = read {

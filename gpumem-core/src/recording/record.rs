@@ -13,6 +13,9 @@ use super::{budget, bytes::Malformed};
 pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
 
 /// Reads the first bytes of a file, and says whether it begins as recordings do.
+///
+/// # Errors
+/// Returns an error if it cannot be read.
 pub fn is_recording(file: impl Read) -> io::Result<bool> {
     let mut head = Vec::new();
     file.take(MAGIC.len() as u64).read_to_end(&mut head)?;

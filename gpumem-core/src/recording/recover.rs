@@ -25,6 +25,9 @@ pub fn ring_path(recording: &Path) -> PathBuf {
 /// The shared memory of this machine, which has the rings.
 pub trait Segments {
     /// Returns the content of a segment. `None` if there is no such segment.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be read.
     fn read(&self, segment: u64) -> io::Result<Option<Segment>>;
 
     /// Removes a segment.

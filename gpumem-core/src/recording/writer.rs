@@ -49,6 +49,9 @@ pub struct Written {
 
 impl<W: Write> Writer<W> {
     /// Writes the header of a recording.
+    ///
+    /// # Errors
+    /// Returns an error if writing fails.
     pub fn new(mut to: W) -> io::Result<Self> {
         record::write_header(&mut to)?;
         Ok(Self::append(to, record::FILE_HEADER as u64))
@@ -73,6 +76,9 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes an item, now or with later ones.
+    ///
+    /// # Errors
+    /// Returns an error if writing fails.
     pub fn write(&mut self, item: &Item) -> io::Result<()> {
         let before = self.plain.len();
         item::put(item, &mut self.events, &mut self.scratch, &mut self.plain);
@@ -85,6 +91,9 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes an event, as [`write`](Self::write) does.
+    ///
+    /// # Errors
+    /// Returns an error if writing fails.
     pub fn write_event(&mut self, event: &RecordedEvent) -> io::Result<()> {
         if self.events.put_short(event, &mut self.plain) { self.wrote_one() } else { self.write(&Item::Event(*event)) }
     }
@@ -97,6 +106,9 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes all waiting items as one record: a reader of the file finds them from now on.
+    ///
+    /// # Errors
+    /// Returns an error if writing fails.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.plain.is_empty() {
             return self.to.flush();
@@ -117,6 +129,9 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes all waiting items, and returns the target.
+    ///
+    /// # Errors
+    /// Returns an error if writing fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.flush()?;
         Ok(self.to)

@@ -7,6 +7,9 @@ use crate::model::Bytes;
 pub const CONTEXT: Bytes = Bytes::mib(527);
 
 /// Returns a number with a unit, such as `80GiB`. Only 0 needs no unit: a user who types 80 does not mean 80 bytes.
+///
+/// # Errors
+/// The error says what is wrong with the text.
 pub fn size(text: &str) -> Result<Bytes, String> {
     let bytes: Bytes = text.parse().map_err(|error| format!("{error}"))?;
     if text.trim() != "0" && !text.contains(char::is_alphabetic) {
@@ -41,6 +44,9 @@ const CARDS: &[(&str, u64)] = &[
 ];
 
 /// Returns a size, or the name of a card.
+///
+/// # Errors
+/// The error says what is wrong with the text.
 pub fn card(text: &str) -> Result<Bytes, String> {
     let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
     let asked = plain(text);

@@ -9,11 +9,15 @@ use crate::{
 
 /// The devices of one family, by number. A method that returns a `Result` fails if there is no such device, or if the library that it
 /// asks is missing or fails; the error names it.
+#[expect(clippy::missing_errors_doc, reason = "stated above, for all methods")]
 pub trait Devices: Send + Sync + RefUnwindSafe {
     /// Returns the family.
     fn family(&self) -> Family;
 
     /// Returns the number of devices.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be found out.
     fn count(&self) -> Result<u32>;
 
     /// The calling thread's current device; 0 if it has not chosen one.
@@ -29,6 +33,9 @@ pub trait Devices: Send + Sync + RefUnwindSafe {
     fn check(&self, ordinal: u32) -> Result<()>;
 
     /// Returns the device's name, such as `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot be asked.
     fn name(&self, ordinal: u32) -> Result<String>;
 
     /// The UUID, as `nvidia-smi -L` prints it; without `GPU-` or `MIG-` if NVML cannot be used. `None` if it has none.

@@ -62,6 +62,9 @@ fn is_integrated(uuid: &str) -> bool {
 }
 
 /// Reads all GPUs.
+///
+/// # Errors
+/// Returns an error if NVML cannot be loaded or initialised, or does not know how many GPUs there are.
 pub fn machine() -> Result<Machine> {
     let gpus = (0..nvml::count()?).map(gpu).collect();
     Ok(Machine { driver: nvml::driver_version(), nvml: nvml::version(), cuda: nvml::cuda_version(), gpus })
@@ -78,6 +81,9 @@ fn gpu(index: u32) -> Result<Gpu> {
 }
 
 /// Returns the processes that use the GPU with this number of NVML's, by pid.
+///
+/// # Errors
+/// Returns an error if NVML or the GPU cannot be read.
 pub fn processes_on(index: u32) -> Result<Vec<GpuProcess>> {
     processes::on(&nvml::device_by_index(index)?, index)
 }
@@ -102,6 +108,9 @@ pub struct CudaDevice {
 
 /// Returns the devices that a process with this environment sees, by CUDA's ordinal. It initialises the driver, and creates
 /// no context.
+///
+/// # Errors
+/// Returns an error if there is no driver, or if it cannot be initialised.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>> {
     let devices = cuda::devices()?.iter();
     Ok(devices.map(|device| CudaDevice { uuid: device.uuid(), name: device.name() }).collect())

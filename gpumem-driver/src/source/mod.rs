@@ -70,6 +70,9 @@ pub fn devices() -> Result<&'static dyn Devices> {
 }
 
 /// Returns whether this source could intercept the allocations of this process.
+///
+/// # Errors
+/// Returns the reason why it could not.
 pub fn can_intercept(source: Source) -> Result<()> {
     devices()?.can_subscribe(Some(source)).map(drop)
 }

@@ -42,6 +42,9 @@ pub fn intercepted_functions() -> Vec<&'static str> {
 
 /// Runs a program, and returns the calls that the dispatch table recorded, then those that CUPTI recorded. The calls of each thread
 /// are together, in their order; the order between threads may differ between the two sources.
+///
+/// # Errors
+/// Returns an error if one of the sources cannot be used, or is in use.
 pub fn calls_of_both_sources(program: impl FnOnce()) -> Result<[Vec<String>; 2]> {
     if let Some(live) = driver::subscribed() {
         return Err(Kind::OtherSource { requested: "both", using: live.source.name() }.into());

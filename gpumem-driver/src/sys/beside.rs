@@ -6,6 +6,9 @@ use super::{descriptor, process};
 
 /// Runs `code` on a thread of its own, which gets no signals of the program. Its name must begin with
 /// [`process::OWN_THREADS`].
+///
+/// # Errors
+/// Returns an error if no thread can be started.
 pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let thread = thread::Builder::new().name(name.to_owned());
     process::with_signals_blocked(|| thread.spawn(code)).map(drop)
@@ -13,6 +16,9 @@ pub fn run(name: &str, code: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 /// Runs like [`run`], on a thread that has descriptors of its own, if that is possible. `code` is told whether it is. It has no
 /// descriptors from outside.
+///
+/// # Errors
+/// Returns an error if no thread can be started.
 pub fn run_with_own_descriptors(name: &str, code: impl FnOnce(bool) + Send + 'static) -> io::Result<()> {
     run(name, || code(descriptor::leave_table_of_program()))
 }

@@ -50,6 +50,9 @@ pub fn open(path: &Path, creates: bool) -> io::Result<File> {
 }
 
 /// Opens or creates a file whose lock is used. A link is refused: somebody may have put it there.
+///
+/// # Errors
+/// Returns the same errors as [`open`].
 pub fn open_lock(path: &Path) -> io::Result<File> {
     open_with(path, true, true)
 }

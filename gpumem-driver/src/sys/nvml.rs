@@ -67,6 +67,9 @@ fn init() -> Result<Nvml, Error> {
 }
 
 /// Returns the file of NVML that a process with this environment gets.
+///
+/// # Errors
+/// Returns an error if NVML cannot be loaded or initialised.
 pub fn file() -> Result<PathBuf, Error> {
     let function = nvml()?.lib().nvmlInit_v2.as_ref().map(|function| *function as usize);
     let found = function.ok().and_then(loader::file_of);

@@ -64,6 +64,9 @@ pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
 }
 
 /// Returns the file of the program.
+///
+/// # Errors
+/// Returns an error if the system does not say it.
 pub fn executable() -> std::io::Result<std::path::PathBuf> {
     // `/proc/self` is the first thread, which may have ended before the others: it has no file then.
     #[cfg(target_os = "linux")]

@@ -85,11 +85,17 @@ mod linux {
 
     impl RingPages {
         /// Makes memory that outlives the process, else private memory. All bytes are 0.
+        ///
+        /// # Errors
+        /// Returns an error if the process may not have that much memory.
         pub fn new(count: usize) -> io::Result<Self> {
             Self::shared(count).or_else(|_| Self::private(count))
         }
 
         /// Makes memory that is lost with the process. All bytes are 0.
+        ///
+        /// # Errors
+        /// Returns an error if the process may not have that much memory.
         pub fn private(count: usize) -> io::Result<Self> {
             let bytes = bytes_of(count)?;
             let access = libc::PROT_READ | libc::PROT_WRITE;

@@ -10,6 +10,9 @@ impl Step {
     /// Returns a batch with which the step does not need more than its limit, while batches that are up to 10 % larger do; 0 if none
     /// fits. It is found by bisection. Sometimes a larger batch needs less, because its blocks fit better into the segments of the
     /// allocator. So larger batches are tried as well, at most 16 of them.
+    ///
+    /// # Errors
+    /// Returns an error if the step has no limit, or if the model and the step do not fit together.
     pub fn largest_batch(&self, model: &Model) -> Result<u64, Error> {
         self.check_limit()?;
         largest_with_gaps(|batch| fits(Self { batch, ..self.clone() }.estimate(model).map(drop)))
@@ -18,6 +21,9 @@ impl Step {
     /// Returns the longest sequences with which the step does not need more than its limit, found as
     /// [`largest_batch`](Self::largest_batch) finds a batch; 0 if none fits. Sequences are not longer than a model's table of
     /// positions.
+    ///
+    /// # Errors
+    /// Returns an error if the step has no limit, if the model does not read tokens, or if the model and the step do not fit together.
     pub fn largest_length(&self, model: &Model) -> Result<u64, Error> {
         self.check_limit()?;
         if !matches!(model.input, Input::Tokens(_)) {
@@ -61,6 +67,9 @@ fn largest_with_gaps(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result
 
 /// Returns the largest number for which `fits` is true, by bisection: `fits` must be false for all numbers after the first that it
 /// is false for. 0 if it is false for 1. It is for other sizes than the batch and the length of sequences.
+///
+/// # Errors
+/// Returns the first error of `fits`.
 pub fn largest(mut fits: impl FnMut(u64) -> Result<bool, Error>) -> Result<u64, Error> {
     let (mut fitting, mut too_large) = (0, 1);
     while fits(too_large)? {

@@ -44,6 +44,9 @@ const RANKS: u64 = 8;
 impl Step {
     /// Estimates the step with one change after the other: checkpointing, smaller types, an optimizer with a smaller state, adapters.
     /// A change that the model cannot have names the reason. One that the step has already is left out.
+    ///
+    /// # Errors
+    /// Returns an error if the step without changes cannot run with the model.
     pub fn savings(&self, model: &Model) -> Result<Savings, Error> {
         // A step that does not fit now may fit with a change, so the table has no limit.
         let base = Self { limit: None, ..self.clone() };

@@ -57,6 +57,9 @@ impl Described {
     /// Reads the headers and configurations at a path, and no weights. The path names a folder as Hugging Face has it, a
     /// `.safetensors` file or its index, a `.gguf` file, a `config.json`, or a model as JSON or TOML. Sequences have this
     /// length, unless the file says it.
+    ///
+    /// # Errors
+    /// Returns an error that names the file if it cannot be read, or if its format is not one of these.
     pub fn read(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.is_dir() {

@@ -65,6 +65,9 @@ pub(crate) enum Value {
 
 impl Gguf {
     /// Reads the header of a `.gguf` file, or of all files that it is split into. No weights are read.
+    ///
+    /// # Errors
+    /// Returns an error that names the file if it cannot be read, is damaged, or contradicts the other parts.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let mut first = one_file(path)?;
@@ -92,6 +95,9 @@ impl Gguf {
     }
 
     /// Reads a header from elsewhere, such as the first bytes of a file on a server. The file has `length` bytes.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails, or if the header is damaged or longer than the file.
     pub fn from_header(read: impl Read, length: u64) -> Result<Self, Error> {
         let mut header = header(read, length).map_err(|what| refused(Path::new("GGUF"), what))?;
         header.tensors.all.sort_by(|a, b| a.name.cmp(&b.name));

@@ -35,6 +35,10 @@ fn wrong(what: impl std::fmt::Display) -> Error {
 impl Gguf {
     /// Makes the model that the metadata describes, with sequences of this length, as PyTorch would run it. An unknown
     /// architecture is an error, and so is a model whose number of parameters is not that of the file.
+    ///
+    /// # Errors
+    /// Returns an error if the architecture is not known, if the metadata is not complete, or if the number of parameters is not that of the
+    /// file.
     pub fn model(&self, length: u64) -> Result<Model, Error> {
         let config = self.config()?;
         let model = Model::from_fields(&config, length)?;

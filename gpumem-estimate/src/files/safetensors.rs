@@ -75,6 +75,9 @@ struct Index {
 impl Tensors {
     /// Reads the header of a `.safetensors` file, or of all files that a `.safetensors.index.json` names. Nothing else of these
     /// files is read.
+    ///
+    /// # Errors
+    /// Returns an error that names the file if it cannot be read or is damaged.
     pub fn from_safetensors(path: impl AsRef<Path>) -> Result<Self, Error> {
         read(path.as_ref()).map(Self::new)
     }

@@ -182,12 +182,18 @@ impl Step {
 
     /// Reads a step from a JSON file of at most 64 KiB. Fields that are left out have their defaults, and one that does not exist is an
     /// error.
+    ///
+    /// # Errors
+    /// Returns an error that names the file if it cannot be read, is too long, or is no step.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let text = files::text(path.as_ref(), LONGEST_STEP)?;
         serde_json::from_str(&text).map_err(|error| files::refused(path.as_ref(), error))
     }
 
     /// Runs the step with a model, without values.
+    ///
+    /// # Errors
+    /// Returns an error that names the layer if the step cannot run with the model, or needs more memory than its limit.
     pub fn estimate(&self, model: &Model) -> Result<Estimate, Error> {
         self.estimate_in(&Rc::new(self.memory()), model)
     }
@@ -219,6 +225,9 @@ impl Step {
 
     /// Runs the step, and returns its events as a recording as well: a file as a program makes it with `GPUMEM_CAPTURE`. All that reads
     /// recordings reads this one. The layers are its scopes, and the classes stand where a program has libraries.
+    ///
+    /// # Errors
+    /// Returns the errors of [`estimate`](Self::estimate).
     pub fn record(&self, model: &Model) -> Result<(Estimate, Vec<u8>), Error> {
         let memory = Rc::new(self.memory());
         let failed = |error: io::Error| Error::from(Kind::Invalid(error.to_string()));
