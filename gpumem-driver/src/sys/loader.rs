@@ -35,12 +35,20 @@ pub struct LoadedFile {
 }
 
 #[cfg(target_os = "linux")]
+pub(super) use self::linux::files;
+#[cfg(target_os = "linux")]
 pub use self::linux::files_of;
 
 /// On other systems the loader's list is not read.
 #[cfg(not(target_os = "linux"))]
 pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
     vec![None; addresses.len()]
+}
+
+/// On other systems the loader's list is not read.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn files() -> Vec<Arc<LoadedFile>> {
+    Vec::new()
 }
 
 /// Returns the file with the code at an address.
@@ -62,7 +70,7 @@ pub(super) fn loaded_as(_: &str) -> Vec<PathBuf> {
 mod linux {
     use std::{
         ffi::{CStr, OsStr, c_char, c_int, c_void},
-        mem::MaybeUninit,
+        mem::{self, MaybeUninit},
         ops::Range,
         os::unix::ffi::OsStrExt,
         path::{Path, PathBuf},
@@ -81,30 +89,28 @@ mod linux {
     /// Longer notes are not copied.
     const MOST_NOTES: usize = 1 << 12;
 
+    #[derive(Default)]
     struct Search<'a> {
         addresses: &'a [usize],
         /// The index of the file of each address.
         found: Vec<Option<usize>>,
+        /// The files of the addresses, or all files.
         files: Vec<LoadedFile>,
+        is_of_all: bool,
     }
 
-    /// Returns the files that contain these return addresses, and the addresses at which they are mapped. `None` if a file is not known. It takes the lock of the loader's list once for all of them, so hooks and callbacks
-    /// may call it.
+    /// Returns the files that contain these return addresses, and the addresses at which they are mapped. `None` if a file is not known.
+    /// It takes the lock of the loader's list once for all of them, so hooks and callbacks may call it.
     #[doc(alias = "dl_iterate_phdr")]
     pub fn files_of(addresses: &[usize]) -> Vec<Option<Arc<LoadedFile>>> {
-        let mut search = Search { addresses, found: vec![None; addresses.len()], files: Vec::new() };
-        // SAFETY: `visit` is called only before this returns, with this pointer, and only by this thread.
-        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-        let Search { found, files, .. } = search;
-        let named = |mut file: LoadedFile| {
-            // The loader has no name for the program.
-            if file.path.as_os_str().is_empty() {
-                file.path = process::executable().unwrap_or_default();
-            }
-            Arc::new(file)
-        };
-        let files: Vec<_> = files.into_iter().map(named).collect();
-        found.into_iter().map(|at| files.get(at?).cloned()).collect()
+        let mut search = Search { addresses, found: vec![None; addresses.len()], ..Search::default() };
+        let files = search.run();
+        search.found.into_iter().map(|at| files.get(at?).cloned()).collect()
+    }
+
+    /// Returns all files that are loaded.
+    pub(in super::super) fn files() -> Vec<Arc<LoadedFile>> {
+        Search { is_of_all: true, ..Search::default() }.run()
     }
 
     unsafe extern "C" fn visit(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
@@ -136,6 +142,20 @@ mod linux {
     }
 
     impl Search<'_> {
+        /// Visits all files, and returns those that are searched.
+        fn run(&mut self) -> Vec<Arc<LoadedFile>> {
+            // SAFETY: `visit` is called only before this returns, with this pointer, and only by this thread.
+            unsafe { libc::dl_iterate_phdr(Some(visit), ptr::from_mut(self).cast()) };
+            let named = |mut file: LoadedFile| {
+                // The loader has no name for the program.
+                if file.path.as_os_str().is_empty() {
+                    file.path = process::executable().unwrap_or_default();
+                }
+                Arc::new(file)
+            };
+            mem::take(&mut self.files).into_iter().map(named).collect()
+        }
+
         fn add(&mut self, info: &dl_phdr_info) {
             if info.dlpi_phdr.is_null() {
                 return;
@@ -159,7 +179,7 @@ mod linux {
                     is_found = true;
                 }
             }
-            if !is_found {
+            if !is_found && !self.is_of_all {
                 return;
             }
             let base = of(PT_LOAD, 0).map(start).min().unwrap_or(0) & !(PAGE - 1);

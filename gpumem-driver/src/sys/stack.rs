@@ -1,10 +1,16 @@
 //! The calling thread's stack as addresses, which is cheap, and the functions and lines at these addresses, which is slow.
 
-use std::{fs, path::PathBuf, ptr};
+use std::{
+    fs,
+    path::PathBuf,
+    ptr,
+    sync::{Arc, OnceLock},
+};
 
 use object::{Object, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind};
 
 pub(crate) use super::loader::files_of;
+use super::loader::{self, LoadedFile};
 
 /// The largest number of functions that are found without the walker. Each costs 0.16 µs, so a stack costs at most 5
 /// µs.
@@ -122,24 +128,32 @@ pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
 ///
 /// It finds no lines, but functions, for libraries that were loaded after its first call.
 pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
+    /// The files that were loaded before `backtrace` made its list of files, which it makes once. (If the program has used `backtrace`
+    /// itself, that list is older.)
+    static LISTED: OnceLock<Vec<Arc<LoadedFile>>> = OnceLock::new();
+    let listed = LISTED.get_or_init(loader::files);
+    let file = files_of(&[address]).pop().flatten();
     let mut symbols = Vec::new();
-    backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
-        symbols.push(Symbol {
-            function: symbol.name().map(|name| format!("{name:#}")),
-            file: symbol.filename().map(Into::into),
-            line: symbol.lineno(),
-            column: symbol.colno(),
+    // A file that was loaded later may lie where the list has another one, which would give it names of the other's functions.
+    if file.as_ref().is_none_or(|file| listed.contains(file)) {
+        backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
+            symbols.push(Symbol {
+                function: symbol.name().map(|name| format!("{name:#}")),
+                file: symbol.filename().map(Into::into),
+                line: symbol.lineno(),
+                column: symbol.colno(),
+            });
         });
-    });
+    }
     if symbols.is_empty() {
-        symbols.extend(function_of(address).map(|name| Symbol { function: Some(name), ..Symbol::default() }));
+        let function = file.and_then(|file| function_in(&file, address));
+        symbols.extend(function.map(|name| Symbol { function: Some(name), ..Symbol::default() }));
     }
     symbols
 }
 
 /// Returns the function that contains a return address, by the symbols in its file.
-fn function_of(address: usize) -> Option<String> {
-    let loaded = files_of(&[address]).pop()??;
+fn function_in(loaded: &LoadedFile, address: usize) -> Option<String> {
     if !fs::metadata(&loaded.path).ok()?.is_file() {
         return None;
     }

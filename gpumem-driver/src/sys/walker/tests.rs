@@ -9,8 +9,12 @@ use std::{
     mem::{self, transmute},
     os::unix::ffi::OsStrExt,
     path::PathBuf,
-    process,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    process::{self, Command},
+    ptr,
+    sync::atomic::{
+        AtomicBool, AtomicUsize,
+        Ordering::{Relaxed, SeqCst},
+    },
     thread,
 };
 
@@ -220,17 +224,21 @@ fn a_stack_of_an_unloaded_library_is_not_reused() {
 /// A report asks for the file and the function of an address whose library is unloaded at this moment.
 #[test]
 fn libraries_are_unloaded_while_reports_are_made() {
-    let (address, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // The number of the round, 0 while no library is loaded: then another thing may lie at the address.
+    let (round_now, address, is_done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
     let known = [const { AtomicUsize::new(0) }; 2];
     let report = || {
-        while !is_done.load(Relaxed) {
-            let address = address.load(Relaxed);
-            if let Some(file) = stack::module_of(address + 1) {
-                let name = file.file_name().unwrap_or_default().to_string_lossy();
-                assert!(name.starts_with("gpumem-") && name.ends_with(".so"), "{file:?}");
-                known[0].fetch_add(1, Relaxed);
+        while !is_done.load(SeqCst) {
+            let round = round_now.load(SeqCst);
+            let address = address.load(SeqCst);
+            let (file, symbols) = (stack::module_of(address + 1), stack::resolve(address + 1));
+            if round == 0 || round_now.load(SeqCst) != round {
+                continue;
             }
-            for symbol in stack::resolve(address + 1) {
+            let name = file.as_ref().and_then(|file| file.file_name()).unwrap_or_default().to_string_lossy();
+            assert!(name.starts_with("gpumem-") && name.ends_with(".so"), "{file:?}");
+            known[0].fetch_add(1, Relaxed);
+            for symbol in symbols {
                 assert_eq!(symbol.function.as_deref(), Some("_Unwind_Backtrace"));
                 known[1].fetch_add(1, Relaxed);
             }
@@ -238,18 +246,72 @@ fn libraries_are_unloaded_while_reports_are_made() {
     };
     thread::scope(|scope| {
         let reporters = [(); 2].map(|()| scope.spawn(report));
-        for round in 0..1000 {
+        for round in 1..=1000 {
             let library = LoadedCopy::load(&format!("unloaded{round}"));
-            address.store(library.function().addr(), Relaxed);
+            address.store(library.function().addr(), SeqCst);
+            round_now.store(round, SeqCst);
             thread::yield_now();
+            round_now.store(0, SeqCst);
         }
-        is_done.store(true, Relaxed);
+        is_done.store(true, SeqCst);
         for reporter in reporters {
             reporter.join().unwrap();
         }
     });
     let known = known.map(AtomicUsize::into_inner);
     assert!(known.iter().all(|known| *known > 10), "{known:?}");
+}
+
+/// Libraries lie a few pages below the place where another one was, which the list of `backtrace` still has.
+#[test]
+fn a_library_has_its_own_functions_where_another_one_was() {
+    const NAME: &str = "sys::walker::tests::a_library_has_its_own_functions_where_another_one_was";
+    const PAGES: usize = 8;
+    // `backtrace` makes its list once in a process.
+    if env::var_os("GPUMEM_TEST_ALONE").is_none() {
+        let program = env::current_exe().unwrap();
+        let alone = Command::new(program).args(["--exact", NAME]).env("GPUMEM_TEST_ALONE", "1").output().unwrap();
+        let said = String::from_utf8_lossy(&alone.stdout);
+        assert!(
+            alone.status.success() && said.contains("1 passed"),
+            "{said}{}",
+            String::from_utf8_lossy(&alone.stderr)
+        );
+        return;
+    }
+    let function_of = |library: &LoadedCopy| stack::resolve(library.function().addr() + 1).pop()?.function;
+    // SAFETY: the memory is new, and nothing uses it.
+    let take = |address: usize, bytes| unsafe {
+        let wanted = ptr::without_provenance_mut(address);
+        let taken = libc::mmap(wanted, bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+        assert_eq!(taken, wanted);
+        taken
+    };
+    // Unloads a library, and takes the last page of its place, so that the next library lies a page below.
+    let leave = |library: LoadedCopy| {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let last = maps.lines().rfind(|line| line.contains(library.1.to_str().unwrap())).unwrap();
+        let end = usize::from_str_radix(last.split(['-', ' ']).nth(1).unwrap(), 16).unwrap();
+        drop(library);
+        take(end - 4096, 4096);
+    };
+    // The first place may be between others.
+    (0..3).for_each(|round| leave(LoadedCopy::load(&format!("{round}"))));
+    let first = LoadedCopy::load("first");
+    let before = first.function().addr();
+    // The files that `backtrace` maps must not lie directly below.
+    let base = stack::files_of(&[before + 1]).pop().flatten().unwrap().base;
+    let below = take(base - PAGES * 4096, PAGES * 4096);
+    assert_eq!(function_of(&first).as_deref(), Some("_Unwind_Backtrace"));
+    leave(first);
+    // SAFETY: nothing uses it.
+    assert_eq!(unsafe { libc::munmap(below, PAGES * 4096) }, 0);
+    for page in 1..=PAGES {
+        let other = LoadedCopy::load(&format!("other{page}"));
+        assert_eq!(before.checked_sub(other.function().addr()), Some(page * 4096));
+        assert_eq!(function_of(&other).as_deref(), Some("_Unwind_Backtrace"));
+        leave(other);
+    }
 }
 
 #[test]
