@@ -17,7 +17,10 @@ pub(crate) mod dispatch;
 mod dl;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 pub mod injection;
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, unused_imports, reason = "stacks need only a part of it"))]
+#[cfg_attr(
+    not(all(feature = "cuda", feature = "backtrace")),
+    allow(dead_code, unused_imports, reason = "each feature needs only a part of it")
+)]
 pub(crate) mod loader;
 pub mod lock_file;
 #[cfg(feature = "cuda")]
