@@ -93,7 +93,8 @@ fn storms_of_starts_and_stops_on_many_threads() {
                         drop(trace);
                         thread::sleep(Duration::from_millis(if round == 0 { 300 } else { 3 }));
                     }
-                    assert!(samplers() <= 1);
+                    // The system lists a thread for a moment after it was joined.
+                    eventually("there is one sampler", || samplers() <= 1);
                 }
             });
         }
