@@ -93,7 +93,7 @@ fn storms_of_starts_and_stops_on_many_threads() {
                         drop(trace);
                         thread::sleep(Duration::from_millis(if round == 0 { 300 } else { 3 }));
                     }
-                    // The system lists a thread for a moment after it was joined.
+                    // A sampler that ends is there for a moment beside the next one.
                     eventually("there is one sampler", || samplers() <= 1);
                 }
             });
