@@ -30,7 +30,7 @@ fn without_a_terminal_or_without_anything_to_show() {
 /// The command runs on a terminal of `script`. It draws there, and the terminal is as before at the end, also after a signal.
 #[test]
 fn the_terminal_is_as_it_was() {
-    for ends in ["$gpumem watch --count 2 --interval 50ms", "timeout --foreground -s TERM 2 $gpumem watch"] {
+    for ends in ["$gpumem watch --count 2 --interval 50ms", "timeout --foreground -s TERM 5 $gpumem watch"] {
         let line = format!("export gpumem; script -qec 'stty cols 80 rows 24; stty -g; {ends}; stty -g' /dev/null");
         let outcome = script(Standin::new(), "watch-terminal", &line);
         assert_eq!(outcome.exit(), "exit status: 0", "{outcome}");
