@@ -65,7 +65,7 @@ impl Baseline {
     /// Reads the baseline in a file. `None` if there is no such file.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or is no baseline.
+    /// Returns an error if the file cannot be read, or is not a baseline.
     pub fn read(path: &Path) -> Result<Option<Self>> {
         // A device file may have no end.
         if path.exists() && !path.is_file() {

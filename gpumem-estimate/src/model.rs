@@ -81,7 +81,7 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the text is no JSON, or no model.
+    /// Returns an error if the text is not JSON, or is not a model.
     pub fn from_json(text: &str) -> Result<Self, Error> {
         Self::checked(serde_json::from_str(text).map_err(|error| error.to_string()), || serde_json::from_str(text).ok())
     }
@@ -104,7 +104,7 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the text is no TOML, or no model.
+    /// Returns an error if the text is not TOML, or is not a model.
     pub fn from_toml(text: &str) -> Result<Self, Error> {
         Self::checked(toml::from_str(text).map_err(|error| error.message().to_owned()), || toml::from_str(text).ok())
     }

@@ -84,7 +84,7 @@ impl DeviceModel {
     /// Allocates like `cuMemAlloc`. Like a real driver, it reuses the address of the last freed block of this size.
     ///
     /// # Errors
-    /// Returns an error for 0 bytes, and if the device has not so much free memory.
+    /// Returns an error if `bytes` is 0, or if the device has less free memory than that.
     pub fn alloc(&mut self, bytes: u64) -> Result<u64, ModelError> {
         if bytes == 0 {
             return Err(ModelError::ZeroBytes);
@@ -123,7 +123,7 @@ impl DeviceModel {
     /// Allocates like `cuMemAllocAsync` from the device's pool. The model has one stream.
     ///
     /// # Errors
-    /// Returns an error for 0 bytes, and if the device has not so much free memory.
+    /// Returns an error if `bytes` is 0, or if the device has less free memory than that.
     pub fn alloc_async(&mut self, bytes: u64) -> Result<u64, ModelError> {
         if bytes == 0 {
             return Err(ModelError::ZeroBytes);
@@ -212,7 +212,7 @@ impl DeviceModel {
     /// Uses memory that is no block of this process: a context, another process.
     ///
     /// # Errors
-    /// Returns an error if the device has not so much free memory.
+    /// Returns an error if the device has less free memory than that.
     pub fn hold(&mut self, bytes: u64) -> Result<(), ModelError> {
         if bytes > self.free() {
             return Err(ModelError::OutOfMemory);

@@ -237,7 +237,7 @@ impl Beginning {
     /// Reads it.
     ///
     /// # Errors
-    /// Returns an error if reading fails, or if this is no recording.
+    /// Returns an error if reading fails, or if the data is not a recording.
     pub fn read(from: impl Read) -> io::Result<Self> {
         let mut items = Items::of(Records::new(from)?, Budget::default());
         let (mut ring, mut pid) = (None, 0);

@@ -131,7 +131,7 @@ impl<R: Read> Items<R> {
 /// Reads all items of a file, and its end. Items that this version does not understand are left out.
 ///
 /// # Errors
-/// Returns an error if reading fails, or if this is no recording.
+/// Returns an error if reading fails, or if the data is not a recording.
 pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
     let mut all = Vec::new();
     let end = for_each_item(from, |item| {
@@ -144,7 +144,7 @@ pub fn items_of(from: impl Read) -> io::Result<(Vec<Item>, End)> {
 /// Hands over the items of a file, one after the other, and returns its end. Items that this version does not understand are left out.
 ///
 /// # Errors
-/// Returns an error if reading or `each` fails, or if this is no recording.
+/// Returns an error if reading or `each` fails, or if the data is not a recording.
 pub fn for_each_item(from: impl Read, mut each: impl FnMut(Item) -> io::Result<()>) -> io::Result<End> {
     let mut items = Items::of(Records::new(from)?, Budget::default());
     while let Some(next) = items.next()? {

@@ -15,7 +15,7 @@ pub(super) const MAGIC: [u8; 8] = *b"\x89gpumem\n";
 /// Reads the first bytes of a file, and says whether it begins as recordings do.
 ///
 /// # Errors
-/// Returns an error if it cannot be read.
+/// Returns an error if the file cannot be read.
 pub fn is_recording(file: impl Read) -> io::Result<bool> {
     let mut head = Vec::new();
     file.take(MAGIC.len() as u64).read_to_end(&mut head)?;

@@ -27,7 +27,7 @@ pub trait Segments {
     /// Returns the content of a segment. `None` if there is no such segment.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read.
+    /// Returns an error if the segment cannot be read.
     fn read(&self, segment: u64) -> io::Result<Option<Segment>>;
 
     /// Removes a segment.

@@ -27,7 +27,7 @@ impl LockFile {
     /// Tries to get the lock. `None` if another process has it.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be created, or is no regular file.
+    /// Returns an error if the file cannot be created, or is not a regular file.
     pub fn try_new(path: &Path) -> io::Result<Option<Self>> {
         let failed = |error: io::Error| {
             io::Error::new(error.kind(), format!("its lock file `{}` cannot be used: {error}", path.display()))

@@ -128,13 +128,14 @@ pub(crate) fn unwind(addresses: &mut [usize], mut skip: usize) -> usize {
 ///
 /// It finds no lines, but functions, for libraries that were loaded after its first call.
 pub(crate) fn resolve(address: usize) -> Vec<Symbol> {
-    /// The files that were loaded before `backtrace` made its list of files, which it makes once. (If the program has used `backtrace`
-    /// itself, that list is older.)
+    /// The files that were loaded just before `backtrace` made its list of files. It makes the list once. The list is older if the program
+    /// has used `backtrace` itself.
     static LISTED: OnceLock<Vec<Arc<LoadedFile>>> = OnceLock::new();
     let listed = LISTED.get_or_init(loader::files);
     let file = files_of(&[address]).pop().flatten();
     let mut symbols = Vec::new();
-    // A file that was loaded later may lie where the list has another one, which would give it names of the other's functions.
+    // A file that was loaded later may have the addresses of an unloaded file of the list. `backtrace` would name its functions after those of the
+    // unloaded file.
     if file.as_ref().is_none_or(|file| listed.contains(file)) {
         backtrace::resolve(ptr::without_provenance_mut(address), |symbol| {
             symbols.push(Symbol {

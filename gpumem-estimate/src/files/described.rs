@@ -59,7 +59,7 @@ impl Described {
     /// length, unless the file says it.
     ///
     /// # Errors
-    /// Returns an error that names the file if it cannot be read, or if its format is not one of these.
+    /// Returns an error if a file cannot be read, or if its format is not one of these. The error names the file.
     pub fn read(path: impl AsRef<Path>, length: u64) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.is_dir() {

@@ -67,7 +67,7 @@ impl Gguf {
     /// Reads the header of a `.gguf` file, or of all files that it is split into. No weights are read.
     ///
     /// # Errors
-    /// Returns an error that names the file if it cannot be read, is damaged, or contradicts the other parts.
+    /// Returns an error if a file cannot be read or is damaged, or if the parts contradict each other. The error names the file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let mut first = one_file(path)?;

@@ -77,7 +77,7 @@ impl Tensors {
     /// files is read.
     ///
     /// # Errors
-    /// Returns an error that names the file if it cannot be read or is damaged.
+    /// Returns an error if a file cannot be read or is damaged. The error names the file.
     pub fn from_safetensors(path: impl AsRef<Path>) -> Result<Self, Error> {
         read(path.as_ref()).map(Self::new)
     }

@@ -184,7 +184,7 @@ impl Step {
     /// error.
     ///
     /// # Errors
-    /// Returns an error that names the file if it cannot be read, is too long, or is no step.
+    /// Returns an error if the file cannot be read, is too long, or is not a step. The error names the file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let text = files::text(path.as_ref(), LONGEST_STEP)?;
         serde_json::from_str(&text).map_err(|error| files::refused(path.as_ref(), error))
@@ -193,7 +193,7 @@ impl Step {
     /// Runs the step with a model, without values.
     ///
     /// # Errors
-    /// Returns an error that names the layer if the step cannot run with the model, or needs more memory than its limit.
+    /// Returns an error if the step cannot run with the model, or if it needs more memory than its limit. The error names the layer.
     pub fn estimate(&self, model: &Model) -> Result<Estimate, Error> {
         self.estimate_in(&Rc::new(self.memory()), model)
     }

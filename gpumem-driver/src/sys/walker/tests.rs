@@ -224,7 +224,7 @@ fn a_stack_of_an_unloaded_library_is_not_reused() {
 /// A report asks for the file and the function of an address whose library is unloaded at this moment.
 #[test]
 fn libraries_are_unloaded_while_reports_are_made() {
-    // The number of the round, 0 while no library is loaded: then another thing may lie at the address.
+    // The number of the round. It is 0 while no library is known to be at the address.
     let (round_now, address, is_done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
     let known = [const { AtomicUsize::new(0) }; 2];
     let report = || {
@@ -232,12 +232,14 @@ fn libraries_are_unloaded_while_reports_are_made() {
             let round = round_now.load(SeqCst);
             let address = address.load(SeqCst);
             let (file, symbols) = (stack::module_of(address + 1), stack::resolve(address + 1));
+            if let Some(file) = file {
+                let name = file.file_name().unwrap_or_default().to_string_lossy();
+                assert!(name.starts_with("gpumem-") && name.ends_with(".so"), "{file:?}");
+                known[0].fetch_add(1, Relaxed);
+            }
             if round == 0 || round_now.load(SeqCst) != round {
                 continue;
             }
-            let name = file.as_ref().and_then(|file| file.file_name()).unwrap_or_default().to_string_lossy();
-            assert!(name.starts_with("gpumem-") && name.ends_with(".so"), "{file:?}");
-            known[0].fetch_add(1, Relaxed);
             for symbol in symbols {
                 assert_eq!(symbol.function.as_deref(), Some("_Unwind_Backtrace"));
                 known[1].fetch_add(1, Relaxed);
@@ -262,7 +264,7 @@ fn libraries_are_unloaded_while_reports_are_made() {
     assert!(known.iter().all(|known| *known > 10), "{known:?}");
 }
 
-/// Libraries lie a few pages below the place where another one was, which the list of `backtrace` still has.
+/// Libraries are mapped a few pages below a library that was unloaded, and that the list of `backtrace` still has.
 #[test]
 fn a_library_has_its_own_functions_where_another_one_was() {
     const NAME: &str = "sys::walker::tests::a_library_has_its_own_functions_where_another_one_was";
@@ -285,7 +287,7 @@ fn a_library_has_its_own_functions_where_another_one_was() {
         let wanted = ptr::without_provenance_mut(address);
         libc::mmap(wanted, bytes, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     };
-    // Unloads a library, and takes the last page of its place, so that the next library lies a page below.
+    // Unloads a library, and maps a page over the end of its address range. The loader maps the next library one page lower.
     let leave = |library: LoadedCopy| {
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
         let last = maps.lines().rfind(|line| line.contains(library.1.to_str().unwrap())).unwrap();
@@ -293,11 +295,11 @@ fn a_library_has_its_own_functions_where_another_one_was() {
         drop(library);
         take(end - 4096, 4096);
     };
-    // The first place may be between others.
+    // The first libraries may be mapped into gaps between other files.
     (0..3).for_each(|round| leave(LoadedCopy::load(&format!("{round}"))));
     let first = LoadedCopy::load("first");
     let before = first.function().addr();
-    // The files that `backtrace` maps must not lie directly below.
+    // `backtrace` maps files. These pages keep the addresses below the library free of them.
     let base = stack::files_of(&[before + 1]).pop().flatten().unwrap().base;
     let below = take(base - PAGES * 4096, PAGES * 4096);
     assert_eq!(function_of(&first).as_deref(), Some("_Unwind_Backtrace"));

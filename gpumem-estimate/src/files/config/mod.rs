@@ -83,7 +83,7 @@ impl Model {
     /// If a model reads images as well as text, the part for images has its parameters and does not run.
     ///
     /// # Errors
-    /// Returns an error that names the field if the text is no JSON, or if a field is missing, unknown or wrong.
+    /// Returns an error if the text is not JSON, or if a field is missing, unknown or wrong. The error names the field.
     pub fn from_config(text: &str, length: u64) -> Result<Self, Error> {
         let no_json = |error| wrong(format!("this is no JSON: {error}; {READ}"));
         let fields: Value = serde_json::from_str(text).map_err(no_json)?;
