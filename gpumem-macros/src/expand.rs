@@ -194,6 +194,9 @@ impl Trace {
         if options.thread_local {
             builder.extend(quote_spanned!(here=> .thread_local_only()));
         }
+        if options.all_threads && options.max_peak.is_none() {
+            builder.extend(quote_spanned!(here=> .all_threads()));
+        }
         if let Some(ctx) = &options.ctx {
             let ctx = &ctx.value;
             // The name comes last, because the other options decide whether the trace is off. In that case the text is

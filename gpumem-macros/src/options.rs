@@ -89,17 +89,9 @@ impl Parse for Options {
             }
             parse_comma(input)?;
         }
-        if let Some(key) = threads {
-            let wrong = if options.thread_local {
-                Some("`threads = \"all\"` counts every thread, and `thread_local` counts one; remove one of them")
-            } else if options.max_peak.is_none() {
-                Some("`threads` belongs to a budget: add `max_peak`. A trace without one counts every thread")
-            } else {
-                None
-            };
-            if let Some(message) = wrong {
-                return Err(Error::new(key.span(), message));
-            }
+        if let Some(key) = threads.filter(|_| options.thread_local) {
+            let message = "`threads = \"all\"` counts every thread, and `thread_local` leaves some out; remove one of them";
+            return Err(Error::new(key.span(), message));
         }
         let may_be_exact = options.gauge.as_ref().is_none_or(|gauge| gauge == "Exact");
         match needs_exact {

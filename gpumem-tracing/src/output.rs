@@ -24,18 +24,18 @@ pub(crate) use emit;
 
 /// Returns the reason why figures may be wrong. `None` if they are right to the byte.
 pub(crate) fn note(trace: &Trace) -> Option<String> {
-    let Trace { stale, lost, untracked, adoption_is_shared, .. } = *trace;
+    let Trace { stale, lost, untracked, shared, .. } = *trace;
     if stale {
         return Some("could not be read".to_owned());
     }
-    if trace.sampling.is_none() && (lost, untracked, adoption_is_shared) == (0, 0, false) {
+    if trace.sampling.is_none() && (lost, untracked, shared.get()) == (0, 0, 0) {
         return None;
     }
     let sampled =
         trace.sampling.map(|sampling| format!("sampled every {:?}, all processes on the device", sampling.every));
     let lost = (lost > 0).then(|| format!("lost events: {lost}"));
     let untracked = (untracked > 0).then(|| format!("frees of unknown size: {untracked}"));
-    let shared = adoption_is_shared.then(|| "other scopes adopt the same threads".to_owned());
+    let shared = (shared.get() > 0).then(|| format!("{shared} by threads in no scope"));
     let all: Vec<String> = [sampled, lost, untracked, shared].into_iter().flatten().collect();
     Some(all.join("; "))
 }

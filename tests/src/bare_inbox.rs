@@ -67,7 +67,7 @@ impl BareInbox {
     pub fn open_as(&self, scope: u64, callsite: u32, at_peak: bool, of_this_thread: bool) {
         let callsite = CallsiteId(callsite);
         let spec = ScopeSpec {
-            counts: if of_this_thread { Counted::Thread(self.0.this_thread()) } else { Counted::Process },
+            counts: if of_this_thread { Counted::Own } else { Counted::OwnAndUnscoped },
             callsite,
             at_peak,
             ..ScopeSpec::exact(DEVICE)

@@ -99,7 +99,7 @@ mod tests {
             ..NameStats::new(name.to_owned(), 0, true)
         };
         let unread = NameStats { calls: 1, unmeasured: 1, ..NameStats::new("unread".to_owned(), 0, true) };
-        let doubtful = NameStats { sampled: 7, doubtful: 1, overlapped: 3, ..of("request #", 512) };
+        let doubtful = NameStats { sampled: 7, doubtful: 1, shared: 3, ..of("request #", 512) };
         Stats::of(vec![unread, of("step", 64), doubtful])
     }
 
@@ -121,7 +121,7 @@ simulated device 0, by name
                    peaked    ?       ?     ?    ?
 request #: 7 of 1000 calls sampled: shorter peaks are missed
 request #: 1 of 1000 calls with lost or unknown events: may be wrong
-request #: 3 of 1000 calls beside traces of other threads
+request #: 3 of 1000 calls with memory of threads in no scope, which counts in traces of several threads
 unread: 1 of 1 call not measured",
             "\n{text}\n"
         );
@@ -136,7 +136,7 @@ unread: 1 of 1 call not measured",
              \"used\":{\"min\":-1048576,\"median\":0,\"p99\":0,\"max\":3145728},\"used_sum\":-5368709120,\
              \"peaked\":{\"min\":67108864,\"median\":67108864,\"p99\":536870912,\"max\":536870912},\
              \"worst\":{\"call\":250,\"name\":null,\"time_us\":12340000,\"needed\":540016640},\
-             \"unmeasured\":0,\"sampled\":7,\"doubtful\":1,\"overlapped\":3},"
+             \"unmeasured\":0,\"sampled\":7,\"doubtful\":1,\"shared\":3},"
         ));
         assert!(json.contains("\"calls\":1,\"used\":null,\"used_sum\":null,\"peaked\":null,\"worst\":null,"), "{json}");
     }

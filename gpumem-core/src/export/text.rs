@@ -8,7 +8,7 @@ use super::{
     table::{Cell, Fit, Table},
 };
 use crate::{
-    model::one_line,
+    model::{Bytes, one_line},
     report::{Line, Report},
 };
 
@@ -56,8 +56,8 @@ fn statements(lines: &[Line]) -> Table {
 
 /// `△Used Peaked MB: {used:>6} {peaked:>6}` in whole MiB with commas between thousands, then ` (ctx)`, ` (subctx)`,
 /// ` (ctx: subctx)` or nothing. A nested trace has two more spaces for each scope around it, then ` (outer > ctx: subctx)`. Figures
-/// that were not measured are `?`. A line ends in a note that fastai does not have if the trace overlapped those of other threads,
-/// shares adopted threads with them, or if its thread allocated only on another device.
+/// that were not measured are `?`. A line ends in a note that fastai does not have if threads in no scope count in it and in traces of other threads, or if its
+/// thread allocated only on another device.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = &self.trace;
@@ -79,12 +79,7 @@ impl fmt::Display for Report {
         if let Some(device) = trace.allocated_on {
             write!(f, " [of device {}; its thread allocated on device {device}]", trace.device)?;
         }
-        match (trace.overlapped, trace.own_scope) {
-            (false, false) => {}
-            (true, false) => f.write_str(" [overlaps other threads]")?,
-            (_, true) => f.write_str(" [its own scope; overlaps other threads]")?,
-        }
-        if trace.adoption_is_shared { f.write_str(" [other scopes adopt the same threads]") } else { Ok(()) }
+        if trace.shared > Bytes::ZERO { write!(f, " [{} by threads in no scope]", trace.shared) } else { Ok(()) }
     }
 }
 
@@ -108,7 +103,7 @@ mod tests {
     use super::*;
     use crate::{
         export::paint::InPaint,
-        model::{ByteDelta, Bytes, Gauge, Trace},
+        model::{ByteDelta, Gauge, Trace},
     };
 
     fn line(used: i64, peaked: u64, ctx: &str, subctx: &str) -> String {
@@ -186,16 +181,11 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_overlapped_others_says_so() {
-        let trace = Trace { gauge: Gauge::Exact, overlapped: true, ..Trace::off(0) };
+    fn memory_that_also_counts_for_other_threads_is_named() {
+        let trace = Trace { gauge: Gauge::Exact, shared: Bytes::mib(12), ..Trace::off(0) };
         let line = |ctx| Report::new(trace, ctx, Some("exit")).to_string();
-        assert_eq!(line(Some("handle")), "△Used Peaked MB:      0      0 (handle: exit) [overlaps other threads]");
-        assert_eq!(line(None), "△Used Peaked MB:      0      0 (exit) [overlaps other threads]");
-        let of_scope = Report::new(Trace { own_scope: true, ..trace }, Some("exit"), None);
-        assert_eq!(
-            of_scope.to_string(),
-            "△Used Peaked MB:      0      0 (exit) [its own scope; overlaps other threads]"
-        );
+        assert_eq!(line(Some("handle")), "△Used Peaked MB:      0      0 (handle: exit) [12 MiB by threads in no scope]");
+        assert_eq!(line(None), "△Used Peaked MB:      0      0 (exit) [12 MiB by threads in no scope]");
     }
 
     #[test]

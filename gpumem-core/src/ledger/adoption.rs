@@ -1,8 +1,16 @@
 //! Scopes that adopt threads: the allocations of such a thread in no scope count for the innermost scope of the thread that opened
 //! the adopting one.
 
-use super::{Ledger, scope::Scope, thread::Thread, tree::NodeId};
-use crate::model::{OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
+use std::collections::HashSet;
+
+use super::{
+    Ledger,
+    accounts::{AccountId, Place},
+    scope::Scope,
+    thread::Thread,
+    tree::NodeId,
+};
+use crate::model::{Bytes, OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
 
 /// A thread without a scope is compared with at most this many adopting scopes, the newest ones. Older ones adopt nothing
 /// meanwhile.
@@ -60,6 +68,15 @@ impl Ledger {
         (node, self.owner_in(host, thread))
     }
 
+    /// Returns the place at which a thread frees now.
+    pub(super) fn place_of_free(&mut self, thread: ThreadId) -> Place {
+        if !self.accounts.are_open() {
+            return Place::OUTSIDE;
+        }
+        let (node, owner) = self.place_of(thread);
+        Place::new(owner, self.tree.is_in_scope(node))
+    }
+
     /// Returns the newest scope that adopts the thread.
     fn adopter_of(&mut self, thread: ThreadId) -> Option<ScopeId> {
         if self.adopters.is_empty() || !self.thread(thread).entered.is_empty() {
@@ -89,37 +106,43 @@ impl Ledger {
         self.threads.get(scope.opener.0 as usize).filter(|opener| opener.own == scope.own)
     }
 
-    /// Notes the device of an allocation for the thread for which it counts. If several threads adopt it, it also notes that their figures
-    /// depend on which scope was opened last.
-    pub(super) fn note_adoption(&mut self, thread: ThreadId, meter: u16, is_on_device: bool, number: u64) {
+    /// Notes the device of an allocation for the thread for which it counts. If scopes of several threads adopt it, the figures of all of them
+    /// depend on which scope was opened last: this notes its size there, and returns `true`.
+    pub(super) fn note_adoption(
+        &mut self,
+        thread: ThreadId,
+        meter: u16,
+        bytes: Bytes,
+        is_on_device: bool,
+        number: u64,
+    ) -> bool {
         let record = self.thread(thread);
         if record.entered.is_empty() && !std::mem::replace(&mut record.is_looked_up, true) {
             self.adopters.looked_up.push(thread);
         }
-        let Some(adopter) = self.adopter_of(thread) else { return };
+        let Some(adopter) = self.adopter_of(thread) else { return false };
         let Scope { own, opener, .. } = *self.scopes[&adopter];
         if is_on_device && self.opener_of(&self.scopes[&adopter]).is_some() {
             self.thread(opener).allocates_on(meter, number);
         }
         if self.adopters_of(thread).all(|other| self.scopes[&other].own == own) {
-            return;
+            return false;
         }
-        let adopters: Vec<ScopeId> = self.adopters_of(thread).collect();
-        for adopter in adopters {
-            let Some(scope) = self.scopes.get_mut(&adopter) else { continue };
-            scope.shared_adoption = number;
-            let (opener, own) = (scope.opener, scope.own);
-            let opener = self.thread(opener);
-            if opener.own == own {
-                opener.shared_adoption = number;
+        if is_on_device {
+            let adopters = self.adopters_of(thread).filter_map(|adopter| self.scopes.get(&adopter));
+            let owners: HashSet<OwnerThread> = adopters.map(|scope| scope.owner).collect();
+            let Self { accounts, guests, .. } = self;
+            let mut shared: HashSet<AccountId> = HashSet::new();
+            for owner in owners {
+                accounts.each_of(Place::new(owner, true), meter, guests, |id, _| _ = shared.insert(id));
+            }
+            for id in shared {
+                if let Some(account) = accounts.get_mut(id) {
+                    account.shared = account.shared.saturating_add(bytes.get());
+                }
             }
         }
-    }
-
-    /// Returns whether other threads also adopted threads of this scope, or of another one of its thread.
-    pub(super) fn is_adoption_shared(&self, scope: &Scope) -> bool {
-        let of_thread = self.opener_of(scope).map_or(0, |opener| opener.shared_adoption);
-        scope.shared_adoption.max(of_thread) > scope.start.number
+        true
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::{
     Ledger,
+    accounts::Place,
     counts::signed,
+    delta::GroupDelta,
     groups::{AllocGroup, GroupId, GroupState},
     live::{Attribution, Entry},
     meters::Meter,
@@ -30,7 +32,7 @@ impl Ledger {
         let Some(Thread { newest: (newest, attribution), .. }) = self.threads.get(thread.0 as usize) else {
             return false;
         };
-        if *newest != tag || attribution.group() != self.pending.group {
+        if *newest != tag || !self.pending.is_of(*attribution) {
             return false;
         }
         if !self.live.insert_in_front(key, Entry::new(bytes, number, self.tenths, *attribution)) {
@@ -45,12 +47,20 @@ impl Ledger {
     #[allow(clippy::inline_always, reason = "one function without calls takes fewer lines of the instruction cache")]
     #[inline(always)]
     pub fn free_like_newest(&mut self, key: Key, thread: ThreadId) -> bool {
-        let is_special = if key.is_part() { self.has_thread_scopes || self.has_undecided() } else { self.is_special };
+        let is_special = if key.is_part() { self.is_watched || self.has_undecided() } else { self.is_special };
         let Some(record) = self.threads.get_mut(thread.0 as usize) else { return false };
         if is_special {
             return false;
         }
-        let Some(entry) = self.live.remove_from_front(key, self.pending.group) else { return false };
+        let Self { pending, accounts, live, .. } = self;
+        let (tag, attribution) = record.newest;
+        // With open accounts, the thread must still be where it allocated the block, and all of them must hold the block.
+        let is_alike = |entry: &Entry| {
+            entry.group() == pending.group
+                && (!accounts.are_open()
+                    || tag != Tag::NONE && entry.attribution() == attribution && accounts.hold(entry.number()))
+        };
+        let Some(entry) = live.remove_from_front(key, is_alike) else { return false };
         self.pending.subtract(signed(entry.bytes));
         // Built in place to avoid a store-forwarding stall: a temporary would be written in words and copied in wider
         // registers.
@@ -76,27 +86,27 @@ impl Ledger {
             let is_many = self.pools.has_many_undecided();
             self.decide_before(thread, key, Some(tag.device()), is_many, observer);
         }
-        let attribution = self.attribution(tag, number, thread);
+        let attribution = self.attribution(tag, bytes, number, thread);
         let entry = Entry::new(bytes, number, self.tenths, attribution);
         self.insert_block(key, entry, observer);
+        self.count(&entry);
         if self.has_pools && self.groups.get(entry.group()).pool == UNDECIDED {
             return self.add_undecided(key, &entry, thread, observer);
         }
         self.tell(BlockChangeKind::Allocated, key, &entry, observer);
         self.pending.allocated(bytes.get());
-        if self.has_thread_scopes {
+        if self.is_watched {
             self.notice(&entry, false, thread);
         }
     }
 
-    /// Inserts a new block, or one whose free has failed.
+    /// Inserts a new block, or one whose free has failed. The caller counts it.
     fn insert_block<O: Observer>(&mut self, key: Key, entry: Entry, observer: &mut O) {
         if let Some((key, missed)) = self.live.insert(key, entry) {
             self.block_is_gone(key);
             self.remove_without_free(&missed);
             self.tell(BlockChangeKind::FreeMissed, key, &missed, observer);
         }
-        self.count(&entry);
     }
 
     /// Tells the observer what happened to a block.
@@ -127,118 +137,193 @@ impl Ledger {
         observer.changed(BlockChange { kind, key, number: entry.number(), before, after, device, group });
     }
 
+    /// Counts a block where its thread allocated it.
     pub(super) fn count(&mut self, entry: &Entry) {
-        self.pending_of(entry.group()).add(signed(entry.bytes));
-        if self.has_thread_scopes {
-            self.count_for_thread_scopes(entry, signed(entry.bytes));
-        }
+        self.pending_of(entry.attribution()).add(signed(entry.bytes));
     }
 
     /// Subtracts a block whose free was not observed.
     #[cold]
     pub(super) fn remove_without_free(&mut self, entry: &Entry) {
-        self.remove_block(entry);
+        self.remove_block(entry, Place::OUTSIDE);
         self.counts.events = self.counts.events.wrapping_sub(1);
     }
 
-    /// Subtracts a block that is no longer live.
-    pub(super) fn remove_block(&mut self, entry: &Entry) {
-        self.pending_of(entry.group()).subtract(signed(entry.bytes));
-        if self.has_thread_scopes {
-            self.count_for_thread_scopes(entry, -signed(entry.bytes));
+    /// Subtracts a block that is no longer live. A thread at this place freed it.
+    pub(super) fn remove_block(&mut self, entry: &Entry, by: Place) {
+        if self.counts_where_allocated(entry, by) {
+            self.pending_of(entry.attribution()).subtract(signed(entry.bytes));
+        } else {
+            self.change_apart(entry, by, GroupDelta::of_block(-1, -signed(entry.bytes)));
         }
     }
 
+    /// Undoes [`remove_block`](Self::remove_block).
+    fn add_block_again(&mut self, entry: &Entry, by: Place) {
+        if self.counts_where_allocated(entry, by) {
+            self.count(entry);
+        } else {
+            self.change_apart(entry, by, GroupDelta::of_block(1, signed(entry.bytes)));
+        }
+    }
+
+    /// Returns whether the free of a block counts in the accounts in which an allocation with its attribution counts now.
+    fn counts_where_allocated(&self, entry: &Entry, by: Place) -> bool {
+        !self.accounts.are_open() || self.accounts.hold(entry.number()) && self.place_of_block(entry) == by
+    }
+
+    fn place_of_block(&self, entry: &Entry) -> Place {
+        let is_in_scope = self.tree.is_in_scope(self.groups.get(entry.group()).node);
+        Place::new(entry.attribution().owner(), is_in_scope)
+    }
+
+    /// Counts the free of a block, or undoes it, in the accounts that hold the block and in those of the thread that frees it.
+    #[cold]
+    fn change_apart(&mut self, entry: &Entry, by: Place, delta: GroupDelta) {
+        self.flush_pending();
+        let (place, number) = (self.place_of_block(entry), entry.group());
+        let meter = self.groups.get(number).meter;
+        if !self.apply_delta(number, &delta) {
+            return;
+        }
+        let Self { accounts, guests, .. } = self;
+        let (found, held) = accounts.of_free(Some((place, entry.number())), by, meter, guests);
+        let is_shared = !by.is_in_scope() && accounts.are_shared(meter);
+        for (at, id) in found.iter().enumerate() {
+            let Some(account) = accounts.get_mut(*id) else { continue };
+            account.apply(number, delta.bytes);
+            if is_shared && at >= held {
+                account.shared = account.shared.saturating_add(entry.bytes.get());
+            }
+        }
+        accounts.end_search(found);
+    }
+
     #[inline]
-    fn pending_of(&mut self, group: GroupId) -> &mut PendingDelta {
-        if self.pending.group != group {
-            self.start_pending(group);
+    pub(super) fn pending_of(&mut self, attribution: Attribution) -> &mut PendingDelta {
+        if !self.pending.is_of(attribution) {
+            self.start_pending(attribution);
         }
         &mut self.pending
     }
 
     #[cold]
-    fn start_pending(&mut self, group: GroupId) {
+    fn start_pending(&mut self, attribution: Attribution) {
         self.flush_pending();
-        self.pending.group = group;
+        let is_in_scope = || self.tree.is_in_scope(self.groups.get(attribution.group()).node);
+        let owner = if self.accounts.are_open() && is_in_scope() { attribution.owner() } else { OwnerThread::LAST };
+        (self.pending.group, self.pending.owner) = (attribution.group(), owner);
     }
 
-    /// Applies the pending delta to the group, the meter and the tree. It must run before an event of another group, and
-    /// before any of these figures is read.
+    /// Applies the pending delta to the group, the meter, the tree and the accounts. It must run before an event of another group or in
+    /// other accounts, and before any of these figures is read.
     #[inline]
     pub(super) fn flush_pending(&mut self) {
-        let Self { pending, groups, meters, tree, counts, pools, .. } = self;
-        let Some((number, delta)) = pending.delta() else { return };
+        let Some((number, delta)) = self.pending.delta() else { return };
+        let owner = std::mem::take(&mut self.pending).owner;
+        if self.apply_delta(number, &delta) && self.accounts.are_open() {
+            self.count_for_accounts(owner, number, &delta);
+        }
+    }
+
+    /// Applies allocations and their frees at one place to the accounts.
+    #[inline(never)]
+    fn count_for_accounts(&mut self, owner: OwnerThread, number: GroupId, delta: &GroupDelta) {
+        let Self { groups, tree, guests, accounts, .. } = self;
+        let AllocGroup { node, meter, .. } = *groups.get(number);
+        let place = Place::new(owner, tree.is_in_scope(node));
+        let is_shared = !place.is_in_scope() && accounts.are_shared(meter);
+        accounts.each_of(place, meter, guests, |_, account| {
+            account.apply(number, delta.bytes);
+            if is_shared {
+                account.shared = account.shared.saturating_add_signed(delta.allocated);
+            }
+        });
+    }
+
+    /// Applies a delta to its group, the meter and the tree. Returns whether the program's view has it.
+    fn apply_delta(&mut self, number: GroupId, delta: &GroupDelta) -> bool {
+        let Self { groups, meters, tree, counts, pools, .. } = self;
         counts.events = counts.events.wrapping_add_signed(delta.events());
         let state = groups.state(number);
         state.blocks = add_signed(state.blocks, delta.blocks.net);
         state.bytes = add_signed(state.bytes, delta.bytes.net);
         let group = &state.group;
         let Meter { level, peaks, on_device, kinds, driver, .. } = &mut meters.0[usize::from(group.meter)];
-        kinds[group.kind as usize].apply(&delta);
+        kinds[group.kind as usize].apply(delta);
         let is_in_program = group.kind.is_on_device()
-            && driver.as_mut().is_none_or(|driver| count_for_views(driver, pools, group, &delta));
+            && driver.as_mut().is_none_or(|driver| count_for_views(driver, pools, group, delta));
         if is_in_program {
             let high = level.in_use.saturating_add(delta.bytes.high);
             if state.history.must_save(peaks) || peaks.is_new_peak(high) {
                 peaks.apply(&mut state.history, state.bytes.cast_signed(), delta.bytes, high);
             }
-            on_device.apply(&delta);
+            on_device.apply(delta);
             level.apply(high, delta.bytes.net);
-            tree.apply(group.node, &delta);
+            tree.apply(group.node, delta);
         } else if group.is_of_pool_only() && state.history.must_save(peaks) {
             // Peaks say what pools had. No peak of the program is as low as this level.
             peaks.apply(&mut state.history, state.bytes.cast_signed(), delta.bytes, i64::MIN);
         }
-        *pending = PendingDelta::default();
+        is_in_program
     }
 
     /// Returns the owner thread and the group of an allocation.
-    fn attribution(&mut self, tag: Tag, number: u64, thread: ThreadId) -> Attribution {
+    fn attribution(&mut self, tag: Tag, bytes: Bytes, number: u64, thread: ThreadId) -> Attribution {
         let (newest, attribution) = self.thread(thread).newest;
-        if newest == tag { attribution } else { self.find_attribution(tag, number, thread) }
+        if newest == tag { attribution } else { self.find_attribution(tag, bytes, number, thread) }
     }
 
     #[cold]
-    fn find_attribution(&mut self, tag: Tag, number: u64, thread: ThreadId) -> Attribution {
+    fn find_attribution(&mut self, tag: Tag, bytes: Bytes, number: u64, thread: ThreadId) -> Attribution {
         self.flush_pending();
         let meter = self.meters.index(tag.device(), Gauge::Exact);
         if tag.kind().is_on_device() {
             self.thread(thread).allocates_on(meter, number);
         }
-        if !self.adopters.is_empty() {
-            self.note_adoption(thread, meter, tag.kind().is_on_device(), number);
-        }
+        let is_shared = !self.adopters.is_empty()
+            && self.note_adoption(thread, meter, bytes, tag.kind().is_on_device(), number);
         let (node, owner) = self.place_of(thread);
         let node = self.tree.same_path_on(meter, node);
         let (kind, pool) = (tag.kind(), self.pool_of_new(tag, meter));
         let context = if tag.is_of_driver() { tag.context() } else { 0 };
         let group = AllocGroup { node, stack: tag.stack(), meter, kind, context, pool };
         let attribution = Attribution::new(owner, self.group_number(group));
-        self.thread(thread).newest = (tag, attribution);
+        // The next allocation is noted as well, if scopes of several threads adopt the thread.
+        self.thread(thread).newest = (if is_shared { Tag::NONE } else { tag }, attribution);
         attribution
     }
 
     /// Returns the number of a group.
     pub(super) fn group_number(&mut self, group: AllocGroup) -> GroupId {
-        let Self { threads, thread_levels, meters, groups, .. } = self;
+        let Self { threads, accounts, meters, groups, .. } = self;
         let in_use = || {
             let newest = threads.iter().map(|thread| thread.newest.1.group());
             let freed = threads.iter().filter_map(|thread| match &thread.freed {
                 Freed::Block(_, entry) => Some(entry.group()),
                 _ => None,
             });
-            let groups = thread_levels.values_mut().filter_map(|level| level.groups.as_mut());
-            newest.chain(freed).chain(groups.flat_map(|groups| groups.needed())).collect()
+            newest.chain(freed).chain(accounts.needed_groups()).collect()
         };
         let is_needed = |state: &GroupState| state.history.is_needed(&meters.0[usize::from(state.group.meter)].peaks);
         groups.number(group, in_use, is_needed)
     }
 
-    /// Counts a block that is older than the session and is freed, or whose free failed. It belongs to no thread and to
-    /// no scope.
-    fn change_older(&mut self, device: Device, by: i64) {
+    /// Counts a block that is older than the session and that this thread frees, or whose free failed. It was allocated by no thread and
+    /// in no scope.
+    fn change_older(&mut self, device: Device, by: i64, thread: ThreadId) {
         self.flush_pending();
+        if self.accounts.are_open() {
+            let (place, meter) = (self.place_of_free(thread), self.meters.index(device, Gauge::Exact));
+            let Self { accounts, guests, .. } = self;
+            let is_shared = !place.is_in_scope() && accounts.are_shared(meter);
+            accounts.each_of(place, meter, guests, |_, account| {
+                account.change_older(by);
+                if is_shared {
+                    account.shared = account.shared.saturating_add(by.unsigned_abs());
+                }
+            });
+        }
         let Meter { level, peaks, driver, .. } = self.meters.of(device, Gauge::Exact);
         peaks.change_older(by);
         if let Some(driver) = driver {
@@ -266,9 +351,10 @@ impl Ledger {
         }
         let Some(entry) = self.live.remove(key) else { return self.free_unknown(key, older, thread) };
         self.block_is_gone(key);
-        self.remove_block(&entry);
+        let by = self.place_of_free(thread);
+        self.remove_block(&entry, by);
         self.thread(thread).freed = Freed::Block(key, entry);
-        if self.has_thread_scopes {
+        if self.is_watched {
             self.notice(&entry, true, thread);
         }
         self.tell(BlockChangeKind::Freed, key, &entry, observer);
@@ -284,7 +370,7 @@ impl Ledger {
         }
         self.counts.events = self.counts.events.wrapping_add(1);
         let (freed, answer) = match older {
-            Some(block) => (self.free_older(block), Answer::Applied),
+            Some(block) => (self.free_older(block, thread), Answer::Applied),
             // The free is counted when the late lookup has ended: a scope that opens until then begins before this
             // free.
             None => (Freed::Uncounted, Answer::Untracked),
@@ -293,11 +379,11 @@ impl Ledger {
         answer
     }
 
-    pub(super) fn free_older(&mut self, block: &Block) -> Freed {
+    pub(super) fn free_older(&mut self, block: &Block, thread: ThreadId) -> Freed {
         if !block.kind.is_on_device() {
             return Freed::Uncounted;
         }
-        self.change_older(block.device, -signed(block.bytes));
+        self.change_older(block.device, -signed(block.bytes), thread);
         Freed::Older(block.device, block.bytes)
     }
 
@@ -310,10 +396,12 @@ impl Ledger {
             Freed::Block(key, entry) => {
                 self.guests.mark_used([entry.attribution().owner()]);
                 self.insert_block(key, entry, observer);
+                let by = self.place_of_free(thread);
+                self.add_block_again(&entry, by);
                 self.block_is_back(key, &entry);
                 return self.tell(BlockChangeKind::FreeFailed, key, &entry, observer);
             }
-            Freed::Older(device, bytes) => self.change_older(device, signed(bytes)),
+            Freed::Older(device, bytes) => self.change_older(device, signed(bytes), thread),
             Freed::Uncounted => {}
             Freed::Untracked(number) => {
                 self.counts.untracked = self.counts.untracked.saturating_sub(1);
@@ -329,12 +417,13 @@ impl Ledger {
 
     /// Changes the size of a block. Its entry keeps its attribution and its place in the tables, so a thread that reads the
     /// blocks in parts finds it once.
-    pub(super) fn shrink<O: Observer>(&mut self, key: Key, bytes: Bytes, observer: &mut O) {
+    pub(super) fn shrink<O: Observer>(&mut self, key: Key, bytes: Bytes, thread: ThreadId, observer: &mut O) {
         if let Some(entry) = self.live.get_mut(key) {
             let (before, now) = (*entry, entry.with_bytes(bytes));
             *entry = now;
-            self.remove_block(&before);
-            self.count(&now);
+            let by = self.place_of_free(thread);
+            self.remove_block(&before, by);
+            self.add_block_again(&now, by);
             self.block_is_resized(key, bytes);
             if O::OBSERVES {
                 self.tell_change(BlockChangeKind::Shrunk, key, &now, (before.bytes, bytes), observer);

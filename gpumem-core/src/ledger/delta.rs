@@ -35,6 +35,12 @@ pub(super) struct GroupDelta {
 }
 
 impl GroupDelta {
+    /// A block that is added or subtracted, without an allocation.
+    pub(super) fn of_block(blocks: i64, bytes: i64) -> Self {
+        let [blocks, bytes] = [blocks, bytes].map(|net| Delta { net, high: net.max(0) });
+        Self { bytes, blocks, ..Self::default() }
+    }
+
     /// Returns the number of allocations and frees. Each block that was allocated and is not live was freed.
     #[inline]
     pub(super) fn events(&self) -> i64 {

@@ -81,9 +81,9 @@ impl Ledger {
                 self.counts.untracked += 1;
                 self.thread(event.thread).freed = Freed::Untracked(event.number);
             }
-            EventKind::Shrink { key, bytes } => self.shrink(key, bytes, observer),
+            EventKind::Shrink { key, bytes } => self.shrink(key, bytes, event.thread, observer),
             EventKind::LateLookup { block } => {
-                let freed = self.free_older(&block);
+                let freed = self.free_older(&block, event.thread);
                 self.thread(event.thread).freed = freed;
             }
             EventKind::ContextDestroyed { context } => {
@@ -114,7 +114,7 @@ impl Ledger {
             }
             EventKind::Reset { scope } => return self.reset(scope, event.number, false),
             EventKind::ResetKeepingPeak { scope } => return self.reset(scope, event.number, true),
-            EventKind::Close { scope } => return self.close(scope, event.number),
+            EventKind::Close { scope } => return self.close(scope),
             EventKind::ResetPeaks { device } => {
                 let Meter { on_device, kinds, .. } = self.meters.of(device, Gauge::Exact);
                 kinds.iter_mut().chain([on_device]).for_each(Stat::reset_peaks);

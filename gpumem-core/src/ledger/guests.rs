@@ -86,7 +86,7 @@ impl Guests {
     }
 
     /// Returns the threads that allocate on the owner thread, on its host, and so on.
-    fn threads(&self, owner: OwnerThread) -> impl Iterator<Item = OwnerThread> {
+    pub(super) fn threads(&self, owner: OwnerThread) -> impl Iterator<Item = OwnerThread> {
         let next = |owner| Some(self.known.get(&owner).map_or((owner, None), |guest| (guest.own, Some(guest.host))));
         successors(next(owner), move |(_, host)| host.and_then(next)).map(|(thread, _)| thread)
     }

@@ -2,13 +2,13 @@
 
 use super::{
     Ledger,
+    accounts::{Account, AccountId},
     groups::{AllocGroup, GroupState},
     meters::Meter,
     peaks::{KeptRange, PeakHistory},
     scope::Scope,
-    thread_level::ThreadLevel,
 };
-use crate::model::{ByteDelta, Device, Gauge, OwnerThread, ScopeId};
+use crate::model::{ByteDelta, Device, Gauge, ScopeId};
 
 /// The increase of one group from the start of the scope to a peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,44 +34,41 @@ pub struct PeakTotal {
 
 impl Ledger {
     /// Returns the peaks that include the peak of a scope, and their level.
-    fn peaks(&mut self, of_thread: Option<OwnerThread>, meter: u16) -> (&mut PeakHistory, i64) {
-        match of_thread {
+    fn peaks(&mut self, account: Option<AccountId>, meter: u16) -> (&mut PeakHistory, i64) {
+        match account.and_then(|id| self.accounts.get_mut(id)) {
             None => {
                 let Meter { level, peaks, .. } = &mut self.meters.0[usize::from(meter)];
                 (peaks, level.in_use)
             }
-            Some(thread) => {
-                let ThreadLevel { level, groups, .. } = self.thread_levels.entry((thread, meter)).or_default();
-                (&mut groups.get_or_insert_default().peaks, level.in_use)
-            }
+            Some(Account { level, groups, .. }) => (&mut groups.get_or_insert_default().peaks, level.in_use),
         }
     }
 
     /// Records from now on which allocations make the scope's peak, if that was requested.
     pub(super) fn watch_peak(&mut self, open: &mut Scope) {
         if open.spec.at_peak && open.spec.gauge == Gauge::Exact {
-            let (peaks, in_use) = self.peaks(open.of_thread, open.meter);
+            let (peaks, in_use) = self.peaks(open.account, open.meter);
             open.watched = Some(peaks.watch(in_use));
         }
     }
 
     pub(super) fn unwatch_peak(&mut self, open: &mut Scope) {
         if let Some(watched) = open.watched.take() {
-            self.peaks(open.of_thread, open.meter).0.unwatch(&watched);
+            self.peaks(open.account, open.meter).0.unwatch(&watched);
         }
     }
 
     /// Keeps the peak of a scope under the number `under`.
     pub(super) fn keep(&mut self, under: ScopeId, open: &Scope) -> Option<()> {
-        let Scope { of_thread, meter, .. } = *open;
+        let Scope { account, meter, .. } = *open;
         let watched = open.watched?;
-        let (peaks, _) = self.peaks(of_thread, meter);
+        let (peaks, _) = self.peaks(account, meter);
         let range = peaks.range_of(&watched);
         peaks.keep(&range);
-        if let Some(thread) = of_thread {
-            self.thread_levels.entry((thread, meter)).or_default().users += 1;
+        if let Some(account) = account {
+            self.accounts.keep(account);
         }
-        self.kept_peaks.insert(under, KeptRange { meter, of_thread, range });
+        self.kept_peaks.insert(under, KeptRange { meter, account, range });
         Some(())
     }
 
@@ -94,16 +91,17 @@ impl Ledger {
         let peaks = &mut self.meters.0[usize::from(meter)].peaks;
         let range = peaks.range_of_record(since_reset)?;
         peaks.keep(&range);
-        self.kept_peaks.insert(under, KeptRange { meter, of_thread: None, range });
+        self.kept_peaks.insert(under, KeptRange { meter, account: None, range });
         Some(())
     }
 
     /// Returns the sum of a kept peak.
     pub fn kept_peak(&self, under: ScopeId) -> Option<PeakTotal> {
-        let KeptRange { meter, of_thread, range } = self.kept_peaks.get(&under)?;
+        let KeptRange { meter, account, range } = self.kept_peaks.get(&under)?;
         let Meter { device, peaks, .. } = &self.meters.0[usize::from(*meter)];
-        let has_older = of_thread.is_none() && !range.is_record();
-        let older = if has_older { peaks.older.change_over(range) } else { 0 };
+        let of_account = account.and_then(|id| self.accounts.get(id)?.groups.as_ref());
+        let peaks = of_account.map_or(peaks, |groups| &groups.peaks);
+        let older = if range.is_record() { 0 } else { peaks.older.change_over(range) };
         let is_over_start = !range.is_record();
         let [bytes, older] = [range.bytes(), older].map(ByteDelta::new);
         Some(PeakTotal { device: *device, bytes, older, is_over_start })
@@ -115,13 +113,13 @@ impl Ledger {
         /// The number of groups in one part. A thread that allocates waits until the part is read.
         const GROUPS: usize = if cfg!(test) { 4 } else { 1024 };
         self.flush_pending();
-        let KeptRange { meter, of_thread, range } = self.kept_peaks.get(&under)?;
+        let KeptRange { meter, account, range } = self.kept_peaks.get(&under)?;
         let first = part * GROUPS;
         let at_peak = |group: &AllocGroup, bytes: i64| {
             (bytes != 0).then(|| GroupAtPeak { group: *group, bytes: ByteDelta::new(bytes) })
         };
-        if let Some(thread) = of_thread {
-            let all = &self.thread_levels.get(&(*thread, *meter))?.groups.as_ref()?.all;
+        if let Some(account) = account {
+            let all = &self.accounts.get(*account)?.groups.as_ref()?.all;
             let groups = all.get(first..).filter(|rest| !rest.is_empty())?.iter().take(GROUPS);
             let part = groups.filter_map(|(number, group)| at_peak(self.groups.get(*number), group.change_over(range)));
             return Some(part.collect());
@@ -138,8 +136,10 @@ impl Ledger {
 
     /// Releases a kept peak.
     pub fn release_peak(&mut self, under: ScopeId) {
-        let Some(KeptRange { meter, of_thread, range }) = self.kept_peaks.remove(&under) else { return };
-        self.peaks(of_thread, meter).0.release(&range);
-        self.release_thread_level(of_thread, meter);
+        let Some(KeptRange { meter, account, range }) = self.kept_peaks.remove(&under) else { return };
+        self.peaks(account, meter).0.release(&range);
+        if let Some(account) = account {
+            self.accounts.release(account);
+        }
     }
 }

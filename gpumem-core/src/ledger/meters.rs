@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{counts::signed, open_traces::OpenTraces, peaks::PeakHistory, stats::Stat, watermark::Watermark};
+use super::{counts::signed, peaks::PeakHistory, stats::Stat, watermark::Watermark};
 use crate::model::{Device, Family, Gauge, GpuMemory, MemKind, Time};
 
 /// One meter for each device and gauge. There are few, so a linear search is faster than a hash table.
@@ -23,8 +23,6 @@ pub(super) struct Meter {
     pub(super) device: Device,
     pub(super) gauge: Gauge,
     pub(super) samples: Samples,
-    /// The open traces of all gauges on the device. Only the meter of [`Gauge::Exact`] uses them.
-    pub(super) open_traces: OpenTraces,
     /// The driver's view, if a pool was registered on the device: then `level` is the program's. It counts exactly for every
     /// gauge.
     pub(super) driver: Option<UsageLevel>,
@@ -72,7 +70,6 @@ impl Meters {
                 device,
                 gauge,
                 samples: Samples::default(),
-                open_traces: OpenTraces::default(),
                 driver: None,
             });
             self.0.len() - 1

@@ -1,6 +1,7 @@
 //! The ledger applies events in their order. It keeps the live blocks, the bytes in use and the peak of each open scope. It
 //! has no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
 
+mod accounts;
 mod adopters;
 mod adoption;
 mod blocks;
@@ -16,9 +17,7 @@ mod meters;
 mod moved_out;
 mod noticed;
 mod observer;
-mod open_traces;
 mod others;
-mod own_scopes;
 mod peaks;
 mod pending;
 mod pool_table;
@@ -27,8 +26,6 @@ mod scope;
 mod scopes;
 mod stats;
 mod thread;
-mod thread_level;
-mod thread_levels;
 mod threads;
 mod tree;
 mod undecided;
@@ -38,18 +35,18 @@ mod watermark;
 use std::collections::{BTreeMap, HashMap};
 
 use self::{
+    accounts::Accounts,
     adopters::Adopters,
     groups::AllocGroups,
     guests::Guests,
     live::LiveBlocks,
-    meters::{Meters, UsageLevel},
+    meters::Meters,
     noticed::Watched,
     peaks::KeptRange,
     pending::PendingDelta,
     pool_table::Pools,
-    scope::{OwnScopes, Scope},
+    scope::Scope,
     thread::Thread,
-    thread_level::ThreadLevels,
     tree::ScopeTree,
 };
 pub use self::{
@@ -79,9 +76,8 @@ pub struct Ledger {
     threads: Vec<Thread>,
     /// The time of the next allocation, in tenths of a second.
     tenths: u32,
-    /// True if some scope counts only one thread or only its own allocations, or if a budget must know of other
-    /// threads.
-    has_thread_scopes: bool,
+    /// True if a budget must know of other threads.
+    is_watched: bool,
     /// True if a pool was registered.
     has_pools: bool,
     /// True if one of the two fields above is true: blocks of the driver are not only counted like the newest ones.
@@ -104,13 +100,7 @@ pub struct Ledger {
     /// The number of the event that reset the summary last.
     summary_since: u64,
     meters: Meters,
-    thread_levels: ThreadLevels,
-    /// A level in which nothing is in use. It keeps the memory of one that is no longer needed, for the next one.
-    spare_level: UsageLevel,
-    /// The scopes that count only their own allocations.
-    own_scopes: OwnScopes,
-    /// Some of these scopes may have counted blocks with numbers below this one while they counted the whole process.
-    separated_before: u64,
+    accounts: Accounts,
     /// The watches of budgets that must know of other threads.
     watched: Vec<Watched>,
     /// The newest event, if a budget must know of it.

@@ -14,20 +14,25 @@ impl Ledger {
         let meter = self.meters.index(device, Gauge::Exact);
         let thread = self.thread(thread).own;
         self.watched.push(Watched { id, meter, noticing, thread });
-        self.update_has_thread_scopes();
+        self.update_is_special();
     }
 
     /// Undoes [`watch`](Self::watch).
     pub fn unwatch(&mut self, id: u64) {
         self.watched.retain(|watched| watched.id != id);
-        self.update_has_thread_scopes();
+        self.update_is_special();
+    }
+
+    pub(super) fn update_is_special(&mut self) {
+        self.is_watched = !self.watched.is_empty();
+        self.is_special = self.is_watched || self.has_pools;
     }
 
     /// Returns the newest event, if it was noticed.
     #[inline]
     pub fn noticed(&mut self) -> Option<Noticed> {
         // The flag is in a place that each event reads anyway.
-        if self.has_thread_scopes { self.noticed.take() } else { None }
+        if self.is_watched { self.noticed.take() } else { None }
     }
 
     /// Notes that `thread` allocated or freed this block.

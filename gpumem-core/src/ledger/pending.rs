@@ -1,4 +1,4 @@
-//! The pending delta. It has the newest events, if all of them belong to one group.
+//! The pending delta. It has the latest events, if all of them belong to one group and count in the same accounts.
 //!
 //! A block counts in a dozen places: for its kind, its device and all scopes around it. While events of one group follow
 //! each other, all these counters change by the same amounts. So the events are added up here, and the sum is applied to the
@@ -8,7 +8,9 @@
 use super::{
     delta::{Delta, GroupDelta},
     groups::GroupId,
+    live::Attribution,
 };
+use crate::model::OwnerThread;
 
 /// The sum of the newest events. It shares a cache line with the lock and the number of events: when threads allocate in
 /// turn, each cache line that they write moves between their processors.
@@ -16,6 +18,9 @@ use super::{
 #[repr(C)]
 pub(super) struct PendingDelta {
     pub(super) group: GroupId,
+    /// The owner thread of the events. [`OwnerThread::LAST`] if it does not matter, because no account is open, or because all events are
+    /// of threads in no scope.
+    pub(super) owner: OwnerThread,
     /// Allocated minus freed blocks, and the highest value of that. No computer has room for 2^31 live blocks.
     blocks: i32,
     high_blocks: i32,
@@ -37,6 +42,13 @@ impl PendingDelta {
             allocations: self.allocations,
         };
         (self.group != GroupId::default()).then_some((self.group, delta))
+    }
+
+    /// Returns whether events of this attribution can be added.
+    #[inline]
+    pub(super) fn is_of(&self, attribution: Attribution) -> bool {
+        self.group == attribution.group()
+            && (self.owner == OwnerThread::LAST || self.owner == attribution.owner())
     }
 
     /// Adds a block: a new one, or one whose free failed.

@@ -14,6 +14,7 @@ use super::{
     meters::Meter,
     observer::{BlockChangeKind, Observer},
     pool_table::{KnownPool, Pool, Range, UNDECIDED, WrongCalls},
+    scope::ScopeStart,
     thread::Thread,
 };
 use crate::model::{Bytes, Device, Gauge, Key, MemKind, PoolId, Tag, ThreadId};
@@ -42,12 +43,11 @@ impl Ledger {
             // Until now both views were the same, with their peaks.
             let mut view = level.clone();
             for scope in self.scopes.values_mut().filter(|scope| scope.exact_meter == index) {
-                if scope.of_thread.is_none() && scope.spec.gauge == Gauge::Exact {
-                    view.peaks.close(scope.start.peak);
-                    scope.start.driver = Some((scope.start.in_use, scope.start.device_peak));
-                } else {
-                    view.peaks.close(scope.start.device_peak);
+                let ScopeStart { peak, device_in_use, device_peak, .. } = scope.start;
+                if scope.account.is_none() && scope.spec.gauge == Gauge::Exact {
+                    view.peaks.close(peak);
                 }
+                scope.start.driver = Some((device_in_use, device_peak));
             }
             *driver = Some(view);
         }
@@ -93,7 +93,7 @@ impl Ledger {
     /// size only. If it differs in more, this returns `false` and changes nothing, and the caller calls [`part`](Self::part).
     #[inline]
     pub fn part_like_newest(&mut self, key: Key, bytes: Bytes, tag: Tag, number: u64, thread: ThreadId) -> bool {
-        !self.has_thread_scopes
+        !self.is_watched
             && !self.has_undecided()
             && self.pools.is_in_newest(key.address(), bytes, PoolId(tag.context()))
             && self.live.has_room_in_front(key)

@@ -1,17 +1,15 @@
 //! The data that the ledger keeps of each open scope.
 
-use std::collections::HashMap;
-
-use super::{counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
-use crate::model::{Counted, Gauge, NumberHashBuilder, OwnerThread, ScopeId, ScopeSpec, ThreadId};
+use super::{accounts::AccountId, counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
+use crate::model::{Gauge, OwnerThread, ScopeSpec, ThreadId};
 
 /// An open scope.
 #[derive(Debug)]
 pub(super) struct Scope {
     pub(super) spec: ScopeSpec,
     pub(super) meter: u16,
-    /// The only thread, or the task, that it counts; `None` if it counts the whole process.
-    pub(super) of_thread: Option<OwnerThread>,
+    /// The account that it reads; `None` if it counts the whole process.
+    pub(super) account: Option<AccountId>,
     pub(super) node: NodeId,
     /// The paths that it had before a scope around it was closed first.
     pub(super) previous_nodes: Vec<NodeId>,
@@ -29,20 +27,11 @@ pub(super) struct Scope {
     /// statements of a function.
     pub(super) devices_since: u64,
     pub(super) start: ScopeStart,
-    /// The number of the newest allocation that it adopted beside a scope of another thread.
-    pub(super) shared_adoption: u64,
-    /// The level, if the scope counts only its own allocations.
-    pub(super) by_itself: Option<OwnLevel>,
     /// The watch, if the allocations of its peak were requested.
     pub(super) watched: Option<WatchedScope>,
 }
 
 impl Scope {
-    /// Returns whether it counts a task. `false` if there was no owner thread left for the task.
-    pub(super) fn is_task(&self) -> bool {
-        self.spec.counts == Counted::Task && self.of_thread.is_some()
-    }
-
     /// Returns whether it is measured by samples. Each of them has a gap to the one before.
     pub(super) fn is_sampled(&self) -> bool {
         self.spec.gauge == Gauge::Sampled
@@ -61,6 +50,10 @@ pub(super) struct ScopeStart {
     pub(super) number: u64,
     pub(super) in_use: i64,
     pub(super) peak: Mark,
+    /// The bytes that count in accounts of several threads.
+    pub(super) shared: u64,
+    /// The bytes in use on the device by [`Gauge::Exact`](crate::model::Gauge::Exact).
+    pub(super) device_in_use: i64,
     /// The peak of the device by [`Gauge::Exact`](crate::model::Gauge::Exact).
     pub(super) device_peak: Mark,
     /// The bytes in use in the driver's view, and its peak.
@@ -72,18 +65,4 @@ pub(super) struct ScopeStart {
     /// are not known.
     pub(super) is_unread: bool,
     pub(super) before: Counts,
-}
-
-/// The scopes of each owner thread that count by themselves.
-pub(super) type OwnScopes = HashMap<OwnerThread, Vec<ScopeId>, NumberHashBuilder>;
-
-/// The counts of a scope that counts only its own allocations.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OwnLevel {
-    /// The bytes above those that the process had in use when the other trace opened.
-    pub(super) in_use: i64,
-    /// The highest value since the scope began.
-    pub(super) peak: i64,
-    /// The scope counted the whole process before the event with this number.
-    pub(super) whole_before: u64,
 }

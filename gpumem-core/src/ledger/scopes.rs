@@ -1,14 +1,14 @@
 //! Opens, reads, resets and closes scopes. Threads enter and leave them in `threads.rs`.
 
-use std::{mem, time::Duration};
+use std::time::Duration;
 
 use super::{
     Ledger,
-    meters::{Meter, UsageLevel},
+    accounts::AccountId,
+    meters::Meter,
     observer::Observer,
     scope::{Scope, ScopeStart},
     thread::{Entered, Thread},
-    thread_level::ThreadLevel,
     watermark::Mark,
 };
 use crate::model::{
@@ -58,22 +58,23 @@ impl Ledger {
         let Thread { owner: around, own, .. } = *self.thread(event.thread);
         let task = if spec.counts == Counted::Task { self.task_in(around) } else { None };
         let owner = task.unwrap_or(around);
-        let of_thread = match spec.counts {
-            Counted::Process => None,
-            Counted::Thread(thread) => Some(self.thread(thread).own),
-            Counted::Task => task,
+        let (of, counts_unscoped) = match spec.counts {
+            Counted::AllThreads => (None, false),
+            Counted::OwnAndUnscoped => (Some(own), true),
+            Counted::Own => (Some(own), false),
+            Counted::Task => (task, false),
         };
-        if let Some(thread) = of_thread {
-            let Self { thread_levels, spare_level, .. } = self;
-            let new = || ThreadLevel { level: mem::take(spare_level), ..ThreadLevel::default() };
-            thread_levels.entry((thread, meter)).or_insert_with(new).users += 1;
-            (self.has_thread_scopes, self.is_special) = (true, true);
+        // Samples are readings of the whole device.
+        let of = of.filter(|_| spec.gauge == Gauge::Exact);
+        let account = of.map(|of| AccountId { of, meter, counts_unscoped });
+        if let Some(account) = account {
+            self.accounts.open(account, event.number);
         }
         let opener = event.thread;
         let mut open = Box::new(Scope {
             spec,
             meter,
-            of_thread,
+            account,
             node,
             previous_nodes: Vec::new(),
             exact_meter,
@@ -83,17 +84,9 @@ impl Ledger {
             number: event.number,
             devices_since: event.number,
             start: ScopeStart::default(),
-            shared_adoption: 0,
-            by_itself: None,
             watched: None,
         });
-        // A task counts nothing of others, and takes nothing from them: it overlaps no trace.
-        if task.is_none() {
-            self.separate_others(exact_meter, own, event.number);
-            self.meters.0[usize::from(exact_meter)].open_traces.opened(own);
-        }
         open.start = self.begin(&open, event.number);
-        self.begin_alone_or_not(scope, &mut open);
         self.watch_peak(&mut open);
         self.scopes.insert(scope, open);
         if spec.counts != Counted::Task {
@@ -105,20 +98,32 @@ impl Ledger {
     /// Returns the figures with which a scope begins now.
     fn begin(&mut self, scope: &Scope, number: u64) -> ScopeStart {
         let exact = &mut self.meters.0[usize::from(scope.exact_meter)].level;
-        let device_peak = exact.peaks.open(exact.in_use);
+        let (device_in_use, device_peak) = (exact.in_use, exact.peaks.open(exact.in_use));
         let driver = self.meters.0[usize::from(scope.exact_meter)].driver.as_mut();
         let driver = driver.map(|level| (level.in_use, level.peaks.open(level.in_use)));
         let Meter { level, samples, .. } = &mut self.meters.0[usize::from(scope.meter)];
         let gap = if scope.is_sampled() { samples.gaps.open(Duration::ZERO) } else { Mark::default() };
         let (samples_before, is_unread) = (samples.count.saturating_sub(1), samples.failed);
-        let level = match scope.of_thread {
-            None => level,
-            Some(thread) => &mut self.thread_levels.entry((thread, scope.meter)).or_default().level,
+        let (level, shared) = match scope.account.and_then(|id| self.accounts.get_mut(id)) {
+            None => (level, 0),
+            Some(account) => (&mut account.level, account.shared),
         };
         let (in_use, peak) = (level.in_use, level.peaks.open(level.in_use));
         let mut before = self.counts;
         before.lost -= self.displaced;
-        ScopeStart { number, in_use, peak, device_peak, driver, gap, samples_before, is_unread, before }
+        ScopeStart {
+            number,
+            in_use,
+            peak,
+            shared,
+            device_in_use,
+            device_peak,
+            driver,
+            gap,
+            samples_before,
+            is_unread,
+            before,
+        }
     }
 
     /// Reads a scope, which then starts again from 0. The record of the allocations of its peak also starts again, unless
@@ -126,9 +131,7 @@ impl Ledger {
     pub(super) fn reset(&mut self, scope: ScopeId, number: u64, keep_peak: bool) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
-        self.end_alone_or_not(scope, &mut open);
         open.start = self.begin(&open, number);
-        self.begin_alone_or_not(scope, &mut open);
         if !keep_peak {
             open.devices_since = number;
             self.thread(open.opener).forget_newest();
@@ -140,19 +143,17 @@ impl Ledger {
         Some(trace)
     }
 
-    pub(super) fn close(&mut self, scope: ScopeId, number: u64) -> Option<Trace> {
+    pub(super) fn close(&mut self, scope: ScopeId) -> Option<Trace> {
         let mut open = self.scopes.remove(&scope)?;
         let trace = self.end(&open);
-        self.end_alone_or_not(scope, &mut open);
-        if !open.is_task() {
-            self.meters.0[usize::from(open.exact_meter)].open_traces.closed(open.own, number);
-        }
         if open.watched.is_some() {
             self.keep(scope, &open);
             self.unwatch_peak(&mut open);
         }
-        self.release_thread_level(open.of_thread, open.meter);
-        if !open.is_task()
+        if let Some(account) = open.account {
+            self.accounts.close(account);
+        }
+        if open.spec.counts != Counted::Task
             && let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
             && at < self.thread(open.opener).entered.len()
         {
@@ -188,21 +189,9 @@ impl Ledger {
         if scope.is_sampled() {
             samples.gaps.close(scope.start.gap);
         }
-        match scope.of_thread {
-            None => level.peaks.close(scope.start.peak),
-            Some(thread) => {
-                let level = &mut self.thread_levels.entry((thread, scope.meter)).or_default().level;
-                level.peaks.close(scope.start.peak);
-            }
-        }
+        let level = scope.account.and_then(|id| self.accounts.get_mut(id)).map_or(level, |account| &mut account.level);
+        level.peaks.close(scope.start.peak);
         trace
-    }
-
-    fn level(&self, scope: &Scope) -> &UsageLevel {
-        match scope.of_thread {
-            None => &self.meters.0[usize::from(scope.meter)].level,
-            Some(thread) => &self.thread_levels[&(thread, scope.meter)].level,
-        }
     }
 
     /// Returns the highest memory of the process on the device since a scope began.
@@ -212,14 +201,13 @@ impl Ledger {
 
     /// Returns the figures of a scope since it began.
     pub(super) fn trace(&self, scope: &Scope) -> Trace {
-        let Meter { device, gauge, samples, .. } = &self.meters.0[usize::from(scope.meter)];
+        let Meter { device, gauge, samples, level, .. } = &self.meters.0[usize::from(scope.meter)];
         let ScopeStart { in_use: start, peak, gap, samples_before, is_unread, before, .. } = scope.start;
-        let level = self.level(scope);
-        let whole = (level.in_use, level.peaks.max_since(peak));
-        let (end, peak) = scope.by_itself.map_or(whole, |own| (own.in_use, own.peak));
+        let account = scope.account.and_then(|id| self.accounts.get(id));
+        let level = account.map_or(level, |account| &account.level);
+        let (end, peak) = (level.in_use, level.peaks.max_since(peak));
         let peaked = peak_above(peak, start.max(end));
         debug_assert!(peaked.is_some(), "a peak of {peak} is below {start} or {end}");
-        let open_traces = &self.meters.0[usize::from(scope.exact_meter)].open_traces;
         Trace {
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
@@ -233,9 +221,7 @@ impl Ledger {
                 longest_gap: samples.gaps.max_since(gap),
             }),
             stale: samples.failed || is_unread,
-            overlapped: scope.of_thread.is_none() && open_traces.others_since(scope.own, scope.start.number),
-            own_scope: scope.by_itself.is_some(),
-            adoption_is_shared: self.is_adoption_shared(scope),
+            shared: Bytes::new(account.map_or(0, |account| account.shared.saturating_sub(scope.start.shared))),
             allocated_on: self.allocated_only_on(scope),
             untracked: if *gauge == Gauge::Exact { self.counts.untracked.saturating_sub(before.untracked) } else { 0 },
             // A peak below the figures at the start or the end is an error of ours. `lost` makes it visible.

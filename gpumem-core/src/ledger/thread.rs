@@ -32,8 +32,6 @@ pub(super) struct Thread {
     pub(super) name: Option<ThreadName>,
     /// True if it is in the list of threads that look up again who adopts their allocations.
     pub(super) is_looked_up: bool,
-    /// The number of the newest allocation that it adopted beside another thread.
-    pub(super) shared_adoption: u64,
 }
 
 /// A scope that a thread is in.
@@ -76,7 +74,6 @@ impl Thread {
             allocated_on: Vec::new(),
             name: None,
             is_looked_up: false,
-            shared_adoption: 0,
         }
     }
 

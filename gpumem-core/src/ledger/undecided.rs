@@ -13,6 +13,7 @@ use std::{mem, ops::Range};
 
 use super::{
     Ledger,
+    accounts::Place,
     groups::AllocGroup,
     live::Entry,
     observer::{BlockChangeKind, Observer},
@@ -115,7 +116,7 @@ impl Ledger {
                 range.was_early = true;
             }
             self.decide(key, PoolId::NONE, observer);
-            if self.has_thread_scopes
+            if self.is_watched
                 && let Some(entry) = self.live.get(key).copied()
             {
                 self.notice(&entry, false, by);
@@ -133,12 +134,12 @@ impl Ledger {
         if let Some(entry) = self.live.get_mut(key) {
             *entry = now;
         }
-        self.remove_block(&before);
+        self.remove_block(&before, Place::OUTSIDE);
         let is_new = group.pool == UNDECIDED;
         // If the summary was reset after the allocation, the sums of allocations do not have it any more.
         let is_counted = !is_new && before.number() > self.summary_since;
         if is_counted {
-            self.pending.take_back(before.bytes.get());
+            self.pending_of(before.attribution()).take_back(before.bytes.get());
         }
         self.count(&now);
         if is_new || is_counted {

@@ -141,13 +141,6 @@ impl Ledger {
         (period.since..=period.until).contains(&entry.number()) && period.owner.is_none_or(is_of)
     }
 
-    /// Returns whether the live block with this key was allocated in an open scope.
-    #[cfg(test)]
-    pub(super) fn is_inside(&self, key: Key, scope: ScopeId) -> bool {
-        let period = self.scope_period(scope, u64::MAX).expect("it is open");
-        self.live.get(key).is_some_and(|entry| self.is_allocated_in(entry, &period))
-    }
-
     /// Returns the scopes of a path, the outermost first.
     pub fn path(&self, node: NodeId) -> Vec<CallsiteId> {
         self.tree.path(node)

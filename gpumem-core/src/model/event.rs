@@ -183,22 +183,24 @@ pub struct ScopeSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// All threads of the process.
-    Process,
-    /// One thread.
-    Thread(ThreadId),
+    AllThreads,
+    /// The thread that opens the scope, threads that are in its scopes, and threads that are in no scope.
+    OwnAndUnscoped,
+    /// The thread that opens the scope, and threads that are in its scopes.
+    Own,
     /// A task: the threads that are in the scope, while they are in it. The thread that opens the scope does not enter it.
     Task,
 }
 
 impl ScopeSpec {
-    /// Makes a scope that counts each allocation of the whole process on this device, intercepted in the driver's dispatch
+    /// Makes a scope with exact figures of its thread and of threads in no scope on this device, intercepted in the driver's dispatch
     /// table. It has no callsite, and does not record which allocations make its peak.
     pub const fn exact(device: Device) -> Self {
         Self {
             device,
             gauge: Gauge::Exact,
             every: Duration::ZERO,
-            counts: Counted::Process,
+            counts: Counted::OwnAndUnscoped,
             callsite: CallsiteId::NONE,
             source: Source::Dispatch,
             at_peak: false,

@@ -39,18 +39,11 @@ pub struct Trace {
     /// True if the device could not be read now, or at the start. The numbers are from the last readings that succeeded.
     /// Reports print `?`.
     pub stale: bool,
-    /// True if a trace of another thread was open on the same device at the same time. Reports show this. It is always `false`
-    /// for a trace that counts one thread or one task. `own_scope` says what the numbers count then.
-    pub overlapped: bool,
-    /// True if the numbers count only allocations in the scope of this trace, by its thread or by threads that entered it. Exact
-    /// figures do so from the moment at which a trace of another thread overlaps. If this is `false` and `overlapped` is `true`, the
-    /// numbers may include allocations of that thread: the figures are not exact, the trace records what makes its peak (`at_peak`),
-    /// or its thread has more than 64 such scopes.
-    pub own_scope: bool,
-    /// True if several threads have scopes that
-    /// [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt) the same thread. Its allocations
-    /// may count here and belong to another one, or the reverse. Reports show this.
-    pub adoption_is_shared: bool,
+    /// The memory that threads in no scope allocated or freed while traces of several threads were open, in bytes. It counts in each of
+    /// these traces, unless the thread is
+    /// [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt): then it counts for the thread whose
+    /// scope was opened last. It may belong to another trace. If this is not 0, reports show it.
+    pub shared: Bytes,
     /// The thread that opened this trace allocated nothing on `device` since the start, but on the device with this number:
     /// probably the trace is of the wrong device. Reports show this. `None` also if it is not known.
     pub allocated_on: Option<u32>,
@@ -149,9 +142,7 @@ impl Trace {
             peaked,
             sampling,
             stale: self.stale || next.stale,
-            overlapped: self.overlapped || next.overlapped,
-            own_scope: self.own_scope || next.own_scope,
-            adoption_is_shared: self.adoption_is_shared || next.adoption_is_shared,
+            shared: self.shared + next.shared,
             // It concerns both parts already.
             allocated_on: next.allocated_on,
             untracked: self.untracked.saturating_add(next.untracked),
@@ -179,9 +170,7 @@ impl Trace {
             peaked: Bytes::ZERO,
             sampling: None,
             stale: false,
-            overlapped: false,
-            own_scope: false,
-            adoption_is_shared: false,
+            shared: Bytes::ZERO,
             allocated_on: None,
             untracked: 0,
             lost: 0,

@@ -356,9 +356,6 @@ impl Checks {
 
     fn open(&mut self, scope: ScopeId, spec: &ScopeSpec, thread: ThreadId) -> Result {
         check_device(spec.device)?;
-        if let Counted::Thread(thread) = spec.counts {
-            check_thread(thread)?;
-        }
         limit(scope.0 < FIRST_OWN_SCOPE && self.open.len() + self.kept.len() < MOST_SCOPES)?;
         agree(!self.open.contains_key(&scope) && !self.kept.contains(&scope))?;
         self.enter(scope, thread)?;

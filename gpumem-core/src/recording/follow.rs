@@ -377,7 +377,7 @@ mod tests {
                         callsite: CallsiteId(10 + u32::try_from(random(4)).unwrap()),
                         gauge: Gauge::Exact,
                         source: Source::Dispatch,
-                        counts: if random(3) == 0 { Counted::Task } else { Counted::Process },
+                        counts: if random(3) == 0 { Counted::Task } else { Counted::OwnAndUnscoped },
                         at_peak: random(2) == 0,
                         every: Duration::ZERO,
                     };

@@ -133,24 +133,22 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-/// Early versions had an optional thread here.
 impl Wire for Counted {
     fn put(&self, to: &mut Vec<u8>) {
         match self {
-            Self::Process => to.push(0),
-            Self::Thread(thread) => {
-                to.push(1);
-                thread.put(to);
-            }
-            Self::Task => to.push(2),
+            Self::AllThreads => to.push(0),
+            Self::OwnAndUnscoped => to.push(1),
+            Self::Own => to.push(2),
+            Self::Task => to.push(3),
         }
     }
 
     fn get(from: &mut Input<'_>) -> Result<Self> {
         match from.byte()? {
-            0 => Ok(Self::Process),
-            1 => ThreadId::get(from).map(Self::Thread),
-            2 => Ok(Self::Task),
+            0 => Ok(Self::AllThreads),
+            1 => Ok(Self::OwnAndUnscoped),
+            2 => Ok(Self::Own),
+            3 => Ok(Self::Task),
             _ => Err(Malformed("a number stands for no Counted")),
         }
     }

@@ -42,9 +42,9 @@ pub struct NameStats {
     /// The number of calls during which events were lost, or older blocks of unknown size were freed. Their figures may
     /// be wrong.
     pub doubtful: u64,
-    /// The number of calls that overlapped traces of other threads: their figures count other threads, at least for a
-    /// part of the time.
-    pub overlapped: u64,
+    /// The number of calls with memory of threads in no scope that also counts in traces of other threads
+    /// ([`Trace::shared`](crate::model::Trace::shared)).
+    pub shared: u64,
 }
 
 /// The figures of the calls of one name.
@@ -133,7 +133,7 @@ impl NameStats {
     /// Makes the row of a name without calls.
     #[doc(hidden)]
     pub fn new(name: String, device: u32, simulated: bool) -> Self {
-        Self { name, device, simulated, calls: 0, figures: None, unmeasured: 0, sampled: 0, doubtful: 0, overlapped: 0 }
+        Self { name, device, simulated, calls: 0, figures: None, unmeasured: 0, sampled: 0, doubtful: 0, shared: 0 }
     }
 
     /// Returns the reason why the figures of some calls may be wrong, or are missing.
@@ -142,7 +142,7 @@ impl NameStats {
             (self.unmeasured, "not measured"),
             (self.sampled, "sampled: shorter peaks are missed"),
             (self.doubtful, "with lost or unknown events: may be wrong"),
-            (self.overlapped, "beside traces of other threads"),
+            (self.shared, "with memory of threads in no scope, which counts in traces of several threads"),
         ];
         let reason = |(calls, why): &(u64, &str)| format!("{calls} of {} {why}", counted(self.calls, "call", "calls"));
         reasons.iter().filter(|(calls, _)| *calls > 0).map(reason).collect()

@@ -123,7 +123,7 @@ fn open(scope: u64) -> EventKind {
 }
 
 fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
-    let counts = thread.map_or(Counted::Process, Counted::Thread);
+    let counts = thread.map_or(Counted::OwnAndUnscoped, Counted::Thread);
     let spec = ScopeSpec { counts, ..ScopeSpec::exact(DEVICE) };
     EventKind::Open { scope: ScopeId(scope), spec }
 }

@@ -53,9 +53,7 @@ object!(Report as report {
     sampling: report.trace.sampling,
     untracked_frees: report.trace.untracked,
     lost_events: report.trace.lost,
-    overlapped: report.trace.overlapped,
-    own_scope: report.trace.own_scope,
-    adoption_is_shared: report.trace.adoption_is_shared,
+    shared: report.trace.shared,
     allocated_on: report.trace.allocated_on;
     unless_empty lines: report.lines
 });

@@ -75,7 +75,7 @@ object!(NameStats as name {
     used_sum: name.figures.as_ref().map(|figures| figures.sum),
     peaked: name.figures.as_ref().map(|figures| figures.peaked),
     worst: name.figures.as_ref().map(|figures| &figures.worst),
-    unmeasured, sampled, doubtful, overlapped,
+    unmeasured, sampled, doubtful, shared,
 });
 
 object!(Spread<T> as spread for any T { min, median, p99, max });

@@ -65,7 +65,7 @@ impl Entry {
 
     #[inline]
     pub(in super::super) fn attribution(&self) -> Attribution {
-        self.attribution
+        Attribution(self.attribution.0 & !0xff)
     }
 
     /// Returns the number of the event that allocated it.

@@ -17,7 +17,6 @@ use self::{
     hash::{shard_of, upper_bits},
     shard::Shard,
 };
-use super::groups::GroupId;
 use crate::model::{Bytes, Key};
 
 /// A table of a million blocks moves about 4,000 entries at a time. The last shards get twice as many blocks as the first ones: a table
@@ -153,11 +152,11 @@ impl LiveBlocks {
         self.frees_may_be_missing = self.possibly_freed > 0;
     }
 
-    /// Removes a block of this group, if it is in the front cache.
+    /// Removes a block, if it is in the front cache and `is_removed`.
     #[inline]
-    pub(super) fn remove_from_front(&mut self, key: Key, group: GroupId) -> Option<Entry> {
+    pub(super) fn remove_from_front(&mut self, key: Key, is_removed: impl Fn(&Entry) -> bool) -> Option<Entry> {
         let slot = &mut self.front[upper_bits(key)];
-        if slot.key != key || slot.entry.group() != group || slot.entry.is_none() {
+        if slot.key != key || slot.entry.is_none() || !is_removed(&slot.entry) {
             return None;
         }
         let entry = slot.entry;
@@ -167,9 +166,7 @@ impl LiveBlocks {
 
     /// Removes a block, if it is known.
     pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
-        let slot = &self.front[upper_bits(key)];
-        let group = slot.entry.group();
-        self.remove_from_front(key, group).or_else(|| self.remove_from_shard(key))
+        self.remove_from_front(key, |_| true).or_else(|| self.remove_from_shard(key))
     }
 
     fn remove_from_shard(&mut self, key: Key) -> Option<Entry> {

@@ -1,3 +1,4 @@
+use super::super::groups::GroupId;
 use super::{hash::upper_bits, *};
 use crate::model::{OwnerThread, Space, Time};
 

@@ -17,10 +17,10 @@ use std::{cmp::Ordering, collections::VecDeque};
 use self::history::Moment;
 pub(super) use self::history::{GroupBytes, GroupHistory};
 use super::{
+    accounts::AccountId,
     delta::Delta,
     watermark::{Mark, Watermark},
 };
-use crate::model::OwnerThread;
 
 /// A level of bytes in use, and the moment at which it was reached. It is compared by the bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,8 +43,8 @@ pub(super) struct PeakHistory {
     second: Moment,
     /// The newest number given to a moment.
     last: Moment,
-    /// The highest sum of the live blocks, without the blocks that are older than the session. It is not used for the
-    /// level of one thread.
+    /// The highest sum of the live blocks, without the blocks that are older than the session. It is not used for
+    /// accounts.
     record: Peak,
     /// The highest record that a reset ended, until a later one is as high. Its moment is kept.
     earlier_record: Option<Peak>,
@@ -76,7 +76,8 @@ pub(super) struct PeakRange {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeptRange {
     pub(super) meter: u16,
-    pub(super) of_thread: Option<OwnerThread>,
+    /// The account. `None` for the peak of a device, or of a scope that counts all threads.
+    pub(super) account: Option<AccountId>,
     pub(super) range: PeakRange,
 }
 
@@ -124,11 +125,11 @@ impl PeakRange {
 impl PeakHistory {
     /// Makes the peaks of a device. Its record is always kept.
     pub(super) fn of_device() -> Self {
-        Self { highest: 0, record: Peak::default(), ..Self::of_thread() }
+        Self { highest: 0, record: Peak::default(), ..Self::of_account() }
     }
 
-    /// Makes the peaks of one thread's bytes in use.
-    pub(super) fn of_thread() -> Self {
+    /// Makes the peaks of an account.
+    pub(super) fn of_account() -> Self {
         Self {
             newest: 0,
             highest: i64::MAX,

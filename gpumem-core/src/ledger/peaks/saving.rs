@@ -1,6 +1,7 @@
 //! Decides when a group saves its bytes, and which saved bytes it keeps.
 
 use super::{
+    super::delta::Delta,
     PeakHistory, PeakRange,
     history::{GroupBytes, GroupHistory, Moment},
 };
@@ -74,8 +75,17 @@ impl GroupHistory {
 }
 
 impl GroupBytes {
+    /// Applies a delta. The level was at most `level_high` during it.
+    pub(in super::super) fn apply(&mut self, delta: Delta, level_high: i64, peaks: &mut PeakHistory) {
+        let bytes = self.bytes.saturating_add(delta.net);
+        if self.history.must_save(peaks) || peaks.is_new_peak(level_high) {
+            peaks.apply(&mut self.history, bytes, delta, level_high);
+        }
+        self.bytes = bytes;
+    }
+
     /// Saves the bytes if necessary, and changes them.
-    pub(in super::super) fn change(&mut self, by: i64, peaks: &PeakHistory) {
+    pub(super) fn change(&mut self, by: i64, peaks: &PeakHistory) {
         self.history.save(self.bytes, peaks);
         self.bytes = self.bytes.saturating_add(by);
     }

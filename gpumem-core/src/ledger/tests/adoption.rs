@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Each line is the rest of a script after `open a of 1`, whose figures show which blocks count for thread 1.
+/// Each line is the rest of a script after `open a of own`, whose figures show which blocks count for thread 1.
 #[test]
 fn a_thread_without_a_scope_counts_for_the_innermost_scope_of_the_adopter() {
     for script in [
@@ -11,12 +11,12 @@ fn a_thread_without_a_scope_counts_for_the_innermost_scope_of_the_adopter() {
         "adopt a; open b; alloc x 5 %2; tree /a/b = 1 5 5 5 5 1; close b = 5 0; alloc y 3 %2; tree /a/b = 1 5 5 5 5 1",
         "adopt a; open b; alloc x 5 %2; close b = 5 0; alloc y 3 %2; tree /a = 1 8 8 8 3 1; read a = 8 0",
         // The thread continues after the scope has ended.
-        "adopt a; alloc x 5 %2; close a = 5 0; alloc y 3 %2; free x %2; open a.2 of 1; alloc z 1 %2; read a.2 = 0 0",
+        "adopt a; alloc x 5 %2; close a = 5 0; alloc y 3 %2; free x %2; open a.2 of own; alloc z 1 %2; read a.2 = 0 0",
         // A scope of its own, or one that it has entered, comes first.
         "adopt a; open s %2; alloc x 5 %2; read a = 0 0; close s %2 = 5 0; alloc y 3 %2; read a = 3 0",
-        "open o of 3 %3; adopt a; enter o %2; alloc x 5 %2; read a = 0 0; leave o %2; alloc y 3 %2; read a = 3 0",
+        "open o of own %3; adopt a; enter o %2; alloc x 5 %2; read a = 0 0; leave o %2; alloc y 3 %2; read a = 3 0",
         // The adopter's thread is in a scope that another thread opened.
-        "adopt a; open o of 3 %3; enter o; alloc x 5 %2; read a = 5 0; read o = 5 0; leave o; alloc y 3 %2; read o = 5 0; read a = 8 0",
+        "adopt a; open o of own %3; enter o; alloc x 5 %2; read a = 5 0; read o = 5 0; leave o; alloc y 3 %2; read o = 5 0; read a = 8 0",
         // The block counts until it is freed, on any thread.
         "adopt a; alloc x 5 %2; free x %3; read a = 0 5",
         "adopt a; alloc x 5 %2; free x %2; free_failed %2; read a = 5 0",
@@ -25,7 +25,7 @@ fn a_thread_without_a_scope_counts_for_the_innermost_scope_of_the_adopter() {
         // The scope around is closed first.
         "adopt a; open b; adopt b; close a = 0 0; alloc x 5 %2; tree /b = 1 5 5 5 5 1",
     ] {
-        check(&format!("open a of 1; {script}"));
+        check(&format!("open a of own; {script}"));
     }
 }
 
@@ -39,7 +39,7 @@ fn names_decide_if_they_are_known() {
         ("adopt a DSD-; adopt a rayon; named DSD-0 %2; named rayon %3; alloc x 5 %2; alloc y 3 %3", 3),
         ("open b; adopt b DSD-; adopt a; named rayon %2; alloc x 5 %2", 5),
     ] {
-        check(&format!("open a of 1; {script}; read a = {used} 0"));
+        check(&format!("open a of own; {script}; read a = {used} 0"));
     }
     let mut runner = Runner::default();
     let mut needs_name = |script: &str| {
@@ -47,7 +47,7 @@ fn names_decide_if_they_are_known() {
         runner.ledger.needs_name(ThreadId(2))
     };
     for (script, expected) in [
-        ("open a of 1", false),
+        ("open a of own", false),
         ("adopt a", false),
         ("adopt a DSD-", true),
         ("open s %2", false),
@@ -67,28 +67,28 @@ fn names_decide_if_they_are_known() {
 #[test]
 fn a_cached_attribution_follows_the_scopes_of_the_adopter() {
     check(
-        "alloc w 1 %2; open a of 1; adopt a; alloc x 5 %2; alloc y 5 %2; read a = 10 0
+        "alloc w 1 %2; open a of own; adopt a; alloc x 5 %2; alloc y 5 %2; read a = 10 0
          open b; alloc z 1 %2; alloc z2 1 %2; read b = 2 0; tree /a/b = 1 2 2 13 2 2
-         open c of 3 %3; adopt c; alloc v 7 %2; read c = 7 0 shared; read a = 12 0 shared; read b = 2 0 shared
-         reset a = 12 0 shared; reset c = 7 0 shared; close c %3 = 0 0 unshared
-         alloc u 2 %2; read a = 2 0 unshared; enter a %2; alloc t 1 %2; leave a %2; alloc s 1 %2; read a = 4 0
-         close b = 5 0; close a = 4 0; alloc r 1 %2; tree / = 0 25 25 0 2 2",
+         open c of own %3; adopt c; alloc v 7 %2; read c = 7 0 shared=7; read a = 12 0 shared=7; read b = 2 0 shared=7
+         reset a = 12 0 shared=7; reset c = 7 0 shared=7; close c %3 = 0 0 shared=0
+         alloc u 2 %2; read a = 2 0 shared=0; enter a %2; alloc t 1 %2; leave a %2; alloc s 1 %2; read a = 4 0
+         close b = 6 0; close a = 4 0; alloc r 1 %2; tree / = 0 25 25 0 2 2",
     );
 }
 
 #[test]
 fn two_threads_that_adopt_are_marked_if_a_thread_could_be_either_ones() {
     for script in [
-        "open a of 1; adopt a; open b of 3 %3; adopt b; read a = 0 0 unshared",
-        "open a of 1; adopt a; open b of 3 %3; adopt b; alloc x 5 %2; read b = 5 0 shared; read a = 0 0 shared",
+        "open a of own; adopt a; open b of own %3; adopt b; read a = 0 0 shared=0",
+        "open a of own; adopt a; open b of own %3; adopt b; alloc x 5 %2; read b = 5 0 shared=5; read a = 0 0 shared=5",
         // The outer scope has a wrong figure as well.
-        "open o of 1; open a; adopt a; open b of 3 %3; adopt b; alloc x 5 %2; close a = 0 0 shared; read o = 0 0 shared",
-        "open a of 1; adopt a; open b of 3 %3; adopt b; alloc x 5 %2; close a = 0 0; open o; read o = 0 0 unshared",
+        "open o of own; open a; adopt a; open b of own %3; adopt b; alloc x 5 %2; close a = 0 0 shared=5; read o = 0 0 shared=5",
+        "open a of own; adopt a; open b of own %3; adopt b; alloc x 5 %2; close a = 0 0; open o; read o = 0 0 shared=0",
         // The names differ, or both are of one thread.
-        "open a of 1; adopt a DSD-; open b of 3 %3; adopt b rayon; named rayon %2; alloc x 5 %2; read b = 5 0 unshared",
-        "open a of 1; adopt a; open b; adopt b; alloc x 5 %2; read b = 5 0 unshared; read a = 5 0 unshared",
+        "open a of own; adopt a DSD-; open b of own %3; adopt b rayon; named rayon %2; alloc x 5 %2; read b = 5 0 shared=0",
+        "open a of own; adopt a; open b; adopt b; alloc x 5 %2; read b = 5 0 shared=0; read a = 5 0 shared=0",
         // Such a thread is in a scope of its own.
-        "open a of 1; adopt a; open b of 3 %3; adopt b; alloc x 5; alloc y 5 %3; read a = 5 0 unshared",
+        "open a of own; adopt a; open b of own %3; adopt b; alloc x 5; alloc y 5 %3; read a = 5 0 shared=0",
     ] {
         check(script);
     }
@@ -103,13 +103,13 @@ fn what_an_adopted_thread_allocates_is_on_the_device_of_the_adopter() {
 /// Between the polls of a task its scope adopts, although no thread is in it.
 #[test]
 fn a_task_that_waits_adopts() {
-    check("open a of 1; adopt a; leave a; alloc x 5 %2; read a = 5 0; enter a %3; alloc y 3 %2; inside a = 3 5");
+    check("open a of own; adopt a; leave a; alloc x 5 %2; read a = 5 0; enter a %3; alloc y 3 %2; inside a = 3 5");
 }
 
 #[test]
 fn the_adopter_may_have_ended() {
     let mut runner = Runner::default();
-    "open a of 1; adopt a; alloc x 5 %2".split(';').for_each(|line| runner.line(line));
+    "open a of own; adopt a; alloc x 5 %2".split(';').for_each(|line| runner.line(line));
     runner.ledger.begin_thread(ThreadId(1));
     "alloc y 3 %2; open s; alloc z 1; alloc w 1 %2; read s = 1 0; read a = 9 0; close s = 1 0; close a = 9 0"
         .split(';')
@@ -120,7 +120,7 @@ fn the_adopter_may_have_ended() {
 #[test]
 fn adopted_threads_whose_blocks_are_freed_are_forgotten() {
     let mut runner = Runner::default();
-    "open t of 1; adopt t".split(';').for_each(|line| runner.line(line));
+    "open t of own; adopt t".split(';').for_each(|line| runner.line(line));
     for round in 0..2_000 {
         let thread = 2 + round % 7;
         if round >= 7 {

@@ -96,8 +96,8 @@ fn the_blocks_of_a_destroyed_context_are_removed() {
 
 #[test]
 fn after_a_failed_free_the_block_still_belongs_to_its_thread() {
-    check("open t of 2; alloc a 10 %2; free a %3; free_failed %3; read t = 10 0; free a; close t = 0 10");
-    check("open t of 3; alloc a 10 %2; free a %3; free_failed %3; close t = 0 0");
+    check("open t of own %2; alloc a 10 %2; free a %3; free_failed %3; read t = 10 0; free a; close t = 0 10");
+    check("open t of own %3; alloc a 10 %2; free a %3; free_failed %3; close t = 0 0");
     check(
         "open t; alloc a 1; alloc b 2; free a %2; free b %3; free_failed %2; read t = 1 2; free_failed %2; free_failed; close t = 1 2",
     );

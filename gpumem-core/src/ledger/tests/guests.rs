@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn guests_whose_blocks_are_freed_are_forgotten() {
     let mut runner = Runner::default();
-    runner.line("open t of 1");
+    runner.line("open t of own");
     for round in 0..20_000_u32 {
         let thread = ThreadId(2 + round % 7);
         if round >= 7 {
@@ -43,7 +43,7 @@ fn the_last_owner_thread_has_no_host() {
     let mut runner = Runner::default();
     runner.line("alloc w 1 %2");
     runner.ledger.owner_threads = OwnerThread::LAST.0;
-    "open t of 3 %3; enter t %2; alloc x 5 %2; leave t %2; enter t %2; alloc y 5 %2; read t = 10 0; free x; close t = 5 5"
+    "open t of own %3; enter t %2; alloc x 5 %2; leave t %2; enter t %2; alloc y 5 %2; read t = 10 0; free x; close t = 5 5"
         .split(';')
         .for_each(|line| runner.line(line));
 }
@@ -51,7 +51,7 @@ fn the_last_owner_thread_has_no_host() {
 #[test]
 fn a_scope_of_a_guest_keeps_its_hosts_after_the_guest_has_ended() {
     let mut runner = Runner::default();
-    "open t of 1; enter t %2; open s %2".split(';').for_each(|line| runner.line(line));
+    "open t of own; enter t %2; open s %2".split(';').for_each(|line| runner.line(line));
     runner.ledger.begin_thread(ThreadId(2));
     guests_of_t(&mut runner, 100);
     "enter s %3; alloc x 5 %3; read t = 5 0".split(';').for_each(|line| runner.line(line));
@@ -60,7 +60,7 @@ fn a_scope_of_a_guest_keeps_its_hosts_after_the_guest_has_ended() {
 #[test]
 fn a_block_whose_free_fails_repeatedly_keeps_its_hosts() {
     let mut runner = Runner::default();
-    "open t of 1; enter t %2; alloc x 1 %2; leave t %2".split(';').for_each(|line| runner.line(line));
+    "open t of own; enter t %2; alloc x 1 %2; leave t %2".split(';').for_each(|line| runner.line(line));
     for round in 0..200 {
         runner.line("free x %2");
         runner.line("read t = 0 1");

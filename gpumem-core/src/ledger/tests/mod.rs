@@ -4,12 +4,13 @@
 //!
 //! ```text
 //! open a                               opens a scope with exact figures
-//! open a of 2, open a of task           one that counts thread 2 only; one of a task, in which no thread is at first
+//! open a of own, open a of task, open a of all    one without threads in no scope; one of a task, in which no thread is at first;
+//!                                      one of all threads
 //! open a sampled                       one that is sampled
 //! enter a %2, leave a %2               a thread enters and leaves an open scope
 //! adopt a [DSD-]                       an open scope adopts all threads without a scope, or those with such names
 //! named DSD-0 %2                       the name of a thread
-//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [overlapped, alone] [own, whole] [shared, unshared] [on=1, here] [lost=1]
+//! read a = 10 15, reset a = 10 15, close a = 10 15 [stale] [shared=5] [on=1, here] [lost=1]
 //!                                      used and peaked; [driver=10/15] those of the driver's view
 //! alloc x 10 [kind], free x            an allocation, a free
 //! free_failed, untracked, found 10     what follows a free: it failed; the size is not known; a late lookup
@@ -35,6 +36,7 @@ mod histories;
 mod noticed;
 mod observed;
 mod pools;
+pub(super) mod rule;
 mod samples;
 mod scopes;
 mod tree;
@@ -104,9 +106,11 @@ impl Runner {
     fn open(&mut self, scope: &str, device: Device, gauge: Gauge, thread: Option<&str>) -> EventKind {
         let every = Duration::from_millis(u64::from(gauge == Gauge::Sampled));
         let counts = match thread {
-            None => Counted::Process,
+            None => Counted::OwnAndUnscoped,
+            Some("all") => Counted::AllThreads,
             Some("task") => Counted::Task,
-            Some(number) => Counted::Thread(ThreadId(number.parse().expect("a number"))),
+            Some("own") => Counted::Own,
+            Some(other) => panic!("not a kind of scope: {other}"),
         };
         EventKind::Open {
             scope: ScopeId(self.id(scope)),
@@ -318,9 +322,7 @@ fn figures(trace: &Trace) -> String {
     let peaked = trace.peaked.get().cast_signed();
     assert_eq!((trace.used.get() % MIB, peaked % MIB), (0, 0));
     let mut text = format!("{} {} lost={} untracked={}", trace.used.mb(), peaked / MIB, trace.lost, trace.untracked);
-    text.push_str(if trace.overlapped { " overlapped" } else { " alone" });
-    text.push_str(if trace.own_scope { " own" } else { " whole" });
-    text.push_str(if trace.adoption_is_shared { " shared" } else { " unshared" });
+    _ = write!(text, " shared={}", trace.shared.mb());
     match trace.allocated_on {
         Some(device) => _ = write!(text, " on={device}"),
         None => text.push_str(" here"),

@@ -5,18 +5,18 @@ use super::*;
 #[test]
 fn allocations_of_other_threads_are_noticed() {
     check(
-        "watch 1 allocations; open a of 1; alloc x 1; noticed = nothing; alloc y 2 %2; noticed = alloc 2 @0
+        "watch 1 allocations; open a of own; alloc x 1; noticed = nothing; alloc y 2 %2; noticed = alloc 2 @0
          free y %2; noticed = nothing; alloc z 3 managed %2; noticed = nothing; alloc w 4 @1 %2; noticed = nothing
          unwatch 1; alloc v 5 %2; noticed = nothing; close a = 1 0",
     );
     // There are threads in a scope of the thread, and threads with a budget of their own.
     check(
-        "watch 1 allocations; open a of 1; enter a %2; alloc x 1 %2; noticed = nothing; leave a %2
-         open b of 3 %3; alloc y 2 %3; noticed = alloc 2 @0 in scope; alloc z 4 %2; noticed = alloc 4 @0",
+        "watch 1 allocations; open a of own; enter a %2; alloc x 1 %2; noticed = nothing; leave a %2
+         open b of own %3; alloc y 2 %3; noticed = alloc 2 @0 in scope; alloc z 4 %2; noticed = alloc 4 @0",
     );
     // A thread that opened a scope itself says so; one in the scope of another thread works for that one.
     check(
-        "watch 1 allocations; open a of 1; open b %2; alloc x 1 %2; noticed = alloc 1 @0 in scope
+        "watch 1 allocations; open a of own; open b %2; alloc x 1 %2; noticed = alloc 1 @0 in scope
          enter b %3; alloc y 1 %3; noticed = nothing",
     );
     // There are two devices, and two threads that watch one device.
@@ -34,7 +34,7 @@ fn allocations_of_other_threads_are_noticed() {
 fn what_other_threads_do_is_noticed() {
     check(
         "watch 1 others; alloc x 1; noticed = nothing; alloc y 2 %2; noticed = alloc 2 @0; free x %2; noticed = free 1 @0
-         free y; noticed = nothing; open b of 3 %3; alloc z 4 %3; noticed = alloc 4 @0 in scope",
+         free y; noticed = nothing; open b of own %3; alloc z 4 %3; noticed = alloc 4 @0 in scope",
     );
     // Another thread in a scope of the watching thread works for it.
     check("watch 1 others; open a; enter a %2; alloc x 1 %2; noticed = nothing; free x %2; noticed = nothing");
@@ -45,5 +45,5 @@ fn a_device_that_nobody_watches_costs_nothing() {
     let ledger = check(
         "watch 1 allocations; watch 2 others; alloc x 1 %2; unwatch 2; unwatch 1; alloc y 1 %2; noticed = nothing",
     );
-    assert!(ledger.watched.is_empty() && !ledger.has_thread_scopes);
+    assert!(ledger.watched.is_empty() && !ledger.is_watched);
 }

@@ -267,10 +267,10 @@ fn a_free_that_failed_gives_the_block_back_to_its_pool() {
 #[test]
 fn scopes_of_one_thread_and_scopes_beside_others_count_parts() {
     check(
-        "pool 1; open a of 2; open b %2
+        "pool 1; open a of own %2; open b %2
          alloc x 100 at 1000; part 1 1000 10; alloc y 50 at 2000 %2; part 1 2000 5 %2
-         read a = 5 0; read b = 5 0 own
-         unpart 1 2000; close a = 0 5; close b %2 = 0 5 own",
+         read a = 5 0; read b = 15 0
+         unpart 1 2000; close a = 0 5; close b %2 = 10 5",
     );
 }
 

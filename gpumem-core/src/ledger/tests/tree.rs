@@ -17,7 +17,7 @@ fn each_scope_path_has_its_own_figures() {
     );
     // Another thread counts only while it is in the scope.
     check(
-        "open a; alloc x 4 %2; tree /a = 1 0 0 4 0 0; enter a %2; alloc y 2 %2; tree /a = 1 2 2 6 2 1; close a = 6 0 whole",
+        "open a; alloc x 4 %2; tree /a = 1 0 0 4 0 0; enter a %2; alloc y 2 %2; tree /a = 1 2 2 6 2 1; close a = 6 0",
     );
     check("open a; open b %2; alloc x 1 %2; tree /b = 1 1 1 1 1 1; close b %2 = 1 0; close a = 0 0");
     // A peak is one moment. The events are of several paths in turn.

@@ -46,6 +46,8 @@ pub(in crate::session) struct ScopeRequest {
     pub(in crate::session) source: Option<Source>,
     /// True to count only allocations of the calling thread.
     pub(in crate::session) of_thread: bool,
+    /// True to count all threads of the process.
+    pub(in crate::session) all_threads: bool,
     /// True to count only allocations of threads that enter the scope. The calling thread does not.
     pub(in crate::session) of_task: bool,
     /// True if figures that are not exact are of no use.
@@ -59,6 +61,11 @@ pub(in crate::session) struct ScopeRequest {
 }
 
 impl ScopeRequest {
+    /// Returns whether only threads that enter the scope are in it. Any other scope is entered by the thread that opens it.
+    pub(in crate::session) fn is_of_task(&self, gauge: Gauge) -> bool {
+        self.of_task && !self.all_threads && gauge == Gauge::Exact
+    }
+
     /// Returns the gauges of the program, if one has to measure the scope.
     pub(in crate::session) fn custom_devices(&self, session: &Session) -> Option<&'static dyn Devices> {
         let Self { device, gauge, source, of_thread, exact, .. } = *self;
@@ -160,9 +167,11 @@ impl OpenScope {
         }
         let every = if sampled { session.settings.sample_every } else { Duration::ZERO };
         let counts = match request {
-            ScopeRequest { of_task: true, .. } if gauge == Gauge::Exact => Counted::Task,
-            ScopeRequest { of_thread: true, .. } => Counted::Thread(session.inbox.this_thread()),
-            _ => Counted::Process,
+            _ if gauge != Gauge::Exact => Counted::AllThreads,
+            ScopeRequest { all_threads: true, .. } => Counted::AllThreads,
+            ScopeRequest { of_task: true, .. } => Counted::Task,
+            ScopeRequest { of_thread: true, .. } => Counted::Own,
+            _ => Counted::OwnAndUnscoped,
         };
         let callsite = session.number_callsite(ctx, location, request.module);
         let spec = ScopeSpec { device, gauge, every, counts, callsite: callsite.id, source, at_peak: request.at_peak };

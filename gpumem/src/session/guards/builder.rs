@@ -105,9 +105,8 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Counts only the calling thread, instead of the whole process: the blocks that it allocates, whichever thread frees them, and
-    /// allocations of other threads in the scope through its [handle](crate::GpuMemTrace::handle). If the thread is in a scope of
-    /// another thread, the other thread's own allocations do not count.
+    /// Leaves out threads that are in no scope: the trace counts the calling thread, and threads that enter its scopes through a
+    /// [handle](crate::GpuMemTrace::handle). Otherwise it counts like any [trace](crate::GpuMemTrace#what-a-trace-counts).
     ///
     /// It needs exact figures, so it ignores `GPUMEM_GAUGE=sampled`.
     ///
@@ -123,14 +122,36 @@ impl GpuMemTraceBuilder {
     /// # Ok::<(), gpumem::Error>(())
     /// ```
     pub fn thread_local_only(mut self) -> Self {
-        self.request.of_thread = true;
+        (self.request.of_thread, self.request.all_threads) = (true, false);
         self
     }
 
-    /// Counts all threads, even if a trace of another thread overlaps, and needs exact figures.
-    pub(in crate::session) fn all_threads_exactly(mut self) -> Self {
-        (self.request.exact, self.request.at_peak) = (true, true);
+    /// Counts all threads of the process, also those that are in scopes of other threads. Sampled figures always do.
+    ///
+    /// ```
+    /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
+    /// use gpumem::{Bytes, GpuMemTrace};
+    ///
+    /// let own = GpuMemTrace::new();
+    /// let all = GpuMemTrace::builder().all_threads().start()?;
+    /// let traced = || {
+    ///     let _trace = GpuMemTrace::with_ctx("worker");
+    ///     gpu.alloc(Bytes::mib(100))
+    /// };
+    /// let block = std::thread::scope(|threads| threads.spawn(traced).join().unwrap())?;
+    /// assert_eq!((own.data().used.mb(), all.data().used.mb()), (0, 100));
+    /// # drop(block);
+    /// # Ok::<(), gpumem::Error>(())
+    /// ```
+    pub fn all_threads(mut self) -> Self {
+        (self.request.of_thread, self.request.all_threads) = (false, true);
         self
+    }
+
+    /// Counts all threads of the process, and needs exact figures.
+    pub(in crate::session) fn all_threads_exactly(mut self) -> Self {
+        self.request.exact = true;
+        self.all_threads()
     }
 
     /// Returns whether the program asked for the calling thread only.
@@ -153,8 +174,8 @@ impl GpuMemTraceBuilder {
     /// `GPUMEM_ADOPT`, else the threads of [`scope::adopt`](crate::scope::adopt), else none.
     ///
     /// It is for threads that a library starts, such as the device thread of burn, and for `spawn_blocking`. If scopes of two threads adopt
-    /// the same thread at the same time, its allocations count for the scope that was opened last, and the lines of both are marked
-    /// ([`Trace::adoption_is_shared`](crate::Trace::adoption_is_shared)).
+    /// the same thread at the same time, its allocations count for the scope that was opened last, and the lines of both name them
+    /// ([`Trace::shared`](crate::Trace::shared)).
     ///
     /// ```
     /// # let gpu = gpumem::sim::SimGpu::install(gpumem::Bytes::gib(16))?;
@@ -172,9 +193,8 @@ impl GpuMemTraceBuilder {
         self
     }
 
-    /// Returns whether to keep which allocations made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is
-    /// `false`. It makes each allocation a little slower. Such a trace counts the whole process even if traces of other threads overlap
-    /// it, because the allocations of the peak would not add up otherwise. It has no effect if the figures are not exact.
+    /// Keeps the allocations that made the peak, for [`peak_holders`](crate::GpuMemTrace::peak_holders). The default is `false`. It makes
+    /// each allocation a little slower. It has no effect if the figures are not exact.
     ///
     /// Example: see [`GpuMemTrace::peak_holders`](crate::GpuMemTrace::peak_holders).
     pub fn at_peak(mut self, at_peak: bool) -> Self {
@@ -266,8 +286,7 @@ impl GpuMemTraceBuilder {
         }
         if let Some(scope) = &scope
             && !self.entered
-            // Opening an exact scope of a task does not enter it.
-            && !(self.request.of_task && scope.gauge == Gauge::Exact)
+            && !self.request.is_of_task(scope.gauge)
         {
             ScopeHandle::of(Some((session, scope.id))).leave();
         }

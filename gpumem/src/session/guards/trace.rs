@@ -36,9 +36,17 @@ use crate::{
 /// first in the block, so their memory counts as `peaked` and not as `used`. [`GpuMemTrace::scope`] returns the value instead.
 ///
 /// The device is fixed when the trace starts: that of the builder, else the calling thread's current CUDA device, else device 0.
-/// By default a trace counts all threads of the process. If a trace of another thread overlaps it, it counts the allocations in its own
-/// scope from then on, and its line is marked ([`Trace::own_scope`]). A trace is `Send`: it may be held across `.await` and move between
-/// threads. Until it is dropped, it is the scope of the thread that created it. For tasks, use [`wrap`](GpuMemTraceBuilder::wrap).
+/// A trace is `Send`: it may be held across `.await` and move between threads. Until it is dropped, it is the scope of the thread that
+/// created it. For tasks, use [`wrap`](GpuMemTraceBuilder::wrap).
+///
+/// # What a trace counts
+///
+/// A trace counts its own thread, threads that are in its thread's scopes, and threads that are in no scope. Memory belongs to the open
+/// traces in which it was allocated: they count its free, on any thread. Any other free counts like an allocation of the thread that
+/// frees. So a trace of another thread changes nothing, as long as the two threads exchange no memory. If threads in no scope
+/// allocate while several threads have traces, all of these count it, and their lines name the amount ([`Trace::shared`]).
+/// [`thread_local_only`](GpuMemTraceBuilder::thread_local_only) leaves out threads in no scope, and
+/// [`all_threads`](GpuMemTraceBuilder::all_threads) counts every thread.
 ///
 /// Without a GPU, or if it cannot be read, a trace is off: one notice on stderr has the reason, nothing is reported, and
 /// [`data`](Self::data) is zeros with [`Gauge::Off`](crate::Gauge::Off).

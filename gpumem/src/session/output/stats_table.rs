@@ -123,7 +123,7 @@ impl Row {
         counts.calls += 1;
         counts.sampled += u64::from(trace.sampling.is_some());
         counts.doubtful += u64::from(trace.lost > 0 || trace.untracked > 0);
-        counts.overlapped += u64::from(trace.overlapped || trace.adoption_is_shared);
+        counts.shared += u64::from(trace.shared.get() > 0);
         if !trace.is_measured() {
             counts.unmeasured += 1;
             return;
@@ -158,7 +158,7 @@ impl Row {
         counts.unmeasured += more.unmeasured;
         counts.sampled += more.sampled;
         counts.doubtful += more.doubtful;
-        counts.overlapped += more.overlapped;
+        counts.shared += more.shared;
         self.figures = match (self.figures, other.figures) {
             (Some(one), Some(other)) => Some(one.merged(other)),
             (one, other) => one.or(other),

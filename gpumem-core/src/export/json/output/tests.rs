@@ -131,11 +131,11 @@ fn figures_are_exact_and_words_are_escaped() {
         line,
         "{\"type\":\"trace\",\"level\":\"info\",\"time\":\"2018-09-15T13:59:03.000000Z\",\"pid\":7,\"thread\":null,\
          \"thread_name\":null,\"device\":2,\"module\":null,\"file\":null,\"line\":null,\"outer\":[],\"ctx\":\"a \\\"b\\\"\\n\",\"subctx\":null,\"simulated\":false,\"gauge\":\"exact\",\
-         \"source\":\"cupti\",\"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0,\"overlapped\":false,\"own_scope\":false,\"adoption_is_shared\":false,\"allocated_on\":null}"
+         \"source\":\"cupti\",\"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0,\"shared\":0,\"allocated_on\":null}"
     );
-    let line = written(Content::Trace(Report::new(Trace { overlapped: true, ..trace }, None, None)));
+    let line = written(Content::Trace(Report::new(Trace { shared: Bytes::mib(1), ..trace }, None, None)));
     assert!(
-        line.ends_with("\"lost_events\":0,\"overlapped\":true,\"own_scope\":false,\"adoption_is_shared\":false,\"allocated_on\":null}"),
+        line.ends_with("\"lost_events\":0,\"shared\":1048576,\"allocated_on\":null}"),
         "{line}"
     );
 }

@@ -3,11 +3,17 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    super::super::{AllocGroup, GroupAtPeak, Ledger, NodeId, ScopeNode, tests::numbers},
+    super::super::{
+        AllocGroup, GroupAtPeak, Ledger, NodeId, ScopeNode,
+        tests::{
+            numbers,
+            rule::{PlainAccount, PlainAccounts, PlainPlace},
+        },
+    },
     simple::{GroupTable, Now, SimpleScope, WatchedBlock},
 };
 use crate::model::{
-    Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Key, MemKind, OwnerThread, ScopeId, ScopeSpec,
+    Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec,
     Space, StackId, ThreadId, Trace,
 };
 
@@ -42,7 +48,8 @@ struct History {
     freed: [Option<(u64, Option<WatchedBlock>)>; THREADS],
     /// The newest free of each thread, if it was of an older block: the device and the bytes.
     older_freed: [Option<(usize, i64)>; THREADS],
-    now: BTreeMap<(usize, Option<u32>), Now>,
+    now: BTreeMap<(usize, Option<PlainAccount>), Now>,
+    accounts: PlainAccounts,
     /// The highest sum of the live blocks of each device, and the groups when it was reached first.
     records: [(i64, GroupTable); 2],
     /// The same, whatever was reset; the groups of each moment at which it was reached.
@@ -70,28 +77,48 @@ impl History {
         self.ledger.last_trace()
     }
 
-    fn now(&mut self, device: usize, of_thread: Option<u32>) -> &mut Now {
-        self.now.entry((device, of_thread)).or_default()
+    fn now(&mut self, device: usize, account: Option<PlainAccount>) -> &mut Now {
+        self.now.entry((device, account)).or_default()
     }
 
-    fn change(&mut self, plain: &WatchedBlock, sign: i64) {
+    /// Returns where a thread allocates and frees. Other tests check the threads for which it works there.
+    fn place(&mut self, thread: usize) -> PlainPlace {
+        let (node, owner) = self.ledger.place_of(thread_id(thread));
+        let works_for = self.ledger.guests.threads(owner).map(|thread| thread.0).collect();
+        PlainPlace { works_for, is_in_scope: self.ledger.tree.is_in_scope(node) }
+    }
+
+    fn change_in(&mut self, plain: &WatchedBlock, sign: i64, accounts: &[PlainAccount]) {
         if plain.on_device {
-            let mut threads = vec![None];
-            self.ledger.guests.for_each_thread(OwnerThread(plain.owner), |thread| threads.push(Some(thread.0)));
-            for of_thread in threads {
-                self.now(plain.device, of_thread).change(Some(&plain.name), sign * plain.bytes);
+            for account in accounts.iter().copied().map(Some).chain([None]) {
+                self.now(plain.device, account).change(Some(&plain.name), sign * plain.bytes);
             }
         }
     }
 
-    fn change_older(&mut self, device: usize, by: i64) {
-        self.now(device, None).change(None, by);
+    fn add(&mut self, plain: &WatchedBlock) {
+        let accounts = self.accounts.of_alloc(&plain.place, plain.device);
+        self.change_in(plain, 1, &accounts);
+    }
+
+    /// A thread at this place frees the block, or its free has failed.
+    fn change(&mut self, plain: &WatchedBlock, sign: i64, by: &PlainPlace) {
+        let found = self.accounts.of_free(Some((&plain.place, plain.number)), by, plain.device);
+        let accounts: Vec<_> = found.into_iter().map(|(account, _)| account).collect();
+        self.change_in(plain, sign, &accounts);
+    }
+
+    fn change_older(&mut self, device: usize, by: i64, thread: usize) {
+        let place = self.place(thread);
+        for account in self.accounts.of_alloc(&place, device).into_iter().map(Some).chain([None]) {
+            self.now(device, account).change(None, by);
+        }
     }
 
     /// Compares the levels after an event.
     fn update_peaks(&mut self) {
         for scope in self.scopes.values_mut().filter(|scope| scope.is_watched) {
-            scope.reach(self.now.entry((scope.device, scope.of_thread)).or_default());
+            scope.reach(self.now.entry((scope.device, scope.account)).or_default());
         }
         for (device, ((most, at_most), highest)) in self.records.iter_mut().zip(&mut self.highest).enumerate() {
             let now = self.now.entry((device, None)).or_default();
@@ -165,25 +192,23 @@ impl History {
         path
     }
 
-    fn owner(&mut self, thread: usize) -> u32 {
-        self.ledger.thread(thread_id(thread)).owner.0
-    }
-
-    fn open(&mut self, thread: usize, on: usize, of_thread: bool, is_watched: bool, callsite: CallsiteId) {
+    fn open(&mut self, thread: usize, on: usize, counts: Counted, is_watched: bool, callsite: CallsiteId) {
         let id = self.new_id();
         let spec = ScopeSpec {
-            counts: if of_thread { Counted::Thread(thread_id(thread)) } else { Counted::Process },
+            counts,
             callsite,
             at_peak: is_watched,
             ..ScopeSpec::exact(device(on))
         };
         self.post(&EventKind::Open { scope: id, spec }, thread);
         let own = self.ledger.thread(thread_id(thread)).own.0;
-        let of_thread = of_thread.then_some(own);
-        let start = self.now(on, of_thread).clone();
+        let account = (counts != Counted::AllThreads).then_some((own, on, counts == Counted::OwnAndUnscoped));
+        let number = self.number;
+        account.into_iter().for_each(|account| self.accounts.open(account, number));
+        let start = self.now(on, account).clone();
         let scope = SimpleScope {
             device: on,
-            of_thread,
+            account,
             is_watched,
             opener: thread,
             most: start.in_use,
@@ -210,7 +235,7 @@ impl History {
             1 => {
                 self.post(&EventKind::Reset { scope: id }, thread);
                 let of = &self.scopes[&scope];
-                let start = self.now.get(&(of.device, of.of_thread)).cloned().unwrap_or_default();
+                let start = self.now.get(&(of.device, of.account)).cloned().unwrap_or_default();
                 let of = self.scopes.get_mut(&scope).unwrap();
                 (of.most, of.at_most, of.start) = (start.in_use, vec![GroupTable::new()], start);
             }
@@ -222,6 +247,7 @@ impl History {
                     self.kept.insert(scope, expected.into());
                 }
                 let closed = self.scopes.remove(&scope).unwrap();
+                closed.account.into_iter().for_each(|account| self.accounts.close(account));
                 self.entered[closed.opener].retain(|entered| (entered.scope, entered.by_opening) != (scope, true));
             }
         }
@@ -241,19 +267,21 @@ impl History {
                 let bytes = [0, 1, 1, 2, 3, 5, 8][random(7)];
                 let block = Block { context, stack, ..Block::new(device(on), Bytes::new(bytes), kind) };
                 let node = self.ledger.node_of(thread_id(thread));
+                let place = self.place(thread);
                 let plain = WatchedBlock {
                     name: (self.path(node), stack, kind as usize, context),
                     device: on,
-                    owner: self.owner(thread),
+                    place,
+                    number: self.number + 1,
                     bytes: bytes.cast_signed(),
                     on_device: kind.is_on_device(),
                     context,
                 };
                 self.post(&EventKind::Alloc { key: Key::new(Space::Address, name), block }, thread);
                 if let Some(missed) = self.live.remove(&name) {
-                    self.change(&missed, -1);
+                    self.change(&missed, -1, &PlainPlace::default());
                 }
-                self.change(&plain, 1);
+                self.add(&plain);
                 self.live.insert(name, plain);
             }
             6..10 => {
@@ -265,12 +293,13 @@ impl History {
                     older.map(|(on, bytes)| Block::new(device(on), Bytes::new(bytes.unsigned_abs()), MemKind::Device));
                 self.post(&EventKind::Free { key: Key::new(Space::Address, name), block }, thread);
                 let removed = self.live.remove(&name);
+                let by = self.place(thread);
                 if let Some(removed) = &removed {
-                    self.change(removed, -1);
+                    self.change(removed, -1, &by);
                 }
                 self.older_freed[thread] = None;
                 if let (Some((on, bytes)), None) = (older, &removed) {
-                    self.change_older(on, -bytes);
+                    self.change_older(on, -bytes, thread);
                     self.older_freed[thread] = Some((on, bytes));
                 }
                 self.freed[thread] = Some((name, removed));
@@ -286,15 +315,16 @@ impl History {
                         &EventKind::LateLookup { block: Block::new(device(on), Bytes::new(2), MemKind::Device) },
                         thread,
                     );
-                    self.change_older(on, -bytes);
+                    self.change_older(on, -bytes, thread);
                     self.older_freed[thread] = Some((on, bytes));
                 } else {
                     self.post(&EventKind::FreeFailed, thread);
                     if let Some((on, bytes)) = self.older_freed[thread].take() {
-                        self.change_older(on, bytes);
+                        self.change_older(on, bytes, thread);
                     }
+                    let by = self.place(thread);
                     if let Some(plain) = removed {
-                        self.change(&plain, 1);
+                        self.change(&plain, 1, &by);
                         self.live.insert(name, plain);
                     }
                 }
@@ -306,21 +336,24 @@ impl History {
                 let shrink =
                     EventKind::Shrink { key: Key::new(Space::Address, name), bytes: Bytes::new(bytes.unsigned_abs()) };
                 self.post(&shrink, thread);
-                self.change(&plain, -1);
+                let by = self.place(thread);
+                self.change(&plain, -1, &by);
                 plain.bytes = bytes;
-                self.change(&plain, 1);
+                self.change(&plain, 1, &by);
                 self.live.insert(name, plain);
             }
             11 if random(3) == 0 => {
                 self.post(&EventKind::ContextDestroyed { context: 1 }, thread);
                 let destroyed: Vec<_> = self.live.extract_if(.., |_, plain| plain.context == 1).collect();
                 for (_, plain) in &destroyed {
-                    self.change(plain, -1);
+                    self.change(plain, -1, &PlainPlace::default());
                 }
             }
             12 | 13 if self.entered[thread].len() < 8 => {
                 let callsite = CallsiteId(2 + u32::try_from(random(3)).unwrap());
-                self.open(thread, random(8) / 7, random(3) == 0, random(4) > 0, callsite);
+                let counts =
+                    [Counted::AllThreads, Counted::OwnAndUnscoped, Counted::OwnAndUnscoped, Counted::Own][random(4)];
+                self.open(thread, random(8) / 7, counts, random(4) > 0, callsite);
             }
             14 if self.entered[thread].len() < 8 => {
                 let Some((scope, _)) = self.scopes.iter().nth(random(self.scopes.len().max(1))) else { return };
@@ -386,7 +419,7 @@ pub(super) fn history(seed: u64, stacks: usize, steps: usize) -> usize {
     }
     let ledger = &history.ledger;
     assert!(
-        ledger.kept_peaks.is_empty() && ledger.thread_levels.is_empty() && !ledger.has_thread_scopes,
+        ledger.kept_peaks.is_empty() && ledger.accounts.is_empty(),
         "seed {seed}"
     );
     assert!(ledger.meters.0.iter().all(|meter| !meter.peaks.has_kept()), "seed {seed}");

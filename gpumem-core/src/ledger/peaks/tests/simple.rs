@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::super::tests::rule::{PlainAccount, PlainPlace};
 use crate::model::{CallsiteId, StackId};
 
 /// The key of a group: scopes, stack, kind, context.
@@ -13,13 +14,14 @@ pub(super) type GroupTable = BTreeMap<Option<Name>, i64>;
 pub(super) struct WatchedBlock {
     pub(super) name: Name,
     pub(super) device: usize,
-    pub(super) owner: u32,
+    pub(super) place: PlainPlace,
+    pub(super) number: u64,
     pub(super) bytes: i64,
     pub(super) on_device: bool,
     pub(super) context: u8,
 }
 
-/// Bytes in use on one device, of all threads or of one.
+/// Bytes in use on one device, of all threads or of one account.
 #[derive(Clone, Default)]
 pub(super) struct Now {
     pub(super) in_use: i64,
@@ -48,7 +50,7 @@ impl Now {
 
 pub(super) struct SimpleScope {
     pub(super) device: usize,
-    pub(super) of_thread: Option<u32>,
+    pub(super) account: Option<PlainAccount>,
     pub(super) is_watched: bool,
     pub(super) opener: usize,
     pub(super) start: Now,
