@@ -90,7 +90,8 @@ impl Parse for Options {
             parse_comma(input)?;
         }
         if let Some(key) = threads.filter(|_| options.thread_local) {
-            let message = "`threads = \"all\"` counts every thread, and `thread_local` leaves some out; remove one of them";
+            let message =
+                "`threads = \"all\"` counts every thread, and `thread_local` leaves some out; remove one of them";
             return Err(Error::new(key.span(), message));
         }
         let may_be_exact = options.gauge.as_ref().is_none_or(|gauge| gauge == "Exact");

@@ -322,7 +322,7 @@ impl Row {
 const UNTRACED: &str = "untraced";
 /// The way in which a recording is written as well.
 const RECORDED: &str = "dispatch1-recorded";
-/// The way in which the trace overlaps a trace of another thread, so it counts its own scope alone.
+/// The way in which another thread has a trace open as well.
 const OVERLAPPED: &str = "dispatch1-overlapped";
 
 /// How allocations are observed in a process.

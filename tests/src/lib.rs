@@ -17,6 +17,7 @@ mod pending;
 mod process;
 mod python;
 mod random;
+pub mod rule;
 mod script;
 mod simulated;
 mod skipped;

@@ -184,7 +184,10 @@ mod tests {
     fn memory_that_also_counts_for_other_threads_is_named() {
         let trace = Trace { gauge: Gauge::Exact, shared: Bytes::mib(12), ..Trace::off(0) };
         let line = |ctx| Report::new(trace, ctx, Some("exit")).to_string();
-        assert_eq!(line(Some("handle")), "△Used Peaked MB:      0      0 (handle: exit) [12 MiB by threads in no scope]");
+        assert_eq!(
+            line(Some("handle")),
+            "△Used Peaked MB:      0      0 (handle: exit) [12 MiB by threads in no scope]"
+        );
         assert_eq!(line(None), "△Used Peaked MB:      0      0 (exit) [12 MiB by threads in no scope]");
     }
 

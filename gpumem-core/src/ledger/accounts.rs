@@ -163,7 +163,8 @@ impl Accounts {
     /// A scope needs this account. `number` is that of the event that opens the scope.
     pub(super) fn open(&mut self, id: AccountId, number: u64) {
         let spare = &mut self.spare;
-        let account = self.all.entry(id).or_insert_with(|| Account { level: std::mem::take(spare), ..Account::default() });
+        let account =
+            self.all.entry(id).or_insert_with(|| Account { level: std::mem::take(spare), ..Account::default() });
         account.open += 1;
         if account.open == 1 {
             account.since = number;

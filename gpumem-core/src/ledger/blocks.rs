@@ -281,8 +281,8 @@ impl Ledger {
         if tag.kind().is_on_device() {
             self.thread(thread).allocates_on(meter, number);
         }
-        let is_shared = !self.adopters.is_empty()
-            && self.note_adoption(thread, meter, bytes, tag.kind().is_on_device(), number);
+        let is_shared =
+            !self.adopters.is_empty() && self.note_adoption(thread, meter, bytes, tag.kind().is_on_device(), number);
         let (node, owner) = self.place_of(thread);
         let node = self.tree.same_path_on(meter, node);
         let (kind, pool) = (tag.kind(), self.pool_of_new(tag, meter));

@@ -35,18 +35,8 @@ mod watermark;
 use std::collections::{BTreeMap, HashMap};
 
 use self::{
-    accounts::Accounts,
-    adopters::Adopters,
-    groups::AllocGroups,
-    guests::Guests,
-    live::LiveBlocks,
-    meters::Meters,
-    noticed::Watched,
-    peaks::KeptRange,
-    pending::PendingDelta,
-    pool_table::Pools,
-    scope::Scope,
-    thread::Thread,
+    accounts::Accounts, adopters::Adopters, groups::AllocGroups, guests::Guests, live::LiveBlocks, meters::Meters,
+    noticed::Watched, peaks::KeptRange, pending::PendingDelta, pool_table::Pools, scope::Scope, thread::Thread,
     tree::ScopeTree,
 };
 pub use self::{

@@ -47,8 +47,7 @@ impl PendingDelta {
     /// Returns whether events of this attribution can be added.
     #[inline]
     pub(super) fn is_of(&self, attribution: Attribution) -> bool {
-        self.group == attribution.group()
-            && (self.owner == OwnerThread::LAST || self.owner == attribution.owner())
+        self.group == attribution.group() && (self.owner == OwnerThread::LAST || self.owner == attribution.owner())
     }
 
     /// Adds a block: a new one, or one whose free failed.

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     model::{
-        Block, Bytes, Counted, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, MemKind, PoolId,
-        PoolUsage, ScopeId, ScopeSpec, ThreadId,
+        Block, Bytes, Device, EventKind, Family, Gauge, GpuMemory, GpuProcess, Key, MemKind, PoolId, PoolUsage,
+        ScopeId, ScopeSpec, ThreadId,
     },
     report::DeviceReading,
 };

@@ -122,7 +122,7 @@ values! {
 
 variants! { Family { Cuda {} Simulated {} Custom {} } }
 variants! { Threads { Unscoped {} Named { 0 } } }
-variants! { Counted { Process {} Thread { 0 } Task {} } }
+variants! { Counted { AllThreads {} OwnAndUnscoped {} Own {} Task {} } }
 variants! { Gauge { Exact {} Sampled {} Off {} } }
 variants! { Source { Dispatch {} Cupti {} Simulation {} Sampling {} Custom {} Off {} } }
 variants! { ProcessKind { Compute {} Graphics {} Both {} } }

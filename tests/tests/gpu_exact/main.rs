@@ -51,8 +51,8 @@ fn exact() -> GpuMemTrace {
 
 fn exact_on(ordinal: u32) -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(ordinal);
-    // The trace counts the whole process, as the log does, also if traces of other threads overlap it.
-    builder.at_peak(true).on_exit_report(false).start().expect("allocations can be intercepted")
+    // The log has the whole process.
+    builder.all_threads().on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
 fn take(way: Way, bytes: usize) -> Block {

@@ -1,92 +1,114 @@
-//! Compares random programs with the sums of their own logs.
+//! Compares random programs with a naive computation of their own logs.
+
+use gpumem_tests::rule::{Counts, Rule};
 
 use super::*;
 
 /// An event of the log.
 enum Entry {
-    /// Memory that this thread allocated was given out or back.
-    Change { by: i64, of: usize },
-    /// A trace began, or was reset.
-    Begin { trace: usize },
-    /// What a trace reported.
-    Said { trace: usize, used: i64, peaked: u64 },
+    Alloc {
+        thread: usize,
+        block: u64,
+        bytes: i64,
+    },
+    Free {
+        thread: usize,
+        block: u64,
+    },
+    Open {
+        thread: usize,
+        trace: u64,
+        counts: Counts,
+    },
+    Reset {
+        trace: u64,
+    },
+    Close {
+        trace: u64,
+    },
+    /// The figures that a trace reported.
+    Said {
+        trace: u64,
+        figures: (i64, u64),
+    },
 }
 
 /// One lock protects everything, so that the order of the log is the order of the events.
 #[derive(Default)]
 struct World {
     log: Vec<Entry>,
-    /// The thread that each trace counts, if it does not count all. Traces that have ended are in it too.
-    threads: Vec<Option<usize>>,
-    traces: Vec<(usize, GpuMemTrace)>,
-    blocks: Vec<(Block, usize)>,
+    traces: Vec<(u64, GpuMemTrace)>,
+    blocks: Vec<(Block, u64)>,
+    /// The last number of a trace or of a block.
+    last: u64,
     missed: u64,
 }
 
 impl World {
-    fn allocate(&mut self, me: usize, random: &mut Random) {
-        let block = take(any_way(random), any_bytes(random));
-        self.log.push(Entry::Change { by: block.counted(), of: me });
-        self.blocks.push((block, me));
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
     }
 
-    fn free(&mut self, random: &mut Random) {
+    fn allocate(&mut self, thread: usize, random: &mut Random) {
+        let (taken, block) = (take(any_way(random), any_bytes(random)), self.next());
+        self.log.push(Entry::Alloc { thread, block, bytes: taken.counted() });
+        self.blocks.push((taken, block));
+    }
+
+    fn free(&mut self, thread: usize, random: &mut Random) {
         if !self.blocks.is_empty() {
-            let (block, of) = self.blocks.swap_remove(random.below(self.blocks.len()));
-            self.log.push(Entry::Change { by: -block.counted(), of });
-            give(block);
+            let (taken, block) = self.blocks.swap_remove(random.below(self.blocks.len()));
+            self.log.push(Entry::Free { thread, block });
+            give(taken);
         }
     }
 
-    fn open(&mut self, of_thread: Option<usize>) {
-        let trace = if of_thread.is_some() {
-            let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).thread_local_only();
-            builder.on_exit_report(false).start().expect("allocations can be intercepted")
-        } else {
-            exact()
+    fn open(&mut self, thread: usize, counts: Counts) {
+        let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(0).on_exit_report(false);
+        let builder = match counts {
+            Counts::All => builder.all_threads(),
+            Counts::OwnAndUnscoped => builder,
+            Counts::Own => builder.thread_local_only(),
         };
-        let number = self.threads.len();
-        self.threads.push(of_thread);
-        self.traces.push((number, trace));
-        self.log.push(Entry::Begin { trace: number });
+        let opened = builder.start().expect("allocations can be intercepted");
+        let trace = self.next();
+        self.traces.push((trace, opened));
+        self.log.push(Entry::Open { thread, trace, counts });
     }
 
     fn read(&mut self, at: usize) {
-        let (number, trace) = &self.traces[at];
-        let data = trace.data();
+        let (trace, opened) = &self.traces[at];
+        let data = opened.data();
         self.missed += data.lost + data.untracked;
-        self.log.push(Entry::Said { trace: *number, used: data.used.get(), peaked: data.peaked.get() });
+        self.log.push(Entry::Said { trace: *trace, figures: (data.used.get(), data.peaked.get()) });
     }
 
     fn reset(&mut self, at: usize) {
-        let (number, trace) = &mut self.traces[at];
-        trace.reset();
-        self.log.push(Entry::Begin { trace: *number });
+        let (trace, opened) = &mut self.traces[at];
+        opened.reset();
+        self.log.push(Entry::Reset { trace: *trace });
     }
 
     fn close(&mut self, at: usize) {
         self.read(at);
-        drop(self.traces.swap_remove(at));
+        let (trace, _) = self.traces.swap_remove(at);
+        self.log.push(Entry::Close { trace });
     }
 
-    /// Replays the log for each trace alone, and compares the results. Returns the number of comparisons.
+    /// Replays the log and compares the figures. Returns the number of comparisons.
     fn replay(&self) -> usize {
-        let mut compared = 0;
-        for (number, thread) in self.threads.iter().enumerate() {
-            let (mut level, mut start, mut peak) = (0_i64, 0_i64, 0_i64);
-            for entry in &self.log {
-                match *entry {
-                    Entry::Change { by, of } if thread.is_none_or(|thread| thread == of) => {
-                        level += by;
-                        peak = peak.max(level);
-                    }
-                    Entry::Begin { trace } if trace == number => (start, peak) = (level, level),
-                    Entry::Said { trace, used, peaked } if trace == number => {
-                        let expected = (level - start, peak.abs_diff(level.max(start)));
-                        assert_eq!((used, peaked), expected, "trace {number} of thread {thread:?}");
-                        compared += 1;
-                    }
-                    _ => {}
+        let (mut rule, mut compared) = (Rule::default(), 0);
+        for entry in &self.log {
+            match *entry {
+                Entry::Alloc { thread, block, bytes } => rule.alloc(thread as u64, block, bytes),
+                Entry::Free { thread, block } => rule.free(thread as u64, block),
+                Entry::Open { thread, trace, counts } => rule.open(thread as u64, trace, counts),
+                Entry::Reset { trace } => rule.reset(trace),
+                Entry::Close { trace } => _ = rule.close(trace),
+                Entry::Said { trace, figures } => {
+                    assert_eq!(figures, rule.read(trace), "trace {trace}");
+                    compared += 1;
                 }
             }
         }
@@ -97,11 +119,13 @@ impl World {
         while let Some(at) = self.traces.len().checked_sub(1) {
             self.close(at);
         }
-        while let Some((block, _)) = self.blocks.pop() {
-            give(block);
+        while let Some((taken, _)) = self.blocks.pop() {
+            give(taken);
         }
-        let changes = self.log.iter().filter(|entry| matches!(entry, Entry::Change { .. })).count();
-        let (traces, compared) = (self.threads.len(), self.replay());
+        let count = |is: fn(&Entry) -> bool| self.log.iter().filter(|entry| is(entry)).count();
+        let changes = count(|entry| matches!(entry, Entry::Alloc { .. } | Entry::Free { .. }));
+        let traces = count(|entry| matches!(entry, Entry::Open { .. }));
+        let compared = self.replay();
         println!("{what}: {changes} allocations and frees, {traces} traces, {compared} readings equal to the replay");
         assert_eq!(self.missed, 0, "lost or untracked");
     }
@@ -112,12 +136,12 @@ fn a_hundred_nested_traces_equal_the_replayed_log() {
     let Some(_one) = device() else { return };
     let (mut world, mut random) = (World::default(), Random::new(1));
     for depth in 0..100 {
-        world.open((depth % 10 == 9).then_some(0));
+        world.open(0, if depth % 10 == 9 { Counts::Own } else { Counts::OwnAndUnscoped });
         for _ in 0..5 {
             world.allocate(0, &mut random);
         }
         for _ in 0..random.below(6) {
-            world.free(&mut random);
+            world.free(0, &mut random);
         }
     }
     for at in 0..100 {
@@ -125,7 +149,7 @@ fn a_hundred_nested_traces_equal_the_replayed_log() {
     }
     while let Some(innermost) = world.traces.len().checked_sub(1) {
         for _ in 0..3 {
-            world.free(&mut random);
+            world.free(0, &mut random);
         }
         world.allocate(0, &mut random);
         world.close(innermost);
@@ -206,8 +230,11 @@ fn sixteen_threads_with_overlapping_traces_equal_the_replayed_log() {
             let open = world.traces.len();
             match random.below(12) {
                 0..=4 => world.allocate(me, &mut random),
-                5..=8 => world.free(&mut random),
-                9 if open < 50 => world.open((random.below(3) == 0).then_some(me)),
+                5..=8 => world.free(me, &mut random),
+                9 if open < 50 => {
+                    let counts = [Counts::OwnAndUnscoped, Counts::OwnAndUnscoped, Counts::Own, Counts::All];
+                    world.open(me, counts[random.below(4)]);
+                }
                 10 if open > 0 => world.reset(random.below(open)),
                 11 if open > 20 => world.close(random.below(open)),
                 _ if open > 0 => world.read(random.below(open)),

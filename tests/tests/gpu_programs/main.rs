@@ -50,8 +50,8 @@ fn device() -> Option<MutexGuard<'static, ()>> {
 
 fn exact() -> GpuMemTrace {
     let builder = GpuMemTrace::builder().gauge(Gauge::Exact).device(0);
-    // The trace counts the whole process, as the log does, also if traces of other threads overlap it.
-    builder.at_peak(true).on_exit_report(false).start().expect("allocations can be intercepted")
+    // The log has the whole process.
+    builder.all_threads().on_exit_report(false).start().expect("allocations can be intercepted")
 }
 
 fn synchronize() {

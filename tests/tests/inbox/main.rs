@@ -119,11 +119,10 @@ fn post(inbox: &Inbox, event: &EventKind) -> Answer {
 }
 
 fn open(scope: u64) -> EventKind {
-    open_of(scope, None)
+    open_of(scope, Counted::OwnAndUnscoped)
 }
 
-fn open_of(scope: u64, thread: Option<ThreadId>) -> EventKind {
-    let counts = thread.map_or(Counted::OwnAndUnscoped, Counted::Thread);
+fn open_of(scope: u64, counts: Counted) -> EventKind {
     let spec = ScopeSpec { counts, ..ScopeSpec::exact(DEVICE) };
     EventKind::Open { scope: ScopeId(scope), spec }
 }
@@ -206,9 +205,7 @@ impl Posted {
 fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
     let driver = Arc::new(Driver::default());
     let mut around = Posted::default();
-    // The scope counts all threads, because it records the holders of its peak.
-    let EventKind::Open { scope, spec } = open(0) else { unreachable!() };
-    around.post(inbox, EventKind::Open { scope, spec: ScopeSpec { at_peak: true, ..spec } });
+    around.post(inbox, open_of(0, Counted::AllThreads));
     let threads: Vec<_> = (1..=3_u64)
         .map(|thread| {
             let (inbox, driver) = (Arc::clone(inbox), Arc::clone(&driver));
@@ -216,8 +213,8 @@ fn churn(inbox: &Arc<Inbox>) -> Vec<(ThreadId, Posted, u64)> {
                 let (mut posted, mut kept) = (Posted::default(), 0);
                 for round in 0..2 {
                     let (scope, bytes) = (10 * thread + round, 1 << (4 * thread + round));
-                    // The scope of the third thread counts only that thread.
-                    posted.post(&inbox, open_of(scope, (thread == 3).then(|| inbox.this_thread())));
+                    let counts = if thread == 3 { Counted::Own } else { Counted::OwnAndUnscoped };
+                    posted.post(&inbox, open_of(scope, counts));
                     let address = driver.alloc(1 << (20 + scope));
                     posted.post(&inbox, alloc(address, bytes));
                     posted.post(&inbox, free(address));
@@ -437,7 +434,7 @@ fn bytes_that_a_scope_adopts(threads: Threads) -> BTreeSet<i64> {
                 inbox.this_thread()
             }
         });
-        post(&inbox, &open_of(0, Some(inbox.this_thread())));
+        post(&inbox, &open_of(0, Counted::Own));
         post(&inbox, &EventKind::Adopt { scope: ScopeId(0), threads });
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
         let other = other.join().unwrap();
@@ -473,7 +470,7 @@ fn a_scope_adopts_what_a_thread_allocates_from_then_on_until_it_is_closed() {
 }
 
 /// Returns the figures of a scope while another thread allocates 100 bytes and frees them.
-fn figures_beside_another_thread(of_thread: bool) -> BTreeSet<(i64, u64)> {
+fn figures_beside_another_thread(counts: Counted) -> BTreeSet<(i64, u64)> {
     in_every_order(move || {
         let inbox = Arc::new(Inbox::tapped(Recorder));
         let other = thread::spawn({
@@ -483,7 +480,7 @@ fn figures_beside_another_thread(of_thread: bool) -> BTreeSet<(i64, u64)> {
                 post(&inbox, &free(1));
             }
         });
-        post(&inbox, &open_of(0, of_thread.then(|| inbox.this_thread())));
+        post(&inbox, &open_of(0, counts));
         let trace = inbox.ask(None, &close(0)).expect("the scope is open");
         other.join().unwrap();
         checked_events();
@@ -493,11 +490,11 @@ fn figures_beside_another_thread(of_thread: bool) -> BTreeSet<(i64, u64)> {
 
 fn a_scope_counts_another_thread_in_each_possible_way_and_in_no_other() {
     // The scope has seen nothing, or a block that stays; the free alone; both events; or the allocation alone.
-    assert_eq!(figures_beside_another_thread(false), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
+    assert_eq!(figures_beside_another_thread(Counted::OwnAndUnscoped), [(0, 0), (-100, 0), (0, 100), (100, 0)].into());
 }
 
 fn a_scope_of_one_thread_does_not_count_another() {
-    assert_eq!(figures_beside_another_thread(true), [(0, 0)].into());
+    assert_eq!(figures_beside_another_thread(Counted::Own), [(0, 0)].into());
 }
 
 /// There are two threads, and the first may end before the second begins. Returns whether they had the same number.
@@ -509,9 +506,9 @@ fn a_scope_of_one_thread_does_not_count_a_thread_that_had_its_number() {
             let inbox = Arc::clone(&inbox);
             thread::spawn(move || {
                 let number = inbox.this_thread();
-                post(&inbox, &open_of(thread, Some(number)));
+                post(&inbox, &open_of(thread, Counted::Own));
                 post(&inbox, &alloc(thread, 100 * thread));
-                // The block counts for the thread that allocated it, whichever thread frees it.
+                // The block belongs to the trace in which it was allocated, whichever thread frees it.
                 post(&inbox, &free(3 - thread));
                 let trace = inbox.ask(None, &EventKind::Read { scope: ScopeId(thread) }).expect("it is open");
                 assert_eq!(trace.peaked.get() + trace.used.get().unsigned_abs(), 100 * thread);

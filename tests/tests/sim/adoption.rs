@@ -57,7 +57,7 @@ impl Drop for Worker {
 }
 
 fn used(trace: &GpuMemTrace) -> i64 {
-    assert!(!trace.data().adoption_is_shared);
+    assert_eq!(trace.data().shared, 0);
     trace.data().used.mb()
 }
 
@@ -155,15 +155,12 @@ fn two_threads_that_adopt_the_same_threads_say_so() {
             let second = quiet(&gpu, "second").adopt(Threads::named("both-")).start().unwrap();
             let (done, block) = mpsc::channel();
             worker.send(Box::new(move || _ = done.send(take(&gpu, 2)))).unwrap();
-            (block.recv().unwrap(), second.data().used.mb(), second.data().adoption_is_shared)
+            (block.recv().unwrap(), second.data().used.mb(), second.data().shared.mb())
         }
     });
-    assert_eq!((others.1, others.2), (2, true));
+    assert_eq!((others.1, others.2), (2, 2));
     drop(first);
-    assert_eq!(
-        reported_lines(),
-        ["△Used Peaked MB:      1      0 (first: exit) [other scopes adopt the same threads]"]
-    );
+    assert_eq!(reported_lines(), ["△Used Peaked MB:      1      0 (first: exit) [2 MiB by threads in no scope]"]);
 }
 
 /// A task waits for work on other threads. The code of that work is not changed.

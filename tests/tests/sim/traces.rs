@@ -185,10 +185,9 @@ fn a_trace_moves_to_another_thread_and_is_dropped_there() {
 }
 
 #[test]
-fn traces_of_many_threads_count_the_whole_process_on_their_device() {
+fn traces_of_many_threads_count_their_own_memory_and_one_of_all_threads_counts_all() {
     let shared = simulated_gpu();
-    // A trace that records what makes its peak counts all threads, also those that have traces of their own.
-    let whole = quiet().device(shared.ordinal()).at_peak(true).start().unwrap();
+    let whole = quiet().device(shared.ordinal()).all_threads().start().unwrap();
     let kept = thread::scope(|threads| {
         let work = |thread: u64| {
             let (own, shared) = (simulated_gpu(), &shared);
@@ -201,7 +200,10 @@ fn traces_of_many_threads_count_the_whole_process_on_their_device() {
                     drop(scratch);
                     check(&trace, 0, thread);
                     let data = overlapping.data();
-                    assert!(data.used == round.cast_signed() && data.own_scope && data.lost == 0, "{data:?}");
+                    assert!(
+                        data.used == round.cast_signed() && (data.shared, data.lost) == (Bytes::ZERO, 0),
+                        "{data:?}"
+                    );
                     kept.push(block);
                 }
                 kept
@@ -212,8 +214,7 @@ fn traces_of_many_threads_count_the_whole_process_on_their_device() {
     });
     let all = 8 * (1..=500).sum::<i64>();
     assert_eq!((whole.data().used.get(), whole.data().peaked.get()), (all, 0));
-    assert!(whole.data().overlapped && !whole.data().own_scope);
-    assert!(whole.to_string().ends_with(" [overlaps other threads]"), "{whole}");
+    assert!(!whole.to_string().contains('['), "{whole}");
     drop(kept);
     assert_eq!((whole.data().used.get(), whole.data().peaked.get()), (0, all.unsigned_abs()));
 }
@@ -247,24 +248,26 @@ fn one_thread_alone_is_counted_in_a_scope_that_another_handed_over() {
 }
 
 #[test]
-fn what_overlaps_another_threads_trace_says_so() {
+fn a_line_names_memory_of_threads_in_no_scope_only_if_several_threads_have_traces() {
     let gpu = simulated_gpu();
-    let overlapped = |trace: &GpuMemTrace| trace.data().overlapped;
+    let unscoped = || thread::scope(|threads| drop(threads.spawn(|| mib(&gpu, 3)).join().expect("it runs")));
     let mut trace = quiet().device(gpu.ordinal()).start().expect("a simulated device");
-    assert!(!overlapped(&trace));
     let local = quiet().device(gpu.ordinal()).thread_local_only().start().expect("a simulated device");
+    unscoped();
+    assert_eq!(trace.data().shared, 0);
     thread::scope(|threads| {
         threads.spawn(|| {
             let other = quiet().device(gpu.ordinal()).start().expect("a simulated device");
             let _block = mib(&gpu, 1);
-            assert!(overlapped(&other));
+            assert_eq!(other.data().shared, 0);
+            unscoped();
+            assert!(other.to_string().ends_with(" [3 MiB by threads in no scope]"), "{other}");
         });
     });
-    assert!(overlapped(&trace) && !overlapped(&local));
-    drop(local);
-    assert!(trace.to_string().ends_with(" [its own scope; overlaps other threads]"), "{trace}");
+    assert_eq!((trace.data().used.mb(), trace.data().shared.mb(), local.data().shared.mb()), (0, 3, 0));
+    assert!(trace.to_string().ends_with(" [3 MiB by threads in no scope]"), "{trace}");
     trace.reset();
-    assert!(!overlapped(&trace) && !trace.data().own_scope && !trace.to_string().contains('['), "{trace}");
+    assert!(!trace.to_string().contains('['), "{trace}");
 }
 
 /// One thread prepares blocks, another one uses and frees them, and both are traced.

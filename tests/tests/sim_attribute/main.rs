@@ -42,14 +42,7 @@ fn reports<T>(run: impl FnOnce() -> T) -> Vec<Report> {
 }
 
 fn lines<T>(run: impl FnOnce() -> T) -> Vec<String> {
-    // Tests that are traced themselves run beside this one, and may overlap it.
-    let alone = |report: &Report| {
-        let mut alone = report.clone();
-        alone.trace.overlapped = false;
-        alone.trace.own_scope = false;
-        alone.to_string()
-    };
-    reports(run).iter().map(alone).collect()
+    reports(run).iter().map(ToString::to_string).collect()
 }
 
 /// Nested traces are indented. Their contexts in this list are indented as well.

@@ -54,9 +54,7 @@ impl PlainAccounts {
         by: &PlainPlace,
         device: usize,
     ) -> Vec<(PlainAccount, bool)> {
-        let holds = |account, since| {
-            block.is_some_and(|(place, number)| since < number && place.counts_in(account))
-        };
+        let holds = |account, since| block.is_some_and(|(place, number)| since < number && place.counts_in(account));
         let belongs_to_others = self.on(device).any(|(account, since)| {
             let is_of_scope = block.is_some_and(|(place, _)| place.is_in_scope);
             holds(account, since) && is_of_scope && !(by.is_in_scope && by.works_for.contains(&account.0))

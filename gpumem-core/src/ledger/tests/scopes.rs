@@ -88,7 +88,9 @@ fn a_scope_of_one_thread_leaves_out_threads_in_no_scope() {
     check("open t of own %2; alloc b 20 %2; free b %1; close t = 0 20");
     check("alloc b 20 %2; open t of own %2; free b %1; alloc c 5 %2; close t = 5 0");
     check("alloc b 20 %1; open t of own %2; free b %2; alloc c 5 %2; close t = -15 0");
-    check("open p; open t of own; open u of own %2; alloc a 1; alloc b 2 %2; close t = 1 0; close u = 2 0; close p = 1 0");
+    check(
+        "open p; open t of own; open u of own %2; alloc a 1; alloc b 2 %2; close t = 1 0; close u = 2 0; close p = 1 0",
+    );
     check(
         "open t of own %2; open u of own %2; alloc a 7 %2; close t = 7 0; free a %2; close u = 0 7; open v of own %2
          close v = 0 0",
@@ -133,14 +135,20 @@ fn memory_of_threads_in_no_scope_counts_for_all_and_is_named_if_several_have_tra
     check("open a; open b %2; alloc x 1; alloc y 2 %2; close b %2 = 2 0 shared=0; close a = 1 0 shared=0");
     check("open a; open b %2; alloc y 2 %3; close b %2 = 2 0 shared=2; close a = 2 0 shared=2");
     // It belongs to both traces, whoever frees it. A reset starts again.
-    check("open a; open b %2; alloc y 2 %3; alloc z 4 %4; free y; reset b %2 = 4 2 shared=6; close b %2 = 0 0 shared=0; free z %4; close a = 0 6 shared=6");
+    check(
+        "open a; open b %2; alloc y 2 %3; alloc z 4 %4; free y; reset b %2 = 4 2 shared=6; close b %2 = 0 0 shared=0; free z %4; close a = 0 6 shared=6",
+    );
     // A free of older memory is named as well.
     check("alloc y 2; open a; open b %2; free y %3; close b %2 = -2 0 shared=2; close a = -2 0 shared=2");
     check("open a; open b %2; free y 2 %3; close b %2 = -2 0 shared=2; free_failed %3; close a = 0 0 shared=2");
     // The traces are of other devices, or do not count such threads.
     check("open a; open b @1 %2; alloc y 2 %3; close b %2 = 0 0 shared=0; close a = 2 0 shared=0");
-    check("open a; open b of own %2; open c of all %4; alloc y 2 %3; close b %2 = 0 0; close c = 2 0 shared=0; close a = 2 0 shared=0");
-    check("sample 10; open a; open b sampled %2; alloc y 2 %3; sample 12; close b %2 = 2 0 shared=0; close a = 2 0 shared=0");
+    check(
+        "open a; open b of own %2; open c of all %4; alloc y 2 %3; close b %2 = 0 0; close c = 2 0 shared=0; close a = 2 0 shared=0",
+    );
+    check(
+        "sample 10; open a; open b sampled %2; alloc y 2 %3; sample 12; close b %2 = 2 0 shared=0; close a = 2 0 shared=0",
+    );
 }
 
 #[test]
@@ -187,7 +195,9 @@ fn a_trace_of_another_thread_changes_nothing() {
         "open a; open b %2; alloc x 10; alloc y 20 %2; free x; alloc z 1; alloc w 2 %2; close a = 1 9; close b %2 = 22 0",
     );
     // Another thread frees its own memory, or earlier memory of this thread.
-    check("alloc x 27 %2; alloc y 5; open a; open b %2; alloc z 33; free x %2; free y %2; free z; close a = 0 33; close b %2 = -32 0");
+    check(
+        "alloc x 27 %2; alloc y 5; open a; open b %2; alloc z 33; free x %2; free y %2; free z; close a = 0 33; close b %2 = -32 0",
+    );
     // The other trace starts and ends at any moment.
     for script in [
         "alloc x 5; open b %2; alloc y 7; free x; close b %2 = 0 0",
@@ -269,7 +279,9 @@ fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
     // A task that only enters the scope for its polls may have any other task beside it.
     check("open a; leave a; alloc x 1 @1; close a = 0 0 here");
     // The scopes count one thread, or are sampled.
-    check("open a of own; alloc x 1 @1; close a = 0 0 on=1; sample 1; open b sampled; alloc y 1 @1; close b = 0 0 on=1");
+    check(
+        "open a of own; alloc x 1 @1; close a = 0 0 on=1; sample 1; open b sampled; alloc y 1 @1; close b = 0 0 on=1",
+    );
 }
 
 /// An example is the span of a request, whose thread serves others between the polls of the task.
@@ -295,9 +307,7 @@ fn a_scope_of_a_task_counts_what_is_allocated_while_a_thread_is_in_it() {
         "open t; open a of task %2; alloc v 1 %2; enter a %2; open i %2; alloc x 2 %2; close i %2 = 2 0; leave a %2
          close a = 2 0; close t = 1 0",
     );
-    check(
-        "open t; open a of task %2; enter a %2; alloc x 2 %2; leave a %2; close a %2 = 2 0; close t = 0 0",
-    );
+    check("open t; open a of task %2; enter a %2; alloc x 2 %2; leave a %2; close a %2 = 2 0; close t = 0 0");
     // There are a reset, a failed free, another device, and adopted threads.
     check(
         "open a of task; enter a; alloc x 3; reset a = 3 0; free x; free_failed; alloc w 1 @1; leave a; adopt a

@@ -86,7 +86,7 @@ fn a_trace_of_a_task_counts_its_own_polls() {
     drop((small, large, medium));
     let row = gpumem::stats().names.into_iter().find(|row| row.device == gpu.ordinal()).unwrap();
     let figures = row.figures.unwrap();
-    assert_eq!((row.calls, row.overlapped, figures.sum.get()), (3, 0, 111));
+    assert_eq!((row.calls, row.shared, figures.sum.get()), (3, 0, 111));
     assert_eq!((figures.used.min.get(), figures.used.max.get()), (1, 100));
     assert_eq!((figures.peaked.min.get(), figures.peaked.max.get()), (10, 1000));
 }

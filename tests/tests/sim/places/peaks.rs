@@ -20,13 +20,13 @@ fn expected(holders: &[(&str, i64)]) -> Vec<(String, i64)> {
 fn of_traces_that_overlap() {
     let gpu = simulated_gpu();
     let before = GpuMemTrace::scope("before", |_| take(&gpu, 100));
-    let outer = GpuMemTrace::builder().ctx("outer").at_peak(true).start().expect("exact");
+    let outer = GpuMemTrace::builder().ctx("outer").at_peak(true).all_threads().start().expect("exact");
     assert_eq!(reported(&outer.peak_holders().expect("asked for")), []);
     let a = take(&gpu, 10);
     drop(before);
     // The peak of the outer trace is here. Then less is in use than before it.
     let b = GpuMemTrace::scope("inner", |_| take(&gpu, 1000));
-    let mut inner = GpuMemTrace::builder().ctx("inner").at_peak(true).start().expect("exact");
+    let mut inner = GpuMemTrace::builder().ctx("inner").at_peak(true).all_threads().start().expect("exact");
     drop(b);
     let of_outer = expected(&[("outer/inner", 1000), ("outer", 10), ("before", -100)]);
     let others = thread::scope(|threads| {

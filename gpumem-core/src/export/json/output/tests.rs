@@ -134,10 +134,7 @@ fn figures_are_exact_and_words_are_escaped() {
          \"source\":\"cupti\",\"used\":-1,\"peaked\":5,\"peak_over_start\":5,\"sampling\":null,\"untracked_frees\":0,\"lost_events\":0,\"shared\":0,\"allocated_on\":null}"
     );
     let line = written(Content::Trace(Report::new(Trace { shared: Bytes::mib(1), ..trace }, None, None)));
-    assert!(
-        line.ends_with("\"lost_events\":0,\"shared\":1048576,\"allocated_on\":null}"),
-        "{line}"
-    );
+    assert!(line.ends_with("\"lost_events\":0,\"shared\":1048576,\"allocated_on\":null}"), "{line}");
 }
 
 #[test]

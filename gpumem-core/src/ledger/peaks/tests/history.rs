@@ -13,8 +13,8 @@ use super::{
     simple::{GroupTable, Now, SimpleScope, WatchedBlock},
 };
 use crate::model::{
-    Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec,
-    Space, StackId, ThreadId, Trace,
+    Block, Bytes, CallsiteId, Counted, Device, Event, EventKind, Family, Key, MemKind, ScopeId, ScopeSpec, Space,
+    StackId, ThreadId, Trace,
 };
 
 const THREADS: usize = 3;
@@ -194,12 +194,7 @@ impl History {
 
     fn open(&mut self, thread: usize, on: usize, counts: Counted, is_watched: bool, callsite: CallsiteId) {
         let id = self.new_id();
-        let spec = ScopeSpec {
-            counts,
-            callsite,
-            at_peak: is_watched,
-            ..ScopeSpec::exact(device(on))
-        };
+        let spec = ScopeSpec { counts, callsite, at_peak: is_watched, ..ScopeSpec::exact(device(on)) };
         self.post(&EventKind::Open { scope: id, spec }, thread);
         let own = self.ledger.thread(thread_id(thread)).own.0;
         let account = (counts != Counted::AllThreads).then_some((own, on, counts == Counted::OwnAndUnscoped));
@@ -418,10 +413,7 @@ pub(super) fn history(seed: u64, stacks: usize, steps: usize) -> usize {
         while !history.read(kept, seed) {}
     }
     let ledger = &history.ledger;
-    assert!(
-        ledger.kept_peaks.is_empty() && ledger.accounts.is_empty(),
-        "seed {seed}"
-    );
+    assert!(ledger.kept_peaks.is_empty() && ledger.accounts.is_empty(), "seed {seed}");
     assert!(ledger.meters.0.iter().all(|meter| !meter.peaks.has_kept()), "seed {seed}");
     history.compared
 }

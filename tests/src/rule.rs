@@ -1,0 +1,148 @@
+//! The rule of what a trace counts, computed naively: each event looks at all traces. No thread enters a scope of another thread here.
+//! `GpuMemTrace` has the rule in words, and `ledger/accounts.rs` computes it fast.
+
+use std::collections::HashMap;
+
+/// The threads that a trace counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counts {
+    /// Every thread.
+    All,
+    /// Its own thread, and threads in no scope.
+    OwnAndUnscoped,
+    /// Its own thread.
+    Own,
+}
+
+/// An open trace.
+#[derive(Debug)]
+struct Open {
+    counts: Counts,
+    opener: u64,
+    /// The event from which on traces of its thread that count the same have been open.
+    since: usize,
+    used: i64,
+    peak: i64,
+}
+
+/// A thread, and whether it is in a scope.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    thread: u64,
+    is_in_scope: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    place: Place,
+    at: usize,
+    bytes: i64,
+}
+
+/// All open traces and live blocks, by numbers that the caller chooses.
+#[derive(Debug, Default)]
+pub struct Rule {
+    events: usize,
+    open: HashMap<u64, Open>,
+    live: HashMap<u64, Block>,
+    freed: HashMap<u64, Option<(u64, Block)>>,
+}
+
+impl Open {
+    fn counts(&self, Place { thread, is_in_scope }: Place) -> bool {
+        match self.counts {
+            Counts::All => true,
+            Counts::OwnAndUnscoped => !is_in_scope || thread == self.opener,
+            Counts::Own => is_in_scope && thread == self.opener,
+        }
+    }
+
+    fn holds(&self, block: &Block) -> bool {
+        self.since < block.at && self.counts(block.place)
+    }
+
+    fn change(&mut self, by: i64) {
+        self.used += by;
+        self.peak = self.peak.max(self.used);
+    }
+
+    fn used_and_peaked(&self) -> (i64, u64) {
+        (self.used, (self.peak - self.used.max(0)).unsigned_abs())
+    }
+}
+
+impl Rule {
+    /// A thread is in a scope while a trace is open that it opened.
+    fn place(&mut self, thread: u64) -> Place {
+        self.events += 1;
+        Place { thread, is_in_scope: self.open.values().any(|open| open.opener == thread) }
+    }
+
+    /// A thread allocates a block.
+    pub fn alloc(&mut self, thread: u64, block: u64, bytes: i64) {
+        let place = self.place(thread);
+        self.live.insert(block, Block { place, at: self.events, bytes });
+        self.open.values_mut().filter(|open| open.counts(place)).for_each(|open| open.change(bytes));
+    }
+
+    /// A thread frees a block, which may be unknown.
+    pub fn free(&mut self, thread: u64, block: u64) {
+        let place = self.place(thread);
+        let freed = self.live.remove(&block).map(|freed| (block, freed));
+        if let Some((_, freed)) = &freed {
+            self.change_by_free(freed, place, -1);
+        }
+        self.freed.insert(thread, freed);
+    }
+
+    /// The latest free of a thread has failed.
+    pub fn free_failed(&mut self, thread: u64) {
+        let place = self.place(thread);
+        if let Some((block, freed)) = self.freed.remove(&thread).flatten() {
+            self.change_by_free(&freed, place, 1);
+            self.live.insert(block, freed);
+        }
+    }
+
+    fn change_by_free(&mut self, block: &Block, by: Place, sign: i64) {
+        let is_others = |open: &Open| {
+            open.counts != Counts::All && open.holds(block) && !(by.is_in_scope && by.thread == open.opener)
+        };
+        let belongs_to_others = block.place.is_in_scope && self.open.values().any(is_others);
+        for open in self.open.values_mut() {
+            if open.counts == Counts::All || open.holds(block) || !belongs_to_others && open.counts(by) {
+                open.change(sign * block.bytes);
+            }
+        }
+    }
+
+    /// A thread opens a trace.
+    pub fn open(&mut self, opener: u64, trace: u64, counts: Counts) {
+        self.events += 1;
+        let alike = self.open.values().filter(|open| (open.opener, open.counts) == (opener, counts));
+        let since = alike.map(|open| open.since).min().unwrap_or(self.events);
+        self.open.insert(trace, Open { counts, opener, since, used: 0, peak: 0 });
+    }
+
+    /// Returns used and peaked of an open trace.
+    ///
+    /// # Panics
+    /// Panics if it is not open.
+    pub fn read(&self, trace: u64) -> (i64, u64) {
+        self.open[&trace].used_and_peaked()
+    }
+
+    /// The figures of a trace start again from 0.
+    ///
+    /// # Panics
+    /// Panics if it is not open.
+    pub fn reset(&mut self, trace: u64) {
+        let open = self.open.get_mut(&trace).expect("it is open");
+        (open.used, open.peak) = (0, 0);
+    }
+
+    /// Closes a trace. Returns used and peaked, if it was open.
+    pub fn close(&mut self, trace: u64) -> Option<(i64, u64)> {
+        self.open.remove(&trace).map(|open| open.used_and_peaked())
+    }
+}
