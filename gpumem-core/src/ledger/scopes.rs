@@ -42,7 +42,7 @@ impl Ledger {
         // No scope has this number.
         let scope = ScopeId(u64::MAX);
         let owner = self.thread(event.thread).own;
-        self.thread(event.thread).enter(Entered { number: event.number, scope, node, owner, by_opening: false });
+        self.thread(event.thread).enter(Entered { number: event.number, scope, node, host: None, owner, by_opening: false });
         self.apply_observed(event, observer);
         self.thread(event.thread).leave(scope);
     }
@@ -97,7 +97,7 @@ impl Ledger {
         self.watch_peak(&mut open);
         self.scopes.insert(scope, open);
         if spec.counts != Counted::Task {
-            self.thread(opener).enter(Entered { number: event.number, scope, node, owner, by_opening: true });
+            self.thread(opener).enter(Entered { number: event.number, scope, node, host: None, owner, by_opening: true });
         }
         self.look_up_again();
     }
@@ -156,6 +156,7 @@ impl Ledger {
             && let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
             && at < self.thread(open.opener).entered.len()
         {
+            self.update_later(open.opener, at);
             self.move_out(open.opener, at, open.node);
         }
         self.end_adoption(scope);

@@ -43,6 +43,9 @@ pub(super) struct Entered {
     pub(super) number: u64,
     pub(super) scope: ScopeId,
     pub(super) node: NodeId,
+    /// The owner thread of the scope, if it was open and the thread did not open it.
+    pub(super) host: Option<OwnerThread>,
+    /// The owner thread of allocations in it.
     pub(super) owner: OwnerThread,
     /// True if the thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope,
     /// and leaves it by an event of its own.
@@ -114,11 +117,14 @@ impl Thread {
         self.update_scope();
     }
 
-    /// Leaves the scope at the place where the thread entered it last, if it is in it.
-    pub(super) fn leave(&mut self, scope: ScopeId) {
-        if let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) {
-            self.leave_at(at);
-        }
+    /// Leaves the scope at the place where the thread entered it last, if it is in it. Returns the index in `entered` from which on the
+    /// thread entered scopes later.
+    pub(super) fn leave(&mut self, scope: ScopeId) -> usize {
+        let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) else {
+            return self.entered.len();
+        };
+        self.leave_at(at);
+        at
     }
 
     /// Leaves the scope that the thread opened by the event with this number, if it is still in it, and returns its index in

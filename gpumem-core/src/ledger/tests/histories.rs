@@ -28,6 +28,21 @@ impl PlainOwner {
     fn with(self, thread: ThreadId) -> Self {
         Self { all: self.all | 1 << thread.0, ..self }
     }
+
+    /// Returns the owner in the innermost of these scopes.
+    fn of_thread(thread: ThreadId, entered: &[PlainEntered]) -> Self {
+        entered.iter().fold(Self::own(thread), |around, entered| match entered.host {
+            Some(host) => Self { all: around.all | host.all, ..host },
+            None => entered.owner,
+        })
+    }
+}
+
+/// A scope that a thread is in. It has a host if the thread did not open it.
+struct PlainEntered {
+    scope: u64,
+    owner: PlainOwner,
+    host: Option<PlainOwner>,
 }
 
 /// A scope: what it counts, its start in the history, and its owner.
@@ -126,7 +141,7 @@ fn all_figures_agree_with_the_simple_way() {
         // Bytes in use of the process and of each thread, on both devices.
         let mut history = vec![[[0_i64; 2]; THREADS + 1]];
         let mut scopes: HashMap<u64, PlainScope> = HashMap::new();
-        let mut entered: [Vec<(u64, PlainOwner, bool)>; THREADS] = Default::default();
+        let mut entered: [Vec<PlainEntered>; THREADS] = Default::default();
         let (mut events, mut allocated, mut next_scope, mut tasks) = (0, 0, 1000, 0);
         // The scopes that adopt threads: all threads without a scope, or those of one half.
         let mut adopters: BTreeMap<u64, Option<usize>> = BTreeMap::new();
@@ -147,7 +162,7 @@ fn all_figures_agree_with_the_simple_way() {
         for step in 0..steps {
             let thread = random(THREADS);
             let id = ThreadId(u32::try_from(thread).unwrap() + 1);
-            let owner = entered[thread].last().map_or(PlainOwner::own(id), |(_, owner, _)| *owner);
+            let owner = PlainOwner::of_thread(id, &entered[thread]);
             match random(15) {
                 0..4 => {
                     adopters.retain(|scope, _| scopes.contains_key(scope));
@@ -156,8 +171,11 @@ fn all_figures_agree_with_the_simple_way() {
                         None => owner,
                         Some((scope, _)) => {
                             let adopter = &scopes[scope];
-                            let opener = entered[adopter.opener].last().filter(|_| adopter.task.is_none());
-                            opener.map_or(adopter.owner, |(_, owner, _)| *owner).with(id)
+                            let of_opener = &entered[adopter.opener];
+                            let opener = ThreadId(u32::try_from(adopter.opener).unwrap() + 1);
+                            let is_in = adopter.task.is_none() && !of_opener.is_empty();
+                            let host = is_in.then(|| PlainOwner::of_thread(opener, of_opener));
+                            host.unwrap_or(adopter.owner).with(id)
                         }
                     };
                     let name = random(600) as u64 * 512;
@@ -268,12 +286,12 @@ fn all_figures_agree_with_the_simple_way() {
                     };
                     scopes.insert(next_scope, scope);
                     if bit.is_none() {
-                        entered[thread].push((next_scope, owner, true));
+                        entered[thread].push(PlainEntered { scope: next_scope, owner, host: None });
                     }
                 }
                 10 => {
                     let Some((scope, open)) = scopes.iter().min_by_key(|(scope, _)| *scope ^ step) else { continue };
-                    entered[thread].push((*scope, open.owner.with(id), false));
+                    entered[thread].push(PlainEntered { scope: *scope, owner, host: Some(open.owner) });
                     runner.post(&EventKind::Enter { scope: ScopeId(*scope) }, id);
                 }
                 14 => {
@@ -284,8 +302,12 @@ fn all_figures_agree_with_the_simple_way() {
                     adopters.insert(scope, half);
                 }
                 11 => {
-                    let Some(at) = entered[thread].iter().rposition(|(.., by_opening)| !by_opening) else { continue };
-                    let (scope, ..) = entered[thread].remove(at);
+                    // It may have entered other scopes later.
+                    let mut later_first = entered[thread].iter().rev();
+                    let left = later_first.find(|entered| entered.host.is_some() && random(4) > 0);
+                    let Some(scope) = left.map(|left| left.scope) else { continue };
+                    let at = entered[thread].iter().rposition(|entered| entered.scope == scope);
+                    entered[thread].remove(at.unwrap());
                     runner.post(&EventKind::Leave { scope: ScopeId(scope) }, id);
                 }
                 _ => {
@@ -323,7 +345,7 @@ fn all_figures_agree_with_the_simple_way() {
                         (scope.own, scope.whole_before) = (is_overlapped.then_some((level, level)), 0);
                     } else if how > 1 {
                         let opener = &mut entered[open.opener];
-                        opener.retain(|(of, _, by_opening)| (*of, *by_opening) != (scope, true));
+                        opener.retain(|entered| entered.scope != scope || entered.host.is_some());
                         scopes.remove(&scope);
                     }
                 }
