@@ -21,13 +21,20 @@ use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
 use crate::{
     output::{emit, note},
-    stack::{enter, in_layer, leave, outside},
+    stack::{closed, enter, in_layer, leave, outside},
 };
 
 /// The numbers of the layers.
 static LAYERS: AtomicU64 = AtomicU64::new(0);
 
-/// Measures the GPU memory of each span that it gets. See the [crate](crate).
+/// The scope of a span, and the number of the layer that opened it.
+struct SpanScope {
+    layer: u64,
+    scope: TaskScope,
+}
+
+/// Measures the GPU memory of each span that it gets. A span that several such layers get is measured by the first one only. See the
+/// [crate](crate).
 ///
 /// ```
 /// use gpumem_tracing::GpuMemLayer;
@@ -72,7 +79,9 @@ impl GpuMemLayer {
 
     fn write(&self, span: &Id, metadata: &'static Metadata<'static>, trace: &Trace) {
         let figures = trace.is_measured().then_some((trace.used.get(), trace.peaked.get()));
-        let event_level = self.event_level.filter(|_| figures.is_some_and(|figures| figures != (0, 0)));
+        // Memory on another device is not in the figures. The note says so.
+        let is_elsewhere = trace.allocated_on.is_some();
+        let event_level = self.event_level.filter(|_| figures.is_some_and(|figures| is_elsewhere || figures != (0, 0)));
         if metadata.fields().is_empty() && event_level.is_none() {
             return;
         }
@@ -110,15 +119,18 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         in_layer(|| {
             let Some(span) = context.span(id) else { return };
+            if span.extensions().get::<SpanScope>().is_some() {
+                return;
+            }
             let open = || Self::open(attributes.metadata());
-            let parent = attributes.parent().and_then(|parent| scope_of(&context, parent));
+            let parent = attributes.parent().and_then(|parent| scope_of(&context, parent, None));
             let scope = match parent {
                 Some(parent) => parent.in_scope(open),
                 None if attributes.is_contextual() => open(),
                 None => outside(open),
             };
             if let Some(scope) = scope {
-                span.extensions_mut().replace(scope);
+                span.extensions_mut().replace(SpanScope { layer: self.number, scope });
             }
         });
     }
@@ -126,7 +138,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         in_layer(|| {
             // The lock of the span is not held here.
-            if let Some(scope) = scope_of(&context, id) {
+            if let Some(scope) = scope_of(&context, id, Some(self.number)) {
                 enter((self.number, id.into_u64()), scope);
             }
         });
@@ -139,14 +151,26 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for GpuMemLayer {
     fn on_close(&self, id: Id, context: Context<'_, S>) {
         in_layer(|| {
             let Some(span) = context.span(&id) else { return };
-            let Some(scope) = span.extensions_mut().remove::<TaskScope>() else { return };
+            if span.extensions().get::<SpanScope>().is_none_or(|of| of.layer != self.number) {
+                return;
+            }
+            let Some(SpanScope { scope, .. }) = span.extensions_mut().remove() else { return };
+            closed((self.number, id.into_u64()));
             self.write(&id, span.metadata(), &scope.close());
         });
     }
 }
 
-fn scope_of<S: Subscriber + for<'a> LookupSpan<'a>>(context: &Context<'_, S>, span: &Id) -> Option<ScopeHandle> {
-    context.span(span)?.extensions().get::<TaskScope>().map(TaskScope::handle)
+/// Returns the scope of a span, if this layer opened it. `None` stands for any layer.
+fn scope_of<S: Subscriber + for<'a> LookupSpan<'a>>(
+    context: &Context<'_, S>,
+    span: &Id,
+    layer: Option<u64>,
+) -> Option<ScopeHandle> {
+    let span = context.span(span)?;
+    let extensions = span.extensions();
+    let of = extensions.get::<SpanScope>().filter(|of| layer.is_none_or(|layer| layer == of.layer))?;
+    Some(of.scope.handle())
 }
 
 impl fmt::Debug for GpuMemLayer {

@@ -1,5 +1,7 @@
 //! Events of `tracing`.
 
+use std::io::{self, Write};
+
 use gpumem::{
     Trace,
     sink::{Content, Level as OutputLevel, Output, Sink},
@@ -24,11 +26,11 @@ pub(crate) use emit;
 
 /// Returns the reason why figures may be wrong. `None` if they are right to the byte.
 pub(crate) fn note(trace: &Trace) -> Option<String> {
-    let Trace { stale, lost, untracked, shared, .. } = *trace;
+    let Trace { device, stale, lost, untracked, shared, allocated_on, .. } = *trace;
     if stale {
         return Some("could not be read".to_owned());
     }
-    if trace.sampling.is_none() && (lost, untracked, shared.get()) == (0, 0, 0) {
+    if trace.sampling.is_none() && (lost, untracked, shared.get(), allocated_on) == (0, 0, 0, None) {
         return None;
     }
     let sampled =
@@ -36,7 +38,8 @@ pub(crate) fn note(trace: &Trace) -> Option<String> {
     let lost = (lost > 0).then(|| format!("lost events: {lost}"));
     let untracked = (untracked > 0).then(|| format!("frees of unknown size: {untracked}"));
     let shared = (shared.get() > 0).then(|| format!("{shared} by threads in no scope"));
-    let all: Vec<String> = [sampled, lost, untracked, shared].into_iter().flatten().collect();
+    let elsewhere = allocated_on.map(|other| format!("of device {device}; allocated on device {other}"));
+    let all: Vec<String> = [elsewhere, sampled, lost, untracked, shared].into_iter().flatten().collect();
     Some(all.join("; "))
 }
 
@@ -52,7 +55,14 @@ pub(crate) fn note(trace: &Trace) -> Option<String> {
 /// gpumem::sink::set_sink(gpumem_tracing::sink());
 /// ```
 pub fn sink() -> Sink {
-    Sink::custom(|output| if is_in_layer() { eprintln!("gpumem: {}", text(&output.content)) } else { send(output) })
+    Sink::custom(|output| {
+        if is_in_layer() {
+            // A broken stderr must not end the program.
+            _ = writeln!(io::stderr(), "gpumem: {}", text(&output.content));
+        } else {
+            send(output);
+        }
+    })
 }
 
 fn send(output: &Output) {

@@ -38,6 +38,11 @@ pub(crate) fn leave(span: SpanKey) {
     });
 }
 
+/// Forgets that the thread is in a span that has closed. It was not left if another layer panicked while it was entered.
+pub(crate) fn closed(span: SpanKey) {
+    _ = ENTERED.try_with(|entered| entered.borrow_mut().retain(|one| one.span != span));
+}
+
 /// Calls `code` while the thread is in none of its spans.
 pub(crate) fn outside<R>(code: impl FnOnce() -> R) -> R {
     let mut left = ENTERED.try_with(RefCell::take).unwrap_or_default();
@@ -52,15 +57,22 @@ pub(crate) fn outside<R>(code: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Calls a function of the layer. Output of gpumem meanwhile is not sent to `tracing`, which may be about to ask its layers about a
-/// span.
-pub(crate) fn in_layer<R>(code: impl FnOnce() -> R) -> R {
-    let outer = IS_IN_LAYER.try_with(|is_in| is_in.replace(true));
-    let result = code();
-    if let Ok(outer) = outer {
-        _ = IS_IN_LAYER.try_with(|is_in| is_in.set(outer));
+/// The thread runs a function of the layer until this is dropped, also by the panic of another layer.
+struct InLayer {
+    outer: bool,
+}
+
+impl Drop for InLayer {
+    fn drop(&mut self) {
+        _ = IS_IN_LAYER.try_with(|is_in| is_in.set(self.outer));
     }
-    result
+}
+
+/// Calls a function of the layer. Until it returns, output of gpumem is not sent to `tracing`, which may be about to ask its layers about
+/// a span.
+pub(crate) fn in_layer<R>(code: impl FnOnce() -> R) -> R {
+    let _in_layer = IS_IN_LAYER.try_with(|is_in| InLayer { outer: is_in.replace(true) });
+    code()
 }
 
 pub(crate) fn is_in_layer() -> bool {

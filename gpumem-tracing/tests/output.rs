@@ -5,6 +5,7 @@ mod common;
 use std::{
     env,
     fmt::{self, Write},
+    panic::{AssertUnwindSafe, catch_unwind},
     process::{Command, Output},
     sync::{Arc, Mutex},
 };
@@ -13,12 +14,18 @@ use common::{Closed, Closings, gpu};
 use gpumem::{Bytes, GpuMemTrace, sink::set_sink, tracker::MemTracker};
 use gpumem_tracing::{GpuMemLayer, sink};
 use tracing::{
-    Dispatch, Event, Subscriber,
+    Dispatch, Event, Span, Subscriber,
     dispatcher::with_default,
     field::{Empty, Field, Visit},
     info_span,
+    span::{Id, Record},
 };
-use tracing_subscriber::{Layer, layer::Context, layer::SubscriberExt, registry};
+use tracing_subscriber::{
+    Layer,
+    layer::{Context, SubscriberExt},
+    registry,
+    registry::LookupSpan,
+};
 
 /// The fields of events of gpumem.
 #[derive(Clone, Default)]
@@ -73,6 +80,38 @@ fn all_output_becomes_events() {
     );
     assert!(trace.contains(" at=gpumem-tracing/tests/output.rs:"), "{trace}");
     assert!(find("tracked").starts_with("gpumem INFO "));
+}
+
+/// A layer that panics when a value is recorded, at each event, and when the span `entered` is entered.
+struct Panicking;
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Panicking {
+    fn on_record(&self, _: &Id, _: &Record<'_>, _: Context<'_, S>) {
+        panic!("a value was recorded");
+    }
+
+    fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+        panic!("there was an event");
+    }
+
+    fn on_enter(&self, span: &Id, context: Context<'_, S>) {
+        assert_ne!(context.metadata(span).unwrap().name(), "entered");
+    }
+}
+
+#[test]
+fn after_the_panic_of_another_layer_output_is_still_an_event() {
+    gpu();
+    set_sink(sink());
+    let declared = || info_span!("declared", gpu_used = Empty);
+    for open in [declared as fn() -> Span, || info_span!("plain"), || info_span!("entered")] {
+        let span = || open().in_scope(|| drop(gpu().alloc(Bytes::mib(1)).unwrap()));
+        let subscriber = Dispatch::new(registry().with(GpuMemLayer::new()).with(Panicking));
+        let unwound = catch_unwind(AssertUnwindSafe(|| with_default(&subscriber, span)));
+        assert!(unwound.is_err());
+        let printed = events(|| drop(GpuMemTrace::builder().ctx("after").thread_local_only().start().unwrap()));
+        assert!(printed.iter().any(|event| event.contains(" (after: exit)")), "{printed:?}");
+    }
 }
 
 /// Runs the test of this name alone in a process with this variable, unless this is the process.

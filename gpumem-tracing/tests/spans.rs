@@ -15,7 +15,9 @@ use gpumem::{Bytes, GpuMemTrace, sim::SimBlock};
 use gpumem_tracing::GpuMemLayer;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider};
-use tracing::{Dispatch, Instrument, Level, Span, dispatcher::with_default, field::Empty, info_span};
+use tracing::{
+    Dispatch, Instrument, Level, Span, dispatcher::with_default, field::Empty, info_span, instrument::WithSubscriber,
+};
 use tracing_subscriber::{
     Layer,
     filter::LevelFilter,
@@ -253,7 +255,8 @@ fn a_span_is_opened_in_its_explicit_parent() {
     });
     let mut closed = closings.take();
     closed.sort();
-    let expected = [("elsewhere", 8), ("of none", 16), ("of other", 1), ("one", 8), ("other", 1)];
+    // The thread was in `one` in all of them but `elsewhere`, which is a span of `one`.
+    let expected = [("elsewhere", 8), ("of none", 16), ("of other", 1), ("one", 16), ("other", 1)];
     assert_eq!(closed, expected.map(|(name, peaked)| figures(name, 0, 0, peaked)));
 }
 
@@ -290,8 +293,95 @@ fn two_subscribers_on_one_thread_do_not_mix_their_spans() {
     drop(in_second);
     let none = alloc(4);
     drop((of_first, of_second, both, second, none));
-    // The thread was in the second span, which it entered last.
-    assert_eq!(all.map(|closings| closings.take()), [[figures("first", 0, 0, 0)], [figures("second", 0, 3, 0)]]);
+    assert_eq!(all.map(|closings| closings.take()), [[figures("first", 0, 1, 0)], [figures("second", 0, 3, 0)]]);
+}
+
+/// A span was opened before the task or trace that it is entered in, or on another thread, or it is entered in several of these.
+#[test]
+fn a_span_that_was_opened_elsewhere_counts_for_the_task_around_it_as_well() {
+    async fn work() -> SimBlock {
+        let kept = alloc(2);
+        drop(alloc(8));
+        tokio::task::yield_now().await;
+        kept
+    }
+    let closings = Closings::default();
+    let dispatch = measured(&closings);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let task = || GpuMemTrace::builder().silent(true).entered(false).start().unwrap();
+    let figures_of = |trace: &GpuMemTrace| (trace.data().used.mb(), trace.data().peaked.mb(), trace.live().len());
+    with_default(&dispatch, || {
+        let elsewhere =
+            || thread::scope(|threads| threads.spawn(|| with_default(&dispatch, || span!("s"))).join().unwrap());
+        for (at, open) in [&elsewhere as &dyn Fn() -> Span, &|| span!("s")].into_iter().enumerate() {
+            for is_spawned in [false, true] {
+                let (span, outer, inner) = (open(), open(), task());
+                let run = inner.handle().wrap(work().instrument(span.clone())).instrument(outer.clone());
+                let run = run.with_subscriber(dispatch.clone());
+                let kept =
+                    if is_spawned { runtime.block_on(runtime.spawn(run)).unwrap() } else { runtime.block_on(run) };
+                assert_eq!(figures_of(&inner), (2, 8, 1), "{at}, spawned: {is_spawned}");
+                drop((span, outer));
+                assert_eq!(
+                    closings.take(),
+                    [figures("s", 0, 2, 8), figures("s", 0, 2, 8)],
+                    "{at}, spawned: {is_spawned}"
+                );
+                drop(kept);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_span_that_allocates_on_another_device_has_a_note() {
+    gpu();
+    let closings = Closings::default();
+    let text = Text::default();
+    let subscriber = registry().with(layer()).with(closings.clone()).with(formatter!(text));
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let other = gpumem::sim::SimGpu::install(Bytes::gib(1)).unwrap();
+            let opened_on = gpu();
+            with_default(&Dispatch::new(subscriber), || {
+                opened_on.make_current();
+                let (span, plain) = (span!("elsewhere"), info_span!("plain"));
+                other.make_current();
+                drop(span.in_scope(|| other.alloc(Bytes::mib(4)).unwrap()));
+                drop(plain.in_scope(|| other.alloc(Bytes::mib(4)).unwrap()));
+                drop((span, plain));
+                span!("here").in_scope(|| drop(other.alloc(Bytes::mib(4)).unwrap()));
+            });
+        });
+    });
+    let [elsewhere, plain, here] = &closings.take()[..] else { panic!("there are three") };
+    let note = elsewhere.note.as_deref().expect("it has a note");
+    assert!(note.starts_with("of device 0; allocated on device "), "{note}");
+    assert_eq!((plain.note.as_deref(), here), (None, &figures("here", 0, 0, 4)));
+    assert!(
+        text.read().contains(&format!("GPU memory gpu_used=0 gpu_peaked=0 gpu_note=\"{note}\"")),
+        "{}",
+        text.read()
+    );
+}
+
+#[test]
+fn a_span_of_two_layers_is_measured_once() {
+    let calls = |subscriber: Dispatch, name: &str, open: fn() -> Span| {
+        with_default(&subscriber, || open().in_scope(|| drop(alloc(1))));
+        let scopes = gpumem::summary().scopes;
+        scopes
+            .iter()
+            .filter(|scope| scope.path.last().is_some_and(|last| last == name))
+            .map(|scope| scope.calls)
+            .sum::<u64>()
+    };
+    let closings = Closings::default();
+    let both = registry().with(layer()).with(layer()).with(closings.clone());
+    assert_eq!(calls(Dispatch::new(both), "both", || span!("both")), 1);
+    let filtered = registry().with(layer().with_filter(LevelFilter::WARN)).with(layer()).with(closings.clone());
+    assert_eq!(calls(Dispatch::new(filtered), "second", || span!("second")), 1);
+    assert_eq!(closings.take(), [figures("both", 0, 0, 1), figures("second", 0, 0, 1)]);
 }
 
 #[test]

@@ -123,7 +123,7 @@ impl Ledger {
         let Some(adopter) = self.adopter_of(thread) else { return false };
         let Scope { own, opener, .. } = *self.scopes[&adopter];
         if is_on_device && self.opener_of(&self.scopes[&adopter]).is_some() {
-            self.thread(opener).allocates_on(meter, number);
+            self.thread(opener).allocated_on.note(meter, number);
         }
         if self.adopters_of(thread).all(|other| self.scopes[&other].own == own) {
             return false;

@@ -279,11 +279,15 @@ impl Ledger {
         self.flush_pending();
         let meter = self.meters.index(tag.device(), Gauge::Exact);
         if tag.kind().is_on_device() {
-            self.thread(thread).allocates_on(meter, number);
+            self.thread(thread).allocated_on.note(meter, number);
         }
         let is_shared =
             !self.adopters.is_empty() && self.note_adoption(thread, meter, bytes, tag.kind().is_on_device(), number);
         let (node, owner) = self.place_of(thread);
+        if tag.kind().is_on_device() && !self.tasks.is_empty() {
+            let Self { guests, tasks, .. } = self;
+            guests.for_each_thread(owner, |of| tasks.get_mut(&of).into_iter().for_each(|on| on.note(meter, number)));
+        }
         let node = self.tree.same_path_on(meter, node);
         let (kind, pool) = (tag.kind(), self.pool_of_new(tag, meter));
         let context = if tag.is_of_driver() { tag.context() } else { 0 };

@@ -103,10 +103,7 @@ impl Ledger {
             EventKind::ReadFailed { device, gauge } => self.meters.of(device, gauge).samples.failed = true,
             EventKind::Open { scope, spec } => self.open(scope, spec, event),
             EventKind::Enter { scope } => self.enter(scope, event),
-            EventKind::Leave { scope } => {
-                self.thread(event.thread).leave(scope);
-                self.look_up_again();
-            }
+            EventKind::Leave { scope } => self.leave(scope, event.thread),
             EventKind::Adopt { scope, threads } => self.adopt(scope, threads),
             EventKind::Named { name } => self.name_thread(event.thread, name),
             EventKind::Read { scope } => {

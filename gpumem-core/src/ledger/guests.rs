@@ -69,6 +69,22 @@ impl Guests {
         owner
     }
 
+    /// Like [`owner`](Self::owner), for a thread whose allocations have the owner thread `around` before it enters the scope: they go on
+    /// to count for all of its threads and tasks.
+    pub(super) fn owner_within(
+        &mut self,
+        around: OwnerThread,
+        host: OwnerThread,
+        mut next: impl FnMut() -> OwnerThread,
+    ) -> OwnerThread {
+        if self.hosts(host).any(|known| known == around) {
+            self.mark_used([host]);
+            return host;
+        }
+        let threads: Vec<OwnerThread> = self.threads(around).collect();
+        threads.into_iter().rev().fold(host, |host, thread| self.owner(thread, host, &mut next))
+    }
+
     /// Makes allocations of the task `own` count for the owner thread `host` as well. Returns `false` if the number does not
     /// belong only to the task.
     pub(super) fn add_task(&mut self, own: OwnerThread, host: OwnerThread) -> bool {

@@ -4,6 +4,7 @@
 mod accounts;
 mod adopters;
 mod adoption;
+mod allocated_on;
 mod blocks;
 mod counts;
 mod delta;
@@ -35,9 +36,9 @@ mod watermark;
 use std::collections::{BTreeMap, HashMap};
 
 use self::{
-    accounts::Accounts, adopters::Adopters, groups::AllocGroups, guests::Guests, live::LiveBlocks, meters::Meters,
-    noticed::Watched, peaks::KeptRange, pending::PendingDelta, pool_table::Pools, scope::Scope, thread::Thread,
-    tree::ScopeTree,
+    accounts::Accounts, adopters::Adopters, allocated_on::AllocatedOn, groups::AllocGroups, guests::Guests,
+    live::LiveBlocks, meters::Meters, noticed::Watched, peaks::KeptRange, pending::PendingDelta, pool_table::Pools,
+    scope::Scope, thread::Thread, tree::ScopeTree,
 };
 pub use self::{
     counts::{Counts, PART_LEN},
@@ -53,7 +54,7 @@ pub use self::{
     tree::{NodeId, ScopeNode},
     views::{GroupUsage, KnownBlock, ScopePeriod},
 };
-use crate::model::{ScopeId, Trace};
+use crate::model::{NumberHashBuilder, OwnerThread, ScopeId, Trace};
 
 /// See the [module](self). The fields from `pending` to `counts` are first, because each event uses them: so an event
 /// touches few cache lines.
@@ -83,6 +84,8 @@ pub struct Ledger {
     /// The open scopes. They are ordered, so that they can be read in parts, and boxed, because the map moves its
     /// values.
     scopes: BTreeMap<ScopeId, Box<Scope>>,
+    /// The devices on which each open task allocated.
+    tasks: HashMap<OwnerThread, AllocatedOn, NumberHashBuilder>,
     /// The result of the newest query. It is not part of [`apply`](Self::apply)'s return value, so that allocations stay
     /// cheap.
     last_trace: Option<Trace>,

@@ -1,7 +1,7 @@
 //! The data that the ledger keeps of each open scope.
 
 use super::{accounts::AccountId, counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
-use crate::model::{Gauge, OwnerThread, ScopeSpec, ThreadId};
+use crate::model::{Counted, Gauge, OwnerThread, ScopeSpec, ThreadId};
 
 /// An open scope.
 #[derive(Debug)]
@@ -32,6 +32,11 @@ pub(super) struct Scope {
 }
 
 impl Scope {
+    /// Returns whether it counts a task. `false` if there was no owner thread left for the task.
+    pub(super) fn is_task(&self) -> bool {
+        self.spec.counts == Counted::Task && self.account.is_some()
+    }
+
     /// Returns whether it is measured by samples. Each of them has a gap to the one before.
     pub(super) fn is_sampled(&self) -> bool {
         self.spec.gauge == Gauge::Sampled

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     Ledger,
     accounts::AccountId,
+    allocated_on::AllocatedOn,
     meters::Meter,
     observer::Observer,
     scope::{Scope, ScopeStart},
@@ -42,7 +43,14 @@ impl Ledger {
         // No scope has this number.
         let scope = ScopeId(u64::MAX);
         let owner = self.thread(event.thread).own;
-        self.thread(event.thread).enter(Entered { number: event.number, scope, node, owner, by_opening: false });
+        self.thread(event.thread).enter(Entered {
+            number: event.number,
+            scope,
+            node,
+            host: None,
+            owner,
+            by_opening: false,
+        });
         self.apply_observed(event, observer);
         self.thread(event.thread).leave(scope);
     }
@@ -70,6 +78,9 @@ impl Ledger {
         if let Some(account) = account {
             self.accounts.open(account, event.number);
         }
+        if let Some(task) = task {
+            self.tasks.insert(task, AllocatedOn::default());
+        }
         let opener = event.thread;
         let mut open = Box::new(Scope {
             spec,
@@ -90,7 +101,14 @@ impl Ledger {
         self.watch_peak(&mut open);
         self.scopes.insert(scope, open);
         if spec.counts != Counted::Task {
-            self.thread(opener).enter(Entered { number: event.number, scope, node, owner, by_opening: true });
+            self.thread(opener).enter(Entered {
+                number: event.number,
+                scope,
+                node,
+                host: None,
+                owner,
+                by_opening: true,
+            });
         }
         self.look_up_again();
     }
@@ -133,7 +151,8 @@ impl Ledger {
         let trace = self.end(&open);
         open.start = self.begin(&open, number);
         if !keep_peak {
-            open.devices_since = number;
+            // Threads in a task need not look up their next allocation.
+            open.devices_since = if open.is_task() { open.devices_since } else { number };
             self.thread(open.opener).forget_newest();
             self.unwatch_peak(&mut open);
             self.watch_peak(&mut open);
@@ -153,10 +172,12 @@ impl Ledger {
         if let Some(account) = open.account {
             self.accounts.close(account);
         }
-        if open.spec.counts != Counted::Task
-            && let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
+        if open.is_task() {
+            self.tasks.remove(&open.owner);
+        } else if let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
             && at < self.thread(open.opener).entered.len()
         {
+            self.update_later(open.opener, at);
             self.move_out(open.opener, at, open.node);
         }
         self.end_adoption(scope);
@@ -251,12 +272,14 @@ impl Ledger {
         if scope.spec.device.family == Family::Custom {
             return None;
         }
-        // The opener may have ended, or may be in the scope only for the time of a poll, and have other tasks.
-        let opener = self.threads.get(scope.opener.0 as usize)?;
-        if opener.own != scope.own || !opener.is_in_opened(scope.number) {
-            return None;
-        }
-        let other = opener.allocated_only_on(scope.exact_meter, scope.devices_since)?;
+        let (meter, since) = (scope.exact_meter, scope.devices_since);
+        let other = if scope.is_task() {
+            self.tasks.get(&scope.owner)?.other_than(meter, since)
+        } else {
+            // The opener may have ended.
+            let opener = self.threads.get(scope.opener.0 as usize).filter(|opener| opener.own == scope.own)?;
+            opener.allocated_on.other_than(meter, since).filter(|_| opener.is_in_opened(scope.number))
+        }?;
         Some(self.meters.0[usize::from(other)].device.ordinal)
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{
+    allocated_on::AllocatedOn,
     live::{Attribution, Entry},
     tree::NodeId,
 };
@@ -25,9 +26,9 @@ pub(super) struct Thread {
     /// The scopes that it is in, the innermost last. Programs that do not leave the last one first usually leave the first
     /// one, so this is a deque.
     pub(super) entered: VecDeque<Entered>,
-    /// The devices on which it allocated, by meter, each with the number of the newest event at which this was noted: at the first
-    /// allocation after a scope was opened, reset, entered or left, and whenever the device changed.
-    allocated_on: Vec<(u16, u64)>,
+    /// The devices on which it allocated. This is noted at the first allocation after a scope was opened, reset, entered or left, and
+    /// whenever the device changed.
+    pub(super) allocated_on: AllocatedOn,
     /// Its name, if it was needed.
     pub(super) name: Option<ThreadName>,
     /// True if it is in the list of threads that look up again who adopts their allocations.
@@ -41,6 +42,9 @@ pub(super) struct Entered {
     pub(super) number: u64,
     pub(super) scope: ScopeId,
     pub(super) node: NodeId,
+    /// The owner thread of the scope, if it was open and the thread did not open it.
+    pub(super) host: Option<OwnerThread>,
+    /// The owner thread of allocations in it.
     pub(super) owner: OwnerThread,
     /// True if the thread opened the scope, and leaves it when the scope is closed. Otherwise it entered an open scope,
     /// and leaves it by an event of its own.
@@ -71,28 +75,10 @@ impl Thread {
             owner: own,
             own,
             entered: VecDeque::new(),
-            allocated_on: Vec::new(),
+            allocated_on: AllocatedOn::default(),
             name: None,
             is_looked_up: false,
         }
-    }
-
-    /// Notes that the thread allocates on the device of this meter.
-    pub(super) fn allocates_on(&mut self, meter: u16, number: u64) {
-        match self.allocated_on.iter_mut().find(|(known, _)| *known == meter) {
-            Some((_, newest)) => *newest = number,
-            None => self.allocated_on.push((meter, number)),
-        }
-    }
-
-    /// Returns the meter of the newest device on which it allocated since the event with this number, if it did not allocate on the
-    /// device of this meter. That event must have been the opening or a reset of a scope that it opened.
-    pub(super) fn allocated_only_on(&self, meter: u16, since: u64) -> Option<u16> {
-        let on = || self.allocated_on.iter().filter(|(_, number)| *number > since);
-        if on().any(|(known, _)| *known == meter) {
-            return None;
-        }
-        on().max_by_key(|(_, number)| *number).map(|(other, _)| *other)
     }
 
     /// Returns whether it opened this scope, and has been in it since.
@@ -111,11 +97,14 @@ impl Thread {
         self.update_scope();
     }
 
-    /// Leaves the scope at the place where the thread entered it last, if it is in it.
-    pub(super) fn leave(&mut self, scope: ScopeId) {
-        if let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) {
-            self.leave_at(at);
-        }
+    /// Leaves the scope at the place where the thread entered it last, if it is in it. Returns the index in `entered` from which on the
+    /// thread entered scopes later.
+    pub(super) fn leave(&mut self, scope: ScopeId) -> usize {
+        let Some(at) = self.entered.iter().rposition(|entered| entered.scope == scope) else {
+            return self.entered.len();
+        };
+        self.leave_at(at);
+        at
     }
 
     /// Leaves the scope that the thread opened by the event with this number, if it is still in it, and returns its index in

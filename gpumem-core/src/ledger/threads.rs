@@ -61,25 +61,60 @@ impl Ledger {
     /// Lets a thread enter an open scope.
     pub(super) fn enter(&mut self, scope: ScopeId, event: &Event<'_>) {
         let open = self.scopes.get(&scope).map(|open| (open.node, open.owner));
-        let open = open.map(|(node, host)| (node, self.owner_in(host, event.thread)));
+        let open = open.map(|(node, host)| (node, host, self.owner_in(host, event.thread)));
         let thread = self.thread(event.thread);
+        let Thread { node, owner, .. } = *thread;
+        let stays = Entered { number: event.number, scope, node, host: None, owner, by_opening: false };
         // If the scope is closed already, the thread stays where it is.
-        let (node, owner) = open.unwrap_or((thread.node, thread.owner));
-        thread.enter(Entered { number: event.number, scope, node, owner, by_opening: false });
+        thread.enter(open.map_or(stays, |(node, host, owner)| Entered { node, host: Some(host), owner, ..stays }));
         self.look_up_again();
     }
 
-    /// Returns the owner thread for allocations of `thread` in a scope that was opened on the owner thread `host`.
+    /// Lets a thread leave a scope.
+    pub(super) fn leave(&mut self, scope: ScopeId, thread: ThreadId) {
+        let left = self.thread(thread).leave(scope);
+        self.update_later(thread, left);
+        self.look_up_again();
+    }
+
+    /// Updates the owner threads of the scopes in `entered` from `left` on. The thread is no longer in the one that was before them: its
+    /// later allocations do not count there.
+    pub(super) fn update_later(&mut self, thread: ThreadId, left: usize) {
+        for at in left..self.thread(thread).entered.len() {
+            let Thread { entered, own, .. } = self.thread(thread);
+            let around = at.checked_sub(1).map_or(*own, |around| entered[around].owner);
+            let Entered { owner, host, by_opening, .. } = entered[at];
+            let updated = match host {
+                Some(host) => self.owner_within(around, host),
+                None if by_opening => owner,
+                None => around,
+            };
+            // Each depends only on the one before.
+            if updated == owner {
+                break;
+            }
+            let thread = self.thread(thread);
+            thread.entered[at].owner = updated;
+            thread.update_scope();
+        }
+    }
+
+    /// Returns the owner thread for allocations of `thread` in a scope that was opened on the owner thread `host`. They also count for
+    /// the scopes that the thread is in already.
     pub(super) fn owner_in(&mut self, host: OwnerThread, thread: ThreadId) -> OwnerThread {
-        let own = self.thread(thread).own;
-        if own == host {
-            return own;
+        let around = self.thread(thread).owner;
+        self.owner_within(around, host)
+    }
+
+    fn owner_within(&mut self, around: OwnerThread, host: OwnerThread) -> OwnerThread {
+        if around == host {
+            return host;
         }
         if self.guests.must_scan() {
             self.scan_for_guests();
         }
         let Self { guests, owner_threads, .. } = self;
-        guests.owner(own, host, || next_owner(owner_threads))
+        guests.owner_within(around, host, || next_owner(owner_threads))
     }
 
     /// Returns a new owner thread for a task that is started on the owner thread `host`. `None` if there is none left.

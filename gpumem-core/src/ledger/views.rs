@@ -39,6 +39,8 @@ pub struct ScopePeriod {
     nodes: Vec<NodeId>,
     /// The paths. `None` for all blocks that were allocated in this time, in any scope.
     owner: Option<OwnerThread>,
+    /// True for a task: it also has what its threads allocated in scopes that were opened elsewhere.
+    is_task: bool,
     /// The numbers of the first and the last event.
     since: u64,
     until: u64,
@@ -134,8 +136,12 @@ impl Ledger {
 
     fn is_allocated_in(&self, entry: &Entry, period: &ScopePeriod) -> bool {
         let node = self.groups.get(entry.group()).node;
+        let owner = entry.attribution().owner();
         let is_of = |period_owner| {
-            self.guests.hosts(entry.attribution().owner()).any(|owner| owner == period_owner)
+            if period.is_task {
+                return self.guests.threads(owner).any(|task| task == period_owner);
+            }
+            self.guests.hosts(owner).any(|owner| owner == period_owner)
                 && period.nodes.iter().any(|outer| self.tree.is_inside(node, *outer))
         };
         (period.since..=period.until).contains(&entry.number()) && period.owner.is_none_or(is_of)
@@ -163,7 +169,8 @@ impl Ledger {
     /// Returns the period of an open scope until the event with the number `now`.
     pub fn scope_period(&self, scope: ScopeId, now: u64) -> Option<ScopePeriod> {
         let scope = self.scopes.get(&scope)?;
-        Some(ScopePeriod { nodes: scope.nodes().collect(), owner: Some(scope.owner), since: scope.number, until: now })
+        let (nodes, is_task) = (scope.nodes().collect(), scope.is_task());
+        Some(ScopePeriod { nodes, owner: Some(scope.owner), is_task, since: scope.number, until: now })
     }
 }
 

@@ -44,8 +44,8 @@ pub struct Trace {
     /// [adopted](https://docs.rs/gpumem/latest/gpumem/struct.GpuMemTraceBuilder.html#method.adopt): then it counts for the thread whose
     /// scope was opened last. It may belong to another trace. If this is not 0, reports show it.
     pub shared: Bytes,
-    /// The thread that opened this trace allocated nothing on `device` since the start, but on the device with this number:
-    /// probably the trace is of the wrong device. Reports show this. `None` also if it is not known.
+    /// The thread that opened this trace, or the threads in its task, allocated nothing on `device` since the start, but on the device
+    /// with this number: probably the trace is of the wrong device. Reports show this. `None` also if it is not known.
     pub allocated_on: Option<u32>,
     /// Frees of blocks of unknown size in the whole process, while the trace was open. These blocks are older than the first
     /// trace, and their lookup failed. If this is not 0, `used` may be too high.

@@ -71,6 +71,26 @@ fn a_block_whose_free_fails_repeatedly_keeps_its_hosts() {
     }
 }
 
+/// A thread is in all scopes that it has entered and not left, wherever these were opened and in whatever order it leaves them.
+#[test]
+fn a_thread_counts_for_each_scope_that_it_is_in() {
+    const TASKS: &str = "open t of task; open s of task; open u of task %3";
+    for script in [
+        "enter t; enter s; alloc x 8; alloc y 2; inside t = 2 8; free x; close s = 2 8; close t = 2 8; close u = 0 0",
+        "enter s %2; enter t %2; alloc x 8 %2; alloc y 2 %2; free x; close s = 2 8; close t = 2 8",
+        "enter t %2; enter u %2; enter s %2; alloc x 5 %2; close t = 5 0; close s = 5 0; close u = 5 0",
+        "enter t; enter s; alloc x 1; enter t %2; alloc y 2 %2; enter s %2; alloc z 4 %2; close t = 7 0; close s = 5 0",
+        "enter t; enter s; leave t; alloc x 5; close t = 0 0; close s = 5 0",
+        "enter t; enter s; enter u; leave s; alloc x 5; leave t; alloc y 2; close t = 5 0; close s = 0 0; close u = 7 0",
+        "enter t; open a; enter s; alloc x 5; leave t; alloc y 2; close t = 7 0; close s = 7 0; close a = 7 0",
+        "enter t; enter s; open a; alloc x 5; close a = 5 0; leave s; alloc y 2; close t = 7 0; close s = 5 0",
+        "close s = 0 0; enter t; enter s; alloc x 5; leave t; alloc y 2; close t = 5 0",
+        "enter t; enter t; alloc x 5; leave t; alloc y 2; leave t; alloc z 1; close t = 7 0",
+    ] {
+        check(&format!("{TASKS}; {script}"));
+    }
+}
+
 /// Tasks are counted as guests are.
 #[test]
 fn tasks_that_have_ended_are_forgotten() {

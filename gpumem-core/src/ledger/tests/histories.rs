@@ -36,11 +36,13 @@ struct PlainScope {
     shared: u64,
 }
 
-/// A scope that a thread is in, and for whom it works there.
+/// A scope that a thread is in.
 struct PlainEntered {
     scope: u64,
-    works_for: Vec<u32>,
-    by_opening: bool,
+    /// For whom a thread works that enters it; `None` if the thread opened it.
+    host: Option<Vec<u32>>,
+    /// For whom the thread worked when it opened it.
+    around: Vec<u32>,
 }
 
 #[derive(Default)]
@@ -74,10 +76,9 @@ fn key(name: u64) -> Key {
     Key::new(Space::Address, name)
 }
 
-/// Returns for whom a thread works in a scope of `host`: for itself first, unless it works for itself there already.
-fn guest(own: u32, host: &[u32]) -> Vec<u32> {
-    let own = (!host.contains(&own)).then_some(own);
-    own.into_iter().chain(host.iter().copied()).collect()
+/// Returns for whom a thread works that worked for `around` before it entered a scope of `host`.
+fn guest(around: &[u32], host: &[u32]) -> Vec<u32> {
+    around.iter().filter(|of| !host.contains(of)).chain(host).copied().collect()
 }
 
 impl History {
@@ -92,17 +93,22 @@ impl History {
         if self.entered[thread].is_empty() { open.map(|(scope, _)| *scope).collect() } else { Vec::new() }
     }
 
+    /// Returns for whom a thread works that no scope adopts.
+    fn works_for(&self, thread: usize) -> Vec<u32> {
+        self.entered[thread].iter().fold(vec![id(thread).0], |around, entered| match &entered.host {
+            Some(host) => guest(&around, host),
+            None => entered.around.clone(),
+        })
+    }
+
     fn place(&self, thread: usize) -> PlainPlace {
-        let own = id(thread).0;
-        if let Some(entered) = self.entered[thread].last() {
-            return PlainPlace { works_for: entered.works_for.clone(), is_in_scope: true };
-        }
+        let works_for = self.works_for(thread);
         let Some(adopter) = self.adopters_of(thread).first().map(|adopter| &self.scopes[adopter]) else {
-            return PlainPlace { works_for: vec![own], is_in_scope: false };
+            return PlainPlace { works_for, is_in_scope: !self.entered[thread].is_empty() };
         };
-        let innermost = self.entered[adopter.opener].last().filter(|_| !adopter.is_task);
-        let host = innermost.map_or(&adopter.host, |entered| &entered.works_for);
-        PlainPlace { works_for: guest(own, host), is_in_scope: true }
+        let is_in = !adopter.is_task && !self.entered[adopter.opener].is_empty();
+        let host = if is_in { self.works_for(adopter.opener) } else { adopter.host.clone() };
+        PlainPlace { works_for: guest(&works_for, &host), is_in_scope: true }
     }
 
     /// Changes the figures of the scopes of these accounts, and of those that count all threads.
@@ -207,7 +213,7 @@ impl History {
         let spec = ScopeSpec { counts, callsite: CallsiteId(callsite), ..ScopeSpec::exact(device(on)) };
         self.post(&EventKind::Open { scope: ScopeId(scope), spec }, thread);
         let own = id(thread).0;
-        let around = self.entered[thread].last().map_or(vec![own], |entered| entered.works_for.clone());
+        let around = self.works_for(thread);
         let task = TASKS + u32::try_from(scope).unwrap();
         let is_task = counts == Counted::Task;
         let account = match counts {
@@ -218,12 +224,12 @@ impl History {
         };
         let number = self.runner.number;
         account.into_iter().for_each(|account| self.accounts.open(account, number));
-        let host = if is_task { guest(task, &around) } else { around.clone() };
+        let host = if is_task { guest(&[task], &around) } else { around.clone() };
         let plain =
             PlainScope { device: on, account, is_task, opener: thread, host, number, in_use: 0, peak: 0, shared: 0 };
         self.scopes.insert(scope, plain);
         if !is_task {
-            self.entered[thread].push(PlainEntered { scope, works_for: around, by_opening: true });
+            self.entered[thread].push(PlainEntered { scope, host: None, around });
         }
     }
 
@@ -242,7 +248,7 @@ impl History {
         } else if how > 1 {
             let PlainScope { account, opener, .. } = self.scopes.remove(&scope).unwrap();
             account.into_iter().for_each(|account| self.accounts.close(account));
-            self.entered[opener].retain(|entered| (entered.scope, entered.by_opening) != (scope, true));
+            self.entered[opener].retain(|entered| entered.scope != scope || entered.host.is_some());
         }
     }
 
@@ -320,13 +326,17 @@ impl History {
             }
             10 => {
                 let Some(scope) = some_scope else { return };
-                let works_for = guest(id(thread).0, &self.scopes[&scope].host);
+                let host = Some(self.scopes[&scope].host.clone());
                 self.post(&EventKind::Enter { scope: ScopeId(scope) }, thread);
-                self.entered[thread].push(PlainEntered { scope, works_for, by_opening: false });
+                self.entered[thread].push(PlainEntered { scope, host, around: Vec::new() });
             }
             11 => {
-                let Some(at) = self.entered[thread].iter().rposition(|entered| !entered.by_opening) else { return };
-                let PlainEntered { scope, .. } = self.entered[thread].remove(at);
+                // It may have entered other scopes later.
+                let mut later_first = self.entered[thread].iter().rev();
+                let left = later_first.find(|entered| entered.host.is_some() && random(4) > 0);
+                let Some(scope) = left.map(|left| left.scope) else { return };
+                let at = self.entered[thread].iter().rposition(|entered| entered.scope == scope);
+                self.entered[thread].remove(at.unwrap());
                 self.post(&EventKind::Leave { scope: ScopeId(scope) }, thread);
             }
             14 => {

@@ -268,6 +268,15 @@ fn a_trace_says_that_its_thread_allocated_on_another_device_only() {
     );
     // The newest of several devices counts.
     check("open a @3; alloc x 1 @1; alloc y 1 @2; close a = 0 0 on=2");
+    for script in [
+        "enter t %2; alloc x 5 @1 %2; read t = 0 0 on=1; leave t %2; alloc y 1; alloc z 1 %2; close t = 0 0 on=1",
+        "enter t; enter s; alloc x 5 @1; close s = 0 0 on=1; leave s; alloc y 2; alloc z 1 @1; close t = 2 0 here",
+        "enter t; open a; alloc x 5 @1; close a = 0 0 on=1; alloc y 1 managed; close t = 0 0 on=1",
+        "alloc x 5 @1; enter t; enter t %2; leave t; alloc y 5 @1; close t = 0 0 here",
+        "enter t; alloc x 5; reset t = 5 0; alloc y 5; alloc z 1 @1; close t = 5 0 here",
+    ] {
+        check(&format!("open t of task; open s of task; {script}"));
+    }
     // Only later events count after a reset.
     check(
         "open a; alloc x 1; reset a = 1 0; alloc y 1; alloc z 1 @1; read a = 1 0 here; reset a = 1 0 here; alloc w 1 @1; close a = 0 0 on=1",
