@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use super::{
+    account_id::AccountId,
     delta::Delta,
     groups::GroupId,
     guests::Guests,
@@ -15,17 +16,6 @@ use super::{
     peaks::{GroupBytes, PeakHistory},
 };
 use crate::model::{NumberHashBuilder, OwnerThread};
-
-/// Identifies an account.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct AccountId {
-    /// The thread, or the task.
-    pub(super) of: OwnerThread,
-    /// The meter of the device.
-    pub(super) meter: u16,
-    /// True if threads in no scope count as well.
-    pub(super) counts_unscoped: bool,
-}
 
 /// See the [module](self).
 #[derive(Debug, Default)]

@@ -3,13 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::{
-    Ledger,
-    accounts::{AccountId, Place},
-    scope::Scope,
-    thread::Thread,
-    tree::NodeId,
-};
+use super::{Ledger, account_id::AccountId, accounts::Place, scope::Scope, thread::Thread, tree::NodeId};
 use crate::model::{Bytes, OwnerThread, ScopeId, ThreadId, ThreadName, Threads};
 
 /// A thread without a scope is compared with at most this many adopting scopes, the newest ones. Older ones adopt nothing

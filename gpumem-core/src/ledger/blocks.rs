@@ -56,7 +56,7 @@ impl Ledger {
         let (tag, attribution) = record.newest;
         // With open accounts, the thread must still be where it allocated the block, and all of them must hold the block.
         let is_alike = |entry: &Entry| {
-            entry.group() == pending.group
+            pending.is_of(entry.attribution())
                 && (!accounts.are_open()
                     || tag != Tag::NONE && entry.attribution() == attribution && accounts.hold(entry.number()))
         };

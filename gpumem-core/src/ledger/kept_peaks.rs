@@ -2,7 +2,8 @@
 
 use super::{
     Ledger,
-    accounts::{Account, AccountId},
+    account_id::AccountId,
+    accounts::Account,
     groups::{AllocGroup, GroupState},
     meters::Meter,
     peaks::{KeptRange, PeakHistory},

@@ -1,6 +1,7 @@
 //! The ledger applies events in their order. It keeps the live blocks, the bytes in use and the peak of each open scope. It
 //! has no clock, no lock and no I/O, so that a live run and a replayed run give the same figures.
 
+mod account_id;
 mod accounts;
 mod adopters;
 mod adoption;

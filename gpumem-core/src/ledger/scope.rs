@@ -1,6 +1,6 @@
 //! The data that the ledger keeps of each open scope.
 
-use super::{accounts::AccountId, counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
+use super::{account_id::AccountId, counts::Counts, peaks::WatchedScope, tree::NodeId, watermark::Mark};
 use crate::model::{Counted, Gauge, OwnerThread, ScopeSpec, ThreadId};
 
 /// An open scope.

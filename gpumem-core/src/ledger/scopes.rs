@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     Ledger,
-    accounts::AccountId,
+    account_id::AccountId,
     allocated_on::AllocatedOn,
     meters::Meter,
     observer::Observer,

@@ -17,7 +17,7 @@ use std::{cmp::Ordering, collections::VecDeque};
 use self::history::Moment;
 pub(super) use self::history::{GroupBytes, GroupHistory};
 use super::{
-    accounts::AccountId,
+    account_id::AccountId,
     delta::Delta,
     watermark::{Mark, Watermark},
 };

@@ -194,6 +194,8 @@ fn a_trace_of_another_thread_changes_nothing() {
     check(
         "open a; open b %2; alloc x 10; alloc y 20 %2; free x; alloc z 1; alloc w 2 %2; close a = 1 9; close b %2 = 22 0",
     );
+    // Their scopes have one path, so their blocks are of one group.
+    check("open a; open a.2 %2; alloc x 8; alloc y 1 %2; free x; alloc z 2; close a = 2 6; close a.2 %2 = 1 0");
     // Another thread frees its own memory, or earlier memory of this thread.
     check(
         "alloc x 27 %2; alloc y 5; open a; open b %2; alloc z 33; free x %2; free y %2; free z; close a = 0 33; close b %2 = -32 0",
