@@ -1,8 +1,7 @@
 //! Notices: messages that are printed once.
 
 use std::{
-    cell::Cell,
-    fmt::{self, Display},
+    fmt::Display,
     sync::{PoisonError, atomic::Ordering::Relaxed},
 };
 
@@ -135,54 +134,5 @@ impl Session {
             && !process::is_forked()
             && !self.is_silent()
             && printed.fetch_or(bit, Relaxed) & bit == 0
-    }
-}
-
-/// Text for `print!`, which panics if it cannot write (a closed pipe, a full disk). This type ignores the error. `print!` is used
-/// and not `write!` to stdout, because the test harness captures only `print!`.
-pub(in crate::session) struct Quiet<'a> {
-    text: &'a dyn Display,
-    failed: Cell<bool>,
-}
-
-impl<'a> Quiet<'a> {
-    pub(in crate::session) fn new(text: &'a dyn Display) -> Self {
-        Self { text, failed: Cell::new(false) }
-    }
-
-    pub(in crate::session) fn failed(&self) -> bool {
-        self.failed.get()
-    }
-}
-
-impl Display for Quiet<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.failed.set(self.text.fmt(f).is_err());
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{self, Write};
-
-    use super::*;
-
-    #[test]
-    fn a_failed_write_is_no_error_and_is_remembered() {
-        struct Full;
-        impl Write for Full {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(io::ErrorKind::StorageFull.into())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let quiet = Quiet::new(&"text");
-        assert!(write!(Full, "{quiet}").is_ok());
-        assert!(quiet.failed());
-        assert!(write!(Vec::new(), "{quiet}").is_ok());
-        assert!(!quiet.failed());
     }
 }

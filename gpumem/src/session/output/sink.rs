@@ -16,11 +16,11 @@ use std::{
 
 use crate::session::{
     Session, current,
-    output::{Notice, notice::Quiet, sink_state::LastLine},
+    output::{Notice, sink_state::LastLine},
 };
 use crate::{
     export::{Form, Paint, Sink},
-    process,
+    print, process,
     report::{Content, Output},
 };
 
@@ -146,16 +146,13 @@ impl Session {
             Sink::Stdout if is_report => self.write_stdout(text),
             Sink::Json => self.write_stdout(text),
             Sink::File(path) | Sink::JsonFile(path) => self.write_file(path, text),
-            // The text is one write, so that the output of other processes and libraries does not come in between. An unknown sink is
-            // handled here as well, because its output must not be lost.
-            _ => eprint!("{}", Quiet::new(&text)),
+            // An unknown sink is handled here as well, because its output must not be lost.
+            _ => print::to_stderr(text),
         }
     }
 
     fn write_stdout(&self, text: &str) {
-        let quiet = Quiet::new(&text);
-        print!("{quiet}");
-        if quiet.failed() {
+        if !print::to_stdout(text) {
             self.report_unwritten(&"cannot write to stdout (a closed pipe or a full disk?)");
         }
     }
