@@ -104,13 +104,10 @@ impl Session {
             Sink::Custom(to) => self.write_to_function(output, &**to),
             _ => {
                 let text = Form::Text.write(output, self.paint(&sink, output.content.is_report()));
-                if matches!(output.content, Content::Trace(_)) && self.is_repeated(&text) {
+                if !matches!(output.content, Content::Trace(_)) {
+                    self.print_repeats();
+                } else if self.is_repeated(&text) {
                     return;
-                }
-                self.print_repeats();
-                if matches!(output.content, Content::Trace(_)) {
-                    let thread = thread::current().id();
-                    *self.last_line() = Some(LastLine { text: text.clone(), thread, more: 0 });
                 }
                 self.write_text(&sink, &text, output.content.is_report());
             }
@@ -121,22 +118,33 @@ impl Session {
         self.sink.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether this is the line that the thread wrote last. It is counted then.
+    /// Returns whether this is the line that the thread wrote last. It is counted then. Any other line is the last one from now on, and
+    /// the number of lines that were equal to the one before is written.
     fn is_repeated(&self, text: &str) -> bool {
+        let thread = thread::current().id();
         let mut last = self.last_line();
-        let Some(last) = last.as_mut().filter(|last| last.text == text && last.thread == thread::current().id()) else {
-            return false;
-        };
-        last.more += 1;
-        true
+        if let Some(last) = last.as_mut().filter(|last| last.text == text && last.thread == thread) {
+            last.more += 1;
+            return true;
+        }
+        let before = last.replace(LastLine { text: text.to_owned(), thread, more: 0 });
+        drop(last);
+        self.print_more(before);
+        false
     }
 
-    /// Writes the number of lines that were equal to the newest one.
+    /// Writes the number of lines that were equal to the last one.
     pub(in crate::session) fn print_repeats(&self) {
-        // The lock is not held while it is written: the program may hold that of stdout.
         let last = self.last_line().take();
-        if let Some(LastLine { more: more @ 1.., .. }) = last {
-            self.write_text(&self.sink(), &format!("… {more} more like this\n"), true);
+        self.print_more(last);
+    }
+
+    /// Writes the number of equal lines, and the line: another thread, another process or the program may have written meanwhile. The
+    /// lock is not held, because the program may hold that of stdout.
+    fn print_more(&self, last: Option<LastLine>) {
+        if let Some(LastLine { more: more @ 1.., text, .. }) = last {
+            let line = text.lines().next().unwrap_or_default();
+            self.write_text(&self.sink(), &format!("… {more} more: {line}\n"), true);
         }
     }
 
@@ -397,7 +405,7 @@ mod tests {
                 .collect()
         };
         let text: String = lines(&NamedTempFile::new().unwrap(), "file");
-        let more = |count| format!("… {count} more like this\n");
+        let more = |count| format!("… {count} more: {LINE}");
         let expected = [
             LINE,
             &more(3),
@@ -415,6 +423,48 @@ mod tests {
         // A program counts the objects itself.
         let json: String = lines(&NamedTempFile::new().unwrap(), "json");
         assert_eq!((json.lines().count(), json.matches("\"trace\"").count()), (13, 12), "{json}");
+    }
+
+    /// Returns the number of times that this line was printed to the text, or counted.
+    fn count_of(text: &str, line: &str) -> usize {
+        let more = |counted: &str| counted.strip_prefix("… ")?.strip_suffix(&format!(" more: {line}"))?.parse().ok();
+        text.lines().map(|printed| if printed == line { 1 } else { more(printed).unwrap_or(0) }).sum()
+    }
+
+    #[test]
+    fn each_line_of_threads_and_processes_is_counted() {
+        const EACH: usize = 2000;
+        let file = NamedTempFile::new().unwrap();
+        let target = format!("file:{}", file.path().display());
+        let sessions = [(); 2].map(|()| session(&[("GPUMEM_REPORT", &target)]));
+        thread::scope(|threads| {
+            for (number, session) in
+                [0, 1, 2, 3].into_iter().flat_map(|number| sessions.iter().map(move |of| (number, of)))
+            {
+                threads.spawn(move || {
+                    session.run(|| {
+                        let name = format!("step {number}");
+                        let trace = GpuMemTrace::builder().ctx(name).on_exit_report(false).start().unwrap();
+                        // Others write in between.
+                        (0..EACH).for_each(|call| {
+                            trace.report();
+                            if call % 8 == 0 {
+                                thread::yield_now();
+                            }
+                        });
+                    });
+                });
+            }
+        });
+        sessions.iter().for_each(|session| session.run(|| current().print_repeats()));
+        let text = fs::read_to_string(&file).unwrap();
+        for number in 0..4 {
+            let line = |mark: &str| format!("△Used Peaked MB:      0      0 (step {number}){mark}");
+            let marks: std::collections::BTreeSet<_> =
+                text.lines().filter_map(|printed| printed.split_once(&line("")).map(|(_, mark)| mark)).collect();
+            let all: usize = marks.into_iter().map(|mark| count_of(&text, &line(mark))).sum();
+            assert_eq!(all, 2 * EACH, "step {number}");
+        }
     }
 
     #[test]
