@@ -1,7 +1,14 @@
 //! The only way in which gpumem prints. `print!` and `eprint!` panic if they cannot write (a closed pipe, a full disk), and a write to
 //! a pipe without a reader ends a program that does not ignore SIGPIPE, as programs in C. A program must not end because of a notice.
 
-use std::{cell::Cell, fmt};
+use std::{
+    cell::Cell,
+    fmt,
+    fs::File,
+    io::{self, Write},
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::process::without_cancellation;
 
@@ -20,6 +27,32 @@ pub fn to_stderr(text: &str) {
 /// Writes a line about gpumem itself to stderr, if that is possible.
 pub fn notice(what: impl fmt::Display) {
     to_stderr(&format!("gpumem: {what}\n"));
+}
+
+/// Writes the text to a file of [`open_at_end`](super::descriptor::open_at_end). If it is a pipe that is full, this waits for its reader for
+/// at most this time.
+///
+/// # Errors
+/// Returns an error if not all of it could be written.
+pub fn to_file(mut file: &File, text: &str, patience: Duration) -> io::Result<()> {
+    let (mut rest, until) = (text.as_bytes(), Instant::now() + patience);
+    while !rest.is_empty() {
+        let mut written = Ok(0);
+        unharmed(|| written = file.write(rest));
+        match written {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(bytes) => rest = &rest[bytes..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if Instant::now() >= until {
+                    return Err(io::Error::new(error.kind(), "the pipe is full, and its reader does not read"));
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Text for `print!`, which ignores that it cannot be written. `print!` is used and not `write!` to stdout, because the test harness
@@ -82,8 +115,6 @@ fn without_sigpipe(print: impl FnOnce()) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{self, Write};
-
     use super::*;
 
     #[test]

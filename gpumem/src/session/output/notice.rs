@@ -127,12 +127,17 @@ impl Session {
         }
     }
 
+    /// Returns whether this notice was printed.
+    pub(super) fn was_printed(&self, notice: Notice) -> bool {
+        self.notices.printed.load(Relaxed) & 1 << notice as u32 != 0
+    }
+
     /// Returns whether the notice is to be printed. A notice is new only once.
     pub(super) fn is_new(&self, notice: Notice) -> bool {
-        let (printed, bit) = (&self.notices.printed, 1 << notice as u32);
-        printed.load(Relaxed) & bit == 0
+        let bit = 1 << notice as u32;
+        !self.was_printed(notice)
             && !process::is_forked()
             && !self.is_silent()
-            && printed.fetch_or(bit, Relaxed) & bit == 0
+            && self.notices.printed.fetch_or(bit, Relaxed) & bit == 0
     }
 }

@@ -3,15 +3,15 @@
 use std::{
     cell::Cell,
     fmt::Display,
-    fs::{File, OpenOptions},
-    io::{self, IsTerminal, Write},
+    fs::File,
+    io::{self, IsTerminal},
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process as std_process,
     sync::{Arc, MutexGuard, PoisonError},
     thread,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use crate::session::{
@@ -19,10 +19,14 @@ use crate::session::{
     output::{Notice, sink_state::LastLine},
 };
 use crate::{
+    descriptor,
     export::{Form, Paint, Sink},
     print, process,
     report::{Content, Output},
 };
+
+/// The longest wait for the reader of a pipe that is full.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
     /// True while this thread runs the function of a custom sink.
@@ -182,10 +186,13 @@ impl Session {
         if is_terminal && !self.settings.no_color { Paint::ANSI } else { Paint::PLAIN }
     }
 
-    /// The text is one write at the end of the file, so that processes can share it.
+    /// The text is one write at the end of the file, so that processes can share it. A pipe that nobody empties delays the program once.
     fn write_file(&self, path: &Path, text: &str) {
-        let written = self.open(path).and_then(|file| (&*file).write_all(text.as_bytes()));
+        let patience = if self.was_printed(Notice::Unwritten) { Duration::ZERO } else { PATIENCE };
+        let written = self.open(path).and_then(|file| print::to_file(&file, text, patience));
         if let Err(error) = written {
+            // A pipe may get another reader.
+            *self.sink.file.lock().unwrap_or_else(PoisonError::into_inner) = None;
             self.report_unwritten(&format_args!("cannot write to {}: {error}", path.display()));
         }
     }
@@ -196,7 +203,7 @@ impl Session {
         match &*kept {
             Some((open, file)) if open == path => Ok(Arc::clone(file)),
             _ => {
-                let file = Arc::new(OpenOptions::new().append(true).create(true).open(path)?);
+                let file = Arc::new(descriptor::open_at_end(path)?);
                 *kept = Some((path.to_owned(), Arc::clone(&file)));
                 Ok(file)
             }
@@ -359,6 +366,32 @@ mod tests {
         let session = self::session(&[("GPUMEM_REPORT", "file:/dev/full")]);
         work(&session);
         session.run(|| assert!(!current().is_new(Notice::Unwritten) || !Path::new("/dev/full").exists()));
+    }
+
+    /// The disk of the program is a pipe: nobody reads it, then somebody does, and then it is full.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pipe_does_not_stop_the_program() {
+        use std::{io::Read, os::unix::fs::OpenOptionsExt};
+
+        const O_NONBLOCK: i32 = 0o4000;
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std_process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let session = session(&[("GPUMEM_REPORT", &format!("file:{}", pipe.display()))]);
+        session.run(|| {
+            let print = |text: String| current().print(Content::Budget(text));
+            print("nobody reads".to_owned());
+            assert!(current().was_printed(Notice::Unwritten));
+            let mut reader = File::options().read(true).custom_flags(O_NONBLOCK).open(&pipe).unwrap();
+            print("somebody reads".to_owned());
+            let mut text = [0; 256];
+            let length = reader.read(&mut text).unwrap();
+            assert_eq!(&text[..length], b"gpumem: somebody reads\n");
+            (0..100).for_each(|_| print("x".repeat(3000)));
+            drop(reader);
+            print("nobody reads any more".to_owned());
+        });
     }
 
     #[test]
