@@ -359,6 +359,11 @@ fn workers_with_any_names_keep_a_budget() {
     assert!(gpumem_tests::part().is_none() || !has_read_debug_information());
 }
 
+#[gpu_mem_test(threads = "all")]
+fn counts_all_threads(gpu: &SimGpu) {
+    drop(gpu.alloc(Bytes::mib(1)));
+}
+
 /// Runs tests of this file in a process of their own.
 mod in_a_child {
     use std::fs;
@@ -403,6 +408,21 @@ mod in_a_child {
         fs::write(&file, "{").expect("a file");
         fails(GROWS, &of("100"), "it is not a baseline file (EOF");
         fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1")], "it is not a baseline file (EOF");
+    }
+
+    #[test]
+    fn a_peak_of_all_threads_that_may_not_grow_is_warned_of() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("baseline.json");
+        let env = [("GPUMEM_BASELINE", file.to_str().expect("UTF-8")), ("GPUMEM_BASELINE_UPDATE", "1")];
+        let warning = "counts_all_threads` counts all threads and allows no growth over its baseline";
+        for env in [&env[..], &env[..1]] {
+            assert!(passes("counts_all_threads", env).contains(warning));
+        }
+        assert!(
+            !passes("counts_all_threads", &[]).contains(warning)
+                && !passes("tests::takes_a_device", &env).contains(warning)
+        );
     }
 
     /// Reading debug information takes a second.
