@@ -16,7 +16,7 @@ use std::{
 
 use crate::session::{
     Session, current,
-    output::{Notice, sink_state::LastLine},
+    output::{Notice, notice::as_notice, sink_state::LastLine},
 };
 use crate::{
     descriptor,
@@ -231,7 +231,7 @@ impl Session {
     /// Reports once, on stderr, that output cannot be written.
     fn report_unwritten(&self, why: &dyn Display) {
         if self.is_new(Notice::Unwritten) {
-            self.write_stderr(&self.output(Content::Notice(format!("{why}; output is lost"))));
+            self.write_stderr(&self.output(as_notice(&format!("{why}; output is lost"))));
         }
     }
 }
