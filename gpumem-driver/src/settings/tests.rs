@@ -139,10 +139,7 @@ fn a_long_value_is_quoted_in_part() {
         }
     }
     let all = problems(&[("GPUMEM", "a=1,b=2,c=3,d=4,e=5,f=6")]);
-    assert!(
-        all.contains("`d`") == all.contains("`4`") && all.contains("`4` at character 15") && !all.contains("`5`"),
-        "{all}"
-    );
+    assert!(all.contains("; `4` at character 15: ") && !all.contains("`5`"), "{all}");
     assert!(all.ends_with("; and 2 more; wrong directives are left out"), "{all}");
 }
 

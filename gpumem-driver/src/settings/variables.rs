@@ -51,8 +51,6 @@ pub(super) const VARIABLES: &[Variable] = &[
         default: "all their lines",
         read: |text, settings| {
             let text = text.to_string_lossy();
-            /// The largest number of wrong directives that are shown.
-            const SHOWN: usize = 4;
             let (filter, bad) = Filter::parse(&text);
             settings.filter = filter;
             if bad.is_empty() {
@@ -238,6 +236,9 @@ pub(super) const VARIABLES: &[Variable] = &[
         read: |text, settings| replace_card(LIMIT, text, settings),
     },
 ];
+
+/// The largest number of wrong directives that are shown.
+const SHOWN: usize = 4;
 
 const CARDS: &str = "a size such as `24GiB`, or the name of a card";
 

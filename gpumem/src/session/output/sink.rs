@@ -9,14 +9,14 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process as std_process,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
     thread,
     time::{Duration, SystemTime},
 };
 
 use crate::session::{
     Session, current,
-    output::{Notice, notice::as_notice, sink_state::LastLine},
+    output::{Notice, notice::as_notice},
 };
 use crate::{
     descriptor,
@@ -60,7 +60,7 @@ impl Session {
         drop(replaced);
     }
 
-    fn sink(&self) -> Sink {
+    pub(super) fn sink(&self) -> Sink {
         // The sink is cloned, because the function of a custom sink may set another sink.
         let set = self.sink.set.read().unwrap_or_else(PoisonError::into_inner).clone();
         set.unwrap_or_else(|| self.settings.report.clone())
@@ -118,42 +118,8 @@ impl Session {
         }
     }
 
-    fn last_line(&self) -> MutexGuard<'_, Option<LastLine>> {
-        self.sink.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns whether this is the line that the thread wrote last. It is counted then. Any other line is the last one from now on, and
-    /// the number of lines that were equal to the one before is written.
-    fn is_repeated(&self, text: &str) -> bool {
-        let thread = thread::current().id();
-        let mut last = self.last_line();
-        if let Some(last) = last.as_mut().filter(|last| last.text == text && last.thread == thread) {
-            last.more += 1;
-            return true;
-        }
-        let before = last.replace(LastLine { text: text.to_owned(), thread, more: 0 });
-        drop(last);
-        self.print_more(before);
-        false
-    }
-
-    /// Writes the number of lines that were equal to the last one.
-    pub(in crate::session) fn print_repeats(&self) {
-        let last = self.last_line().take();
-        self.print_more(last);
-    }
-
-    /// Writes the number of equal lines, and the line: another thread, another process or the program may have written meanwhile. The
-    /// lock is not held, because the program may hold that of stdout.
-    fn print_more(&self, last: Option<LastLine>) {
-        if let Some(LastLine { more: more @ 1.., text, .. }) = last {
-            let line = text.lines().next().unwrap_or_default();
-            self.write_text(&self.sink(), &format!("… {more} more: {line}\n"), true);
-        }
-    }
-
     /// Writes a text to the sink. A report goes to stdout, if the sink is stdout.
-    fn write_text(&self, sink: &Sink, text: &str, is_report: bool) {
+    pub(super) fn write_text(&self, sink: &Sink, text: &str, is_report: bool) {
         match sink {
             Sink::Stdout if is_report => self.write_stdout(text),
             Sink::Json => self.write_stdout(text),
@@ -489,7 +455,9 @@ mod tests {
                 });
             }
         });
-        sessions.iter().for_each(|session| session.run(|| current().print_repeats()));
+        for session in &sessions {
+            session.run(|| current().print_repeats());
+        }
         let text = fs::read_to_string(&file).unwrap();
         for number in 0..4 {
             let line = |mark: &str| format!("△Used Peaked MB:      0      0 (step {number}){mark}");
