@@ -8,7 +8,7 @@ use std::{
     ptr,
 };
 
-use gpumem::{Bytes, pool::Pool};
+use gpumem::{__private::notice, Bytes, pool::Pool};
 
 /// Registers a pool; see `gpumem.h`.
 ///
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn gpumem_pool_register(name: *const c_char, device: c_int
     match registered {
         Ok(Ok(pool)) => Box::leak(Box::new(pool)),
         Ok(Err(why)) => {
-            eprintln!("gpumem: the pool is not measured: {why}");
+            notice(format_args!("the pool is not measured: {why}"));
             ptr::null()
         }
         // The panic hook has printed the panic.

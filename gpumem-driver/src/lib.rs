@@ -35,6 +35,6 @@ pub mod python {
     };
 }
 
-pub use self::sys::{beside, cgroup, clock, descriptor, lock_file, process, recorded_pools};
+pub use self::sys::{beside, cgroup, clock, descriptor, lock_file, print, process, recorded_pools};
 #[cfg(feature = "capture")]
 pub use self::sys::{recording_file, ring_memory};

@@ -6,7 +6,6 @@ pub(crate) mod pools;
 use std::{
     env,
     ffi::{CStr, CString, OsStr, c_char, c_int},
-    io::{self, Write},
     os::unix::ffi::OsStrExt,
     panic::catch_unwind,
     path::{Path, PathBuf},
@@ -19,6 +18,7 @@ use gpumem_driver::{
     dry::{nvml, runtime},
     injection::initialize_injection,
     nvtx::{self, ExtensionModule, GetExportTable, observe_extension, observe_ranges, set_observer},
+    print,
 };
 
 use crate::{cards, control, request::Request, variable};
@@ -158,10 +158,10 @@ pub unsafe extern "C-unwind" fn gpumem_pass(
     }
 }
 
-/// Prints on stderr what failed, and the consequence for the process. The program may have closed stderr.
+/// Prints on stderr what failed, and the consequence for the process.
 fn say(what: &str, done: Result<(), String>) {
     if let Err(why) = done {
-        let _ = writeln!(io::stderr(), "gpumem: process {}{what}: {why}", std::process::id());
+        print::notice(format_args!("process {}{what}: {why}", std::process::id()));
     }
 }
 

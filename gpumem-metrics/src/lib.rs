@@ -13,7 +13,8 @@
 //! | `gpumem.process.lost` | `gpumem_process_lost_total` | events that were lost: figures may be wrong |
 //!
 //! All but the last two have the device in `gpu.uuid`, or `cuda.ordinal` if it has no UUID. Only the largest libraries, scopes and places
-//! have series of their own, and the sum of the others is called `other`.
+//! have series of their own, and the sum of the others is called `other`. A line is looked up on another thread, because that can take a
+//! second; until then the place is `(line not looked up yet)`.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,7 @@
 //! Events of `tracing`.
 
-use std::io::{self, Write};
-
 use gpumem::{
+    __private::notice,
     Trace,
     sink::{Content, Level as OutputLevel, Output, Sink},
 };
@@ -55,14 +54,7 @@ pub(crate) fn note(trace: &Trace) -> Option<String> {
 /// gpumem::sink::set_sink(gpumem_tracing::sink());
 /// ```
 pub fn sink() -> Sink {
-    Sink::custom(|output| {
-        if is_in_layer() {
-            // A broken stderr must not end the program.
-            _ = writeln!(io::stderr(), "gpumem: {}", text(&output.content));
-        } else {
-            send(output);
-        }
-    })
+    Sink::custom(|output| if is_in_layer() { notice(text(&output.content)) } else { send(output) })
 }
 
 fn send(output: &Output) {

@@ -1,4 +1,4 @@
-//! The names that the code of the macros uses. They are not part of the public API and may change at any time.
+//! The names that the code of the macros and of the other crates uses. They are not part of the public API and may change at any time.
 
 use std::any::type_name;
 
@@ -6,6 +6,7 @@ use std::any::type_name;
 pub use crate::session::simulated_gpu;
 pub use crate::{
     model::Gauge,
+    print::notice,
     session::{BodyGuard, Budget, End, Figure, GpuMemTrace, GpuMemTraceBuilder, Lines, Relation, TraceSpec, Traced},
 };
 

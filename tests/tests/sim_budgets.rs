@@ -330,6 +330,40 @@ mod tests {
     }
 }
 
+/// True if the process has read the debug information of this program: the whole file is mapped then.
+fn has_read_debug_information() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("a process may read it");
+    let program = std::env::current_exe().expect("it has a path");
+    let size = program.metadata().expect("it is there").len();
+    let length = |line: &str| {
+        let (from, to) = line.split(' ').next()?.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        number(to)?.checked_sub(number(from)?)
+    };
+    let of_program = maps.lines().filter(|line| line.ends_with(program.to_str().expect("UTF-8")));
+    of_program.filter_map(length).any(|length| length >= size)
+}
+
+/// The test below runs this one alone, as nextest does.
+#[test]
+fn workers_with_any_names_keep_a_budget() {
+    let gpu = gpumem::__private::simulated_gpu();
+    let work = || drop(gpu.alloc(Bytes::mib(9)).expect("there is room"));
+    assert_gpu_mem!(threads = "all", peak == "9 MB", {
+        thread::scope(|threads| drop(threads.spawn(work).join()));
+        for name in ["worker", "tokio-rt-worker", "tests::grows"] {
+            let named = thread::Builder::new().name(name.to_owned());
+            thread::scope(|threads| drop(named.spawn_scoped(threads, work).expect("it starts").join()));
+        }
+    });
+    assert!(gpumem_tests::part().is_none() || !has_read_debug_information());
+}
+
+#[gpu_mem_test(threads = "all")]
+fn counts_all_threads(gpu: &SimGpu) {
+    drop(gpu.alloc(Bytes::mib(1)));
+}
+
 /// Runs tests of this file in a process of their own.
 mod in_a_child {
     use std::fs;
@@ -374,6 +408,27 @@ mod in_a_child {
         fs::write(&file, "{").expect("a file");
         fails(GROWS, &of("100"), "it is not a baseline file (EOF");
         fails(GROWS, &[baseline, ("GPUMEM_BASELINE_UPDATE", "1")], "it is not a baseline file (EOF");
+    }
+
+    #[test]
+    fn a_peak_of_all_threads_that_may_not_grow_is_warned_of() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("baseline.json");
+        let env = [("GPUMEM_BASELINE", file.to_str().expect("UTF-8")), ("GPUMEM_BASELINE_UPDATE", "1")];
+        let warning = "counts_all_threads` counts all threads and allows no growth over its baseline";
+        for env in [&env[..], &env[..1]] {
+            assert!(passes("counts_all_threads", env).contains(warning));
+        }
+        assert!(
+            !passes("counts_all_threads", &[]).contains(warning)
+                && !passes("tests::takes_a_device", &env).contains(warning)
+        );
+    }
+
+    /// Reading debug information takes a second.
+    #[test]
+    fn a_budget_of_all_threads_that_is_kept_looks_up_no_lines() {
+        OwnProcess::new("workers_with_any_names_keep_a_budget").part("alone").passes();
     }
 
     #[test]

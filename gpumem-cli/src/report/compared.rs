@@ -10,6 +10,7 @@ use std::{
 use gpumem_core::{
     export::shortened,
     model::{Bytes, one_line},
+    report::nearest_rank,
 };
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
@@ -140,7 +141,7 @@ impl Comparison {
     /// Recordings without the place have 0 bytes there.
     fn spread<'a>(&self, cells: &'a [(u32, i64, usize)]) -> Spread<'a> {
         let without = self.recordings.len() - cells.len();
-        let median = (self.recordings.len() / 2).checked_sub(without).map_or(0, |at| cells[at].1);
+        let median = middle_of(self.recordings.len()).checked_sub(without).map_or(0, |at| cells[at].1);
         let least = if without > 0 { 0 } else { cells.first().map_or(0, |(_, bytes, _)| *bytes) };
         Spread { least, median, cells }
     }
@@ -151,7 +152,7 @@ impl Comparison {
         let mut known: Vec<_> = (0..self.recordings.len()).filter(|at| self.recordings[*at].peak.is_some()).collect();
         known.sort_by_key(|at| self.recordings[*at].peak);
         let highest = known.iter().copied().min_by_key(|at| Reverse(self.recordings[*at].peak))?;
-        Some(Extremes { highest, median: known[known.len() / 2], lowest: known[0] })
+        Some(Extremes { highest, median: known[middle_of(known.len())], lowest: known[0] })
     }
 
     /// Returns the recordings whose program ran out of memory, the first one first.
@@ -204,6 +205,11 @@ impl Comparison {
         });
         [peaks].into_iter().chain(most).collect()
     }
+}
+
+/// Returns the place of the median among this many sorted values.
+fn middle_of(count: usize) -> usize {
+    usize::try_from(nearest_rank(count as u64, 50)).unwrap_or(usize::MAX)
 }
 
 /// Returns names for headings, in this many columns. If a name is longer, only the part that tells it apart is returned:

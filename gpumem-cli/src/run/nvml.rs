@@ -5,6 +5,8 @@
 //! functions. Its functions only call `gpumem_pass` of the injected library.
 
 use std::{
+    env,
+    ffi::OsStr,
     fs, io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -17,6 +19,9 @@ use object::{Object, ObjectSymbol};
 use super::{library, passing::Passing, program::Program};
 
 const NAME: &str = "libnvidia-ml.so.1";
+
+/// The beginning of the names of the folders with such a library.
+const FOLDERS: &str = "nvml-";
 
 /// Sets the environment in which the program's NVML shows its cards. With `all`, handles are not those of NVML, so each function is
 /// replaced. Nothing is done if the machine has no NVML, or no device.
@@ -45,7 +50,23 @@ fn folder(injected: &Path, real: &Path, all: bool) -> io::Result<PathBuf> {
         functions: &names.iter().map(|name| (*name, [name.as_bytes(), b" ", real].concat())).collect::<Vec<_>>(),
     }
     .image();
-    let folder = injected.with_file_name(format!("nvml-{:08x}", library::hash(&library)));
+    let folder = injected.with_file_name(format!("{FOLDERS}{:08x}", library::hash(&library)));
     library::unpack_as(&folder.join(NAME), &library)?;
+    remove_stale(injected);
     Ok(folder)
+}
+
+/// Removes the folders of libraries that cannot be loaded any more, because a file that they depend on is gone, such as an older driver.
+/// This is done among temporary files only: the cache in a home folder may belong to several machines, which have other files.
+fn remove_stale(injected: &Path) {
+    let Some(all) = injected.parent().filter(|folder| folder.starts_with(env::temp_dir())) else { return };
+    let is_missing = |text: &[u8]| text.starts_with(b"/") && !Path::new(OsStr::from_bytes(text)).exists();
+    for folder in fs::read_dir(all).into_iter().flatten().flatten() {
+        let is_of_nvml = folder.file_name().as_bytes().starts_with(FOLDERS.as_bytes());
+        // The file names what it depends on in texts that end with a zero.
+        let library = fs::read(folder.path().join(NAME)).ok().filter(|_| is_of_nvml);
+        if library.is_some_and(|library| library.split(|byte| *byte == 0).any(is_missing)) {
+            _ = fs::remove_dir_all(folder.path());
+        }
+    }
 }

@@ -9,7 +9,7 @@ macro_rules! parse_error {
 
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, concat!("`{}` ", $message), self.0)
+                write!(f, concat!("{} ", $message), $crate::model::quoted(&self.0))
             }
         }
 
@@ -76,7 +76,7 @@ pub use gauge::{Gauge, ParseGaugeError, Sampling};
 pub use hash::{GOLDEN, NumberHashBuilder};
 pub use label::{Label, Shape};
 pub use memory::{GpuMemory, PoolUsage};
-pub use printable::{is_printable, one_line};
+pub use printable::{bounded, is_printable, one_line, quoted};
 pub use process::{GpuProcess, ProcessKind};
 pub use source::{ParseSourceError, Source};
 pub use threads::{ThreadName, Threads};

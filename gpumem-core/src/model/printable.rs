@@ -32,9 +32,37 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(line)
 }
 
+/// Returns at most about this many characters of a text: the first ones and the last ones. A message that quotes a value of a user is
+/// read if it is short.
+pub fn bounded(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most || text.chars().nth(most).is_none() {
+        return Cow::Borrowed(text);
+    }
+    let first: String = text.chars().take(most / 2).collect();
+    let last = text.char_indices().rev().nth(most - most / 2 - 1).map_or("", |(at, _)| &text[at..]);
+    Cow::Owned(format!("{first} … {last}"))
+}
+
+/// Returns a value in quotes, of which a message shows no more than is needed to recognise it.
+pub fn quoted(value: &str) -> String {
+    const MOST: usize = 64;
+    format!("`{}`", bounded(value, MOST))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ends_of_a_long_text_are_kept() {
+        for (text, most, expected) in
+            [("", 4, ""), ("abcd", 4, "abcd"), ("éééé", 4, "éééé"), ("abcde", 4, "ab … de"), ("ééabcéé", 5, "éé … céé")]
+        {
+            assert_eq!(bounded(text, most), expected, "{text}");
+        }
+        assert_eq!(quoted("off"), "`off`");
+        assert!(quoted(&"é".repeat(1 << 20)).chars().count() < 80);
+    }
 
     #[test]
     fn what_acts_is_an_escape() {

@@ -3,6 +3,7 @@
 mod block;
 mod breakdown;
 mod budget;
+mod distribution;
 mod leaks;
 mod lines;
 mod memory_stats;
@@ -35,6 +36,7 @@ pub use self::{
     block::{counted, place_in_words},
     breakdown::{DeviceReading, Group, path_in_words},
     budget::{Counted, Limit, Measurement, Verdict, judge},
+    distribution::{Distribution, nearest_rank},
     leaks::{by_place, leak_in_words},
     lines::Lines,
     other_threads::{BelongsTo, OtherThread, ThreadFacts},

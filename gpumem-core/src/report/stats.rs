@@ -64,7 +64,9 @@ pub struct CallFigures {
     pub worst: WorstCall,
 }
 
-/// The spread of a figure over the calls. The least and the most are exact; the other two are right to 1 %.
+/// The spread of a figure over the calls. Each of the four is a value that a call had. The least and the most are exact, and with up to
+/// 1,000 different values the other two are as well. With more values, these may be 1 % too high, or a few percent if the values
+/// differ by more than a factor of 200.
 ///
 /// Example: see `gpumem::stats`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +75,9 @@ pub struct CallFigures {
 pub struct Spread<T> {
     /// The least.
     pub min: T,
-    /// Half of the calls have no more.
+    /// The least value than which half of the calls have no more.
     pub median: T,
-    /// 99 of 100 calls have no more.
+    /// The least value than which 99 of 100 calls have no more.
     pub p99: T,
     /// The most.
     pub max: T,

@@ -1,6 +1,6 @@
 //! Sizes, and cards by name, as users write them.
 
-use crate::model::Bytes;
+use crate::model::{Bytes, bounded};
 
 /// The memory of a process on a card of a dry run besides its blocks: the primary context of an empty process on an H200 (driver
 /// 580).
@@ -13,7 +13,7 @@ pub const CONTEXT: Bytes = Bytes::mib(527);
 pub fn size(text: &str) -> Result<Bytes, String> {
     let bytes: Bytes = text.parse().map_err(|error| format!("{error}"))?;
     if text.trim() != "0" && !text.contains(char::is_alphabetic) {
-        return Err(format!("it has no unit; write a size such as {}GiB", text.trim()));
+        return Err(format!("it has no unit; write a size such as {}GiB", bounded(text.trim(), 16)));
     }
     Ok(bytes)
 }

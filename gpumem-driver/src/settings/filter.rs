@@ -3,7 +3,7 @@
 use std::{fmt, num::NonZeroU64};
 
 use super::cards::size;
-use crate::model::{Bytes, Trace, alike};
+use crate::model::{Bytes, Trace, alike, quoted};
 
 /// The action of a trace when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub(super) struct BadDirective {
 
 impl fmt::Display for BadDirective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` at character {}: {}", self.wrong, self.at, self.why)
+        write!(f, "{} at character {}: {}", quoted(&self.wrong), self.at, self.why)
     }
 }
 
@@ -71,13 +71,17 @@ impl Filter {
     /// Returns the directives that can be used, and the errors of the others.
     pub(super) fn parse(text: &str) -> (Self, Vec<BadDirective>) {
         let (mut directives, mut bad) = (Vec::new(), Vec::new());
+        // The number of characters before this byte.
+        let (mut byte, mut characters) = (0, 0);
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             match directive(part) {
                 Ok(directive) => directives.push(directive),
                 Err((wrong, why)) => {
                     // `wrong` is a part of `text`.
-                    let before = &text[..wrong.as_ptr().addr() - text.as_ptr().addr()];
-                    bad.push(BadDirective { at: before.chars().count() + 1, wrong: wrong.to_owned(), why });
+                    let at = wrong.as_ptr().addr() - text.as_ptr().addr();
+                    characters += text[byte..at].chars().count();
+                    byte = at;
+                    bad.push(BadDirective { at: characters + 1, wrong: wrong.to_owned(), why });
                 }
             }
         }
@@ -142,6 +146,15 @@ fn is_part(wanted: &str, segments: &[&str]) -> bool {
     segments.windows(wanted.len()).any(|part| wanted.iter().zip(part).all(is_same))
 }
 
+/// Returns whether this word is the name of traces, and not a misspelt setting or another word of `RUST_LOG`.
+fn is_name(word: &str) -> bool {
+    const SETTINGS: [&str; 5] = ["lines", "info", "stats", "off", "every"];
+    const OTHERS: [&str; 9] = ["on", "all", "none", "true", "false", "trace", "debug", "warn", "error"];
+    let is_misspelt = |setting: &&str| word.len().abs_diff(setting.len()) <= 1 && distance(word, setting) <= 1;
+    let is_word = word.chars().any(char::is_alphabetic) && !word.contains('>');
+    is_word && !OTHERS.contains(&word) && !SETTINGS.iter().any(is_misspelt)
+}
+
 const FORMS: &str =
     "write lines, stats, off, every=100 or >=10MiB, after NAME= for some traces: forward=off, forward>=10MiB";
 
@@ -173,6 +186,10 @@ fn directive(text: &str) -> Result<Directive, (&str, String)> {
             "lines" | "info" => Ok(Directive { what: Some(What::Lines), ..plain }),
             "stats" => Ok(Directive { what: Some(What::Stats), ..plain }),
             "off" => Ok(Directive { what: Some(What::Off), ..plain }),
+            // `train` means `train=lines`, as `RUST_LOG` takes the name of a module.
+            name if plain.name.is_none() && is_name(name) => {
+                Ok(Directive { name: named(name), what: Some(What::Lines), ..plain })
+            }
             "" => Err((text, FORMS.to_owned())),
             _ => Err((setting, FORMS.to_owned())),
         },
@@ -214,6 +231,9 @@ mod tests {
             ("train=lines", "app::training", "f", Some(Off), 0, 0),
             ("Model::forward=lines", "app", "Model::forward", Some(Lines), 0, 0),
             ("app::forward=lines", "app", "Model::forward", Some(Off), 0, 0),
+            ("train", "app::train", "f", Some(Lines), 0, 0),
+            ("app::train, f=off", "app::load", "read", Some(Off), 0, 0),
+            ("Model::forward,off", "app", "Model::forward", Some(Lines), 0, 0),
             ("request #=stats", "", "request 17", Some(Stats), 0, 0),
             ("request 1=stats", "", "request 17", Some(Off), 0, 0),
             ("a b > c=stats", "", "a b > c", Some(Stats), 0, 0),
@@ -256,7 +276,9 @@ mod tests {
             ("off,f=every=x", "`x` at character 13: it is not a whole number from 1 on"),
             ("every=", "`every=` at character 1: a number is missing after `=`"),
             ("=off", "`=off` at character 1: a name is missing before `=`"),
-            ("train", &format!("`train` at character 1: {FORMS}")),
+            ("line", &format!("`line` at character 1: {FORMS}")),
+            ("f=off,debug", &format!("`debug` at character 7: {FORMS}")),
+            ("1", &format!("`1` at character 1: {FORMS}")),
             ("stats , train = trace", &format!("`trace` at character 17: {FORMS}")),
             ("train=", &format!("`train=` at character 1: {FORMS}")),
             ("a=b=c", &format!("`b=c` at character 3: {FORMS}")),

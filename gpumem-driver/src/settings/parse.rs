@@ -2,6 +2,8 @@
 
 use std::{ffi::OsStr, fmt::Display, path::PathBuf, str::FromStr};
 
+use crate::model::quoted;
+
 /// The reason why a value cannot be used.
 pub(super) struct InvalidValue {
     pub(super) detail: String,
@@ -14,7 +16,12 @@ pub(super) fn invalid<T>(detail: String, instead: &'static str) -> Result<T, Inv
 }
 
 pub(super) fn not_one_of(text: &OsStr, names: &str) -> String {
-    format!("`{}` is not one of {names}", text.display())
+    format!("{} is not one of {names}", value(text))
+}
+
+/// Returns a value in quotes, as much of it as an error needs.
+pub(super) fn value(text: &OsStr) -> String {
+    quoted(&text.to_string_lossy())
 }
 
 pub(super) fn lower(text: &OsStr) -> String {

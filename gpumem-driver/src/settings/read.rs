@@ -9,7 +9,10 @@ use super::{
     values::{SOURCE, SetVariable, Setting, Settings},
     variables::{VARIABLES, Variable},
 };
-use crate::error::Kind;
+use crate::{error::Kind, model::bounded};
+
+/// The largest number of characters of a value that are shown.
+const SHOWN: usize = 1000;
 
 /// Several threads may read at the same time. None waits for another, which might not exist in the child of a fork.
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
@@ -48,7 +51,9 @@ impl Settings {
                     (stands_for, Some((error, instead)))
                 }
             };
-            let text = text.to_string_lossy().into_owned();
+            // `status()` shows them.
+            let [text, stands_for] =
+                [&text.to_string_lossy(), &*stands_for].map(|text| bounded(text, SHOWN).into_owned());
             let Variable { name, meaning, .. } = *variable;
             settings.set.push(SetVariable { name, meaning, text, stands_for, problem });
         }

@@ -124,6 +124,25 @@ fn each_invalid_value_has_a_sentence() {
     assert!(settings.is_problem(&error) && !of(&[]).is_problem(&error) && error.is_invalid_setting());
 }
 
+/// A program may set a variable to anything.
+#[test]
+fn a_long_value_is_quoted_in_part() {
+    const LONG: usize = 1 << 17;
+    let long = |part: &str| part.repeat(LONG / part.len());
+    for value in
+        [long("x"), long("x=1,"), long("f>=x,"), long("7"), long("é, "), format!("file:/{}", long("a/")), long("off,")]
+    {
+        for Variable { name, .. } in VARIABLES {
+            let settings = of(&[(*name, &*value)]);
+            let said = [settings.problems().collect::<String>(), settings.set().collect()];
+            assert!(said.iter().all(|text| text.chars().count() < 2500), "{name}: {} {}", said[0].len(), said[1].len());
+        }
+    }
+    let all = problems(&[("GPUMEM", "a=1,b=2,c=3,d=4,e=5,f=6")]);
+    assert!(all.contains("; `4` at character 15: ") && !all.contains("`5`"), "{all}");
+    assert!(all.ends_with("; and 2 more; wrong directives are left out"), "{all}");
+}
+
 #[test]
 fn a_problem_has_its_reason_and_what_happens_instead() {
     for (name, value, text) in [

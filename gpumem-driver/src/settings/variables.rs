@@ -5,7 +5,7 @@ use std::{ffi::OsStr, time::Duration};
 use super::{
     cards::card,
     filter::Filter,
-    parse::{InvalidValue, flag, invalid, lower, not_one_of, path, unless_auto},
+    parse::{InvalidValue, flag, invalid, lower, not_one_of, path, unless_auto, value},
     values::{Card, DRY, GAUGE, LIMIT, SIM, SOURCE, Settings, Stacks},
 };
 use crate::{
@@ -38,7 +38,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         read: |text, settings| {
             let instead = "output goes to stdout and stderr, unless the program calls set_sink";
             let Some(name) = text.to_str() else {
-                return invalid(format!("`{}` is not UTF-8", text.display()), instead);
+                return invalid(format!("{} is not UTF-8", value(text)), instead);
             };
             settings.report = name.parse::<Sink>().or_else(|error| invalid(error.to_string(), instead))?;
             Ok(settings.report.to_string())
@@ -56,8 +56,9 @@ pub(super) const VARIABLES: &[Variable] = &[
             if bad.is_empty() {
                 return Ok(text.trim().to_owned());
             }
-            let bad: Vec<_> = bad.iter().map(ToString::to_string).collect();
-            invalid(bad.join("; "), "wrong directives are left out")
+            let more = bad.len().checked_sub(SHOWN).filter(|more| *more > 0).map(|more| format!("and {more} more"));
+            let shown: Vec<_> = bad.iter().take(SHOWN).map(ToString::to_string).chain(more).collect();
+            invalid(shown.join("; "), "wrong directives are left out")
         },
     },
     Variable {
@@ -99,7 +100,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         default: "`1`",
         read: |text, settings| {
             let Some(every @ 1..) = text.to_str().and_then(|text| text.trim().parse::<u32>().ok()) else {
-                let detail = format!("`{}` is not a whole number of milliseconds from 1 to 4294967295", text.display());
+                let detail = format!("{} is not a whole number of milliseconds from 1 to 4294967295", value(text));
                 return invalid(detail, "readings are 1 ms apart");
             };
             settings.sample_every = Duration::from_millis(every.into());
@@ -178,7 +179,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         default: "it fails; a function whose budget cannot be measured prints one notice",
         read: |text, settings| {
             if lower(text) != "skip" {
-                return invalid(format!("`{}` is not `skip`", text.display()), "budgets are held");
+                return invalid(format!("{} is not `skip`", value(text)), "budgets are held");
             }
             settings.skip_budgets = true;
             Ok("skip".to_owned())
@@ -211,7 +212,7 @@ pub(super) const VARIABLES: &[Variable] = &[
             let instead = "traces are off";
             let list = text.to_string_lossy();
             let totals: Result<Vec<Bytes>, _> = list.split(',').map(str::parse).collect();
-            let whole = if list.contains(',') { format!(" (in `{list}`)") } else { String::new() };
+            let whole = if list.contains(',') { format!(" (in {})", value(text)) } else { String::new() };
             settings.sim = totals.or_else(|error| invalid(format!("{error}{whole}"), instead))?;
             if let Some(total) = settings.sim.iter().find(|total| **total < PAGE) {
                 let detail = format!("{total} is less than a page of a GPU ({PAGE}); write a unit, such as 16GiB");
@@ -235,6 +236,9 @@ pub(super) const VARIABLES: &[Variable] = &[
         read: |text, settings| replace_card(LIMIT, text, settings),
     },
 ];
+
+/// The largest number of wrong directives that are shown.
+const SHOWN: usize = 4;
 
 const CARDS: &str = "a size such as `24GiB`, or the name of a card";
 

@@ -38,7 +38,9 @@ pub use self::{
     recorder::{LabelBlock, RecordEvents, call_before_allocations, label_with},
     refusals::{RefusalHandler, handle_refusals, is_watched, watch_allocations},
     stacks::{StackTable, min_bytes_of},
-    walks::{addresses_here, current_file, current_stack, forget_stacks, frames, python_frame, uncached_stack},
+    walks::{
+        addresses_here, current_file, current_stack, forget_stacks, frames, modules, python_frame, uncached_stack,
+    },
 };
 
 pub use crate::sys::loader::{LoadedFile, files_of};

@@ -67,13 +67,25 @@ pub fn frames(addresses: &[usize]) -> Vec<Frame> {
     addresses.iter().flat_map(|address| at(*address)).collect()
 }
 
+/// Returns the frames at these addresses with what is known without reading files: the module of each, and lines of Python.
+pub fn modules(addresses: &[usize]) -> Vec<Frame> {
+    let module = |address: &usize| {
+        python::frame(*address).unwrap_or_else(|| Frame { module: module_of(*address), ..Frame::default() })
+    };
+    addresses.iter().map(module).collect()
+}
+
+fn module_of(address: usize) -> Option<String> {
+    stack::module_of(address).map(|file| file.to_string_lossy().into_owned())
+}
+
 /// Returns the frames at one address, or the line of Python with this number. If only the module is known, the frame has
 /// nothing else.
 fn at(address: usize) -> Vec<Frame> {
     if let Some(frame) = python::frame(address) {
         return vec![frame];
     }
-    let module = stack::module_of(address).map(|file| file.to_string_lossy().into_owned());
+    let module = module_of(address);
     let mut symbols = stack::resolve(address);
     if symbols.is_empty() {
         symbols.push(stack::Symbol::default());

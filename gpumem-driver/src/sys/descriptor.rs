@@ -1,7 +1,7 @@
 //! Descriptors in a process whose program may close them.
 
 use std::{
-    fs::{File, Metadata},
+    fs::{File, Metadata, OpenOptions},
     io,
     path::Path,
 };
@@ -57,14 +57,37 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     open_with(path, true, true)
 }
 
-fn open_with(path: &Path, creates: bool, refuses_links: bool) -> io::Result<File> {
+/// Opens a file for output at its end, or creates it. It may be a terminal or a pipe. Neither this nor a write waits for a reader: a
+/// write fails with [`io::ErrorKind::WouldBlock`] instead.
+///
+/// # Errors
+/// Returns an error if that fails, or if it is a pipe that no process reads.
+pub fn open_at_end(path: &Path) -> io::Result<File> {
     let mut options = File::options();
-    options.write(true).create(creates).truncate(false);
+    options.append(true).create(true);
+    not_waiting(&mut options, false);
+    options.open(path).map_err(|error| {
+        #[cfg(target_os = "linux")]
+        if error.raw_os_error() == Some(libc::ENXIO) {
+            return io::Error::new(error.kind(), "no process reads this pipe");
+        }
+        error
+    })
+}
+
+#[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "files of other systems have no such flags"))]
+fn not_waiting(options: &mut OpenOptions, refuses_links: bool) {
     #[cfg(target_os = "linux")]
     {
         use std::os::unix::fs::OpenOptionsExt;
         options.custom_flags(libc::O_NONBLOCK | if refuses_links { libc::O_NOFOLLOW } else { 0 });
     }
+}
+
+fn open_with(path: &Path, creates: bool, refuses_links: bool) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(creates).truncate(false);
+    not_waiting(&mut options, refuses_links);
     let known = if refuses_links { path.symlink_metadata() } else { path.metadata() };
     let is_other = known.is_ok_and(|known| !known.is_file());
     let file = options.open(path).map_err(|error| if is_other { no_file() } else { error })?;

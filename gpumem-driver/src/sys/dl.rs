@@ -42,6 +42,11 @@ pub(super) fn open(
 ) -> Result<(Library, PathBuf), Error> {
     let mut detail = String::new();
     for path in paths {
+        // The loader would wait for a pipe. It does not look for a name without a folder here.
+        if path.components().count() > 1 && path.exists() && !path.is_file() {
+            detail = format!("{} is not a file", path.display());
+            continue;
+        }
         // SAFETY: loading runs the library's initialisers. The names are those of NVIDIA's libraries, whose
         // initialisers have no preconditions; a library of that name put on the path by the user is as trusted as the
         // user's own.

@@ -29,6 +29,7 @@ pub(crate) mod nvml;
 pub mod nvtx;
 #[cfg(target_os = "linux")]
 pub mod own_file;
+pub mod print;
 pub mod process;
 #[cfg(feature = "backtrace")]
 pub(crate) mod python;

@@ -33,7 +33,6 @@ pub fn at_exit(callback: extern "C" fn()) {
 
 /// Runs code and delays a cancellation of the calling thread (`pthread_cancel`) until after it. Functions such as `write` are points
 /// at which a thread is cancelled, and the C library would unwind through code that catches panics, which ends the process.
-#[cfg(feature = "cuda")]
 #[inline]
 pub(super) fn without_cancellation<R>(code: impl FnOnce() -> R) -> R {
     #[cfg(target_os = "linux")]

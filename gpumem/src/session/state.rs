@@ -52,6 +52,8 @@ pub(crate) struct Session {
     pub(super) stacks: StackTable,
     /// The descriptions of stacks that were resolved.
     pub(super) stack_texts: Mutex<HashMap<StackId, Stack>>,
+    /// True if a thread resolves stacks that nobody waits for.
+    pub(super) is_looking_up: AtomicBool,
     pub(super) labels: Mutex<Labels>,
     pub(super) pools: PoolTable,
     /// The threads that scopes adopt by default, if neither they nor `GPUMEM_ADOPT` name threads.
@@ -87,6 +89,7 @@ impl Session {
             callsites: CallsiteTable::default(),
             stacks: StackTable::default(),
             stack_texts: Mutex::default(),
+            is_looking_up: AtomicBool::new(false),
             labels: Mutex::default(),
             pools: PoolTable::default(),
             adopted: OnceCell::new(),

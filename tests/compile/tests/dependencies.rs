@@ -31,18 +31,18 @@ fn at_most(limit: usize, edges: &str, features: &[&str]) {
 
 #[test]
 fn with_default_features() {
-    at_most(49, ALL, &[]);
-    at_most(35, LINKED, &[]);
+    at_most(48, ALL, &[]);
+    at_most(34, LINKED, &[]);
 }
 
 #[test]
 fn without_features() {
-    at_most(18, ALL, &["--no-default-features"]);
+    at_most(17, ALL, &["--no-default-features"]);
 }
 
 #[test]
 fn without_cuda() {
-    at_most(32, ALL, &["--no-default-features", "--features=macros,backtrace,capture"]);
+    at_most(31, ALL, &["--no-default-features", "--features=macros,backtrace,capture"]);
 }
 
 /// The table names each crate in the column that it belongs to, and no other crate.

@@ -80,6 +80,19 @@ fn only_sys_is_unsafe() {
     }
 }
 
+/// `print!` and its like end the program if nothing can be written.
+#[test]
+fn only_one_file_prints() {
+    let crates = CRATES.iter().chain(&["gpumem-c", "gpumem-inject", "gpumem-metrics", "gpumem-tracing"]);
+    for (_, path, code) in crates.flat_map(|name| sources_of(name)) {
+        let may = path.ends_with("sys/print.rs") || path.ends_with("tests.rs");
+        let words = words(&code);
+        let is_macro = |name: &&str| words.contains(*name) && code.contains(&format!("{name}!("));
+        let prints = ["print", "println", "eprint", "eprintln", "dbg"].into_iter().find(is_macro);
+        assert!(may || prints.is_none(), "{}: {prints:?}; use `gpumem_driver::print`", path.display());
+    }
+}
+
 /// Cargo builds no program for the tests of a library that has none. A test that is written there later would never run.
 #[test]
 fn a_library_without_tests_has_none() {

@@ -79,6 +79,30 @@ assert cuda.cuInit(0) == 0";
     assert!(!errors.contains("NVML"), "{errors}");
 }
 
+/// Each machine of a test has its own driver, which is removed with it.
+#[test]
+fn what_stood_before_a_driver_that_is_gone_is_removed() {
+    let temporary = Folder::new();
+    let no_home = temporary.0.path().join("none");
+    fs::write(&no_home, "").expect("a file");
+    let machine = machine().env("TMPDIR", temporary.0.path()).env("XDG_CACHE_HOME", &no_home).env("HOME", &no_home);
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    for _ in 0..3 {
+        let (command, steps) = (built("gpumem-command"), in_shell(&ALLOCATES));
+        let run = format!("'{}' run --limit 4GiB -o '{file}' -- '{}'{steps}", command.display(), probe());
+        assert!(machine.run_program(Path::new("/bin/sh"), &["-c", &run]).succeeded());
+    }
+    let folders =
+        |path: &Path| -> Vec<_> { fs::read_dir(path).expect("a folder").flatten().map(|entry| entry.path()).collect() };
+    let of_user =
+        folders(temporary.0.path()).into_iter().find(|path| path.to_string_lossy().contains("gpumem-library-"));
+    let all = folders(&of_user.expect("it was unpacked there"));
+    let of_nvml =
+        all.iter().filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("nvml-")));
+    assert_eq!(of_nvml.count(), 1, "{all:?}");
+}
+
 /// Nothing is made for a single run, so a killed run leaves nothing.
 #[test]
 fn what_stands_before_nvml_is_made_once() {

@@ -153,6 +153,11 @@ fn libcupti_is_found() {
     let machine = with_cupti().env("GPUMEM_CUPTI", "/nowhere/libcupti.so.13");
     check_sampled(&machine, &["cannot load libcupti", "/nowhere/libcupti.so.13"]);
     check_sampled(&with_cupti().env("GPUMEM_CUPTI", "/etc/passwd"), &["cannot load libcupti", "/etc/passwd"]);
+    // The loader would wait until somebody writes to the pipe.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("it is there").success());
+    check_sampled(&with_cupti().env("GPUMEM_CUPTI", &pipe), &["cannot load libcupti", "/pipe is not a file"]);
 }
 
 #[test]

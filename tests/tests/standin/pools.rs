@@ -23,8 +23,12 @@ fn a_pool_in_c_is_measured() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (program, file) = (folder.join("pool-in-c"), folder.join("pool-in-c.capture"));
     compiled(&program);
-    let machine = if cfg!(target_arch = "x86_64") { Standin::new().dispatch() } else { Standin::new().cupti() };
-    let outcome = machine.env("GPUMEM_CAPTURE", &file).run_program(&program, &[]);
+    let machine = || if cfg!(target_arch = "x86_64") { Standin::new().dispatch() } else { Standin::new().cupti() };
+    for stderr in ["full", "nobody reads it"] {
+        let outcome = machine().run_program(&program, &[stderr]);
+        assert!(outcome.succeeded(), "{stderr}: {outcome}");
+    }
+    let outcome = machine().env("GPUMEM_CAPTURE", &file).run_program(&program, &[]);
     assert!(outcome.is_clean(), "{outcome}");
     assert!(outcome.to_string().contains("gpumem: the pool is not measured: "), "{outcome}");
     let mut reader = Reader::new(File::open(&file).expect("it is there")).expect("it can be read");

@@ -225,6 +225,14 @@ impl Budget {
 
     /// Adds the limit of the baseline. Returns `true` if the baseline is to be written instead.
     fn apply_baseline(&mut self, BaselineLimit { file, key, growth }: &BaselineLimit) -> bool {
+        if self.counted == Counted::AllThreads && *growth == 0 {
+            let text = format_args!(
+                "`{}` counts all threads and allows no growth over its baseline, but the order in which threads allocate changes a peak; \
+                 allow some with fail_on_increase = \"5%\"",
+                one_line(&self.name)
+            );
+            current().notify(Notice::Tolerance, &text);
+        }
         if current().settings().update_baseline {
             return true;
         }

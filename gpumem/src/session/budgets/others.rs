@@ -65,11 +65,15 @@ impl Others {
 
     /// Returns the threads that make the need of the function unknown.
     pub(super) fn found(&self) -> Vec<OtherThread> {
-        let seen = std::mem::take(&mut *self.watch.seen());
+        let mut seen = std::mem::take(&mut *self.watch.seen());
+        let own = RawFacts::here();
+        if self.watch.counted == Counted::AllThreads {
+            seen.retain(|_, Seen { facts, .. }| facts.may_be_of_another_test(&own));
+        }
         if seen.is_empty() {
             return Vec::new();
         }
-        let own = RawFacts::here().resolved();
+        let own = own.resolved();
         let found = seen.into_values().filter_map(|Seen { facts, outside, in_scopes }| {
             let mut tally = outside;
             let who = match (facts.resolved().belongs_to(&own), self.watch.counted) {

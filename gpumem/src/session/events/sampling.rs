@@ -79,11 +79,13 @@ fn run(session: &'static Session, woken: &Receiver<()>) {
                 }
             }
             Err(RecvTimeoutError::Timeout) => {
+                let began = Instant::now();
                 for PolledDevice { device, devices, .. } in targets {
                     session.readings.post(&session.inbox, device, || reading(session, device, devices));
                 }
-                // If a reading takes longer than the interval, the missed readings are skipped.
-                due = (due + session.settings.sample_every).max(Instant::now());
+                // If a reading takes longer than the interval, the missed readings are skipped. Calls of a slow library are not made
+                // back to back: it may have a lock, which other threads would not get.
+                due = (due + session.settings.sample_every).max(Instant::now() + began.elapsed() / 10);
             }
         }
     }

@@ -136,11 +136,26 @@ mod tests {
             let figures = stats_n_reset().names[1].figures.clone().unwrap();
             assert_eq!((figures.worst.call, figures.worst.name.as_deref()), (all + 1, Some("request 5000")));
             assert_eq!((figures.peaked.min, figures.peaked.max), (Bytes::mib(1), Bytes::mib(50)));
-            assert!(figures.peaked.median.get().abs_diff(1 << 20) <= 1 << 14, "{figures:?}");
+            assert_eq!((figures.peaked.median, figures.peaked.p99), (Bytes::mib(1), Bytes::mib(1)));
             assert_eq!(stats(), Stats::default());
             // The row has the same name after a reset, although this name came after too many others.
             call(&gpu, "request 6000", 1);
             assert_eq!(names(), [("request #".to_owned(), 1)]);
+        });
+    }
+
+    #[test]
+    fn each_quantile_is_what_a_call_had() {
+        let (session, gpu) = session("stats");
+        session.run(|| {
+            (1..=10).for_each(|call_of| call(&gpu, "ten", call_of * 100));
+            call(&gpu, "two", 10);
+            call(&gpu, "two", 1000);
+            let stats = stats().names;
+            let peaked =
+                |at: usize| stats[at].figures.as_ref().map(|figures| (figures.peaked.median, figures.peaked.p99));
+            assert_eq!(peaked(0), Some((Bytes::mib(500), Bytes::mib(1000))));
+            assert_eq!(peaked(1), Some((Bytes::mib(10), Bytes::mib(1000))));
         });
     }
 

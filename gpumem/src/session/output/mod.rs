@@ -5,6 +5,7 @@ pub(super) mod exit_reports;
 mod notice;
 mod notices;
 pub(super) mod oom;
+mod repeats;
 mod sink;
 mod sink_state;
 mod stats_table;

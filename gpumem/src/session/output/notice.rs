@@ -1,8 +1,7 @@
 //! Notices: messages that are printed once.
 
 use std::{
-    cell::Cell,
-    fmt::{self, Display},
+    fmt::Display,
     sync::{PoisonError, atomic::Ordering::Relaxed},
 };
 
@@ -10,11 +9,17 @@ use super::Notice;
 use crate::session::Session;
 use crate::{
     error::Error,
-    model::{Bytes, Device, alike},
+    model::{Bytes, Device, alike, bounded, quoted},
     process,
     report::Content,
     settings::Settings,
 };
+
+/// A notice is read if it is short, also if it names a long path.
+pub(super) fn as_notice(text: &str) -> Content {
+    const MOST: usize = 2000;
+    Content::Notice(bounded(text, MOST).into_owned())
+}
 
 impl Session {
     /// Returns the settings. The first use prints a notice about each value that cannot be used; the errors that these cause
@@ -22,7 +27,7 @@ impl Session {
     pub(crate) fn settings(&self) -> &'static Settings {
         let mut problems = self.settings.problems().peekable();
         if problems.peek().is_some() && self.is_new(Notice::Settings) {
-            problems.for_each(|problem| self.print(Content::Notice(problem)));
+            problems.for_each(|problem| self.print(as_notice(&problem)));
         }
         self.settings
     }
@@ -42,7 +47,7 @@ impl Session {
         if off.len() < 8 && !off.contains(error) && !self.is_silent() {
             off.push(error.clone());
             drop(off);
-            self.print(Content::Notice(format!("a trace is off: {error}")));
+            self.print(as_notice(&format!("a trace is off: {error}")));
         }
     }
 
@@ -84,14 +89,14 @@ impl Session {
         let (merged, unmatched): (Vec<_>, Vec<_>) =
             unmatched.into_iter().partition(|(wanted, _)| self.callsites.merges(wanted));
         let in_words = |(wanted, near): &(&str, Option<&str>)| match near {
-            Some(near) => format!("`{wanted}` (near: `{near}`)"),
-            None => format!("`{wanted}`"),
+            Some(near) => format!("{} (near: `{near}`)", quoted(wanted)),
+            None => quoted(wanted),
         };
         let unmatched = unmatched.iter().map(in_words).collect::<Vec<_>>().join(", ");
         let unmatched = (!unmatched.is_empty()).then(|| format!("no trace was named {unmatched}"));
         let of_merged = |(wanted, _): (&str, _)| {
-            let like = alike(wanted);
-            format!("`{wanted}` has no effect: after 1,024 names of one line, names are not kept apart; use `{like}`")
+            let [wanted, like] = [wanted, &*alike(wanted)].map(quoted);
+            format!("{wanted} has no effect: after 1,024 names of one line, names are not kept apart; use {like}")
         };
         let text = unmatched.into_iter().chain(merged.into_iter().map(of_merged)).collect::<Vec<_>>().join("; ");
         self.notify(Notice::Filter, &format_args!("GPUMEM: {text}"));
@@ -122,67 +127,23 @@ impl Session {
     }
 
     /// Prints a notice, unless the same notice was printed before, output is off, or this is the child of a fork.
-    pub(crate) fn notify(&self, notice: Notice, text: &dyn Display) {
-        if self.is_new(notice) {
-            self.print(Content::Notice(text.to_string()));
+    pub(crate) fn notify(&self, about: Notice, text: &dyn Display) {
+        if self.is_new(about) {
+            self.print(as_notice(&text.to_string()));
         }
+    }
+
+    /// Returns whether this notice was printed.
+    pub(super) fn was_printed(&self, notice: Notice) -> bool {
+        self.notices.printed.load(Relaxed) & 1 << notice as u32 != 0
     }
 
     /// Returns whether the notice is to be printed. A notice is new only once.
     pub(super) fn is_new(&self, notice: Notice) -> bool {
-        let (printed, bit) = (&self.notices.printed, 1 << notice as u32);
-        printed.load(Relaxed) & bit == 0
+        let bit = 1 << notice as u32;
+        !self.was_printed(notice)
             && !process::is_forked()
             && !self.is_silent()
-            && printed.fetch_or(bit, Relaxed) & bit == 0
-    }
-}
-
-/// Text for `print!`, which panics if it cannot write (a closed pipe, a full disk). This type ignores the error. `print!` is used
-/// and not `write!` to stdout, because the test harness captures only `print!`.
-pub(in crate::session) struct Quiet<'a> {
-    text: &'a dyn Display,
-    failed: Cell<bool>,
-}
-
-impl<'a> Quiet<'a> {
-    pub(in crate::session) fn new(text: &'a dyn Display) -> Self {
-        Self { text, failed: Cell::new(false) }
-    }
-
-    pub(in crate::session) fn failed(&self) -> bool {
-        self.failed.get()
-    }
-}
-
-impl Display for Quiet<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.failed.set(self.text.fmt(f).is_err());
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{self, Write};
-
-    use super::*;
-
-    #[test]
-    fn a_failed_write_is_no_error_and_is_remembered() {
-        struct Full;
-        impl Write for Full {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(io::ErrorKind::StorageFull.into())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let quiet = Quiet::new(&"text");
-        assert!(write!(Full, "{quiet}").is_ok());
-        assert!(quiet.failed());
-        assert!(write!(Vec::new(), "{quiet}").is_ok());
-        assert!(!quiet.failed());
+            && self.notices.printed.fetch_or(bit, Relaxed) & bit == 0
     }
 }

@@ -22,6 +22,7 @@ pub(crate) enum Notice {
     TooSmall,
     Unwritten,
     Budget,
+    Tolerance,
     #[cfg(feature = "capture")]
     Recording,
     #[cfg(feature = "capture")]

@@ -3,26 +3,30 @@
 use std::{
     cell::Cell,
     fmt::Display,
-    fs::{File, OpenOptions},
-    io::{self, IsTerminal, Write},
+    fs::File,
+    io::{self, IsTerminal},
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process as std_process,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
     thread,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use crate::session::{
     Session, current,
-    output::{Notice, notice::Quiet, sink_state::LastLine},
+    output::{Notice, notice::as_notice},
 };
 use crate::{
+    descriptor,
     export::{Form, Paint, Sink},
-    process,
+    print, process,
     report::{Content, Output},
 };
+
+/// The longest wait for the reader of a pipe that is full.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
     /// True while this thread runs the function of a custom sink.
@@ -56,7 +60,7 @@ impl Session {
         drop(replaced);
     }
 
-    fn sink(&self) -> Sink {
+    pub(super) fn sink(&self) -> Sink {
         // The sink is cloned, because the function of a custom sink may set another sink.
         let set = self.sink.set.read().unwrap_or_else(PoisonError::into_inner).clone();
         set.unwrap_or_else(|| self.settings.report.clone())
@@ -104,58 +108,29 @@ impl Session {
             Sink::Custom(to) => self.write_to_function(output, &**to),
             _ => {
                 let text = Form::Text.write(output, self.paint(&sink, output.content.is_report()));
-                if matches!(output.content, Content::Trace(_)) && self.is_repeated(&text) {
+                if !matches!(output.content, Content::Trace(_)) {
+                    self.print_repeats();
+                } else if self.is_repeated(&text) {
                     return;
-                }
-                self.print_repeats();
-                if matches!(output.content, Content::Trace(_)) {
-                    let thread = thread::current().id();
-                    *self.last_line() = Some(LastLine { text: text.clone(), thread, more: 0 });
                 }
                 self.write_text(&sink, &text, output.content.is_report());
             }
         }
     }
 
-    fn last_line(&self) -> MutexGuard<'_, Option<LastLine>> {
-        self.sink.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns whether this is the line that the thread wrote last. It is counted then.
-    fn is_repeated(&self, text: &str) -> bool {
-        let mut last = self.last_line();
-        let Some(last) = last.as_mut().filter(|last| last.text == text && last.thread == thread::current().id()) else {
-            return false;
-        };
-        last.more += 1;
-        true
-    }
-
-    /// Writes the number of lines that were equal to the newest one.
-    pub(in crate::session) fn print_repeats(&self) {
-        // The lock is not held while it is written: the program may hold that of stdout.
-        let last = self.last_line().take();
-        if let Some(LastLine { more: more @ 1.., .. }) = last {
-            self.write_text(&self.sink(), &format!("… {more} more like this\n"), true);
-        }
-    }
-
     /// Writes a text to the sink. A report goes to stdout, if the sink is stdout.
-    fn write_text(&self, sink: &Sink, text: &str, is_report: bool) {
+    pub(super) fn write_text(&self, sink: &Sink, text: &str, is_report: bool) {
         match sink {
             Sink::Stdout if is_report => self.write_stdout(text),
             Sink::Json => self.write_stdout(text),
             Sink::File(path) | Sink::JsonFile(path) => self.write_file(path, text),
-            // The text is one write, so that the output of other processes and libraries does not come in between. An unknown sink is
-            // handled here as well, because its output must not be lost.
-            _ => eprint!("{}", Quiet::new(&text)),
+            // An unknown sink is handled here as well, because its output must not be lost.
+            _ => print::to_stderr(text),
         }
     }
 
     fn write_stdout(&self, text: &str) {
-        let quiet = Quiet::new(&text);
-        print!("{quiet}");
-        if quiet.failed() {
+        if !print::to_stdout(text) {
             self.report_unwritten(&"cannot write to stdout (a closed pipe or a full disk?)");
         }
     }
@@ -177,10 +152,13 @@ impl Session {
         if is_terminal && !self.settings.no_color { Paint::ANSI } else { Paint::PLAIN }
     }
 
-    /// The text is one write at the end of the file, so that processes can share it.
+    /// The text is one write at the end of the file, so that processes can share it. A pipe that nobody empties delays the program once.
     fn write_file(&self, path: &Path, text: &str) {
-        let written = self.open(path).and_then(|file| (&*file).write_all(text.as_bytes()));
+        let patience = if self.was_printed(Notice::Unwritten) { Duration::ZERO } else { PATIENCE };
+        let written = self.open(path).and_then(|file| print::to_file(&file, text, patience));
         if let Err(error) = written {
+            // A pipe may get another reader.
+            *self.sink.file.lock().unwrap_or_else(PoisonError::into_inner) = None;
             self.report_unwritten(&format_args!("cannot write to {}: {error}", path.display()));
         }
     }
@@ -191,7 +169,7 @@ impl Session {
         match &*kept {
             Some((open, file)) if open == path => Ok(Arc::clone(file)),
             _ => {
-                let file = Arc::new(OpenOptions::new().append(true).create(true).open(path)?);
+                let file = Arc::new(descriptor::open_at_end(path)?);
                 *kept = Some((path.to_owned(), Arc::clone(&file)));
                 Ok(file)
             }
@@ -219,7 +197,7 @@ impl Session {
     /// Reports once, on stderr, that output cannot be written.
     fn report_unwritten(&self, why: &dyn Display) {
         if self.is_new(Notice::Unwritten) {
-            self.write_stderr(&self.output(Content::Notice(format!("{why}; output is lost"))));
+            self.write_stderr(&self.output(as_notice(&format!("{why}; output is lost"))));
         }
     }
 }
@@ -356,6 +334,32 @@ mod tests {
         session.run(|| assert!(!current().is_new(Notice::Unwritten) || !Path::new("/dev/full").exists()));
     }
 
+    /// The disk of the program is a pipe: nobody reads it, then somebody does, and then it is full.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pipe_does_not_stop_the_program() {
+        use std::{io::Read, os::unix::fs::OpenOptionsExt};
+
+        const O_NONBLOCK: i32 = 0o4000;
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std_process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let session = session(&[("GPUMEM_REPORT", &format!("file:{}", pipe.display()))]);
+        session.run(|| {
+            let print = |text: String| current().print(Content::Budget(text));
+            print("nobody reads".to_owned());
+            assert!(current().was_printed(Notice::Unwritten));
+            let mut reader = File::options().read(true).custom_flags(O_NONBLOCK).open(&pipe).unwrap();
+            print("somebody reads".to_owned());
+            let mut text = [0; 256];
+            let length = reader.read(&mut text).unwrap();
+            assert_eq!(&text[..length], b"gpumem: somebody reads\n");
+            (0..100).for_each(|_| print("x".repeat(3000)));
+            drop(reader);
+            print("nobody reads any more".to_owned());
+        });
+    }
+
     #[test]
     fn nothing_is_printed_when_it_is_off() {
         let session = session(&[("GPUMEM_REPORT", "off")]);
@@ -400,7 +404,7 @@ mod tests {
                 .collect()
         };
         let text: String = lines(&NamedTempFile::new().unwrap(), "file");
-        let more = |count| format!("… {count} more like this\n");
+        let more = |count| format!("… {count} more: {LINE}");
         let expected = [
             LINE,
             &more(3),
@@ -418,6 +422,50 @@ mod tests {
         // A program counts the objects itself.
         let json: String = lines(&NamedTempFile::new().unwrap(), "json");
         assert_eq!((json.lines().count(), json.matches("\"trace\"").count()), (13, 12), "{json}");
+    }
+
+    /// Returns the number of times that this line was printed to the text, or counted.
+    fn count_of(text: &str, line: &str) -> usize {
+        let more = |counted: &str| counted.strip_prefix("… ")?.strip_suffix(&format!(" more: {line}"))?.parse().ok();
+        text.lines().map(|printed| if printed == line { 1 } else { more(printed).unwrap_or(0) }).sum()
+    }
+
+    #[test]
+    fn each_line_of_threads_and_processes_is_counted() {
+        const EACH: usize = 2000;
+        let file = NamedTempFile::new().unwrap();
+        let target = format!("file:{}", file.path().display());
+        let sessions = [(); 2].map(|()| session(&[("GPUMEM_REPORT", &target)]));
+        thread::scope(|threads| {
+            for (number, session) in
+                [0, 1, 2, 3].into_iter().flat_map(|number| sessions.iter().map(move |of| (number, of)))
+            {
+                threads.spawn(move || {
+                    session.run(|| {
+                        let name = format!("step {number}");
+                        let trace = GpuMemTrace::builder().ctx(name).on_exit_report(false).start().unwrap();
+                        // Others write in between.
+                        (0..EACH).for_each(|call| {
+                            trace.report();
+                            if call % 8 == 0 {
+                                thread::yield_now();
+                            }
+                        });
+                    });
+                });
+            }
+        });
+        for session in &sessions {
+            session.run(|| current().print_repeats());
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        for number in 0..4 {
+            let line = |mark: &str| format!("△Used Peaked MB:      0      0 (step {number}){mark}");
+            let marks: std::collections::BTreeSet<_> =
+                text.lines().filter_map(|printed| printed.split_once(&line("")).map(|(_, mark)| mark)).collect();
+            let all: usize = marks.into_iter().map(|mark| count_of(&text, &line(mark))).sum();
+            assert_eq!(all, 2 * EACH, "step {number}");
+        }
     }
 
     #[test]

@@ -7,11 +7,9 @@ use std::{
     time::Duration,
 };
 
-use sketches_ddsketch::DDSketch;
-
 use crate::{
     model::{ByteDelta, Bytes, CallsiteId, NumberHashBuilder, Trace},
-    report::{CallFigures, MOST_ALIKE, NameStats, Spread, WorstCall},
+    report::{CallFigures, Distribution, MOST_ALIKE, NameStats, WorstCall},
     session::events::Numbered,
 };
 
@@ -46,12 +44,6 @@ struct Figures {
     worst: WorstCall,
     /// The number of the worst call among those of all names that are alike.
     worst_of_alike: u64,
-}
-
-struct Distribution {
-    min: i64,
-    max: i64,
-    sketch: DDSketch,
 }
 
 /// A row without its name.
@@ -185,52 +177,5 @@ impl Figures {
     fn shown(&self) -> CallFigures {
         let peaked = self.peaked.spread().map(|bytes| Bytes::new(bytes.max(0).unsigned_abs()));
         CallFigures::new(self.used.spread().map(ByteDelta::new), ByteDelta::new(self.sum), peaked, self.worst.clone())
-    }
-}
-
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "quantiles are right to 1 %")]
-impl Distribution {
-    fn of(value: i64) -> Self {
-        let mut sketch = DDSketch::default();
-        sketch.add(value as f64);
-        Self { min: value, max: value, sketch }
-    }
-
-    fn add(&mut self, value: i64) {
-        self.min = self.min.min(value);
-        self.max = self.max.max(value);
-        self.sketch.add(value as f64);
-    }
-
-    fn merge(&mut self, other: &Self) {
-        self.min = self.min.min(other.min);
-        self.max = self.max.max(other.max);
-        // It fails only if the two have different settings.
-        let _ = self.sketch.merge(&other.sketch);
-    }
-
-    fn spread(&self) -> Spread<i64> {
-        let quantile = |part| {
-            let value = self.sketch.quantile(part).ok().flatten();
-            value.map_or(self.max, |value| value.round() as i64).clamp(self.min, self.max)
-        };
-        Spread::new(self.min, quantile(0.5), quantile(0.99), self.max)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_are_right_to_one_percent() {
-        let mut all = Distribution::of(-1000);
-        (-999..=1000).for_each(|value| all.add(value * 1001));
-        let Spread { min, median, p99, max, .. } = all.spread();
-        assert_eq!((min, max), (-999_999, 1_001_000));
-        assert!(median.abs() <= 2002, "{median}");
-        assert!((p99 - 980_980).abs() <= 9810, "{p99}");
-        let one = Distribution::of(512 << 20).spread();
-        assert_eq!((one.median, one.p99), (512 << 20, 512 << 20));
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::atomic::Ordering::Relaxed};
 
 use super::statistics::InterceptedDevice;
 use crate::{
-    derive::{Names, Snapshot},
+    derive::Snapshot,
     error::{Kind, Result},
     inbox::LedgerView,
     ledger::PeakInterval,
@@ -41,7 +41,8 @@ pub struct Collector {
 pub struct Collected {
     /// The live bytes of each kind of memory that has had some.
     pub kinds: Vec<(MemKind, Bytes)>,
-    /// The origins of the bytes, for memory that traces count, and the unused memory of registered pools.
+    /// The origins of the bytes, for memory that traces count, and the unused memory of registered pools. A line is looked up on another
+    /// thread, which can take a second. Until then the place is `(line not looked up yet)`.
     pub groups: Vec<Group>,
     /// The peak of the device. It does not fall when the program resets its summary.
     pub peak: Bytes,
@@ -95,13 +96,16 @@ impl Collector {
         let peaks = session.inbox.next_interval(&mut self.interval).ok_or(Kind::Forked)?;
         let stats = session.inbox.stats();
         let stats = stats.iter().find(|stats| stats.device == device);
+        let live = Snapshot::now(&session.inbox, session, device);
+        let groups = live.groups(|stack| session.stack_so_far(stack));
+        session.look_up(live.stacks());
         let kinds = MemKind::ALL.into_iter().zip(stats.into_iter().flat_map(|stats| &stats.kinds));
         Ok(Collected {
             kinds: kinds
                 .filter(|(_, stat)| stat.bytes.allocated > 0)
                 .map(|(kind, stat)| (kind, Bytes::new(stat.bytes.current)))
                 .collect(),
-            groups: Snapshot::now(&session.inbox, session, device).groups(|stack| session.stack(stack)),
+            groups,
             peak: Bytes::new(peaks.ever),
             interval_peak: Bytes::new(peaks.interval),
             refused: session.refusals.count.load(Relaxed),
@@ -119,5 +123,38 @@ impl Drop for Collector {
 impl fmt::Debug for Collector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Collector").field("device", &self.device()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, feature = "sim", feature = "backtrace"))]
+mod tests {
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+    use crate::session::TestSession;
+
+    /// A worker of an asynchronous runtime collects, and others wait for it.
+    #[test]
+    fn lines_are_looked_up_on_another_thread() {
+        let session = TestSession::new(&[]).unwrap();
+        let gpu = session.add(Bytes::gib(1)).unwrap();
+        session.run(|| {
+            let mut collector = Collector::new(gpu.ordinal()).unwrap();
+            let block = gpu.alloc(Bytes::mib(30)).unwrap();
+            let mut collect = || collector.collect().unwrap().groups.remove(0);
+            let first = collect();
+            assert_eq!((first.place.as_deref(), first.library.as_deref()), (Some("(line not looked up yet)"), None));
+            // The functions of this crate are those of gpumem, so no line is the program's, and the test itself is the place.
+            let until = Instant::now() + Duration::from_secs(60);
+            while collect().place == first.place {
+                assert!(Instant::now() < until, "nothing is looked up");
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(collect().place.is_some_and(|place| place.starts_with("gpumem-")));
+            drop(block);
+        });
     }
 }

@@ -1,9 +1,11 @@
 //! The holders of memory, and the names of the ledger's numbers.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     env,
-    sync::{MutexGuard, PoisonError},
+    panic::catch_unwind,
+    sync::{MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    thread,
 };
 
 use once_cell::sync::Lazy;
@@ -14,6 +16,7 @@ use crate::{
     derive::{self, Callsite, Names, Snapshot, Stack, short_names},
     error::Result,
     model::{CallsiteId, Device, EventKind, PoolId, StackId},
+    process,
     report::{Breakdown, DeviceReading, Summary},
     source::{self, Devices},
 };
@@ -123,6 +126,9 @@ pub(in crate::session) fn path_of_this_thread(session: &Session) -> Vec<String> 
     short_names(&session.inbox, session, &session.inbox.path_of_this_thread())
 }
 
+/// The line of a stack that is not looked up yet.
+const NOT_LOOKED_UP: &str = "(line not looked up yet)";
+
 /// The largest number of stacks whose descriptions are kept.
 const MAX_STACKS: usize = 1 << 12;
 
@@ -158,6 +164,34 @@ impl Names for Session {
 impl Session {
     fn stack_texts(&self) -> MutexGuard<'_, HashMap<StackId, Stack>> {
         self.stack_texts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Describes a stack without reading files: its line may be missing until [`look_up`](Self::look_up) has found it.
+    pub(super) fn stack_so_far(&self, id: StackId) -> Stack {
+        if self.is_resolved(id) {
+            return Names::stack(self, id);
+        }
+        let stack = Stack::new(&source::modules(&self.stacks.get(id)), folder(), source::own_module().as_deref());
+        // The module stands in the place of a line that is not known.
+        Stack { line: stack.line.filter(|_| stack.is_place).or_else(|| Some(NOT_LOOKED_UP.to_owned())), ..stack }
+    }
+
+    /// Finds the lines of these stacks on a thread of its own, because that can take a second.
+    pub(super) fn look_up(&'static self, stacks: impl Iterator<Item = StackId>) {
+        let unknown: BTreeSet<_> = stacks.filter(|stack| !self.is_resolved(*stack)).collect();
+        if unknown.is_empty() || self.is_looking_up.swap(true, Relaxed) {
+            return;
+        }
+        let body = move || {
+            for stack in unknown {
+                _ = catch_unwind(|| Names::stack(self, stack));
+            }
+            self.is_looking_up.store(false, Relaxed);
+        };
+        let thread = thread::Builder::new().name(format!("{}lines", process::OWN_THREADS));
+        if process::with_signals_blocked(|| thread.spawn(body)).is_err() {
+            self.is_looking_up.store(false, Relaxed);
+        }
     }
 
     /// Returns whether no file has to be read to describe the stack.

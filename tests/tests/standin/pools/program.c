@@ -1,9 +1,11 @@
 // A pool that takes two blocks from the driver and gives out parts of them, on two threads.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <gpumem.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <unistd.h>
 
 static gpumem_pool *pool;
 static char *block;
@@ -14,7 +16,15 @@ static void *other_thread(void *unused) {
     return 0;
 }
 
-int main(void) {
+// Nothing can be written to stderr any more: it is a full disk, or a pipe that nobody reads.
+static void lose_stderr(int full) {
+    int ends[2] = {-1, -1};
+    if (full) ends[1] = open("/dev/full", O_WRONLY);
+    else if (!pipe(ends)) close(ends[0]);
+    dup2(ends[1], 2);
+}
+
+int main(int count, char **arguments) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
     if (!driver) { fprintf(stderr, "%s\n", dlerror()); return 2; }
     int (*alloc)(char **, size_t) = (int (*)(char **, size_t))dlsym(driver, "cuMemAlloc_v2");
@@ -23,6 +33,7 @@ int main(void) {
     ((int (*)(void *))dlsym(driver, "cuCtxSetCurrent"))(context);
     pool = gpumem_pool_register("pool in C", 0);
     if (!pool) return 3;
+    if (count > 1) lose_stderr(*arguments[1] == 'f');
     if (gpumem_pool_register("no device", 99)) return 4;
     char *workspace;
     if (alloc(&workspace, 8 << 20) || alloc(&block, 64 << 20)) return 5;

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     inbox::{Primitives, Std},
-    sys::{cuda, dl, loader},
+    sys::{cuda, dl, loader, print},
 };
 
 // If the driver has such an error, it has the same number.
@@ -126,8 +126,8 @@ pub unsafe fn call(words: Arguments, name: &CStr) -> u32 {
         return real(words);
     }
     if !cards::begin_runtime() {
-        eprintln!(
-            "gpumem: the CUDA runtime does not start: the program has contexts on several cards of --cards, which it made with the driver's functions"
+        print::notice(
+            "the CUDA runtime does not start: the program has contexts on several cards of --cards, which it made with the driver's functions",
         );
         return CUDA_ERROR_NOT_INITIALIZED;
     }

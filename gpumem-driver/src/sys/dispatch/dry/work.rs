@@ -19,7 +19,10 @@ use super::{
     },
     unused::unused,
 };
-use crate::{model::Bytes, sys::dl};
+use crate::{
+    model::Bytes,
+    sys::{dl, print},
+};
 
 type GetParamInfo = unsafe extern "C" fn(u64, usize, *mut usize, *mut usize) -> u32;
 static PARAM_INFO: OnceCell<[Option<GetParamInfo>; 2]> = OnceCell::new();
@@ -110,12 +113,12 @@ fn note_reading(bytes: u64) {
     let dry = memory().dry_so_far();
     let mut reading = READING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(seconds) = reading.add(dry, Instant::now()) {
-        eprintln!(
-            "gpumem: dry run: in {seconds} s the program has allocated nothing large, and has read memory that is not there {} times, the \
+        print::notice(format_args!(
+            "dry run: in {seconds} s the program has allocated nothing large, and has read memory that is not there {} times, the \
              last time {}. It may wait for a value that a dry run does not compute. Ctrl-C ends it, and its recording is complete.",
             reading.count,
             Bytes::new(bytes)
-        );
+        ));
     }
 }
 

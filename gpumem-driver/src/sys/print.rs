@@ -1,0 +1,137 @@
+//! The only way in which gpumem prints. `print!` and `eprint!` panic if they cannot write (a closed pipe, a full disk), and a write to
+//! a pipe without a reader ends a program that does not ignore SIGPIPE, as programs in C. A program must not end because of a notice.
+
+use std::{
+    cell::Cell,
+    fmt,
+    fs::File,
+    io::{self, Write},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::process::without_cancellation;
+
+/// Writes the text to stdout, and returns whether that was possible.
+pub fn to_stdout(text: &str) -> bool {
+    let text = Quiet::new(text);
+    unharmed(|| print!("{text}"));
+    !text.failed.get()
+}
+
+/// Writes the text to stderr, if that is possible. It is one write, so that the output of other processes does not come in between.
+pub fn to_stderr(text: &str) {
+    unharmed(|| eprint!("{}", Quiet::new(text)));
+}
+
+/// Writes a line about gpumem itself to stderr, if that is possible.
+pub fn notice(what: impl fmt::Display) {
+    to_stderr(&format!("gpumem: {what}\n"));
+}
+
+/// Writes the text to a file of [`open_at_end`](super::descriptor::open_at_end). If it is a pipe that is full, this waits for its reader for
+/// at most this time.
+///
+/// # Errors
+/// Returns an error if not all of it could be written.
+pub fn to_file(mut file: &File, text: &str, patience: Duration) -> io::Result<()> {
+    let (mut rest, until) = (text.as_bytes(), Instant::now() + patience);
+    while !rest.is_empty() {
+        let mut written = Ok(0);
+        unharmed(|| written = file.write(rest));
+        match written {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(bytes) => rest = &rest[bytes..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if Instant::now() >= until {
+                    return Err(io::Error::new(error.kind(), "the pipe is full, and its reader does not read"));
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Text for `print!`, which ignores that it cannot be written. `print!` is used and not `write!` to stdout, because the test harness
+/// captures only `print!`.
+struct Quiet<'a> {
+    text: &'a str,
+    failed: Cell<bool>,
+}
+
+impl<'a> Quiet<'a> {
+    fn new(text: &'a str) -> Self {
+        Self { text, failed: Cell::new(false) }
+    }
+}
+
+impl fmt::Display for Quiet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.failed.set(f.write_str(self.text).is_err());
+        Ok(())
+    }
+}
+
+/// Runs code that prints: the thread is not cancelled in it, and gets no signal if nobody reads the pipe.
+fn unharmed(print: impl FnOnce()) {
+    without_cancellation(|| without_sigpipe(print));
+}
+
+#[cfg(not(target_os = "linux"))]
+fn without_sigpipe(print: impl FnOnce()) {
+    print();
+}
+
+#[cfg(target_os = "linux")]
+fn without_sigpipe(print: impl FnOnce()) {
+    use std::{mem::MaybeUninit, ptr};
+
+    let mut pipe = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first two calls fill `pipe`. `sigpending` fills `pending`, and `pthread_sigmask`, if it succeeds, `before`. All are
+    // valid for these calls, which concern the calling thread alone.
+    let is_blocked = unsafe {
+        libc::sigemptyset(pipe.as_mut_ptr());
+        libc::sigaddset(pipe.as_mut_ptr(), libc::SIGPIPE);
+        libc::sigpending(pending.as_mut_ptr()) == 0
+            && libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 0
+            && libc::pthread_sigmask(libc::SIG_BLOCK, pipe.as_ptr(), before.as_mut_ptr()) == 0
+    };
+    print();
+    if is_blocked {
+        let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `pipe` and `before` were filled, because the calls succeeded. No signal of this kind was pending before, so the one
+        // that is taken here, without waiting, is that of the write.
+        unsafe {
+            libc::sigtimedwait(pipe.as_ptr(), ptr::null_mut(), &raw const none);
+            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_is_no_error_and_is_remembered() {
+        struct Full;
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::StorageFull.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let quiet = Quiet::new("text");
+        assert!(write!(Full, "{quiet}").is_ok());
+        assert!(quiet.failed.get());
+        assert!(write!(Vec::new(), "{quiet}").is_ok());
+        assert!(!quiet.failed.get());
+    }
+}
