@@ -108,6 +108,7 @@ async fn request(number: u64) -> (Vec<Closed>, Vec<SimBlock>) {
                 free_elsewhere(large).await;
             } else {
                 drop(large);
+                last.change(-10 * size);
             }
             change([&mut whole, &mut step], -10 * size);
         }

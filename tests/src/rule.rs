@@ -109,8 +109,11 @@ impl Rule {
             open.counts != Counts::All && open.holds(block) && !(by.is_in_scope && by.thread == open.opener)
         };
         let belongs_to_others = block.place.is_in_scope && self.open.values().any(is_others);
+        // A trace that leaves out threads in no scope leaves out their memory.
+        let is_left_out = |open: &Open| open.counts == Counts::Own && !block.place.is_in_scope && open.since < block.at;
         for open in self.open.values_mut() {
-            if open.counts == Counts::All || open.holds(block) || !belongs_to_others && open.counts(by) {
+            let counts_for_freer = !belongs_to_others && open.counts(by) && !is_left_out(open);
+            if open.counts == Counts::All || open.holds(block) || counts_for_freer {
                 open.change(sign * block.bytes);
             }
         }

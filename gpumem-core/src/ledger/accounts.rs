@@ -1,7 +1,7 @@
 //! Accounts: the bytes that count for the open traces of one thread or of one task, on one device.
 //!
 //! A trace counts the allocations of its own thread, of threads that are in its thread's scopes, and of threads that are in no scope. A
-//! trace of one thread, or of a task, leaves out the last ones. A free counts in each account that holds the block, because the block
+//! trace of one thread, or of a task, leaves out the last ones, with the memory that they allocate while it is open. A free counts in each account that holds the block, because the block
 //! was allocated in it. In the other accounts it counts like an allocation of the thread that frees, unless the block belongs to a trace
 //! that this thread is not in. So a trace of another thread changes no figure as long as the two threads exchange no memory.
 
@@ -254,6 +254,9 @@ impl Accounts {
         let mut found = std::mem::take(&mut self.found);
         found.clear();
         let mut belongs_to_others = false;
+        let is_left_out = |id: AccountId, since: u64| {
+            !id.counts_unscoped && block.is_some_and(|(place, number)| !place.is_in_scope && since < number)
+        };
         if let Some((place, number)) = block {
             self.each_of(place, meter, guests, |id, account| {
                 if account.since < number {
@@ -265,8 +268,8 @@ impl Accounts {
         }
         let held = found.len();
         if !belongs_to_others {
-            self.each_of(by, meter, guests, |id, _| {
-                if !found[..held].contains(&id) {
+            self.each_of(by, meter, guests, |id, account| {
+                if !found[..held].contains(&id) && !is_left_out(id, account.since) {
                     found.push(id);
                 }
             });

@@ -59,9 +59,16 @@ impl PlainAccounts {
             let is_of_scope = block.is_some_and(|(place, _)| place.is_in_scope);
             holds(account, since) && is_of_scope && !(by.is_in_scope && by.works_for.contains(&account.0))
         });
+        // Accounts that leave out threads in no scope leave out their memory.
+        let is_left_out = |(.., counts_unscoped): PlainAccount, since| {
+            !counts_unscoped && block.is_some_and(|(place, number)| !place.is_in_scope && since < number)
+        };
+        let counts = |account, since| {
+            holds(account, since) || !belongs_to_others && by.counts_in(account) && !is_left_out(account, since)
+        };
         self.on(device)
+            .filter(|(account, since)| counts(*account, *since))
             .map(|(account, since)| (account, holds(account, since)))
-            .filter(|(account, is_held)| *is_held || !belongs_to_others && by.counts_in(*account))
             .collect()
     }
 }
