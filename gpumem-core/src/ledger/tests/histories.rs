@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::ledger::threads::MOST_ENTERED;
 
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,9 +32,10 @@ impl PlainOwner {
 
     /// Returns the owner in the innermost of these scopes.
     fn of_thread(thread: ThreadId, entered: &[PlainEntered]) -> Self {
-        entered.iter().fold(Self::own(thread), |around, entered| match entered.host {
-            Some(host) => Self { all: around.all | host.all, ..host },
-            None => entered.owner,
+        let own = Self::own(thread);
+        let (first, others) = entered.split_at(entered.len().min(MOST_ENTERED));
+        first.iter().chain(others.last()).fold(own, |around, entered| {
+            entered.host.map_or(entered.owner, |host| Self { all: around.all | host.all, ..host })
         })
     }
 }
