@@ -57,6 +57,11 @@ impl Guests {
             self.mark_used([host]);
             return host;
         }
+        self.guest(own, host, next)
+    }
+
+    /// Returns the owner thread of blocks that count for `own` in addition to `host`.
+    fn guest(&mut self, own: OwnerThread, host: OwnerThread, next: impl FnOnce() -> OwnerThread) -> OwnerThread {
         let guest = Guest { own, host };
         let owner = self.owners.get(&guest).copied().unwrap_or_else(next);
         // All later guests share the last owner thread. It gets no host, because it could become its own host.
@@ -73,16 +78,18 @@ impl Guests {
     /// to count for all of its threads and tasks.
     pub(super) fn owner_within(
         &mut self,
+        own: OwnerThread,
         around: OwnerThread,
         host: OwnerThread,
         mut next: impl FnMut() -> OwnerThread,
     ) -> OwnerThread {
-        if self.hosts(host).any(|known| known == around) {
-            self.mark_used([host]);
-            return host;
+        let owner = self.owner(own, host, &mut next);
+        if around == own || self.hosts(host).any(|known| known == around) {
+            return owner;
         }
-        let threads: Vec<OwnerThread> = self.threads(around).collect();
-        threads.into_iter().rev().fold(host, |host, thread| self.owner(thread, host, &mut next))
+        let counted: Vec<OwnerThread> = self.threads(owner).collect();
+        let missing: Vec<OwnerThread> = self.threads(around).filter(|thread| !counted.contains(thread)).collect();
+        missing.into_iter().rev().fold(owner, |owner, missing| self.guest(missing, owner, &mut next))
     }
 
     /// Makes allocations of the task `own` count for the owner thread `host` as well. Returns `false` if the number does not

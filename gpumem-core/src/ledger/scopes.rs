@@ -174,11 +174,11 @@ impl Ledger {
         }
         if open.is_task() {
             self.tasks.remove(&open.owner);
-        } else if let Some(at) = self.thread(open.opener).leave_opened(scope, open.number)
-            && at < self.thread(open.opener).entered.len()
-        {
+        } else if let Some(at) = self.thread(open.opener).leave_opened(scope, open.number) {
             self.update_later(open.opener, at);
-            self.move_out(open.opener, at, open.node);
+            if at < self.thread(open.opener).entered.len() {
+                self.move_out(open.opener, at, open.node);
+            }
         }
         self.end_adoption(scope);
         Some(trace)

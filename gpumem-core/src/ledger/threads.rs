@@ -10,6 +10,10 @@ use super::{
 };
 use crate::model::{CallsiteId, Event, OwnerThread, ScopeId, ThreadId};
 
+/// A thread counts for the first scopes that it is in, as many as this, for the innermost one, and for those that they were opened in. So leaving
+/// one takes a limited time.
+pub(super) const MOST_ENTERED: usize = 16;
+
 impl Ledger {
     #[inline]
     pub(super) fn thread(&mut self, thread: ThreadId) -> &mut Thread {
@@ -77,36 +81,44 @@ impl Ledger {
         self.look_up_again();
     }
 
-    /// Updates the owner threads of the scopes in `entered` from `left` on. The thread is no longer in the one that was before them: its
-    /// later allocations do not count there.
+    /// Updates the owner threads of the scopes in `entered` from `left` on, and of the innermost one. The thread is no longer in the one that
+    /// was before them: its later allocations do not count there.
     pub(super) fn update_later(&mut self, thread: ThreadId, left: usize) {
-        for at in left..self.thread(thread).entered.len() {
-            let Thread { entered, own, .. } = self.thread(thread);
-            let around = at.checked_sub(1).map_or(*own, |around| entered[around].owner);
-            let Entered { owner, host, by_opening, .. } = entered[at];
-            let updated = match host {
-                Some(host) => self.owner_within(around, host),
-                None if by_opening => owner,
-                None => around,
-            };
+        let len = self.thread(thread).entered.len();
+        for at in left..len.min(MOST_ENTERED) {
             // Each depends only on the one before.
-            if updated == owner {
+            if !self.update_owner(at, thread) {
                 break;
             }
-            let thread = self.thread(thread);
-            thread.entered[at].owner = updated;
-            thread.update_scope();
         }
+        if len > MOST_ENTERED {
+            self.update_owner(len - 1, thread);
+        }
+    }
+
+    /// Returns whether the owner thread of the scope with this index in `entered` has changed.
+    fn update_owner(&mut self, at: usize, thread: ThreadId) -> bool {
+        let Entered { owner, host, by_opening, .. } = self.thread(thread).entered[at];
+        let updated = match host {
+            Some(host) => self.owner_at(at, host, thread),
+            None if by_opening => owner,
+            None => self.owner_around(at, thread),
+        };
+        let thread = self.thread(thread);
+        thread.entered[at].owner = updated;
+        thread.update_scope();
+        updated != owner
     }
 
     /// Returns the owner thread for allocations of `thread` in a scope that was opened on the owner thread `host`. They also count for
     /// the scopes that the thread is in already.
     pub(super) fn owner_in(&mut self, host: OwnerThread, thread: ThreadId) -> OwnerThread {
-        let around = self.thread(thread).owner;
-        self.owner_within(around, host)
+        let at = self.thread(thread).entered.len();
+        self.owner_at(at, host, thread)
     }
 
-    fn owner_within(&mut self, around: OwnerThread, host: OwnerThread) -> OwnerThread {
+    fn owner_at(&mut self, at: usize, host: OwnerThread, thread: ThreadId) -> OwnerThread {
+        let (around, own) = (self.owner_around(at, thread), self.thread(thread).own);
         if around == host {
             return host;
         }
@@ -114,7 +126,13 @@ impl Ledger {
             self.scan_for_guests();
         }
         let Self { guests, owner_threads, .. } = self;
-        guests.owner_within(around, host, || next_owner(owner_threads))
+        guests.owner_within(own, around, host, || next_owner(owner_threads))
+    }
+
+    /// Returns the owner thread around the scope with this index in `entered`.
+    fn owner_around(&mut self, at: usize, thread: ThreadId) -> OwnerThread {
+        let Thread { entered, own, .. } = self.thread(thread);
+        at.min(MOST_ENTERED).checked_sub(1).map_or(*own, |around| entered[around].owner)
     }
 
     /// Returns a new owner thread for a task that is started on the owner thread `host`. `None` if there is none left.

@@ -91,6 +91,26 @@ fn a_thread_counts_for_each_scope_that_it_is_in() {
     }
 }
 
+/// Entering and leaving takes a limited time however many scopes a thread is in.
+#[test]
+fn a_thread_in_many_scopes_counts_for_the_first_ones_and_the_innermost() {
+    let mut runner = Runner::default();
+    let mut each = |line: &str| (1..=100).for_each(|task| runner.line(&line.replace('#', &task.to_string())));
+    each("open t# of task");
+    each("enter t#");
+    "alloc x 1; read t1 = 1 0; read t16 = 1 0; read t17 = 0 0; read t100 = 1 0"
+        .split(';')
+        .for_each(|line| runner.line(line));
+    // The first ones are left first.
+    for left in 1..=98 {
+        runner.line(&format!("leave t{left}"));
+    }
+    "alloc y 1; read t98 = 0 0; read t99 = 1 0; leave t100; alloc z 1; close t100 = 2 0; leave t99; close t99 = 2 0"
+        .split(';')
+        .for_each(|line| runner.line(line));
+    assert!(runner.ledger.guests.len() < 1000, "{}", runner.ledger.guests.len());
+}
+
 /// Tasks are counted as guests are.
 #[test]
 fn tasks_that_have_ended_are_forgotten() {
