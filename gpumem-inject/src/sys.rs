@@ -101,7 +101,7 @@ fn other_tool(variable: &str) -> Option<PathBuf> {
 // SAFETY: no other function of a program has this name: it belongs to the libraries that NVTX loads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTable) -> c_int {
-    set_observer(recording::NVTX_OBSERVER);
+    set_observer(&recording::NVTX_OBSERVER);
     let other = other_tool(variable::OTHER_NVTX);
     // SAFETY: NVTX passes this function, and waits for the answer.
     say("", nvtx::guarded(|| unsafe { observe_ranges(get_export_table, other.as_deref()) }));
