@@ -235,7 +235,8 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
     let module_info = unsafe { module.as_ref() }.filter(|info| info.module == PAYLOAD && info.segment_count > 0);
     // SAFETY: there is a segment, as NVTX says.
     let segment = module_info.and_then(|info| unsafe { info.segments.as_ref() }).filter(|of| !of.slots.is_null());
-    let slots_of = |of: &Segment| (0..of.slot_count.min(FUNCTIONS)).map(|at| of.slots.wrapping_add(at)).collect::<Vec<_>>();
+    let slots_of =
+        |of: &Segment| (0..of.slot_count.min(FUNCTIONS)).map(|at| of.slots.wrapping_add(at)).collect::<Vec<_>>();
     let slots = segment.map(slots_of);
     // SAFETY: as below.
     let before = slots.as_ref().map(|slots| unsafe { functions_of(slots) });
@@ -392,7 +393,7 @@ impl Names {
     fn keep_in_children() {
         static DONE: AtomicBool = AtomicBool::new(false);
         unsafe extern "C" fn in_child() {
-            [&DOMAINS, &STRINGS, &STARTED].map(Names::leave_if_locked);
+            [&DOMAINS, &STRINGS, &STARTED].into_iter().for_each(Names::leave_if_locked);
         }
         process::run_in_children(&DONE, in_child);
     }
