@@ -6,8 +6,10 @@ pub(crate) mod pools;
 use std::{
     env,
     ffi::{CStr, CString, OsStr, c_char, c_int},
-    io::{self, Write},
-    os::unix::ffi::OsStrExt,
+    fs::File,
+    io::Write,
+    mem::ManuallyDrop,
+    os::{fd::FromRawFd, unix::ffi::OsStrExt},
     panic::catch_unwind,
     path::{Path, PathBuf},
     ptr,
@@ -158,10 +160,15 @@ pub unsafe extern "C-unwind" fn gpumem_pass(
     }
 }
 
-/// Prints on stderr what failed, and the consequence for the process. The program may have closed stderr.
+/// Prints on stderr what failed, and the consequence for the process. The program may have closed stderr. NVTX may come here in the child of a
+/// fork, where a thread that does not exist may hold the lock of `io::stderr`.
 fn say(what: &str, done: Result<(), String>) {
     if let Err(why) = done {
-        let _ = writeln!(io::stderr(), "gpumem: process {}{what}: {why}", std::process::id());
+        let line = format!("gpumem: process {}{what}: {why}\n", std::process::id());
+        // SAFETY: the descriptor is not closed here. If the program has closed it, the line is lost.
+        #[expect(unsafe_code, reason = "stderr without its lock")]
+        let stderr = ManuallyDrop::new(unsafe { File::from_raw_fd(2) });
+        let _ = (&*stderr).write_all(line.as_bytes());
     }
 }
 

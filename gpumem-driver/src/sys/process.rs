@@ -265,9 +265,7 @@ pub(super) fn run_in_children(done: &AtomicBool, code: unsafe extern "C" fn()) {
     if !done.load(Relaxed) && !done.swap(true, Relaxed) {
         // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
         // and calls it in the child of a fork. The function only stores to atomics, which is allowed there.
-        unsafe {
-            pthread_atfork(None, None, Some(code))
-        };
+        unsafe { pthread_atfork(None, None, Some(code)) };
     }
 }
 
@@ -286,6 +284,23 @@ unsafe extern "C" fn forked() {
 #[inline]
 pub fn is_forked() -> bool {
     <Std as Primitives>::is_forked()
+}
+
+/// Runs `code` in the child of a fork. Returns whether it ends there.
+#[cfg(all(test, unix))]
+pub(crate) fn ends_in_child(code: fn()) -> bool {
+    // SAFETY: the child only runs `code` and ends, at the latest by its alarm. `code` takes no lock there, or it waits for it, which is what is
+    // tested.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(20);
+            code();
+            libc::_exit(0);
+        }
+        let mut status = -1;
+        libc::waitpid(child, &raw mut status, 0) == child && status == 0
+    }
 }
 
 #[cfg(all(test, target_os = "linux"))]
