@@ -101,7 +101,7 @@ fn other_tool(variable: &str) -> Option<PathBuf> {
 // SAFETY: no other function of a program has this name: it belongs to the libraries that NVTX loads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn InitializeInjectionNvtx2(get_export_table: GetExportTable) -> c_int {
-    set_observer(recording::NVTX_OBSERVER);
+    set_observer(&recording::NVTX_OBSERVER);
     let other = other_tool(variable::OTHER_NVTX);
     // SAFETY: NVTX passes this function, and waits for the answer.
     say("", nvtx::guarded(|| unsafe { observe_ranges(get_export_table, other.as_deref()) }));
@@ -158,10 +158,11 @@ pub unsafe extern "C-unwind" fn gpumem_pass(
     }
 }
 
-/// Prints on stderr what failed, and the consequence for the process.
+/// Prints on stderr what failed, and the consequence for the process. NVTX may come here in the child of a fork, where a thread that does not
+/// exist may hold the lock of `io::stderr`.
 fn say(what: &str, done: Result<(), String>) {
     if let Err(why) = done {
-        print::notice(format_args!("process {}{what}: {why}", std::process::id()));
+        print::notice_without_lock(format_args!("process {}{what}: {why}", std::process::id()));
     }
 }
 

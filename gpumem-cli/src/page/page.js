@@ -613,12 +613,12 @@ function start() {
   // Returns the word for a block.
   const what = () => (data.about.allocator ? 'tensor' : 'block');
 
-  // One colour says little. If there is only one kind of memory, the colours are those of scopes, or of places if there
-  // are no scopes.
+  // One colour says little. The colours are those of scopes, places, or kinds: the first of them that has more than one value.
   let isGroupChosen = false;
   function offerGroups(origins) {
     const hasScopes = origins.some((origin) => origin.scope.length > 0);
-    const kinds = new Set(origins.filter((origin) => origin.isOnDevice).map((origin) => origin.kind));
+    const onDevice = origins.filter((origin) => origin.isOnDevice);
+    const hasSeveral = (by) => new Set(onDevice.map(NAMES[by])).size > 1;
     const isTensors = Boolean(data.about.allocator);
     for (const option of $('by').options) {
       option.hidden = (!hasScopes && ['scope', 'outer'].includes(option.value)) || (isTensors && ['outer', 'library'].includes(option.value));
@@ -627,7 +627,7 @@ function start() {
     byKind.text = isTensors ? 'by class' : 'by kind of memory';
     byScope.text = isTensors ? 'by module' : 'by scope';
     const isHidden = $('by').selectedOptions[0]?.hidden;
-    if (!isGroupChosen || isHidden) $('by').value = kinds.size > 1 ? 'kind' : hasScopes ? 'scope' : 'place';
+    if (!isGroupChosen || isHidden) $('by').value = ['scope', 'place', 'kind'].find(hasSeveral) ?? (hasScopes ? 'scope' : 'place');
   }
 
   // Memory that is live at the end has a part of the curve too.
@@ -718,6 +718,7 @@ function start() {
       context.font = '14px system-ui, sans-serif';
       context.fillStyle = style('--faint');
       context.fillText('Nothing was allocated.', 20, 30);
+      $('capacity').hidden = true;
       return;
     }
     const from = changeAt(data, view[0]);
@@ -725,10 +726,10 @@ function start() {
     const [, top] = curves.extremes(Math.max(0, from), to + 1);
     const above = segments ? segments.sum[segments.extremes(Math.max(0, from), to + 1)[1]] : 0;
     const live = Math.max(1, curves.sum[top] ?? 1, above ?? 0);
-    // Draws the size of the device, unless the curve would become too low. In that case only a text says it.
-    const capacity = curves.pool.isOnDevice ? data.about.devices[curves.pool.device].total : null;
-    const hasLine = capacity !== null && capacity <= live * 3;
-    const most = (hasLine ? Math.max(live, capacity) : live) * 1.05;
+    // Draws the size of the device, unless the curve would become too low. In that case only the text below the chart says it.
+    const total = curves.pool.isOnDevice ? data.about.devices[curves.pool.device].total : null;
+    const hasLine = total !== null && total <= live * 3;
+    const most = (hasLine ? Math.max(live, total) : live) * 1.05;
     const inner = height - MARGIN.top - MARGIN.bottom;
     const y = (bytes) => MARGIN.top + inner * (1 - bytes / most);
     axes(context, width, height, most, y);
@@ -780,7 +781,8 @@ function start() {
     drawMarks(context, width, MARGIN.top, height - MARGIN.bottom);
     markRefused(context, width, MARGIN.top, height - MARGIN.bottom);
     markSelected(context, width, MARGIN.top, height - MARGIN.bottom);
-    if (capacity !== null) drawCapacity(context, width, capacity, hasLine ? y(capacity) : undefined);
+    $('capacity').hidden = total === null;
+    if (total !== null) drawCapacity(context, width, total, hasLine ? y(total) : undefined);
   }
 
   // Draws the highest value that PyTorch has from the driver in each column, as a line.
@@ -803,27 +805,19 @@ function start() {
     context.lineWidth = 1;
   }
 
-  // Writes the size of the device above its line, or at the top, over the curve.
+  // Draws the size of the device as dashes. Its words are below the chart: inside they would seem to name the nearest line.
   function drawCapacity(context, width, bytes, at) {
-    if (at !== undefined) {
-      context.strokeStyle = style('--text');
-      context.setLineDash([8, 4]);
-      context.beginPath();
-      context.moveTo(MARGIN.left, at);
-      context.lineTo(width - MARGIN.right, at);
-      context.stroke();
-      context.setLineDash([]);
-    }
-    context.fillStyle = style('--text');
-    context.textAlign = 'left';
-    context.textBaseline = at === undefined ? 'top' : 'bottom';
-    const text = `${bytesInWords(bytes)}, the card's memory`;
-    const place = [MARGIN.left + 6, at === undefined ? MARGIN.top : at - 2];
-    context.strokeStyle = style('--panel');
-    context.lineWidth = 4;
-    context.strokeText(text, ...place);
-    context.lineWidth = 1;
-    context.fillText(text, ...place);
+    const [dashes, words] = $('capacity').children;
+    dashes.hidden = at === undefined;
+    words.textContent = `the device's memory, ${bytesInWords(bytes)}${at === undefined ? ', is above this chart' : ''}`;
+    if (at === undefined) return;
+    context.strokeStyle = style('--text');
+    context.setLineDash([8, 4]);
+    context.beginPath();
+    context.moveTo(MARGIN.left, at);
+    context.lineTo(width - MARGIN.right, at);
+    context.stroke();
+    context.setLineDash([]);
   }
 
   // There is no curve where the live memory is not known.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use gpumem_core::{
-    derive::registered_pool,
+    derive::{Overlaps, registered_pool},
     ledger::KnownPool,
     model::{Bytes, Device, Family},
     report::{Leaks, PeakHolders, RegisteredPool, counted},
@@ -416,9 +416,10 @@ impl PoolOverview {
             end.map_or(*pool, |end| KnownPool { wrong: end.wrong, read_early: end.read_early, ..*pool })
         };
         let at_peak = of.pools.iter().map(with_wrong);
+        let overlaps = Overlaps::of(history.ledger(), &at_end);
         let (mut pools, names) = (Vec::new(), history.definitions());
         for (known, is_at_end) in at_peak.map(|pool| (pool, false)).chain(at_end.iter().map(|pool| (*pool, true))) {
-            let pool = registered_pool(&known, names);
+            let pool = registered_pool(&known, &overlaps, names);
             if !pool.is_empty() && !pools.iter().any(|(id, _)| *id == known.pool) {
                 pools.push((known.pool, Self::of(pool, is_at_end)));
             }

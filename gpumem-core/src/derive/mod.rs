@@ -24,7 +24,7 @@ pub use self::{
     names::{Callsite, NO_STACK, Names, Stack},
     paths::{Paths, outer_names, short_names, summary},
     peaks::{KeptPeak, peak_holders},
-    pools::{pools, registered_pool},
+    pools::{Overlaps, pools, registered_pool},
     refusal::Refusal,
     snapshot::Snapshot,
     statistics::{memory_stats, of_device},

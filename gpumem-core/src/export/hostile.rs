@@ -200,6 +200,9 @@ fn all_that_a_program_prints_itself() {
         outside: 1,
         late: 0,
         read_early: 1,
+        below: 1,
+        overlapping: 1,
+        counted_twice: Bytes::mib(1),
     };
     let summary =
         Summary { scopes: vec![scope], pools: vec![pool], untracked: 8, lost: 9, not_intercepted: Some(name()) };

@@ -62,6 +62,8 @@ pub struct WrongCalls {
     /// A block of the driver was counted for the program before its first part showed that it is the pool's. Peaks of that
     /// time have it.
     pub late: u64,
+    /// The pool reported less memory than its parts have.
+    pub below: u64,
 }
 
 /// A registered pool, as it is now.
@@ -75,8 +77,8 @@ pub struct KnownPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub part_bytes: Bytes,
-    /// The memory that it has from the driver: the amount that it reported. If it reported nothing, or more than the driver gave, this is the
-    /// sum of its blocks.
+    /// The memory that it has from the driver: the amount that it reported. If it reported nothing, or more than its blocks, or less than its
+    /// parts, this is the sum of its blocks.
     pub reserved: Bytes,
     /// The amount that it reported. If it reported nothing, this is the sum of its blocks.
     pub reported: Bytes,

@@ -220,18 +220,15 @@ impl Ledger {
     /// All registered pools, and closed ones that still have blocks.
     pub fn pools(&mut self) -> Vec<KnownPool> {
         self.flush_pending();
-        let Self { pools, meters, .. } = self;
         let known = |(number, pool): (u8, &Pool)| {
             let Pool { device, parts, part_bytes, block_bytes, reserved, wrong, read_early, .. } = *pool;
             let (pool, device) = (PoolId(number), device?);
-            let driver = meters.of(device, Gauge::Exact).driver.as_ref().map_or(0, |level| level.in_use);
-            let [part_bytes, block_bytes, given] =
-                [part_bytes, block_bytes, driver.max(0).unsigned_abs()].map(Bytes::new);
+            let [part_bytes, block_bytes] = [part_bytes, block_bytes].map(Bytes::new);
             let reported = reserved.unwrap_or(block_bytes);
-            let reserved = if reported > given { block_bytes } else { reported };
+            let reserved = if (part_bytes..=block_bytes).contains(&reported) { reported } else { block_bytes };
             Some(KnownPool { pool, device, parts, part_bytes, reserved, reported, block_bytes, wrong, read_early })
         };
-        (0..).zip(&pools.all).filter_map(known).collect()
+        (0..).zip(&self.pools.all).filter_map(known).collect()
     }
 
     /// Where the blocks of pools lie, by address. Blocks that are known by their handles are not among them.

@@ -46,7 +46,11 @@ impl Ledger {
         self.flush_pending();
         let Some(of) = self.pools.get_mut(pool) else { return };
         let before = of.reserved.replace(bytes);
+        let (since, is_below) = (of.since, bytes.get() < of.part_bytes);
         let (device, known) = (of.device, [Some(Bytes::new(of.block_bytes)), before]);
+        if is_below {
+            self.wrong_call(pool, since, |wrong| &mut wrong.below);
+        }
         let mine = self.undecided_of(thread, device);
         let mut missing = known.into_iter().flatten().map(|known| bytes.get().saturating_sub(known.get()));
         let Some(taken) = missing.find_map(|missing| exactly(&mine, missing)) else { return };

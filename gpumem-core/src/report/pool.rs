@@ -22,10 +22,11 @@ pub struct RegisteredPool {
     pub parts: u64,
     /// The sum of their sizes.
     pub used: Bytes,
-    /// Its memory from the driver: the reported amount. If the pool reported none, or more than gpumem saw the driver give, its blocks.
+    /// Its memory from the driver: the reported amount. If the pool reported none, or more than its blocks, or less than its parts, its
+    /// blocks.
     pub reserved: Bytes,
-    /// The reported amount, or its blocks if it reported none. If this is not `reserved`, the pool reports too much, or gpumem did not see all
-    /// its blocks.
+    /// The reported amount, or its blocks if it reported none. If this is not `reserved`, the pool reports a wrong amount, or gpumem did not
+    /// see all its blocks.
     pub reported: Bytes,
     /// The number of frees of parts that were not live.
     pub unknown_frees: u64,
@@ -40,6 +41,13 @@ pub struct RegisteredPool {
     /// The number of blocks that were counted for the program until their first part, because another thread allocated, freed or read figures in between.
     /// Peaks of that time may be too high.
     pub read_early: u64,
+    /// The number of times that it reported less memory than its parts have.
+    pub below: u64,
+    /// The number of live parts that begin inside another live part. They are looked for when a report is made: those that were freed before
+    /// are not found. They are not looked for in more than 262,144 live blocks.
+    pub overlapping: u64,
+    /// The memory that lies in more than one live part, and that `used` and the figures of traces count more than once.
+    pub counted_twice: Bytes,
 }
 
 /// A pool that the program registered, at a peak.
@@ -60,11 +68,11 @@ pub struct PoolAtPeak {
 }
 
 impl RegisteredPool {
-    /// Returns its unused memory. `None` if its parts are more than it has, so that one of the two is wrong.
+    /// Returns its unused memory. `None` if its parts are more than it has, so that one of the two is wrong, or if parts overlap.
     ///
     /// Example: see `gpumem::pool`.
     pub fn unused(&self) -> Option<Bytes> {
-        self.reserved.checked_sub(self.used)
+        self.reserved.checked_sub(self.used).filter(|_| self.overlapping == 0)
     }
 
     /// Returns whether it has no memory, and peaks are right.
@@ -78,7 +86,7 @@ impl RegisteredPool {
     ///
     /// Example: see `gpumem::pool`.
     pub fn wrong_calls(&self) -> u64 {
-        self.unknown_frees + self.doubled + self.outside + self.late
+        self.unknown_frees + self.doubled + self.outside + self.late + self.below + self.overlapping
     }
 }
 
@@ -100,9 +108,16 @@ impl fmt::Display for PoolAtPeak {
 impl fmt::Display for RegisteredPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, used, reserved, reported, unknown_frees, doubled, outside, late, read_early, .. } = self;
-        cache_of(f, name, *used, *reserved)?;
+        let Self { below, overlapping, counted_twice, .. } = self;
+        if *overlapping > 0 {
+            write!(f, "cache of {}: not known, because parts overlap: {counted_twice} count twice", one_line(name))?;
+        } else {
+            cache_of(f, name, *used, *reserved)?;
+        }
         if reported > reserved {
-            write!(f, "; it reports {reported}, more than gpumem saw the driver give")?;
+            write!(f, "; it reports {reported}, more than its blocks")?;
+        } else if reported < reserved {
+            write!(f, "; it reports {reported}, less than its parts")?;
         }
         let mut before = "; wrong calls: ";
         for (count, one, many) in [
@@ -110,6 +125,8 @@ impl fmt::Display for RegisteredPool {
             (doubled, "part at the address of a live part", "parts at the address of a live part"),
             (outside, "part or size outside of its blocks", "parts or sizes outside of its blocks"),
             (late, "block known as its own too late", "blocks known as its own too late"),
+            (below, "report of less memory than its parts", "reports of less memory than its parts"),
+            (overlapping, "part that begins inside another one", "parts that begin inside other ones"),
         ] {
             if *count > 0 {
                 write!(f, "{before}{}", counted(*count, one, many))?;
@@ -142,6 +159,9 @@ mod tests {
             outside: 0,
             late: 0,
             read_early: 0,
+            below: 0,
+            overlapping: 0,
+            counted_twice: Bytes::ZERO,
         };
         assert_eq!(pool.to_string(), "cache of arena: 6 MiB of 8 MiB");
         (pool.outside, pool.late) = (1, 1);
@@ -156,12 +176,20 @@ mod tests {
             "1 free of an unknown part, 2 parts at the address of a live part, 3 parts or sizes outside of its blocks";
         assert!(row.ends_with(wrong), "{row}");
         pool.reported = Bytes::gib(32);
-        let too_much =
-            "cache of arena: 6 MiB of 8 MiB; it reports 32 GiB, more than gpumem saw the driver give; wrong calls: ";
+        let too_much = "cache of arena: 6 MiB of 8 MiB; it reports 32 GiB, more than its blocks; wrong calls: ";
         assert!(pool.to_string().starts_with(too_much), "{pool}");
         (pool.reserved, pool.reported) = (Bytes::ZERO, Bytes::ZERO);
         let unknown = "cache of arena: not known, because its parts have 2 MiB and its blocks only 0 B; wrong calls: ";
         assert!(pool.to_string().starts_with(unknown), "{pool}");
+        pool.reported = Bytes::mib(1);
+        (pool.reserved, pool.overlapping, pool.counted_twice) = (Bytes::mib(8), 1, Bytes::mib(1));
+        let start = "cache of arena: not known, because parts overlap: 1 MiB count twice; it reports 1 MiB, less than its parts; wrong calls: ";
+        assert!(
+            pool.to_string().starts_with(start)
+                && pool.to_string().ends_with(", 1 part that begins inside another one"),
+            "{pool}"
+        );
+        pool.overlapping = 0;
         pool.read_early = 2;
         let row = pool.to_string();
         let early = "; peaks may be too high by 2 blocks that counted for the program until the first part";

@@ -10,6 +10,7 @@ use super::devices::{Devices, Interception};
 use crate::{
     error::{Kind, Result},
     model::{Bytes, CustomGauge, Family, GpuMemory, GpuProcess, PoolUsage, Source},
+    process,
 };
 
 /// The most bytes that a function may return: 64 TiB, as in recordings.
@@ -43,6 +44,10 @@ struct CustomDevices;
 
 /// Makes this the gauge of traces that request no other. One of the same name is replaced.
 pub fn set_gauge(gauge: CustomGauge) {
+    // A thread that does not exist in the child of a fork may hold the lock there.
+    if process::is_forked() {
+        return;
+    }
     let mut gauges = GAUGES.write().unwrap_or_else(PoisonError::into_inner);
     let at = gauges.all.iter().position(|known| known.gauge.name() == gauge.name());
     let state = State { gauge, broken: None };
@@ -171,5 +176,17 @@ impl Devices for CustomDevices {
 
     fn subscribed(&self) -> Option<Interception> {
         None
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_that_is_set_in_the_child_of_a_fork_waits_for_no_thread() {
+        process::notice_forks();
+        let _is_set = GAUGES.write().unwrap_or_else(PoisonError::into_inner);
+        assert!(process::ends_in_child(|| set_gauge(crate::model::Gauge::custom("child", || 0))));
     }
 }

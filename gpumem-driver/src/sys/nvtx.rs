@@ -4,8 +4,11 @@
 //! `InitializeInjectionNvtx2` there with a function that returns its tables. A tool writes its functions into these tables. The
 //! types, the numbers of the functions and this protocol are those of `nvtx3/nvtxDetail/nvtxTypes.h`.
 //!
-//! If another tool has to observe the ranges as well, it gets tables of ours in the place of the copy's, and each call is passed on to
-//! it.
+//! If another tool has to observe the ranges as well, it is initialized first, as NVTX would do it. Then our functions take the place of
+//! its functions, and each call is passed on to them.
+//!
+//! A program may use NVTX in the child of a fork, and a tool may use it while it is initialized. So no lock is held while code of others
+//! runs, and none is waited for in the child of a fork (see [`Names`]).
 //!
 //! A range may end with a function of the extension for payloads, as those of NCCL's communicators do. An extension has a table and an
 //! initialization of its own, `InitializeInjectionNvtxExtension` of `nvtx3/nvtxDetail/nvtxExtTypes.h`.
@@ -21,12 +24,15 @@ use std::{
     path::Path,
     ptr, slice,
     sync::{
-        Mutex, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{
+            AtomicBool, AtomicPtr, AtomicUsize,
+            Ordering::{AcqRel, Acquire, Relaxed},
+        },
     },
 };
 
-use super::injection;
+use super::{injection, process};
 
 /// The events that a tool receives. A domain is a number; that of ranges without a domain is 0.
 ///
@@ -44,6 +50,8 @@ pub struct RangeObserver {
 pub type GetExportTable = unsafe extern "C" fn(u32) -> *const c_void;
 type InitializeInjection = unsafe extern "C" fn(GetExportTable) -> c_int;
 type GetModuleFunctionTable = unsafe extern "C" fn(c_uint, *mut *const *mut usize, *mut c_uint) -> c_int;
+/// The functions of a module, by number.
+type Functions = [usize; FUNCTIONS];
 
 /// `NVTX_ETID_CALLBACKS`
 const CALLBACKS: u32 = 1;
@@ -52,8 +60,7 @@ const CORE: c_uint = 1;
 const CORE2: c_uint = 5;
 /// The number of functions of each of the two, including the number 0, which means none. The extension for payloads is observed up
 /// to number 6.
-const FUNCTIONS: usize = COUNT as usize;
-const COUNT: c_uint = 16;
+const FUNCTIONS: usize = 16;
 /// `NVTX_EXT_PAYLOAD_MODULEID`, and its place in [`OTHER`].
 const PAYLOAD: u16 = 2;
 const PAYLOADS: usize = 2;
@@ -109,23 +116,27 @@ const MOST_NAMES: usize = 1 << 16;
 /// The text in the place of an unknown name.
 const NO_NAME: &str = "(no name)";
 
-static OBSERVER: OnceLock<RangeObserver> = OnceLock::new();
+static OBSERVER: AtomicPtr<RangeObserver> = AtomicPtr::new(ptr::null_mut());
 
 /// The functions of the other tool, by module and number. 0 if it has none.
 static OTHER: [[AtomicUsize; FUNCTIONS]; 3] = [const { [const { AtomicUsize::new(0) }; FUNCTIONS] }; 3];
 
 /// Names by handle. The other tool may give a domain and a string the same handle.
-type Names = RwLock<Option<HashMap<usize, Box<str>>>>;
-static DOMAINS: Names = RwLock::new(None);
-static STRINGS: Names = RwLock::new(None);
+///
+/// A fork copies the names to the child. If another thread holds the lock then, it stays locked in the child for ever, and the child
+/// starts with no names.
+struct Names(AtomicPtr<Mutex<NameMap>>);
+type NameMap = HashMap<usize, Box<str>>;
+static DOMAINS: Names = Names::new();
+static STRINGS: Names = Names::new();
 /// The names of ranges that may end on another thread, by their ids, until they end.
-static STARTED: Names = RwLock::new(None);
+static STARTED: Names = Names::new();
 /// The newest handle that is ours, if there is no other tool to make one. NVTX's own handles are pointers, so 0 is none.
 static HANDLES: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets the observer of the ranges of all copies of NVTX with our functions. Only the first call has an effect.
-pub fn set_observer(observer: RangeObserver) {
-    _ = OBSERVER.set(observer);
+/// Sets the observer of the ranges of all copies of NVTX with our functions.
+pub fn set_observer(observer: &'static RangeObserver) {
+    OBSERVER.store(ptr::from_ref(observer).cast_mut(), Relaxed);
 }
 
 // A copy of NVTX that is linked into the program beside gpumem finds the functions in these variables, and calls them at its first use if
@@ -184,9 +195,6 @@ pub fn guarded<T>(observe: impl FnOnce() -> Result<T, String>) -> Result<T, Stri
     catch_unwind(std::panic::AssertUnwindSafe(observe)).unwrap_or_else(|_| Err("gpumem panicked".to_owned()))
 }
 
-/// Copies of NVTX in several libraries may come at once, and the other tool has one set of tables.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// Puts functions into the tables of a copy of NVTX, so that the observer is told of its ranges. `other` is the file of another tool,
 /// which gets each call as well.
 ///
@@ -197,18 +205,17 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// # Safety
 /// `get_export_table` is the function that NVTX has passed to `InitializeInjectionNvtx2`, and this is called inside of that call.
 pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Path>) -> Result<(), String> {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    Names::keep_in_children();
+    // SAFETY: the caller passes NVTX's function. The tables that it returns live as long as the copy of NVTX.
+    let tables = [CORE, CORE2].map(|module| unsafe { table_of(get_export_table, module) });
+    // SAFETY: as below.
+    let before = tables.map(|table| table.map(|table| unsafe { functions_of(table) }));
     let failed = other.and_then(|other| chain(get_export_table, other).err());
-    for (module, functions) in [CORE, CORE2].into_iter().zip(all_functions()) {
-        // SAFETY: the caller passes NVTX's function. The table that it returns lives as long as the copy of NVTX.
-        let table = unsafe { table_of(get_export_table, module) }.ok_or("this version of NVTX has no such tables")?;
-        for (entry, function) in table.iter().zip(functions).skip(1) {
-            if !entry.is_null() && function != 0 {
-                // SAFETY: the entry points to the variable through which this copy calls the function. NVTX lets its tool write it
-                // inside of the initialization, while its other threads wait. The function has the type of that number.
-                unsafe { entry.write(function) };
-            }
-        }
+    for (module, (table, before)) in tables.into_iter().zip(before).enumerate() {
+        let (table, before) = table.zip(before).ok_or("this version of NVTX has no such tables")?;
+        // SAFETY: the entries point to the variables through which this copy calls the functions. NVTX lets its tool write them
+        // inside of the initialization.
+        unsafe { replace(module, table, failed.is_none().then_some(&before)) };
     }
     failed.map_or(Ok(()), Err)
 }
@@ -223,7 +230,16 @@ pub unsafe fn observe_ranges(get_export_table: GetExportTable, other: Option<&Pa
 /// # Safety
 /// The module is the one that NVTX has passed to `InitializeInjectionNvtxExtension`, and this is called inside of that call.
 pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&Path>) -> Result<bool, String> {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    Names::keep_in_children();
+    // SAFETY: the caller passes NVTX's module, which lives during the call.
+    let module_info = unsafe { module.as_ref() }.filter(|info| info.module == PAYLOAD && info.segment_count > 0);
+    // SAFETY: there is a segment, as NVTX says.
+    let segment = module_info.and_then(|info| unsafe { info.segments.as_ref() }).filter(|of| !of.slots.is_null());
+    let slots_of =
+        |of: &Segment| (0..of.slot_count.min(FUNCTIONS)).map(|at| of.slots.wrapping_add(at)).collect::<Vec<_>>();
+    let slots = segment.map(slots_of);
+    // SAFETY: as below.
+    let before = slots.as_ref().map(|slots| unsafe { functions_of(slots) });
     let asked = other.map_or(Ok(false), |other| {
         // Tools of older versions do not know extensions.
         let Ok(initialize) = injection::function(other, "InitializeInjectionNvtxExtension") else { return Ok(false) };
@@ -235,28 +251,43 @@ pub unsafe fn observe_extension(module: *const ExtensionModule, other: Option<&P
         }
         Ok(true)
     });
-    // SAFETY: the caller passes NVTX's module, which lives during the call.
-    let Some(module) = (unsafe { module.as_ref() }) else { return asked };
-    if module.module != PAYLOAD || module.segment_count == 0 || module.segments.is_null() {
-        return asked;
+    let Some((slots, before)) = slots.zip(before) else { return asked };
+    // SAFETY: NVTX lets its tool write the slots inside of the initialization.
+    unsafe { replace(PAYLOADS, &slots, (asked == Ok(true)).then_some(&before)) };
+    asked.map(|_| true)
+}
+
+/// Returns the functions that a copy of NVTX calls now.
+///
+/// # Safety
+/// Each entry is null, or the place of a pointer to a function.
+unsafe fn functions_of(entries: &[*mut usize]) -> Functions {
+    let mut functions = [0; FUNCTIONS];
+    for (function, entry) in functions.iter_mut().zip(entries).filter(|(_, entry)| !entry.is_null()) {
+        // SAFETY: required by this function's contract.
+        *function = unsafe { entry.read() };
     }
-    // SAFETY: NVTX says that there is a segment.
-    let Segment { slot_count, slots, .. } = unsafe { &*module.segments };
-    for (number, function) in all_functions()[PAYLOADS].into_iter().enumerate().take(*slot_count) {
-        if function == 0 {
+    functions
+}
+
+/// Puts our functions into the entries. `before` has the functions before the other tool has written its own ones, which are called from
+/// ours; `None` if there is no other tool.
+///
+/// # Safety
+/// Each entry is null, or the place of a pointer to a function of this module with that number. NVTX allows to write it now.
+unsafe fn replace(module: usize, entries: &[*mut usize], before: Option<&Functions>) {
+    // SAFETY: required by this function's contract.
+    let now = unsafe { functions_of(entries) };
+    for (number, (entry, ours)) in entries.iter().zip(our_functions()[module]).enumerate() {
+        if entry.is_null() || ours == 0 {
             continue;
         }
-        // SAFETY: there are this number of slots, through which this copy calls the functions. NVTX lets its tool write them inside
-        // of the initialization, while its other threads wait. The function has the type of that number.
-        unsafe {
-            let slot = slots.add(number);
-            if asked == Ok(true) {
-                OTHER[PAYLOADS][number].store(slot.read(), Relaxed);
-            }
-            slot.write(function);
+        if before.is_some_and(|before| before[number] != now[number]) && now[number] != ours {
+            OTHER[module][number].store(now[number], Relaxed);
         }
+        // SAFETY: required by this function's contract. The function has the type of that number.
+        unsafe { entry.write(ours) };
     }
-    asked.map(|_| true)
 }
 
 /// Returns the table of a module: the place of the pointer to each function.
@@ -279,71 +310,33 @@ unsafe fn table_of<'a>(get_export_table: GetExportTable, module: c_uint) -> Opti
     Some(unsafe { slice::from_raw_parts(table, (size as usize).min(FUNCTIONS)) })
 }
 
-/// NVTX's own function of the copy that is being initialized, for other questions of the other tool.
-static REAL: Mutex<Option<GetExportTable>> = Mutex::new(None);
-
-/// Makes the other tool put its functions into [`OTHER`].
+/// Makes the other tool put its functions into the tables of the copy.
 fn chain(get_export_table: GetExportTable, other: &Path) -> Result<(), String> {
     let failed = |why: String| format!("NVTX_INJECTION64_PATH names {}, which gets no ranges: {why}", other.display());
     let initialize = injection::function(other, "InitializeInjectionNvtx2").map_err(failed)?;
     // SAFETY: this is the type that NVTX documents for this name.
     let initialize = unsafe { transmute::<*const c_void, InitializeInjection>(initialize.as_ptr()) };
-    *REAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(get_export_table);
-    // SAFETY: our function behaves as NVTX's own. The tool stores only functions of the types that NVTX documents.
-    if unsafe { initialize(export_table) } == 0 {
+    // SAFETY: it gets the arguments of NVTX, at the place where NVTX would have called it. The tool stores only functions of the types
+    // that NVTX documents.
+    if unsafe { initialize(get_export_table) } == 0 {
         return Err(failed("it refused".to_owned()));
     }
     Ok(())
 }
 
-extern "C" fn export_table(id: u32) -> *const c_void {
-    static OURS: Callbacks =
-        Callbacks { size: size_of::<Callbacks>(), get_module_function_table: Some(module_function_table) };
-    if id == CALLBACKS { (&raw const OURS).cast() } else { real_table(id) }
-}
-
-/// Returns the answer of the copy of NVTX that is being initialized for this number.
-fn real_table(id: u32) -> *const c_void {
-    let real = *REAL.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: it is the function of a copy of NVTX, and a number is all that it takes.
-    real.map_or(ptr::null(), |real| unsafe { real(id) })
-}
-
-/// Gives the other tool [`OTHER`] for the two modules that we observe, and the copy's own table for the rest.
-unsafe extern "C" fn module_function_table(module: c_uint, table: *mut *const *mut usize, size: *mut c_uint) -> c_int {
-    let which = match module {
-        CORE => 0,
-        CORE2 => 1,
-        _ => {
-            // SAFETY: NVTX returns null, or a table that is never freed.
-            let Some(real) = (unsafe { real_table(CALLBACKS).cast::<Callbacks>().as_ref() }) else { return 0 };
-            let Some(real) = real.get_module_function_table else { return 0 };
-            // SAFETY: the tool's pointers are passed on as they are.
-            return unsafe { real(module, table, size) };
-        }
-    };
-    // The table is never released, because the tool may keep it. Each copy of NVTX asks once for each module.
-    let entries = Box::leak(Box::new(OTHER[which].each_ref().map(AtomicUsize::as_ptr)));
-    // SAFETY: the tool passes pointers to its variables, or null for a size that it does not need.
-    unsafe {
-        *table = entries.as_ptr();
-        if let Some(size) = size.as_mut() {
-            *size = COUNT;
-        }
-    }
-    1
-}
-
-/// Calls the observer. Calls of NVTX that the observer makes itself are not observed.
+/// Calls the observer. Calls of NVTX that the observer makes itself are not observed, nor are those in the child of a fork of a process that
+/// is recorded.
 fn tell(what: impl FnOnce(&RangeObserver)) {
     thread_local! {
         static IS_TOLD: Cell<bool> = const { Cell::new(false) };
     }
+    // SAFETY: it is null, or a reference that lives as long as the process.
+    let Some(observer) = (unsafe { OBSERVER.load(Relaxed).as_ref() }).filter(|_| !process::is_forked()) else { return };
     // While a thread ends, its locals may be gone.
     let is_first = IS_TOLD.try_with(|is_told| !is_told.replace(true)).unwrap_or(false);
     if is_first {
         // A panic must not unwind into the program.
-        _ = catch_unwind(std::panic::AssertUnwindSafe(|| OBSERVER.get().map(what)));
+        _ = catch_unwind(std::panic::AssertUnwindSafe(|| what(observer)));
         _ = IS_TOLD.try_with(|is_told| is_told.set(false));
     }
 }
@@ -354,7 +347,7 @@ fn push(domain: usize, name: &str) {
 
 /// Returns the name as NVIDIA's tools write it.
 fn with_domain(domain: usize, name: &str) -> Cow<'_, str> {
-    name_of(&DOMAINS, domain).map_or(Cow::Borrowed(name), |domain| Cow::Owned(format!("{domain}:{name}")))
+    DOMAINS.get(domain).map_or(Cow::Borrowed(name), |domain| Cow::Owned(format!("{domain}:{name}")))
 }
 
 fn mark(domain: usize, name: &str) {
@@ -365,14 +358,12 @@ fn mark(domain: usize, name: &str) {
 fn start(domain: usize, name: &str, of_other: Option<usize>) -> usize {
     mark(domain, name);
     let id = of_other.unwrap_or_else(new_handle);
-    set_name(&STARTED, id, &with_domain(domain, name));
+    STARTED.set(id, &with_domain(domain, name));
     id
 }
 
 fn end(id: usize) {
-    let mut started = STARTED.write().unwrap_or_else(PoisonError::into_inner);
-    let name = started.as_mut().and_then(|started| started.remove(&id));
-    drop(started);
+    let name = STARTED.lock().remove(&id);
     if let Some(name) = name {
         tell(|observer| (observer.marked)(&name, true));
     }
@@ -382,18 +373,10 @@ fn pop(domain: usize) {
     tell(|observer| (observer.popped)(domain));
 }
 
-/// Returns the name of a handle.
-fn name_of(names: &Names, handle: usize) -> Option<String> {
-    if handle == 0 {
-        return None;
-    }
-    names.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&handle).map(|name| name.as_ref().to_owned())
-}
-
 /// Gives this name to the other tool's handle, or else to a new one.
 fn handle(names: &Names, of_other: Option<usize>, name: &str) -> usize {
     let handle = of_other.filter(|handle| *handle != 0).unwrap_or_else(new_handle);
-    set_name(names, handle, name);
+    names.set(handle, name);
     handle
 }
 
@@ -401,11 +384,59 @@ fn new_handle() -> usize {
     HANDLES.fetch_add(1, Relaxed) + 1
 }
 
-fn set_name(names: &Names, handle: usize, name: &str) {
-    let mut names = names.write().unwrap_or_else(PoisonError::into_inner);
-    let names = names.get_or_insert_default();
-    if names.len() < MOST_NAMES || names.contains_key(&handle) {
-        names.insert(handle, name.into());
+impl Names {
+    const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Makes sure that the child of a fork waits for none of the locks.
+    fn keep_in_children() {
+        static DONE: AtomicBool = AtomicBool::new(false);
+        unsafe extern "C" fn in_child() {
+            [&DOMAINS, &STRINGS, &STARTED].into_iter().for_each(Names::leave_if_locked);
+        }
+        process::run_in_children(&DONE, in_child);
+    }
+
+    /// Starts with no names if a thread has the lock. This is called in the child of a fork, where no such thread exists.
+    fn leave_if_locked(&self) {
+        // SAFETY: it is null, or was made in `lock` and is never released.
+        let names = unsafe { self.0.load(Relaxed).as_ref() };
+        if names.is_some_and(|names| matches!(names.try_lock(), Err(TryLockError::WouldBlock))) {
+            self.0.store(ptr::null_mut(), Relaxed);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'static, NameMap> {
+        let mut names = self.0.load(Acquire);
+        if names.is_null() {
+            let new = Box::into_raw(Box::default());
+            names = self.0.compare_exchange(names, new, AcqRel, Acquire).map_or_else(
+                |first| {
+                    // SAFETY: it was made above, and no other thread has it.
+                    drop(unsafe { Box::from_raw(new) });
+                    first
+                },
+                |_| new,
+            );
+        }
+        // SAFETY: it was made here, and is never released.
+        unsafe { &*names }.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the name of a handle.
+    fn get(&self, handle: usize) -> Option<String> {
+        if handle == 0 {
+            return None;
+        }
+        self.lock().get(&handle).map(|name| name.as_ref().to_owned())
+    }
+
+    fn set(&self, handle: usize, name: &str) {
+        let mut names = self.lock();
+        if names.len() < MOST_NAMES || names.contains_key(&handle) {
+            names.insert(handle, name.into());
+        }
     }
 }
 
@@ -458,7 +489,7 @@ unsafe fn message(attributes: *const EventAttributes) -> String {
         // SAFETY: `NVTX_MESSAGE_TYPE_UNICODE`: it is a string of wide characters.
         2 => unsafe { text_w(attributes.message.cast()) },
         // `NVTX_MESSAGE_TYPE_REGISTERED`
-        3 => name_of(&STRINGS, attributes.message.addr()).unwrap_or_else(|| NO_NAME.to_owned()),
+        3 => STRINGS.get(attributes.message.addr()).unwrap_or_else(|| NO_NAME.to_owned()),
         _ => NO_NAME.to_owned(),
     }
 }
@@ -467,7 +498,7 @@ unsafe fn message(attributes: *const EventAttributes) -> String {
 const NOT_TRACKED: c_int = -2;
 
 /// Our functions, by module (0 is [`CORE`], 1 is [`CORE2`]) and number. `$other` calls that of the other tool, if it has one. The other tool's
-/// own function is taken for all other numbers.
+/// own function stays in the tables for all other numbers.
 macro_rules! functions {
     ($(($module:literal, $number:literal) $name:ident($($argument:ident: $ty:ty),*) $(-> $result:ty)? |$other:ident| $body:block)*) => {
         $(unsafe extern "C" fn $name($($argument: $ty),*) $(-> $result)? {
@@ -482,9 +513,9 @@ macro_rules! functions {
             $body
         })*
 
-        /// The functions for the tables of a copy of NVTX: ours, and the other tool's if we have none.
-        fn all_functions() -> [[usize; FUNCTIONS]; 3] {
-            let mut functions = OTHER.each_ref().map(|module| module.each_ref().map(|other| other.load(Relaxed)));
+        /// Our functions, by module and number. 0 if there is none.
+        fn our_functions() -> [Functions; 3] {
+            let mut functions = [[0; FUNCTIONS]; 3];
             $(functions[$module][$number] = $name as *const () as usize;)*
             functions
         }

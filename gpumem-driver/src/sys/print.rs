@@ -6,6 +6,8 @@ use std::{
     fmt,
     fs::File,
     io::{self, Write},
+    mem::ManuallyDrop,
+    os::fd::FromRawFd,
     thread,
     time::{Duration, Instant},
 };
@@ -27,6 +29,14 @@ pub fn to_stderr(text: &str) {
 /// Writes a line about gpumem itself to stderr, if that is possible.
 pub fn notice(what: impl fmt::Display) {
     to_stderr(&format!("gpumem: {what}\n"));
+}
+
+/// Like [`notice`], but takes no lock, for the child of a fork: a thread that does not exist there may hold the lock of stderr.
+pub fn notice_without_lock(what: impl fmt::Display) {
+    // SAFETY: `ManuallyDrop` leaves the descriptor open. If the program has closed it, or has opened another file with its number, the write
+    // fails or goes there, as any write to stderr does.
+    let stderr = ManuallyDrop::new(unsafe { File::from_raw_fd(2) });
+    unharmed(|| _ = (&*stderr).write_all(format!("gpumem: {what}\n").as_bytes()));
 }
 
 /// Writes the text to a file of [`open_at_end`](super::descriptor::open_at_end). If it is a pipe that is full, this waits for its reader for

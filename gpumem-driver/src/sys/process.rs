@@ -248,16 +248,23 @@ pub(super) fn at_fork(code: fn()) {
 
 /// Notices forks of this process from now on.
 pub fn notice_forks() {
+    #[cfg(unix)]
+    {
+        static DONE: AtomicBool = AtomicBool::new(false);
+        run_in_children(&DONE, forked);
+    }
+}
+
+/// Runs `code` in the child of each fork from now on, if `done` is not set yet. `code` may only store to atomics.
+#[cfg(unix)]
+#[inline]
+pub(super) fn run_in_children(done: &AtomicBool, code: unsafe extern "C" fn()) {
     // This is not a `OnceCell`: a child that is forked while another thread initialises it would wait for that thread
     // for ever.
-    static DONE: AtomicBool = AtomicBool::new(false);
-    if !DONE.load(Relaxed) && !DONE.swap(true, Relaxed) {
-        #[cfg(unix)]
+    if !done.load(Relaxed) && !done.swap(true, Relaxed) {
         // SAFETY: `pthread_atfork` is in the C library of every unix; it keeps the function pointer, which is `'static`,
         // and calls it in the child of a fork. The function only stores to atomics, which is allowed there.
-        unsafe {
-            pthread_atfork(None, None, Some(forked))
-        };
+        unsafe { pthread_atfork(None, None, Some(code)) };
     }
 }
 
@@ -276,6 +283,23 @@ unsafe extern "C" fn forked() {
 #[inline]
 pub fn is_forked() -> bool {
     <Std as Primitives>::is_forked()
+}
+
+/// Runs `code` in the child of a fork. Returns whether it ends there.
+#[cfg(all(test, unix))]
+pub(crate) fn ends_in_child(code: fn()) -> bool {
+    // SAFETY: the child only runs `code` and ends, at the latest by its alarm. `code` takes no lock there, or it waits for it, which is what is
+    // tested.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(20);
+            code();
+            libc::_exit(0);
+        }
+        let mut status = -1;
+        libc::waitpid(child, &raw mut status, 0) == child && status == 0
+    }
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -17,7 +17,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use gpumem_driver::dry::{self, Mode, nccl};
+use gpumem_driver::{
+    dry::{self, Mode, nccl},
+    process,
+};
 
 /// `ncclSuccess`, `ncclInternalError`, `ncclInvalidArgument` and `ncclInvalidUsage`
 const SUCCESS: c_int = 0;
@@ -40,8 +43,11 @@ macro_rules! functions {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: usize),*) -> c_int {
                 if matches!(dry::mode(), Some(Mode::Dry { .. })) {
+                    // A thread that does not exist in the child of a fork may hold the lock of the ranks there, and NCCL does not work.
+                    let is_alive = !process::is_forked();
                     // Nothing unwinds into NCCL's callers.
-                    if let Some(answer) = catch_unwind(|| -> Option<c_int> { $answer }).unwrap_or(Some(FAILED)) {
+                    let answer = is_alive.then(|| catch_unwind(|| -> Option<c_int> { $answer }).ok()).flatten();
+                    if let Some(answer) = answer.unwrap_or(Some(FAILED)) {
                         return answer;
                     }
                 }

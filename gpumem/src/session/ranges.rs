@@ -18,7 +18,7 @@ const MOST_OPEN: usize = 1000;
 
 /// The observer of NVTX. The library that is put into programs uses it.
 #[doc(hidden)]
-pub const NVTX_OBSERVER: RangeObserver = RangeObserver { pushed, popped, marked };
+pub static NVTX_OBSERVER: RangeObserver = RangeObserver { pushed, popped, marked };
 
 /// A range that has not ended.
 struct Range {
@@ -93,7 +93,7 @@ fn marked(name: &str, is_end: bool) {
 /// Notes that the recording has begun. The ranges of a thread become scopes before its next range or allocation, and not now: the driver is
 /// being initialised, and would fail if a scope asked it for the current device.
 pub(super) fn begun() {
-    set_observer(NVTX_OBSERVER);
+    set_observer(&NVTX_OBSERVER);
     call_before_allocations(|| {
         if ARE_AWAITED.replace(false) {
             with_ranges(|ranges| open_awaited(&mut ranges.open));

@@ -112,6 +112,17 @@ fn ranges_without_end_are_bounded() {
     assert_eq!(sums.values().sum::<u64>(), 511, "{sums:?}");
 }
 
+/// Children of forks use NVTX while other threads of their parent do, before and after the driver is initialized.
+#[test]
+fn children_of_forks_wait_for_no_lock() {
+    let Some([program, ..]) = compiled() else { return };
+    let folder = Folder::new();
+    let file = folder.file("a.capture");
+    let outcome = run(&machine(), &file, &[&program, "0", "150"]);
+    assert!(outcome.is_clean(), "{outcome}");
+    assert_eq!(by_scope(&file).0, expected().0, "{outcome}");
+}
+
 #[test]
 fn another_tool_gets_every_call() {
     let Some([program, tool, _]) = compiled() else { return };
@@ -122,9 +133,9 @@ fn another_tool_gets_every_call() {
     let outcome = run(&machine, &file, &[&program]);
     assert!(outcome.is_clean(), "{outcome}");
     assert_eq!(by_scope(&file), expected(), "{outcome}");
-    // The tool was initialized. It counted 7 pushes, 11 pops, and the begin and end of two ranges.
+    // The tool was initialized. It counted 7 pushes, 11 pops, and the begin and end of two ranges, and its own two ranges.
     let counted = fs::read_to_string(counted).expect("the tool has written it");
-    assert_eq!(counted, "1 7 11 1 1 2 2 1\n", "{outcome}");
+    assert_eq!(counted, "1 9 13 1 1 2 2 1\n", "{outcome}");
 }
 
 /// The program is in Rust and has a copy of NVTX.

@@ -76,7 +76,23 @@ fn what_goes_wrong_in_a_pool_is_reported() {
             &["nothing was allocated except blocks of pools\n", "\nat the end, cache of arena: 64 MiB of 64 MiB\n"],
         ),
         ("late", &["the peak was 64 MiB", "\nat the end, cache of arena: 60 MiB of 64 MiB\n"]),
-        ("more", &["\ncache of arena: 28 MiB of 64 MiB; it reports 32 GiB, more than gpumem saw the driver give\n"]),
+        ("more", &["\ncache of arena: 28 MiB of 64 MiB; it reports 32 GiB, more than its blocks\n"]),
+        (
+            "overlap",
+            &[
+                "\ncache of arena: not known, because parts overlap: 2 MiB count twice; wrong calls: 1 part that begins inside \
+                 another one\n",
+            ],
+        ),
+        ("others", &["\ncache of arena: 28 MiB of 64 MiB; it reports 70 MiB, more than its blocks\n"]),
+        (
+            "less",
+            &[
+                "\ncache of arena: 28 MiB of 64 MiB; wrong calls: 1 report of less memory than its parts\n",
+                "1 event was lost",
+            ],
+        ),
+        ("twins", &["\ncache of arena: 28 MiB of 64 MiB\nat the end, cache of arena #2: 10 MiB of 16 MiB\ndevice "]),
         (
             "too much",
             &[

@@ -87,7 +87,8 @@ object!(WorstCall as worst {
 });
 
 object!(RegisteredPool as pool {
-    name, device, parts, used, reserved, reported, unknown_frees, doubled, outside, late, read_early,
+    name, device, parts, used, reserved, reported, unknown_frees, doubled, outside, late, read_early, below,
+    overlapping, counted_twice,
 });
 
 object!(Breakdown as breakdown {

@@ -6,6 +6,7 @@ use super::{
     rule::{PlainAccount, PlainAccounts, PlainPlace},
     *,
 };
+use crate::ledger::threads::MOST_ENTERED;
 
 const THREADS: usize = 4;
 /// The numbers of tasks begin here; those of threads are below.
@@ -95,7 +96,8 @@ impl History {
 
     /// Returns for whom a thread works that no scope adopts.
     fn works_for(&self, thread: usize) -> Vec<u32> {
-        self.entered[thread].iter().fold(vec![id(thread).0], |around, entered| match &entered.host {
+        let (first, others) = self.entered[thread].split_at(self.entered[thread].len().min(MOST_ENTERED));
+        first.iter().chain(others.last()).fold(vec![id(thread).0], |around, entered| match &entered.host {
             Some(host) => guest(&around, host),
             None => entered.around.clone(),
         })

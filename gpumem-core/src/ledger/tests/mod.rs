@@ -180,12 +180,12 @@ impl Runner {
             ["pool", pool] => {
                 let pools = self.ledger.pools();
                 let known = pools.iter().find(|known| known.pool == pool_of(pool)).expect(line);
-                let WrongCalls { unknown, doubled, outside, late } = known.wrong;
+                let WrongCalls { unknown, doubled, outside, late, below } = known.wrong;
                 let unused = known.unused().map_or("?".to_owned(), |unused| unused.mb().to_string());
                 let mut figures = format!("{} {} {unused}", known.parts, known.part_bytes.mb());
-                let too_much = if known.reported > known.reserved { known.reported.mb() } else { 0 };
+                let not_believed = if known.reported == known.reserved { 0 } else { known.reported.mb() };
                 let mut counts = vec![("unknown", unknown), ("doubled", doubled), ("outside", outside), ("late", late)];
-                counts.extend([("early", known.read_early), ("reported", too_much)]);
+                counts.extend([("below", below), ("early", known.read_early), ("reported", not_believed)]);
                 for (name, count) in counts {
                     if count > 0 {
                         _ = write!(figures, " {name}={count}");

@@ -60,8 +60,9 @@ pub(crate) fn subscribe<O: Observe>() -> Result<(), Error> {
 /// loaded.
 #[doc(alias = "cuptiUnsubscribe")]
 pub(crate) fn unsubscribe() {
-    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(LiveSubscriber(subscriber)) = current.take() else { return };
+    // CUPTI waits for callbacks, which may ask whether there is a subscription: the lock is released before.
+    let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(LiveSubscriber(subscriber)) = current else { return };
     if let Ok(cupti) = cupti() {
         // SAFETY: the subscriber was live until here and is not used again.
         unsafe { (cupti.unsubscribe)(subscriber) };

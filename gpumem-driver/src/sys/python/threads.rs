@@ -16,6 +16,7 @@ use std::{
 };
 
 use super::{
+    super::process,
     access::{function, word},
     layout::ThreadsLock,
 };
@@ -97,8 +98,11 @@ impl Threads {
         }
     }
 
-    /// Takes the lock. `None` if another thread keeps it for long, or if the interpreter has ended.
+    /// Takes the lock. `None` if another thread keeps it for long, or if the interpreter has ended, and in the child of a fork.
     pub(super) fn lock(&self) -> Option<ThreadsGuard<'_>> {
+        if process::is_forked() {
+            return None;
+        }
         let not_ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
         if *not_ended {
             return None;
@@ -182,6 +186,10 @@ impl Drop for ThreadsGuard<'_> {
 
 /// The interpreter calls this when it has deleted everything but its locks.
 extern "C" fn ended() {
+    // In the child of a fork no thread reads frames, and one that does not exist there may hold the lock.
+    if process::is_forked() {
+        return;
+    }
     *ENDED.lock().unwrap_or_else(PoisonError::into_inner) = true;
 }
 
@@ -197,4 +205,16 @@ fn own_id() -> usize {
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 fn own_id() -> usize {
     0
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn python_ends_in_the_child_of_a_fork() {
+        process::notice_forks();
+        let _reads_frames = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(process::ends_in_child(|| ended()));
+    }
 }

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <wchar.h>
 
 typedef int (*alloc_t)(uint64_t *, size_t);
@@ -33,7 +35,43 @@ static void *other_thread(void *unused) {
     return 0; // The range never ends.
 }
 
+static volatile int is_done;
+static void *use(void *unused) {
+    nvtxDomainHandle_t mine = nvtxDomainCreateA("of a thread");
+    while (!is_done) nvtxDomainRangeEnd(mine, nvtxDomainRangeStartEx(mine, 0));
+    return unused;
+}
+
+// Forks while other threads use NVTX. Returns the number of children that hang when they use it.
+static int forks(int count) {
+    pthread_t threads[4];
+    int hung = 0;
+    is_done = 0;
+    nvtxRangePop(); // A child would wait for a thread that initializes NVTX.
+    for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, use, 0);
+    for (int i = 0; i < count; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            is_done = 1;
+            nvtxRangePushA("of a child");
+            nvtxRangePop();
+            nvtxRangeEnd(nvtxRangeStartA("of a child"));
+            nvtxDomainRegisterStringA(nvtxDomainCreateA("domain of a child"), "string of a child");
+            _exit(0);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        hung += status != 0;
+    }
+    is_done = 1;
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+    return hung;
+}
+
 int main(int count, char **words) {
+    int of_forks = count > 2 ? atoi(words[2]) : 0;
+    int hung = of_forks ? forks(of_forks) : 0;
     // Many ranges, each with a name of its own, of which every second one never ends.
     for (int i = 0; i < (count > 1 ? atoi(words[1]) : 0); i++) {
         char name[32];
@@ -87,5 +125,7 @@ int main(int count, char **words) {
     pthread_join(thread, 0);
     nvtxRangePushA(0);
     take(32);
-    return 0;
+    hung += of_forks ? forks(of_forks) : 0;
+    if (hung) fprintf(stderr, "%d children hung\n", hung);
+    return hung ? 4 : 0;
 }

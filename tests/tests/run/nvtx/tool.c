@@ -1,6 +1,8 @@
-// Another tool: it counts the ranges that it is told, and writes what it counted to the file that TOOL_FILE names.
+// Another tool: it counts the ranges that it is told, and writes what it counted to the file that TOOL_FILE names. It uses NVTX itself while
+// it is initialized.
 #include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtPayload.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,6 +34,12 @@ static void domain_end(nvtxDomainHandle_t domain, nvtxRangeId_t id) {
 }
 static void mark_w(const wchar_t *name) { (void)name; marked++; }
 
+static void *use(void *unused) {
+    nvtxRangePushA("of the tool");
+    nvtxRangePop();
+    return unused;
+}
+
 int InitializeInjection(void) { initialized++; return 1; }
 
 int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
@@ -53,6 +61,13 @@ int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t get) {
     *table[NVTX_CBID_CORE2_DomainRangeEnd] = (NvtxFunctionPointer)domain_end;
     *table[NVTX_CBID_CORE2_DomainCreateA] = (NvtxFunctionPointer)domain_create;
     *table[NVTX_CBID_CORE2_DomainRegisterStringA] = (NvtxFunctionPointer)register_string;
+    // This comes back for the tool's own copy of NVTX.
+    static int uses;
+    if (uses++) return 1;
+    pthread_t thread;
+    pthread_create(&thread, 0, use, 0);
+    pthread_join(thread, 0);
+    use(0);
     return 1;
 }
 

@@ -57,7 +57,16 @@ int main(int count, char **arguments) {
         check("pthread_create", pthread_create(&thread, NULL, train_beside, NULL));
         return pthread_join(thread, NULL);
     }
+    if (!strcmp(wrong, "others")) gpumem_pool_set_reserved(pool, 70 * MIB);
     train();
+    if (!strcmp(wrong, "less")) gpumem_pool_set_reserved(pool, 2 * MIB);
+    if (!strcmp(wrong, "overlap")) gpumem_pool_allocated(pool, block + 2 * MIB, 40 * MIB);
+    if (!strcmp(wrong, "twins")) {
+        gpumem_pool *twin = gpumem_pool_register("arena", 0);
+        char *of_twin = (char *)take(16);
+        gpumem_pool_set_reserved(twin, 16 * MIB);
+        gpumem_pool_allocated(twin, of_twin, 6 * MIB);
+    }
     if (!strcmp(wrong, "exit")) _exit(0);
     for (int more = 1; !strcmp(wrong, "many") && more < 55; more++) gpumem_pool_register("more", 0);
     return 0;
