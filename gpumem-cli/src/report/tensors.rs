@@ -90,7 +90,7 @@ pub(crate) struct TensorMoment {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct HeldTensor {
     pub(crate) bytes: u64,
-    /// The referring object, such as `list in losses in __main__`.
+    /// The referring object, such as `list losses in __main__`.
     pub(crate) by: String,
 }
 

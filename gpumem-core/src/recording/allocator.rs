@@ -150,7 +150,7 @@ pub struct TensorHolder {
     pub device: Device,
     /// An address in the tensor.
     pub address: u64,
-    /// The referring object, such as `list in losses in __main__`.
+    /// The referring object, such as `list losses in __main__`.
     pub holder: String,
 }
 
