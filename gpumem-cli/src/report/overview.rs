@@ -19,7 +19,9 @@ use super::{
 };
 use crate::{
     formats::frames::inside_of_line,
-    history::{ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by},
+    history::{
+        ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by, tensors::Tensors,
+    },
 };
 
 /// The overview of a recording. The names of the fields are those in JSON.
@@ -155,8 +157,11 @@ pub(crate) struct Missing {
     pub(crate) untracked_frees: u64,
     /// The number of missed frees: the address was given to another block.
     pub(crate) missed_frees: u64,
-    /// The command and the ledger of the library disagree: figures may be wrong.
+    /// The command and the ledger of the library disagree, or a snapshot contradicts itself: figures may be wrong.
     pub(crate) contradictory: bool,
+    /// The contradictions in words, also those of the history of PyTorch.
+    #[serde(skip)]
+    pub(super) contradictions: Vec<String>,
     /// The number of items that the reader left out.
     pub(crate) unreadable_items: u64,
 }
@@ -171,6 +176,12 @@ impl Missing {
         let part = history.definitions().part();
         let skipped = history.skipped();
         let mut tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
+        const DISAGREES: &str =
+            "The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.";
+        let mut contradictions: Vec<_> = history.tensors.iter().flat_map(Tensors::contradictions_in_words).collect();
+        // In other recordings, the driver's blocks are known without PyTorch's history.
+        let contradictory = history.disagrees() || history.is_snapshot && !contradictions.is_empty();
+        contradictions.extend(history.disagrees().then(|| DISAGREES.to_owned()));
         Self {
             incomplete: history.incomplete(),
             symbols: (history.incomplete().is_some() && history.definitions().lacks_symbols()).then_some(NO_SYMBOLS),
@@ -187,7 +198,8 @@ impl Missing {
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
             missed_frees: history.lives.count_of(ChangeKind::FreeMissed),
-            contradictory: history.disagrees(),
+            contradictory,
+            contradictions,
             unreadable_items: skipped.unknown_records
                 + skipped.not_understood
                 + skipped.contradictions
@@ -225,7 +237,7 @@ impl Missing {
 
     /// Returns the same without the lines that always hold for such a recording.
     pub(super) fn lost_in_words(&self) -> Vec<String> {
-        let mut lines = Vec::new();
+        let mut lines = self.contradictions.clone();
         if let Some(why) = &self.incomplete {
             lines.push(format!("The file has no end: {why}. The report covers what comes before."));
         }
@@ -255,9 +267,6 @@ impl Missing {
         }
         if self.not_intercepted {
             lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());
-        }
-        if self.contradictory {
-            lines.push("The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.".to_owned());
         }
         let counts = [
             (self.lost_events, "event was lost", "events were lost", "some figures may be wrong"),

@@ -19,6 +19,17 @@ pub struct AllocatorDefinition {
     pub missing_modules: Option<String>,
     /// The settings of PyTorch's allocator, if they are known.
     pub settings: Option<AllocatorSettings>,
+    /// The devices whose history contradicts itself.
+    pub contradictions: Vec<AllocatorContradiction>,
+}
+
+/// A history that does not lead to the memory at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatorContradiction {
+    /// The device.
+    pub device: Device,
+    /// One of the contradictions, such as `4 MiB of a tensor are neither freed nor there at the end`, and the number of the others.
+    pub words: String,
 }
 
 /// The settings of PyTorch's caching allocator. The default is PyTorch's.
@@ -202,29 +213,8 @@ fields!(AllocatorSettings { is_expandable, max_split, divisions });
 fields!(AllocatorDevice { device, older, known_from, said });
 fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high });
 
-/// Early recordings end after the devices or after `missing_modules`.
-impl Wire for AllocatorDefinition {
-    fn put(&self, to: &mut Vec<u8>) {
-        let Self { name, missing, devices, missing_modules, settings } = self;
-        name.put(to);
-        missing.put(to);
-        devices.put(to);
-        missing_modules.put(to);
-        settings.put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        let (name, missing, devices) = (Wire::get(from)?, Wire::get(from)?, Wire::get(from)?);
-        let mut defined = Self { name, missing, devices, ..Self::default() };
-        if from.len() > 0 {
-            defined.missing_modules = Wire::get(from)?;
-        }
-        if from.len() > 0 {
-            defined.settings = Wire::get(from)?;
-        }
-        Ok(defined)
-    }
-}
+fields!(AllocatorDefinition { name, missing, devices; missing_modules, settings, contradictions });
+fields!(AllocatorContradiction { device, words });
 
 /// Times and addresses are compared with those of the event before. Early recordings have no groups.
 impl Wire for AllocatorEvents {

@@ -106,7 +106,12 @@ impl TorchHistory {
             GroupReading { history: self, activities, groups, made: Vec::new(), activity: Activity::Other, passes: 0 };
         let mut open: BTreeMap<u64, Open> = BTreeMap::new();
         for (address, block) in older {
-            open.insert(*address, reading.open(block.requested, 0, block.stack));
+            let mut tensor = reading.open(block.requested, 0, block.stack);
+            // A stack that is not known says nothing.
+            if block.stack == 0 {
+                tensor.born_in = Activity::Other;
+            }
+            open.insert(*address, tensor);
         }
         for piece in device.trace.pieces(from) {
             for LoggedEvent { action, address, bytes, micros, stack, module, .. } in piece? {

@@ -16,7 +16,7 @@ use gpumem_core::{
 };
 use serde_json::Value;
 
-use super::passes::BackwardPass;
+use super::{before::Contradictions, passes::BackwardPass};
 
 /// PyTorch's data at the end of the program.
 #[derive(Debug, Default)]
@@ -75,6 +75,8 @@ pub(super) struct DeviceHistory {
     pub(super) segments: Segments,
     /// The blocks that were live at the end.
     pub(super) blocks: BTreeMap<u64, LiveBlock>,
+    /// Those of the memory at the end.
+    pub(super) contradictions: Contradictions,
 }
 
 /// An event as PyTorch logs it.
@@ -376,7 +378,7 @@ impl TorchHistory {
             let stream = value["stream"].as_i64().map_or(0, i64::cast_unsigned);
             let is_expandable = value["is_expandable"] == true;
             let about = SegmentAbout { is_expandable, stream, pool: id.map_or(0, pool_of) };
-            device.segments.insert(segment, (bytes, about));
+            device.add_segment(segment, bytes, about);
         }
     }
 }
