@@ -12,7 +12,8 @@ names = {}
 paths = {}
 # The modules that each thread is in.
 here = threading.local()
-# The tensors that had a class at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`.
+# The tensors that had a class at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`, with True at the end if
+# autocast casts it.
 marks = []
 # The newest mark of each owner.
 newest = {}
@@ -35,6 +36,7 @@ def observe_modules(torch):
         return None
     is_observing = True
     is_compiling = torch.compiler.is_compiling
+    is_casting = getattr(torch, "is_autocast_enabled", lambda: False)
 
     def enter(module, inputs):
         # torch.compile reads this function too, and must find nothing in it.
@@ -50,8 +52,10 @@ def observe_modules(torch):
                     known = name_modules(torch, module, stack)
                 except Exception:
                     pass
-            stack.append(known)
-            tell(known[1])
+            # Autocast keeps copies of weights of 32 bits.
+            casts = is_casting() and any(map(is_cast, module._parameters.values()))
+            stack.append((*known, known[1] + " [autocast]" if casts else known[1]))
+            tell(stack[-1][2])
             # A layer that a checkpoint runs again is not below another module.
             if "." not in known[1]:
                 mark(id(module), places(torch, "inputs", inputs, known[1]))
@@ -67,7 +71,7 @@ def observe_modules(torch):
             left = stack.pop()
             while left[0]() is not module:
                 left = stack.pop()
-            tell(stack[-1][1] if stack else "")
+            tell(stack[-1][2] if stack else "")
             # PyTorch gives keyword arguments to this function only, and not if the module raised.
             if len(others) == 2 and "." not in left[1]:
                 mark((id(module), "keywords"), places(torch, "inputs", others[0].values(), left[1]))
@@ -88,6 +92,11 @@ def observe_modules(torch):
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     register_optimizer_step_post_hook(stepped)
+
+
+def is_cast(weight):
+    """Returns whether autocast casts a weight."""
+    return str(getattr(weight, "dtype", "")) == "torch.float32"
 
 
 def places(torch, name, tensors, path):
@@ -122,7 +131,8 @@ def name_modules(torch, module, stack):
         names[id(part)] = weakref.ref(part), path
         tensors = [*part._parameters.values(), *part._buffers.values()]
         paths.update((id(tensor), path) for tensor in tensors if tensor is not None)
-        found += places(torch, "weights", tensors, path)
+        for tensor in tensors:
+            found += [(*place, True) if is_cast(tensor) else place for place in places(torch, "weights", [tensor], path)]
     # The inputs of a module have the module itself as owner.
     mark((id(module), "weights"), found)
     return names[id(module)]

@@ -77,6 +77,9 @@ pub(crate) struct DeviceOverview {
     /// The peaks of managed and pinned host memory, each at its own moment. They are not in the peak of the device. `None` if they are
     /// not in the recording.
     pub(crate) besides: Option<Vec<Sum>>,
+    /// The blocks of pinned host memory that PyTorch's allocator had at its own peak, by place. It rounds each request up to a power of two, so
+    /// more than half of the bytes were asked for.
+    pub(crate) pinned_by_pytorch: Vec<Sum>,
     /// The highest value of the driver's blocks. `None` if there is no registered pool, because it is the peak then, or if it is not in
     /// the recording.
     pub(crate) driver_peak_bytes: Option<u64>,
@@ -298,11 +301,13 @@ impl Missing {
 impl Overview {
     pub(crate) fn of(history: &History) -> Self {
         let held = history.held_after(&history.changes_at(Moment::Peak));
-        let mut devices: Vec<_> =
-            history.devices.iter().zip(held.into_iter().zip(history.peaks_off_device())).collect();
+        let off_device = history.peaks_off_device().into_iter().zip(history.rounded_pinned());
+        let mut devices: Vec<_> = history.devices.iter().zip(held.into_iter().zip(off_device)).collect();
         devices.sort_by_key(|(of, _)| (of.device.family as u8, of.device.ordinal));
-        let devices =
-            devices.into_iter().map(|(of, (held, besides))| DeviceOverview::of(history, of, held, besides)).collect();
+        let devices = devices
+            .into_iter()
+            .map(|(of, (held, off_device))| DeviceOverview::of(history, of, held, off_device))
+            .collect();
         let leaks = history.leaks();
         let changes = |kind: ChangeKind| (!history.has_only_peaks()).then(|| history.lives.count_of(kind));
         let process = history.definitions().process();
@@ -450,8 +455,14 @@ impl PoolOverview {
 }
 
 impl DeviceOverview {
-    /// Makes the overview of a device. `held` is the memory at its peak.
-    fn of(history: &History, all: &DeviceHistory, held: Vec<OriginSum<'_>>, besides: Vec<Sum>) -> Self {
+    /// Makes the overview of a device. `held` is the memory at its peak. The last argument has the values of `besides` and
+    /// `pinned_by_pytorch`.
+    fn of(
+        history: &History,
+        all: &DeviceHistory,
+        held: Vec<OriginSum<'_>>,
+        (besides, pinned_by_pytorch): (Vec<Sum>, Vec<Sum>),
+    ) -> Self {
         let device = all.device;
         let defined = history.definitions().device(device);
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
@@ -472,6 +483,7 @@ impl DeviceOverview {
             peak_by_scope: sums_by(&on_device, Origin::scope),
             peak_by_place,
             besides: (!history.has_only_peaks()).then_some(besides),
+            pinned_by_pytorch,
             driver_peak_bytes: (has_pool && knows_driver_peak).then(|| all.driver_peak()),
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,

@@ -112,11 +112,15 @@ pub enum TensorClass {
     BackwardTemporary,
     /// The workspace of cuBLAS.
     Workspace,
+    /// A copy of a weight in fewer bits, which autocast keeps.
+    AutocastCasts,
+    /// A tensor outside of modules and of the backward pass, which was freed before the function that allocated it returned.
+    Temporary,
 }
 
 impl TensorClass {
     /// All classes, in the order of reports.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Weights,
         Self::Gradients,
         Self::Optimizer,
@@ -125,6 +129,8 @@ impl TensorClass {
         Self::ForwardTemporary,
         Self::BackwardTemporary,
         Self::Workspace,
+        Self::AutocastCasts,
+        Self::Temporary,
     ];
 
     /// Returns the name in reports. The classes of estimates have no temporary tensors; the others have the same names
@@ -139,6 +145,8 @@ impl TensorClass {
             Self::ForwardTemporary => "temporary (forward)",
             Self::BackwardTemporary => "temporary (backward)",
             Self::Workspace => "workspace",
+            Self::AutocastCasts => "weights cast by autocast",
+            Self::Temporary => "temporary",
         }
     }
 }
@@ -206,6 +214,7 @@ codes!(AllocatorAction {
 });
 codes!(TensorClass {
     Weights = 0, Gradients = 1, Optimizer = 2, Inputs = 3, Activations = 4, ForwardTemporary = 5, BackwardTemporary = 6, Workspace = 7,
+    AutocastCasts = 8, Temporary = 9,
 });
 fields!(TensorGroup { id, module, class });
 fields!(TensorHolder { device, address, holder });

@@ -240,6 +240,47 @@ fn modules_and_classes_come_to_what_the_program_has() {
     }
 }
 
+/// Autocast copies the weight of 32 bits for the rest of the pass. The other weight has 16 bits.
+const AUTOCAST: &str = "\
+import torch
+from torch.cuda import empty
+MIB = 1 << 20
+torch.is_autocast_enabled = lambda: True
+casts = []
+class Layer(torch.nn.Module):
+    def __init__(self, dtype):
+        self.weight = empty(64 * MIB)
+        self.weight.dtype = dtype
+    def forward(self):
+        casts.append(empty(32 * MIB))
+        return empty(32 * MIB)
+class Net(torch.nn.Module):
+    def __init__(self):
+        self.layers = [Layer('torch.float32'), Layer('torch.bfloat16')]
+    def forward(self):
+        for layer in self.layers:
+            layer()
+        casts.clear()
+net = Net()
+for _ in range(2):
+    net()
+";
+
+#[test]
+fn what_autocast_keeps_is_a_class_of_its_own() {
+    let Some(python) = python() else { return };
+    let run = Run::of_program(AUTOCAST, python.as_ref(), &["--modules"], &machine(), &[]);
+    assert!(run.outcome.is_clean(), "{}", run.outcome);
+    let peak = &run.json(&[])["torch"]["devices"][0]["peak"];
+    let sum = |sum: &Value| (sum["class"].as_str().unwrap().to_owned(), sum["bytes"].as_u64().unwrap() >> 20);
+    let sums: Vec<_> = peak["by_class"].as_array().unwrap().iter().map(sum).collect();
+    let expected = [("weights", 128), ("temporary (forward)", 64), ("weights cast by autocast", 32)];
+    assert_eq!(sums, expected.map(|(class, mib)| (class.to_owned(), mib)), "{peak:#}");
+    // The path of the module has no mark of autocast.
+    let modules = peak["by_module"].as_array().unwrap();
+    assert_eq!(modules[0]["module"], "Net.layers.0 … 1", "{peak:#}");
+}
+
 /// Tensors are variables of functions that have ended. Something keeps their frames.
 const ALIVE: &str = "\
 import concurrent.futures

@@ -63,6 +63,8 @@ pub(super) struct MarkedTensor {
     pub(super) address: u64,
     /// The path of its module, as in [`TorchHistory::modules`]. Empty if it is not known.
     pub(super) module: String,
+    /// True if autocast casts it: it is a weight of 32 bits.
+    pub(super) is_cast_by_autocast: bool,
 }
 
 /// PyTorch's data of one device.
@@ -384,11 +386,12 @@ impl TorchHistory {
 }
 
 impl MarkedTensor {
-    /// Reads a tensor such as `["weights", 0, 140000, "Net.conv"]`.
+    /// Reads a tensor such as `["weights", 0, 140000, "Net.conv"]`, or `["weights", 0, 140000, "Net.conv", true]`.
     fn of(value: &Value) -> Option<Self> {
         let class = TensorClass::ALL.into_iter().find(|class| value[0] == class.name())?;
         let module = text(&value[3]).unwrap_or_default();
-        Some(Self { class, device: number(&value[1]), address: value[2].as_u64()?, module })
+        let is_cast_by_autocast = value[4] == true;
+        Some(Self { class, device: number(&value[1]), address: value[2].as_u64()?, module, is_cast_by_autocast })
     }
 }
 

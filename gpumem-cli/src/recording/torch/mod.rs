@@ -2,6 +2,7 @@
 //! saved.
 
 mod before;
+mod calls;
 mod groups;
 mod history;
 mod objects;
