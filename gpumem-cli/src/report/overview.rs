@@ -179,12 +179,12 @@ impl Missing {
         let part = history.definitions().part();
         let skipped = history.skipped();
         let mut tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
-        const DISAGREES: &str =
-            "The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.";
         let mut contradictions: Vec<_> = history.tensors.iter().flat_map(Tensors::contradictions_in_words).collect();
         // In other recordings, the driver's blocks are known without PyTorch's history.
         let contradictory = history.disagrees() || history.is_snapshot && !contradictions.is_empty();
-        contradictions.extend(history.disagrees().then(|| DISAGREES.to_owned()));
+        let disagrees =
+            "The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.";
+        contradictions.extend(history.disagrees().then(|| disagrees.to_owned()));
         Self {
             incomplete: history.incomplete(),
             symbols: (history.incomplete().is_some() && history.definitions().lacks_symbols()).then_some(NO_SYMBOLS),

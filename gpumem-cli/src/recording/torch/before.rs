@@ -109,16 +109,15 @@ impl DeviceHistory {
                             && blocks.range(address..address.saturating_add(bytes)).next().is_none();
                         wrong.check(is_beside, bytes, "of a tensor lie over another one");
                     }
-                    Action::FreeRequested => match blocks.get_mut(&address) {
-                        Some(known) => {
+                    Action::FreeRequested => {
+                        if let Some(known) = blocks.get_mut(&address) {
                             wrong.check(known.is_awaiting, bytes, "of a tensor were freed and are there afterwards");
                             known.is_awaiting = false;
-                        }
-                        None => {
+                        } else {
                             wrong.add(bytes, "of a tensor were freed, but never completely");
                             blocks.insert(address, block(false));
                         }
-                    },
+                    }
                     Action::FreeCompleted => {
                         let known = blocks.insert(address, block(true));
                         wrong.check(known.is_none(), bytes, "of a tensor were freed and are there afterwards");
@@ -164,11 +163,12 @@ mod tests {
             let mut words = line.split(' ');
             let name = words.next().unwrap();
             let [address, bytes] = [(); 2].map(|()| words.next().unwrap().parse::<u64>().unwrap() * MIB);
-            text += &match name {
+            let line = match name {
                 "segment" => format!("{{\"segment\": {address}, \"bytes\": {bytes}}}\n"),
                 "active_allocated" | "active_awaiting_free" => format!("[\"{name}\",{address},{bytes},{bytes},0]\n"),
                 _ => format!("[\"{name}\",{address},{bytes},0,5,0]\n"),
             };
+            text.push_str(&line);
         }
         text += "{\"end\": true}\n";
         let mut from = io::Cursor::new(text);

@@ -162,7 +162,7 @@ fn held(text: &str) -> Cow<'_, str> {
     }
     let is_boundary = |at: &usize| text.is_char_boundary(*at);
     let begin = (0..=HALF_OF_NAME).rev().find(is_boundary).unwrap_or(0);
-    let end = (text.len() - HALF_OF_NAME..).find(is_boundary).unwrap_or(text.len());
+    let end = (text.len() - HALF_OF_NAME..text.len()).find(is_boundary).unwrap_or(text.len());
     format!("{}…{}", &text[..begin], &text[end..]).into()
 }
 
@@ -355,10 +355,10 @@ impl Objects {
         }
         if fields.get("total_size").is_some() {
             fields.check()?;
-            const NO_DEVICE: &str = "the `device` of a segment is not the number of a device";
-            let device = fields.required("device", NO_DEVICE)?;
+            let no_device = "the `device` of a segment is not the number of a device";
+            let device = fields.required("device", no_device)?;
             let segment = Segment {
-                device: u32::try_from(device).ok().filter(|device| *device < MOST_DEVICES).ok_or(NO_DEVICE)?,
+                device: u32::try_from(device).ok().filter(|device| *device < MOST_DEVICES).ok_or(no_device)?,
                 address: fields.required("address", "the `address` of a segment is not a whole number")?,
                 bytes: fields.required("total_size", "the `total_size` of a segment is not a whole number")?,
                 about: SegmentAbout {
