@@ -16,7 +16,7 @@ use gpumem_core::{
 };
 use serde_json::Value;
 
-use super::{before::Contradictions, passes::BackwardPass};
+use super::{contradictions::Contradictions, passes::BackwardPass};
 
 /// PyTorch's data at the end of the program.
 #[derive(Debug, Default)]

@@ -3,8 +3,10 @@
 
 mod before;
 mod calls;
+mod contradictions;
 mod groups;
 mod history;
+mod names;
 mod objects;
 mod passes;
 mod pickle;

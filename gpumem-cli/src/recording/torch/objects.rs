@@ -1,20 +1,20 @@
 //! The objects of a snapshot of PyTorch while its pickle is read. Each event, block and segment takes a few bytes as soon as its
 //! dictionary is complete, and equal stacks are kept once.
 
-mod frames;
-
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, HashMap},
     io,
     rc::Rc,
 };
 
-use gpumem_core::recording::AllocatorAction;
+use gpumem_core::recording::{AllocatorAction, Symbol};
 use serde_json::{Map, json};
 
-use super::history::{
-    DeviceHistory, LiveBlock, LoggedEvent, SegmentAbout, TorchHistory, Trace, action_of, pool_of, settings_of,
+use super::{
+    history::{
+        DeviceHistory, LiveBlock, LoggedEvent, SegmentAbout, TorchHistory, Trace, action_of, pool_of, settings_of,
+    },
+    names,
 };
 
 /// A recording has blocks of less than 64 TiB.
@@ -151,42 +151,13 @@ impl Fields<'_> {
     }
 }
 
-/// Each frame has its own copy of its names, so the text of a name has at most this many bytes before and after its middle. A path that
-/// the system can open has at most 4,096.
-const HALF_OF_NAME: usize = 500;
-
-/// Returns a text without its middle if it is too long.
-fn held(text: &str) -> Cow<'_, str> {
-    if text.len() <= 2 * HALF_OF_NAME {
-        return text.into();
-    }
-    let is_boundary = |at: &usize| text.is_char_boundary(*at);
-    let begin = (0..=HALF_OF_NAME).rev().find(is_boundary).unwrap_or(0);
-    let end = (text.len() - HALF_OF_NAME..text.len()).find(is_boundary).unwrap_or(text.len());
-    format!("{}…{}", &text[..begin], &text[end..]).into()
-}
-
-/// Returns whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers
-/// as names.
-fn is_needed(name: &str) -> bool {
-    const NAMES: [&str; 6] = [
-        "segments",
-        "device_traces",
-        "allocator_settings",
-        "max_split_size",
-        "roundup_power2_divisions",
-        "expandable_segments",
-    ];
-    NAMES.contains(&name) || name.parse::<u64>().is_ok()
-}
-
 impl Objects {
     /// Begins without objects. The file has this many bytes.
     pub(super) fn new(length: u64) -> Self {
         // A kept value takes at least 8 bytes of PyTorch's snapshots, and most take far more.
         let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);
         let mut objects = Self { most: most.min(u32::MAX as usize), ..Self::default() };
-        objects.history.libraries.extend(frames::LIBRARIES.map(str::to_owned));
+        objects.history.libraries.extend(names::LIBRARIES.map(str::to_owned));
         objects
     }
 
@@ -205,7 +176,7 @@ impl Objects {
     }
 
     pub(super) fn text(&mut self, text: &str) -> Result<Value, &'static str> {
-        let text = &*held(text);
+        let text = &*names::held(text);
         if let Some(number) = self.text_numbers.get(text) {
             return Ok(Value::Text(*number));
         }
@@ -292,7 +263,7 @@ impl Objects {
             _ => return Err("a complete dictionary gets more fields"),
         }
         let is_needed = |name: &Value| match name {
-            Value::Text(text) => is_needed(self.known_text(*text)),
+            Value::Text(text) => names::is_needed(self.known_text(*text)),
             _ => false,
         };
         let needed: Vec<_> = values.chunks_exact(2).filter(|field| is_needed(&field[0])).flatten().copied().collect();
@@ -379,6 +350,49 @@ impl Objects {
             return Ok(Some(Object::Record(Record::Segment, number)));
         }
         Ok(None)
+    }
+
+    /// Returns the number of a frame. `None` for functions that every stack has, which are not the program's.
+    fn frame(&mut self, function: Option<Value>, file: Value, line: u64) -> Option<u32> {
+        // Code without debug information has the name `??`.
+        let text = |value| match value {
+            Some(Value::Text(text)) => Some(self.known_text(text)).filter(|text| !matches!(*text, "" | "??")),
+            _ => None,
+        };
+        let path = text(Some(file)).unwrap_or_default();
+        // If the line is not known, PyTorch writes the path of the library and an address in it.
+        let is_library = names::is_library(path);
+        let line = if is_library { 0 } else { line };
+        if let Some(known) = self.frames.get(&(function, file, line)) {
+            return Some(*known);
+        }
+        // Without an address, a function in C++ has no line, and at most the name of a file such as `TensorImpl.cpp`.
+        let is_native = line == 0 && !names::is_python(path);
+        let name = text(function);
+        if is_native && name.is_some_and(names::is_everywhere) {
+            return None;
+        }
+        let symbol = Symbol {
+            function: name.map(str::to_owned),
+            file: Some(path.to_owned()).filter(|path| !path.is_empty() && !is_native),
+            line: u32::try_from(line).ok().filter(|line| *line > 0),
+            column: None,
+        };
+        let path = path.to_owned();
+        let history = &mut self.history;
+        let number = u32::try_from(history.frames.len()).unwrap_or(u32::MAX);
+        history.frames.push(symbol);
+        self.frames.insert((function, file, line), number);
+        if is_library {
+            let library = *self.libraries.entry(file).or_insert_with(|| {
+                history.libraries.push(path);
+                u32::try_from(history.libraries.len()).unwrap_or(u32::MAX)
+            });
+            history.frame_libraries.insert(number, library);
+        } else if is_native {
+            history.frame_libraries.insert(number, 2);
+        }
+        Some(number)
     }
 
     /// Returns the fields of any other dictionary.

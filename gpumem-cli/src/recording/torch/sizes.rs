@@ -16,7 +16,8 @@ use gpumem_core::{
 
 use super::{
     super::ranges::remove_range,
-    before::{Before, Contradictions},
+    before::Before,
+    contradictions::Contradictions,
     groups::Groups,
     history::{DeviceHistory, LoggedEvent, SegmentAbout, Segments, TorchHistory},
     passes::Stacks,
