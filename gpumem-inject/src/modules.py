@@ -12,7 +12,8 @@ names = {}
 paths = {}
 # The modules that each thread is in.
 here = threading.local()
-# The tensors that had a class at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`.
+# The tensors that had a class at some times: `[times, tensors]`. A tensor is `(class, device, address, path)`, with True at the end if
+# autocast casts it.
 marks = []
 # The newest mark of each owner.
 newest = {}
@@ -35,6 +36,7 @@ def observe_modules(torch):
         return None
     is_observing = True
     is_compiling = torch.compiler.is_compiling
+    is_casting = getattr(torch, "is_autocast_enabled", lambda: False)
 
     def enter(module, inputs):
         # torch.compile reads this function too, and must find nothing in it.
@@ -50,8 +52,10 @@ def observe_modules(torch):
                     known = name_modules(torch, module, stack)
                 except Exception:
                     pass
-            stack.append(known)
-            tell(known[1])
+            # Autocast keeps copies of weights of 32 bits.
+            casts = is_casting() and any(map(is_cast, module._parameters.values()))
+            stack.append((*known, known[1] + " [autocast]" if casts else known[1]))
+            tell(stack[-1][2])
             # A layer that a checkpoint runs again is not below another module.
             if "." not in known[1]:
                 mark(id(module), places(torch, "inputs", inputs, known[1]))
@@ -67,7 +71,7 @@ def observe_modules(torch):
             left = stack.pop()
             while left[0]() is not module:
                 left = stack.pop()
-            tell(stack[-1][1] if stack else "")
+            tell(stack[-1][2] if stack else "")
             # PyTorch gives keyword arguments to this function only, and not if the module raised.
             if len(others) == 2 and "." not in left[1]:
                 mark((id(module), "keywords"), places(torch, "inputs", others[0].values(), left[1]))
@@ -88,6 +92,11 @@ def observe_modules(torch):
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     register_optimizer_step_post_hook(stepped)
+
+
+def is_cast(weight):
+    """Returns whether autocast casts a weight."""
+    return str(getattr(weight, "dtype", "")) == "torch.float32"
 
 
 def places(torch, name, tensors, path):
@@ -122,7 +131,8 @@ def name_modules(torch, module, stack):
         names[id(part)] = weakref.ref(part), path
         tensors = [*part._parameters.values(), *part._buffers.values()]
         paths.update((id(tensor), path) for tensor in tensors if tensor is not None)
-        found += places(torch, "weights", tensors, path)
+        for tensor in tensors:
+            found += [(*place, True) if is_cast(tensor) else place for place in places(torch, "weights", [tensor], path)]
     # The inputs of a module have the module itself as owner.
     mark((id(module), "weights"), found)
     return names[id(module)]
@@ -173,13 +183,18 @@ def mark(owner, found):
 # References are searched for at most this many tensors, and for at most this many seconds.
 MOST_HELD = 10
 MOST_SECONDS = 1
+# At most this many frames of exceptions are looked at.
+MOST_KEPT = 100_000
+# The exception, or the traceback without one, that keeps each frame which has ended, by the `id` of the frame. Only while references are searched.
+kept = {}
 
 
 def holders(torch):
     """Returns the objects that refer to the largest tensors that exist now: a list of `(device, address, words)`."""
     import gc
+    import types
 
-    largest = []
+    largest, raised, tracebacks = [], [], []
     for thing in gc.get_objects():
         # `isinstance` would run code of objects that say they are of another type.
         if issubclass(type(thing), torch.Tensor) and thing.is_cuda:
@@ -188,25 +203,70 @@ def holders(torch):
             except Exception:
                 # The tensor has no memory.
                 pass
+        elif issubclass(type(thing), BaseException):
+            raised.append(thing)
+        elif type(thing) is types.TracebackType:
+            tracebacks.append(thing)
     del thing
     largest.sort(key=lambda found: -found[0])
-    until, made = time.monotonic() + MOST_SECONDS, {}
-    for _, reference in largest:
-        tensor = reference()
-        if len(made) == MOST_HELD or time.monotonic() > until:
+    end, made = time.monotonic() + MOST_SECONDS, {}
+    try:
+        note_kept(raised, tracebacks, end)
+        raised.clear()
+        tracebacks.clear()
+        for _, reference in largest:
+            tensor, now = reference(), time.monotonic()
+            if len(made) == MOST_HELD or now > end:
+                break
+            for _, *place, _ in places(torch, "", [tensor], ""):
+                found = made.setdefault(tuple(place), [])
+                try:
+                    found += held_by(gc, tensor, {id(kept)}, 4, min(end, now + MOST_SECONDS / 4))
+                except Exception:
+                    # An object of the program raised.
+                    pass
+    finally:
+        kept.clear()
+    return [(*where, "; ".join(joined(words)[:3])) for where, words in made.items() if words]
+
+
+def joined(words):
+    """Returns the words without repetitions. Variables that the same exception keeps are one entry."""
+    ways = {}
+    for text in sorted(set(words)):
+        way, _, variable = text.rpartition(WAY)
+        ways.setdefault(way, []).append(variable)
+    made = [way + WAY * bool(way) + text for way, found in ways.items() for text in ([", ".join(found)] if way else found)]
+    # A module, whose name has its type, says most. A cycle does not keep what something else keeps.
+    return sorted(made, key=lambda text: (CYCLE in text, WAY in text or ": " not in text))
+
+
+def note_kept(raised, tracebacks, until):
+    """Fills `kept`. A frame that has ended keeps its variables, and the frames that called it."""
+    inner = {id(at.tb_next) for at in tracebacks}
+    chains = [(error, BaseException.__traceback__.__get__(error)) for error in raised]
+    chains += [(at, at) for at in tracebacks if id(at) not in inner]
+    running = set()
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            running.add(id(frame))
+            frame = frame.f_back
+    for keeper, at in chains:
+        if time.monotonic() > until:
             break
-        for _, *place, _ in places(torch, "", [tensor], ""):
-            made.setdefault(tuple(place), []).extend(held_by(gc, tensor, set(), 4, until))
-    # A module, whose name has its type, says most.
-    order = lambda words: (": " not in words, words)
-    return [(*where, "; ".join(sorted(set(words), key=order)[:3])) for where, words in made.items() if words]
+        while at is not None and len(kept) < MOST_KEPT:
+            frame, at = at.tb_frame, at.tb_next
+            while frame is not None and id(frame) not in kept and id(frame) not in running:
+                kept[id(frame)] = keeper
+                frame = frame.f_back
 
 
 def held_by(gc, thing, own, depth, until):
-    """Describes the objects that refer to a tensor. `own` are the lists of this function, which also refer to it. There are no functions
-    inside of functions here, because these would refer to it, too."""
+    """Describes the objects that refer to a thing. `own` are the lists of this function, which also refer to it, and the exceptions that it
+    follows. There are no functions inside of functions here, because these would refer to it, too."""
     import types
 
+    attributes = {types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame", types.AsyncGeneratorType: "ag_frame"}
     # Python looks at all objects of the program.
     if depth == 0 or time.monotonic() > until:
         return []
@@ -220,26 +280,70 @@ def held_by(gc, thing, own, depth, until):
             continue
         words = key = ""
         known = names.get(id(holder))
-        frame = holder if isinstance(holder, types.FrameType) else getattr(holder, "gi_frame", None) or getattr(holder, "cr_frame", None)
+        attribute = attributes.get(type(holder))
+        frame = getattr(holder, attribute) if attribute else holder if type(holder) is types.FrameType else None
         if frame is not None:
             if frame.f_globals is not globals():
-                name = key_of(dict(frame.f_locals), thing) or "a variable"
-                words = "%s of %s (%s:%d)" % (name, frame.f_code.co_name, os.path.basename(frame.f_code.co_filename), frame.f_lineno)
+                words = of_frame(gc, holder, frame, thing, own, depth, until)
         elif isinstance(holder, types.FunctionType):
             words = holder.__qualname__
-        elif issubclass(type(holder), dict) or type(holder) in (list, tuple, set, types.CellType):
-            key = key_of(holder, thing) if issubclass(type(holder), dict) else ""
+        elif known is not None and known[0]() is holder:
+            key = key_of(holder.__dict__, thing)
+            words = "%s of %s" % (key, known[1]) if key else known[1]
+        elif issubclass(type(holder), dict):
+            key = key_of(holder, thing)
             above = modules_of(holder) or held_by(gc, holder, own, depth - 1, until)
-            # The variables of inner functions are cells in a tuple.
-            kind = "" if type(holder) in (tuple, types.CellType) and above else key or type(holder).__name__
-            words = " in ".join(filter(None, [kind, *above[:1]]))
-        else:
-            name = known[1] if known is not None and known[0]() is holder else type(holder).__name__
-            key = key_of(getattr(holder, "__dict__", {}), thing)
-            words = "%s of %s" % (key, name) if key else name
+            words = within(key or "dict", above, not key)
+        elif type(holder) is not types.TracebackType:
+            above, kind = held_by(gc, holder, own, depth - 1, until), type(holder).__name__
+            variables = getattr(holder, "__dict__", None)
+            if variables is thing:
+                words = "of " + within(kind, above)
+            elif type(holder) in (tuple, types.CellType) and above:
+                # The variables of inner functions are cells in a tuple.
+                words = above[0]
+            else:
+                key = key_of(variables, thing)
+                words = within("%s of %s" % (key, kind) if key else kind, above)
         if words:
             made.append(words)
+    made.sort(key=lambda words: CYCLE in words)
     return made
+
+
+CYCLE = ", a cycle that gc.collect() frees"
+# It stands between an exception that keeps variables, and these.
+WAY = ", keeps "
+
+
+def within(kind, above, is_type=True):
+    """Returns words such as `list losses in __main__`, where `above` describes the list, or `list in tuple`."""
+    if not above:
+        return kind
+    is_variable = is_type and above[0].split(" ")[1:2] in (["in"], ["of"])
+    return "%s %s%s" % (kind, "" if is_variable or above[0].startswith("of ") else "in ", above[0])
+
+
+def of_frame(gc, holder, frame, thing, own, depth, until):
+    """Describes a variable of a function, and what keeps the function's frame if it does not run."""
+    own.add(id(frame.f_locals))
+    name = key_of(dict(frame.f_locals), thing) or "a variable"
+    file = os.path.basename(frame.f_code.co_filename)
+    words = "%s of %s (%s:%d)" % (name, frame.f_code.co_name, file, frame.f_lineno or 0)
+    keeper = kept.get(id(frame), holder)
+    if id(keeper) in own:
+        return words + CYCLE
+    own.add(id(keeper))
+    above = held_by(gc, keeper, own, depth, until)
+    own.discard(id(keeper))
+    kind = type(keeper).__name__
+    if issubclass(type(keeper), BaseException):
+        how = "the traceback of %s %s" % ("an" if kind[0] in "AEIOU" else "a", kind)
+    elif above:
+        how = "a " + kind
+    else:
+        return words
+    return (above[0] + ", through " if above else "") + how + WAY + words
 
 
 def modules_of(holder):

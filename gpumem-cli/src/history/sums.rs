@@ -1,10 +1,14 @@
 //! The memory that was live at one moment, and the changes between two moments.
 
+use std::collections::HashMap;
+
 use gpumem_core::model::MemKind;
 
 use super::{
     ChangeKind,
     held::{OriginSum, Sum, Sums},
+    lives::BlockLife,
+    names::Origin,
     recorded::History,
     time::Moment,
 };
@@ -82,6 +86,42 @@ impl History {
             .collect()
         };
         sums.iter().map(of_device).collect()
+    }
+
+    /// The pinned memory that PyTorch's allocator had at its peak, by place, for each device: blocks whose sizes are powers of two, because it rounds
+    /// each request up to one.
+    pub(crate) fn rounded_pinned(&self) -> Vec<Vec<Sum>> {
+        let is_pinned =
+            |origin: &Origin| origin.kind == MemKind::PinnedHost && origin.library.as_deref() == Some("PyTorch");
+        let is_of_pytorch: Vec<bool> = self.origins.iter().map(is_pinned).collect();
+        let mut sums = vec![Vec::new(); self.devices.len()];
+        if !is_of_pytorch.contains(&true) {
+            return sums;
+        }
+        let is_rounded = |block: &BlockLife| is_of_pytorch[block.origin as usize] && block.bytes.is_power_of_two();
+        // The sum now, the highest sum, and the change after which it was reached.
+        let mut peaks = vec![(0_i64, 0_i64, 0_u32); self.devices.len()];
+        for (at, change) in (0..).zip(self.lives.changes()) {
+            let block = self.lives.block(change.block);
+            let (now, most, change_of_most) = &mut peaks[usize::from(block.device)];
+            if is_rounded(&block) {
+                *now += change.delta;
+                if *now > *most {
+                    (*most, *change_of_most) = (*now, at);
+                }
+            }
+        }
+        for ((device, sums), (_, most, change)) in (0..).zip(&mut sums).zip(peaks) {
+            let live = self.blocks_after(change).filter(|_| most > 0).map(|number| self.lives.block(number));
+            let mut by_place: HashMap<String, (i64, i64)> = HashMap::new();
+            for block in live.filter(|block| block.device == device && is_rounded(block)) {
+                let sum = by_place.entry(self.origins[block.origin as usize].place()).or_default();
+                *sum = (sum.0 + block.bytes.cast_signed(), sum.1 + 1);
+            }
+            sums.extend(by_place.into_iter().map(|(name, (bytes, blocks))| Sum { name, bytes, blocks }));
+            sums.sort_by(|a: &Sum, b: &Sum| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        }
+        sums
     }
 
     /// The numbers of the blocks that are live after a change.

@@ -8,7 +8,8 @@ use gpumem_core::{
     derive::Names,
     model::{Device, MemKind, StackId},
     recording::{
-        AllocatorAction as Action, AllocatorDefinition, AllocatorEvents, AllocatorSettings, Definitions, TensorClass,
+        AllocatorAction as Action, AllocatorContradiction, AllocatorDefinition, AllocatorEvents, AllocatorSettings,
+        Definitions, TensorClass,
     },
 };
 
@@ -17,6 +18,9 @@ use super::{
     names::{Origin, pay},
     tensor_blocks::TensorBlocks,
 };
+
+/// The line of tensors that were allocated before the history begins, if PyTorch did not keep it.
+const BEFORE_HISTORY: &str = "before the history";
 
 /// The data of a caching allocator.
 #[derive(Debug, Default)]
@@ -27,6 +31,8 @@ pub(crate) struct Tensors {
     pub(crate) missing: Option<String>,
     /// The reason why their modules are missing, although they were asked for.
     pub(crate) missing_modules: Option<String>,
+    /// The devices whose history contradicts itself.
+    pub(crate) contradictions: Vec<AllocatorContradiction>,
     /// The settings of PyTorch's allocator, if they are known.
     pub(crate) settings: Option<AllocatorSettings>,
     /// The origins of tensors. The path of each is its module, if that is known.
@@ -36,6 +42,17 @@ pub(crate) struct Tensors {
     pub(crate) devices: Vec<TensorHistory>,
     /// The tensors and the segments of all devices.
     pub(crate) blocks: TensorBlocks,
+}
+
+impl Tensors {
+    /// One line for each device whose history contradicts itself.
+    pub(crate) fn contradictions_in_words(&self) -> Vec<String> {
+        self.contradictions.iter().map(|of| self.contradiction_in_words(of.device.ordinal, &of.words)).collect()
+    }
+
+    pub(crate) fn contradiction_in_words(&self, device: u32, what: &str) -> String {
+        format!("The history of {} contradicts itself on device {device}: {what}. Figures may be wrong.", self.name)
+    }
 }
 
 /// Tensors, while a recording is read.
@@ -121,6 +138,20 @@ impl TensorReading {
         callers
     }
 
+    /// Gives the tensors that are older than the history origins that say so, unless their stacks are known. `numbers` are those of these
+    /// origins, by their groups.
+    fn name_older(&mut self, older: &mut [AllocatorStep], numbers: &mut HashMap<u32, u32>) {
+        for step in older.iter_mut().filter(|step| step.action == Action::Alloc) {
+            let (stack, group) = self.all[step.origin as usize];
+            if stack == StackId::NONE {
+                step.origin = *numbers.entry(group).or_insert_with(|| {
+                    self.all.push((stack, group));
+                    u32::try_from(self.all.len() - 1).unwrap_or(u32::MAX)
+                });
+            }
+        }
+    }
+
     /// `allocated` are the allocations of the driver: their devices, keys, sizes, times and stacks. On the devices in `expandable`, segments
     /// are expandable. Names may have `names_left` bytes.
     pub(super) fn finish(
@@ -133,19 +164,22 @@ impl TensorReading {
         let defined = definitions.allocator()?;
         let segments = self.segments(allocated);
         let mut devices: Vec<TensorHistory> = Vec::new();
-        let mut known = HashSet::new();
+        let (mut known, mut older_origins) = (HashSet::new(), HashMap::new());
+        let first_older = self.all.len();
         for about in &defined.devices {
             if !known.insert(about.device) {
                 continue;
             }
             let mut steps = self.devices.remove(&about.device).unwrap_or_default();
             align(about.device, &mut steps, &segments);
+            let older = usize::try_from(about.older).unwrap_or(usize::MAX).min(steps.len());
+            self.name_older(&mut steps[..older], &mut older_origins);
             let is_expandable = expandable.contains(&about.device);
             devices.push(TensorHistory::new(*about, steps, is_expandable));
         }
         devices.sort_by_key(|history| history.about.device.ordinal);
         let group = |id: u32| definitions.tensor_group(id);
-        let origin = |(stack, id): &(StackId, u32)| {
+        let origin = |(number, (stack, id)): (usize, &(StackId, u32))| {
             let module = group(*id).and_then(|group| group.module.clone());
             let length = module.as_ref().map_or(0, String::len) as u64;
             if !pay(names_left, definitions.length_of(*stack) + length) {
@@ -155,19 +189,19 @@ impl TensorReading {
             Origin {
                 path: module.into_iter().collect(),
                 library: None,
-                line: stack_in_words.line,
+                line: if number < first_older { stack_in_words.line } else { Some(BEFORE_HISTORY.to_owned()) },
                 caller: stack_in_words.caller,
                 scope_place: None,
                 kind: MemKind::Device,
                 stack: *stack,
             }
         };
-        let origins: Vec<_> = self.all.iter().map(origin).collect();
+        let origins: Vec<_> = self.all.iter().enumerate().map(origin).collect();
         let has_groups = self.all.iter().any(|(_, id)| *id != 0);
         let classes = has_groups.then(|| self.all.iter().map(|(_, id)| group(*id)?.class).collect());
-        let AllocatorDefinition { name, missing, missing_modules, settings, .. } = defined.clone();
+        let AllocatorDefinition { name, missing, missing_modules, contradictions, settings, .. } = defined.clone();
         let blocks = TensorBlocks::of(&mut devices, origins.len());
-        Some(Tensors { name, missing, missing_modules, settings, origins, classes, devices, blocks })
+        Some(Tensors { name, missing, missing_modules, contradictions, settings, origins, classes, devices, blocks })
     }
 }
 

@@ -279,7 +279,8 @@ impl TensorsDifference {
 
 /// An estimate counts temporary tensors as activations, and what the allocator adds for itself.
 fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
-    let temporary = [TensorClass::ForwardTemporary, TensorClass::BackwardTemporary].map(TensorClass::name);
+    let temporary = [TensorClass::ForwardTemporary, TensorClass::BackwardTemporary, TensorClass::Temporary];
+    let temporary = temporary.map(TensorClass::name);
     let class = |sum: &ClassSum| {
         let name = if temporary.contains(&sum.class) { TensorClass::Activations.name() } else { sum.class };
         [(name, sum.requested_bytes), ("rounding", sum.bytes - sum.requested_bytes)]

@@ -181,8 +181,10 @@ fn of_place(overview: &Overview, peaks: &[PlacePeak], place: &str, limit: Bytes)
         ))
     });
     let above: Vec<_> = above.collect();
-    let is_unknown =
-        may_be_higher(missing) || missing.has_only_peaks || !overview.tensors_missing_in_words().is_empty();
+    let is_unknown = may_be_higher(missing)
+        || missing.has_only_peaks
+        || !missing.contradictions.is_empty()
+        || !overview.tensors_missing_in_words().is_empty();
     if !above.is_empty() || !is_unknown {
         return above;
     }

@@ -19,7 +19,9 @@ use super::{
 };
 use crate::{
     formats::frames::inside_of_line,
-    history::{ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by},
+    history::{
+        ChangeKind, DeviceHistory, History, Moment, Origin, OriginSum, Sum, in_words, sums_by, tensors::Tensors,
+    },
 };
 
 /// The overview of a recording. The names of the fields are those in JSON.
@@ -75,6 +77,9 @@ pub(crate) struct DeviceOverview {
     /// The peaks of managed and pinned host memory, each at its own moment. They are not in the peak of the device. `None` if they are
     /// not in the recording.
     pub(crate) besides: Option<Vec<Sum>>,
+    /// The blocks of pinned host memory that PyTorch's allocator had at its own peak, by place. It rounds each request up to a power of two, so
+    /// more than half of the bytes were asked for.
+    pub(crate) pinned_by_pytorch: Vec<Sum>,
     /// The highest value of the driver's blocks. `None` if there is no registered pool, because it is the peak then, or if it is not in
     /// the recording.
     pub(crate) driver_peak_bytes: Option<u64>,
@@ -155,8 +160,11 @@ pub(crate) struct Missing {
     pub(crate) untracked_frees: u64,
     /// The number of missed frees: the address was given to another block.
     pub(crate) missed_frees: u64,
-    /// The command and the ledger of the library disagree: figures may be wrong.
+    /// The command and the ledger of the library disagree, or a snapshot contradicts itself: figures may be wrong.
     pub(crate) contradictory: bool,
+    /// The contradictions in words, also those of the history of PyTorch.
+    #[serde(skip)]
+    pub(super) contradictions: Vec<String>,
     /// The number of items that the reader left out.
     pub(crate) unreadable_items: u64,
 }
@@ -171,6 +179,12 @@ impl Missing {
         let part = history.definitions().part();
         let skipped = history.skipped();
         let mut tensors = history.tensors.iter().flat_map(|tensors| &tensors.devices);
+        let mut contradictions: Vec<_> = history.tensors.iter().flat_map(Tensors::contradictions_in_words).collect();
+        // In other recordings, the driver's blocks are known without PyTorch's history.
+        let contradictory = history.disagrees() || history.is_snapshot && !contradictions.is_empty();
+        let disagrees =
+            "The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.";
+        contradictions.extend(history.disagrees().then(|| disagrees.to_owned()));
         Self {
             incomplete: history.incomplete(),
             symbols: (history.incomplete().is_some() && history.definitions().lacks_symbols()).then_some(NO_SYMBOLS),
@@ -187,7 +201,8 @@ impl Missing {
             lost_events: counts.lost,
             untracked_frees: counts.untracked,
             missed_frees: history.lives.count_of(ChangeKind::FreeMissed),
-            contradictory: history.disagrees(),
+            contradictory,
+            contradictions,
             unreadable_items: skipped.unknown_records
                 + skipped.not_understood
                 + skipped.contradictions
@@ -225,7 +240,7 @@ impl Missing {
 
     /// Returns the same without the lines that always hold for such a recording.
     pub(super) fn lost_in_words(&self) -> Vec<String> {
-        let mut lines = Vec::new();
+        let mut lines = self.contradictions.clone();
         if let Some(why) = &self.incomplete {
             lines.push(format!("The file has no end: {why}. The report covers what comes before."));
         }
@@ -255,9 +270,6 @@ impl Missing {
         }
         if self.not_intercepted {
             lines.push("Allocations were not intercepted: what was allocated is not known.".to_owned());
-        }
-        if self.contradictory {
-            lines.push("The recording contradicts itself: an address was allocated again without a free. Figures may be wrong.".to_owned());
         }
         let counts = [
             (self.lost_events, "event was lost", "events were lost", "some figures may be wrong"),
@@ -289,11 +301,13 @@ impl Missing {
 impl Overview {
     pub(crate) fn of(history: &History) -> Self {
         let held = history.held_after(&history.changes_at(Moment::Peak));
-        let mut devices: Vec<_> =
-            history.devices.iter().zip(held.into_iter().zip(history.peaks_off_device())).collect();
+        let off_device = history.peaks_off_device().into_iter().zip(history.rounded_pinned());
+        let mut devices: Vec<_> = history.devices.iter().zip(held.into_iter().zip(off_device)).collect();
         devices.sort_by_key(|(of, _)| (of.device.family as u8, of.device.ordinal));
-        let devices =
-            devices.into_iter().map(|(of, (held, besides))| DeviceOverview::of(history, of, held, besides)).collect();
+        let devices = devices
+            .into_iter()
+            .map(|(of, (held, off_device))| DeviceOverview::of(history, of, held, off_device))
+            .collect();
         let leaks = history.leaks();
         let changes = |kind: ChangeKind| (!history.has_only_peaks()).then(|| history.lives.count_of(kind));
         let process = history.definitions().process();
@@ -442,8 +456,14 @@ impl PoolOverview {
 }
 
 impl DeviceOverview {
-    /// Makes the overview of a device. `held` is the memory at its peak.
-    fn of(history: &History, all: &DeviceHistory, held: Vec<OriginSum<'_>>, besides: Vec<Sum>) -> Self {
+    /// Makes the overview of a device. `held` is the memory at its peak. The last argument has the values of `besides` and
+    /// `pinned_by_pytorch`.
+    fn of(
+        history: &History,
+        all: &DeviceHistory,
+        held: Vec<OriginSum<'_>>,
+        (besides, pinned_by_pytorch): (Vec<Sum>, Vec<Sum>),
+    ) -> Self {
         let device = all.device;
         let defined = history.definitions().device(device);
         let on_device: Vec<_> = held.into_iter().filter(|held| held.origin.kind.is_on_device()).collect();
@@ -464,6 +484,7 @@ impl DeviceOverview {
             peak_by_scope: sums_by(&on_device, Origin::scope),
             peak_by_place,
             besides: (!history.has_only_peaks()).then_some(besides),
+            pinned_by_pytorch,
             driver_peak_bytes: (has_pool && knows_driver_peak).then(|| all.driver_peak()),
             pools: PoolOverview::all(history, all),
             live_at_end_bytes: all.live,

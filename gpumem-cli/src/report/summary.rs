@@ -192,12 +192,35 @@ fn write_device(
         }
         Some(_) => {}
     }
+    if let Some(words) = pinned_in_words(&device.pinned_by_pytorch) {
+        line(out, "pinned", &words)?;
+    }
     write_pools(device, out)?;
     if let Some(name) = &device.name {
         let total = device.total_bytes.map(|total| format!(", {}", Bytes::new(total))).unwrap_or_default();
         line(out, "device", &format!("{name}{total}"))?;
     }
     write_samples(device, out)
+}
+
+/// Returns the sentence about what PyTorch's rounding adds to pinned host memory. The largest places are named.
+fn pinned_in_words(by_place: &[Sum]) -> Option<String> {
+    const MOST: usize = 3;
+    let of = |sum: &Sum| sum.bytes.unsigned_abs();
+    let bytes = by_place.iter().map(of).sum::<u64>();
+    let mut places: Vec<_> =
+        by_place.iter().take(MOST).map(|sum| format!("{} has {}", sum.name, Bytes::new(of(sum)))).collect();
+    if by_place.len() > MOST {
+        places.push("…".to_owned());
+    }
+    (bytes > 0).then(|| {
+        format!(
+            "{} for requests of more than {}, because PyTorch rounds each one up to a power of two: {}",
+            Bytes::new(bytes),
+            Bytes::new(bytes / 2),
+            places.join(", ")
+        )
+    })
 }
 
 fn write_pools(device: &DeviceOverview, out: &mut dyn Write) -> io::Result<()> {

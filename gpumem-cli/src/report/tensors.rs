@@ -56,6 +56,9 @@ pub(crate) struct DeviceTensors {
     pub(crate) at_refusal: Option<TensorMoment>,
     /// The statistics of the allocator at the end.
     pub(crate) said: Option<Said>,
+    /// The sentence about tensors in no segment, unless other contradictions are known.
+    #[serde(skip)]
+    outside: Option<String>,
 }
 
 /// The values of `torch.cuda.memory_allocated()` and similar functions, in bytes.
@@ -90,7 +93,7 @@ pub(crate) struct TensorMoment {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct HeldTensor {
     pub(crate) bytes: u64,
-    /// The referring object, such as `list in losses in __main__`.
+    /// The referring object, such as `list losses in __main__`.
     pub(crate) by: String,
 }
 
@@ -157,15 +160,8 @@ impl TensorsOverview {
         };
         let missing = [not_recorded("tensors", missing), not_recorded("modules", missing_modules)];
         let mut lines: Vec<_> = missing.into_iter().flatten().collect();
-        for DeviceTensors { device, known_from_seconds, peak, at_end, said, .. } in devices {
-            let outside = |moment: &TensorMoment| moment.sums.outside_segments_bytes;
-            let outside = [peak, at_end].into_iter().flatten().map(outside).max().unwrap_or(0);
-            if outside > 0 {
-                let outside = Bytes::new(outside);
-                lines.push(format!(
-                    "The history of {allocator} contradicts itself on device {device}: {outside} of the tensors lie in no segment, or over others. Figures may be wrong."
-                ));
-            }
+        for DeviceTensors { device, known_from_seconds, peak, at_end, said, outside, .. } in devices {
+            lines.extend(outside.clone());
             let Some(said) = said else { continue };
             let [most, end] = [peak, at_end].map(|moment| moment.as_ref().map_or(0, |moment| moment.allocated_bytes));
             if let Some(from) = known_from_seconds {
@@ -246,13 +242,21 @@ impl DeviceTensors {
         let moment = |steps: usize| TensorMoment::of(history, all, tensors, steps, time_of(steps), false);
         let is_empty = tensors.steps.is_empty();
         let window = (!is_empty).then(|| history.peak_of(about.device)).flatten();
+        let is_known = all.contradictions.iter().any(|of| of.device == about.device);
+        let [peak, at_end] =
+            [tensors.peak_steps(), (!is_empty).then_some(tensors.steps.len())].map(|at| at.map(moment));
+        let outside = [&peak, &at_end].into_iter().flatten().map(|moment| moment.sums.outside_segments_bytes).max();
+        let outside = outside.filter(|bytes| *bytes > 0 && !is_known).map(|bytes| {
+            let what = format!("{} of the tensors lie in no segment, or over others", Bytes::new(bytes));
+            all.contradiction_in_words(about.device.ordinal, &what)
+        });
         Self {
             device: about.device.ordinal,
             events: tensors.steps.len() as u64,
             known_from_seconds: about.known_from.map(|time| time.as_secs_f64()),
-            peak: tensors.peak_steps().map(moment),
+            peak,
             at_device_peak: window.map(|(from, to)| moment(tensors.most_between(from, to))),
-            at_end: (!is_empty).then(|| moment(tensors.steps.len())),
+            at_end,
             at_refusal: refusal_on(history, tensors).map(|refusal| moment(tensors.steps_at_refusal(refusal.time))),
             said: about.said.map(|said| Said {
                 memory_allocated: said.allocated.get(),
@@ -260,6 +264,7 @@ impl DeviceTensors {
                 memory_reserved: said.reserved.get(),
                 max_memory_reserved: said.reserved_high.get(),
             }),
+            outside,
         }
     }
 }

@@ -387,6 +387,28 @@ fn each_device_has_its_peak() {
 }
 
 #[test]
+fn pinned_memory_of_pytorch_says_what_it_was_rounded_from() {
+    let mut made = Made::new("pinned");
+    let python = made.python();
+    let first = made.alloc(1024 * MIB, MemKind::PinnedHost, python);
+    made.alloc(512 * MIB, MemKind::PinnedHost, python);
+    // These are not PyTorch's, and not rounded.
+    made.alloc(64 * MIB, MemKind::PinnedHost, 0);
+    made.alloc(3 * MIB, MemKind::PinnedHost, python);
+    made.free(first);
+    made.alloc(MIB, MemKind::Pool, 0);
+    let file = recorded("pinned.capture", made);
+    let text = printed(&["report", &file]);
+    let line = "pinned   1.50 GiB for requests of more than 768 MiB, because PyTorch rounds each one up to a power of two: \
+                model.py:12 has 1.50 GiB\n";
+    assert!(text.contains("besides  pinned host at most 1.57 GiB") && text.contains(line), "{text}");
+    let device = &json(&["report", "--json", &file])["devices"][0];
+    assert_eq!(device["pinned_by_pytorch"][0]["bytes"], 1536 * MIB, "{device:#}");
+    let none = &json(&["report", "--json", &training("pinned-none.capture")])["devices"][0]["pinned_by_pytorch"];
+    assert_eq!(none.as_array().map(Vec::len), Some(0));
+}
+
+#[test]
 fn what_is_no_recording_is_refused() {
     for (name, bytes, why) in [
         ("empty", &b""[..], "the file is empty: "),

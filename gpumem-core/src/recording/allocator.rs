@@ -19,6 +19,17 @@ pub struct AllocatorDefinition {
     pub missing_modules: Option<String>,
     /// The settings of PyTorch's allocator, if they are known.
     pub settings: Option<AllocatorSettings>,
+    /// The devices whose history contradicts itself.
+    pub contradictions: Vec<AllocatorContradiction>,
+}
+
+/// A history that does not lead to the memory at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatorContradiction {
+    /// The device.
+    pub device: Device,
+    /// One of the contradictions, such as `4 MiB of a tensor are neither freed nor there at the end`, and the number of the others.
+    pub words: String,
 }
 
 /// The settings of PyTorch's caching allocator. The default is PyTorch's.
@@ -101,11 +112,15 @@ pub enum TensorClass {
     BackwardTemporary,
     /// The workspace of cuBLAS.
     Workspace,
+    /// A copy of a weight in fewer bits, which autocast keeps.
+    AutocastCasts,
+    /// A tensor outside of modules and of the backward pass, which was freed before the function that allocated it returned.
+    Temporary,
 }
 
 impl TensorClass {
     /// All classes, in the order of reports.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Weights,
         Self::Gradients,
         Self::Optimizer,
@@ -114,6 +129,8 @@ impl TensorClass {
         Self::ForwardTemporary,
         Self::BackwardTemporary,
         Self::Workspace,
+        Self::AutocastCasts,
+        Self::Temporary,
     ];
 
     /// Returns the name in reports. The classes of estimates have no temporary tensors; the others have the same names
@@ -128,6 +145,8 @@ impl TensorClass {
             Self::ForwardTemporary => "temporary (forward)",
             Self::BackwardTemporary => "temporary (backward)",
             Self::Workspace => "workspace",
+            Self::AutocastCasts => "weights cast by autocast",
+            Self::Temporary => "temporary",
         }
     }
 }
@@ -150,7 +169,7 @@ pub struct TensorHolder {
     pub device: Device,
     /// An address in the tensor.
     pub address: u64,
-    /// The referring object, such as `list in losses in __main__`.
+    /// The referring object, such as `list losses in __main__`.
     pub holder: String,
 }
 
@@ -195,6 +214,7 @@ codes!(AllocatorAction {
 });
 codes!(TensorClass {
     Weights = 0, Gradients = 1, Optimizer = 2, Inputs = 3, Activations = 4, ForwardTemporary = 5, BackwardTemporary = 6, Workspace = 7,
+    AutocastCasts = 8, Temporary = 9,
 });
 fields!(TensorGroup { id, module, class });
 fields!(TensorHolder { device, address, holder });
@@ -202,29 +222,8 @@ fields!(AllocatorSettings { is_expandable, max_split, divisions });
 fields!(AllocatorDevice { device, older, known_from, said });
 fields!(AllocatorFigures { allocated, allocated_high, reserved, reserved_high });
 
-/// Early recordings end after the devices or after `missing_modules`.
-impl Wire for AllocatorDefinition {
-    fn put(&self, to: &mut Vec<u8>) {
-        let Self { name, missing, devices, missing_modules, settings } = self;
-        name.put(to);
-        missing.put(to);
-        devices.put(to);
-        missing_modules.put(to);
-        settings.put(to);
-    }
-
-    fn get(from: &mut Input<'_>) -> Result<Self> {
-        let (name, missing, devices) = (Wire::get(from)?, Wire::get(from)?, Wire::get(from)?);
-        let mut defined = Self { name, missing, devices, ..Self::default() };
-        if from.len() > 0 {
-            defined.missing_modules = Wire::get(from)?;
-        }
-        if from.len() > 0 {
-            defined.settings = Wire::get(from)?;
-        }
-        Ok(defined)
-    }
-}
+fields!(AllocatorDefinition { name, missing, devices; missing_modules, settings, contradictions });
+fields!(AllocatorContradiction { device, words });
 
 /// Times and addresses are compared with those of the event before. Early recordings have no groups.
 impl Wire for AllocatorEvents {

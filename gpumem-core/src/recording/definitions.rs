@@ -48,9 +48,9 @@ fn memory_of(item: &Item, bytes: u64) -> Option<u64> {
         Item::Stack(stack) => size_of_val(&*stack.addresses),
         Item::Symbols(symbols) => size_of_val(&*symbols.symbols),
         Item::Process(process) => size_of_val(&*process.arguments),
-        Item::Allocator(AllocatorDefinition { devices, settings, .. }) => {
+        Item::Allocator(AllocatorDefinition { devices, settings, contradictions, .. }) => {
             let divisions = settings.as_ref().map_or(0, |settings| size_of_val(&*settings.divisions));
-            size_of_val(&**devices) + divisions
+            size_of_val(&**devices) + divisions + size_of_val(&**contradictions)
         }
         Item::Label(_)
         | Item::Event(_)

@@ -27,8 +27,8 @@ mod writer;
 
 pub use self::{
     allocator::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        AllocatorSettings, TensorClass, TensorGroup, TensorHolder,
+        AllocatorAction, AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents,
+        AllocatorFigures, AllocatorSettings, TensorClass, TensorGroup, TensorHolder,
     },
     definitions::Definitions,
     event::RecordedEvent,

@@ -9,11 +9,11 @@ use gpumem_core::{
         MemKind, PoolId, PoolUsage, ProcessKind, ScopeId, ScopeSpec, Source, StackId, ThreadId, ThreadName, Threads,
     },
     recording::{
-        AllocatorAction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents, AllocatorFigures,
-        AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition, DeviceDefinition,
-        DevicePeak, Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolBlock, PoolDefinition, Process,
-        RecordedEvent, Request, RingDefinition, StackDefinition, Symbol, SymbolsDefinition, TensorClass, TensorGroup,
-        TensorHolder, ThreadDefinition, Totals, Waiting, Writer,
+        AllocatorAction, AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvent, AllocatorEvents,
+        AllocatorFigures, AllocatorSettings, BlockLabel, CallsiteDefinition, ClockPair, CodeAddress, ContextDefinition,
+        DeviceDefinition, DevicePeak, Finished, Interception, Item, ModuleDefinition, PartDefinition, PoolBlock,
+        PoolDefinition, Process, RecordedEvent, Request, RingDefinition, StackDefinition, Symbol, SymbolsDefinition,
+        TensorClass, TensorGroup, TensorHolder, ThreadDefinition, Totals, Waiting, Writer,
     },
     report::DeviceReading,
 };
@@ -152,7 +152,8 @@ structs! {
     BlockLabel { key, number, label }
     DeviceReading { device, name, memory, processes, pool }
     PartDefinition { is_peaks, after }
-    AllocatorDefinition { name, missing, devices, missing_modules, settings }
+    AllocatorDefinition { name, missing, devices, missing_modules, settings, contradictions }
+    AllocatorContradiction { device, words }
     AllocatorSettings { is_expandable, max_split, divisions }
     AllocatorDevice { device, older, known_from, said }
     AllocatorFigures { allocated, allocated_high, reserved, reserved_high }

@@ -240,6 +240,154 @@ fn modules_and_classes_come_to_what_the_program_has() {
     }
 }
 
+/// Autocast copies the weight of 32 bits for the rest of the pass. The other weight has 16 bits.
+const AUTOCAST: &str = "\
+import torch
+from torch.cuda import empty
+MIB = 1 << 20
+torch.is_autocast_enabled = lambda: True
+casts = []
+class Layer(torch.nn.Module):
+    def __init__(self, dtype):
+        self.weight = empty(64 * MIB)
+        self.weight.dtype = dtype
+    def forward(self):
+        casts.append(empty(32 * MIB))
+        return empty(32 * MIB)
+class Net(torch.nn.Module):
+    def __init__(self):
+        self.layers = [Layer('torch.float32'), Layer('torch.bfloat16')]
+    def forward(self):
+        for layer in self.layers:
+            layer()
+        casts.clear()
+net = Net()
+for _ in range(2):
+    net()
+";
+
+#[test]
+fn what_autocast_keeps_is_a_class_of_its_own() {
+    let Some(python) = python() else { return };
+    let run = Run::of_program(AUTOCAST, python.as_ref(), &["--modules"], &machine(), &[]);
+    assert!(run.outcome.is_clean(), "{}", run.outcome);
+    let peak = &run.json(&[])["torch"]["devices"][0]["peak"];
+    let sum = |sum: &Value| (sum["class"].as_str().unwrap().to_owned(), sum["bytes"].as_u64().unwrap() >> 20);
+    let sums: Vec<_> = peak["by_class"].as_array().unwrap().iter().map(sum).collect();
+    let expected = [("weights", 128), ("temporary (forward)", 64), ("weights cast by autocast", 32)];
+    assert_eq!(sums, expected.map(|(class, mib)| (class.to_owned(), mib)), "{peak:#}");
+    // The path of the module has no mark of autocast.
+    let modules = peak["by_module"].as_array().unwrap();
+    assert_eq!(modules[0]["module"], "Net.layers.0 … 1", "{peak:#}");
+}
+
+/// Tensors are variables of functions that have ended. Something keeps their frames.
+const ALIVE: &str = "\
+import concurrent.futures
+import sys
+import torch
+from torch.cuda import empty
+MIB = 1 << 20
+class Net(torch.nn.Module):
+    def forward(self, mib):
+        hidden = empty(mib * MIB)
+        return self.head(hidden)
+    def head(self, hidden):
+        raise ValueError('wrong shape')
+net = Net()
+failures, tracebacks, frames, loaders, futures, errors = [], [], [], [], [], {}
+for _ in range(2):
+    try:
+        net(60)
+    except ValueError as error:
+        failures.append(error)
+try:
+    try:
+        net(55)
+    except ValueError as error:
+        raise RuntimeError from error
+except RuntimeError as error:
+    errors['step'] = [error]
+def outer():
+    grid = empty(50 * MIB)
+    inner()
+def inner():
+    try:
+        raise IndexError
+    except IndexError as error:
+        sys.last_value = error
+outer()
+def cycle():
+    rows = empty(45 * MIB)
+    try:
+        raise KeyError
+    except KeyError as error:
+        saved = error
+import gc
+gc.disable()
+cycle()
+try:
+    net(40)
+except ValueError as error:
+    tracebacks.append(error.__traceback__)
+def framed():
+    batch = empty(35 * MIB)
+    frames.append(sys._getframe())
+framed()
+def load():
+    batch = empty(30 * MIB)
+    yield
+loaders.append(load())
+next(loaders[0])
+future = concurrent.futures.Future()
+futures.append(future)
+try:
+    net(25)
+except ValueError as error:
+    future.set_exception(error)
+del future
+class Strange:
+    def __getattr__(self, name):
+        return self
+strange = Strange()
+strange.value = empty(22 * MIB)
+";
+
+#[test]
+fn what_keeps_the_frame_of_a_function_alive_is_followed_to_a_name() {
+    const HIDDEN: &str = ", keeps hidden of forward (train.py:9), hidden of head (train.py:11)";
+    const VALUE: &str = "through the traceback of a ValueError";
+    for python in interpreters().into_values() {
+        let run = Run::of_program(ALIVE, &python, &["--modules"], &machine(), &[]);
+        assert!(run.outcome.is_clean(), "{}", run.outcome);
+        let held = run.json(&["--leaks"])["torch"][0]["held"].clone();
+        let by = |held: &Value| (held["bytes"].as_u64().unwrap() >> 20, held["by"].as_str().unwrap().to_owned());
+        let by: Vec<_> = held.as_array().unwrap().iter().map(by).collect();
+        let expected = [
+            (60, format!("list failures in __main__, {VALUE}{HIDDEN}")),
+            (60, format!("list failures in __main__, {VALUE}{HIDDEN}")),
+            (56, format!("RuntimeError in list step in errors in __main__, {VALUE}{HIDDEN}")),
+            (
+                50,
+                "last_value in sys, through the traceback of an IndexError, keeps grid of outer (train.py:28)"
+                    .to_owned(),
+            ),
+            (
+                46,
+                "saved of cycle (train.py:40), a cycle that gc.collect() frees, through the traceback of a KeyError, \
+                 keeps rows of cycle (train.py:40)"
+                    .to_owned(),
+            ),
+            (40, format!("list tracebacks in __main__, through a traceback{HIDDEN}")),
+            (36, "list frames in __main__, through a frame, keeps batch of framed (train.py:50)".to_owned()),
+            (30, "list loaders in __main__, through a generator, keeps batch of load (train.py:54)".to_owned()),
+            (26, format!("_exception of Future in list futures in __main__, {VALUE}{HIDDEN}")),
+            (22, "value of Strange strange in __main__".to_owned()),
+        ];
+        assert_eq!(by, expected);
+    }
+}
+
 /// There are backward passes with an operation in C++ and one in Python, a pass inside of a pass, one that fails, two at once, and a
 /// checkpoint.
 const BACKWARD: &str = "\

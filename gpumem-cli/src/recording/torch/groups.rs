@@ -11,11 +11,17 @@ use std::{
 
 use gpumem_core::recording::{AllocatorAction as Action, Symbol, TensorClass, TensorGroup};
 
-use super::history::{DeviceHistory, LiveBlock, LoggedEvent, Mark, MarkedTensor, TorchHistory};
+use super::{
+    calls::{Call, Calls},
+    history::{DeviceHistory, LiveBlock, LoggedEvent, Mark, MarkedTensor, TorchHistory},
+};
 
 /// cuBLAS has a workspace of this size for each handle and stream: `getChosenWorkspaceSize` in `CublasHandlePool.cpp` of PyTorch, on
 /// cards before Hopper and from it on.
 const WORKSPACES: [u64; 2] = [8_519_680, 33_554_432];
+
+/// `modules.py` adds this to the path of a module with weights that autocast may cast.
+const AUTOCAST: &str = " [autocast]";
 
 /// The groups of all tensors of a recording.
 #[derive(Debug, Default)]
@@ -76,6 +82,9 @@ struct Open {
     born_in: Activity,
     /// See [`GroupReading::passes`].
     passes: u64,
+    /// The call of the program's function that allocated it.
+    call: Option<Call>,
+    is_cast: bool,
     marked: Option<(TensorClass, String)>,
 }
 
@@ -102,16 +111,29 @@ impl TorchHistory {
         };
         // The stack 0 has no frames.
         let activities = iter::once(Activity::Backward).chain(self.stacks.iter().map(activity_of)).collect();
-        let mut reading =
-            GroupReading { history: self, activities, groups, made: Vec::new(), activity: Activity::Other, passes: 0 };
+        let mut reading = GroupReading {
+            history: self,
+            activities,
+            groups,
+            made: Vec::new(),
+            activity: Activity::Other,
+            passes: 0,
+            calls: Calls::new(self),
+            casts: HashMap::new(),
+        };
         let mut open: BTreeMap<u64, Open> = BTreeMap::new();
         for (address, block) in older {
-            open.insert(*address, reading.open(block.requested, 0, block.stack));
+            let mut tensor = reading.open(block.requested, 0, block.stack);
+            // A stack that is not known says nothing.
+            if block.stack == 0 {
+                tensor.born_in = Activity::Other;
+            }
+            open.insert(*address, tensor);
         }
         for piece in device.trace.pieces(from) {
             for LoggedEvent { action, address, bytes, micros, stack, module, .. } in piece? {
                 while let Some((_, mark)) = marks.next_if(|(time, _)| *time < micros) {
-                    note(&mut open, mark, device.ordinal);
+                    reading.note(&mut open, mark, device.ordinal);
                 }
                 match action {
                     Action::Alloc => {
@@ -129,23 +151,11 @@ impl TorchHistory {
                 }
             }
         }
-        marks.for_each(|(_, mark)| note(&mut open, mark, device.ordinal));
+        marks.for_each(|(_, mark)| reading.note(&mut open, mark, device.ordinal));
         for tensor in open.into_values() {
             reading.close(tensor, true);
         }
         Ok(reading.made)
-    }
-}
-
-/// Sets the classes of live tensors.
-fn note(open: &mut BTreeMap<u64, Open>, mark: &Mark, device: u32) {
-    for MarkedTensor { class, address, module, .. } in mark.tensors.iter().filter(|tensor| tensor.device == device) {
-        if let Some((begin, tensor)) = open.range_mut(..=*address).next_back()
-            && *address - *begin < tensor.requested.max(1)
-        {
-            // A bucket of gradients has several origins. The first one counts.
-            tensor.marked.get_or_insert_with(|| (*class, module.clone()));
-        }
     }
 }
 
@@ -159,9 +169,35 @@ struct GroupReading<'a> {
     activity: Activity,
     /// The number of allocations outside of all modules.
     passes: u64,
+    calls: Calls,
+    /// For each module and size, how many casts of its weights autocast does not keep now.
+    casts: HashMap<(&'a str, u64), u64>,
 }
 
-impl GroupReading<'_> {
+impl<'a> GroupReading<'a> {
+    /// Sets the classes of live tensors.
+    fn note(&mut self, open: &mut BTreeMap<u64, Open>, mark: &'a Mark, device: u32) {
+        for MarkedTensor { class, address, module, is_cast_by_autocast, .. } in
+            mark.tensors.iter().filter(|tensor| tensor.device == device)
+        {
+            if let Some((begin, tensor)) = open.range_mut(..=*address).next_back()
+                && *address - *begin < tensor.requested.max(1)
+            {
+                if *is_cast_by_autocast && tensor.marked.is_none() {
+                    *self.casts.entry((module, tensor.requested / 2)).or_default() += 1;
+                }
+                // A bucket of gradients has several origins. The first one counts.
+                tensor.marked.get_or_insert_with(|| (*class, module.clone()));
+            }
+        }
+    }
+
+    /// Returns the key in `casts` of an allocation in a module.
+    fn cast(&self, module: u32, requested: u64) -> Option<(&'a str, u64)> {
+        let module = self.history.modules.get(module.checked_sub(1)? as usize)?;
+        Some((module.strip_suffix(AUTOCAST)?, requested))
+    }
+
     fn open(&mut self, requested: u64, module: u32, stack: u32) -> Open {
         let of_stack = self.activities.get(stack as usize).copied().unwrap_or(Activity::Other);
         // A checkpoint runs a module in the backward pass.
@@ -169,24 +205,37 @@ impl GroupReading<'_> {
         self.passes += u64::from(module == 0);
         self.made.push(0);
         let number = self.made.len() - 1;
-        Open { number, requested, module, born_in: self.activity, passes: self.passes, marked: None }
+        // A cast has half of the bytes of a weight of which there is no other cast.
+        let left = self.cast(module, requested).and_then(|cast| self.casts.get_mut(&cast)).filter(|left| **left > 0);
+        let is_cast = left.map(|left| *left -= 1).is_some();
+        let call = self.calls.allocates(stack);
+        Open { number, requested, module, born_in: self.activity, passes: self.passes, call, is_cast, marked: None }
     }
 
     /// The tensor is freed, or the recording ends.
     fn close(&mut self, tensor: Open, is_end: bool) {
-        let Open { number, requested, module, born_in, passes, marked } = tensor;
+        let Open { number, requested, module, born_in, passes, call, is_cast, marked } = tensor;
+        if let Some(cast) = self.cast(module, requested).filter(|_| is_cast) {
+            *self.casts.entry(cast).or_default() += 1;
+        }
+        let is_in_call = || call.is_some_and(|call| self.calls.is_in(call));
         let class = match (&marked, born_in) {
             (Some((class, _)), _) => Some(*class),
             (None, _) if is_end && WORKSPACES.contains(&requested) => Some(TensorClass::Workspace),
+            (None, _) if is_cast => Some(TensorClass::AutocastCasts),
             (None, Activity::Backward) => Some(TensorClass::BackwardTemporary),
             (None, Activity::Weights) => Some(TensorClass::Weights),
             (None, Activity::Optimizer) => Some(TensorClass::Optimizer),
             (None, Activity::Forward) if !is_end && passes == self.passes => Some(TensorClass::ForwardTemporary),
             (None, Activity::Forward) => Some(TensorClass::Activations),
             (None, Activity::Other) if !is_end && self.activity == Activity::Backward => Some(TensorClass::Activations),
+            (None, Activity::Other) if !is_end && is_in_call() => Some(TensorClass::Temporary),
             (None, Activity::Other) => None,
         };
-        let of_event = || self.history.modules.get(module.checked_sub(1)? as usize).map(String::as_str);
+        let of_event = || {
+            let module = self.history.modules.get(module.checked_sub(1)? as usize)?;
+            Some(module.strip_suffix(AUTOCAST).unwrap_or(module))
+        };
         let marked = marked.as_ref().map(|(_, module)| module.as_str()).filter(|module| !module.is_empty());
         self.made[number] = self.groups.number(marked.or_else(of_event), class);
     }
@@ -202,15 +251,24 @@ mod tests {
     fn groups(events: &str) -> Vec<(Option<String>, Option<TensorClass>)> {
         let mut text = r#"{"torch": "2.11.0", "is_enabled": true, "most": 1000}
 {"mark": [10, 90], "tensors": [["weights", 0, 1100, "Net.fc: Linear"], ["gradients", 1, 1100, "Net"]]}
+{"mark": [10], "tensors": [["weights", 0, 90000000, "Net.up: Linear", true], ["weights", 0, 99000000, "Net.down: Linear"]]}
 {"frame": 0, "file": "train.py", "line": 3, "name": "<module>"}
 {"frame": 1, "file": "/x/torch/nn/modules/module.py", "line": 9, "name": "_apply"}
 {"frame": 2, "file": "/x/torch/optim/adamw.py", "line": 9, "name": "adamw"}
 {"frame": 3, "file": "/x/torch/autograd/function.py", "line": 9, "name": "apply"}
+{"frame": 4, "file": "train.py", "line": 8, "name": "step"}
+{"frame": 5, "file": "train.py", "line": 9, "name": "step"}
+{"frame": 6, "file": "train.py", "line": 4, "name": "<module>"}
 {"stack": 1, "frames": [0]}
 {"stack": 2, "frames": [1, 0]}
 {"stack": 3, "frames": [2, 0]}
 {"stack": 4, "frames": [2, 3]}
+{"stack": 5, "frames": [4, 0]}
+{"stack": 6, "frames": [5, 0]}
+{"stack": 7, "frames": [6]}
 {"module": 1, "path": "Net"}
+{"module": 2, "path": "Net.up: Linear [autocast]"}
+{"module": 3, "path": "Net.down: Linear [autocast]"}
 {"device": 0}
 "#
         .to_owned();
@@ -247,6 +305,31 @@ mod tests {
                 (net(), Some(Activations)),
                 (None, Some(Activations)),
                 (None, Some(BackwardTemporary))
+            ]
+        );
+        // The function is at its next line, has returned, or ends with the program.
+        let alloc = |address: u64, stack: u64| format!("\"alloc\",{address},1,0,{address},{stack},0");
+        let free = |address: u64, time: u64| format!("\"free_requested\",{address},1,0,{time},0,0");
+        let steps = [alloc(1, 5), alloc(2, 6), free(1, 3), alloc(4, 7), free(2, 5), free(4, 6), alloc(7, 7)];
+        let expected = [Some(Temporary), None, Some(Temporary), None].map(|class| (None, class));
+        assert_eq!(groups(&steps.join("\n")), expected);
+        // Autocast keeps a copy of each weight. Another tensor of this size is none, and neither is one of a weight that is not cast.
+        let alloc = |at: u64, address: u64, bytes, module| format!("\"alloc\",{address},{bytes},0,{at},1,{module}");
+        let free = |at: u64, address: u64| format!("\"free_requested\",{address},1,0,{at},0,0");
+        let weights = [alloc(1, 90_000_000, 200, 0), alloc(2, 99_000_000, 90, 0)];
+        let casts =
+            [alloc(11, 1, 100, 2), alloc(12, 2, 100, 2), free(13, 2), alloc(14, 3, 45, 3), free(15, 3), free(16, 1)];
+        let again = [alloc(17, 1, 100, 2)];
+        let [up, down] = ["Net.up: Linear", "Net.down: Linear"].map(|path| Some(path.to_owned()));
+        assert_eq!(
+            groups(&[&weights[..], &casts, &again].concat().join("\n")),
+            [
+                (up.clone(), Some(Weights)),
+                (down.clone(), Some(Weights)),
+                (up.clone(), Some(AutocastCasts)),
+                (up.clone(), Some(ForwardTemporary)),
+                (down, Some(ForwardTemporary)),
+                (up, Some(AutocastCasts)),
             ]
         );
         // cuBLAS never frees its workspace.

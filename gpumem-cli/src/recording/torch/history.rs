@@ -16,7 +16,7 @@ use gpumem_core::{
 };
 use serde_json::Value;
 
-use super::passes::BackwardPass;
+use super::{contradictions::Contradictions, passes::BackwardPass};
 
 /// PyTorch's data at the end of the program.
 #[derive(Debug, Default)]
@@ -63,6 +63,8 @@ pub(super) struct MarkedTensor {
     pub(super) address: u64,
     /// The path of its module, as in [`TorchHistory::modules`]. Empty if it is not known.
     pub(super) module: String,
+    /// True if autocast casts it: it is a weight of 32 bits.
+    pub(super) is_cast_by_autocast: bool,
 }
 
 /// PyTorch's data of one device.
@@ -75,6 +77,8 @@ pub(super) struct DeviceHistory {
     pub(super) segments: Segments,
     /// The blocks that were live at the end.
     pub(super) blocks: BTreeMap<u64, LiveBlock>,
+    /// Those of the memory at the end.
+    pub(super) contradictions: Contradictions,
 }
 
 /// An event as PyTorch logs it.
@@ -376,17 +380,18 @@ impl TorchHistory {
             let stream = value["stream"].as_i64().map_or(0, i64::cast_unsigned);
             let is_expandable = value["is_expandable"] == true;
             let about = SegmentAbout { is_expandable, stream, pool: id.map_or(0, pool_of) };
-            device.segments.insert(segment, (bytes, about));
+            device.add_segment(segment, bytes, about);
         }
     }
 }
 
 impl MarkedTensor {
-    /// Reads a tensor such as `["weights", 0, 140000, "Net.conv"]`.
+    /// Reads a tensor such as `["weights", 0, 140000, "Net.conv"]`, or `["weights", 0, 140000, "Net.conv", true]`.
     fn of(value: &Value) -> Option<Self> {
         let class = TensorClass::ALL.into_iter().find(|class| value[0] == class.name())?;
         let module = text(&value[3]).unwrap_or_default();
-        Some(Self { class, device: number(&value[1]), address: value[2].as_u64()?, module })
+        let is_cast_by_autocast = value[4] == true;
+        Some(Self { class, device: number(&value[1]), address: value[2].as_u64()?, module, is_cast_by_autocast })
     }
 }
 

@@ -1,8 +1,12 @@
 //! Makes PyTorch's history a part of a recording: the file that `torch.py` wrote in the program (`--torch`), or a snapshot that the program
 //! saved.
 
+mod before;
+mod calls;
+mod contradictions;
 mod groups;
 mod history;
+mod names;
 mod objects;
 mod passes;
 mod pickle;
@@ -19,8 +23,8 @@ use std::{
 use gpumem_core::{
     model::{Device, Family, StackId},
     recording::{
-        AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item, ModuleDefinition, StackDefinition,
-        SymbolsDefinition, TensorHolder, Writer,
+        AllocatorContradiction, AllocatorDefinition, AllocatorDevice, AllocatorEvents, CodeAddress, Item,
+        ModuleDefinition, StackDefinition, SymbolsDefinition, TensorHolder, Writer,
     },
 };
 use gpumem_inject::variable;
@@ -104,12 +108,12 @@ fn write(
         Item::Stack(StackDefinition { id: stack(number), addresses })
     };
     (1..).zip(&history.stacks).try_for_each(|of_stack| writer.write(&definition(of_stack)))?;
-    let (mut devices, mut groups) = (Vec::new(), Groups::default());
+    let (mut devices, mut contradictions, mut groups) = (Vec::new(), Vec::new(), Groups::default());
     for of_device in &history.devices {
         let device = Device { family: Family::Cuda, ordinal: of_device.ordinal };
         let mut events = Vec::new();
         let mut put = |events: Vec<_>| writer.write(&Item::AllocatorEvents(AllocatorEvents { device, events }));
-        let older = of_device.events(history, (&mut groups, &mut stacks), from, time, stack, |event| {
+        let (older, wrong) = of_device.events(history, (&mut groups, &mut stacks), from, time, stack, |event| {
             events.push(event);
             if events.len() == AllocatorEvents::MOST { put(std::mem::take(&mut events)) } else { Ok(()) }
         })?;
@@ -118,6 +122,7 @@ fn write(
         }
         let is_full = history.most > 0 && of_device.trace.count() >= history.most;
         let known_from = of_device.trace.first().filter(|_| is_full || older > 0).map(time);
+        contradictions.extend(wrong.in_words().map(|words| AllocatorContradiction { device, words }));
         devices.push(AllocatorDevice { device, older, known_from, said: of_device.said });
     }
     stacks.made().try_for_each(|(number, frames)| writer.write(&definition((number, &frames))))?;
@@ -130,5 +135,12 @@ fn write(
     let name = if history.version.is_empty() { "PyTorch".to_owned() } else { format!("PyTorch {}", history.version) };
     let (missing, missing_modules) = (history.missing.clone(), history.missing_modules.clone());
     let settings = history.settings.clone();
-    writer.write(&Item::Allocator(AllocatorDefinition { name, missing, devices, missing_modules, settings }))
+    writer.write(&Item::Allocator(AllocatorDefinition {
+        name,
+        missing,
+        devices,
+        missing_modules,
+        settings,
+        contradictions,
+    }))
 }

@@ -4,32 +4,23 @@
 use std::{
     collections::{BTreeMap, HashMap},
     io,
-    path::Path,
     rc::Rc,
 };
 
 use gpumem_core::recording::{AllocatorAction, Symbol};
 use serde_json::{Map, json};
 
-use super::history::{
-    DeviceHistory, LiveBlock, LoggedEvent, SegmentAbout, TorchHistory, Trace, action_of, pool_of, settings_of,
+use super::{
+    history::{
+        DeviceHistory, LiveBlock, LoggedEvent, SegmentAbout, TorchHistory, Trace, action_of, pool_of, settings_of,
+    },
+    names,
 };
-
-/// The library of PyTorch that calls the driver. It is the first one of the history.
-const LIBRARY: &str = "libc10_cuda.so";
-/// The library of functions in C++ of which only the name is known. It is the second one of the history.
-const SOME_LIBRARY: &str = "libtorch.so";
-
-/// Returns whether a function in C or C++ belongs to the interpreter, begins a thread or the program, or reads the
-/// stack.
-fn is_everywhere(name: &str) -> bool {
-    const BEGINNINGS: [&str; 7] =
-        ["Py", "_Py", "_start", "__libc_", "__clone", "torch::unwind::", "torch::CapturedTraceback::"];
-    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) || name.ends_with("gather_with_cpp()")
-}
 
 /// A recording has blocks of less than 64 TiB.
 const MOST_BYTES: u64 = (1 << 46) - 1;
+/// PyTorch has at most this many devices.
+const MOST_DEVICES: u32 = 128;
 
 /// A value of a pickle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -127,6 +118,14 @@ impl Fields<'_> {
         }
     }
 
+    /// Returns a number that must be there. A value that cannot be read is not 0.
+    fn required(&self, name: &str, missing: &'static str) -> Result<u64, &'static str> {
+        match self.get(name) {
+            Some(Value::Number(number)) => Ok(number.cast_unsigned()),
+            _ => Err(missing),
+        }
+    }
+
     /// Returns whether addresses and sizes are such that sums of them are numbers of 64 bits.
     fn check(&self) -> Result<(), &'static str> {
         let is_small = ["size", "requested_size", "total_size"].iter().all(|name| self.number(name) <= MOST_BYTES);
@@ -152,27 +151,13 @@ impl Fields<'_> {
     }
 }
 
-/// Returns whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers
-/// as names.
-fn is_needed(name: &str) -> bool {
-    const NAMES: [&str; 6] = [
-        "segments",
-        "device_traces",
-        "allocator_settings",
-        "max_split_size",
-        "roundup_power2_divisions",
-        "expandable_segments",
-    ];
-    NAMES.contains(&name) || name.parse::<u64>().is_ok()
-}
-
 impl Objects {
     /// Begins without objects. The file has this many bytes.
     pub(super) fn new(length: u64) -> Self {
         // A kept value takes at least 8 bytes of PyTorch's snapshots, and most take far more.
         let most = usize::try_from(length / 8).unwrap_or(usize::MAX).saturating_add(1 << 16);
         let mut objects = Self { most: most.min(u32::MAX as usize), ..Self::default() };
-        objects.history.libraries.extend([LIBRARY, SOME_LIBRARY].map(str::to_owned));
+        objects.history.libraries.extend(names::LIBRARIES.map(str::to_owned));
         objects
     }
 
@@ -191,6 +176,7 @@ impl Objects {
     }
 
     pub(super) fn text(&mut self, text: &str) -> Result<Value, &'static str> {
+        let text = &*names::held(text);
         if let Some(number) = self.text_numbers.get(text) {
             return Ok(Value::Text(*number));
         }
@@ -277,7 +263,7 @@ impl Objects {
             _ => return Err("a complete dictionary gets more fields"),
         }
         let is_needed = |name: &Value| match name {
-            Value::Text(text) => is_needed(self.known_text(*text)),
+            Value::Text(text) => names::is_needed(self.known_text(*text)),
             _ => false,
         };
         let needed: Vec<_> = values.chunks_exact(2).filter(|field| is_needed(&field[0])).flatten().copied().collect();
@@ -301,11 +287,17 @@ impl Objects {
             if !is_refused {
                 fields.check()?;
             }
+            let (address, bytes) = if is_refused {
+                (0, fields.number("size").min(MOST_BYTES))
+            } else {
+                let address = fields.required("addr", "the `addr` of an event is not a whole number")?;
+                (address, fields.required("size", "the `size` of an event is not a whole number")?)
+            };
             let event = LoggedEvent {
                 action,
                 is_part,
-                address: if is_refused { 0 } else { fields.number("addr") },
-                bytes: fields.number("size").min(MOST_BYTES),
+                address,
+                bytes,
                 stream: fields.number("stream"),
                 micros: fields.number("time_us"),
                 stack: fields.stack(),
@@ -321,7 +313,8 @@ impl Objects {
         }
         if let Some(Value::Text(state)) = fields.get("state") {
             fields.check()?;
-            let (bytes, state) = (fields.number("size"), self.known_text(state));
+            let bytes = fields.required("size", "the `size` of a block is not a whole number")?;
+            let state = self.known_text(state);
             let requested =
                 if fields.get("requested_size").is_some() { fields.number("requested_size") } else { bytes };
             let is_awaiting = state != "active_allocated";
@@ -333,10 +326,12 @@ impl Objects {
         }
         if fields.get("total_size").is_some() {
             fields.check()?;
+            let no_device = "the `device` of a segment is not the number of a device";
+            let device = fields.required("device", no_device)?;
             let segment = Segment {
-                device: u32::try_from(fields.number("device")).unwrap_or(u32::MAX),
-                address: fields.number("address"),
-                bytes: fields.number("total_size"),
+                device: u32::try_from(device).ok().filter(|device| *device < MOST_DEVICES).ok_or(no_device)?,
+                address: fields.required("address", "the `address` of a segment is not a whole number")?,
+                bytes: fields.required("total_size", "the `total_size` of a segment is not a whole number")?,
                 about: SegmentAbout {
                     is_expandable: fields.get("is_expandable") == Some(Value::True),
                     stream: fields.number("stream"),
@@ -366,16 +361,15 @@ impl Objects {
         };
         let path = text(Some(file)).unwrap_or_default();
         // If the line is not known, PyTorch writes the path of the library and an address in it.
-        let ends_with = |end: &str| Path::new(path).extension().is_some_and(|known| known == end);
-        let is_library = ends_with("so") || path.contains(".so.");
+        let is_library = names::is_library(path);
         let line = if is_library { 0 } else { line };
         if let Some(known) = self.frames.get(&(function, file, line)) {
             return Some(*known);
         }
         // Without an address, a function in C++ has no line, and at most the name of a file such as `TensorImpl.cpp`.
-        let is_native = line == 0 && !ends_with("py") && !path.starts_with('<');
+        let is_native = line == 0 && !names::is_python(path);
         let name = text(function);
-        if is_native && name.is_some_and(is_everywhere) {
+        if is_native && name.is_some_and(names::is_everywhere) {
             return None;
         }
         let symbol = Symbol {
@@ -462,11 +456,14 @@ impl Objects {
             }
             last_block = last_block.max(end);
             let device = devices.entry(device).or_default();
-            device.segments.insert(address, (bytes, about));
+            device.add_segment(address, bytes, about);
             let mut at = address;
             for (bytes, live) in &self.blocks[first as usize..end as usize] {
                 device.blocks.extend(live.map(|live| (at, live)));
                 at = at.saturating_add(*bytes);
+            }
+            if at != address + bytes {
+                device.contradictions.add(at - address, "of blocks are in a segment with another size at the end");
             }
         }
         let mut stacks = vec![Vec::new(); self.stacks.len()];

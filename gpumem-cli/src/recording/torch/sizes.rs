@@ -16,57 +16,16 @@ use gpumem_core::{
 
 use super::{
     super::ranges::remove_range,
+    before::Before,
+    contradictions::Contradictions,
     groups::Groups,
-    history::{DeviceHistory, LiveBlock, LoggedEvent, SegmentAbout, Segments, TorchHistory},
+    history::{DeviceHistory, LoggedEvent, SegmentAbout, Segments, TorchHistory},
     passes::Stacks,
 };
 
-/// The state before the first event, which is computed backwards from the end of a history.
-pub(super) struct Before {
-    /// The segments before the first event.
-    pub(super) segments: Segments,
-    /// The blocks that were live before the first event.
-    pub(super) blocks: BTreeMap<u64, LiveBlock>,
-    /// The pool of each new segment. It is 0 if the segment is freed before the end, where PyTorch names the pools.
-    pools: Vec<u32>,
-}
-
 impl DeviceHistory {
-    /// Computes the state by going back from the end.
-    pub(super) fn before(&self, from: &mut (impl BufRead + Seek)) -> io::Result<Before> {
-        let (mut segments, mut blocks, mut pools) = (self.segments.clone(), self.blocks.clone(), Vec::new());
-        for piece in self.trace.pieces(from).rev() {
-            for event in piece?.into_iter().rev() {
-                let LoggedEvent { address, bytes, stack, is_part, stream, .. } = event;
-                match event.action {
-                    Action::SegmentAlloc => {
-                        let mut pool = 0;
-                        remove_range(&mut segments, address, bytes, |(_, about), _| pool = about.pool);
-                        pools.push(pool);
-                    }
-                    Action::SegmentFree => {
-                        let about = SegmentAbout { is_expandable: is_part, stream, pool: 0 };
-                        segments.insert(address, (bytes, about));
-                    }
-                    Action::Alloc => _ = blocks.remove(&address),
-                    Action::FreeRequested => {
-                        let known = LiveBlock { bytes: None, requested: bytes, stack, is_awaiting: false };
-                        blocks.entry(address).or_insert(known).is_awaiting = false;
-                    }
-                    Action::FreeCompleted => {
-                        let known = LiveBlock { bytes: None, requested: bytes, stack, is_awaiting: true };
-                        _ = blocks.insert(address, known);
-                    }
-                    Action::OutOfMemory => {}
-                }
-            }
-        }
-        pools.reverse();
-        Ok(Before { segments, blocks, pools })
-    }
-
     /// Hands over the events of this device, with the sizes of blocks. The first events stand for the memory that was live before; the
-    /// result is their number. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. The groups
+    /// result is their number, and what contradicts the memory at the end. `time` is the time of an event of PyTorch's, `stack` the number of its stack in the recording. The groups
     /// of tensors and the stacks of backward passes are added to those that are known.
     pub(super) fn events(
         &self,
@@ -76,9 +35,9 @@ impl DeviceHistory {
         time: impl Fn(u64) -> Duration,
         stack: impl Fn(u32) -> StackId,
         mut each: impl FnMut(AllocatorEvent) -> io::Result<()>,
-    ) -> io::Result<u64> {
+    ) -> io::Result<(u64, Contradictions)> {
         let first = self.trace.first().unwrap_or(0);
-        let Before { mut segments, blocks, pools } = self.before(from)?;
+        let Before { mut segments, blocks, pools, contradictions } = self.before(from)?;
         let mut pools = segments.values().map(|(_, about)| about.pool).chain(pools).collect::<Vec<_>>().into_iter();
         let settings = &history.settings.clone().unwrap_or_default();
         let mut groups = history.groups(self, &blocks, from, groups)?.into_iter();
@@ -133,7 +92,7 @@ impl DeviceHistory {
                 }
             }
         }
-        Ok(older)
+        Ok((older, contradictions))
     }
 }
 
@@ -177,7 +136,7 @@ mod tests {
         };
         let device = &history.devices[0];
         let known = (&mut Groups::default(), &mut Stacks::new(&[], &[], &[]));
-        let older = device.events(&history, known, &mut from, Duration::from_micros, StackId, add).unwrap();
+        let (older, _) = device.events(&history, known, &mut from, Duration::from_micros, StackId, add).unwrap();
         (events, older)
     }
 

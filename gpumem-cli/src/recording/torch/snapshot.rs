@@ -19,10 +19,10 @@ use gpumem_core::{
 use super::{
     super::{content::Content, ranges::remove_range},
     address,
+    before::Before,
     history::{LoggedEvent, TorchHistory},
     objects::Objects,
     pickle,
-    sizes::Before,
 };
 
 /// The library of PyTorch that calls the driver is the first one of the history.
@@ -102,7 +102,8 @@ fn write_driver(history: &TorchHistory, began: u64, writer: &mut Writer<Vec<u8>>
     }
     let ends = history.devices.iter().filter_map(|device| device.trace.last());
     let end = ends.max().unwrap_or(began).saturating_sub(began);
-    [0, end].into_iter().try_for_each(|micros| {
+    // A snapshot without a history is one moment.
+    [0].into_iter().chain((end > 0).then_some(end)).try_for_each(|micros| {
         let time = Duration::from_micros(micros);
         driver.writer.write(&Item::Clock(ClockPair { ticks: ticks(micros), time }))
     })
@@ -253,12 +254,16 @@ mod tests {
     #[test]
     fn pickles_that_no_writer_makes_are_refused() {
         let refs = |count: usize| b"h\0".repeat(count);
-        let event = b"}(\x8c\x06action\x8c\x05alloc\x8c\x04sizeK\x01u";
+        let event = b"}(\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x01\x8c\x04sizeK\x01u";
         let traces = |traces: &[&[u8]]| {
             let begin: &[u8] = b"}(\x8c\x08segments]\x8c\x0ddevice_traces](";
             [begin, &traces.concat(), b"eu."].concat()
         };
         let trace = [b"](", &event[..], b"e\x94"].concat();
+        let segment = |bytes: &[u8], device: &[u8], address: &[u8]| {
+            let names: [&[u8]; 3] = [b"}(\x8c\x0atotal_size", b"\x8c\x06device", b"\x8c\x07address"];
+            [names[0], bytes, names[1], device, names[2], address, b"u"].concat()
+        };
         assert_eq!(recording_of(&*traces(&[&trace]), 1 << 20).map(drop).map_err(|error| error.to_string()), Ok(()));
         for (opcodes, said) in [
             (b"(".repeat(101), "more than 100 values are inside each other"),
@@ -286,10 +291,21 @@ mod tests {
                 b"}(\x8c\x06action\x8c\x05alloc\x8c\x04size\x8a\x07\0\0\0\0\0\0\x01u".to_vec(),
                 "no GPU has an address or a size as large as this one",
             ),
+            (b"}(\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x01\x8c\x04sizeNu".to_vec(), "the `size` of an event is not"),
+            (b"}(\x8c\x06action\x8c\x05alloc\x8c\x04sizeK\x01u".to_vec(), "the `addr` of an event is not"),
+            (b"}(\x8c\x05state\x8c\x08inactiveu".to_vec(), "the `size` of a block is not"),
+            (segment(b"K\x01", b"K\0", b"N"), "the `address` of a segment is not"),
+            (segment(b"N", b"K\0", b"K\x01"), "the `total_size` of a segment is not"),
         ] {
             let why = refused(&[b"\x80\x04", &opcodes[..]].concat());
             assert!(why.contains(said), "{said}: {why}");
         }
+        // They are `None`, a text, a float, -1, a truth and 128.
+        for device in [&b"N"[..], b"\x8c\x011", b"G\x3f\xf0\0\0\0\0\0\0", b"J\xff\xff\xff\xff", b"\x88", b"K\x80"] {
+            let why = refused(&[b"\x80\x04", &segment(b"K\x01", device, b"K\x01")[..]].concat());
+            assert!(why.contains("the `device` of a segment is not the number of a device"), "{why}");
+        }
+        assert!(refused(b"\x80\x04}(\x8c\x0atotal_sizeK\x01u").contains("the `device` of a segment"));
     }
 
     /// Any change of bytes gives a recording or an error.

@@ -37,7 +37,7 @@ pub fn calls(frames: &[Frame]) -> Vec<Call<'_>> {
         calls.extend(library(native).filter(is_called).map(Call::Library));
         calls.extend(operation.map(Call::Backward));
     } else {
-        let is_inside = |frame: &&&Frame| frame.is_in_library() || frame.is_in(DRIVER) || frame.is_in_static_runtime();
+        let is_inside = |frame: &&&Frame| frame.is_in_library() || frame.is_in(DRIVER) || frame.is_of_toolkit();
         let (inside, outside) = readable.split_at(readable.iter().take_while(is_inside).count());
         let has_library = inside.iter().any(|frame| frame.is_in_library());
         calls.extend(library(frames).filter(|_| has_library).map(Call::Library));

@@ -9,7 +9,8 @@ use std::path::Path;
 pub(crate) use self::calls::{backward_operation, phase};
 use self::tables::{
     CALLED_LIBRARIES, CRATES, DRIVER, ENTRANCE, FRAMEWORKS, GPUMEM, GPUMEM_C, GPUMEM_H, INTERPRETER, LIBRARIES,
-    PACKAGE_FOLDERS, PACKAGES, PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS, SYSTEM, TORCH_COMPILE,
+    PACKAGE_FOLDERS, PACKAGES, PYTHON_PACKAGES, RUNTIME, STARTUP, STD_FOLDERS, SYSTEM, TOOLKIT_FILES,
+    TOOLKIT_NAMESPACES, TOOLKITS, TORCH_COMPILE,
 };
 pub(super) use self::tables::{REGISTRIES, file_name};
 pub use self::{
@@ -71,8 +72,8 @@ pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
     program_frames(frames).iter().filter(is_readable).collect()
 }
 
-/// Returns the user's line: the innermost known frame that is not in the standard library, gpumem, cudarc or a library of the
-/// tables. Frames of crates that cargo fetched, and of Python's packages, are used only if there is no other, because a user of a
+/// Returns the user's line: the innermost known frame that is not in the standard library, the CUDA toolkit, gpumem, cudarc or a library
+/// of the tables. Frames of crates that cargo fetched, and of Python's packages, are used only if there is no other, because a user of a
 /// framework looks for their own line. On a stack with lines of Python, only these are used.
 ///
 /// The second frame is the line of another function or file that called it: programs often allocate through helper
@@ -80,8 +81,7 @@ pub fn readable_frames(frames: &[Frame]) -> Vec<&Frame> {
 pub fn user_line(frames: &[Frame]) -> Option<(&Frame, Option<&Frame>)> {
     let has_python = frames.iter().any(Frame::is_python);
     let lines = frames.iter().filter(|frame| !has_python || frame.is_python()).filter(|frame| {
-        let elsewhere =
-            frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library() || frame.is_in_static_runtime();
+        let elsewhere = frame.is_in(DRIVER) || frame.is_in(SYSTEM) || frame.is_in_library() || frame.is_of_toolkit();
         !elsewhere && frame.is_known() && !frame.is_of_gpumem() && !frame.is_of(CRATES)
     });
     let mut own = lines.clone().filter(|frame| !frame.is_fetched());
@@ -126,14 +126,17 @@ impl Frame {
         self.file.as_deref().is_some_and(|file| file.contains(TORCH_COMPILE))
     }
 
-    /// Returns whether this is the CUDA runtime that is linked into the program: `libcudart_static_…`, and the functions of its
-    /// API, such as `cudaMalloc`.
-    fn is_in_static_runtime(&self) -> bool {
-        let is_of_api = |function: &str| {
-            function.strip_prefix("cuda").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
-        };
-        let is_of_runtime = |function: &str| function.starts_with("libcudart_static_") || is_of_api(function);
-        self.file.is_none() && self.function.as_deref().is_some_and(is_of_runtime)
+    /// Returns whether this is the CUDA toolkit inside of the program: its headers, thrust, cub, and the CUDA runtime if it is linked into
+    /// the program, which is `libcudart_static_…` and the functions of its API, such as `cudaMalloc`.
+    fn is_of_toolkit(&self) -> bool {
+        let function = self.function.as_deref().map(declared_name).unwrap_or_default();
+        let is_of_api =
+            || function.strip_prefix("cuda").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
+        let is_of_file = self.file.as_deref().map_or_else(
+            || function.starts_with("libcudart_static_") || is_of_api(),
+            |file| is_below(file, TOOLKIT_FILES) || TOOLKITS.iter().any(|folder| has_headers(file, folder)),
+        );
+        is_of_file || TOOLKIT_NAMESPACES.iter().any(|namespace| function.starts_with(namespace))
     }
 
     fn is_in_library(&self) -> bool {
@@ -162,6 +165,11 @@ impl Frame {
 
 fn is_below(file: &str, folders: &[&str]) -> bool {
     folders.iter().any(|folder| file.contains(folder))
+}
+
+/// Returns whether a file is in a folder `include` below a folder.
+fn has_headers(file: &str, folder: &str) -> bool {
+    file.split_once(folder).is_some_and(|(_, below)| below.contains("/include/"))
 }
 
 /// Returns whether a pattern of the tables fits the file of a module: `libcudart` fits `libcudart.so.12` and
@@ -198,9 +206,31 @@ fn is_in_crate(file: &str, name: &str) -> bool {
 /// Returns the crates at the beginning of a function's path: `core` in `core::mem::drop`, `cudarc` in `<&cudarc::X>::f`.
 /// Both `a` and `b` in `<a::T as b::Trait>::f`, because the code may be in either.
 fn crates_of(function: &str) -> Vec<&str> {
+    let function = declared_name(function);
     let is_qualified = function.starts_with(['<', '_']);
     let of_trait = function.split_once(" as ").filter(|_| is_qualified).map(|(_, path)| path);
     [Some(function), of_trait].into_iter().flatten().filter_map(leading_crate).collect()
+}
+
+/// Returns the name of a function of C++ without what it returns and its arguments: `thrust::fill<int>` for
+/// `void thrust::fill<int>(int*, int)`. Names in Rust have neither.
+fn declared_name(function: &str) -> &str {
+    let (mut depth, mut start, mut last) = (0_usize, 0, ' ');
+    for (at, sign) in function.char_indices() {
+        match sign {
+            '(' if depth == 0 && at > start && !function[at..].starts_with("(anonymous ") => {
+                return &function[start..at];
+            }
+            '<' | '(' | '{' | '[' => depth += 1,
+            // The sign `->` is in the types of functions.
+            '>' if last == '-' => {}
+            '>' | ')' | '}' | ']' => depth = depth.saturating_sub(1),
+            ' ' if depth == 0 => start = at + 1,
+            _ => {}
+        }
+        last = sign;
+    }
+    &function[start..]
 }
 
 /// Returns the first name of a path, if another name follows. A single name is a generic parameter or a function of C.

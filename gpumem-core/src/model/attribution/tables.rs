@@ -143,9 +143,32 @@ pub(super) const GPUMEM_C: &[&str] = &["libgpumem_c"];
 /// into the program.
 pub(super) const GPUMEM_H: &str = "gpumem_pool_";
 
-/// Folders of the standard library's sources. Their full paths are needed, because a folder of a user may be called `core`
-/// as well.
-pub(super) const STD_FOLDERS: &[&str] = &["/rustc/", "/rustlib/src/rust/", "/rust/deps/"];
+/// Folders of the standard libraries' sources, of Rust and of C++. Their full paths are needed, because a folder of a user may be called
+/// `core` as well.
+pub(super) const STD_FOLDERS: &[&str] =
+    &["/rustc/", "/rustlib/src/rust/", "/rust/deps/", "/usr/include/", "/include/c++/", "/lib/gcc/", "/lib/clang/"];
+
+/// Folders in which the CUDA toolkit is installed. Its headers are in folders `include` below them.
+pub(super) const TOOLKITS: &[&str] =
+    &["/usr/local/cuda", "/opt/cuda", "/hpc_sdk/", "/site-packages/nvidia/", "/dist-packages/nvidia/"];
+
+/// Parts of the paths of the toolkit's headers elsewhere, of thrust and cub, and of the files that nvcc writes to call kernels.
+pub(super) const TOOLKIT_FILES: &[&str] = &[
+    "/targets/x86_64-linux/include/",
+    "/targets/sbsa-linux/include/",
+    "/targets/aarch64-linux/include/",
+    "/cuda_runtime.h",
+    ".cudafe1.stub.c",
+    "/include/thrust/",
+    "/thrust/thrust/",
+    "/include/cub/",
+    "/cub/cub/",
+    "/include/cccl/",
+    "/include/cuda/std/",
+];
+
+/// The namespaces of thrust, cub and libcu++, and of allocators of the standard library.
+pub(super) const TOOLKIT_NAMESPACES: &[&str] = &["thrust::", "cub::", "cuda::std::", "__gnu_cxx::"];
 
 /// Functions that run before any code of the user. They are needed if the file is not known.
 pub(super) const STARTUP: &[&str] = &["main", "_start", "__rust_try", "__rust_begin_short_backtrace"];

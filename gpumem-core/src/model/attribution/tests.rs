@@ -123,6 +123,65 @@ fn a_program_with_the_cuda_runtime_inside() {
     check(&text.replace("src/a.cu:9", "-").replace("cudaMallocHelper::make", "work"), Some("train"), Some("work"));
 }
 
+/// Headers of the CUDA toolkit, of the standard library and of thrust and cub are between the driver and a line in C++.
+#[test]
+fn a_program_in_cpp_has_the_line_that_uses_a_header() {
+    for header in [
+        "cudaError cudaMalloc<float>(float**, unsigned long) | /usr/local/cuda/include/cuda_runtime.h:879",
+        "cudaMalloc<float> | /usr/local/cuda-12.8/bin/../targets/x86_64-linux/include/cuda_runtime.h:879",
+        "cudaMallocAsync<float> | /nix/store/0a-cuda_cudart-12.4/include/cuda_runtime.h:680",
+        "cuda::mr::device_memory_resource::allocate | /usr/local/cuda-13.0/targets/sbsa-linux/include/cccl/cuda/mr:8",
+        "cuda::device_buffer | /opt/nvidia/hpc_sdk/Linux_x86_64/24.1/cuda/12.3/include/cuda/buffer:8",
+        "cudaLaunchKernel<char> | /usr/local/cuda-12.8/include/cuda_runtime.h:216",
+        "__device_stub__Z3addPf(float*) | /tmp/tmpxft_00001f_00-6_a.cudafe1.stub.c:14",
+        "cudaMalloc<float> | /v/lib/python3.12/site-packages/nvidia/cuda_runtime/include/cuda_runtime.h:879",
+        "fill | /usr/include/c++/13/bits/stl_vector.h:1",
+        "fill | /usr/include/x86_64-linux-gnu/c++/13/bits/x.h:1",
+        "fill | /opt/rh/gcc-toolset-13/root/usr/include/c++/13/bits/stl_vector.h:1",
+        "fill | /usr/lib/gcc/x86_64-linux-gnu/13/../../../../include/c++/13/bits/stl_vector.h:1",
+        "fill | /usr/lib/llvm-18/include/c++/v1/vector:1",
+        "grow | /home/me/cccl/thrust/thrust/device_vector.h:1",
+        "grow | /home/me/app/build/_deps/cccl-src/cub/cub/device/device_radix_sort.cuh:1",
+        "grow | /opt/conda/include/thrust/detail/vector_base.inl:1",
+        "grow | /home/me/cccl/libcudacxx/include/cuda/std/__memory/x.h:1",
+        "void thrust::THRUST_200500_800_NS::detail::vector_base<float>::resize<int>(int) | vendor/vector_base.inl:4",
+        "cudaError cub::DeviceReduce::Sum<float*>(void*, unsigned long&) | -",
+        "void std::_Construct<Layer, int>(Layer*, int&&) | -",
+        "cudaError cudaMalloc<float>(float**, unsigned long) | -",
+        "void* __gnu_cxx::new_allocator<float>::allocate(unsigned long) | -",
+        "void cuda::std::__4::__construct_at<float>(float*) | -",
+    ] {
+        let text = format!(
+            "/lib/libcuda.so.1 | cuMemAlloc_v2 | -\n/app/train | {header}
+             /app/train | Buffer::Buffer(unsigned long) | /home/me/app/include/buffer.h:12
+             /app/train | main | /home/me/app/a.cu:9"
+        );
+        check(&text, Some("train"), Some("/home/me/app/include/buffer.h:12"));
+        let frames = stack(&text);
+        let (_, caller) = user_line(&frames).unwrap();
+        assert_eq!(caller.unwrap().to_string(), "/home/me/app/a.cu:9");
+        check(&format!("/app/train | {header}"), Some("train"), None);
+    }
+    // What a function returns says nothing about where it is, and folders of a user may have such names.
+    for line in [
+        "std::vector<float, std::allocator<float> > make_buffer<float>(unsigned long) | src/a.cu:9",
+        "cudaError my_alloc<float>(float**) | /home/me/cuda/include/alloc.cuh:9",
+        "void (anonymous namespace)::grow<std::plus<int> >(thrust::device_vector<float>&) | /home/me/thrust/src/main.cu:9",
+        "main | /usr/local/cuda/samples/0_Simple/vectorAdd/vectorAdd.cu:9",
+        "cuda::alloc(unsigned long) | /home/me/app/include/cuda/alloc.h:9",
+    ] {
+        let place = line.split(" | ").nth(1);
+        check(&format!("/lib/libcuda.so.1 | cuMemAlloc_v2 | -\n/app/train | {line}"), Some("train"), place);
+    }
+    let named = "thrust::device_vector<float> made<float>(unsigned long)";
+    check(&format!("/app/train | {named} | -"), Some("train"), Some(named));
+    check(
+        "/app/train | cudaError mine::grow<float>(float**) | -",
+        Some("train"),
+        Some("cudaError mine::grow<float>(float**)"),
+    );
+}
+
 #[test]
 fn a_library_that_allocates_for_itself() {
     let text = "/app/train | gpumem::sys::cupti::callback | -

@@ -1,0 +1,33 @@
+//! What cannot be true of a history.
+
+use gpumem_core::model::Bytes;
+
+/// What cannot be true of a history: the number of such things, and one of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Contradictions {
+    count: u64,
+    /// The number of bytes, and what is wrong with them.
+    example: (u64, &'static str),
+}
+
+impl Contradictions {
+    /// Notes that this cannot be true of this number of bytes. What was noted last is the earliest event, so it is the most likely cause of
+    /// the others.
+    pub(super) fn add(&mut self, bytes: u64, what: &'static str) {
+        self.count += 1;
+        self.example = (bytes, what);
+    }
+
+    pub(super) fn check(&mut self, is_right: bool, bytes: u64, what: &'static str) {
+        if !is_right {
+            self.add(bytes, what);
+        }
+    }
+
+    /// Returns one of them, and the number of the others. `None` if there are none.
+    pub(super) fn in_words(&self) -> Option<String> {
+        let (bytes, what) = self.example;
+        let others = if self.count > 1 { format!(", and {} more", self.count - 1) } else { String::new() };
+        (self.count > 0).then(|| format!("{} {what}{others}", Bytes::new(bytes)))
+    }
+}

@@ -1,0 +1,56 @@
+//! The names in a snapshot.
+
+use std::{borrow::Cow, path::Path};
+
+/// The library of PyTorch that calls the driver, and one for functions in C++ of which only the name is known. They are the first ones of the
+/// history.
+pub(super) const LIBRARIES: [&str; 2] = ["libc10_cuda.so", "libtorch.so"];
+
+/// Returns whether a function in C or C++ belongs to the interpreter, begins a thread or the program, or reads the
+/// stack.
+pub(super) fn is_everywhere(name: &str) -> bool {
+    const BEGINNINGS: [&str; 7] =
+        ["Py", "_Py", "_start", "__libc_", "__clone", "torch::unwind::", "torch::CapturedTraceback::"];
+    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) || name.ends_with("gather_with_cpp()")
+}
+
+fn ends_with(path: &str, end: &str) -> bool {
+    Path::new(path).extension().is_some_and(|known| known == end)
+}
+
+pub(super) fn is_library(path: &str) -> bool {
+    ends_with(path, "so") || path.contains(".so.")
+}
+
+pub(super) fn is_python(path: &str) -> bool {
+    ends_with(path, "py") || path.starts_with('<')
+}
+
+/// Each frame has its own copy of its names, so the text of a name has at most this many bytes before and after its middle. A path that
+/// the system can open has at most 4,096.
+const HALF_OF_NAME: usize = 500;
+
+/// Returns a text without its middle if it is too long.
+pub(super) fn held(text: &str) -> Cow<'_, str> {
+    if text.len() <= 2 * HALF_OF_NAME {
+        return text.into();
+    }
+    let is_boundary = |at: &usize| text.is_char_boundary(*at);
+    let begin = (0..=HALF_OF_NAME).rev().find(is_boundary).unwrap_or(0);
+    let end = (text.len() - HALF_OF_NAME..text.len()).find(is_boundary).unwrap_or(text.len());
+    format!("{}…{}", &text[..begin], &text[end..]).into()
+}
+
+/// Returns whether a field of any other dictionary is needed. The divisions of `roundup_power2_divisions` have numbers
+/// as names.
+pub(super) fn is_needed(name: &str) -> bool {
+    const NAMES: [&str; 6] = [
+        "segments",
+        "device_traces",
+        "allocator_settings",
+        "max_split_size",
+        "roundup_power2_divisions",
+        "expandable_segments",
+    ];
+    NAMES.contains(&name) || name.parse::<u64>().is_ok()
+}
