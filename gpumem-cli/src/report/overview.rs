@@ -327,6 +327,8 @@ impl Overview {
         for of in overview.devices.iter_mut().take(IN_DETAIL) {
             let family = if of.simulated { Family::Simulated } else { Family::Cuda };
             of.holders = history.reader().device_peak(Device { family, ordinal: of.device });
+            // The rows of pools come after the other lines of the device, with calls that cannot be right.
+            of.holders.iter_mut().for_each(|holders| holders.pools.clear());
         }
         overview
     }
@@ -342,6 +344,15 @@ impl Overview {
     /// One line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
         [self.missing.in_words(), self.tensors_missing_in_words()].concat()
+    }
+
+    /// Returns the devices whose pools may have kept any amount unused.
+    pub(super) fn driver_unknown_in_words(&self) -> Vec<String> {
+        let line = |device: &DeviceOverview| {
+            let device = device.device;
+            format!("{}: The peak of the driver's blocks on device {device} is not in the recording.", self.file)
+        };
+        self.devices.iter().filter(|device| device.lacks_driver_peak()).map(line).collect()
     }
 
     /// Returns lines about missing data of the tensors of PyTorch.
@@ -471,6 +482,17 @@ impl DeviceOverview {
             highest_sample_seconds: all.highest_sample.map(|(time, _)| seconds(time)),
             holders: None,
         }
+    }
+
+    /// Returns the peak that has to fit on the device. It includes what pools keep unused.
+    pub(super) fn highest_bytes(&self) -> Option<u64> {
+        self.driver_peak_bytes.filter(|peak| *peak > 0).or(self.peak_bytes)
+    }
+
+    /// Returns whether an early recording of the peaks lacks the peak of the driver's blocks: it has them as they were at the peak of the
+    /// program's view.
+    pub(super) fn lacks_driver_peak(&self) -> bool {
+        !self.pools.is_empty() && self.driver_peak_bytes.is_none()
     }
 
     /// The line that holds most of the peak.
