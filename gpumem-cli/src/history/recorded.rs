@@ -47,6 +47,8 @@ pub(crate) struct History {
     pub(crate) tensors: Option<Tensors>,
     /// True if the file is a snapshot of PyTorch's allocator, which has no scopes, no threads and no other libraries.
     pub(crate) is_snapshot: bool,
+    /// True if the process of the recording still writes it.
+    pub(crate) still_records: bool,
     pub(super) reader: Reader<RecordingBytes>,
 }
 
@@ -158,6 +160,9 @@ impl History {
     /// The reason why the recording has no end.
     pub(crate) fn incomplete(&self) -> Option<String> {
         match self.reader.end() {
+            Some(End::Cut { .. } | End::Complete) | None if self.still_records && self.definitions().lacks_end() => {
+                Some("its process still records".to_owned())
+            }
             Some(End::Cut { at }) => Some(format!("it is cut within the record at byte {at}")),
             Some(End::Damaged { at, why }) => Some(format!("it is damaged at byte {at}: {why}")),
             Some(End::AboveLimit { at, limit }) => {

@@ -253,4 +253,16 @@ mod tests {
             assert!(text.parse::<PeakLimit>().is_err(), "{text}");
         }
     }
+
+    /// Comparing each letter with each other one would take minutes and gigabytes.
+    #[test]
+    fn long_names_cost_little() {
+        let name = |number: usize| format!("{}:{number}", "x".repeat(20_000));
+        let places: BTreeSet<_> = (0..500).map(name).chain(["src/model.rs:42".to_owned()]).collect();
+        let near = nearest(&places, &"y".repeat(100_000));
+        assert!(near.len() < 1_000, "{near}");
+        assert!(nearest(&places, "model.rs:42").contains("such as `src/model.rs:42`, "));
+        // A long name is told apart by its end.
+        assert!(nearest(&places, &format!("y{}:123", "x".repeat(20_000))).contains("x:123`, "));
+    }
 }

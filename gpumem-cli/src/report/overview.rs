@@ -227,10 +227,8 @@ impl Missing {
     pub(super) fn lost_in_words(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(why) = &self.incomplete {
-            lines.push(format!("The file has no end: {why}. The report covers what comes before."));
-        }
-        if let Some(why) = self.symbols {
-            lines.push(format!("Lines and functions are not known: {why}."));
+            let symbols = if self.symbols.is_some() { ", without lines and functions, which come with the end" } else { "" };
+            lines.push(format!("The file has no end: {why}. The report covers what comes before{symbols}."));
         }
         if self.has_no_history {
             let why = "PyTorch keeps one after torch.cuda.memory._record_memory_history()";

@@ -157,6 +157,10 @@ impl RunDifference {
     /// Compares two runs, which have these names.
     pub(crate) fn of(names: [String; 2], [before, after]: [Run; 2], limit: Option<Limit>) -> Self {
         let (mut only_before, mut only_after, mut peaks) = (before.peaks, after.peaks, Vec::new());
+        // Processes without a rank may have the same command: the one with the higher peak then is that with the higher peak before.
+        for peaks in [&mut only_before, &mut only_after] {
+            peaks.sort_by_key(|peak| peak.rank.is_none().then_some(Reverse(peak.peak_bytes)));
+        }
         // A rank may have another command in the other run, such as another learning rate.
         for has_other_command in [false, true] {
             for after in std::mem::take(&mut only_after) {
