@@ -3,12 +3,15 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error as _, MapAccess, Visitor},
+};
 
 use crate::{
     error::{Error, Kind, Result},
@@ -25,7 +28,32 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
     /// The peaks by name, such as that of a test.
+    #[serde(deserialize_with = "one_line_each")]
     pub peaks: BTreeMap<String, Peak>,
+}
+
+/// Reads the peaks. A name with two lines, such as after a merge, is an error: one of the two would be compared, and no one knows which.
+fn one_line_each<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<BTreeMap<String, Peak>, D::Error> {
+    struct Lines;
+    impl<'de> Visitor<'de> for Lines {
+        type Value = BTreeMap<String, Peak>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object of names and peaks")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut lines: A) -> std::result::Result<Self::Value, A::Error> {
+            let mut peaks = BTreeMap::new();
+            while let Some((name, peak)) = lines.next_entry::<String, Peak>()? {
+                if peaks.contains_key(&name) {
+                    return Err(A::Error::custom(format_args!("`{name}` has two lines")));
+                }
+                peaks.insert(name, peak);
+            }
+            Ok(peaks)
+        }
+    }
+    deserializer.deserialize_map(Lines)
 }
 
 /// A peak. The file has its bytes, or a text such as `650 MiB`, which is written if the peak is a whole number of MiB.
@@ -234,6 +262,7 @@ mod tests {
             "{\"peaks\": {\"a\": \"5\"}}",
             "{\"peaks\": {\"a\": -1}}",
             "{\"peaks\": {}, \"other\": 1}",
+            "{\"peaks\": {\"a\": 1, \"a\": \"2 MiB\"}}",
             "{\"peaks\": {\"a\": 1",
         ] {
             fs::write(&path, text).unwrap();

@@ -12,8 +12,8 @@ use crate::{
     files::{self, Recordings},
     report::{
         annotations::{Annotations, Check, Finding},
-        baseline::{Comparison, Lines, is_of_recording, repository_of},
-        difference::Limit,
+        baseline::{Comparison, Lines, Processes, is_of_recording, repository_of},
+        change::Limit,
         overview::Overview,
     },
     terminal,
@@ -128,7 +128,7 @@ fn refused(what: &str, error: gpumem_core::error::Error) -> Failure {
 
 /// Returns the lines of the recordings, and those recordings that have nothing in them.
 fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
-    let mut lines = Lines::default();
+    let mut processes = Processes::default();
     let Recordings { files, empty } = Recordings::of(&of.recordings)?;
     let root = repository_of(&of.file);
     let check = |file: &Path, why: &str| {
@@ -142,9 +142,10 @@ fn lines(of: &Of) -> Result<(Lines, Vec<Check>), Failure> {
         let overview = Overview::of(&history);
         match overview.why_empty() {
             Some(why) => empty.push(check(&file, why)),
-            None => lines.add(&history, &overview, root.as_deref())?,
+            None => processes.add(&history, &overview, root.as_deref())?,
         }
     }
+    let lines = processes.lines();
     if lines.is_empty() {
         let next = "record a program that uses a GPU";
         Annotations::tell(None, &empty)?;

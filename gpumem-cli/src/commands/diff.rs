@@ -14,7 +14,8 @@ use crate::{
     files::{self, Recordings},
     report::{
         annotations::{Annotations, Check},
-        difference::{Difference, Limit},
+        change::Limit,
+        difference::Difference,
         overview::Overview,
         run_difference::{Run, RunDifference},
     },

@@ -214,8 +214,10 @@ pub(super) fn execute(mut arguments: ReportArguments) -> Result<Exit, Failure> {
 
 /// Completes a recording if that is necessary, and reads it.
 pub(super) fn read(file: &Path) -> Result<History, Failure> {
-    complete_for_report(file);
-    History::read(file)
+    let still_records = complete_for_report(file);
+    let mut history = History::read(file)?;
+    history.still_records = still_records;
+    Ok(history)
 }
 
 /// One recording is an object. Several are a list of objects.

@@ -406,6 +406,7 @@ impl HistoryReading {
             end: reader.definitions().last_clock().unwrap_or_default().max(Duration::from_nanos(newest.time)),
             tensors,
             is_snapshot: false,
+            still_records: false,
             reader,
         }
     }

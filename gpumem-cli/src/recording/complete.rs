@@ -8,9 +8,12 @@ use std::{
 };
 
 use gpumem_core::recording::{End, has_ring, recover};
-use gpumem_driver::{lock_file::LockFile, ring_memory::SharedMemory};
+use gpumem_driver::{
+    lock_file::{LockFile, lock_file},
+    ring_memory::SharedMemory,
+};
 
-use super::{content::Content, locks::lock_file, parts, symbols, torch};
+use super::{content::Content, parts, symbols, torch};
 use crate::{failure::Failure, files, terminal};
 
 /// The completion of a large recording takes some seconds. A process that has its lock for longer hangs, or wants to block
@@ -26,24 +29,23 @@ pub(crate) fn unattended_marker(recording: &Path) -> PathBuf {
 }
 
 /// Completes a recording before it is reported, if something is missing in its file. If that fails, an error on stderr says so, and
-/// the recording is as readable as before.
-pub(crate) fn complete_for_report(recording: &Path) {
+/// the recording is as readable as before. Returns true if its process still records.
+pub(crate) fn complete_for_report(recording: &Path) -> bool {
     // Opening a pipe would wait for a writer. The reader of the recording refuses a pipe.
     if recording.metadata().is_ok_and(|known| !known.is_file()) || !is_unfinished(recording) {
-        return;
+        return false;
     }
-    let next = "the report covers what comes before";
-    let file = format!("`{}`", recording.display());
     match complete(recording) {
         Ok(Some(_)) => {}
-        Ok(None) => terminal::error(&Failure::new(file, "its process still records", next)),
+        Ok(None) => return true,
         // `gpumem run` has ended and given the recording its name meanwhile. The reader says that it cannot be read.
         Err(error) if error.kind() == io::ErrorKind::NotFound && !recording.exists() => {}
         Err(error) => {
-            let what = format!("what the process of {file} recorded last cannot be added");
-            terminal::error(&Failure::new(what, error, next));
+            let what = format!("what the process of `{}` recorded last cannot be added", recording.display());
+            terminal::error(&Failure::new(what, error, "the report covers what comes before"));
         }
     }
+    false
 }
 
 /// Returns whether data of a recording is not in its file yet.

@@ -1,22 +1,23 @@
 //! The peaks of recordings as lines of a file, and the changes since it was written, for `gpumem baseline`.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     io::{self, Write},
     path::Path,
 };
 
 use gpumem_core::{
     export::{Paint, Role},
-    model::{ByteDelta, Bytes, one_line},
+    model::{ByteDelta, Bytes, alike, one_line},
     report::counted,
 };
 use gpumem_driver::baseline_file::Peak;
 use serde::Serialize;
 
 use super::{
-    annotations::{Check, Finding, position},
-    difference::{Change, Limit, MARKDOWN_TITLE, Named, escaped, signed, write_markdown_rows, write_rows},
+    annotations::{Check, Finding},
+    change::{Change, Limit, MARKDOWN_TITLE, MOST_ROWS, Named, escaped, signed, write_markdown_rows, write_rows},
+    moved::moved,
     overview::Overview,
     place_peaks::{PlacePeak, place_peaks},
 };
@@ -26,6 +27,9 @@ use crate::{failure::Failure, history::History};
 const LEAST_SHARE: u64 = 1;
 const MIB: u64 = 1 << 20;
 
+/// The end of the name of the line for the driver's blocks. Only a device with a registered pool has it: pools keep memory unused.
+const DRIVER: &str = ", driver's blocks";
+
 /// The peaks of some recordings, by the names of their lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(BTreeMap<String, Line>);
@@ -33,13 +37,27 @@ pub(crate) struct Lines(BTreeMap<String, Line>);
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     bytes: u64,
-    /// A place with less than this is not written.
+    /// A line with less than this is not written.
     least: u64,
 }
 
-impl Lines {
-    /// Adds the peaks of a recording. If processes have the same name without their number, each line has their highest peak. Places are
-    /// named from the root of the repository.
+/// The processes whose peaks become the lines of a baseline.
+#[derive(Debug, Default)]
+pub(crate) struct Processes(Vec<Process>);
+
+#[derive(Debug)]
+struct Process {
+    name: String,
+    /// Its command without numbers: those of ports, folders and processes differ in each run.
+    command: String,
+    /// The peaks of its devices.
+    peaks: Vec<u64>,
+    /// Its lines, without its name.
+    lines: Vec<(String, Line)>,
+}
+
+impl Processes {
+    /// Adds the peaks of a recording. Places are named from the root of the repository.
     pub(crate) fn add(&mut self, history: &History, overview: &Overview, root: Option<&str>) -> Result<(), Failure> {
         let failed = |why: &str, next| {
             let what = format!("the peaks of `{}` cannot be compared with a baseline", overview.file);
@@ -55,24 +73,61 @@ impl Lines {
         if overview.missing.has_only_peaks {
             return Err(failed("it has only the peaks of devices", "record the program without --only-peak"));
         }
-        let name = name_of(overview);
         let places = place_peaks(history, root);
+        let (mut peaks, mut lines) = (Vec::new(), Vec::new());
         for device in &overview.devices {
             let Some(peak) = device.peak_bytes else { continue };
             let simulated = if device.simulated { "simulated " } else { "" };
-            let device_name = format!("{name}, {simulated}device {}", device.device);
+            let device_name = format!(", {simulated}device {}", device.device);
             let least = MIB.max(peak / 100 * LEAST_SHARE);
             for PlacePeak { is_of_tensors, place, bytes, .. } in
                 places.iter().filter(|place| place.device == device.device)
             {
                 let tensors = if *is_of_tensors { ", tensors" } else { "" };
-                self.higher(format!("{device_name}{tensors}: {}", one_line(place)), Line { bytes: *bytes, least });
+                let name = format!("{device_name}{tensors}: {}", one_line(place));
+                lines.push((name, Line { bytes: *bytes, least }));
             }
-            self.higher(device_name, Line { bytes: peak, least: 0 });
+            // Without a pool, the line of the device says the same.
+            let least = if device.driver_peak_bytes.is_some() { 0 } else { u64::MAX };
+            let bytes = device.highest_bytes().unwrap_or(peak);
+            lines.push((format!("{device_name}{DRIVER}"), Line { bytes, least }));
+            lines.push((device_name, Line { bytes: peak, least: 0 }));
+            peaks.push(peak);
+        }
+        if !peaks.is_empty() {
+            let command = alike(&overview.command.join(" ")).into_owned();
+            self.0.push(Process { name: name_of(overview), command, peaks, lines });
         }
         Ok(())
     }
 
+    /// Returns the lines. If processes have the same name, the second one is `train #2`: they are told apart by their commands, and those
+    /// with the same command by their peaks, the highest first.
+    pub(crate) fn lines(self) -> Lines {
+        let Self(mut processes) = self;
+        let order = |a: &Process, b: &Process| {
+            (&a.name, &a.command).cmp(&(&b.name, &b.command)).then_with(|| b.peaks.cmp(&a.peaks))
+        };
+        processes.sort_by(order);
+        let mut taken: BTreeSet<String> = processes.iter().map(|process| process.name.clone()).collect();
+        let (mut lines, mut before) = (Lines::default(), None);
+        for Process { name, lines: of_process, .. } in processes {
+            let own = if before.as_ref() == Some(&name) {
+                let numbered = (2..).map(|number: u64| format!("{name} #{number}"));
+                numbered.into_iter().find(|name| taken.insert(name.clone())).unwrap_or_default()
+            } else {
+                name.clone()
+            };
+            before = Some(name);
+            for (rest, line) in of_process {
+                lines.higher(format!("{own}{rest}"), line);
+            }
+        }
+        lines
+    }
+}
+
+impl Lines {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -144,19 +199,21 @@ fn without_numbers(recording: &Path, pid: Option<u32>) -> String {
     }
 }
 
-/// Returns whether a line belongs to a device, and not to a place.
-fn is_of_device(name: &str) -> bool {
-    name.rsplit_once("device ").is_some_and(|(_, number)| number.parse::<u32>().is_ok())
+/// Returns the device of a line: `train, device 0` of `train, device 0: src/model.rs:12`. The file may also have the peaks of tests.
+fn device_of(name: &str) -> Option<&str> {
+    let end = |(at, word): (usize, &str)| {
+        let (before, rest) = (&name[..at], &name[at + word.len()..]);
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let is_whole = rest[digits..].is_empty() || rest[digits..].starts_with([':', ',']);
+        let is_device = before.ends_with(", ") || before.ends_with(", simulated ");
+        (is_whole && is_device && rest[..digits].parse::<u32>().is_ok()).then(|| at + word.len() + digits)
+    };
+    name.match_indices("device ").find_map(end).map(|end| &name[..end])
 }
 
-/// Returns whether a line belongs to a recording. The file may also have the peaks of tests.
+/// Returns whether a line belongs to a recording, and not to a test.
 pub(crate) fn is_of_recording(name: &str) -> bool {
-    name.match_indices([':', ',']).map(|(end, _)| &name[..end]).chain([name]).any(is_of_device)
-}
-
-/// Returns the device and the file of a place. `None` if the place has no line.
-fn source(name: &str) -> Option<&str> {
-    position(name).map(|(source, ..)| source)
+    device_of(name).is_some()
 }
 
 /// The changes since a baseline was written. The names of the fields are those in JSON.
@@ -187,61 +244,61 @@ struct New {
 
 impl Comparison {
     pub(crate) fn of(file: &Path, before: &BTreeMap<String, Peak>, now: &Lines, limit: Limit) -> Self {
-        let before: BTreeMap<_, _> = before.iter().filter(|(name, _)| is_of_recording(name)).collect();
-        let names: BTreeSet<_> = before.keys().copied().chain(now.0.keys()).collect();
-        let bytes = |name: &String| before.get(name).map(|peak| peak.0.get());
-        let change = |name: &String| {
-            let line = now.0.get(name).copied().unwrap_or_default();
-            // A place without a line may have had nearly the smallest amount that is written.
-            Change::new(signed(bytes(name).unwrap_or(line.least)), signed(line.bytes))
+        let before: BTreeMap<&str, u64> = before
+            .iter()
+            .filter(|(name, _)| is_of_recording(name))
+            .map(|(name, peak)| (&**name, peak.0.get()))
+            .collect();
+        let rounded_now = now.0.iter().map(|(name, line)| (&**name, rounded(line.bytes).get()));
+        let moved = moved([before.clone().into_iter().collect(), rounded_now.collect::<Vec<_>>()], Some(limit));
+        let moved_from: HashMap<_, _> = moved.iter().map(|[old, new]| (*new, *old)).collect();
+        let moved_away: HashSet<_> = moved.iter().map(|[old, _]| *old).collect();
+        // The amount in the file that a line of the recordings is compared with.
+        let partner = |name: &str, line: &Line| -> Option<u64> {
+            let same = || before.get(name).filter(|_| !moved_away.contains(name));
+            let old = moved_from.get(name).and_then(|old| before.get(old)).or_else(same);
+            // Before it had a pool, a device had no other blocks than those of its line.
+            let of_device = || before.get(name.strip_suffix(DRIVER).filter(|_| line.least == 0)?);
+            old.or_else(of_device).copied()
         };
-        let rounded_after = |change: Change| signed(rounded(change.after.unsigned_abs()).get());
-        let is_new = |name: &String| !before.contains_key(name) && change(name).exceeds(limit);
-        let mut left: BTreeSet<_> = before.keys().copied().filter(|name| !now.0.contains_key(*name)).collect();
-        let mut moved = Vec::new();
-        for name in names.iter().copied().filter(|name| is_new(name)) {
-            let had = |old: &String| Change::new(signed(bytes(old).unwrap_or(0)), rounded_after(change(name)));
-            let is_same = |old: &&String| {
-                let Change { before, after, .. } = had(old);
-                let is_near =
-                    [Change::new(before, after), Change::new(after, before)].map(|change| !change.exceeds(limit));
-                source(old).is_some() && source(old) == source(name) && is_near == [true; 2]
-            };
-            let same = left.iter().copied().filter(is_same).min_by_key(|old| had(old).bytes.unsigned_abs());
-            if let Some(old) = same {
-                left.remove(old);
-                moved.push([old.clone(), name.clone()]);
-            }
-        }
-        let is_moved = |name: &String| moved.iter().flatten().any(|moved| moved == name);
-        let gone: Vec<_> = left.into_iter().filter(|name| is_of_device(name)).cloned().collect();
-        // Nothing is known of the places of a device that is gone.
-        let is_gone = |name: &String| {
-            let of_device =
-                |device| name.strip_prefix(device).is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ',']));
-            gone.iter().map(String::as_str).any(of_device)
-        };
+        let is_device = |name: &str| device_of(name) == Some(name);
+        let gone: BTreeSet<_> =
+            before.keys().copied().filter(|name| is_device(name) && !now.0.contains_key(*name)).collect();
         let (mut changed, mut higher, mut new) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for name in names.iter().copied().filter(|name| !is_moved(name) && !is_gone(name)) {
-            let exact = change(name);
-            if !before.contains_key(name) {
-                if exact.exceeds(limit) {
-                    new.push(New { name: name.clone(), bytes: rounded(exact.after.unsigned_abs()).get() });
-                }
-                continue;
-            }
-            let shown = Change::new(signed(bytes(name).unwrap_or(0)), rounded_after(exact));
-            let is_lower = Change::new(exact.after, shown.before).exceeds(limit) && shown.bytes < 0;
+        let mut compare = |name: &str, before: u64, line: Line| {
+            let exact = Change::new(signed(before), signed(line.bytes));
+            let shown = Change::new(exact.before, signed(rounded(line.bytes).get()));
+            let is_lower = Change::new(exact.after, exact.before).exceeds(limit) && shown.bytes < 0;
             let is_higher = exact.exceeds(limit);
             if is_higher {
-                higher.insert(name.clone());
+                higher.insert(name.to_owned());
             }
             if is_higher || is_lower {
-                changed.push(Named { name: name.clone(), change: shown });
+                changed.push(Named::new(name, shown));
+            }
+        };
+        for (name, line) in &now.0 {
+            match partner(name, line) {
+                Some(before) => compare(name, before, *line),
+                // A place without a line may have had nearly the smallest amount that is written.
+                None if Change::new(signed(line.least), signed(line.bytes)).exceeds(limit) => {
+                    new.push(New { name: name.clone(), bytes: rounded(line.bytes).get() });
+                }
+                None => {}
+            }
+        }
+        for (name, bytes) in &before {
+            let is_known = moved_away.contains(name) || now.0.contains_key(*name) && !moved_from.contains_key(name);
+            // Nothing is known of the places of a device that is gone.
+            let is_gone = device_of(name).is_some_and(|device| gone.contains(device));
+            if !is_known && !is_gone {
+                compare(name, *bytes, Line::default());
             }
         }
         changed.sort_by_key(|named| std::cmp::Reverse(named.change.bytes));
         new.sort_by_key(|new| std::cmp::Reverse(new.bytes));
+        let gone = gone.into_iter().map(str::to_owned).collect();
+        let moved = moved.iter().map(|pair| pair.map(str::to_owned)).collect();
         Self { file: file.display().to_string(), limit, compared: before.len(), changed, higher, new, gone, moved }
     }
 
@@ -260,8 +317,8 @@ impl Comparison {
                 found: vec![Finding { text, place }],
             }
         };
-        let higher =
-            self.changed.iter().filter(|named| self.higher.contains(&named.name)).map(|Named { name, change }| {
+        let [higher, _] = self.rows();
+        let higher = higher.iter().map(|Named { name, change, .. }| {
                 let [before, after] = [change.before, change.after].map(ByteDelta::new);
                 let (words, place) = (change.in_words(), name.split_once(": ").map(|(_, place)| place));
                 let text = format!("{name}: the peak was {before} and is {after}: {words}, more than {limit} ({file})");
@@ -281,6 +338,11 @@ impl Comparison {
         checks
     }
 
+    /// Returns the rows that grew, and those that shrank.
+    fn rows(&self) -> [Vec<Named>; 2] {
+        self.changed.iter().cloned().partition::<Vec<_>, _>(|named| named.change.bytes > 0).into()
+    }
+
     fn lines(&self) -> Vec<String> {
         let moved = |[old, new]: &[String; 2]| {
             let place = new.split_once(": ").map_or(new.as_str(), |(_, place)| place);
@@ -288,8 +350,18 @@ impl Comparison {
         };
         let new = |New { name, bytes }: &New| format!("New: {name} has {}.", Bytes::new(*bytes));
         let gone = |name: &String| format!("No recording has {name}.");
-        let lines = self.new.iter().map(new).chain(self.moved.iter().map(moved));
-        lines.chain(self.gone.iter().map(gone)).collect()
+        let all = [
+            self.new.iter().map(new).collect::<Vec<_>>(),
+            self.moved.iter().map(moved).collect(),
+            self.gone.iter().map(gone).collect(),
+        ];
+        let shown = |mut lines: Vec<String>| {
+            let more = lines.len().saturating_sub(MOST_ROWS);
+            lines.truncate(MOST_ROWS);
+            lines.extend((more > 0).then(|| format!("({more} more; --json has all)")));
+            lines
+        };
+        all.into_iter().flat_map(shown).collect()
     }
 
     fn verdict(&self, file: &str) -> String {
@@ -322,7 +394,9 @@ impl Comparison {
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         let role = if self.is_exceeded() { Role::Alarm } else { Role::Heading };
         writeln!(out, "{}", paint.on(role, self.verdict(&self.file)))?;
-        write_rows("peak of", &self.changed, out, paint)?;
+        let [higher, lower] = self.rows();
+        write_rows("higher peak of", &higher, out, paint)?;
+        write_rows("lower peak of", &lower, out, paint)?;
         let lines = self.lines();
         if !lines.is_empty() {
             writeln!(out)?;
@@ -333,7 +407,9 @@ impl Comparison {
     /// Writes a table in Markdown, for a comment on a pull request.
     pub(crate) fn write_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{MARKDOWN_TITLE}\n")?;
-        write_markdown_rows("peak of", &self.changed, out)?;
+        let [higher, lower] = self.rows();
+        write_markdown_rows("higher peak of", &higher, out)?;
+        write_markdown_rows("lower peak of", &lower, out)?;
         for line in self.lines() {
             writeln!(out, "> {}\n", escaped(&line))?;
         }
@@ -393,6 +469,20 @@ mod tests {
         Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0))
     }
 
+    /// Comparing each line with each other one would take minutes.
+    #[test]
+    fn the_work_grows_with_the_number_of_lines() {
+        let place = |line: u64| format!("a, device 0: x.py:{line}");
+        let before: BTreeMap<_, _> = (0..20_000).map(|line: u64| (place(line * 3), Peak(Bytes::mib(1 + line)))).collect();
+        let line = |line: u64| (place(line * 3 + 1), Line { bytes: (1 + line) * MIB, least: MIB });
+        let device = ("a, device 0".to_owned(), Line { bytes: MIB, least: 0 });
+        let now = Lines((0..20_000).map(line).chain([device]).collect());
+        let before = before.into_iter().chain([("a, device 0".to_owned(), Peak(Bytes::mib(1)))]).collect();
+        let moved = Comparison::of(Path::new("b.json"), &before, &now, Limit::Percent(2.0));
+        assert_eq!((moved.moved.len(), moved.is_exceeded(), moved.changed.len()), (20_000, false, 0));
+        assert_eq!(moved.lines().len(), MOST_ROWS + 1);
+    }
+
     #[test]
     fn what_grew_fails_and_what_moved_does_not() {
         let before = [("a, device 0", 400), ("a, device 0: x.py:1", 100), ("a, device 0: x.py:9", 50)];
@@ -407,6 +497,23 @@ mod tests {
         );
         assert!(!moved.is_exceeded() && moved.changed.is_empty(), "{moved:?}");
         assert_eq!(moved.moved.len(), 2, "{moved:?}");
+        // It fell below 1 % of the new peak, and would have no line in a new file.
+        let leak = [("a, device 0", 3000), ("a, device 0: x.py:1", 33)];
+        let now = [("a, device 0", 5000, 0), ("a, device 0: x.py:3", 33, 50), ("a, device 0: x.py:80", 2000, 50)];
+        let small = compared(&leak, &now);
+        assert_eq!(small.moved, [["a, device 0: x.py:1", "a, device 0: x.py:3"]], "{small:?}");
+        assert_eq!(small.changed.iter().map(|named| named.name.as_str()).collect::<Vec<_>>(), ["a, device 0"]);
+        // A pool keeps unused memory of the driver. Without a pool, the device has the same line twice.
+        for (before, least, grew) in [
+            (&[("a, device 0", 64), ("a, device 0, driver's blocks", 64)][..], 0, 1),
+            (&[("a, device 0", 64)], 0, 1),
+            (&[("a, device 0", 64)], u64::MAX / MIB, 0),
+            (&[("a, device 0", 64), ("a, device 0, driver's blocks", 64)], u64::MAX / MIB, 1),
+        ] {
+            let now = [("a, device 0", 64, 0), ("a, device 0, driver's blocks", 39_936, least)];
+            let pool = compared(before, &now);
+            assert_eq!((pool.higher.len(), pool.new.len(), pool.gone.len()), (grew, 0, 0), "{before:?} {pool:?}");
+        }
         // The place is in another file and has more than before.
         let new = compared(
             &before,

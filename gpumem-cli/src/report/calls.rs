@@ -14,7 +14,7 @@ use gpumem_core::{
 use serde::{Serialize, Serializer};
 
 use super::{
-    difference::Limit,
+    change::Limit,
     text::{Bars, device_in_words},
 };
 use crate::{

@@ -1,81 +1,30 @@
 //! The difference between the peaks of two recordings, by scope, place, library and kind of memory, for `gpumem diff`.
 
 use std::{
-    collections::BTreeMap,
-    fmt::{self, Write as _},
+    collections::{HashMap, HashSet},
     io::{self, Write},
-    str::FromStr,
 };
 
 use gpumem_core::{
-    export::{Amounts, Cell, Fit, InPaint, Paint, Role, Show, Table},
-    model::{ByteDelta, Bytes, one_line},
+    export::{Paint, Role},
+    model::{ByteDelta, one_line},
     recording::TensorClass,
+    report::{SharedNames, path_in_words},
 };
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::{
-    annotations::{Check, Finding},
+    annotations::Check,
+    change::{
+        Change, Limit, MARKDOWN_TITLE, Named, check, escaped, named, signed, sorted, verdict, write_markdown_rows,
+        write_rows, write_verdict,
+    },
     modules::{ClassSum, ModuleSum},
+    moved::moved,
     overview::{DeviceOverview, Missing, Overview},
     sums::{NO_LINE, PlaceSum},
     tensors::TensorsOverview,
 };
-use gpumem_driver::settings::size;
-
-/// At most this many rows of a table are printed; JSON has all.
-const MOST_ROWS: usize = 20;
-
-/// The allowed increase of a peak, such as `5%` or `100MiB`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Limit {
-    Percent(f64),
-    Bytes(Bytes),
-}
-
-impl FromStr for Limit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused = || "write a share such as 5%, or an amount such as 100MiB".to_owned();
-        if let Some(percent) = text.trim().strip_suffix('%') {
-            let percent: f64 = percent.trim().parse().map_err(|_| refused())?;
-            return if percent.is_finite() && percent >= 0.0 { Ok(Self::Percent(percent)) } else { Err(refused()) };
-        }
-        // `5` is no size. It most likely means 5 %.
-        size(text).map(Self::Bytes).map_err(|_| refused())
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Percent(percent) => write!(f, "{percent} %"),
-            Self::Bytes(bytes) => write!(f, "{bytes}"),
-        }
-    }
-}
-
-impl Serialize for Limit {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl Limit {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        clippy::cast_sign_loss,
-        reason = "a share is no exact figure, and it is not negative"
-    )]
-    pub(super) fn of(self, whole: u64) -> u64 {
-        match self {
-            Self::Percent(percent) => (whole as f64 * percent / 100.0) as u64,
-            Self::Bytes(bytes) => bytes.get(),
-        }
-    }
-}
 
 /// The difference of two recordings. The names of the fields are those in JSON.
 #[derive(Debug, Serialize)]
@@ -105,6 +54,8 @@ pub(crate) struct DeviceDifference {
     pub(crate) simulated: bool,
     #[serde(flatten)]
     pub(crate) peak: Change,
+    /// The driver's blocks, with what pools keep unused. `None` if neither side has a registered pool: they are those of the peak.
+    pub(crate) driver: Option<Change>,
     pub(crate) by_scope: Vec<Named>,
     pub(crate) by_place: Vec<Named>,
     pub(crate) by_library: Vec<Named>,
@@ -126,78 +77,43 @@ pub(crate) struct TensorsDifference {
     pub(crate) by_place: Vec<Named>,
 }
 
-/// The bytes of a row at the peak before, and at the peak after.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Change {
-    #[serde(rename = "before_bytes")]
-    pub(crate) before: i64,
-    #[serde(rename = "after_bytes")]
-    pub(crate) after: i64,
-    #[serde(rename = "change_bytes")]
-    pub(crate) bytes: i64,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Named {
-    pub(crate) name: String,
-    #[serde(flatten)]
-    pub(crate) change: Change,
-}
-
-impl Change {
-    pub(super) fn new(before: i64, after: i64) -> Self {
-        Self { before, after, bytes: after.saturating_sub(before) }
-    }
-
-    /// Returns whether the increase is above the limit.
-    pub(super) fn exceeds(self, limit: Limit) -> bool {
-        let [before, after] = [self.before, self.after].map(i64::unsigned_abs);
-        after.saturating_sub(before) > limit.of(before)
-    }
-
-    /// Returns a text such as `+66 MiB (+5.3 %)`.
-    #[expect(clippy::cast_precision_loss, reason = "a share is no exact figure")]
-    pub(super) fn in_words(self) -> String {
-        let Self { before, bytes, .. } = self;
-        let sign = if bytes > 0 { "+" } else { "" };
-        let amount = ByteDelta::new(bytes);
-        if bytes == 0 {
-            return "no change".to_owned();
-        }
-        if before == 0 {
-            return format!("{sign}{amount}");
-        }
-        format!("{sign}{amount} ({:+.1} %)", bytes as f64 * 100.0 / before as f64)
-    }
-}
-
-type Name = fn(&PlaceSum) -> String;
+type Name = fn(&PlaceSum, &SharedNames<'_>) -> String;
 
 const BY: [(&str, Name); 4] = [
-    ("scope", |sum| if sum.scope.is_empty() { "outside of all scopes".to_owned() } else { sum.scope.join(" > ") }),
-    ("place", |sum| sum.place.clone()),
-    ("library", PlaceSum::library_or_program),
-    ("kind", |sum| sum.kind.to_owned()),
+    ("scope", |sum, names| path_in_words(&names.path(&sum.scope))),
+    ("place", |sum, _| sum.place.clone()),
+    ("library", |sum, _| sum.library_or_program()),
+    ("kind", |sum, _| sum.kind.to_owned()),
 ];
 
 /// Compares the places at the peak before with those at the peak after.
-fn by_name(sides: [&[PlaceSum]; 2], name: Name) -> Vec<Named> {
-    named(sides.map(|side| side.iter().map(move |sum| (name(sum), sum.bytes))))
+fn by_name(sides: [&[PlaceSum]; 2], name: impl Fn(&PlaceSum) -> String) -> Vec<Named> {
+    named(sides.map(|side| side.iter().map(|sum| (name(sum), sum.bytes)).collect::<Vec<_>>()))
 }
 
-fn named<S: Into<String>>(sides: [impl IntoIterator<Item = (S, i64)>; 2]) -> Vec<Named> {
-    let mut sums: BTreeMap<String, [i64; 2]> = BTreeMap::new();
-    for (at, side) in sides.into_iter().enumerate() {
-        for (name, bytes) in side {
-            sums.entry(name.into()).or_default()[at] += bytes;
-        }
-    }
-    let named = |(name, [before, after]): (String, [i64; 2])| Named { name, change: Change::new(before, after) };
-    let mut all: Vec<_> = sums.into_iter().map(named).collect();
-    all.sort_by_key(|named| {
-        (std::cmp::Reverse(named.change.bytes.unsigned_abs()), std::cmp::Reverse(named.change.after))
-    });
-    all
+/// Compares a place that is at another line of its file now with itself.
+fn with_moved(all: Vec<Named>, limit: Option<Limit>) -> Vec<Named> {
+    let side = |of: fn(&Change) -> i64| {
+        let amount = move |named: &'_ Named| of(&named.change).max(0).unsigned_abs();
+        all.iter().map(move |named| (&*named.name, amount(named))).filter(|(_, bytes)| *bytes > 0)
+    };
+    let sides = [side(|change| change.before).collect(), side(|change| change.after).collect::<Vec<_>>()];
+    let pairs: Vec<_> = moved(sides, limit).into_iter().map(|pair| pair.map(str::to_owned)).collect();
+    let before: HashMap<String, i64> = all.iter().map(|named| (named.name.clone(), named.change.before)).collect();
+    let from: HashMap<_, _> = pairs.iter().map(|[old, new]| (new, old)).collect();
+    let away: HashSet<_> = pairs.iter().map(|[old, _]| old).collect();
+    let paired = |Named { name, change, .. }: Named| {
+        let moved_from = from.get(&name).map(|old| (*old).clone());
+        let same = if away.contains(&name) { 0 } else { change.before };
+        let before = moved_from.as_ref().and_then(|old| before.get(old).copied()).unwrap_or(same);
+        // Another place may be at its earlier line now.
+        let lost = (moved_from.is_some() && !away.contains(&name) && change.before != 0)
+            .then(|| Named::new(name.clone(), Change::new(change.before, 0)));
+        let now = Named { name, moved_from, change: Change::new(before, change.after) };
+        let is_there = (now.change.before, now.change.after) != (0, 0);
+        is_there.then_some(now).into_iter().chain(lost)
+    };
+    sorted(all.into_iter().flat_map(paired).collect())
 }
 
 type Sums = Vec<(String, i64)>;
@@ -234,7 +150,7 @@ impl<'a> TensorSide<'a> {
 
 impl TensorsDifference {
     /// `None` if a recording has no tensors. A device without tensors has 0 bytes.
-    fn of(sides: [&Overview; 2], device: u32) -> Option<Self> {
+    fn of(sides: [&Overview; 2], device: u32, limit: Option<Limit>) -> Option<Self> {
         let is_known = |side: &&Overview| side.has_tensors() || side.is_estimate();
         let has_any = |side: &&Overview| side.tensors_at_peak(device).is_some();
         if !sides.iter().all(is_known) || !sides.iter().any(has_any) {
@@ -250,7 +166,11 @@ impl TensorsDifference {
             peak: Change::new(before.bytes, after.bytes),
             by_class: if_both(before.classes, after.classes),
             by_module: if_both(before.modules, after.modules),
-            by_place: if has_estimate { Vec::new() } else { by_name([before.places, after.places], line) },
+            by_place: if has_estimate {
+                Vec::new()
+            } else {
+                with_moved(by_name([before.places, after.places], line), limit)
+            },
         })
     }
 
@@ -288,28 +208,14 @@ fn classes_of_estimates(sums: &[ClassSum]) -> Sums {
     sums.iter().flat_map(class).map(|(name, bytes)| (name.to_owned(), signed(bytes))).collect()
 }
 
-pub(super) fn signed(bytes: u64) -> i64 {
-    Bytes::new(bytes).signed()
-}
-
-/// Returns the sentence about a limit at the end.
-pub(super) fn verdict(limit: Option<Limit>, is_exceeded: Option<bool>) -> Option<String> {
-    let limit = limit?;
-    Some(match is_exceeded {
-        Some(true) => format!("The peak increased by more than {limit}."),
-        Some(false) => format!("The peak did not increase by more than {limit}."),
-        None => format!("Whether the peak increased by more than {limit} is not known."),
-    })
-}
-
-/// A peak that was compared with that of `of`. `place` is the place that grew.
-pub(super) fn check(of: &str, words: &str, peak: Change, limit: Option<Limit>, place: Option<String>) -> Check {
-    let limit = limit.unwrap_or(Limit::Percent(0.0));
-    let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
-    let text = format!("{of}: the peak of {words} was {before} and is {after}: {}, more than {limit}", peak.in_words());
-    let found = peak.exceeds(limit).then_some(Finding { text, place });
-    let name = format!("the peak of {words} increases by at most {limit}");
-    Check { of: of.to_owned(), name, found: found.into_iter().collect() }
+/// Returns the change of the peak of a device, and that of the driver's blocks if a side has a registered pool.
+pub(super) fn peaks_of(sides: [Option<&DeviceOverview>; 2]) -> (Change, Option<Change>) {
+    let change = |of: fn(&DeviceOverview) -> Option<u64>| {
+        let [before, after] = sides.map(|side| side.and_then(of).map_or(0, signed));
+        Change::new(before, after)
+    };
+    let has_pool = sides.iter().flatten().any(|side| side.driver_peak_bytes.is_some());
+    (change(|device| device.peak_bytes), has_pool.then(|| change(DeviceOverview::highest_bytes)))
 }
 
 impl Difference {
@@ -319,15 +225,17 @@ impl Difference {
             let is_unknown = side.missing.leaves_peak_unknown();
             if is_unknown {
                 not_measured.extend(side.missing.in_words().into_iter().map(|line| format!("{}: {line}", side.file)));
-            } else if side.busiest().is_none() {
+            } else if side.devices.iter().all(|device| device.highest_bytes().is_none()) {
                 not_measured.push(format!("{}: Nothing was allocated.", side.file));
+            } else if limit.is_some() {
+                not_measured.extend(side.driver_unknown_in_words());
             }
         }
         // An estimate has simulated devices: they stand for those of the other side.
         let are_simulated = |overview: &Overview| overview.devices.iter().all(|device| device.simulated);
         let has_estimate = are_simulated(&before) != are_simulated(&after);
         let used = |overview: &Overview| -> Vec<(bool, u32)> {
-            let used = overview.devices.iter().filter(|device| device.peak_bytes.is_some());
+            let used = overview.devices.iter().filter(|device| device.highest_bytes().is_some());
             used.map(|device| (device.simulated && !has_estimate, device.device)).collect()
         };
         let mut devices = [used(&before), used(&after)].concat();
@@ -342,8 +250,9 @@ impl Difference {
                 };
                 let sides = [&before, &after].map(|side| of(side).map(|at| &side.devices[at]));
                 let places = sides.map(|side| side.map_or(&[][..], |side| &side.peak_by_place));
-                let tensors = TensorsDifference::of([&before, &after], device).filter(|_| !simulated);
-                let mut tables = BY.map(|(_, name)| by_name(places, name));
+                let tensors = TensorsDifference::of([&before, &after], device, limit).filter(|_| !simulated);
+                let names = SharedNames::of(places.into_iter().flatten().map(|sum| &*sum.scope));
+                let mut tables = BY.map(|(_, name)| by_name(places, |sum| name(sum, &names)));
                 // The blocks of an estimate are compared with tensors, and not with what the driver gave.
                 if tensors.is_some() && has_estimate {
                     tables.iter_mut().for_each(Vec::clear);
@@ -353,12 +262,12 @@ impl Difference {
                 if before.missing.symbols != after.missing.symbols {
                     by_place.clear();
                 }
-                let peaks = sides.map(|side| side.and_then(|side| side.peak_bytes).map_or(0, signed));
-                let peak = Change::new(peaks[0], peaks[1]);
-                DeviceDifference { device, simulated, peak, by_scope, by_place, by_library, by_kind, tensors }
+                let by_place = with_moved(by_place, limit);
+                let (peak, driver) = peaks_of(sides);
+                DeviceDifference { device, simulated, peak, driver, by_scope, by_place, by_library, by_kind, tensors }
             })
             .collect();
-        let is_exceeded = |limit| devices.iter().any(|device| device.peak.exceeds(limit));
+        let is_exceeded = |limit| devices.iter().flat_map(DeviceDifference::peaks).any(|(_, peak)| peak.exceeds(limit));
         Self {
             is_exceeded: limit.filter(|_| not_measured.is_empty()).map(is_exceeded),
             limit,
@@ -381,19 +290,22 @@ impl Difference {
 
     /// Returns a checked limit for each device.
     pub(crate) fn checks(&self) -> Vec<Check> {
-        let check = |device: &DeviceDifference| {
+        let checks = |device: &DeviceDifference| {
             let place = device.by_place.first().filter(|place| place.change.bytes > 0).map(|place| place.name.clone());
-            check(&self.after.file, &device.words(), device.peak, self.limit, place)
+            let of = |(words, peak): (String, Change)| check(&self.after.file, &words, peak, self.limit, place.clone());
+            device.peaks().into_iter().map(of).collect::<Vec<_>>()
         };
-        self.devices.iter().map(check).collect()
+        self.devices.iter().flat_map(checks).collect()
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write, paint: Paint) -> io::Result<()> {
         writeln!(out, "{}", paint.on(Role::Heading, format!("{} → {}", self.before.file, self.after.file)))?;
         for device in &self.devices {
             let words = device.words();
-            let [before, after] = [device.peak.before, device.peak.after].map(ByteDelta::new);
-            writeln!(out, "{words}: the peak was {before} and is {after}: {}", device.peak.in_words())?;
+            for (words, peak) in device.peaks() {
+                let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
+                writeln!(out, "{words}: the peak was {before} and is {after}: {}", peak.in_words())?;
+            }
             for ((by, _), all) in BY.iter().zip(device.all()) {
                 write_rows(by, all, out, paint)?;
             }
@@ -430,8 +342,10 @@ impl Difference {
 
     pub(super) fn write_markdown_tables(&self, out: &mut dyn Write) -> io::Result<()> {
         for device in &self.devices {
-            let [before, after] = [device.peak.before, device.peak.after].map(ByteDelta::new);
-            writeln!(out, "Peak of {}: {before} → **{after}**, {}\n", device.words(), device.peak.in_words())?;
+            for (words, peak) in device.peaks() {
+                let [before, after] = [peak.before, peak.after].map(ByteDelta::new);
+                writeln!(out, "Peak of {words}: {before} → **{after}**, {}\n", peak.in_words())?;
+            }
             for ((by, _), all) in BY.iter().zip(device.all()) {
                 write_markdown_rows(by, all, out)?;
             }
@@ -454,136 +368,18 @@ impl Difference {
     }
 }
 
-/// The heading of the text for a pull request.
-pub(super) const MARKDOWN_TITLE: &str = "### GPU memory";
-
-pub(super) fn write_verdict(
-    limit: Option<Limit>,
-    is_exceeded: Option<bool>,
-    out: &mut dyn Write,
-    paint: Paint,
-) -> io::Result<()> {
-    let Some(verdict) = verdict(limit, is_exceeded) else { return Ok(()) };
-    let role = if is_exceeded == Some(false) { Role::Text } else { Role::Alarm };
-    writeln!(out, "\n{}", paint.on(role, verdict))
-}
-
-fn changed(all: &[Named]) -> Vec<&Named> {
-    all.iter().filter(|named| named.change.bytes != 0).collect()
-}
-
-/// Writes a table of the changes, if there are any.
-pub(super) fn write_rows(by: &str, all: &[Named], out: &mut dyn Write, paint: Paint) -> io::Result<()> {
-    let changed = changed(all);
-    if changed.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "\n{}", InPaint(&Rows { by, rows: &changed[..changed.len().min(MOST_ROWS)] }, paint))?;
-    if changed.len() > MOST_ROWS {
-        writeln!(out, "({} more; --json has all)", changed.len() - MOST_ROWS)?;
-    }
-    Ok(())
-}
-
-pub(super) fn write_markdown_rows(by: &str, all: &[Named], out: &mut dyn Write) -> io::Result<()> {
-    let changed = changed(all);
-    if changed.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "| {by} | before | after | change |\n|---|---:|---:|---:|")?;
-    for Named { name, change } in changed.iter().take(MOST_ROWS) {
-        let [before, after] = [change.before, change.after].map(ByteDelta::new);
-        writeln!(out, "| {} | {before} | {after} | {} |", escaped(name), change.in_words())?;
-    }
-    if changed.len() > MOST_ROWS {
-        writeln!(out, "| {} more | | | |", changed.len() - MOST_ROWS)?;
-    }
-    writeln!(out)
-}
-
-/// Returns a text for a cell of a table in Markdown. It is code, so that no character has a meaning.
-pub(super) fn escaped(text: &str) -> String {
-    let text = one_line(text);
-    if !text.is_empty() && !text.contains(['|', '`']) {
-        return format!("`{text}`");
-    }
-    // Readers of Markdown disagree about the end of a cell that has these characters between backticks.
-    let mut cell = "<code>".to_owned();
-    for c in text.chars() {
-        if c.is_ascii_punctuation() {
-            let _ = write!(cell, "&#{};", u32::from(c));
-        } else {
-            cell.push(c);
-        }
-    }
-    cell + "</code>"
-}
-
 impl DeviceDifference {
     fn all(&self) -> [&[Named]; 4] {
         [&self.by_scope, &self.by_place, &self.by_library, &self.by_kind]
     }
 
+    /// Returns the peaks that have a limit, with their names.
+    fn peaks(&self) -> Vec<(String, Change)> {
+        let driver = self.driver.map(|driver| (format!("the driver's blocks on {}", self.words()), driver));
+        [(self.words(), self.peak)].into_iter().chain(driver).collect()
+    }
+
     fn words(&self) -> String {
         format!("{}device {}", if self.simulated { "simulated " } else { "" }, self.device)
-    }
-}
-
-struct Rows<'a> {
-    by: &'a str,
-    rows: &'a [&'a Named],
-}
-
-impl Show for Rows<'_> {
-    fn show(&self, f: &mut fmt::Formatter<'_>, paint: Paint) -> fmt::Result {
-        let figures = |named: &&Named| [named.change.before, named.change.after, named.change.bytes];
-        let amounts = Amounts::of(self.rows.iter().flat_map(figures));
-        let mut table = Table::new()
-            .column(self.by, Fit::LeftCutFront)
-            .amounts("before", amounts)
-            .amounts("after", amounts)
-            .amounts("change", amounts);
-        for named in self.rows {
-            let [before, after, change] = figures(named);
-            let (sign, role) = if change > 0 { ("+", Role::Less) } else { ("", Role::More) };
-            let change = Cell::from(format!("{sign}{}", amounts.show(change))).role(role);
-            table.row([Cell::from(&named.name), amounts.show(before).into(), amounts.show(after).into(), change]);
-        }
-        table.show(f, paint)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_are_shares_and_amounts() {
-        assert_eq!("5%".parse(), Ok(Limit::Percent(5.0)));
-        assert_eq!(" 0.5 % ".parse(), Ok(Limit::Percent(0.5)));
-        assert_eq!("100MiB".parse(), Ok(Limit::Bytes(Bytes::mib(100))));
-        assert_eq!("0".parse(), Ok(Limit::Bytes(Bytes::ZERO)));
-        for text in ["", "%", "-1%", "five", "inf%", "nan%", "-1MiB", "5", "0.5"] {
-            assert!(text.parse::<Limit>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_limit_itself_is_not_exceeded() {
-        for (limit, before, after, is_exceeded) in [
-            ("5%", 100, 105_u64, false),
-            ("5%", 100, 106, true),
-            ("0%", 100, 100, false),
-            ("0%", 100, 101, true),
-            ("5%", 100, 50, false),
-            ("5%", 0, 0, false),
-            ("5%", 0, 1, true),
-            ("1KiB", 0, 1024, false),
-            ("1KiB", 0, 1025, true),
-        ] {
-            let limit: Limit = limit.parse().unwrap();
-            let change = Change::new(before, signed(after));
-            assert_eq!(change.exceeds(limit), is_exceeded, "{limit} {before} {after}");
-        }
     }
 }

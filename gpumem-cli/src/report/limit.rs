@@ -1,15 +1,16 @@
 //! Compares recordings with limits, for `--max-peak` and `--fail-if`.
 
-use std::{collections::BTreeSet, fmt, path::Path, str::FromStr};
+use std::{cmp::Reverse, collections::BTreeSet, fmt, path::Path, str::FromStr};
 
 use clap::{ArgGroup, Args, ValueEnum};
-use gpumem_core::model::Bytes;
+use gpumem_core::{export::shortened, model::Bytes};
 use gpumem_driver::settings::size;
 
 use super::{
     annotations::{Annotations, Check, Finding},
     overview::{DeviceOverview, Missing, Overview},
     place_peaks::{PlacePeak, place_peaks},
+    together::Together,
 };
 use crate::{exit::Exit, failure::Failure, history::History};
 
@@ -30,6 +31,9 @@ pub(crate) struct Limits {
     #[arg(long, value_name = "FORM", requires = "limits")]
     annotations: Option<Annotations>,
 }
+
+/// A name that is longer is cut in messages.
+const LONGEST: usize = 200;
 
 /// A limit such as `20GiB` or `train.py:31=2GiB`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,12 +75,15 @@ pub(crate) struct Judge<'a> {
     checks: Vec<Check>,
     /// The places of all recordings, if a limit names one.
     places: BTreeSet<String>,
+    /// The devices of all recordings, if a limit is for a device.
+    together: Together,
     is_measured: bool,
 }
 
 impl<'a> Judge<'a> {
     pub(crate) fn new(limits: &'a Limits) -> Self {
-        Self { limits, checks: Vec::new(), places: BTreeSet::new(), is_measured: false }
+        let (places, together) = (BTreeSet::new(), Together::default());
+        Self { limits, checks: Vec::new(), places, together, is_measured: false }
     }
 
     /// Returns whether the user asked about losses. A loss is then an answer of the command, and no reason to doubt the
@@ -90,7 +97,10 @@ impl<'a> Judge<'a> {
     }
 
     pub(crate) fn add(&mut self, history: &History, overview: &Overview) {
-        self.is_measured |= overview.devices.iter().any(|device| highest(device).is_some());
+        self.is_measured |= overview.devices.iter().any(|device| device.highest_bytes().is_some());
+        if self.limits.max_peak.iter().any(|limit| limit.place.is_none()) {
+            self.together.add(history, overview);
+        }
         let has_places = self.limits.max_peak.iter().any(|limit| limit.place.is_some());
         let peaks = if has_places { place_peaks(history, None) } else { Vec::new() };
         for limit in &self.limits.max_peak {
@@ -133,11 +143,17 @@ impl<'a> Judge<'a> {
             let found = Finding::new(format!("nothing was measured, so nothing is known{of}"));
             self.push("", "something was measured".to_owned(), vec![found]);
         }
+        for limit in self.limits.max_peak.iter().filter(|limit| limit.place.is_none()) {
+            let found = self.together.above(limit.most)?;
+            if !found.is_empty() {
+                self.push("", format!("{limit}, of all processes together"), found);
+            }
+        }
         let named = self.limits.max_peak.iter().filter_map(|limit| limit.place.clone());
         // A limit that is misspelt would be kept for ever.
         let misspelt: BTreeSet<_> = named.filter(|place| self.is_measured && !self.places.contains(place)).collect();
         for place in &misspelt {
-            let what = format!("--max-peak cannot be checked for `{place}`");
+            let what = format!("--max-peak cannot be checked for `{}`", shortened(place, LONGEST));
             let failure = Failure::new(what, "no recording has such a place", nearest(&self.places, place));
             self.push("", format!("`{place}` is a place"), vec![Finding::new(failure.to_string())]);
         }
@@ -153,15 +169,14 @@ impl<'a> Judge<'a> {
 fn of_devices(overview: &Overview, limit: Bytes) -> Vec<Finding> {
     let Overview { file, devices, missing, .. } = overview;
     let above = devices.iter().filter_map(|device| {
-        let peak = Bytes::new(highest(device).filter(|peak| *peak > limit.get())?);
+        let peak = Bytes::new(device.highest_bytes().filter(|peak| *peak > limit.get())?);
         let more = Bytes::new(peak.get() - limit.get());
         let of = if device.driver_peak_bytes.is_some() { "the driver's blocks on device" } else { "device" };
         let text = format!("{file}: the peak of {of} {} was {peak}, {more} above the limit of {limit}", device.device);
         Some(Finding { text, place: device.most_at() })
     });
     let above: Vec<_> = above.collect();
-    // An early recording of the peaks has the driver's blocks as they were at the peak of the program's view.
-    let is_other_peak = devices.iter().any(|device| !device.pools.is_empty() && device.driver_peak_bytes.is_none());
+    let is_other_peak = devices.iter().any(DeviceOverview::lacks_driver_peak);
     if !above.is_empty() || !may_be_higher(missing) && !is_other_peak {
         return above;
     }
@@ -192,11 +207,6 @@ fn of_place(overview: &Overview, peaks: &[PlacePeak], place: &str, limit: Bytes)
     vec![here(format!("{file}: the peak of `{place}` may have been above the limit of {limit}. {reasons}"))]
 }
 
-/// Returns the peak that has to fit on the card. It includes the unused memory of pools.
-fn highest(device: &DeviceOverview) -> Option<u64> {
-    device.driver_peak_bytes.filter(|peak| *peak > 0).or(device.peak_bytes)
-}
-
 /// The peak may have been higher than the recording says.
 fn may_be_higher(missing: &Missing) -> bool {
     missing.incomplete.is_some()
@@ -211,12 +221,18 @@ fn may_be_higher(missing: &Missing) -> bool {
 /// Returns the next step for a place that no recording has: the most similar names.
 fn nearest(places: &BTreeSet<String>, place: &str) -> String {
     const MOST: usize = 3;
-    let mut near: Vec<_> = places.iter().collect();
-    near.sort_by(|a, b| {
-        let [a, b] = [a, b].map(|name| strsim::normalized_damerau_levenshtein(name, place));
-        b.total_cmp(&a)
-    });
-    let near: Vec<_> = near.into_iter().take(MOST).map(|name| format!("`{name}`")).collect();
+    /// This many names are compared letter by letter, and this many letters at their ends, where names of places differ.
+    const MOST_COMPARED: usize = 1_000;
+    const LETTERS: usize = 100;
+    let end = |name: &str| name.chars().rev().take(LETTERS).collect::<String>();
+    let wanted = end(place);
+    let same = |a: &str, b: &str| a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count();
+    let mut near: Vec<_> = places.iter().map(|name| (name, end(name))).collect();
+    near.sort_by_cached_key(|(name, end)| Reverse(same(end, &wanted).max(same(name, place).min(LETTERS))));
+    near.truncate(MOST_COMPARED);
+    let similar = |end: &str| (strsim::normalized_damerau_levenshtein(end, &wanted) * 1e9).round() as u64;
+    near.sort_by_cached_key(|(_, end)| Reverse(similar(end)));
+    let near: Vec<_> = near.iter().take(MOST).map(|(name, _)| format!("`{}`", shortened(name, LETTERS))).collect();
     match near.as_slice() {
         [] => "`gpumem report --table` lists the places".to_owned(),
         _ => format!("`gpumem report --table` lists the places, such as {}", near.join(", ")),
@@ -238,5 +254,17 @@ mod tests {
         for text in ["", "=2GiB", "train.py:31", "train.py:31=", "train.py:31=2"] {
             assert!(text.parse::<PeakLimit>().is_err(), "{text}");
         }
+    }
+
+    /// Comparing each letter with each other one would take minutes and gigabytes.
+    #[test]
+    fn long_names_cost_little() {
+        let name = |number: usize| format!("{}:{number}", "x".repeat(20_000));
+        let places: BTreeSet<_> = (0..500).map(name).chain(["src/model.rs:42".to_owned()]).collect();
+        let near = nearest(&places, &"y".repeat(100_000));
+        assert!(near.len() < 1_000, "{near}");
+        assert!(nearest(&places, "model.rs:42").contains("such as `src/model.rs:42`, "));
+        // A long name is told apart by its end.
+        assert!(nearest(&places, &format!("y{}:123", "x".repeat(20_000))).contains("x:123`, "));
     }
 }

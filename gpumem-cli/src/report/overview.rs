@@ -7,13 +7,13 @@ use gpumem_core::{
     derive::{Overlaps, registered_pool},
     ledger::KnownPool,
     model::{Bytes, Device, Family},
-    report::{Leaks, PeakHolders, RegisteredPool, counted},
+    report::{Leaks, PeakHolders, RegisteredPool, SharedNames, counted},
 };
 use serde::Serialize;
 
 use super::{
     refused::Refused,
-    sums::{PlaceSum, place_sums},
+    sums::{PlaceSum, place_sums, shared_sums},
     tensors::{TensorMoment, TensorsOverview},
     text::percent,
 };
@@ -242,10 +242,8 @@ impl Missing {
     pub(super) fn lost_in_words(&self) -> Vec<String> {
         let mut lines = self.contradictions.clone();
         if let Some(why) = &self.incomplete {
-            lines.push(format!("The file has no end: {why}. The report covers what comes before."));
-        }
-        if let Some(why) = self.symbols {
-            lines.push(format!("Lines and functions are not known: {why}."));
+            let symbols = if self.symbols.is_some() { ", without lines and functions, which come with the end" } else { "" };
+            lines.push(format!("The file has no end: {why}. The report covers what comes before{symbols}."));
         }
         if self.has_no_history {
             let why = "PyTorch keeps one after torch.cuda.memory._record_memory_history()";
@@ -341,6 +339,8 @@ impl Overview {
         for of in overview.devices.iter_mut().take(IN_DETAIL) {
             let family = if of.simulated { Family::Simulated } else { Family::Cuda };
             of.holders = history.reader().device_peak(Device { family, ordinal: of.device });
+            // The rows of pools come after the other lines of the device, with calls that cannot be right.
+            of.holders.iter_mut().for_each(|holders| holders.pools.clear());
         }
         overview
     }
@@ -356,6 +356,15 @@ impl Overview {
     /// One line for each thing that is missing.
     pub(crate) fn missing_in_words(&self) -> Vec<String> {
         [self.missing.in_words(), self.tensors_missing_in_words()].concat()
+    }
+
+    /// Returns the devices whose pools may have kept any amount unused.
+    pub(super) fn driver_unknown_in_words(&self) -> Vec<String> {
+        let line = |device: &DeviceOverview| {
+            let device = device.device;
+            format!("{}: The peak of the driver's blocks on device {device} is not in the recording.", self.file)
+        };
+        self.devices.iter().filter(|device| device.lacks_driver_peak()).map(line).collect()
     }
 
     /// Returns lines about missing data of the tensors of PyTorch.
@@ -404,14 +413,16 @@ impl NotFreed {
 }
 
 /// Returns the place that holds most, among those with a line, a library or a scope.
-fn most(places: &[PlaceSum]) -> Option<&PlaceSum> {
-    places.iter().find(|sum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty())
+fn most(places: &[PlaceSum]) -> Option<PlaceSum> {
+    shared_sums(places).into_iter().find(|sum| sum.line.is_some() || sum.library.is_some() || !sum.scope.is_empty())
 }
 
 /// Returns the memory of the package functions that this place calls.
 fn inside(history: &History, held: &[OriginSum<'_>], place: &PlaceSum) -> Vec<Sum> {
+    let names = SharedNames::of(held.iter().map(|held| &*held.origin.path));
     let is_of_place = |origin: &Origin| {
-        (&origin.line, &origin.caller, &origin.path) == (&place.line, &place.caller, &place.scope)
+        (&origin.line, &origin.caller) == (&place.line, &place.caller)
+            && *names.path(&origin.path) == *place.scope
             && place.line.is_some()
     };
     let of_place: Vec<_> = held.iter().copied().filter(|held| is_of_place(held.origin)).collect();
@@ -472,7 +483,7 @@ impl DeviceOverview {
         let knows_driver_peak = all.knows_driver_peak || !history.has_only_peaks();
         let has_pool = history.ledger().pools().iter().any(|pool| pool.device == device);
         Self {
-            inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, most)).unwrap_or_default(),
+            inside_most: most(&peak_by_place).map(|most| inside(history, &on_device, &most)).unwrap_or_default(),
             device: device.ordinal,
             simulated: device.family == Family::Simulated,
             name: defined.and_then(|defined| defined.name.clone()),
@@ -495,9 +506,20 @@ impl DeviceOverview {
         }
     }
 
+    /// Returns the peak that has to fit on the device. It includes what pools keep unused.
+    pub(super) fn highest_bytes(&self) -> Option<u64> {
+        self.driver_peak_bytes.filter(|peak| *peak > 0).or(self.peak_bytes)
+    }
+
+    /// Returns whether an early recording of the peaks lacks the peak of the driver's blocks: it has them as they were at the peak of the
+    /// program's view.
+    pub(super) fn lacks_driver_peak(&self) -> bool {
+        !self.pools.is_empty() && self.driver_peak_bytes.is_none()
+    }
+
     /// The line that holds most of the peak.
     pub(super) fn most_at(&self) -> Option<String> {
-        most(&self.peak_by_place)?.line.clone()
+        most(&self.peak_by_place)?.line
     }
 
     /// Returns the sentence about the place that holds most of the peak: `src/adam.rs:30 in train > step, called from
@@ -507,7 +529,7 @@ impl DeviceOverview {
         let PlaceSum { scope, place, caller, bytes, .. } = most(&self.peak_by_place)?;
         let scope = if scope.is_empty() { String::new() } else { format!(" in {}", scope.join(" > ")) };
         let caller = caller.as_ref().map(|caller| format!(", called from {caller},")).unwrap_or_default();
-        Some(format!("{place}{scope}{caller} holds {} of the peak", percent(*bytes, peak)))
+        Some(format!("{place}{scope}{caller} holds {} of the peak", percent(bytes, peak)))
     }
 
     pub(crate) fn words(&self) -> String {

@@ -12,8 +12,8 @@ use gpumem_core::{
 };
 
 use super::{
+    change::signed,
     compared::{ComparedPlace, Comparison, headings, most},
-    difference::signed,
     overview::{DeviceOverview, Overview},
     refused::Refused,
 };

@@ -15,12 +15,13 @@ use serde::Serialize;
 
 use super::{
     annotations::Check,
-    difference::{
-        Change, Difference, Limit, MARKDOWN_TITLE, Named, check, escaped, signed, verdict, write_markdown_rows,
-        write_rows, write_verdict,
+    change::{
+        Change, Limit, MARKDOWN_TITLE, Named, check, escaped, verdict, write_markdown_rows, write_rows,
+        write_verdict,
     },
+    difference::{Difference, peaks_of},
     json,
-    overview::Overview,
+    overview::{DeviceOverview, Overview},
 };
 
 /// The difference of two runs. The names of the fields are those in JSON.
@@ -55,6 +56,8 @@ pub(crate) struct RankDifference {
     device: u32,
     #[serde(flatten)]
     named: Named,
+    /// The driver's blocks, with what pools keep unused. `None` if neither side has a registered pool.
+    driver: Option<Change>,
 }
 
 /// The peak of a device in one recording.
@@ -67,6 +70,8 @@ pub(crate) struct RankPeak {
     simulated: bool,
     command: Vec<String>,
     peak_bytes: u64,
+    #[serde(skip)]
+    of_device: DeviceOverview,
 }
 
 /// The peaks of one run, the reasons why some of them are not known, and the recordings with nothing in them.
@@ -74,6 +79,8 @@ pub(crate) struct RankPeak {
 pub(crate) struct Run {
     peaks: Vec<RankPeak>,
     not_measured: Vec<String>,
+    /// The reasons why a limit says nothing about the driver's blocks.
+    driver_unknown: Vec<String>,
     empty: Vec<String>,
 }
 
@@ -91,11 +98,17 @@ impl Run {
             let lines = missing.in_words().into_iter();
             self.not_measured.extend(lines.map(|line| format!("{}: {line}", file.display())));
         }
+        self.driver_unknown.extend(overview.driver_unknown_in_words());
         for device in devices {
-            let Some(peak_bytes) = device.peak_bytes else { continue };
+            if device.highest_bytes().is_none() {
+                continue;
+            }
+            // Only its peaks are kept.
+            let (peak_bytes, driver_peak_bytes) = (device.peak_bytes, device.driver_peak_bytes);
+            let of_device = DeviceOverview { peak_bytes, driver_peak_bytes, ..DeviceOverview::default() };
             let (file, rank, command) = (file.to_owned(), *rank, command.clone());
-            let (device, simulated) = (device.device, device.simulated);
-            self.peaks.push(RankPeak { file, rank, device, simulated, command, peak_bytes });
+            let (device, simulated, peak_bytes) = (device.device, device.simulated, peak_bytes.unwrap_or(0));
+            self.peaks.push(RankPeak { file, rank, device, simulated, command, peak_bytes, of_device });
         }
     }
 }
@@ -120,10 +133,10 @@ impl RankPeak {
     }
 
     fn compared_with(self, after: Self) -> RankDifference {
-        let change = Change::new(signed(self.peak_bytes), signed(after.peak_bytes));
-        let named = Named { name: after.words(), change };
+        let (change, driver) = peaks_of([Some(&self.of_device), Some(&after.of_device)]);
+        let named = Named::new(after.words(), change);
         let (rank, device) = (after.rank, after.device);
-        RankDifference { before_file: self.file, after_file: after.file, rank, device, named }
+        RankDifference { before_file: self.file, after_file: after.file, rank, device, named, driver }
     }
 
     fn alone_in(&self, side: &str) -> String {
@@ -132,10 +145,22 @@ impl RankPeak {
     }
 }
 
+impl RankDifference {
+    /// Returns the peaks that have a limit.
+    fn rows(&self) -> impl Iterator<Item = Named> {
+        let driver = self.driver.map(|driver| Named::new(format!("{}, driver's blocks", self.named.name), driver));
+        [self.named.clone()].into_iter().chain(driver)
+    }
+}
+
 impl RunDifference {
     /// Compares two runs, which have these names.
     pub(crate) fn of(names: [String; 2], [before, after]: [Run; 2], limit: Option<Limit>) -> Self {
         let (mut only_before, mut only_after, mut peaks) = (before.peaks, after.peaks, Vec::new());
+        // Processes without a rank may have the same command: the one with the higher peak then is that with the higher peak before.
+        for peaks in [&mut only_before, &mut only_after] {
+            peaks.sort_by_key(|peak| peak.rank.is_none().then_some(Reverse(peak.peak_bytes)));
+        }
         // A rank may have another command in the other run, such as another learning rate.
         for has_other_command in [false, true] {
             for after in std::mem::take(&mut only_after) {
@@ -147,12 +172,16 @@ impl RunDifference {
         }
         peaks.sort_by_key(|peak| Reverse(peak.named.change.bytes));
         let mut not_measured = [before.not_measured, after.not_measured].concat();
+        if limit.is_some() {
+            not_measured.extend([before.driver_unknown, after.driver_unknown].concat());
+        }
         let empty = [before.empty, after.empty].concat();
         let [before, after] = names;
         if peaks.is_empty() {
             not_measured.push(format!("{before} and {after} have no peak of the same rank, device and command."));
         }
-        let is_exceeded = |limit| match peaks.iter().any(|peak| peak.named.change.exceeds(limit)) {
+        let grows = |limit| peaks.iter().flat_map(RankDifference::rows).any(|named| named.change.exceeds(limit));
+        let is_exceeded = |limit| match grows(limit) {
             false if !only_before.is_empty() || !only_after.is_empty() || !empty.is_empty() => None,
             is_exceeded => Some(is_exceeded),
         };
@@ -174,10 +203,11 @@ impl RunDifference {
 
     /// Returns a checked limit for each peak.
     pub(crate) fn checks(&self) -> Vec<Check> {
-        let of = |RankDifference { after_file, named, .. }: &RankDifference| {
-            check(&after_file.display().to_string(), &named.name, named.change, self.limit, None)
+        let of = |peak: &RankDifference| {
+            let file = peak.after_file.display().to_string();
+            peak.rows().map(|named| check(&file, &named.name, named.change, self.limit, None)).collect::<Vec<_>>()
         };
-        self.peaks.iter().map(of).collect()
+        self.peaks.iter().flat_map(of).collect()
     }
 
     /// Returns the reason why not all peaks can be compared.
@@ -189,9 +219,9 @@ impl RunDifference {
 
     /// Returns the sum, and the peaks.
     fn rows(&self) -> Vec<Named> {
-        let sum = Named { name: format!("sum of {}", self.peaks.len()), change: self.sum };
+        let sum = Named::new(format!("sum of {}", self.peaks.len()), self.sum);
         let sum = (self.peaks.len() > 1).then_some(sum);
-        sum.into_iter().chain(self.peaks.iter().map(|peak| peak.named.clone())).collect()
+        sum.into_iter().chain(self.peaks.iter().flat_map(RankDifference::rows)).collect()
     }
 
     fn heading(&self) -> String {

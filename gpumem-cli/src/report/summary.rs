@@ -85,7 +85,7 @@ fn write_one(overview: &Overview, out: &mut dyn Write, paint: Paint) -> io::Resu
         };
         writeln!(out)?;
         // The blocks of the driver are only those that the cache of PyTorch got for the tensors.
-        write_device(device, overview.missing.symbols, has_tensors && holds_cache(device), out, paint)?;
+        write_device(device, overview.missing.symbols.is_some(), has_tensors && holds_cache(device), out, paint)?;
         if torch.is_none() && holds_cache(device) {
             let text = "PyTorch keeps what is freed in a cache: a line is where the cache grew. `gpumem run --modules` shows the tensors.";
             writeln!(out, "{text}")?;
@@ -131,7 +131,7 @@ fn is_as_at_peaks(leaks: &Leaks, devices: &[DeviceOverview]) -> bool {
 /// With `is_brief`, it leaves out where the memory is, because the table of tensors has said it.
 fn write_device(
     device: &DeviceOverview,
-    no_symbols: Option<&str>,
+    lacks_symbols: bool,
     is_brief: bool,
     out: &mut dyn Write,
     paint: Paint,
@@ -175,13 +175,11 @@ fn write_device(
         let why = "stacks are recorded of blocks of 1 MiB or more, and of none with --stacks none";
         line(out, "no line", &format!("{share} of the peak has no stack: {why}"))?;
     }
-    if let Some(share) = share(|sum| sum.line.as_deref().is_some_and(|line| !is_exact(line))) {
+    let no_line = || share(|sum| sum.line.as_deref().is_some_and(|line| !is_exact(line)));
+    // Without symbols, a sentence about the whole recording says it.
+    if let Some(share) = no_line().filter(|_| !lacks_symbols) {
         let how = "build it with -g, or with Cargo's debug = \"line-tables-only\" and strip = false";
-        let why = match no_symbols {
-            Some(why) => format!("has no line: {why}"),
-            None => format!("is of code without debug information: {how}"),
-        };
-        line(out, "no line", &format!("{share} of the peak {why}"))?;
+        line(out, "no line", &format!("{share} of the peak is of code without debug information: {how}"))?;
     }
     match &device.besides {
         None => line(out, "besides", "? (managed and pinned host memory at the peak is not in the recording)")?,

@@ -75,7 +75,7 @@ impl Trials {
         command.envs(environment.split_whitespace().filter_map(|variable| variable.split_once('=')));
         let status = self.wait(command.process_group(0).spawn().map_err(failed)?);
         // A killed process has left a part of its recording in shared memory.
-        recordings(&folder).for_each(|recording| complete_for_report(&recording));
+        recordings(&folder).for_each(|recording| _ = complete_for_report(&recording));
         let status = status?;
         let outcome = outcome(&folder, status.success(), &status.to_string());
         _ = fs::remove_dir_all(&folder);

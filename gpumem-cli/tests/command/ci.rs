@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use gpumem_core::{
-    model::{Bytes, EventKind, MemKind, PoolId},
+    model::{Block, Bytes, EventKind, Key, MemKind, PoolId, StackId},
     recording::{DevicePeak, Item, PartDefinition, Process, TensorClass, Totals},
 };
 use serde_json::Value;
@@ -63,6 +63,108 @@ fn a_place_has_a_limit_of_its_own() {
     });
     let both = ran(&["report", "--max-peak", "src/model.rs:42=1MiB", &other, &file]);
     assert!(both.code == Some(1) && both.stderr.lines().count() == 1, "{both:?}");
+}
+
+/// Writes the recording of a process that began at this second and had this memory for two seconds.
+fn process(file: &std::path::Path, pid: u32, second: u64, mib: u64) {
+    let began = Duration::from_secs(1_790_000_000 + second);
+    let host = Some("node-1".to_owned());
+    let mut made =
+        Made::of(Process { pid, began, host, arguments: vec!["train".to_owned()], ..Process::default() }, true);
+    let block = made.alloc(mib * MIB, MemKind::Device, 2);
+    made.wait(2_000_000);
+    made.free(block);
+    fs::write(file, made.file()).expect("it can be written");
+}
+
+#[test]
+fn processes_have_one_device_together() {
+    let folder = folder("ci-together");
+    let limited = |limit: &str| within(&folder, &["report", "--max-peak", limit, "a.capture", "b.capture"]);
+    process(&folder.join("a.capture"), 10, 0, 5_000);
+    process(&folder.join("b.capture"), 11, 1, 5_000);
+    let above = limited("8GiB");
+    let words = "gpumem: device 0: 2 processes had 9.77 GiB at one time, 1.77 GiB above the limit of 8 GiB: \
+                 a.capture 4.88 GiB, b.capture 4.88 GiB\n";
+    assert_eq!((above.code, &*above.stderr), (Some(1), words));
+    assert_eq!(limited("10000MiB").code, Some(0));
+    // The recording of one process may be given twice.
+    assert_eq!(within(&folder, &["report", "--max-peak", "8GiB", "a.capture", "./a.capture"]).code, Some(0));
+    // One process after the other.
+    process(&folder.join("b.capture"), 11, 3, 5_000);
+    assert_eq!(limited("8GiB").code, Some(0));
+    // A process that was killed has freed nothing.
+    let mut killed = Made::of(
+        Process { pid: 12, began: Duration::from_secs(1_790_000_000), host: Some("node-1".to_owned()), ..Process::default() },
+        true,
+    );
+    killed.alloc(5_000 * MIB, MemKind::Device, 2);
+    fs::write(folder.join("a.capture"), killed.file()).unwrap();
+    assert_eq!(limited("8GiB").code, Some(0));
+    // It is not known when the peaks were.
+    for (name, second) in [("a.capture", 0), ("b.capture", 1)] {
+        let began = Duration::from_secs(1_790_000_000 + second);
+        let mut made = Made::of(Process { pid: 1, began, host: Some("node-1".to_owned()), ..Process::default() }, true);
+        made.item(&Item::Part(PartDefinition { is_peaks: true, after: 0 }));
+        made.alloc(5_000 * MIB, MemKind::Device, 2);
+        made.wait(2_000_000);
+        fs::write(folder.join(name), made.file()).unwrap();
+    }
+    let may_be = limited("8GiB");
+    assert!(may_be.code == Some(1) && may_be.stderr.contains(" 2 processes may have had 9.77 GiB "), "{may_be:?}");
+}
+
+/// Processes are told apart by their commands and peaks: their numbers differ in each run.
+#[test]
+fn a_baseline_has_each_process_of_a_name() {
+    let folder = folder("ci-namesakes");
+    let baseline = |what, files: &[&str]| within(&folder, &[&["baseline", what, "peaks.json"], files].concat());
+    process(&folder.join("x.gpu0.pid10.capture"), 10, 0, 1_000);
+    process(&folder.join("x.gpu0.pid11.capture"), 11, 0, 4_000);
+    let files = ["x.gpu0.pid10.capture", "x.gpu0.pid11.capture"];
+    assert_eq!(baseline("write", &files).code, Some(0));
+    let text = fs::read_to_string(folder.join("peaks.json")).unwrap();
+    assert!(text.contains("\"x #2, device 0\": \"1000 MiB\""), "{text}");
+    assert_eq!(baseline("check", &[files[1], files[0]]).code, Some(0));
+    process(&folder.join("x.gpu0.pid10.capture"), 10, 0, 3_900);
+    let grew = baseline("check", &files);
+    let words = grew.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(grew.code == Some(1) && words.contains(" x #2, device 0 1000 3904 +2904 "), "{grew:?}");
+    let gone = baseline("check", &files[1..]);
+    assert!(gone.code == Some(1) && gone.stdout.contains("\nNo recording has x #2, device 0.\n"), "{gone:?}");
+    // A merge can leave two lines for one peak.
+    fs::write(folder.join("peaks.json"), text.replace("\"x, device 0\": ", "\"x #2, device 0\": ")).unwrap();
+    let twice = baseline("check", &files);
+    assert!(twice.code == Some(2) && twice.stderr.contains("`x #2, device 0` has two lines"), "{twice:?}");
+}
+
+/// A pool has 64 MiB in use, and keeps more.
+#[test]
+fn what_a_pool_keeps_counts() {
+    let folder = folder("ci-pool");
+    let pool = PoolId(1);
+    for (name, reserved) in [("before", 64), ("after", 39 << 10)] {
+        let mut made = Made::new("train");
+        made.event(EventKind::PoolRegistered { pool, device: DEVICE });
+        let part = Key::of_part(pool, made.alloc(reserved * MIB, MemKind::Device, 2).get());
+        let (bytes, kind, stack) = (Bytes::mib(64), MemKind::Part, StackId(2));
+        made.alloc_at(part, Block { device: DEVICE, bytes, kind, context: pool.0, stack });
+        fs::create_dir_all(folder.join(name)).unwrap();
+        fs::write(folder.join(name).join("train.capture"), made.file()).unwrap();
+    }
+    for (before, after) in [("before", "after"), ("before/train.capture", "after/train.capture")] {
+        let grew = within(&folder, &["diff", before, after, "--fail-on-increase", "5%"]);
+        assert_eq!(grew.code, Some(1), "{grew:?}");
+        assert!(grew.stdout.contains("driver's blocks") && grew.stdout.contains("+38.94 GiB"), "{grew:?}");
+        assert_eq!(within(&folder, &["diff", after, before, "--fail-on-increase", "5%"]).code, Some(0));
+    }
+    let baseline = |what, file| within(&folder, &["baseline", what, "peaks.json", file]);
+    assert_eq!(baseline("write", "before/train.capture").code, Some(0));
+    let grew = baseline("check", "after/train.capture");
+    assert!(grew.code == Some(1) && grew.stdout.contains("train, device 0, driver's blocks"), "{grew:?}");
+    // Its row is printed once.
+    let report = within(&folder, &["report", "before/train.capture"]).stdout;
+    assert_eq!(report.matches("cache of ").count(), 1, "{report}");
 }
 
 /// Such a recording lacks the memory that was live between the peaks, and tensors stand for PyTorch's blocks.

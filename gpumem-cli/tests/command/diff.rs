@@ -86,6 +86,28 @@ fn an_estimate_is_compared_with_the_classes_of_tensors() {
     }
 }
 
+/// Two lines were inserted above, and one place grew.
+#[test]
+fn a_line_that_moved_is_compared_with_itself() {
+    let made = |by: u32, mib: u64| {
+        let mut made = Made::new("train");
+        for (line, mib) in [(10, 100), (20, 50), (30, mib), (31, 40)] {
+            let stack = made.stack(&[(0, "forward", "/home/ada/train/model.py", line + by)]);
+            made.alloc(mib * MIB, MemKind::Device, stack.0 - 1);
+        }
+        made
+    };
+    let files = [("diff-line-before.capture", 0, 30), ("diff-line-after.capture", 2, 70)];
+    let [before, after] = files.map(|(name, by, mib)| recorded(name, made(by, mib)));
+    let text = printed(&["diff", &before, &after]);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(" src/model.py:32 (was :30) 30 70 +40 ") || words.contains(" model.py:32 (was :30) 30 70 +40 "), "{text}");
+    assert_eq!(text.matches("model.py:").count(), 1, "the other lines are the same: {text}");
+    let place = &json(&["diff", "--json", &before, &after])["devices"][0]["by_place"][0];
+    assert!(place["moved_from"].as_str().unwrap().ends_with("model.py:30"), "{place}");
+    assert!(printed(&["diff", "--markdown", &before, &after]).contains("model.py:32 (was :30)`"));
+}
+
 /// The memory of tensors is a part of the device's memory. So tensors are in separate rows.
 #[test]
 fn tensors_are_compared_if_both_recordings_have_them() {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     Ran, file, gpumem,
-    made::{MIB, Made},
+    made::{MIB, Made, callsite},
     ran,
 };
 
@@ -331,6 +331,39 @@ fn a_program_without_debug_information_is_said() {
     assert!(text.contains("library  the program 4 MiB (100 %)\n"), "{text}");
 }
 
+/// 22 requests overlap: together they have more at the peak of the process than each had at its own.
+#[test]
+fn names_that_differ_in_numbers_are_one_in_each_report() {
+    let mut made = Made::new("serve");
+    let requests: u32 = 22;
+    for request in 0..requests {
+        made.item(&Item::Callsite(callsite(10 + request, &format!("request {request}"), "src/serve.rs", 7)));
+        let scope = made.open(8 + request);
+        made.alloc((1 + u64::from(request)) * MIB, MemKind::Device, 1);
+        made.close(scope);
+    }
+    let file = recorded("requests.capture", made);
+    let other = recorded("requests-other.capture", Made::new("serve").training(1, 1, MIB));
+    for view in [&[][..], &["--tree"], &["--leaks"], &["--table"], &["--at", "peak"], &["--between", "start", "peak"]] {
+        let text = printed(&[&["report"], view, &[&*file]].concat());
+        assert!(text.contains("request #") && !text.contains("request 2"), "{view:?}: {text}");
+        assert!(text.matches("src/model.rs:42").count() <= 2, "{view:?}: {text}");
+    }
+    let most = "most     src/model.rs:42 in request #, called from src/main.rs:9, holds 100 % of the peak\n";
+    assert!(printed(&["report", &file]).contains(most));
+    for several in [&["report", &*file, &*other][..], &["diff", &*other, &*file]] {
+        let text = printed(several);
+        assert!(text.contains("request #") && !text.contains("request 2"), "{text}");
+    }
+    // What a row had at the peak is never above its own peak.
+    let tree = printed(&["report", "--tree", &file]);
+    let words = tree.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(" request # 253 253 253 253 22 22 "), "{tree}");
+    assert!(tree.ends_with("#: names that differ only in numbers; their peak is at least this.\n"), "{tree}");
+    // The data keep each name.
+    assert_eq!(json(&["report", "--json", "--tree", &file])["scopes"].as_array().unwrap().len(), 23);
+}
+
 /// The symbols of a program come at the end of its recording.
 #[test]
 fn a_recording_without_an_end_has_no_symbols() {
@@ -342,16 +375,18 @@ fn a_recording_without_an_end_has_no_symbols() {
     };
     let why =
         "the recording has no end, where its symbols are; those of a process that still records come when it ends";
-    let Ran { stdout, .. } = ran(&["report", &cut]);
-    assert!(stdout.contains(" of the peak has no line: ") && !stdout.contains("-g"), "{stdout}");
-    assert_eq!(stdout.matches(why).count(), 2, "{stdout}");
+    // Both streams say once what is missing.
+    let Ran { stdout, stderr, .. } = ran(&["report", &cut]);
+    let text = ". The report covers what comes before, without lines and functions, which come with the end.\n";
+    assert!(stdout.contains(text) && !stdout.contains("-g") && stderr.lines().count() == 1, "{stdout}{stderr}");
+    assert_eq!(stdout.matches(" end").count(), 2, "{stdout}");
     assert_eq!(missing_symbols(&cut), why);
     // A place without a name is no new place.
     let whole = training("endless-whole.capture");
     assert_eq!(missing_symbols(&whole), Value::Null);
     for [before, after] in [[&cut, &whole], [&whole, &cut]] {
         let Ran { stdout, stderr, .. } = ran(&["diff", before, after]);
-        assert!(!stdout.contains("no symbols") && stdout.contains(why), "{stdout}{stderr}");
+        assert!(!stdout.contains("no symbols") && stdout.contains(", without lines and functions"), "{stdout}{stderr}");
         assert!(stdout.contains("\n scope "), "what is known is compared: {stdout}");
     }
 }

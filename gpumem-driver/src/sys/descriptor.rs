@@ -46,7 +46,7 @@ pub fn is_removed(_: &Metadata) -> bool {
 /// # Errors
 /// Returns an error if that fails, or if it is no regular file.
 pub fn open(path: &Path, creates: bool) -> io::Result<File> {
-    open_with(path, creates, false)
+    open_with(path, File::options().write(true).create(creates).truncate(false), false)
 }
 
 /// Opens or creates a file whose lock is used. A link is refused: somebody may have put it there.
@@ -54,7 +54,15 @@ pub fn open(path: &Path, creates: bool) -> io::Result<File> {
 /// # Errors
 /// Returns the same errors as [`open`].
 pub fn open_lock(path: &Path) -> io::Result<File> {
-    open_with(path, true, true)
+    open_with(path, File::options().read(true).write(true).create(true).truncate(false), true)
+}
+
+/// Opens a lock file to write at its end, whatever other processes write there at the same time.
+///
+/// # Errors
+/// Returns the same errors as [`open`], and one if there is no such file.
+pub fn open_lock_to_append(path: &Path) -> io::Result<File> {
+    open_with(path, File::options().append(true), true)
 }
 
 /// Opens a file for output at its end, or creates it. It may be a terminal or a pipe. Neither this nor a write waits for a reader: a
@@ -84,10 +92,8 @@ fn not_waiting(options: &mut OpenOptions, refuses_links: bool) {
     }
 }
 
-fn open_with(path: &Path, creates: bool, refuses_links: bool) -> io::Result<File> {
-    let mut options = File::options();
-    options.write(true).create(creates).truncate(false);
-    not_waiting(&mut options, refuses_links);
+fn open_with(path: &Path, options: &mut OpenOptions, refuses_links: bool) -> io::Result<File> {
+    not_waiting(options, refuses_links);
     let known = if refuses_links { path.symlink_metadata() } else { path.metadata() };
     let is_other = known.is_ok_and(|known| !known.is_file());
     let file = options.open(path).map_err(|error| if is_other { no_file() } else { error })?;

@@ -6,8 +6,6 @@ use std::{
     fmt,
     fs::File,
     io::{self, Write},
-    mem::ManuallyDrop,
-    os::fd::FromRawFd,
     thread,
     time::{Duration, Instant},
 };
@@ -32,7 +30,10 @@ pub fn notice(what: impl fmt::Display) {
 }
 
 /// Like [`notice`], but takes no lock, for the child of a fork: a thread that does not exist there may hold the lock of stderr.
+#[cfg(target_os = "linux")]
 pub fn notice_without_lock(what: impl fmt::Display) {
+    use std::{mem::ManuallyDrop, os::fd::FromRawFd};
+
     // SAFETY: `ManuallyDrop` leaves the descriptor open. If the program has closed it, or has opened another file with its number, the write
     // fails or goes there, as any write to stderr does.
     let stderr = ManuallyDrop::new(unsafe { File::from_raw_fd(2) });

@@ -7,10 +7,12 @@ use crate::error::{Kind, Result};
 /// Returns the peak of this test in the baseline.
 #[cfg(feature = "baseline")]
 pub(super) fn read(path: &Path, name: &str) -> Result<u64> {
-    let baseline = crate::baseline_file::Baseline::read(path)?;
-    let peak = baseline.and_then(|baseline| baseline.peaks.get(name).map(|peak| peak.0.get()));
+    let known = crate::baseline_file::Baseline::read(path)?;
+    let is_there = known.is_some();
+    let peak = known.and_then(|known| known.peaks.get(name).map(|peak| peak.0.get()));
     peak.ok_or_else(|| {
-        let detail = format!("it has no peak of `{name}`; run the test with GPUMEM_BASELINE_UPDATE=1 to write it");
+        let cause = if is_there { format!("it has no peak of `{name}`") } else { "there is no such file".to_owned() };
+        let detail = format!("{cause}; run the test with GPUMEM_BASELINE_UPDATE=1 to write it");
         Kind::BadBaseline { file: path.display().to_string(), detail }.into()
     })
 }

@@ -1,0 +1,198 @@
+//! Finds the places that are at another line of their file now, for `gpumem diff` and `gpumem baseline`.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::{
+    annotations::position,
+    change::{Change, Limit, signed},
+};
+
+/// Amounts that differ by this share are those of one place.
+const NEAR: Limit = Limit::Percent(2.0);
+/// The number of lines ahead, on each side, that are searched for the next place that both sides have.
+const AHEAD: usize = 8;
+/// The number of places that show whether lines were inserted or removed above them.
+const WITNESSES: usize = 4;
+
+/// A line of a file with memory.
+#[derive(Clone, Copy)]
+struct Line<'a> {
+    number: u32,
+    bytes: u64,
+    name: &'a str,
+}
+
+/// The lines of one file, in their order: before, and after.
+type Sides<'a> = [Vec<Line<'a>>; 2];
+
+/// Returns the places whose line is another one after than before: each name before and the name after. All other places keep their name.
+/// `limit` is the increase that the user allows.
+///
+/// Places of a file keep their order if lines are inserted or removed, and those below move by the same number of lines. If that explains
+/// nothing, a place is found by its amount. The time that this takes is about proportional to the number of places.
+pub(super) fn moved<'a>(
+    sides: [impl IntoIterator<Item = (&'a str, u64)>; 2],
+    limit: Option<Limit>,
+) -> Vec<[&'a str; 2]> {
+    let mut files: BTreeMap<(&str, Option<u32>), Sides<'a>> = BTreeMap::new();
+    for (at, side) in sides.into_iter().enumerate() {
+        for (name, bytes) in side {
+            if let Some((file, number, column)) = position(name) {
+                files.entry((file, column)).or_default()[at].push(Line { number, bytes, name });
+            }
+        }
+    }
+    let is_near = |before: u64, after: u64| {
+        let [before, after] = [before, after].map(signed);
+        let exceeds = |limit| Change::new(before, after).exceeds(limit) || Change::new(after, before).exceeds(limit);
+        !exceeds(NEAR) || limit.is_some_and(|limit| !exceeds(limit))
+    };
+    files.into_values().flat_map(|sides| of_file(sides, &is_near)).collect()
+}
+
+fn of_file<'a>(mut sides: Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool) -> Vec<[&'a str; 2]> {
+    // A baseline has no lines for small places.
+    let least = sides.each_ref().map(|side| side.iter().map(|line| line.bytes).min().unwrap_or(0));
+    let numbers = numbers_of(&sides);
+    for side in &mut sides {
+        side.retain(|line| line.bytes >= least[0].max(least[1]) / 2 || is_on_both(&numbers, line));
+        side.sort_by_key(|line| line.number);
+    }
+    let mut pairs = in_order(&sides, is_near);
+    // The places that have no partner in this order.
+    let paired: [HashSet<u32>; 2] = [0, 1].map(|side| pairs.iter().map(|pair| pair[side].number).collect());
+    for (side, paired) in sides.iter_mut().zip(&paired) {
+        side.retain(|line| !paired.contains(&line.number));
+    }
+    // A place that is on both sides has grown or shrunk.
+    let numbers = numbers_of(&sides);
+    for side in &mut sides {
+        side.retain(|line| !is_on_both(&numbers, line));
+        side.sort_by_key(|line| (line.bytes, line.number));
+    }
+    pairs.extend(by_amount(&mut sides, |before, after| before == after));
+    pairs.extend(by_amount(&mut sides, is_near));
+    pairs.retain(|[before, after]| before.number != after.number);
+    pairs.into_iter().map(|pair| pair.map(|line| line.name)).collect()
+}
+
+fn numbers_of(sides: &Sides<'_>) -> [HashSet<u32>; 2] {
+    sides.each_ref().map(|side| side.iter().map(|line| line.number).collect())
+}
+
+fn is_on_both(numbers: &[HashSet<u32>; 2], line: &Line<'_>) -> bool {
+    numbers.iter().all(|numbers| numbers.contains(&line.number))
+}
+
+/// Pairs places in the order of their lines. The distance of the two lines of a pair changes where lines were inserted or removed.
+fn in_order<'a>([before, after]: &Sides<'a>, is_near: &dyn Fn(u64, u64) -> bool) -> Vec<[Line<'a>; 2]> {
+    let at_line: HashMap<i64, usize> = after.iter().enumerate().map(|(at, line)| (line.number.into(), at)).collect();
+    let partner = |line: &Line<'_>, by: i64| at_line.get(&(i64::from(line.number) + by)).copied();
+    // The number of places from this one on that have the same amounts, if all are moved by this number of lines.
+    let witnesses = |from: usize, by: i64| {
+        let is_witness =
+            |line: &&Line<'_>| partner(line, by).is_some_and(|at| is_near(line.bytes, after[at].bytes));
+        before[from..].iter().take(WITNESSES).filter(is_witness).count()
+    };
+    let distance = |old: usize, new: usize| i64::from(after[new].number) - i64::from(before[old].number);
+    let (mut pairs, mut by, mut old, mut new) = (Vec::new(), 0, 0, 0);
+    while old < before.len() && new < after.len() {
+        // The next places are searched on both sides of the line where this one should be.
+        let expected = i64::from(before[old].number) + by;
+        new = new.max(after.partition_point(|line| i64::from(line.number) < expected).saturating_sub(AHEAD / 2));
+        let same = partner(&before[old], by).filter(|at| *at >= new);
+        if same.is_none_or(|at| !is_near(before[old].bytes, after[at].bytes)) {
+            // A place that has another amount now speaks for the distance up to here as well.
+            let known = witnesses(old, by) + usize::from(same.is_some());
+            let ahead = |at: usize, all: usize| at..all.min(at + AHEAD);
+            let other = ahead(old, before.len())
+                .flat_map(|old| ahead(new, after.len()).map(move |new| (old, new)))
+                .filter(|(old, new)| distance(*old, *new) != by)
+                .map(|(old, new)| (witnesses(old, distance(old, new)), old, new))
+                .max_by_key(|(count, at, to)| (*count, std::cmp::Reverse(at - old + to - new)));
+            if let Some((_, at, to)) = other.filter(|(count, ..)| *count > known) {
+                (by, old, new) = (distance(at, to), at, to);
+            }
+        }
+        if let Some(at) = partner(&before[old], by).filter(|at| *at >= new) {
+            pairs.push([before[old], after[at]]);
+            new = at + 1;
+        }
+        old += 1;
+    }
+    pairs
+}
+
+/// Removes places from both sides that have such amounts, and returns them as pairs. Both sides are sorted by amount.
+fn by_amount<'a>(sides: &mut Sides<'a>, is_same: impl Fn(u64, u64) -> bool) -> Vec<[Line<'a>; 2]> {
+    let [mut before, mut after] = sides.each_mut().map(|side| std::mem::take(side).into_iter().peekable());
+    let mut pairs = Vec::new();
+    while let (Some(old), Some(new)) = (before.peek(), after.peek()) {
+        if is_same(old.bytes, new.bytes) {
+            pairs.extend(before.next().zip(after.next()).map(<[_; 2]>::from));
+        } else if old.bytes < new.bytes {
+            sides[0].extend(before.next());
+        } else {
+            sides[1].extend(after.next());
+        }
+    }
+    sides[0].extend(before);
+    sides[1].extend(after);
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each place is its line and its amount in MiB. The pairs are the lines before and after.
+    #[test]
+    fn places_move_with_the_lines_above_them() {
+        for (before, after, expected) in [
+            ("10=100 20=50", "10=100 20=50", ""),
+            ("10=100 20=50", "10=130 20=20", ""),
+            ("10=100 20=50", "12=101 22=50", "10→12 20→22"),
+            // Names that both sides have stand for other places, and one of them grew.
+            ("10=100 12=50 14=70", "12=100 14=50 16=90", "10→12 12→14 14→16"),
+            ("10=100 12=50 14=70", "10=5 12=100 14=50 16=70", "10→12 12→14 14→16"),
+            // Lines were inserted between them, and others were removed.
+            ("10=100 20=50 30=70", "10=100 22=50 32=70", "20→22 30→32"),
+            ("10=100 20=50 30=70 40=8", "10=100 25=70 35=9", "30→25 40→35"),
+            // All amounts are others, or a place grew at its line.
+            ("10=100", "12=130", ""),
+            ("10=100", "10=200 50=100", ""),
+            // Functions changed places.
+            ("10=100 20=50", "30=50 60=100", "10→60 20→30"),
+            ("10=100 20=50", "", ""),
+        ] {
+            let side = |text: &str| -> Vec<(String, u64)> {
+                let place = |place: &str| {
+                    let (line, mib) = place.split_once('=').expect("both are there");
+                    (format!("a.py:{line}"), mib.parse::<u64>().expect("it is a number") << 20)
+                };
+                text.split_whitespace().map(place).collect()
+            };
+            let sides = [before, after].map(side);
+            let pairs = moved(sides.each_ref().map(|side| side.iter().map(|(name, bytes)| (&**name, *bytes))), None);
+            let line = |name: &str| name.trim_start_matches("a.py:").to_owned();
+            let mut found: Vec<_> = pairs.iter().map(|pair| pair.map(line).join("→")).collect();
+            found.sort();
+            assert_eq!(found.join(" "), expected, "{before} and {after}");
+        }
+    }
+
+    /// Comparing each place with each other one would take minutes.
+    #[test]
+    fn the_work_grows_with_the_number_of_places() {
+        let side = |by: u64, bytes: fn(u64) -> u64| -> Vec<(String, u64)> {
+            (0..30_000).map(|line| (format!("a.py:{}", line * 3 + by), bytes(line))).collect()
+        };
+        let equal = |_| 1 << 20;
+        let other = |line: u64| (line * 7919 % 30_000) << 12;
+        for sides in [[side(0, equal), side(1, equal)], [side(0, other), side(1, other)], [side(0, other), side(1, equal)]]
+        {
+            let pairs = moved(sides.each_ref().map(|side| side.iter().map(|(name, bytes)| (&**name, *bytes))), None);
+            assert!(pairs.len() <= 30_000);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The memory that several processes had on one device at one time, for `--max-peak`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use gpumem_core::model::{Bytes, Device, Family, one_line};
+
+use super::{
+    annotations::Finding,
+    change::signed,
+    overview::{DeviceOverview, Overview},
+};
+use crate::{failure::Failure, history::History};
+
+/// At most this many processes are named.
+const MOST_NAMED: usize = 4;
+
+/// A device of a machine: the name of the machine, and the UUID.
+type Shared = (Option<String>, String);
+
+/// The devices of recorded processes. The histories are read again if their peaks together are above a limit, so that only a few numbers
+/// of each recording are kept.
+#[derive(Debug, Default)]
+pub(super) struct Together {
+    processes: BTreeMap<Shared, Vec<Process>>,
+    /// The same recording may be given twice.
+    known: BTreeSet<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Process {
+    file: String,
+    device: Device,
+    highest: u64,
+    /// True if the recording does not say when the memory of the device had which size: its pools have unused memory, or only the peaks
+    /// are in it.
+    has_only_peak: bool,
+}
+
+/// A change of the memory of a process.
+struct Step {
+    /// In nanoseconds since 1970.
+    time: u64,
+    delta: i64,
+    process: usize,
+}
+
+impl Together {
+    pub(super) fn add(&mut self, history: &History, overview: &Overview) {
+        if !self.known.insert(history.path.canonicalize().unwrap_or_else(|_| history.path.clone())) {
+            return;
+        }
+        for of in overview.devices.iter().filter(|of| !of.simulated) {
+            let device = Device { family: Family::Cuda, ordinal: of.device };
+            let uuid = history.definitions().device(device).and_then(|defined| defined.uuid.clone());
+            if let Some((uuid, highest)) = uuid.zip(of.highest_bytes()) {
+                let has_only_peak = history.has_only_peaks() || has_pool(of);
+                let process = Process { file: overview.file.clone(), device, highest, has_only_peak };
+                self.processes.entry((overview.host.clone(), uuid)).or_default().push(process);
+            }
+        }
+    }
+
+    /// Returns the devices on which the processes had more than this at one time.
+    pub(super) fn above(&self, limit: Bytes) -> Result<Vec<Finding>, Failure> {
+        let may_be_above = |processes: &&Vec<Process>| {
+            let sum = processes.iter().fold(0_u64, |sum, process| sum.saturating_add(process.highest));
+            processes.len() > 1 && sum > limit.get()
+        };
+        let found = self.processes.values().filter(may_be_above).map(|processes| of_device(processes, limit));
+        Ok(found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    }
+}
+
+fn has_pool(device: &DeviceOverview) -> bool {
+    device.driver_peak_bytes.is_some() || device.lacks_driver_peak()
+}
+
+fn of_device(processes: &[Process], limit: Bytes) -> Result<Option<Finding>, Failure> {
+    let mut steps = Vec::new();
+    for (number, process) in processes.iter().enumerate() {
+        steps_of(number, process, &mut steps)?;
+    }
+    // At the same time, what one process frees may be what another one allocates.
+    steps.sort_by_key(|step| (step.time, step.delta));
+    let (mut now, mut most, mut at) = (0_i64, 0, 0);
+    for (number, step) in steps.iter().enumerate() {
+        now = now.saturating_add(step.delta);
+        if now > most {
+            (most, at) = (now, number + 1);
+        }
+    }
+    if most <= limit.signed() {
+        return Ok(None);
+    }
+    let mut held = vec![0_i64; processes.len()];
+    steps[..at].iter().for_each(|step| held[step.process] += step.delta);
+    let mut held: Vec<_> = processes.iter().zip(held).filter(|(_, bytes)| *bytes > 0).collect();
+    held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let amount = |bytes: i64| Bytes::new(bytes.unsigned_abs());
+    let names = held.iter().take(MOST_NAMED);
+    let mut names: Vec<_> = names.map(|(of, bytes)| format!("{} {}", one_line(&of.file), amount(*bytes))).collect();
+    names.extend((held.len() > MOST_NAMED).then(|| format!("{} more", held.len() - MOST_NAMED)));
+    let (count, device, more) = (held.len(), processes[0].device.ordinal, amount(most - limit.signed()));
+    let had = if processes.iter().any(|process| process.has_only_peak) { "may have had" } else { "had" };
+    Ok(Some(Finding::new(format!(
+        "device {device}: {count} processes {had} {} at one time, {more} above the limit of {limit}: {}",
+        amount(most),
+        names.join(", ")
+    ))))
+}
+
+/// Adds the changes of the memory of one process.
+fn steps_of(number: usize, process: &Process, steps: &mut Vec<Step>) -> Result<(), Failure> {
+    let history = History::read(Path::new(&process.file))?;
+    let began = u64::try_from(history.definitions().process().began.as_nanos()).unwrap_or(u64::MAX);
+    let mut step = |time: u64, delta| {
+        let time = began.saturating_add(time);
+        steps.push(Step { time, delta, process: number });
+    };
+    let end = history.end_nanos();
+    if process.has_only_peak {
+        step(0, signed(process.highest));
+        step(end, -signed(process.highest));
+        return Ok(());
+    }
+    let Some(device) = history.devices.iter().position(|device| device.device == process.device) else { return Ok(()) };
+    let mut live = 0;
+    for change in history.lives.changes() {
+        let block = history.lives.block(change.block);
+        let is_in_memory = history.origins.get(block.origin as usize).is_none_or(|origin| origin.kind.is_on_device());
+        if usize::from(block.device) == device && is_in_memory {
+            live += change.delta;
+            step(change.time, change.delta);
+        }
+    }
+    // The device takes back what an ended process has not freed.
+    step(end, -live);
+    Ok(())
+}
