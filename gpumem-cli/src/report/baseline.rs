@@ -319,11 +319,11 @@ impl Comparison {
         };
         let [higher, _] = self.rows();
         let higher = higher.iter().map(|Named { name, change, .. }| {
-                let [before, after] = [change.before, change.after].map(ByteDelta::new);
-                let (words, place) = (change.in_words(), name.split_once(": ").map(|(_, place)| place));
-                let text = format!("{name}: the peak was {before} and is {after}: {words}, more than {limit} ({file})");
-                of(name, text, place)
-            });
+            let [before, after] = [change.before, change.after].map(ByteDelta::new);
+            let (words, place) = (change.in_words(), name.split_once(": ").map(|(_, place)| place));
+            let text = format!("{name}: the peak was {before} and is {after}: {words}, more than {limit} ({file})");
+            of(name, text, place)
+        });
         let new = self.new.iter().map(|New { name, bytes }| {
             let place = name.split_once(": ").map(|(_, place)| place);
             of(name, format!("{name} has {}, and no line in {file}", Bytes::new(*bytes)), place)
@@ -473,7 +473,8 @@ mod tests {
     #[test]
     fn the_work_grows_with_the_number_of_lines() {
         let place = |line: u64| format!("a, device 0: x.py:{line}");
-        let before: BTreeMap<_, _> = (0..20_000).map(|line: u64| (place(line * 3), Peak(Bytes::mib(1 + line)))).collect();
+        let before: BTreeMap<_, _> =
+            (0..20_000).map(|line: u64| (place(line * 3), Peak(Bytes::mib(1 + line)))).collect();
         let line = |line: u64| (place(line * 3 + 1), Line { bytes: (1 + line) * MIB, least: MIB });
         let device = ("a, device 0".to_owned(), Line { bytes: MIB, least: 0 });
         let now = Lines((0..20_000).map(line).chain([device]).collect());

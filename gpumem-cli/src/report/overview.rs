@@ -242,7 +242,8 @@ impl Missing {
     pub(super) fn lost_in_words(&self) -> Vec<String> {
         let mut lines = self.contradictions.clone();
         if let Some(why) = &self.incomplete {
-            let symbols = if self.symbols.is_some() { ", without lines and functions, which come with the end" } else { "" };
+            let symbols =
+                if self.symbols.is_some() { ", without lines and functions, which come with the end" } else { "" };
             lines.push(format!("The file has no end: {why}. The report covers what comes before{symbols}."));
         }
         if self.has_no_history {

@@ -86,7 +86,8 @@ impl Destination {
     /// Returns the recordings that the processes of this run have begun and that are not there any more, by name.
     pub(super) fn removed(&self) -> Vec<PathBuf> {
         let noted = self.claim.iter().flat_map(LockFile::noted).map(|name| PathBuf::from(OsString::from_vec(name)));
-        let is_removed = |path: &PathBuf| path.parent() == self.file.parent() && self.is_of_a_process(path) && !path.exists();
+        let is_removed =
+            |path: &PathBuf| path.parent() == self.file.parent() && self.is_of_a_process(path) && !path.exists();
         let removed: BTreeSet<_> = noted.filter(is_removed).collect();
         removed.into_iter().collect()
     }

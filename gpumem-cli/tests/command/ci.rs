@@ -95,7 +95,12 @@ fn processes_have_one_device_together() {
     assert_eq!(limited("8GiB").code, Some(0));
     // A process that was killed has freed nothing.
     let mut killed = Made::of(
-        Process { pid: 12, began: Duration::from_secs(1_790_000_000), host: Some("node-1".to_owned()), ..Process::default() },
+        Process {
+            pid: 12,
+            began: Duration::from_secs(1_790_000_000),
+            host: Some("node-1".to_owned()),
+            ..Process::default()
+        },
         true,
     );
     killed.alloc(5_000 * MIB, MemKind::Device, 2);

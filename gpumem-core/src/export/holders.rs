@@ -11,8 +11,8 @@ use super::{
 use crate::{
     model::{Bytes, one_line},
     report::{
-        Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, SharedNames, counted, missing_in_words,
-        path_in_words,
+        Leaks, LiveBlock, OutOfMemory, PartKind, PeakHolder, PeakHolders, Place, SharedNames, counted,
+        missing_in_words, path_in_words,
     },
 };
 

@@ -46,7 +46,8 @@ pub fn by_place(blocks: &[LiveBlock]) -> Vec<Place> {
     let names = SharedNames::of(blocks.iter().map(|block| &*block.path));
     let place = |block: &LiveBlock| {
         let LiveBlock { path, library, line, scope_place, .. } = block;
-        let name = leak_in_words(&names.path(path), library.as_deref(), line.as_deref(), scope_place.as_deref(), has_scopes);
+        let name =
+            leak_in_words(&names.path(path), library.as_deref(), line.as_deref(), scope_place.as_deref(), has_scopes);
         let caller = block.caller.clone().filter(|_| block.library.is_none());
         Place { name, caller, blocks: 1, bytes: block.bytes, each: Some(block.bytes) }
     };

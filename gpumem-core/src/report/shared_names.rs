@@ -91,7 +91,8 @@ mod tests {
     #[test]
     fn many_names_that_differ_in_numbers_are_one() {
         let path = |text: String| text.split('/').map(str::to_owned).collect::<Vec<_>>();
-        let mut paths: Vec<_> = (0..17).map(|number| path(format!("request {number}/token {number}/decode 1"))).collect();
+        let mut paths: Vec<_> =
+            (0..17).map(|number| path(format!("request {number}/token {number}/decode 1"))).collect();
         paths.extend((0..16).map(|number| path(format!("load {number}"))));
         paths.push(path("other/request 1".to_owned()));
         let names = SharedNames::of(paths.iter().map(Vec::as_slice));
