@@ -73,9 +73,9 @@ fn are_those_of_the_function() {
         let input = take(1, 10);
         assert_eq!(reports(|| block_on(future(input)))[0].trace.used, 0);
     }
-    // A task counts what is allocated in it.
+    // Older memory that a task frees counts for it.
     let input = take(1, 10);
-    assert_eq!(lines(|| block_on(moves(input))), ["△Used Peaked MB:      0      0 (moves: exit)"]);
+    assert_eq!(lines(|| block_on(moves(input))), ["△Used Peaked MB:    -10      0 (moves: exit)"]);
 
     let mut context = Context::from_waker(Waker::noop());
     let mut cancelled = Box::pin(across_await());
