@@ -10,7 +10,7 @@ use super::devices::{Devices, Interception};
 use crate::{
     error::{Kind, Result},
     model::{Bytes, CustomGauge, Family, GpuMemory, GpuProcess, PoolUsage, Source},
-    process,
+    sys::process,
 };
 
 /// The most bytes that a function may return: 64 TiB, as in recordings.
